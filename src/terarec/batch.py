@@ -1,0 +1,116 @@
+"""`Batch` and `Jagged`: what one training step consumes. Frozen; everything but moving and slicing is elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from terarec.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Jagged:
+    """The keys of S features for B samples, feature-major.
+
+    The bag of feature s and sample b is ``keys[offsets[s * B + b] : offsets[s * B + b + 1]]``.
+
+    Attributes:
+        names: the S features.
+        keys: int64[N].
+        offsets: int64[S * B + 1], rising from 0 to N.
+    """
+
+    names: tuple[str, ...]
+    keys: Tensor
+    offsets: Tensor
+
+    def __post_init__(self) -> None:
+        bags = self.offsets.numel() - 1
+        if self.keys.dtype != torch.int64 or self.offsets.dtype != torch.int64:
+            raise ConfigError(f"Jagged: got keys {self.keys.dtype}, offsets {self.offsets.dtype}, expected int64")
+        if bags < 0 or (self.names and bags % len(self.names)) or (not self.names and bags):
+            raise ConfigError(f"Jagged: got {bags + 1} offsets for {len(self.names)} features, expected S * B + 1")
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples B."""
+        return (self.offsets.numel() - 1) // len(self.names) if self.names else 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """B samples.
+
+    Attributes:
+        dense: float32[B, F].
+        label: float32[B, L].
+        sparse: the keys of the S features.
+    """
+
+    dense: Tensor
+    label: Tensor
+    sparse: Jagged
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples B."""
+        return int(self.label.shape[0])
+
+
+def one_hot(names: Sequence[str], keys: Tensor) -> Jagged:
+    """A `Jagged` of one key per feature and sample, from ``keys int64[S, B]``."""
+    num_keys = keys.numel()
+    return Jagged(names=tuple(names), keys=keys.reshape(-1), offsets=torch.arange(num_keys + 1, dtype=torch.int64))
+
+
+def select(jagged: Jagged, names: Sequence[str]) -> Jagged:
+    """The features `names` of `jagged`, in that order.
+
+    Raises:
+        ConfigError: a name that `jagged` does not hold.
+    """
+    if tuple(names) == jagged.names:
+        return jagged
+    batch_size = jagged.batch_size
+    position = {name: index for index, name in enumerate(jagged.names)}
+    keys: list[Tensor] = []
+    lengths: list[Tensor] = []
+    for name in names:
+        if name not in position:
+            raise ConfigError(f"feature {name!r} is not in the batch, which holds {', '.join(jagged.names)}")
+        first = position[name] * batch_size
+        offsets = jagged.offsets[first : first + batch_size + 1]
+        keys.append(jagged.keys[int(offsets[0]) : int(offsets[-1])])
+        lengths.append(offsets.diff())
+    zero = torch.zeros(1, dtype=torch.int64, device=jagged.keys.device)
+    all_offsets = torch.cat([zero, torch.cat(lengths).cumsum(0)]) if lengths else zero
+    all_keys = torch.cat(keys) if keys else jagged.keys[:0]
+    return Jagged(names=tuple(names), keys=all_keys, offsets=all_offsets)
+
+
+def slice_samples(batch: Batch, start: int, stop: int) -> Batch:
+    """The samples ``start <= b < stop`` of `batch`."""
+    sparse = batch.sparse
+    size = sparse.batch_size
+    num_features = len(sparse.names)
+    starts = sparse.offsets[:-1].reshape(num_features, size)[:, start:stop] if num_features else None
+    if starts is None:
+        sliced = sparse
+    else:
+        ends = sparse.offsets[1:].reshape(num_features, size)[:, start:stop]
+        lengths = (ends - starts).reshape(-1)
+        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        keys = [sparse.keys[int(starts[s, 0]) : int(ends[s, -1])] for s in range(num_features)] if stop > start else []
+        sliced = Jagged(names=sparse.names, keys=torch.cat(keys) if keys else sparse.keys[:0], offsets=offsets)
+    return Batch(dense=batch.dense[start:stop], label=batch.label[start:stop], sparse=sliced)
+
+
+def to_device(batch: Batch, device: torch.device | str) -> Batch:
+    """`batch` with its tensors on `device`."""
+    sparse = Jagged(
+        names=batch.sparse.names, keys=batch.sparse.keys.to(device), offsets=batch.sparse.offsets.to(device)
+    )
+    return Batch(dense=batch.dense.to(device), label=batch.label.to(device), sparse=sparse)

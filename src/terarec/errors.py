@@ -1,0 +1,41 @@
+"""The exception tree.
+
+Every error that a user can cause derives from `TerarecError` and from the builtin that fits it, so that both
+``except terarec.errors.TerarecError`` and ``except ValueError`` work. A message is one line: what was received,
+where (argument, JSON path, or file with row group, line or column), and what is accepted.
+"""
+
+
+class TerarecError(Exception):
+    """Base of all errors that terarec raises on purpose."""
+
+
+class ConfigError(TerarecError, ValueError):
+    """An argument, a spec field or a configuration file is wrong."""
+
+
+class FormatError(TerarecError, ValueError):
+    """A file does not hold what its format promises."""
+
+
+class DataNotFoundError(FormatError, FileNotFoundError):
+    """A file or directory that was named does not exist."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class StorageError(TerarecError, RuntimeError):
+    """A table or a disk cannot hold what it was asked to hold."""
+
+
+class KeyOutOfRangeError(StorageError, IndexError):
+    """A key lies outside its static table."""
+
+
+class KernelError(TerarecError, RuntimeError):
+    """A kernel that was asked for by name cannot run."""
+
+
+class MissingDependencyError(TerarecError, ImportError):
+    """An optional library is not installed; the message names the extra that brings it."""

@@ -1,0 +1,127 @@
+"""Spec <-> plain JSON data. One codec for every spec; each error names the exact path in the file.
+
+A union of specs is written with a ``"kind"`` field that tells which one. ``None`` fields are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, Union
+
+from terarec.errors import ConfigError
+
+Spec = TypeVar("Spec")
+
+
+def to_data(spec: object) -> Any:
+    """Turn a spec into dicts, lists, strings and numbers that ``json.dumps`` takes."""
+    if dataclasses.is_dataclass(spec) and not isinstance(spec, type):
+        kind = getattr(type(spec), "kind", None)
+        data: dict[str, Any] = {} if kind is None else {"kind": kind}
+        for field in dataclasses.fields(spec):
+            value = getattr(spec, field.name)
+            if value is not None:
+                data[field.name] = to_data(value)
+        return data
+    if isinstance(spec, Mapping):
+        return {key: to_data(value) for key, value in spec.items()}
+    if isinstance(spec, tuple | list):
+        return [to_data(item) for item in spec]
+    return spec
+
+
+def from_data(spec_type: type[Spec], data: object, where: str = "$") -> Spec:
+    """Build a `spec_type` from parsed JSON.
+
+    Args:
+        spec_type: a spec class.
+        data: what ``json.load`` returned.
+        where: what to call the root in error messages, for example ``"run.json: $"``.
+
+    Raises:
+        ConfigError: an unknown, missing or mistyped field, with its JSON path and what is accepted.
+    """
+    result: Spec = _decode(spec_type, data, where)
+    return result
+
+
+def _decode(hint: Any, data: Any, where: str) -> Any:
+    origin = typing.get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return _decode_union(typing.get_args(hint), data, where)
+    if origin is Literal:
+        choices = typing.get_args(hint)
+        if data not in choices:
+            raise ConfigError(f"{where}: got {data!r}, expected one of {', '.join(map(repr, choices))}")
+        return data
+    if origin is tuple:
+        if not isinstance(data, list):
+            raise _mistyped(where, data, "a list")
+        item = typing.get_args(hint)[0]
+        return tuple(_decode(item, value, f"{where}[{index}]") for index, value in enumerate(data))
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(data, dict):
+            raise _mistyped(where, data, "an object")
+        item = typing.get_args(hint)[1]
+        return {key: _decode(item, value, f"{where}.{key}") for key, value in data.items()}
+    if dataclasses.is_dataclass(hint):
+        return _decode_spec(hint, data, where)
+    return _decode_scalar(hint, data, where)
+
+
+def _decode_scalar(hint: Any, data: Any, where: str) -> Any:
+    if hint is float and isinstance(data, int | float) and not isinstance(data, bool):
+        return float(data)
+    if hint is int and isinstance(data, int) and not isinstance(data, bool):
+        return data
+    if hint in (str, bool) and isinstance(data, hint):
+        return data
+    names = {float: "a number", int: "an integer", str: "a string", bool: "true or false"}
+    raise _mistyped(where, data, names.get(hint, str(hint)))
+
+
+def _decode_union(members: tuple[Any, ...], data: Any, where: str) -> Any:
+    if data is None and type(None) in members:
+        return None
+    specs = {getattr(member, "kind", ""): member for member in members if dataclasses.is_dataclass(member)}
+    if not specs:
+        return _decode(next(member for member in members if member is not type(None)), data, where)
+    if not isinstance(data, dict):
+        raise _mistyped(where, data, "an object")
+    kind = data.get("kind")
+    if kind not in specs:
+        raise ConfigError(f"{where}.kind: got {kind!r}, expected one of {', '.join(map(repr, specs))}")
+    return _decode_spec(specs[kind], {key: value for key, value in data.items() if key != "kind"}, where)
+
+
+def _decode_spec(spec_type: Any, data: Any, where: str) -> Any:
+    if not isinstance(data, dict):
+        raise _mistyped(where, data, "an object")
+    hints = typing.get_type_hints(spec_type)
+    fields = {field.name: field for field in dataclasses.fields(spec_type)}
+    for key in data:
+        if key not in fields:
+            raise _unknown(where, str(key), fields)
+    for name, field in fields.items():
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and name not in data:
+            raise ConfigError(f"{where}: field {name!r} is missing, expected {', '.join(map(repr, fields))}")
+    values = {name: _decode(hints[name], value, f"{where}.{name}") for name, value in data.items()}
+    try:
+        return spec_type(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _unknown(where: str, key: str, fields: Mapping[str, object]) -> ConfigError:
+    close = difflib.get_close_matches(key, fields, n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    return ConfigError(f"{where}.{key}: unknown field{hint}, expected one of {', '.join(map(repr, fields))}")
+
+
+def _mistyped(where: str, data: object, expected: str) -> ConfigError:
+    return ConfigError(f"{where}: got {data!r}, expected {expected}")

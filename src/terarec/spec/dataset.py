@@ -1,0 +1,113 @@
+"""What a data set is: the content of ``dataset.json``, written by etl, read by data, models and serve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from terarec.errors import ConfigError
+from terarec.spec import checks
+from terarec.spec.encoder import CategoricalEncoder, DenseEncoder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelColumn:
+    """A target. Stored as float32. ``positive`` is the raw value that means 1; None takes the number as it is."""
+
+    name: str
+    positive: str | None = None
+
+    def __post_init__(self) -> None:
+        checks.name(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DenseColumn:
+    """A number per sample. Stored as float32, already encoded."""
+
+    name: str
+    encoder: DenseEncoder | None = None
+
+    def __post_init__(self) -> None:
+        checks.name(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CategoricalColumn:
+    """Keys per sample, 0 <= key < rows.
+
+    Attributes:
+        rows: number of distinct ids, reserved ones included: the rows that a table for it needs.
+        hotness: 1 for one key a sample (a scalar column); more for a list column of at most so many keys.
+    """
+
+    name: str
+    rows: int
+    hotness: int = 1
+    encoder: CategoricalEncoder | None = None
+
+    def __post_init__(self) -> None:
+        checks.name(self)
+        checks.positive_int(self, "rows")
+        checks.positive_int(self, "hotness")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardSpec:
+    """One data file: path relative to dataset.json with forward slashes, and its number of samples."""
+
+    file: str
+    rows: int
+
+    def __post_init__(self) -> None:
+        checks.positive_int(self, "rows", minimum=0)
+        if not self.file or self.file.startswith("/") or ".." in self.file.split("/"):
+            checks.fail(self, "file", "a relative path inside the data set")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetSpec:
+    """The columns of a data set and where its samples are.
+
+    Attributes:
+        storage: "parquet" (one column a file column) or "raw" (fixed-width records, see docs/formats.md).
+        splits: split name ("train", "valid", "test") -> its shards, in sample order.
+        best_auc: the AUC of the model that generated the labels, for synthetic data.
+    """
+
+    name: str
+    storage: Literal["parquet", "raw"]
+    labels: tuple[LabelColumn, ...]
+    dense: tuple[DenseColumn, ...]
+    categorical: tuple[CategoricalColumn, ...]
+    splits: Mapping[str, tuple[ShardSpec, ...]] = field(default_factory=dict)
+    best_auc: float | None = None
+
+    def __post_init__(self) -> None:
+        checks.name(self)
+        checks.one_of(self, "storage", ("parquet", "raw"))
+        checks.distinct(self, "columns", self.column_names)
+        if not self.labels:
+            raise ConfigError("DatasetSpec.labels: got no column, expected at least one")
+        if not self.dense and not self.categorical:
+            raise ConfigError("DatasetSpec: got neither dense nor categorical columns, expected at least one")
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Labels, dense and categorical columns, in the order in which files hold them."""
+        return (
+            *(column.name for column in self.labels),
+            *(column.name for column in self.dense),
+            *(column.name for column in self.categorical),
+        )
+
+    def shards(self, split: str) -> tuple[ShardSpec, ...]:
+        """The shards of `split`; raises `ConfigError` naming the splits that exist."""
+        if split not in self.splits:
+            raise ConfigError(f"data set {self.name!r} has no split {split!r}, expected one of {sorted(self.splits)}")
+        return self.splits[split]
+
+    def num_rows(self, split: str) -> int:
+        """Number of samples in `split`."""
+        return sum(shard.rows for shard in self.shards(split))

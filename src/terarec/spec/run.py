@@ -1,0 +1,70 @@
+"""What a training run is: the content of a train CONFIG.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from terarec.errors import ConfigError
+from terarec.spec import checks
+from terarec.spec.model import DLRMSpec, ModelSpec
+from terarec.spec.optimizer import AdaGradSpec, AdamSpec, DenseOptimizerSpec, SparseOptimizerSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingSpec:
+    """How long and how to train.
+
+    Attributes:
+        batch_size: samples B in a step.
+        epochs: passes over the train split.
+        max_steps: stop after so many steps, whatever the epochs; None for no limit.
+        seed: of the first weights, the data order and dropout.
+        shuffle: whether the train split is shuffled anew in every epoch.
+        precision: "fp32", or "bf16" for the dense layers' matrix products.
+        eval_split: the split scored after every epoch, if the data set has it.
+        eval_every: also after every so many steps; None for epochs only.
+        checkpoint_every: steps between checkpoints; None for one at every epoch's end.
+        keep_checkpoints: how many of the newest checkpoints stay.
+        threads: CPU threads of the compute; None leaves torch's setting.
+        reader_threads: threads that read and decode ahead.
+    """
+
+    batch_size: int = 2048
+    epochs: int = 1
+    max_steps: int | None = None
+    seed: int = 0
+    shuffle: bool = True
+    precision: Literal["fp32", "bf16"] = "fp32"
+    eval_split: str = "valid"
+    eval_every: int | None = None
+    checkpoint_every: int | None = None
+    keep_checkpoints: int = 2
+    threads: int | None = None
+    reader_threads: int = 1
+
+    def __post_init__(self) -> None:
+        checks.positive_int(self, "batch_size")
+        checks.positive_int(self, "epochs")
+        checks.positive_int(self, "seed", minimum=0)
+        checks.positive_int(self, "keep_checkpoints")
+        checks.positive_int(self, "reader_threads")
+        checks.one_of(self, "precision", ("fp32", "bf16"))
+        for optional in ("max_steps", "eval_every", "checkpoint_every", "threads"):
+            if getattr(self, optional) is not None:
+                checks.positive_int(self, optional)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSpec:
+    """A model, the data it learns from, its optimizers and its schedule."""
+
+    data: str
+    model: ModelSpec = field(default_factory=DLRMSpec)
+    dense_optimizer: DenseOptimizerSpec = field(default_factory=AdamSpec)
+    sparse_optimizer: SparseOptimizerSpec = field(default_factory=AdaGradSpec)
+    training: TrainingSpec = field(default_factory=TrainingSpec)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.data, str) or not self.data:
+            raise ConfigError(f"RunSpec.data: got {self.data!r}, expected the path of a prepared data set")
