@@ -1,0 +1,3 @@
+#include <nanobind/nanobind.h>
+
+NB_MODULE(_embedding, m) { m.doc() = "Embedding kernels for CPUs."; }
