@@ -1,0 +1,44 @@
+# Everything a newcomer types. Each target builds what it needs; nothing outside .venv, build and demo-output is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+CORE := CMakeLists.txt $(shell find csrc -type f)
+
+.PHONY: demo test test-all lint bench venv wheel clean help
+
+help:            ## what can be made
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 12
+
+demo: $(STAMP)   ## the whole job on real and on Criteo-format data: train, evaluate, report, serve
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP)   ## the test suite (under 10 minutes on 2 cores)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+test-all: $(STAMP) ## the test suite with the long tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: $(STAMP)   ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)  ## every measurement of the README; appends rows to benchmarks/results
+	$(BIN)/pip install --quiet -c constraints.txt polars
+	$(BIN)/python benchmarks/all.py
+
+wheel: $(STAMP)  ## a wheel in dist/
+	$(BIN)/pip wheel --no-deps -w dist .
+
+venv: $(STAMP)   ## .venv with terarec and what its tests need
+
+# Python files are used in place; the compiled core is rebuilt when its sources change.
+$(STAMP): pyproject.toml constraints.txt $(CORE)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet -e ".[dev]"
+	touch $@
+
+clean:           ## remove what was built and written here
+	rm -rf $(VENV) build dist demo-output
+	find src -name '*.so' -delete

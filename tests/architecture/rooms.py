@@ -1,0 +1,23 @@
+"""The floor plan that docs/architecture.md draws: each room and the rooms it may import (`errors` is free to all)."""
+
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "spec": set(),
+    "kernels": set(),
+    "ops": {"kernels"},
+    "formats": {"spec"},
+    "config": {"spec"},
+    "batch": {"spec"},
+    "nn": {"spec", "ops"},
+    "etl": {"spec", "kernels", "formats"},
+    "data": {"spec", "kernels", "formats", "batch"},
+    "storage": {"spec", "kernels", "ops", "formats"},
+    "metrics": {"spec"},
+    "optim": {"spec", "ops", "storage"},
+    "embedding": {"spec", "batch", "ops", "storage"},
+    "checkpoint": {"spec", "formats", "storage"},
+    "models": {"spec", "batch", "nn", "embedding"},
+}
+ALLOWED["train"] = set(ALLOWED) - {"etl"}
+ALLOWED["serve"] = {"spec", "formats", "batch", "etl", "embedding", "models", "checkpoint"}
+ALLOWED["cli"] = set(ALLOWED)
