@@ -1,0 +1,12 @@
+"""What `make bench` runs: every benchmark, one after the other, so that none disturbs another."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SCRIPTS = ("embedding.py", "dlrm_step.py", "reader.py", "fit.py", "prepare.py")
+
+for script in SCRIPTS:
+    print(f"== {script}", flush=True)
+    subprocess.run([sys.executable, str(HERE / script)], check=True)
