@@ -1,0 +1,132 @@
+"""Dotted overrides: ``training.batch_size=4096`` on top of a spec, each text read as the type of its field."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar, Union
+
+from terarec.errors import ConfigError
+from terarec.spec import from_data, to_data
+
+Spec = TypeVar("Spec")
+
+_NONE_WORDS = ("none", "null")
+_BOOL_WORDS = {"true": True, "false": False}
+
+
+def parse_assignments(assignments: Sequence[str]) -> dict[str, str]:
+    """Split ``["path=text", ...]`` at the first equals sign; the last of two equal paths wins.
+
+    Raises:
+        ConfigError: an item without a path or an equals sign.
+    """
+    changes: dict[str, str] = {}
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals or not path.strip():
+            raise ConfigError(f"got {assignment!r}, expected path=value such as training.batch_size=4096")
+        changes[path.strip()] = text.strip()
+    return changes
+
+
+def override(spec: Spec, changes: Mapping[str, str]) -> Spec:
+    """A copy of `spec` with the fields that `changes` names set anew.
+
+    A text is read as the type of its field: integers, numbers, true/false, words, lists as ``512-256-64`` or
+    ``512,256,64``, and ``none`` where a field may be left out. Setting the ``kind`` of a part that has several
+    (``model.kind=wide_deep``) starts from the defaults of that kind; the other changes apply after it in any order.
+
+    Raises:
+        ConfigError: an unknown path, a text that is not of the field's type, or a value that the spec refuses.
+    """
+    data = to_data(spec)
+    # A change of kind replaces the whole part, so it must come before the fields inside that part.
+    for path in sorted(changes, key=lambda path: (path.rpartition(".")[2] != "kind", path.count("."))):
+        _assign(type(spec), data, path, changes[path])
+    return from_data(type(spec), data)
+
+
+def _assign(root: type, data: dict[str, Any], path: str, text: str) -> None:
+    """Set the field at the dotted `path` below a spec of class `root`, whose plain form is `data`."""
+    *groups, leaf = path.split(".")
+    spec_type: Any = root
+    kinds: dict[str, Any] = {}
+    for depth, group in enumerate(groups):
+        hint = _field_hint(spec_type, group, ".".join(groups[:depth]))
+        kinds = _kinds(hint)
+        if not kinds and not dataclasses.is_dataclass(hint):
+            raise ConfigError(f"{path}: {'.'.join(groups[: depth + 1])} has no fields, expected it to be set itself")
+        data = data[group]
+        spec_type = kinds[data["kind"]] if kinds else hint
+    if leaf == "kind" and kinds:
+        _choose_kind(kinds, data, path, text)
+        return
+    value = _read(_field_hint(spec_type, leaf, ".".join(groups)), text, path)
+    if value is None:
+        data.pop(leaf, None)
+    else:
+        data[leaf] = value
+
+
+def _choose_kind(kinds: Mapping[str, Any], data: dict[str, Any], path: str, text: str) -> None:
+    if text not in kinds:
+        raise ConfigError(f"{path}: got {text!r}, expected one of {', '.join(map(repr, kinds))}")
+    if text != data["kind"]:
+        data.clear()
+        data["kind"] = text
+
+
+def _field_hint(spec_type: type, field: str, parent: str) -> Any:
+    hints = typing.get_type_hints(spec_type)
+    names = [item.name for item in dataclasses.fields(spec_type)]
+    if field not in names:
+        accepted = ", ".join(map(repr, names))
+        raise ConfigError(f"{parent + '.' if parent else ''}{field}: unknown field, expected one of {accepted}")
+    return hints[field]
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    is_union = typing.get_origin(hint) in (Union, types.UnionType)
+    return typing.get_args(hint) if is_union else (hint,)
+
+
+def _kinds(hint: Any) -> dict[str, Any]:
+    """The specs of a union by their kind; empty for a hint that is not such a union."""
+    members = [member for member in _members(hint) if dataclasses.is_dataclass(member)]
+    return {str(getattr(member, "kind", "")): member for member in members} if len(members) > 1 else {}
+
+
+def _read(hint: Any, text: str, path: str) -> Any:
+    """The value that `text` stands for in a field annotated `hint`."""
+    members = _members(hint)
+    if any(dataclasses.is_dataclass(member) for member in members):
+        raise ConfigError(f"{path}: got {text!r}, expected one of its fields to be set, as in {path}.kind=...")
+    if type(None) in members and text.lower() in _NONE_WORDS:
+        return None
+    hint = next(member for member in members if member is not type(None))
+    if typing.get_origin(hint) is tuple:
+        item = typing.get_args(hint)[0]
+        # A minus sign cannot be told from a dash, so only integers (all positive in our specs) take dashes.
+        words = text.replace("-", ",").split(",") if item is int else text.split(",")
+        return [_read(item, word.strip(), path) for word in words] if text else []
+    if hint is str or typing.get_origin(hint) is Literal:
+        return text
+    return _read_number(hint, text, path)
+
+
+def _read_number(hint: Any, text: str, path: str) -> bool | int | float:
+    expected = {bool: "true or false", int: "an integer", float: "a number"}[hint]
+    if hint is bool:
+        if text.lower() in _BOOL_WORDS:
+            return _BOOL_WORDS[text.lower()]
+    else:
+        try:
+            number: int | float = hint(text)
+        except ValueError:
+            pass
+        else:
+            return number
+    raise ConfigError(f"{path}: got {text!r}, expected {expected}")

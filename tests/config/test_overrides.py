@@ -1,0 +1,104 @@
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from terarec.config import override, parse_assignments
+from terarec.errors import ConfigError
+from terarec.spec import AdaGradSpec, DLRMSpec, RunSpec, SGDSpec, TrainingSpec, WideDeepSpec
+
+RUN = RunSpec(data="d")
+
+
+@given(
+    batch_size=st.integers(1, 2**40),
+    lr=st.floats(0, 1e3, allow_nan=False),
+    shuffle=st.booleans(),
+    top=st.lists(st.integers(1, 9999), min_size=1, max_size=5),
+    joint=st.sampled_from(["-", ",", ", "]),
+)
+@settings(max_examples=60, deadline=None)
+def test_texts_are_read_as_the_type_of_their_field(
+    batch_size: int, lr: float, shuffle: bool, top: list[int], joint: str
+) -> None:
+    changed = override(
+        RUN,
+        {
+            "training.batch_size": str(batch_size),
+            "training.shuffle": str(shuffle).lower(),
+            "dense_optimizer.lr": repr(lr),
+            "model.top": joint.join(map(str, top)),
+        },
+    )
+    assert changed == dataclasses.replace(
+        RUN,
+        training=TrainingSpec(batch_size=batch_size, shuffle=shuffle),
+        dense_optimizer=dataclasses.replace(RUN.dense_optimizer, lr=lr),
+        model=DLRMSpec(top=tuple(top)),
+    )
+
+
+def test_no_change_is_the_same_spec() -> None:
+    assert override(RUN, {}) == RUN
+
+
+def test_a_kind_starts_from_its_defaults_and_comes_before_its_fields() -> None:
+    base = override(RUN, {"sparse_optimizer.lr": "0.5"})
+    changed = override(base, {"model.width": "4", "model.kind": "wide_deep", "sparse_optimizer.kind": "sgd"})
+    assert changed.model == WideDeepSpec(width=4)
+    assert changed.sparse_optimizer == SGDSpec()
+
+
+def test_the_same_kind_keeps_the_other_fields() -> None:
+    base = override(RUN, {"sparse_optimizer.lr": "0.5"})
+    assert override(base, {"sparse_optimizer.kind": "adagrad"}).sparse_optimizer == AdaGradSpec(lr=0.5)
+
+
+def test_none_takes_a_limit_away() -> None:
+    limited = override(RUN, {"training.max_steps": "10"})
+    assert limited.training.max_steps == 10
+    assert override(limited, {"training.max_steps": "none"}) == RUN
+
+
+def test_a_spec_that_is_not_a_run_can_be_overridden() -> None:
+    assert override(TrainingSpec(), {"precision": "bf16"}) == TrainingSpec(precision="bf16")
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "expected"),
+    [
+        ("training.batch_size", "many", "training.batch_size: got 'many', expected an integer"),
+        ("training.batch_size", "none", "training.batch_size: got 'none', expected an integer"),
+        ("training.batch_size", "0", "TrainingSpec.batch_size: got 0"),
+        ("training.shuffle", "1", "training.shuffle: got '1', expected true or false"),
+        ("training.precision", "fp8", "training.precision: got 'fp8', expected one of 'fp32', 'bf16'"),
+        ("training.nothing", "1", "training.nothing: unknown field, expected one of 'batch_size'"),
+        ("nothing", "1", "nothing: unknown field, expected one of 'data'"),
+        ("training", "1", "training: got '1', expected one of its fields"),
+        ("model", "dlrm", "model: got 'dlrm', expected one of its fields"),
+        ("model.kind", "dcn", "model.kind: got 'dcn', expected one of 'dlrm', 'wide_deep'"),
+        ("training.kind", "x", "training.kind: unknown field"),
+        ("data.x", "1", "data has no fields"),
+        ("model.top", "8-x", "model.top: got 'x', expected an integer"),
+        ("model.top", "", "DLRMSpec.top: got ()"),
+        ("model.bottom", "64-8", "a last layer as wide as the embedding (16)"),
+        ("dense_optimizer.lr", "nan", "AdamSpec.lr: got nan"),
+        ("", "1", "unknown field"),
+        ("model..width", "1", "unknown field"),
+    ],
+)
+def test_a_wrong_override_names_its_path(path: str, text: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        override(RUN, {path: text})
+    assert expected in str(caught.value)
+
+
+def test_assignments_are_split_at_the_first_equals_sign() -> None:
+    assert parse_assignments(["a.b=1", "data=x=y", "a.b = 2"]) == {"a.b": "2", "data": "x=y"}
+
+
+@pytest.mark.parametrize("text", ["", "=1", " =1", "training.epochs", "--set"])
+def test_a_wrong_assignment_is_told(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected path=value"):
+        parse_assignments([text])
