@@ -39,3 +39,11 @@ class KernelError(TerarecError, RuntimeError):
 
 class MissingDependencyError(TerarecError, ImportError):
     """An optional library is not installed; the message names the extra that brings it."""
+
+
+class TrainingError(TerarecError, ArithmeticError):
+    """Training cannot go on: the loss is no longer a finite number."""
+
+
+class RunInterruptedError(TerarecError):
+    """A signal (Ctrl-C, SIGTERM) stopped the work in an orderly way; the message says what was kept."""
