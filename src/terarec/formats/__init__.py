@@ -1,0 +1,33 @@
+"""Bytes <-> NumPy and Arrow: data set shards, ``dataset.json``, tensor containers. Described in docs/formats.md."""
+
+from terarec.formats.atomic import AtomicFile, write_bytes
+from terarec.formats.block import ColumnBlock, Keys, merge, slice_rows
+from terarec.formats.dataset import DATASET_FILE, read_dataset, write_dataset
+from terarec.formats.envelope import open_envelope, write_envelope
+from terarec.formats.parquet import ParquetShard, ParquetShardWriter
+from terarec.formats.raw import RawShard, RawShardWriter
+from terarec.formats.shard import Shard, create_shard, open_shard, shard_path
+from terarec.formats.writer import ShardWriter
+
+__all__ = [
+    "DATASET_FILE",
+    "AtomicFile",
+    "ColumnBlock",
+    "Keys",
+    "ParquetShard",
+    "ParquetShardWriter",
+    "RawShard",
+    "RawShardWriter",
+    "Shard",
+    "ShardWriter",
+    "create_shard",
+    "merge",
+    "open_envelope",
+    "open_shard",
+    "read_dataset",
+    "shard_path",
+    "slice_rows",
+    "write_bytes",
+    "write_dataset",
+    "write_envelope",
+]

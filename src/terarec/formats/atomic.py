@@ -1,0 +1,80 @@
+"""Files that appear whole or not at all: written beside their place, flushed, renamed."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from terarec.errors import StorageError
+
+PARTIAL_SUFFIX = ".partial"
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class AtomicFile:
+    """A file under construction: write to `partial`, then `commit` or `abort`.
+
+    Attributes:
+        path: where the file will appear.
+        partial: where to write until then; its directory exists.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.partial = path.with_name(path.name + PARTIAL_SUFFIX)
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def commit(self) -> None:
+        """Flush the partial file to the disk and rename it into place; aborts if the disk refuses."""
+        with self.guard():
+            _flush(self.partial)
+            os.replace(self.partial, self.path)
+            _flush(self.path.parent)
+
+    def abort(self) -> None:
+        """Remove the partial file, if there is one."""
+        self.partial.unlink(missing_ok=True)
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Abort on any error in the block, and say plainly when the disk is full.
+
+        Raises:
+            StorageError: the disk, or the quota, is full; names the file and the bytes written so far.
+        """
+        try:
+            yield
+        except OSError as error:
+            written = self.partial.stat().st_size if self.partial.exists() else 0
+            self.abort()
+            if error.errno in _DISK_FULL:
+                raise StorageError(
+                    f"{self.path}: {os.strerror(error.errno)} after {written} bytes; nothing was left behind"
+                ) from error
+            raise
+        except BaseException:
+            self.abort()
+            raise
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a small file atomically.
+
+    Raises:
+        StorageError: the disk is full.
+    """
+    file = AtomicFile(path)
+    with file.guard():
+        file.partial.write_bytes(content)
+    file.commit()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

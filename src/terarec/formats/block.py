@@ -1,0 +1,117 @@
+"""`ColumnBlock`: decoded rows of a shard, column by column, and what one does with rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.errors import FormatError
+from terarec.spec import CategoricalColumn
+
+Keys = NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]
+"""Keys of one column for n rows: integers[n], or (values, offsets int64[n + 1]) for a list column."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnBlock:
+    """n rows.
+
+    Attributes:
+        label: float32[n, L].
+        dense: float32[n, F].
+        keys: per categorical column int32[n] or int64[n], or (values, offsets int64[n + 1]) for a list column.
+    """
+
+    label: NDArray[np.float32]
+    dense: NDArray[np.float32]
+    keys: tuple[Keys, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows n."""
+        return int(self.label.shape[0])
+
+
+def slice_rows(block: ColumnBlock, start: int, stop: int) -> ColumnBlock:
+    """The rows ``start <= i < stop`` of `block`, as views."""
+    keys: list[Keys] = []
+    for column in block.keys:
+        if isinstance(column, tuple):
+            values, offsets = column
+            keys.append((values[offsets[start] : offsets[stop]], offsets[start : stop + 1] - offsets[start]))
+        else:
+            keys.append(column[start:stop])
+    return ColumnBlock(label=block.label[start:stop], dense=block.dense[start:stop], keys=tuple(keys))
+
+
+def merge(blocks: Sequence[ColumnBlock], order: NDArray[np.int64] | None = None) -> ColumnBlock:
+    """The rows of `blocks` one after the other, or ``order int64[n]`` of them. Works column by column.
+
+    A single block without an order is returned as it is.
+    """
+    if len(blocks) == 1 and order is None:
+        return blocks[0]
+    return ColumnBlock(
+        label=_merge_arrays([block.label for block in blocks], order),
+        dense=_merge_arrays([block.dense for block in blocks], order),
+        keys=tuple(_merge_keys(list(column), order) for column in zip(*(block.keys for block in blocks), strict=True)),
+    )
+
+
+def _merge_arrays(arrays: list[NDArray[Any]], order: NDArray[np.int64] | None) -> NDArray[Any]:
+    whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    return whole if order is None else np.take(whole, order, axis=0)
+
+
+def _merge_keys(columns: list[Keys], order: NDArray[np.int64] | None) -> Keys:
+    scalars = [column for column in columns if not isinstance(column, tuple)]
+    if scalars:
+        return _merge_arrays(scalars, order)
+    lists = [column for column in columns if isinstance(column, tuple)]
+    values = _merge_arrays([values for values, _ in lists], None)
+    lengths = np.concatenate([np.diff(offsets) for _, offsets in lists])
+    offsets = offsets_of(lengths)
+    if order is None:
+        return values, offsets
+    shuffled = offsets_of(lengths[order])
+    # Position of every key: its bag's old start, plus its place in the bag.
+    index = np.repeat(offsets[order] - shuffled[:-1], np.diff(shuffled)) + np.arange(shuffled[-1])
+    return np.take(values, index), shuffled
+
+
+def offsets_of(lengths: NDArray[Any]) -> NDArray[np.int64]:
+    """Offsets int64[n + 1] of bags of ``lengths[n]`` keys."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def check_keys(column: CategoricalColumn, keys: Keys, where: str) -> None:
+    """Raise `FormatError` if a key of `column` is negative or not below its rows, or a list is too long.
+
+    Args:
+        column: what is promised.
+        keys: the column's keys.
+        where: start of the message, for example ``"train/part-00000.parquet: row group 3"``.
+    """
+    values = keys
+    if isinstance(keys, tuple):
+        values, offsets = keys
+        lengths = np.diff(offsets)
+        if lengths.size and (lengths.max() > column.hotness or lengths.min() < 0):
+            row = int(np.argmax((lengths > column.hotness) | (lengths < 0)))
+            raise FormatError(
+                f"{where}, column {column.name!r}: row {row} holds {int(lengths[row])} keys, "
+                f"expected 0 to {column.hotness}"
+            )
+    assert isinstance(values, np.ndarray)
+    if values.size and (int(values.min()) < 0 or int(values.max()) >= column.rows):
+        position = int(np.argmax((values < 0) | (values >= column.rows)))
+        raise FormatError(
+            f"{where}, column {column.name!r}: key {int(values[position])} at position {position}, "
+            f"expected 0 <= key < {column.rows} (rows in dataset.json)"
+        )

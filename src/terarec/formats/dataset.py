@@ -1,0 +1,70 @@
+"""``dataset.json`` and the files beside it for HugeCTR. Described in docs/formats.md."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from terarec.errors import ConfigError, DataNotFoundError, FormatError
+from terarec.formats.atomic import write_bytes
+from terarec.formats.envelope import open_envelope, write_envelope
+from terarec.spec import DatasetSpec, ShardSpec, from_data, to_data
+
+DATASET_FILE = "dataset.json"
+FORMAT = "terarec.dataset"
+VERSION = 1
+
+
+def read_dataset(directory: Path) -> DatasetSpec:
+    """The description of the data set in `directory`. Shards are not touched.
+
+    Raises:
+        DataNotFoundError: no such directory, or no ``dataset.json`` in it.
+        FormatError: the file is not JSON, not a data set, of a newer version, or a field is wrong (JSON path).
+    """
+    if not directory.is_dir():
+        raise DataNotFoundError(f"{directory}: no such directory, expected a data set made by 'terarec prepare'")
+    path = directory / DATASET_FILE
+    if not path.is_file():
+        raise DataNotFoundError(f"{directory}: holds no {DATASET_FILE}, expected a data set made by 'terarec prepare'")
+    data = open_envelope(path, FORMAT, VERSION)
+    try:
+        return from_data(DatasetSpec, data.get("dataset"), f"{path}: $.dataset")
+    except ConfigError as error:
+        raise FormatError(str(error)) from None
+
+
+def write_dataset(spec: DatasetSpec, directory: Path) -> None:
+    """Write ``dataset.json``, last, after HugeCTR's ``_metadata.json`` and ``_file_list.txt`` of each Parquet split.
+
+    Args:
+        spec: the data set; its shards exist already. Without splits only ``dataset.json`` is written.
+        directory: where it lies.
+
+    Raises:
+        FormatError: a shard lies outside the directory of its split.
+        StorageError: the disk is full.
+    """
+    for split, shards in spec.splits.items():
+        for shard in shards:
+            if shard.file.split("/")[:-1] != [split]:
+                raise FormatError(f"{directory}: shard {shard.file!r} of split {split!r}, expected {split}/<file>")
+        if spec.storage == "parquet" and shards:
+            file_list = [str(len(shards)), *(str((directory / shard.file).resolve()) for shard in shards)]
+            write_bytes(directory / split / "_file_list.txt", ("\n".join(file_list) + "\n").encode())
+            write_bytes(directory / split / "_metadata.json", json.dumps(_metadata(spec, shards)).encode())
+    write_envelope(directory / DATASET_FILE, FORMAT, VERSION, {"dataset": to_data(spec)})
+
+
+def _metadata(spec: DatasetSpec, shards: tuple[ShardSpec, ...]) -> dict[str, Any]:
+    """HugeCTR's ``_metadata.json``: files by base name, columns by position in the file."""
+    first_dense = len(spec.labels)
+    first_key = first_dense + len(spec.dense)
+    columns = [{"col_name": name, "index": position} for position, name in enumerate(spec.column_names)]
+    return {
+        "file_stats": [{"file_name": shard.file.split("/")[-1], "num_rows": shard.rows} for shard in shards],
+        "cats": columns[first_key:],
+        "conts": columns[first_dense:first_key],
+        "labels": columns[:first_dense],
+    }

@@ -1,0 +1,41 @@
+"""JSON files that say what they are: ``{"format": NAME, "version": N, ...}``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from terarec.errors import DataNotFoundError, FormatError
+from terarec.formats.atomic import write_bytes
+
+
+def write_envelope(path: Path, name: str, version: int, content: Mapping[str, Any]) -> None:
+    """Write `content` atomically as indented JSON after ``"format": name`` and ``"version": version``."""
+    text = json.dumps({"format": name, "version": version, **content}, indent=2, allow_nan=False)
+    write_bytes(path, (text + "\n").encode())
+
+
+def open_envelope(path: Path, name: str, version: int) -> dict[str, Any]:
+    """The content of a JSON file that `write_envelope` wrote, of `version` or an older one.
+
+    Raises:
+        DataNotFoundError: no such file.
+        FormatError: not JSON, another format, or a newer version.
+    """
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise DataNotFoundError(f"{path}: no such file") from None
+    except ValueError as error:
+        raise FormatError(f"{path}: not JSON ({error}), expected a {name!r} file") from None
+    found = data.get("format") if isinstance(data, dict) else None
+    if found != name:
+        raise FormatError(f"{path}: $.format is {found!r}, expected {name!r}")
+    number = data.get("version")
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise FormatError(f"{path}: $.version is {number!r}, expected an integer >= 1")
+    if number > version:
+        raise FormatError(f"{path}: {name} version {number} is newer than this terarec reads (up to {version})")
+    return {key: value for key, value in data.items() if key not in ("format", "version")}

@@ -1,0 +1,194 @@
+"""Parquet shards. The format is described in docs/formats.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from terarec.errors import DataNotFoundError, FormatError
+from terarec.formats.block import ColumnBlock, Keys, check_keys
+from terarec.formats.group_buffer import GroupBuffer
+from terarec.formats.layout import default_group_rows, key_dtype
+from terarec.formats.writer import ShardWriter
+from terarec.spec import CategoricalColumn, DatasetSpec
+
+# Snappy with dictionaries: see "Measured" in docs/formats.md. Statistics of 40 narrow columns would never
+# be read: a shard is scanned, not searched.
+_WRITER_OPTIONS: dict[str, Any] = {
+    "compression": "snappy",
+    "use_dictionary": True,
+    "write_statistics": False,
+    "write_page_checksum": True,
+    "store_schema": False,
+}
+_KEY_TYPES = (pa.int32(), pa.int64())
+
+
+def arrow_schema(spec: DatasetSpec) -> pa.Schema:
+    """Schema of a Parquet shard: labels and dense float32, keys int32 or int64, lists of them where hotness > 1."""
+    key_type = pa.from_numpy_dtype(key_dtype(spec))
+    floats = spec.column_names[: len(spec.labels) + len(spec.dense)]
+    fields = [pa.field(name, pa.float32(), nullable=False) for name in floats]
+    for column in spec.categorical:
+        listed = pa.list_(pa.field("element", key_type, nullable=False))
+        fields.append(pa.field(column.name, listed if column.hotness > 1 else key_type, nullable=False))
+    return pa.schema(fields)
+
+
+class ParquetShardWriter(ShardWriter):
+    """Writes one Parquet shard; see `ShardWriter`.
+
+    Args:
+        path: ``<data set>/<split>/<file>.parquet``.
+        spec: the data set's columns.
+        rows_per_group: rows of a row group; None takes `default_group_rows`.
+    """
+
+    def __init__(self, path: Path, spec: DatasetSpec, *, rows_per_group: int | None = None) -> None:
+        super().__init__(path, spec)
+        self._schema = arrow_schema(spec)
+        self._buffer = GroupBuffer(spec, rows_per_group or default_group_rows(spec))
+        with self._file.guard():
+            self._writer = pq.ParquetWriter(self._file.partial, self._schema, **_WRITER_OPTIONS)
+
+    def _append(self, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys]) -> None:
+        done = 0
+        while done < len(label):
+            done += self._buffer.fill(label, dense, keys, done)
+            if self._buffer.full:
+                self._write_group()
+
+    def _finish(self) -> None:
+        if self._buffer.num_rows:
+            self._write_group()
+        with self._file.guard():
+            self._writer.close()
+
+    def _discard(self) -> None:
+        with suppress(OSError):  # closing writes the footer, which a full disk refuses
+            self._writer.close()
+
+    def _write_group(self) -> None:
+        arrays = [pa.array(column) for column in self._buffer.float_columns()]
+        arrays += [_to_arrow(keys) for keys in self._buffer.key_columns()]
+        arrays = [array.cast(field.type) for array, field in zip(arrays, self._schema, strict=True)]
+        table = pa.Table.from_arrays(arrays, schema=self._schema)
+        with self._file.guard():
+            self._writer.write_table(table, row_group_size=table.num_rows)
+        self._buffer.clear()
+
+
+class ParquetShard:
+    """One Parquet shard, read row group by row group from any thread.
+
+    Args:
+        path: the file.
+        spec: the data set's columns.
+        num_rows: rows that ``dataset.json`` promises; None to take the file's word.
+
+    Raises:
+        DataNotFoundError: there is no such file.
+        FormatError: not a Parquet file, cut short, a column missing or of another type, another number of rows.
+    """
+
+    def __init__(self, path: Path, spec: DatasetSpec, num_rows: int | None = None) -> None:
+        self.path = path
+        self._spec = spec
+        if not path.is_file():
+            raise DataNotFoundError(f"{path}: no such shard")
+        with _as_format_error(str(path)):
+            self._metadata = pq.read_metadata(path)
+            schema = self._metadata.schema.to_arrow_schema()
+        _check_schema(schema, spec, str(path))
+        if num_rows is not None and self._metadata.num_rows != num_rows:
+            raise FormatError(f"{path}: holds {self._metadata.num_rows} rows, expected {num_rows} (dataset.json)")
+        self.num_rows: int = self._metadata.num_rows
+        self.group_rows: tuple[int, ...] = tuple(
+            self._metadata.row_group(index).num_rows for index in range(self._metadata.num_row_groups)
+        )
+
+    def read_group(self, index: int) -> ColumnBlock:
+        """The rows of row group `index`, checked.
+
+        Raises:
+            FormatError: a damaged page, a null, a key outside its column's rows, too many keys.
+        """
+        where = f"{self.path}: row group {index}"
+        spec = self._spec
+        # A file handle of its own for every call: PyArrow's reader is not meant for several threads at once.
+        with (
+            _as_format_error(where),
+            pq.ParquetFile(self.path, metadata=self._metadata, page_checksum_verification=True) as file,
+        ):
+            table = file.read_row_group(index, columns=list(spec.column_names), use_threads=False)
+        num_rows = self.group_rows[index]
+        label = np.empty((num_rows, len(spec.labels)), dtype=np.float32)
+        dense = np.empty((num_rows, len(spec.dense)), dtype=np.float32)
+        floats = (*label.T, *dense.T)  # writable views of the matrices' columns
+        for name, target in zip(spec.column_names, floats, strict=False):
+            target[:] = _array(table, name, where).to_numpy()
+        keys = tuple(_keys(_array(table, column.name, where), column, where) for column in spec.categorical)
+        return ColumnBlock(label=label, dense=dense, keys=keys)
+
+
+def _to_arrow(keys: NDArray[Any] | tuple[NDArray[Any], NDArray[np.int32]]) -> pa.Array:
+    if isinstance(keys, tuple):
+        return pa.ListArray.from_arrays(pa.array(keys[1]), pa.array(keys[0]))
+    return pa.array(keys)
+
+
+def _array(table: pa.Table, name: str, where: str) -> pa.Array:
+    array = table.column(name).combine_chunks()
+    if isinstance(array, pa.ChunkedArray):  # a table of no chunk, or PyArrow before 18
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], type=array.type)
+    nulls = array.null_count or (array.flatten().null_count if pa.types.is_list(array.type) else 0)
+    if nulls:
+        raise FormatError(f"{where}, column {name!r}: {nulls} nulls, expected none")
+    return array
+
+
+def _keys(array: pa.Array, column: CategoricalColumn, where: str) -> Keys:
+    keys: Keys
+    if column.hotness > 1:
+        offsets = array.offsets.to_numpy().astype(np.int64)
+        keys = (array.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0])
+    else:
+        keys = array.to_numpy()
+    check_keys(column, keys, where)
+    return keys
+
+
+def _check_schema(schema: pa.Schema, spec: DatasetSpec, where: str) -> None:
+    hotness = {column.name: column.hotness for column in spec.categorical}
+    for name in spec.column_names:
+        count = len(schema.get_all_field_indices(name))
+        if count != 1:
+            found = "missing" if count == 0 else f"there {count} times"
+            raise FormatError(f"{where}, column {name!r}: {found}, expected the columns of dataset.json")
+        found_type = schema.field(name).type
+        if name not in hotness:
+            good, expected = found_type == pa.float32(), "float"
+        elif hotness[name] == 1:
+            good, expected = found_type in _KEY_TYPES, "int32 or int64"
+        else:
+            good = pa.types.is_list(found_type) and found_type.value_type in _KEY_TYPES
+            expected = "list of int32 or int64"
+        if not good:
+            raise FormatError(f"{where}, column {name!r}: type is {found_type}, expected {expected}")
+
+
+@contextmanager
+def _as_format_error(where: str) -> Iterator[None]:
+    """Turn PyArrow's errors about a damaged file into `FormatError`."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise FormatError(f"{where}: cannot be read as Parquet ({reason}), expected a whole Parquet file") from error

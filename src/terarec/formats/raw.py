@@ -1,0 +1,151 @@
+"""Raw shards: fixed-width records, HugeCTR's Raw format. Described in docs/formats.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.errors import DataNotFoundError, FormatError
+from terarec.formats.block import ColumnBlock, Keys, check_keys
+from terarec.formats.layout import INT32_ROWS, default_group_rows, record_words
+from terarec.formats.writer import ShardWriter
+from terarec.spec import CategoricalColumn, DatasetSpec
+
+_FLOAT = np.dtype("<f4")
+_KEY = np.dtype("<i4")
+
+
+class RawShardWriter(ShardWriter):
+    """Writes one raw shard; see `ShardWriter`. A multi-hot column must hold exactly ``hotness`` keys a row.
+
+    Args:
+        path: ``<data set>/<split>/<file>.bin``.
+        spec: the data set's columns.
+
+    Raises:
+        FormatError: a column has more rows than int32 keys reach.
+    """
+
+    def __init__(self, path: Path, spec: DatasetSpec) -> None:
+        _check_representable(spec, str(path))
+        super().__init__(path, spec)
+        self._words = record_words(spec)
+        with self._file.guard():
+            self._stream = self._file.partial.open("wb", buffering=0)
+
+    def _append(self, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys]) -> None:
+        records = np.empty((len(label), self._words), dtype=_KEY)
+        floats = records.view(_FLOAT)
+        first_key = label.shape[1] + dense.shape[1]
+        floats[:, : label.shape[1]] = label
+        floats[:, label.shape[1] : first_key] = dense
+        for column, column_keys in zip(self._spec.categorical, keys, strict=True):
+            stop = first_key + column.hotness
+            records[:, first_key:stop] = _fixed_width(column, column_keys, str(self._file.path))
+            first_key = stop
+        with self._file.guard():
+            _write_all(self._stream, records.reshape(-1).view(np.uint8).data)
+
+    def _finish(self) -> None:
+        with self._file.guard():
+            self._stream.close()
+
+    def _discard(self) -> None:
+        self._stream.close()
+
+
+class RawShard:
+    """One raw shard, read from any thread in groups of `default_group_rows` records.
+
+    Args:
+        path: the file.
+        spec: the data set's columns.
+        num_rows: rows that ``dataset.json`` promises; None to take the file's word.
+
+    Raises:
+        DataNotFoundError: there is no such file.
+        FormatError: the size is not a whole number of records, or of another number of them.
+    """
+
+    def __init__(self, path: Path, spec: DatasetSpec, num_rows: int | None = None) -> None:
+        self.path = path
+        self._spec = spec
+        self._words = record_words(spec)
+        _check_representable(spec, str(path))
+        if not path.is_file():
+            raise DataNotFoundError(f"{path}: no such shard")
+        size, record = path.stat().st_size, self._words * 4
+        if size % record or (num_rows is not None and size != num_rows * record):
+            promised = "a multiple" if num_rows is None else f"{num_rows} rows (dataset.json)"
+            raise FormatError(f"{path}: holds {size} bytes, expected {promised} of {record} bytes each")
+        self.num_rows = size // record
+        step = default_group_rows(spec)
+        self.group_rows = tuple(min(step, self.num_rows - start) for start in range(0, self.num_rows, step))
+        self._step = step
+
+    def read_group(self, index: int) -> ColumnBlock:
+        """The rows of group `index`, checked.
+
+        Raises:
+            FormatError: the file was cut short meanwhile, or a key is outside its column's rows.
+        """
+        where = f"{self.path}: row group {index}"
+        records = np.empty((self.group_rows[index], self._words), dtype=_KEY)
+        with self.path.open("rb", buffering=0) as stream:
+            stream.seek(index * self._step * self._words * 4)
+            found = _read_all(stream, records.reshape(-1).view(np.uint8).data)
+        if found != records.nbytes:
+            raise FormatError(f"{where}: holds {found} bytes, expected {records.nbytes}")
+        floats = records.view(_FLOAT)
+        num_labels = len(self._spec.labels)
+        first_key = num_labels + len(self._spec.dense)
+        label = np.ascontiguousarray(floats[:, :num_labels])
+        dense = np.ascontiguousarray(floats[:, num_labels:first_key])
+        keys: list[Keys] = []
+        for column in self._spec.categorical:
+            values = np.ascontiguousarray(records[:, first_key : first_key + column.hotness]).reshape(-1)
+            first_key += column.hotness
+            offsets = np.arange(len(records) + 1, dtype=np.int64) * column.hotness
+            keys.append((values, offsets) if column.hotness > 1 else values)
+            check_keys(column, keys[-1], where)
+        return ColumnBlock(label=label, dense=dense, keys=tuple(keys))
+
+
+def _check_representable(spec: DatasetSpec, where: str) -> None:
+    for column in spec.categorical:
+        if column.rows > INT32_ROWS:
+            raise FormatError(f"{where}, column {column.name!r}: {column.rows} rows, raw int32 keys reach {INT32_ROWS}")
+
+
+def _fixed_width(column: CategoricalColumn, keys: Keys, where: str) -> NDArray[Any]:
+    if not isinstance(keys, tuple):
+        return keys[:, None]
+    values, offsets = keys
+    lengths = np.diff(offsets)
+    if (lengths != column.hotness).any():
+        row = int(np.argmax(lengths != column.hotness))
+        raise FormatError(
+            f"{where}, column {column.name!r}: row {row} holds {int(lengths[row])} keys, "
+            f"raw shards hold exactly {column.hotness}"
+        )
+    return values.reshape(-1, column.hotness)
+
+
+def _write_all(stream: Any, view: memoryview) -> None:
+    while view:
+        view = view[stream.write(view) :]
+
+
+def _read_all(stream: Any, view: memoryview) -> int:
+    """Fill `view`; returns the bytes read, fewer at the end of the file. One read call stops at 2 GiB."""
+    done = 0
+    while done < len(view):
+        count = stream.readinto(view[done:])
+        if not count:
+            break
+        done += count
+    return done

@@ -1,0 +1,89 @@
+"""What the writers of all shard formats share: checks, counting, and appearing whole or not at all."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from numpy.typing import NDArray
+
+from terarec.formats.arguments import check_rows
+from terarec.formats.atomic import AtomicFile
+from terarec.formats.block import Keys
+from terarec.spec import DatasetSpec, ShardSpec
+
+
+class ShardWriter(ABC):
+    """Writes one shard of a split. As a context manager it removes the file unless `close` was called inside.
+
+    Args:
+        path: ``<data set>/<split>/<file>``; the file appears when the writer is closed.
+        spec: the data set's columns.
+    """
+
+    def __init__(self, path: Path, spec: DatasetSpec) -> None:
+        self._spec = spec
+        self._file = AtomicFile(path)
+        self._num_rows = 0
+        self._open = True
+
+    def write(self, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys]) -> None:
+        """Append n rows. The arrays are copied and may be used again.
+
+        Args:
+            label: float32[n, L].
+            dense: float32[n, F]; any strides.
+            keys: per categorical column integers[n], or (values, offsets int64[n + 1]) where hotness > 1.
+
+        Raises:
+            FormatError: a wrong shape, or a key outside its column's rows; nothing was appended.
+            StorageError: the disk is full; the partial file is gone.
+        """
+        num_rows = check_rows(self._spec, label, dense, keys, str(self._file.path))
+        self._append(label, dense, keys)
+        self._num_rows += num_rows
+
+    def close(self) -> ShardSpec:
+        """Finish the file and rename it into place.
+
+        Returns:
+            The shard's entry for ``DatasetSpec.splits``.
+
+        Raises:
+            StorageError: the disk is full; the partial file is gone.
+        """
+        self._finish()
+        self._file.commit()
+        self._open = False
+        path = self._file.path
+        return ShardSpec(file=f"{path.parent.name}/{path.name}", rows=self._num_rows)
+
+    def abort(self) -> None:
+        """Give the file up: nothing is left of it."""
+        if self._open:
+            self._open = False
+            self._discard()
+            self._file.abort()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    @abstractmethod
+    def _append(self, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys]) -> None:
+        """Write or buffer checked rows."""
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Write what is buffered and close the partial file."""
+
+    @abstractmethod
+    def _discard(self) -> None:
+        """Close the partial file, which is about to be removed."""
