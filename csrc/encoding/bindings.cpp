@@ -5,6 +5,7 @@
 
 #include <string_view>
 
+#include "encoding/bind_format_rows.h"
 #include "encoding/count_table.h"
 #include "encoding/criteo_lines.h"
 #include "encoding/hex.h"
@@ -175,6 +176,7 @@ void bind_log_shift(Vector<const Number> values, double shift, Vector<float> out
 }  // namespace
 
 NB_MODULE(_encoding, module) {
+  bind_format_rows(module);
   module.def("count_lines", &bind_count_lines, nb::arg("block"));
   module.def("parse_criteo", &bind_parse_criteo, nb::arg("block"), nb::arg("label"), nb::arg("integers"),
              nb::arg("categories"), nb::arg("missing"));

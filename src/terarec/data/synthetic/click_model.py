@@ -1,0 +1,142 @@
+"""The planted model: from a row's integers and categories to the probability that it was clicked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.data.synthetic.columns import INTEGERS, MISSING_CATEGORY
+
+_FEWEST_OCCURRENCES = 150
+"""A value has an effect if it is expected to occur this often: what one epoch can learn."""
+_MOST_VALUES = 10_000
+"""Values of a column with an effect, at most; keeps the tables in the processor's cache."""
+
+_CROSSED = ((5, 13), (5, 16), (8, 24), (13, 22), (16, 22), (8, 4), (1, 16), (4, 22))
+"""Pairs of categorical columns, by position, whose latent factors interact; all have frequent values in common."""
+_CROSSED_VALUES = 32
+_FACTORS = 4
+
+_INTEGER_SHARE, _EFFECT_SHARE, _CROSS_SHARE = 0.30, 0.45, 0.25
+"""How the variance of the logit is shared out among the three kinds of terms."""
+_LOGIT_DEVIATION = 1.5
+"""Standard deviation of the logit; gives a best AUC of about 0.83."""
+_POSITIVE_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class ClickModel:
+    """A logit that is a sum of effects of frequent values, of pairs of them, and of curves over the integers.
+
+    In every table the last entry is the missing value's and the last but one that of all rarer values.
+
+    Attributes:
+        waves: float32[13, 3], amplitude, frequency and phase of a sine over ln(1 + x), a missing x being 0.
+        effects: per categorical column float32[H + 2].
+        crosses: per pair of columns (first, second, float32[H + 2, H + 2]).
+        bias: added to the logit.
+    """
+
+    waves: NDArray[np.float32]
+    effects: tuple[NDArray[np.float32], ...]
+    crosses: tuple[tuple[int, int, NDArray[np.float32]], ...]
+    bias: float
+
+    def probabilities(self, integers: NDArray[np.int32], categories: NDArray[np.int64]) -> NDArray[np.float32]:
+        """P(click) float32[n] of rows with `integers` int32[13, n] and ranks `categories` int64[26, n]."""
+        logits = _integer_terms(self, integers) + _effect_terms(self, categories) + _cross_terms(self, categories)
+        logits += np.float32(self.bias)
+        probabilities: NDArray[np.float32] = np.float32(1.0) / (np.float32(1.0) + np.exp(-logits))
+        return probabilities
+
+
+def plant(
+    generator: np.random.Generator,
+    rows: int,
+    num_values: tuple[int, ...],
+    pilot: tuple[NDArray[np.int32], NDArray[np.int64]],
+) -> ClickModel:
+    """Draw a click model for a log of `rows` rows.
+
+    Args:
+        generator: source of the model's numbers.
+        rows: rows of the log; decides which values are frequent enough to matter.
+        num_values: per categorical column, its number of values.
+        pilot: integers int32[13, p] and ranks int64[26, p] of rows like those of the log, on which the terms are
+            scaled and the bias is chosen.
+    """
+    waves = np.stack(
+        [
+            generator.uniform(0.5, 1.0, len(INTEGERS)),
+            generator.uniform(1.5, 3.5, len(INTEGERS)) / np.log1p([4.0 * column.median for column in INTEGERS]),
+            generator.uniform(0.0, 2.0 * np.pi, len(INTEGERS)),
+        ],
+        axis=1,
+    ).astype(np.float32)
+    effects = tuple(_draw_effects(generator, rows, count) for count in num_values)
+    factors = {column: _draw_factors(generator) for column in sorted({c for pair in _CROSSED for c in pair})}
+    crosses = tuple((first, second, factors[first] @ factors[second].T) for first, second in _CROSSED)
+    return _calibrate(ClickModel(waves, effects, crosses, 0.0), *pilot)
+
+
+def _draw_effects(generator: np.random.Generator, rows: int, num_values: int) -> NDArray[np.float32]:
+    frequent = int(rows / (_FEWEST_OCCURRENCES * np.log1p(num_values)))
+    effects = generator.standard_normal(min(num_values, max(frequent, 1), _MOST_VALUES) + 2)
+    effects[-2] = 0.0
+    return effects.astype(np.float32)
+
+
+def _draw_factors(generator: np.random.Generator) -> NDArray[np.float32]:
+    factors = generator.standard_normal((_CROSSED_VALUES + 2, _FACTORS))
+    factors[-2] = 0.0
+    return factors.astype(np.float32)
+
+
+def _calibrate(model: ClickModel, integers: NDArray[np.int32], categories: NDArray[np.int64]) -> ClickModel:
+    """Give each kind of terms its share of the variance, and find the bias that makes `_POSITIVE_SHARE` positive."""
+    scales = [
+        np.float32(_LOGIT_DEVIATION * np.sqrt(share) / terms.std())
+        for share, terms in (
+            (_INTEGER_SHARE, _integer_terms(model, integers)),
+            (_EFFECT_SHARE, _effect_terms(model, categories)),
+            (_CROSS_SHARE, _cross_terms(model, categories)),
+        )
+    ]
+    waves = model.waves * np.array([scales[0], 1.0, 1.0], dtype=np.float32)
+    effects = tuple(table * scales[1] for table in model.effects)
+    crosses = tuple((first, second, table * scales[2]) for first, second, table in model.crosses)
+    low, high = -50.0, 50.0
+    for _ in range(40):  # halvings: the bias is then exact to float32
+        scaled = ClickModel(waves, effects, crosses, 0.5 * (low + high))
+        if scaled.probabilities(integers, categories).mean() < _POSITIVE_SHARE:
+            low = scaled.bias
+        else:
+            high = scaled.bias
+    return scaled
+
+
+def _integer_terms(model: ClickModel, integers: NDArray[np.int32]) -> NDArray[np.float32]:
+    total = np.zeros(integers.shape[1], dtype=np.float32)
+    for values, (amplitude, frequency, phase) in zip(integers, model.waves, strict=True):
+        total += amplitude * np.sin(frequency * np.log(np.maximum(values, 0).astype(np.float32) + 1.0) + phase)
+    return total
+
+
+def _effect_terms(model: ClickModel, categories: NDArray[np.int64]) -> NDArray[np.float32]:
+    total = np.zeros(categories.shape[1], dtype=np.float32)
+    for ranks, table in zip(categories, model.effects, strict=True):
+        total += table[np.minimum(ranks, len(table) - 2)]
+    return total
+
+
+def _cross_terms(model: ClickModel, categories: NDArray[np.int64]) -> NDArray[np.float32]:
+    total = np.zeros(categories.shape[1], dtype=np.float32)
+    for first, second, table in model.crosses:
+        rows, columns = (np.minimum(categories[column], _CROSSED_VALUES) for column in (first, second))
+        total += table[rows, columns]
+    return total
+
+
+assert MISSING_CATEGORY == -1, "the tables' last entry is reached by index -1"
