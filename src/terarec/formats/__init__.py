@@ -2,6 +2,7 @@
 
 from terarec.formats.atomic import AtomicFile, write_bytes
 from terarec.formats.block import ColumnBlock, Keys, merge, slice_rows
+from terarec.formats.container import read_tensors, write_tensors
 from terarec.formats.dataset import DATASET_FILE, read_dataset, write_dataset
 from terarec.formats.envelope import open_envelope, write_envelope
 from terarec.formats.parquet import ParquetShard, ParquetShardWriter
@@ -25,9 +26,11 @@ __all__ = [
     "open_envelope",
     "open_shard",
     "read_dataset",
+    "read_tensors",
     "shard_path",
     "slice_rows",
     "write_bytes",
     "write_dataset",
     "write_envelope",
+    "write_tensors",
 ]

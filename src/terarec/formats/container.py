@@ -1,0 +1,190 @@
+"""Tensor containers: safetensors files, streamed and checksummed in one pass. Described in docs/formats.md.
+
+The safetensors library is not used for tables of GBs: its NumPy writer copies every tensor first, and neither its
+writer nor its reader sees the bytes go by, so that a checksum would read everything again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.errors import DataNotFoundError, FormatError
+from terarec.formats.atomic import AtomicFile
+
+MAX_HEADER_BYTES = 100_000_000
+METADATA = "__metadata__"
+_PIECE_BYTES = 16 * 2**20
+_DTYPES = {
+    "F16": "<f2",
+    "F32": "<f4",
+    "F64": "<f8",
+    "I8": "|i1",
+    "I16": "<i2",
+    "I32": "<i4",
+    "I64": "<i8",
+    "U8": "|u1",
+    "U16": "<u2",
+    "U32": "<u4",
+    "U64": "<u8",
+    "BOOL": "|b1",
+}
+_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Where a tensor lies: element type, shape, and its first and last byte after the header."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None) -> str:
+    """Write `tensors` atomically, without copying them.
+
+    Args:
+        path: the file.
+        tensors: name -> array, written in this order; one that is not contiguous is copied by itself.
+        metadata: texts to keep in the header.
+
+    Returns:
+        SHA-256 of the whole file, in hexadecimal.
+
+    Raises:
+        FormatError: an element type that safetensors, or NumPy, does not have.
+        StorageError: the disk is full; nothing is left behind.
+    """
+    file = AtomicFile(path)
+    digest = hashlib.sha256()
+    with file.guard(), file.partial.open("wb", buffering=0) as stream:
+        _write(stream, digest, memoryview(_header(path, tensors, metadata or {})))
+        for array in tensors.values():
+            little = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
+            _write(stream, digest, np.ascontiguousarray(little).reshape(-1).view(np.uint8).data)
+    file.commit()
+    return digest.hexdigest()
+
+
+def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """Read a container.
+
+    Args:
+        path: the file.
+        sha256: what `write_tensors` returned, to compare; None for no comparison.
+
+    Returns:
+        The arrays by name, in file order and writable, and the metadata.
+
+    Raises:
+        DataNotFoundError: no such file.
+        FormatError: a damaged header, a file of another size than the header says, or another checksum.
+    """
+    digest = hashlib.sha256()
+    try:
+        stream = path.open("rb", buffering=0)
+    except (FileNotFoundError, IsADirectoryError):
+        raise DataNotFoundError(f"{path}: no such file") from None
+    with stream:
+        entries, metadata = _read_header(stream, digest, path)
+        arrays = {}
+        for name, entry in entries.items():
+            array = np.empty(entry.shape, dtype=entry.dtype)
+            _read(stream, digest, array.reshape(-1).view(np.uint8).data, path)
+            arrays[name] = array
+    if sha256 is not None and digest.hexdigest() != sha256:
+        raise FormatError(f"{path}: damaged, SHA-256 is {digest.hexdigest()}, expected {sha256}")
+    return arrays, metadata
+
+
+def _header(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
+    """The length and the JSON, padded so that the tensors start at a multiple of 8."""
+    header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
+    start = 0
+    for name, array in tensors.items():
+        kind = _NAMES.get(array.dtype.newbyteorder("<"))
+        if kind is None or name == METADATA:
+            raise FormatError(f"{path}: tensor {name!r} of type {array.dtype}, expected one of {', '.join(_DTYPES)}")
+        stop = start + array.nbytes
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER_BYTES:
+        raise FormatError(f"{path}: the header takes {len(text)} bytes, expected at most {MAX_HEADER_BYTES}")
+    return len(text).to_bytes(8, "little") + text
+
+
+def _read_header(stream: io.FileIO, digest: Any, path: Path) -> tuple[dict[str, _Entry], dict[str, str]]:
+    size = os.fstat(stream.fileno()).st_size
+    if size < 8:
+        raise FormatError(f"{path}: holds {size} bytes, expected a header length of 8 bytes first")
+    prefix = bytearray(8)
+    _read(stream, digest, memoryview(prefix), path)
+    length = int.from_bytes(prefix, "little")
+    if length > min(MAX_HEADER_BYTES, size - 8):
+        raise FormatError(f"{path}: header of {length} bytes in a file of {size}, expected one that fits")
+    text = bytearray(length)
+    _read(stream, digest, memoryview(text), path)
+    try:
+        header = json.loads(text)
+    except ValueError as error:
+        raise FormatError(f"{path}: the header is not JSON ({error})") from None
+    metadata = header.pop(METADATA, {}) if isinstance(header, dict) else None
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise FormatError(f"{path}: the header is no object, or its {METADATA} holds something else than strings")
+    entries = {name: _entry(path, name, described) for name, described in header.items()}
+    ordered = dict(sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)))
+    end = 0
+    for name, entry in ordered.items():
+        if entry.start != end:
+            raise FormatError(f"{path}: tensor {name!r} starts at byte {entry.start}, expected {end}: hole or overlap")
+        end = entry.stop
+    if 8 + length + end != size:
+        raise FormatError(f"{path}: holds {size} bytes, expected {8 + length + end} by its header")
+    return ordered, metadata
+
+
+def _entry(path: Path, name: str, described: Any) -> _Entry:
+    try:
+        dtype = np.dtype(_DTYPES[described["dtype"]])
+        shape = tuple(described["shape"])
+        start, stop = described["data_offsets"]
+        whole = all(type(number) is int and number >= 0 for number in (*shape, start, stop))
+    except (KeyError, TypeError, ValueError):
+        whole = False
+    if not whole:
+        raise FormatError(f"{path}: tensor {name!r} is described by {described!r}, expected dtype, shape, data_offsets")
+    if stop - start != math.prod(shape) * dtype.itemsize:
+        raise FormatError(f"{path}: tensor {name!r} has bytes {start} to {stop}, expected {list(shape)} of {dtype}")
+    return _Entry(dtype, shape, start, stop)
+
+
+def _write(stream: io.FileIO, digest: Any, view: memoryview) -> None:
+    for start in range(0, len(view), _PIECE_BYTES):
+        piece = view[start : start + _PIECE_BYTES]
+        digest.update(piece)
+        while piece:
+            piece = piece[stream.write(piece) :]
+
+
+def _read(stream: io.FileIO, digest: Any, view: memoryview, path: Path) -> None:
+    done = 0
+    while done < len(view):
+        count = stream.readinto(view[done : done + _PIECE_BYTES])
+        if not count:
+            raise FormatError(f"{path}: ended {len(view) - done} bytes early")
+        digest.update(view[done : done + count])
+        done += count
