@@ -13,10 +13,10 @@ from terarec.spec.encoder import CategoricalEncoder, DenseEncoder
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelColumn:
-    """A target. Stored as float32. ``positive`` is the raw value that means 1; None takes the number as it is."""
+    """A target. Stored as float32. ``positives`` are the raw values that mean 1; none takes the number as it is."""
 
     name: str
-    positive: str | None = None
+    positives: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         checks.name(self)
@@ -24,13 +24,19 @@ class LabelColumn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseColumn:
-    """A number per sample. Stored as float32, already encoded."""
+    """A number per sample. Stored as float32, already encoded. ``source`` is as for `CategoricalColumn`."""
 
     name: str
     encoder: DenseEncoder | None = None
+    source: str | None = None
 
     def __post_init__(self) -> None:
         checks.name(self)
+
+    @property
+    def raw_name(self) -> str:
+        """The raw column that the encoder reads."""
+        return self.source or self.name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,17 +46,25 @@ class CategoricalColumn:
     Attributes:
         rows: number of distinct ids, reserved ones included: the rows that a table for it needs.
         hotness: 1 for one key a sample (a scalar column); more for a list column of at most so many keys.
+        source: the raw column that the encoder reads; None for the one of this column's name. Several columns may
+            be made from one raw column, such as an age as a number and the age's interval.
     """
 
     name: str
     rows: int
     hotness: int = 1
     encoder: CategoricalEncoder | None = None
+    source: str | None = None
 
     def __post_init__(self) -> None:
         checks.name(self)
         checks.positive_int(self, "rows")
         checks.positive_int(self, "hotness")
+
+    @property
+    def raw_name(self) -> str:
+        """The raw column that the encoder reads."""
+        return self.source or self.name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +115,11 @@ class DatasetSpec:
             *(column.name for column in self.dense),
             *(column.name for column in self.categorical),
         )
+
+    @property
+    def raw_names(self) -> tuple[str, ...]:
+        """The distinct raw columns that dense and categorical columns are made from: what a served record holds."""
+        return tuple(dict.fromkeys(column.raw_name for column in (*self.dense, *self.categorical)))
 
     def shards(self, split: str) -> tuple[ShardSpec, ...]:
         """The shards of `split`; raises `ConfigError` naming the splits that exist."""
