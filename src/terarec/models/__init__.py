@@ -1,0 +1,7 @@
+"""Models: one single-device file each."""
+
+from terarec.models.build import build_model
+from terarec.models.dlrm import DLRM
+from terarec.models.wide_deep import WideDeep
+
+__all__ = ["DLRM", "WideDeep", "build_model"]

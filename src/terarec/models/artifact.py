@@ -1,0 +1,65 @@
+"""The part of a RUN directory that makes a model: what evaluation, prediction and serving open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import nn
+
+from terarec.checkpoint import Checkpoint, latest, load
+from terarec.config import load_run
+from terarec.formats import read_dataset
+from terarec.models.build import build_model
+from terarec.models.state import load_dense_state, tables
+from terarec.spec import DatasetSpec, RunSpec
+
+RUN_FILE = "run.json"
+DATASET_DIRECTORY = "dataset"
+CHECKPOINT_DIRECTORY = "checkpoints"
+
+
+class LoadedModel(NamedTuple):
+    """A trained model and what describes it.
+
+    Attributes:
+        model: in evaluation mode; no optimizer and no optimizer state comes with it.
+        spec: of the run that trained it.
+        dataset: columns and encoders, without shards; encoder files are relative to ``RUN/dataset``.
+    """
+
+    model: nn.Module
+    spec: RunSpec
+    dataset: DatasetSpec
+
+
+def load_model(run_dir: Path) -> LoadedModel:
+    """The model of the newest whole checkpoint of a run.
+
+    Raises:
+        DataNotFoundError: `run_dir` is no run, or holds no whole checkpoint.
+        FormatError: a file of it is damaged.
+        StorageError: not enough memory for the tables.
+    """
+    spec = load_run(run_dir / RUN_FILE)
+    dataset = read_dataset(run_dir / DATASET_DIRECTORY)
+    checkpoint = load(latest(run_dir / CHECKPOINT_DIRECTORY))
+    model = build_model(spec.model, dataset, seed=spec.training.seed)
+    load_weights(model, checkpoint, with_state=False)
+    return LoadedModel(model=model.eval(), spec=spec, dataset=dataset)
+
+
+def load_weights(model: nn.Module, checkpoint: Checkpoint, *, with_state: bool) -> None:
+    """Copy the dense weights and the tables of `checkpoint` into `model`.
+
+    Args:
+        model: described as the one that was saved.
+        checkpoint: an open checkpoint.
+        with_state: also the row optimizer's state, for which the tables must have room.
+
+    Raises:
+        ConfigError: the model was described otherwise.
+        FormatError: a damaged file.
+    """
+    load_dense_state(model, checkpoint.dense())
+    checkpoint.load_tables(tables(model), with_state=with_state)

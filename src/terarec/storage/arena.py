@@ -1,0 +1,123 @@
+"""`Arena`: one block of memory with the rows of many tables of one width, and the optimizer state beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from terarec.errors import ConfigError, StorageError
+from terarec.kernels.rows import allocate_rows, initialise_rows
+from terarec.spec import TableSpec
+from terarec.storage import memory
+
+_FLOAT_BYTES = 4
+
+
+class Arena:
+    """Rows of several tables, table after table.
+
+    Attributes:
+        specs: the tables, all of one width.
+        width: length D of a vector.
+        num_rows: rows V of all tables together.
+        table_names: the tables' names.
+        table_base: arena row of each table's first row.
+        table_rows: rows of each table.
+        weights: float32[V, D].
+        state: name -> optimizer state float32[V, D] or float32[V]; empty until `attach_state`.
+
+    Args:
+        specs: the tables.
+        seed: of the first weights, which depend on table name, row and seed only.
+
+    Raises:
+        ConfigError: no table, or tables of several widths.
+        StorageError: not enough memory; nothing was allocated then.
+    """
+
+    def __init__(self, specs: Sequence[TableSpec], *, seed: int = 0) -> None:
+        widths = {spec.width for spec in specs}
+        if len(widths) != 1:
+            raise ConfigError(f"arena: got tables of widths {sorted(widths)}, expected tables of one width")
+        self.specs = tuple(specs)
+        self.width = widths.pop()
+        self.table_names = tuple(spec.name for spec in specs)
+        self.table_rows = tuple(spec.rows for spec in specs)
+        self.table_base = (0, *accumulate(self.table_rows))[:-1]
+        self.num_rows = sum(self.table_rows)
+        self.state: dict[str, Tensor] = {}
+        self.weights = self._allocate("weights", (self.num_rows, self.width), torch.device("cpu"))
+        for spec, base in zip(self.specs, self.table_base, strict=True):
+            _initialise(self.weights[base : base + spec.rows], spec, seed)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self.weights.device
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of weights and optimizer state."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in (self.weights, *self.state.values()))
+
+    def attach_state(self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fill: float = 0.0) -> None:
+        """Allocate an optimizer's state, in place of any former optimizer's.
+
+        Args:
+            shapes: name and shape of each state tensor, as ``ops.row_update.state_shapes`` gives them.
+            fill: first value.
+
+        Raises:
+            StorageError: not enough memory.
+        """
+        self.state = {}
+        for name, shape in shapes:
+            self.state[name] = self._allocate(f"optimizer state {name!r}", shape, self.device)
+            if fill:
+                self.state[name].fill_(fill)
+
+    def move(self, device: torch.device) -> None:
+        """Take weights and state to `device`.
+
+        Raises:
+            ConfigError: a device without memory.
+            StorageError: not enough memory there.
+        """
+        if device == self.device:
+            return
+        if device.type == "meta":
+            raise ConfigError("arena: got device 'meta', expected one with memory such as 'cpu' or 'cuda'")
+        tensors = {"weights": self.weights, **self.state}
+        moved = {name: self._allocate(name, tuple(held.shape), device).copy_(held) for name, held in tensors.items()}
+        self.weights = moved.pop("weights")
+        self.state = moved
+
+    def _allocate(self, purpose: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """Zeros float32[shape], on huge pages in host memory."""
+        purpose = f"{purpose} float32{list(shape)} of {_list_tables(self.table_names)}"
+        if device.type == "cpu":
+            memory.require(math.prod(shape) * _FLOAT_BYTES, purpose)
+            return torch.from_numpy(allocate_rows(shape))
+        try:
+            return torch.zeros(shape, device=device)
+        except torch.OutOfMemoryError as error:
+            wanted = math.prod(shape) * _FLOAT_BYTES
+            raise StorageError(f"{purpose}: {wanted:,} bytes asked for on {device}, which has no room") from error
+
+
+def _list_tables(names: Sequence[str]) -> str:
+    """The tables by name; of many, the first three and their number."""
+    if len(names) == 1:
+        return f"table {names[0]!r}"
+    shown = ", ".join(repr(name) for name in names[:3])
+    return f"tables {shown}" if len(names) <= 3 else f"{len(names)} tables ({shown}, ...)"
+
+
+def _initialise(weights: Tensor, spec: TableSpec, seed: int) -> None:
+    if spec.initializer != "zeros":
+        scale = spec.init_scale if spec.init_scale is not None else 1.0 / math.sqrt(spec.rows)
+        initialise_rows(weights.numpy(), table=spec.name, seed=seed, initializer=spec.initializer, scale=scale)

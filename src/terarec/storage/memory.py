@@ -1,0 +1,49 @@
+"""How much memory is left: a table that does not fit is refused before its first page is touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from terarec.errors import StorageError
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_bytes() -> int | None:
+    """Bytes that can be allocated without swapping, the container's limit included; None where it is not known."""
+    bounds = [bound for bound in (_system_available(), _cgroup_available()) if bound is not None]
+    return min(bounds, default=None)
+
+
+def require(num_bytes: int, purpose: str) -> None:
+    """Raise `StorageError` if `num_bytes` for `purpose` are more than what is available."""
+    available = available_bytes()
+    if available is not None and num_bytes > available:
+        raise StorageError(f"{purpose}: {num_bytes:,} bytes asked for, {available:,} available")
+
+
+def _system_available() -> int | None:
+    if not _MEMINFO.exists():
+        return None
+    return _field_kib(_MEMINFO.read_text(), "MemAvailable:")
+
+
+def _field_kib(meminfo: str, name: str) -> int | None:
+    for line in meminfo.splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _cgroup_available() -> int | None:
+    """What a version 2 control group leaves; file pages that can be dropped do not count as used."""
+    limit_file, usage_file, stat_file = (_CGROUP / name for name in ("memory.max", "memory.current", "memory.stat"))
+    if not (limit_file.exists() and usage_file.exists() and stat_file.exists()):
+        return None
+    limit = limit_file.read_text().strip()
+    if limit == "max":
+        return None
+    statistics = dict(line.split() for line in stat_file.read_text().splitlines())
+    used = int(usage_file.read_text()) - int(statistics.get("inactive_file", 0))
+    return max(0, int(limit) - used)

@@ -1,0 +1,128 @@
+"""A table whose number of rows is known: key == row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from terarec.errors import KeyOutOfRangeError, StorageError
+from terarec.spec import TableSpec
+from terarec.storage.arena import Arena
+from terarec.storage.protocol import Rows
+
+
+class StaticTable:
+    """The rows ``base <= row < base + spec.rows`` of an arena. Implements `Store`; all keys are always held.
+
+    Attributes:
+        spec: name, rows, width and first weights.
+        arena: where the rows live.
+        base: arena row of key 0.
+    """
+
+    def __init__(self, spec: TableSpec, arena: Arena, base: int) -> None:
+        self.spec = spec
+        self.arena = arena
+        self.base = base
+
+    @property
+    def name(self) -> str:
+        """Name of the table."""
+        return self.spec.name
+
+    @property
+    def width(self) -> int:
+        """Length D of a vector."""
+        return self.spec.width
+
+    @property
+    def weights(self) -> Tensor:
+        """float32[rows, D], sharing memory with the arena."""
+        return self._part(self.arena.weights)
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Optimizer states of this table, sharing memory with the arena."""
+        return {name: self._part(tensor) for name, tensor in self.arena.state.items()}
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The optimizer states beside the weights; empty until an optimizer is attached."""
+        return tuple(self.arena.state)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of weights and optimizer state."""
+        return sum(part.numel() * part.element_size() for part in (self.weights, *self.state.values()))
+
+    def __len__(self) -> int:
+        return self.spec.rows
+
+    def rows(self, keys: Tensor, *, train: bool) -> Tensor:
+        """Arena rows int64[n] of ``keys int64[n]``.
+
+        Raises:
+            KeyOutOfRangeError: a key outside 0 <= key < rows.
+        """
+        outside = (keys < 0) | (keys >= self.spec.rows)
+        if outside.any():
+            key = int(keys[outside][0])
+            raise KeyOutOfRangeError(
+                f"table {self.name!r}: got key {key}, expected 0 <= key < {self.spec.rows} (its rows)"
+            )
+        return keys + self.base
+
+    def export(self, keys: Tensor) -> Rows:
+        """Copies of the rows of ``keys int64[n]``."""
+        rows = self.rows(keys, train=False)
+        state = {name: tensor[rows] for name, tensor in self.arena.state.items()}
+        return Rows(keys=keys, weights=self.arena.weights[rows], state=state)
+
+    def export_chunks(self, chunk_rows: int) -> Iterator[Rows]:
+        """All rows in key order, `chunk_rows` at a time, without copying."""
+        weights, state = self.weights, self.state
+        for start in range(0, len(self), chunk_rows):
+            part = slice(start, min(start + chunk_rows, len(self)))
+            keys = torch.arange(part.start, part.stop, device=weights.device)
+            yield Rows(keys=keys, weights=weights[part], state={name: tensor[part] for name, tensor in state.items()})
+
+    def import_(self, rows: Rows) -> None:
+        """Overwrite the rows of ``rows.keys``; empty ``rows.state`` leaves the optimizer state as it is."""
+        target = self.rows(rows.keys, train=True)
+        self._check_shape("weights", rows.weights, self.arena.weights, target)
+        if rows.state and set(rows.state) != set(self.state_names):
+            raise StorageError(
+                f"table {self.name!r}: got optimizer states {sorted(rows.state)}, expected {sorted(self.state_names)}"
+            )
+        for name, values in rows.state.items():
+            self._check_shape(name, values, self.arena.state[name], target)
+        _write(self.arena.weights, target, rows.weights)
+        for name, values in rows.state.items():
+            _write(self.arena.state[name], target, values)
+
+    def _part(self, tensor: Tensor) -> Tensor:
+        return tensor[self.base : self.base + self.spec.rows]
+
+    def _check_shape(self, what: str, values: Tensor, held: Tensor, target: Tensor) -> None:
+        expected = (target.numel(), *held.shape[1:])
+        if tuple(values.shape) != expected or values.dtype != held.dtype:
+            raise StorageError(
+                f"table {self.name!r}: got {what} {values.dtype}{list(values.shape)}, "
+                f"expected {held.dtype}{list(expected)}"
+            )
+
+
+def static_tables(arena: Arena) -> list[StaticTable]:
+    """A store for each table of `arena`."""
+    return [StaticTable(spec, arena, base) for spec, base in zip(arena.specs, arena.table_base, strict=True)]
+
+
+def _write(held: Tensor, target: Tensor, values: Tensor) -> None:
+    """Write `values` to the rows `target`; a run of rows, as checkpoints hold them, is one plain copy."""
+    count = target.numel()
+    if count and int(target[-1]) - int(target[0]) == count - 1 and bool((target.diff() == 1).all()):
+        held[int(target[0]) : int(target[0]) + count].copy_(values)
+    else:
+        held.index_copy_(0, target, values.to(held.device))
