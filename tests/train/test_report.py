@@ -1,0 +1,170 @@
+"""The report of a run: what it says, that it needs nothing else, how damaged logs are told."""
+
+import json
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from terarec.config import save_run
+from terarec.errors import DataNotFoundError, FormatError, MissingDependencyError
+from terarec.formats import write_dataset
+from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, RunSpec
+from terarec.train.report import write_report
+from terarec.train.report_curves import MAX_POINTS, smooth, thin
+
+POINTS = [
+    {"step": 10, "samples": 1000, "seconds": 1.0, "loss": 0.69, "samples_per_second": 1000.0},
+    {"step": 20, "samples": 2000, "seconds": 2.0, "loss": 0.51, "samples_per_second": 1200.0},
+    {"step": 20, "samples": 2000, "split": "valid", "auc": 0.71234, "logloss": 0.54321},
+]
+
+
+def make_run(path: Path, points: list[dict], *, best_auc: float | None = None, name: str = "clicks") -> Path:
+    (path / "dataset").mkdir(parents=True)
+    dataset = DatasetSpec(
+        name=name,
+        storage="parquet",
+        labels=(LabelColumn(name="label"),),
+        dense=(DenseColumn(name="I1"),),
+        categorical=(CategoricalColumn(name="C1", rows=10),),
+        best_auc=best_auc,
+    )
+    write_dataset(dataset, path / "dataset")
+    save_run(RunSpec(data=str(path / "data")), path / "run.json")
+    (path / "metrics.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points))
+    return path
+
+
+def svgs(page: str) -> list[str]:
+    return re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
+
+
+def test_the_report_shows_figures_and_three_curves(tmp_path: Path) -> None:
+    path = write_report(make_run(tmp_path / "run", POINTS, best_auc=0.7654))
+    page = path.read_text()
+    assert path == tmp_path / "run" / "report.html"
+    assert re.findall(r"<figure[^>]*><h2>(.*?)</h2>", page) == ["Loss", "AUC", "Throughput"]
+    assert len(svgs(page)) == 3
+    for text in (
+        "DLRM on clicks",
+        "0.7123",
+        "best reachable 0.7654",
+        "0.54321",
+        "1,100",
+        "2,000",
+        "in 20 steps",
+        "2.0 s",
+    ):
+        assert text in page
+
+
+def test_the_report_fetches_nothing(tmp_path: Path) -> None:
+    page = write_report(make_run(tmp_path / "run", POINTS)).read_text()
+    assert not re.search(r"<script|<link|<img|@import|src=|url\((?!#)|href=\"(?!#)", page)
+
+
+def test_the_curves_are_well_formed_and_share_no_id(tmp_path: Path) -> None:
+    curves = svgs(write_report(make_run(tmp_path / "run", POINTS, best_auc=0.8)).read_text())
+    seen: set[str] = set()
+    for curve in curves:
+        ids = {element.get("id") for element in ElementTree.fromstring(curve).iter() if element.get("id")}
+        used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', curve))
+        assert ids
+        assert used <= ids
+        assert not ids & seen
+        seen |= ids
+
+
+def test_the_same_log_gives_the_same_report(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", POINTS)
+    assert write_report(run).read_bytes() == write_report(run).read_bytes()
+
+
+def test_what_was_not_logged_is_left_out(tmp_path: Path) -> None:
+    page = write_report(make_run(tmp_path / "run", POINTS[:1])).read_text()
+    assert re.findall(r"<figure[^>]*><h2>(.*?)</h2>", page) == ["Loss", "Throughput"]
+    assert "best reachable" not in page
+    assert "Evaluations" not in page
+
+
+def test_an_empty_log_still_describes_the_run(tmp_path: Path) -> None:
+    page = write_report(make_run(tmp_path / "run", [])).read_text()
+    assert not svgs(page)
+    assert "categorical columns" in page
+
+
+def test_after_a_resume_the_later_line_of_a_step_counts(tmp_path: Path) -> None:
+    again = [{**POINTS[2], "auc": 0.81111}]
+    page = write_report(make_run(tmp_path / "run", POINTS + again)).read_text()
+    assert "0.81111" in page
+    assert "0.71234" not in page
+
+
+def test_training_time_adds_up_over_resumes(tmp_path: Path) -> None:
+    later = [{**POINTS[1], "step": 30, "seconds": 1.5}, {**POINTS[1], "step": 40, "seconds": 3.5}]
+    page = write_report(make_run(tmp_path / "run", POINTS + later)).read_text()
+    assert "5.5 s" in page
+
+
+def test_an_evaluation_without_auc_shows_the_rest(tmp_path: Path) -> None:
+    one_class = {"step": 20, "samples": 2000, "split": "valid", "logloss": 0.33333}
+    page = write_report(make_run(tmp_path / "run", [*POINTS[:2], one_class])).read_text()
+    assert re.findall(r"<figure[^>]*><h2>(.*?)</h2>", page) == ["Loss", "Throughput"]
+    assert "0.33333" in page
+
+
+def test_names_cannot_break_the_page(tmp_path: Path) -> None:
+    page = write_report(make_run(tmp_path / "run", POINTS, name="<b>&x")).read_text()
+    assert "<b>&x" not in page
+    assert "DLRM on &lt;b&gt;&amp;x" in page
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('{"step": 30,', r"metrics.jsonl: line 4 column 13: .*, expected JSON"),
+        ("[]", r"metrics.jsonl: line 4: got '\[\]', expected an object with step and samples"),
+        ('{"step": 30}', r"metrics.jsonl: line 4: got .*, expected an object with step and samples"),
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path: Path, line: str, expected: str) -> None:
+    run = make_run(tmp_path / "run", POINTS)
+    with (run / "metrics.jsonl").open("a") as log:
+        log.write(line + "\n")
+    with pytest.raises(FormatError, match=expected):
+        write_report(run)
+    assert not (run / "report.html").exists()
+
+
+def test_a_run_without_log_is_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", POINTS)
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(DataNotFoundError, match=r"metrics.jsonl: no such file, expected the log of a training run"):
+        write_report(run)
+
+
+def test_a_missing_matplotlib_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "run", POINTS)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'terarec\[report\]'"):
+        write_report(run)
+
+
+def test_long_curves_are_averaged_down() -> None:
+    values = np.arange(10 * MAX_POINTS, dtype=np.float64)
+    thinned = thin(values)
+    assert len(thinned) == MAX_POINTS
+    assert thinned[0] == values[:10].mean()
+    assert thinned[-1] == values[-10:].mean()
+    assert thin([1.0, 2.0]).tolist() == [1.0, 2.0]
+
+
+def test_smoothing_keeps_a_level_and_averages_its_window() -> None:
+    assert np.allclose(smooth([2.0] * 80), 2.0)
+    values = np.random.default_rng(0).normal(size=80)
+    assert smooth(values)[40] == pytest.approx(values[38:43].mean())
+    assert smooth(values)[0] == pytest.approx(values[:3].mean())
