@@ -1,0 +1,26 @@
+"""The one place that reads terarec's environment variables.
+
+``TERAREC_CPU`` = ``generic``, ``avx2`` or ``avx512`` forces the instruction set of the compiled kernels.
+"""
+
+from __future__ import annotations
+
+import os
+
+from terarec.errors import KernelError
+
+CPU_SETS = ("generic", "avx2", "avx512")
+
+
+def forced_cpu() -> str | None:
+    """The instruction set that ``TERAREC_CPU`` asks for; None if it is not set.
+
+    Raises:
+        KernelError: an unknown value.
+    """
+    value = os.environ.get("TERAREC_CPU")
+    if not value:
+        return None
+    if value not in CPU_SETS:
+        raise KernelError(f"TERAREC_CPU: got {value!r}, expected one of {', '.join(CPU_SETS)}")
+    return value

@@ -1,0 +1,75 @@
+"""First values of rows from a counter-based generator: a row's values depend on (seed, row) alone.
+
+SplitMix64's finalizer `mix` makes ``stream = mix(mix(seed) + (row + 1) * STEP)`` for a row; pair j of the row comes
+from ``bits = mix(stream + (j + 1) * STEP)``, column 2 j from its high and column 2 j + 1 from its low half.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.errors import StorageError
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+
+
+def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Zeros float32[shape].
+
+    Raises:
+        StorageError: the system refuses the memory.
+    """
+    try:
+        return np.zeros(shape, dtype=np.float32)
+    except MemoryError:
+        raise StorageError(f"rows {shape}: {4 * math.prod(shape)} bytes asked for, the system refused them") from None
+
+
+def fill_rows(rows: NDArray[np.float32], kind: str, seed: int, scale: float, first_row: int = 0) -> None:
+    """Fill ``float32[R, D]`` in place.
+
+    Args:
+        rows: the rows ``first_row, first_row + 1, ...`` of a table.
+        kind: "uniform" in [-scale, scale), or "normal" with standard deviation `scale`.
+        seed: 64 bits; equal seeds give equal tables.
+        scale: see `kind`.
+        first_row: number of the first row, so that a table can be filled in parts.
+    """
+    num_rows, width = rows.shape
+    with np.errstate(over="ignore"):
+        row = np.arange(first_row + 1, first_row + num_rows + 1, dtype=np.uint64)
+        stream = _mix(_mix(np.uint64(seed)) + row * _STEP)
+        pair = np.arange(1, (width + 1) // 2 + 1, dtype=np.uint64)
+        bits = _mix(np.add.outer(stream, pair * _STEP))
+    high, low = (bits >> np.uint64(32)).astype(np.uint32), bits.astype(np.uint32)
+    even, odd = _uniform(high, low, scale) if kind == "uniform" else _normal(high, low, scale)
+    rows[:, 0::2] = even
+    rows[:, 1::2] = odd[:, : width // 2]
+
+
+def _mix(bits: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(bits ^ (bits >> np.uint64(31)), dtype=np.uint64)
+
+
+def _uniform(
+    high: NDArray[np.uint32], low: NDArray[np.uint32], scale: float
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    # 24 bits fill a float's mantissa: k / 2^23 - 1 is exact.
+    def unit(bits: NDArray[np.uint32]) -> NDArray[np.float32]:
+        return (bits >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)
+
+    return unit(high) * np.float32(scale), unit(low) * np.float32(scale)
+
+
+def _normal(
+    high: NDArray[np.uint32], low: NDArray[np.uint32], scale: float
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    # Box-Muller in double; the radius takes (0, 1], so that its logarithm is finite.
+    radius = scale * np.sqrt(-2.0 * np.log((high.astype(np.float64) + 1.0) * 2.0**-32))
+    angle = 2.0 * np.pi * (low.astype(np.float64) * 2.0**-32)
+    return (radius * np.cos(angle)).astype(np.float32), (radius * np.sin(angle)).astype(np.float32)

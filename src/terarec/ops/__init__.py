@@ -1,0 +1,7 @@
+"""The embedding ops: one file each with schema, fake, backward and the choice of a kernel."""
+
+from terarec.ops.bag_lookup import bag_lookup
+from terarec.ops.layout import BagLayout
+from terarec.ops.row_update import BagGradient, RowRule, row_update_, state_shapes
+
+__all__ = ["BagGradient", "BagLayout", "RowRule", "bag_lookup", "row_update_", "state_shapes"]

@@ -1,0 +1,80 @@
+"""`BagLayout`: which rows of an arena each feature looks up, and how its bags are pooled."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from terarec.errors import ConfigError
+from terarec.kernels.contract import MEAN, NONE, SUM
+
+Pooling = Literal["sum", "mean", "none"]
+_CODES = {"sum": SUM, "mean": MEAN, "none": NONE}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BagLayout:
+    """S features over T tables that share one arena float32[V, D].
+
+    Attributes:
+        table_names: the T tables.
+        table_base: arena row of each table's first row.
+        table_rows: rows of each table.
+        feature_names: the S features.
+        feature_table: index of each feature's table; several features may share one.
+        pooling: of each feature; "none" for all of them or for none.
+        width: length D of a vector.
+    """
+
+    table_names: tuple[str, ...]
+    table_base: tuple[int, ...]
+    table_rows: tuple[int, ...]
+    feature_names: tuple[str, ...]
+    feature_table: tuple[int, ...]
+    pooling: tuple[Pooling, ...]
+    width: int
+
+    def __post_init__(self) -> None:
+        tables = len(self.table_names)
+        if len(self.table_base) != tables or len(self.table_rows) != tables:
+            raise ConfigError(
+                f"BagLayout: got {tables} tables with {len(self.table_base)} bases and {len(self.table_rows)} row counts, "
+                "expected as many of each"
+            )
+        features = len(self.feature_names)
+        if features == 0 or len(self.feature_table) != features or len(self.pooling) != features:
+            raise ConfigError(
+                f"BagLayout: got {features} features with {len(self.feature_table)} tables and {len(self.pooling)} "
+                "poolings, expected at least one feature and as many of each"
+            )
+        if any(not 0 <= table < tables for table in self.feature_table):
+            raise ConfigError(f"BagLayout.feature_table: got {self.feature_table}, expected 0 <= index < {tables}")
+        if any(pooling not in _CODES for pooling in self.pooling):
+            raise ConfigError(f"BagLayout.pooling: got {self.pooling}, expected 'sum', 'mean' or 'none' for each")
+        if len({pooling == "none" for pooling in self.pooling}) > 1:
+            raise ConfigError(f"BagLayout.pooling: got {self.pooling}, expected 'none' for all features or for none")
+        if self.width < 1:
+            raise ConfigError(f"BagLayout.width: got {self.width}, expected at least 1")
+
+    @functools.cached_property
+    def is_pooled(self) -> bool:
+        """Whether the features' bags are pooled."""
+        return self.pooling[0] != "none"
+
+    @functools.cached_property
+    def num_rows(self) -> int:
+        """Arena rows that the tables need: V is at least this."""
+        return max(base + rows for base, rows in zip(self.table_base, self.table_rows, strict=True))
+
+    @functools.cached_property
+    def array(self) -> Tensor:
+        """The layout array int64[S, 3] that kernels take, see `terarec.kernels.contract`."""
+        tables = zip(self.feature_table, self.pooling, strict=True)
+        return torch.tensor(
+            [(self.table_base[table], self.table_rows[table], _CODES[pooling]) for table, pooling in tables],
+            dtype=torch.int64,
+        )
