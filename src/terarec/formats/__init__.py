@@ -1,10 +1,12 @@
 """Bytes <-> NumPy and Arrow: data set shards, ``dataset.json``, tensor containers. Described in docs/formats.md."""
 
+from terarec.formats.arguments import check_rows
 from terarec.formats.atomic import AtomicFile, write_bytes
 from terarec.formats.block import ColumnBlock, Keys, merge, slice_rows
 from terarec.formats.container import read_tensors, write_tensors
 from terarec.formats.dataset import DATASET_FILE, read_dataset, write_dataset
 from terarec.formats.envelope import open_envelope, write_envelope
+from terarec.formats.layout import default_group_rows
 from terarec.formats.parquet import ParquetShard, ParquetShardWriter
 from terarec.formats.raw import RawShard, RawShardWriter
 from terarec.formats.shard import Shard, create_shard, open_shard, shard_path
@@ -21,7 +23,9 @@ __all__ = [
     "RawShardWriter",
     "Shard",
     "ShardWriter",
+    "check_rows",
     "create_shard",
+    "default_group_rows",
     "merge",
     "open_envelope",
     "open_shard",

@@ -1,0 +1,80 @@
+"""Rows -> `Batch`. NumPy only until the end: a torch operation here would start an OpenMP team in a reader thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from terarec.batch import Batch, Jagged
+from terarec.formats import ColumnBlock, slice_rows
+
+
+def cut(blocks: Iterable[ColumnBlock], batch_size: int, *, skip: int, drop_last: bool) -> Iterator[list[ColumnBlock]]:
+    """Cut a stream of blocks into batches.
+
+    Args:
+        blocks: of any sizes.
+        batch_size: samples in a batch.
+        skip: samples to pass over first.
+        drop_last: whether a last batch of fewer samples is left out.
+
+    Yields:
+        The pieces of each batch, views that together have `batch_size` rows (the last batch may have fewer).
+    """
+    pieces: list[ColumnBlock] = []
+    missing = batch_size
+    for block in blocks:
+        start = min(skip, block.num_rows)
+        skip -= start
+        while start < block.num_rows:
+            stop = min(start + missing, block.num_rows)
+            pieces.append(slice_rows(block, start, stop))
+            missing -= stop - start
+            start = stop
+            if missing == 0:
+                yield pieces
+                pieces, missing = [], batch_size
+    if pieces and not drop_last:
+        yield pieces
+
+
+def to_batch(names: Sequence[str], pieces: Sequence[ColumnBlock]) -> Batch:
+    """The rows of `pieces`, one after the other, as a batch of its own memory.
+
+    Args:
+        names: of the S categorical columns.
+        pieces: at least one; together B rows.
+
+    Returns:
+        dense float32[B, F], label float32[B, L], keys int64[N] and offsets int64[S * B + 1], feature-major.
+    """
+    keys, offsets = _jagged(len(names), pieces)
+    return Batch(
+        dense=torch.from_numpy(np.concatenate([piece.dense for piece in pieces])),
+        label=torch.from_numpy(np.concatenate([piece.label for piece in pieces])),
+        sparse=Jagged(names=tuple(names), keys=torch.from_numpy(keys), offsets=torch.from_numpy(offsets)),
+    )
+
+
+def _jagged(num_features: int, pieces: Sequence[ColumnBlock]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Keys int64[N] and offsets int64[S * B + 1]."""
+    batch_size = sum(piece.num_rows for piece in pieces)
+    columns = [piece.keys[feature] for feature in range(num_features) for piece in pieces]
+    values = [column[0] if isinstance(column, tuple) else column for column in columns]
+    num_keys = sum(len(array) for array in values)
+    keys = np.empty(num_keys, dtype=np.int64)
+    if columns:
+        np.concatenate(values, out=keys)
+    if num_keys == num_features * batch_size and not any(isinstance(column, tuple) for column in columns):
+        return keys, np.arange(num_keys + 1, dtype=np.int64)
+    offsets = np.zeros(num_features * batch_size + 1, dtype=np.int64)
+    bag = first = 0
+    for column, array in zip(columns, values, strict=True):
+        ends = column[1][1:] if isinstance(column, tuple) else np.arange(1, len(array) + 1)
+        offsets[bag + 1 : bag + len(ends) + 1] = ends + first
+        bag += len(ends)
+        first += len(array)
+    return keys, offsets

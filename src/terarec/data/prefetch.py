@@ -1,0 +1,111 @@
+"""Work done ahead in threads: in order, bounded, errors handed on, and no thread left when the consumer stops."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def ordered_map(
+    function: Callable[[Item], Result], items: Iterable[Item], threads: int
+) -> Generator[Result, None, None]:
+    """``function(item)`` for each of `items`, in order, worked out by `threads` threads, as many results ahead.
+
+    Closing the generator waits for the calls that have begun.
+    """
+    pending: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(threads, thread_name_prefix="terarec-read") as pool:
+        try:
+            for item in items:
+                pending.append(pool.submit(function, item))
+                if len(pending) > threads:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def prefetched(items: Generator[Item, None, None], depth: int) -> Generator[Item, None, None]:
+    """`items`, drawn by a thread of its own up to `depth` ahead; without a thread if `depth` is 0.
+
+    An error in `items` is raised here, after the items before it. Closing the generator closes `items`, in its thread,
+    and waits for that.
+    """
+    if depth == 0:
+        yield from items
+        return
+    channel: _Channel[Item] = _Channel(depth)
+    thread = threading.Thread(target=_pump, args=(items, channel), name="terarec-prefetch", daemon=True)
+    thread.start()
+    try:
+        yield from channel
+    finally:
+        channel.close()
+        thread.join()
+
+
+class _Channel(Generic[Item]):
+    """A queue of at most `depth` items between one sender and one receiver, either of which may hang up."""
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._items: deque[Item] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._finished = False
+        self._error: BaseException | None = None
+
+    def send(self, item: Item) -> bool:
+        """Queue `item` once there is room; False if the receiver has hung up."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._items) < self._depth)
+            if not self._closed:
+                self._items.append(item)
+                self._changed.notify_all()
+            return not self._closed
+
+    def finish(self, error: BaseException | None) -> None:
+        """Say that nothing follows, or which error does."""
+        with self._changed:
+            self._finished, self._error = True, error
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Hang up: what is queued is dropped."""
+        with self._changed:
+            self._closed = True
+            self._items.clear()
+            self._changed.notify_all()
+
+    def __iter__(self) -> Iterator[Item]:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._items or self._finished)
+                if not self._items:
+                    if self._error is not None:
+                        raise self._error
+                    return
+                item = self._items.popleft()
+                self._changed.notify_all()
+            yield item
+
+
+def _pump(items: Generator[Item, None, None], channel: _Channel[Item]) -> None:
+    error: BaseException | None = None
+    try:
+        for item in items:
+            if not channel.send(item):
+                break
+    except BaseException as caught:
+        error = caught
+    finally:
+        items.close()
+        channel.finish(error)
