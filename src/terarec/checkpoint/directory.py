@@ -1,0 +1,101 @@
+"""Where checkpoints lie and how one comes to be: written beside, renamed when whole, the newest kept."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from terarec.checkpoint.manifest import MANIFEST
+from terarec.errors import DataNotFoundError, StorageError
+
+_STEP = re.compile(r"step-(\d{8,})")
+_PARTIAL = ".partial"
+
+
+def step_path(directory: Path, step: int) -> Path:
+    """The checkpoint of `step` below `directory`."""
+    return directory / f"step-{step:08d}"
+
+
+def whole(directory: Path) -> list[Path]:
+    """The whole checkpoints below `directory`, oldest first; partial ones and strangers are passed over."""
+    if not directory.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in directory.iterdir() if (match := _STEP.fullmatch(path.name))]
+    return [path for _, path in sorted(found) if (path / MANIFEST).is_file()]
+
+
+def latest(directory: Path) -> Path:
+    """The whole checkpoint of the highest step below `directory`.
+
+    Raises:
+        DataNotFoundError: there is none.
+    """
+    checkpoints = whole(directory)
+    if not checkpoints:
+        raise DataNotFoundError(f"{directory}: holds no whole checkpoint, expected step-*/{MANIFEST}")
+    return checkpoints[-1]
+
+
+@contextlib.contextmanager
+def staged(directory: Path, step: int) -> Iterator[Path]:
+    """A fresh directory to write the checkpoint of `step` into, renamed into place if the block succeeds.
+
+    If the block fails nothing stays of it; if the process dies, a ``.partial`` directory that the next call removes.
+
+    Raises:
+        StorageError: a whole checkpoint of `step` is there already, or the disk refuses to take this one.
+    """
+    target = step_path(directory, step)
+    if (target / MANIFEST).is_file():
+        raise StorageError(f"{target}: a checkpoint of this step exists already, expected a new step")
+    partial = target.with_name(target.name + _PARTIAL)
+    try:
+        _remove_leftovers(directory, target)
+        partial.mkdir(parents=True)
+        yield partial
+        for path in (*partial.rglob("*"), partial):
+            _flush(path)
+        partial.rename(target)
+        _flush(directory)
+    except OSError as error:
+        raise StorageError(
+            f"{target}: the checkpoint could not be written: {error.strerror or error} ({error.filename or partial}); "
+            "earlier checkpoints are whole"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def keep_newest(directory: Path, count: int) -> None:
+    """Remove all whole checkpoints below `directory` but the `count` newest."""
+    for path in whole(directory)[:-count]:
+        _remove(path)
+
+
+def _remove_leftovers(directory: Path, target: Path) -> None:
+    for path in directory.glob(f"step-*{_PARTIAL}"):
+        shutil.rmtree(path)
+    if target.exists():  # without a manifest, or `staged` would have refused
+        shutil.rmtree(target)
+
+
+def _remove(path: Path) -> None:
+    # The manifest goes first, so that a removal cut short never leaves what looks like a whole checkpoint.
+    (path / MANIFEST).unlink()
+    shutil.rmtree(path)
+
+
+def _flush(path: Path) -> None:
+    """Force `path` to the disk, so that no rename outlives the bytes it promises."""
+    if os.name != "posix" and path.is_dir():
+        return  # only POSIX opens directories
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,92 @@
+"""Writing a checkpoint."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from terarec.checkpoint.directory import keep_newest, staged, step_path
+from terarec.checkpoint.layout import DENSE, OPTIMIZER, STATE, STATE_PREFIX, WEIGHTS, table_file
+from terarec.checkpoint.manifest import FileEntry, write_manifest
+from terarec.checkpoint.optimizer_state import flatten
+from terarec.checkpoint.state import TrainState
+from terarec.errors import ConfigError
+from terarec.formats import write_bytes, write_tensors
+from terarec.storage import Store
+
+SHARD_BYTES = 256 * 2**20
+"""Most bytes of rows in one file: what loading holds beside the tables, and what a torn disk can damage at once."""
+
+
+def save(directory: Path, state: TrainState, *, keep: int | None = None) -> Path:
+    """Write `state` as a new checkpoint below `directory`, whole or not at all.
+
+    Tables are streamed from where they are; beside them no memory worth counting is taken.
+
+    Args:
+        directory: where checkpoints lie, for example ``RUN/checkpoints``.
+        state: what to write.
+        keep: how many of the newest checkpoints stay, this one included; None for all.
+
+    Returns:
+        The checkpoint's path.
+
+    Raises:
+        StorageError: the disk refuses, or the step has a checkpoint already. Earlier checkpoints stay whole.
+        ConfigError: a tensor of a type that NumPy lacks, such as bfloat16.
+    """
+    with staged(directory, state.step) as checkpoint:
+        write_manifest(checkpoint, state.step, list(_write_files(checkpoint, state)))
+    if keep is not None:
+        keep_newest(directory, keep)
+    return step_path(directory, state.step)
+
+
+def _write_files(checkpoint: Path, state: TrainState) -> Iterator[FileEntry]:
+    for table in state.tables.values():
+        yield from _write_table(checkpoint, table)
+    yield _write_tensors(checkpoint, DENSE, _arrays(state.dense), {})
+    tensors, text = flatten(state.optimizer)
+    yield _write_tensors(checkpoint, OPTIMIZER, _arrays(tensors), {"optimizer": text})
+    yield _write_state(checkpoint, state)
+
+
+def _write_table(checkpoint: Path, table: Store) -> Iterator[FileEntry]:
+    bytes_per_row = max(1, table.memory_bytes // max(1, len(table)))
+    for index, rows in enumerate(table.export_chunks(max(1, SHARD_BYTES // bytes_per_row))):
+        tensors = {WEIGHTS: rows.weights, **{STATE_PREFIX + name: value for name, value in rows.state.items()}}
+        metadata = {"table": table.name, "first_key": str(int(rows.keys[0])), "rows": str(len(table))}
+        yield _write_tensors(checkpoint, table_file(table.name, index), _arrays(tensors), metadata)
+
+
+def _write_state(checkpoint: Path, state: TrainState) -> FileEntry:
+    rng = base64.b64encode(state.rng.numpy().tobytes()).decode()
+    content = json.dumps({"step": state.step, "progress": state.progress, "rng": rng}, allow_nan=False).encode()
+    write_bytes(checkpoint / STATE, content)
+    return FileEntry(file=STATE, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+
+
+def _write_tensors(
+    checkpoint: Path, file: str, arrays: Mapping[str, npt.NDArray[np.generic]], metadata: Mapping[str, str]
+) -> FileEntry:
+    sha256 = write_tensors(checkpoint / file, arrays, metadata)
+    return FileEntry(file=file, bytes=(checkpoint / file).stat().st_size, sha256=sha256)
+
+
+def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, npt.NDArray[np.generic]]:
+    arrays = {}
+    for name, tensor in tensors.items():
+        try:
+            arrays[name] = tensor.detach().cpu().contiguous().numpy()
+        except TypeError:
+            raise ConfigError(
+                f"checkpoint: tensor {name!r} is {tensor.dtype}, expected a type that NumPy has"
+            ) from None
+    return arrays

@@ -1,0 +1,74 @@
+"""Scores of a data set, as a Parquet file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from terarec.data import Reader
+from terarec.formats import AtomicFile
+from terarec.metrics import Throughput
+from terarec.models.artifact import load_model
+from terarec.train.columns import check_columns
+from terarec.train.scoring import score
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictReport:
+    """What `predict` wrote.
+
+    Attributes:
+        rows: samples scored.
+        seconds: wall-clock time, reading and writing included.
+        samples_per_second: rows / seconds.
+    """
+
+    rows: int
+    seconds: float
+    samples_per_second: float
+
+
+def predict(
+    run_dir: Path, dataset: Path, split: str, out: Path, *, progress: Callable[[int], None] | None = None
+) -> PredictReport:
+    """Score every sample of `split` with the newest checkpoint of a run and write `out`, whole or not at all.
+
+    `out` has a row per sample in input order: the probability of each label as float32, named ``score`` if there is one
+    label and else ``score_<label>``, then the labels themselves under their names.
+
+    Args:
+        run_dir: what training wrote.
+        dataset: a data set with the columns that the model was trained on.
+        split: its split.
+        out: the Parquet file.
+        progress: called after every batch with the samples done.
+
+    Raises:
+        ConfigError: the data set lacks the split, or its columns are not those of the run.
+        FormatError: a damaged file.
+        StorageError: the disk is full.
+    """
+    throughput = Throughput()
+    model, spec, trained_on = load_model(run_dir)
+    training = spec.training
+    reader = Reader(dataset, split=split, batch_size=training.batch_size, threads=training.reader_threads)
+    check_columns(reader.spec, trained_on)
+    names = [label.name for label in trained_on.labels]
+    scores = ["score"] if len(names) == 1 else [f"score_{name}" for name in names]
+    schema = pa.schema([(name, pa.float32()) for name in (*scores, *names)])
+    file = AtomicFile(out)
+    with file.guard(), pq.ParquetWriter(file.partial, schema) as writer:
+        for batch, logits in score(model, reader, training.precision):
+            columns = torch.cat([logits.sigmoid(), batch.label], dim=1)
+            writer.write_table(pa.table([column.numpy() for column in columns.T.contiguous()], schema=schema))
+            throughput.update(batch.batch_size)
+            if progress is not None:
+                progress(throughput.samples)
+    file.commit()
+    seconds = throughput.seconds
+    return PredictReport(rows=throughput.samples, seconds=seconds, samples_per_second=throughput.samples / seconds)

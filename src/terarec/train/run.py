@@ -1,0 +1,124 @@
+"""A training run from its description: model, optimizers, readers, log and checkpoints in one RUN directory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from terarec.checkpoint import latest, load, whole
+from terarec.data import Reader
+from terarec.errors import RunInterruptedError
+from terarec.formats import read_dataset
+from terarec.models import build_model
+from terarec.optim import RowOptimizer, build_dense_optimizer
+from terarec.spec import DatasetSpec, RunSpec
+from terarec.train.callback import Callback
+from terarec.train.checkpointing import Checkpointing, restore
+from terarec.train.fit_report import FitReport
+from terarec.train.metrics_log import MetricsLog
+from terarec.train.run_dir import RunDirectory
+from terarec.train.trainer import Trainer
+
+
+class Run:
+    """A training run that has a place on the disk. The model takes its memory when it is first asked for.
+
+    Attributes:
+        spec: what to train, on what, how.
+        dataset: description of the data.
+        directory: where everything is written.
+        callbacks: besides those that log and save.
+    """
+
+    def __init__(self, spec: RunSpec, out: Path, callbacks: Sequence[Callback] = ()) -> None:
+        self.spec = spec
+        self.dataset: DatasetSpec = read_dataset(Path(spec.data))
+        self.directory = RunDirectory(out)
+        self.callbacks = list(callbacks)
+        training = spec.training
+        self._checkpointing = Checkpointing(
+            self.directory.checkpoints, every=training.checkpoint_every, keep=training.keep_checkpoints
+        )
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The model, with first weights until `fit` has trained or restored it."""
+        return build_model(self.spec.model, self.dataset, seed=self.spec.training.seed)
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        """The loop around `model`."""
+        spec = self.spec
+        log = MetricsLog(self.directory.metrics, split=spec.training.eval_split)
+        return Trainer(
+            self.model,
+            spec.training,
+            build_dense_optimizer(spec.dense_optimizer, self.model.parameters()),
+            RowOptimizer(self.model, spec.sparse_optimizer) if self.dataset.categorical else None,
+            callbacks=(log, self._checkpointing, *self.callbacks),
+        )
+
+    def reader(self, split: str) -> Reader:
+        """A reader of `split`: shuffled as the run asks if it is "train", else in input order."""
+        training = self.spec.training
+        return Reader(
+            Path(self.spec.data),
+            split=split,
+            batch_size=training.batch_size,
+            shuffle=training.shuffle and split == "train",
+            seed=training.seed,
+            threads=training.reader_threads,
+        )
+
+    def fit(self, *, resume: bool = False) -> FitReport:
+        """Train, log, save.
+
+        Args:
+            resume: continue from the newest whole checkpoint, to the bit as if there had been no stop; from the start
+                if there is none yet.
+
+        Raises:
+            ConfigError: the directory holds a run and `resume` is false, or the run to resume was described otherwise.
+            FormatError: the data set or a checkpoint is damaged.
+            StorageError: memory or disk is full; earlier checkpoints are whole.
+            TrainingError: the loss is NaN or infinite; the last checkpoint stays.
+            RunInterruptedError: SIGINT or SIGTERM; a checkpoint of the last step is there to resume from.
+        """
+        training = self.spec.training
+        self.directory.check(self.spec, resume=resume)
+        train_reader = self.reader("train")
+        has_valid = training.eval_split in self.dataset.splits and self.dataset.num_rows(training.eval_split) > 0
+        valid_reader = self.reader(training.eval_split) if has_valid else None
+        if training.threads is not None:
+            torch.set_num_threads(training.threads)
+        self.directory.begin(self.spec, self.dataset)
+        if whole(self.directory.checkpoints):
+            self._checkpointing.newest = latest(self.directory.checkpoints)
+            restore(self.trainer, train_reader, load(self._checkpointing.newest))
+        else:
+            torch.manual_seed(training.seed)
+        try:
+            report = self.trainer.fit(train_reader, valid_reader)
+        except RunInterruptedError as error:
+            raise RunInterruptedError(f"{error}; resume from {self._checkpointing.newest} with --resume") from None
+        return dataclasses.replace(report, checkpoint=self._checkpointing.newest)
+
+
+def build(spec: RunSpec, out: Path | str, callbacks: Sequence[Callback] = ()) -> Run:
+    """A run of `spec` in the directory `out`.
+
+    Args:
+        spec: what to train, on what, how.
+        out: RUN directory; made by `Run.fit`.
+        callbacks: called after those that log and save, for example a `ProgressBar`.
+
+    Raises:
+        DataNotFoundError: ``spec.data`` is no data set.
+        FormatError: its description is damaged.
+    """
+    return Run(spec, Path(out), callbacks)
