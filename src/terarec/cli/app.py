@@ -1,0 +1,80 @@
+"""The table of contents: every command, in the order of the work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from terarec import __version__
+from terarec.cli import doctor, evaluate, generate, predict, prepare_criteo, prepare_csv, serve, train
+from terarec.cli import inspect as inspect_command
+from terarec.cli.command import add
+
+DATA, MODEL, SERVING, LOOKING = "Data", "Model", "Serving", "Looking inside"
+ORDER = ("generate", "prepare", "train", "evaluate", "predict", "serve", "inspect", "doctor")
+
+
+@dataclass
+class Frame:
+    """What the global options set for the one place that handles errors."""
+
+    debug: bool = False
+
+
+class Contents(TyperGroup):
+    """Lists the commands in the order of the work; Typer alone would put groups of commands last."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The commands' names, as ``terarec --help`` shows them."""
+        return sorted(super().list_commands(ctx), key=ORDER.index)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"terarec {__version__}")
+        raise typer.Exit
+
+
+# Error messages and help must read the same in a pipe and in a terminal, so Typer's own error panels stay off.
+app = typer.Typer(
+    cls=Contents,
+    invoke_without_command=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=False,
+)
+
+
+@app.callback()
+def contents(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Recommender models with huge embedding tables: from raw click logs to served scores."""
+    del version
+    ctx.obj.debug = debug
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help())
+
+
+_generate = typer.Typer(help="Write synthetic raw logs whose best reachable AUC is known.")
+add(_generate, "criteo", generate.criteo)
+app.add_typer(_generate, name="generate", rich_help_panel=DATA)
+
+_prepare = typer.Typer(help="Turn raw logs into a data set: ids, numbers, shards, dataset.json.")
+add(_prepare, "criteo", prepare_criteo.prepare_criteo)
+add(_prepare, "csv", prepare_csv.prepare_csv)
+app.add_typer(_prepare, name="prepare", rich_help_panel=DATA)
+
+add(app, "train", train.train, panel=MODEL)
+add(app, "evaluate", evaluate.evaluate, panel=MODEL)
+add(app, "predict", predict.predict, panel=MODEL)
+add(app, "serve", serve.serve, panel=SERVING)
+add(app, "inspect", inspect_command.inspect, panel=LOOKING)
+add(app, "doctor", doctor.doctor, panel=LOOKING)

@@ -1,0 +1,101 @@
+"""What ``terarec doctor`` asks the kernels: which run and why, on which threads, and whether they are right."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from terarec.errors import KernelError
+from terarec.kernels import active, available
+from terarec.kernels.registry import OPS
+from terarec.ops import BagGradient, BagLayout, RowRule, bag_lookup, row_update_
+from terarec.spec import Pooling
+
+_ROWS, _WIDTH, _FEATURES, _BATCH = 20_000, 32, 8, 4096
+"""A table of 2.5 MiB and 32,768 keys: both implementations together take about 0.1 s."""
+_REPEATS = 5
+_TOLERANCE = 1e-5
+"""Both sum in float32, in different orders; the sums are of magnitude 1."""
+
+
+def choices() -> list[dict[str, Any]]:
+    """Per op the implementation that "auto" takes on the CPU, and why."""
+    rows = []
+    for op in OPS:
+        choice = active(op, "cpu")
+        rows.append({"op": op, "device": "cpu", "implementation": choice.implementation, "why": choice.why})
+    return rows
+
+
+def threads() -> dict[str, Any]:
+    """Torch's threads; the compiled core's, the runtime that they belong to, and the instruction set in use."""
+    told: dict[str, Any] = {"torch": torch.get_num_threads()}
+    if available()["cpu"]:
+        return {**told, "core": None, "core_runtime": None, "instruction_set": None}
+    from terarec.kernels import cpu
+
+    count, runtime = cpu.threads()
+    return {**told, "core": count, "core_runtime": runtime, "instruction_set": cpu.features()}
+
+
+def check() -> dict[str, Any]:
+    """Look up and update random rows with the compiled core and with plain PyTorch, and compare.
+
+    Returns:
+        ``passed``; ``why`` it did not, or None; ``largest_difference`` of any number; rows looked up a second.
+    """
+    failed: dict[str, Any] = {"passed": False, "largest_difference": None, "lookup_rows_per_second": None}
+    if reason := available()["cpu"]:
+        return {**failed, "why": f"the compiled core does not load: {reason}"}
+    try:
+        looked_up, updated = _run("cpu")
+        expected_lookup, expected_update = _run("ref")
+    except KernelError as error:
+        return {**failed, "why": str(error)}
+    difference = max(float((looked_up - expected_lookup).abs().max()), float((updated - expected_update).abs().max()))
+    passed = difference <= _TOLERANCE
+    return {
+        "passed": passed,
+        "why": None if passed else f"core and reference differ by {difference:g}, expected at most {_TOLERANCE:g}",
+        "largest_difference": difference,
+        "lookup_rows_per_second": _lookup_rate(),
+    }
+
+
+def _run(implementation: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a lookup gives, and the table after an update with a gradient of ones."""
+    weights, keys, offsets, layout = _problem()
+    pooled = bag_lookup(weights, keys, offsets, layout, implementation=implementation)
+    gradient = BagGradient(keys, offsets, torch.full_like(pooled, 1 / _BATCH), layout)
+    row_update_(weights, (), [gradient], RowRule(kind="sgd", lr=0.1), step=1, implementation=implementation)
+    return pooled, weights
+
+
+def _lookup_rate() -> float:
+    weights, keys, offsets, layout = _problem()
+    fastest = float("inf")
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        bag_lookup(weights, keys, offsets, layout, implementation="cpu")
+        fastest = min(fastest, time.perf_counter() - start)
+    return keys.numel() / fastest
+
+
+def _problem() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, BagLayout]:
+    generator = torch.Generator().manual_seed(0)
+    num_keys = _FEATURES * _BATCH
+    sum_pooling: Pooling = "sum"
+    layout = BagLayout(
+        table_names=("check",),
+        table_base=(0,),
+        table_rows=(_ROWS,),
+        feature_names=tuple(f"feature {index}" for index in range(_FEATURES)),
+        feature_table=(0,) * _FEATURES,
+        pooling=(sum_pooling,) * _FEATURES,
+        width=_WIDTH,
+    )
+    weights = torch.rand(_ROWS, _WIDTH, generator=generator)
+    keys = torch.randint(_ROWS, (num_keys,), generator=generator)
+    return weights, keys, torch.arange(num_keys + 1), layout

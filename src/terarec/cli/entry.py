@@ -1,0 +1,50 @@
+"""The console script: runs a command and turns whatever stops it into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from terarec.cli.app import Frame, app
+from terarec.cli.failures import DATA, Failure, failure_of
+from terarec.cli.show import print_json
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run ``terarec ARGUMENTS`` (those of the process by default) and exit with its code: see docs/cli.md."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run ``terarec ARGUMENTS`` and return its exit code, without ending the process."""
+    frame = Frame()
+    try:
+        result = app(list(arguments), prog_name="terarec", obj=frame, standalone_mode=False)
+        sys.stdout.flush()
+    except SystemExit as left:
+        # Rich leaves so when the reader of stdout has gone, and has dealt with stdout by then.
+        return left.code if isinstance(left.code, int) else DATA
+    except BaseException as error:
+        failure = failure_of(error)
+        if frame.debug:
+            traceback.print_exc()
+    else:
+        # Typer's own way of telling that --help has printed (0) or that Ctrl-C was pressed (130).
+        if not isinstance(result, int) or result == 0:
+            return 0
+        failure = failure_of(KeyboardInterrupt())
+    _tell(failure, as_json="--json" in arguments)
+    return failure.exit_code
+
+
+def _tell(failure: Failure, *, as_json: bool) -> None:
+    if failure.line is None:
+        # The reader of our output has gone; what is still buffered must not fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return
+    sys.stdout.flush()
+    print(f"terarec: {failure.line}", file=sys.stderr, flush=True)
+    if as_json:
+        print_json({"error": failure.line.removeprefix("error: ")})

@@ -1,0 +1,41 @@
+"""``terarec evaluate``: how good a trained model is on a data set."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from terarec.cli.show import Show
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """What ``terarec evaluate`` takes."""
+
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train wrote.")]
+    data: Annotated[Path, typer.Option(help="A prepared data set.")]
+    split: Annotated[str, typer.Option(help="Which part of the data set.")] = "valid"
+
+
+def evaluate(options: EvaluateOptions, show: Show) -> None:
+    """Score a data set with a trained model: AUC and logloss."""
+    from terarec.data import Reader
+    from terarec.models.artifact import load_model
+    from terarec.train.columns import check_columns
+    from terarec.train.evaluation import evaluate as score
+    from terarec.train.memory import peak_memory_bytes
+
+    model, spec, trained_on = load_model(options.run)
+    training = spec.training
+    reader = Reader(options.data, split=options.split, batch_size=training.batch_size, threads=training.reader_threads)
+    check_columns(reader.spec, trained_on)
+    total = reader.spec.num_rows(options.split)
+    with show.progress("evaluating", "samples") as progress:
+        found = score(model, reader, precision=training.precision, progress=lambda done: progress(done, total))
+    figures = {"run": str(options.run), "data": str(options.data), "split": options.split}
+    known = {"best_auc": reader.spec.best_auc, "peak_memory_bytes": peak_memory_bytes()}
+    show.result(f"{options.run} on {options.data}", {**figures, **dataclasses.asdict(found), **known})

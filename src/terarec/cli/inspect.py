@@ -1,0 +1,81 @@
+"""``terarec inspect``: what is in a data set, a RUN, a checkpoint, a column or a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from terarec.cli.figures import label
+from terarec.cli.show import Show
+from terarec.errors import ConfigError, DataNotFoundError
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions:
+    """What ``terarec inspect`` takes."""
+
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A data set, a RUN or a checkpoint.")]
+    column: Annotated[str | None, typer.Option(help="One column of a data set: its values, most frequent first.")] = (
+        None
+    )
+    table: Annotated[str | None, typer.Option(help="One table of a model: row norms and the largest rows.")] = None
+    split: Annotated[str | None, typer.Option(help="Where to count a column's values; the train split if unset.")] = (
+        None
+    )
+    top: Annotated[int, typer.Option(min=1, help="How many values or rows to show.")] = 10
+
+
+def inspect(options: InspectOptions, show: Show) -> None:
+    """Show what a data set, run, checkpoint, column or table holds."""
+    told = _describe(options, show)
+    show.figures(f"{told['what']} {told['path']}", {name: value for name, value in told.items() if name != "what"})
+    for name, rows in told.items():
+        if isinstance(rows, list):
+            show.table(label(name), rows)
+    show.json(told)
+
+
+def _describe(options: InspectOptions, show: Show) -> dict[str, Any]:
+    from terarec.formats import DATASET_FILE
+
+    path = options.path
+    if (path / DATASET_FILE).is_file():
+        return _describe_dataset(options, show)
+    if path.is_dir():
+        return _describe_model(options)
+    found = "is no directory" if path.exists() else "no such directory"
+    raise DataNotFoundError(f"{path}: {found}, expected a data set, a RUN or a checkpoint")
+
+
+def _describe_dataset(options: InspectOptions, show: Show) -> dict[str, Any]:
+    from terarec.cli.inspect_column import describe_column
+    from terarec.cli.inspect_dataset import describe_dataset
+
+    if options.table is not None:
+        raise ConfigError(f"--table: {options.path} is a data set, which has columns, expected a RUN or a checkpoint")
+    if options.column is None:
+        return describe_dataset(options.path)
+    with show.progress(f"counting {options.column}", "rows") as progress:
+        return describe_column(options.path, options.column, options.split, options.top, progress)
+
+
+def _describe_model(options: InspectOptions) -> dict[str, Any]:
+    from terarec.checkpoint import MANIFEST
+    from terarec.cli.inspect_checkpoint import describe_checkpoint
+    from terarec.cli.inspect_table import describe_table
+    from terarec.formats import DATASET_FILE
+    from terarec.models.artifact import CHECKPOINT_DIRECTORY, RUN_FILE
+
+    path = options.path
+    if not any((path / name).exists() for name in (MANIFEST, RUN_FILE, CHECKPOINT_DIRECTORY)):
+        raise DataNotFoundError(
+            f"{path}: expected a data set (with {DATASET_FILE}), a RUN ({RUN_FILE}) or a checkpoint ({MANIFEST})"
+        )
+    if options.column is not None:
+        raise ConfigError(f"--column: {path} is a model, which has tables, expected a data set")
+    if options.table is None:
+        return describe_checkpoint(path)
+    return describe_table(path, options.table, options.top)

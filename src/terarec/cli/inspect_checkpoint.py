@@ -1,0 +1,118 @@
+"""What ``terarec inspect`` tells about a checkpoint or a RUN: its tables, optimizer state and dense parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.checkpoint import MANIFEST, latest
+from terarec.checkpoint.layout import DENSE, STATE_PREFIX, WEIGHTS, parse_table_file
+from terarec.checkpoint.manifest import Manifest, read_manifest
+from terarec.config import load_run
+from terarec.errors import ConfigError
+from terarec.formats import read_tensors
+from terarec.models.artifact import CHECKPOINT_DIRECTORY, RUN_FILE
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def find_checkpoint(path: Path) -> Path:
+    """`path` itself if it is a checkpoint, or the newest one of the RUN `path`.
+
+    Raises:
+        DataNotFoundError: a RUN without a whole checkpoint.
+    """
+    return path if (path / MANIFEST).is_file() else latest(path / CHECKPOINT_DIRECTORY)
+
+
+def describe_checkpoint(path: Path) -> dict[str, Any]:
+    """Tables and dense parameters of a checkpoint, or of the newest one of a RUN; every checksum is compared.
+
+    Raises:
+        DataNotFoundError: no whole checkpoint.
+        FormatError: a damaged file.
+    """
+    checkpoint = find_checkpoint(path)
+    manifest = read_manifest(checkpoint)
+    tables = [_table(checkpoint, manifest, table) for table in table_names(manifest)]
+    dense, _ = read_tensors(checkpoint / DENSE, sha256=manifest.entry(DENSE).sha256)
+    run_file = path / RUN_FILE
+    return {
+        "what": "run" if run_file.is_file() else "checkpoint",
+        "path": str(path),
+        "checkpoint": str(checkpoint),
+        "model": load_run(run_file).model.kind if run_file.is_file() else None,
+        "step": manifest.step,
+        "bytes": sum(entry.bytes for entry in manifest.files),
+        "embedding_rows": sum(table["rows"] for table in tables),
+        "embedding_parameters": sum(table["rows"] * table["width"] for table in tables),
+        "dense_parameters": sum(array.size for array in dense.values()),
+        "tables": tables,
+        "dense": [{"parameter": name, "shape": _shape(array), **_size(array)} for name, array in dense.items()],
+    }
+
+
+def table_names(manifest: Manifest) -> list[str]:
+    """The tables of a checkpoint, as its manifest orders them."""
+    parsed = (parse_table_file(entry.file) for entry in manifest.files)
+    return list(dict.fromkeys(piece[0] for piece in parsed if piece is not None))
+
+
+def table_pieces(checkpoint: Path, manifest: Manifest, table: str) -> Iterator[Arrays]:
+    """The tensors of `table`, piece by piece in key order: "weights" float32[n, D] and the optimizer's state.
+
+    Raises:
+        ConfigError: the checkpoint has no such table.
+        FormatError: a damaged file.
+    """
+    found = []
+    for entry in manifest.files:
+        parsed = parse_table_file(entry.file)
+        if parsed is not None and parsed[0] == table:
+            found.append((parsed[1], entry))
+    if not found:
+        raise ConfigError(f"{checkpoint}: no table {table!r}, expected one of {', '.join(table_names(manifest))}")
+    for _, entry in sorted(found, key=lambda item: item[0]):
+        yield read_tensors(checkpoint / entry.file, sha256=entry.sha256)[0]
+
+
+def row_norms(weights: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Euclidean length float64[n] of each row of ``weights float32[n, D]``."""
+    norms: NDArray[np.float64] = np.sqrt(np.einsum("nd,nd->n", weights, weights, dtype=np.float64))
+    return norms
+
+
+def _table(checkpoint: Path, manifest: Manifest, table: str) -> dict[str, Any]:
+    rows, width, num_bytes, total, low, high = 0, 0, 0, 0.0, math.inf, -math.inf
+    state: dict[str, None] = {}
+    for tensors in table_pieces(checkpoint, manifest, table):
+        norms = row_norms(tensors[WEIGHTS])
+        rows, width = rows + norms.size, tensors[WEIGHTS].shape[1]
+        num_bytes += sum(array.nbytes for array in tensors.values())
+        total += float(norms.sum())
+        low, high = min(low, float(norms.min())), max(high, float(norms.max()))
+        state |= {name.removeprefix(STATE_PREFIX): None for name in tensors if name != WEIGHTS}
+    return {
+        "table": table,
+        "rows": rows,
+        "width": width,
+        "bytes": num_bytes,
+        "norm_min": low,
+        "norm_mean": total / rows if rows else math.nan,
+        "norm_max": high,
+        "state": " ".join(state),
+    }
+
+
+def _shape(array: NDArray[Any]) -> str:
+    return " x ".join(map(str, array.shape)) or "1"
+
+
+def _size(array: NDArray[Any]) -> dict[str, Any]:
+    mean_square = float(np.mean(np.square(array, dtype=np.float64))) if array.size else math.nan
+    return {"parameters": array.size, "root_mean_square": math.sqrt(mean_square)}

@@ -1,0 +1,89 @@
+"""What ``terarec inspect DATA --column NAME`` tells: the most frequent values, or the range of the numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from terarec.cli.inspect_dataset import blocks, first_split, key_values, reserved_shares
+from terarec.cli.raw_values import raw_values
+from terarec.cli.show import Advance
+from terarec.errors import ConfigError
+from terarec.formats import ColumnBlock, read_dataset
+from terarec.spec import RARE_ID, CategoricalColumn
+
+
+def describe_column(path: Path, name: str, split: str | None, top: int, progress: Advance) -> dict[str, Any]:
+    """The values of a column in all samples of a split: the most frequent ids, or the numbers' range.
+
+    Args:
+        path: the data set.
+        name: the column.
+        split: the split to scan; None takes the train split.
+        top: how many ids to tell.
+        progress: told the rows scanned and the rows in all.
+
+    Raises:
+        ConfigError: no such column or split.
+        FormatError: a shard that does not hold what dataset.json promises.
+    """
+    spec = read_dataset(path)
+    split = split or first_split(spec)
+    scanned = _told(blocks(path, spec, split), spec.num_rows(split), progress)
+    told = {"what": "column", "path": str(path), "split": split, "column": name}
+    numbers = list(spec.column_names[: len(spec.labels) + len(spec.dense)])
+    if name in numbers:
+        return {**told, **_numbers(scanned, numbers.index(name))}
+    for position, column in enumerate(spec.categorical):
+        if column.name == name:
+            return {**told, **_categories(path, column, scanned, position, top)}
+    raise ConfigError(f"data set {spec.name!r} has no column {name!r}, expected one of {', '.join(spec.column_names)}")
+
+
+def _told(scanned: Iterator[ColumnBlock], total: int, progress: Advance) -> Iterator[ColumnBlock]:
+    done = 0
+    for block in scanned:
+        yield block
+        done += block.num_rows
+        progress(done, total)
+
+
+def _categories(
+    path: Path, column: CategoricalColumn, scanned: Iterator[ColumnBlock], position: int, top: int
+) -> dict[str, Any]:
+    counts = np.zeros(max(column.rows, RARE_ID + 1), dtype=np.int64)
+    rows = 0
+    for block in scanned:
+        counts += np.bincount(key_values(block.keys[position]), minlength=counts.size)
+        rows += block.num_rows
+    ids = np.argsort(-counts, kind="stable")[:top]
+    ids = ids[counts[ids] > 0]
+    num_keys = max(int(counts.sum()), 1)
+    return {
+        "rows": rows,
+        "cardinality": column.rows,
+        "ids_seen": int(np.count_nonzero(counts)),
+        **reserved_shares(counts, column),
+        "most_frequent": [
+            {"id": int(row), "value": value, "count": int(counts[row]), "share": int(counts[row]) / num_keys}
+            for row, value in zip(ids, raw_values(path, column.encoder, ids), strict=True)
+        ],
+    }
+
+
+def _numbers(scanned: Iterator[ColumnBlock], position: int) -> dict[str, Any]:
+    rows, total, squares, low, high = 0, 0.0, 0.0, math.inf, -math.inf
+    for block in scanned:
+        numbers = np.concatenate([block.label, block.dense], axis=1)[:, position].astype(np.float64)
+        if numbers.size:
+            rows += numbers.size
+            total += float(numbers.sum())
+            squares += float(numbers @ numbers)
+            low, high = min(low, float(numbers.min())), max(high, float(numbers.max()))
+    mean = total / rows if rows else math.nan
+    deviation = math.sqrt(max(squares / rows - mean * mean, 0.0)) if rows else math.nan
+    return {"rows": rows, "minimum": low, "mean": mean, "deviation": deviation, "maximum": high}

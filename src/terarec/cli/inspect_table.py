@@ -1,0 +1,70 @@
+"""What ``terarec inspect RUN --table NAME`` tells: the distribution of row norms and the rows of the largest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.checkpoint.layout import WEIGHTS
+from terarec.checkpoint.manifest import read_manifest
+from terarec.cli.inspect_checkpoint import find_checkpoint, row_norms, table_pieces
+from terarec.cli.raw_values import raw_values
+from terarec.formats import read_dataset
+from terarec.models.artifact import DATASET_DIRECTORY
+from terarec.models.wide_deep import WIDE_SUFFIX
+
+_PERCENTILES = (0, 1, 10, 50, 90, 99, 100)
+
+
+def describe_table(path: Path, table: str, top: int) -> dict[str, Any]:
+    """Row norms of one table and its `top` largest rows, with the raw values that they stand for.
+
+    Args:
+        path: a RUN, or a checkpoint in one.
+        table: the table.
+        top: how many rows to tell.
+
+    Raises:
+        ConfigError: no such table.
+        DataNotFoundError: no whole checkpoint.
+        FormatError: a damaged file.
+    """
+    checkpoint = find_checkpoint(path)
+    pieces = table_pieces(checkpoint, read_manifest(checkpoint), table)
+    weights, norms = zip(*((piece[WEIGHTS].shape, row_norms(piece[WEIGHTS])) for piece in pieces), strict=True)
+    all_norms: NDArray[np.float64] = np.concatenate(norms)
+    rows = np.argsort(-all_norms, kind="stable")[:top]
+    return {
+        "what": "table",
+        "path": str(path),
+        "checkpoint": str(checkpoint),
+        "table": table,
+        "rows": all_norms.size,
+        "width": weights[0][1],
+        "zero_rows": int(np.count_nonzero(all_norms == 0)),
+        "norms": _percentiles(all_norms),
+        "largest": [
+            {"row": int(row), "value": value, "norm": float(all_norms[row])}
+            for row, value in zip(rows, _values(path, checkpoint, table, rows), strict=True)
+        ],
+    }
+
+
+def _percentiles(norms: NDArray[np.float64]) -> list[dict[str, Any]]:
+    values = np.percentile(norms, _PERCENTILES)
+    return [{"percentile": percent, "norm": float(value)} for percent, value in zip(_PERCENTILES, values, strict=True)]
+
+
+def _values(path: Path, checkpoint: Path, table: str, rows: NDArray[np.int64]) -> Sequence[str]:
+    """Raw values of `rows`, if the RUN around the checkpoint is there; else nothing is known but the keys."""
+    for directory in (path / DATASET_DIRECTORY, checkpoint.parent.parent / DATASET_DIRECTORY):
+        if not directory.is_dir():
+            continue
+        for column in read_dataset(directory).categorical:
+            if table in (column.name, column.name + WIDE_SUFFIX):
+                return raw_values(directory, column.encoder, rows)
+    return ["?"] * len(rows)

@@ -1,0 +1,36 @@
+"""``terarec serve``: a model behind HTTP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from terarec.cli.show import Show
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """What ``terarec serve`` takes."""
+
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train wrote.")]
+    port: Annotated[int, typer.Option(help="TCP port; 0 takes a free one.")] = 8000
+    host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1"
+    name: Annotated[str, typer.Option(help="The model's name in the URL.")] = "model"
+
+
+def serve(options: ServeOptions, show: Show) -> None:
+    """Score raw records over HTTP (Open Inference Protocol v2)."""
+    from terarec.serve import run
+    from terarec.spec import ServingSpec
+
+    spec = ServingSpec(name=options.name, host=options.host, port=options.port)
+
+    def ready(server: run.RunningServer) -> None:
+        url = f"{server.url}/v2/models/{spec.name}"
+        show.line(f"Serving {options.run} at {url}/infer; Ctrl-C stops.")
+        show.json({"url": server.url, "host": server.host, "port": server.port, "name": spec.name})
+
+    run.serve(options.run, spec, ready)

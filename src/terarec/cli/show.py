@@ -1,0 +1,123 @@
+"""What a command shows: progress and figures for people, or one JSON object for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from terarec.cli.figures import label, text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+Advance = Callable[[int, int], None]
+"""Tells a progress bar (work done, work in all), both in its unit."""
+
+
+class Show:
+    """Where a command's output goes: stdout; with ``--json`` stderr, so that stdout ends with the JSON object.
+
+    Attributes:
+        console: for what a person keeps: figures and tables.
+        progress_console: stderr, for bars.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        from rich.console import Console
+
+        self.as_json = as_json
+        self.console: Console = Console(stderr=as_json, highlight=False)
+        self.progress_console: Console = Console(stderr=True, highlight=False)
+
+    def line(self, words: str) -> None:
+        """One plain line; square brackets are not markup."""
+        self.console.print(words, markup=False, soft_wrap=True)
+
+    def result(self, title: str, figures: Mapping[str, Any]) -> None:
+        """End a command: its figures for people and, if asked for, as JSON."""
+        self.figures(title, figures)
+        self.json(figures)
+
+    def figures(self, title: str, figures: Mapping[str, Any]) -> None:
+        """Figures one under the other; lists and objects among them are left out, as are unknown ones."""
+        from rich.text import Text
+
+        table = _table(title, ["", ""], ["left", "left"])
+        for name, value in figures.items():
+            if value is not None and not isinstance(value, Mapping | list | tuple):
+                table.add_row(label(name), Text(text(name, value)))
+        self.console.print(table)
+
+    def table(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Equally shaped rows under a header, without columns of which nothing is known; nothing for no rows."""
+        from rich.text import Text
+
+        if not rows:
+            return
+        columns = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+        numeric = [any(isinstance(row[name], int | float) for row in rows) for name in columns]
+        table = _table(title, [label(name) for name in columns], ["right" if is_num else "left" for is_num in numeric])
+        for row in rows:
+            table.add_row(*(Text(text(name, row[name])) for name in columns))
+        self.console.print(table)
+
+    def json(self, data: Mapping[str, Any]) -> None:
+        """Print `data` as the last line of stdout, if ``--json`` was given."""
+        if self.as_json:
+            print_json(data)
+
+    @contextmanager
+    def progress(self, words: str, unit: str) -> Iterator[Advance]:
+        """A progress bar on stderr while the block runs; nothing is drawn where stderr is no terminal."""
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:,.0f} of {task.total:,.0f} " + unit),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+        )
+        console = self.progress_console
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task(words, total=1, rate="", visible=False)
+
+            def advance(position: int, total: int) -> None:
+                speed = bar.tasks[task].speed
+                rate = f"{speed:,.0f} {unit}/s" if speed else ""
+                bar.update(task, completed=position, total=total, rate=rate, visible=True)
+
+            yield advance
+
+
+def print_json(data: Mapping[str, Any]) -> None:
+    """Print `data` as one line of JSON on stdout; numbers that JSON has no words for become null."""
+    sys.stdout.write(json.dumps(_finite(data), allow_nan=False, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _table(title: str, headers: Sequence[str], justify: Sequence[Any]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=Text(title, style="bold"), title_justify="left", show_header=any(headers), box=None, padding=(0, 2, 0, 0)
+    )
+    for header, side in zip(headers, justify, strict=True):
+        table.add_column(Text(header), justify=side, overflow="fold")
+    return table

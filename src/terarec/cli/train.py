@@ -1,0 +1,56 @@
+"""``terarec train``: a run from its description to its report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from terarec.cli.show import Show
+from terarec.cli.train_options import TrainOptions, run_spec
+from terarec.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from terarec.train.fit_report import FitReport
+    from terarec.train.run import Run
+
+
+def train(options: TrainOptions, show: Show) -> None:
+    """Train a model on a data set; Ctrl-C leaves a checkpoint."""
+    spec = run_spec(options)
+    from terarec.train.progress import ProgressBar
+    from terarec.train.run import build
+
+    run = build(spec, options.out, callbacks=[ProgressBar(show.progress_console)])
+    report = run.fit(resume=options.resume)
+    show.result(f"Trained {options.out}", _figures(run, report, _draw(options.out, show)))
+
+
+def _draw(out: Path, show: Show) -> Path | None:
+    """The path of the curves; None where the library that draws them, an extra, is not installed."""
+    from terarec.train.report import write_report
+
+    try:
+        return write_report(out)
+    except MissingDependencyError as error:
+        show.line(f"no report: {error}")
+        return None
+
+
+def _figures(run: Run, report: FitReport, page: Path | None) -> dict[str, Any]:
+    evaluation = report.evaluation
+    return {
+        "out": str(run.directory.path),
+        "model": run.spec.model.kind,
+        "auc": evaluation.auc if evaluation is not None else None,
+        "logloss": evaluation.logloss if evaluation is not None else None,
+        "highest_auc": report.best_auc,
+        "best_auc": run.dataset.best_auc,
+        "loss": report.loss,
+        "steps": report.steps,
+        "samples": report.samples,
+        "seconds": report.seconds,
+        "samples_per_second": report.samples_per_second,
+        "peak_memory_bytes": report.peak_memory_bytes,
+        "checkpoint": str(report.checkpoint) if report.checkpoint is not None else None,
+        "report": str(page) if page is not None else None,
+    }

@@ -1,0 +1,98 @@
+"""Options of ``terarec train`` -> `RunSpec`: a configuration file or the defaults, then flags, then ``--set``."""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from terarec.config import load_run, override, parse_assignments
+from terarec.errors import ConfigError
+from terarec.spec import DenseOptimizerSpec, DLRMSpec, ModelSpec, RunSpec, SparseOptimizerSpec
+
+
+def _kinds(union: Any) -> str:
+    return "|".join(spec.kind for spec in typing.get_args(union))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """What ``terarec train`` takes; None leaves a setting to the configuration file, or to its default."""
+
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG.json", help="A run description; flags go on top.")
+    ] = None
+    out: Annotated[Path, typer.Option(help="RUN directory to write: checkpoints, metrics, report.html.")]
+    data: Annotated[Path | None, typer.Option(help="A prepared data set.")] = None
+    model: Annotated[str | None, typer.Option(metavar=_kinds(ModelSpec), help="Kind of model.")] = None
+    epochs: Annotated[int | None, typer.Option(help="Passes over the train split.")] = None
+    batch_size: Annotated[int | None, typer.Option(help="Samples in a step.")] = None
+    width: Annotated[int | None, typer.Option(help="Length of every embedding vector.")] = None
+    bottom: Annotated[str | None, typer.Option(metavar="512-256-16", help="Layers of the bottom MLP (dlrm).")] = None
+    top: Annotated[str | None, typer.Option(metavar="512-256", help="Hidden layers of the top MLP (dlrm).")] = None
+    hidden: Annotated[str | None, typer.Option(metavar="256-128", help="Hidden layers (wide_deep).")] = None
+    dense_optimizer: Annotated[
+        str | None, typer.Option(metavar=_kinds(DenseOptimizerSpec), help="Optimizer of the layers.")
+    ] = None
+    dense_lr: Annotated[float | None, typer.Option(help="Its learning rate.")] = None
+    sparse_optimizer: Annotated[
+        str | None, typer.Option(metavar=_kinds(SparseOptimizerSpec), help="Optimizer of the tables.")
+    ] = None
+    sparse_lr: Annotated[float | None, typer.Option(help="Its learning rate.")] = None
+    precision: Annotated[str | None, typer.Option(metavar="fp32|bf16", help="Precision of the layers.")] = None
+    seed: Annotated[int | None, typer.Option(help="Of first weights, data order and dropout.")] = None
+    threads: Annotated[int | None, typer.Option(help="CPU threads of the compute.")] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in RUN.")] = False
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Any field, e.g. training.max_steps=100.")
+    ] = None
+
+
+_FLAGS = {
+    "model": "model.kind",
+    "epochs": "training.epochs",
+    "batch_size": "training.batch_size",
+    "width": "model.width",
+    "bottom": "model.bottom",
+    "top": "model.top",
+    "hidden": "model.hidden",
+    "dense_optimizer": "dense_optimizer.kind",
+    "dense_lr": "dense_optimizer.lr",
+    "sparse_optimizer": "sparse_optimizer.kind",
+    "sparse_lr": "sparse_optimizer.lr",
+    "precision": "training.precision",
+    "seed": "training.seed",
+    "threads": "training.threads",
+}
+"""Option -> the field of `RunSpec` that it sets."""
+
+
+def run_spec(options: TrainOptions) -> RunSpec:
+    """The run that `options` describe.
+
+    ``--width`` alone also widens the last layer of DLRM's bottom MLP, which must be as wide as the embedding.
+
+    Raises:
+        ConfigError: no data set named, or a field that is unknown, mistyped or out of range.
+        DataNotFoundError: no such configuration file.
+    """
+    if options.config is None and options.data is None:
+        raise ConfigError("nothing to train on: got neither CONFIG.json nor --data, expected one of them")
+    base = RunSpec(data=str(options.data)) if options.config is None else load_run(options.config)
+    flags = {path: getattr(options, name) for name, path in _FLAGS.items()}
+    changes = {path: str(value) for path, value in flags.items() if value is not None}
+    if options.data is not None:
+        changes["data"] = str(options.data.absolute())
+    changes |= parse_assignments(options.assignments or ())
+    return override(base, _with_bottom_as_wide(base, changes))
+
+
+def _with_bottom_as_wide(base: RunSpec, changes: dict[str, str]) -> dict[str, str]:
+    kind = changes.get("model.kind", base.model.kind)
+    if kind != DLRMSpec.kind or "model.width" not in changes or "model.bottom" in changes:
+        return changes
+    model = base.model if isinstance(base.model, DLRMSpec) else DLRMSpec()
+    return {**changes, "model.bottom": "-".join(map(str, [*model.bottom[:-1], changes["model.width"]]))}

@@ -1,0 +1,79 @@
+"""Commands run as a user runs them, in this process: torch is loaded once for all tests."""
+
+import contextlib
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from terarec.cli.entry import run
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The JSON object in the last line of stdout; constants that JSON does not have are refused."""
+        return json.loads(self.out.splitlines()[-1], parse_constant=pytest.fail)
+
+
+def terarec(*arguments: object) -> Ended:
+    """Run ``terarec ARGUMENTS``."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run([str(argument) for argument in arguments])
+    return Ended(code, out.getvalue(), err.getvalue())
+
+
+def figures(*arguments: object) -> dict[str, Any]:
+    """Run a command with ``--json``; it must succeed."""
+    ended = terarec(*arguments, "--json")
+    assert ended.code == 0, ended.err
+    return ended.figures
+
+
+def refused(*arguments: object, code: int) -> str:
+    """Run a command that must fail with `code` and one line; returns the line's message."""
+    ended = terarec(*arguments, "--json")
+    lines = [line for line in ended.err.splitlines() if line.startswith("terarec: ")]
+    assert (ended.code, len(lines)) == (code, 1), ended.err
+    assert "Traceback" not in ended.err
+    message = lines[0].removeprefix("terarec: error: ")
+    assert ended.figures == {"error": message.removeprefix("terarec: ")}
+    return message
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What the first commands of a newcomer leave: raw logs, two data sets and a trained run."""
+
+    raw: Path
+    data: Path
+    raw_format: Path
+    run: Path
+    generated: dict[str, Any]
+    prepared: dict[str, Any]
+    trained: dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    """2,000 rows in two days, generated, prepared in both formats and trained for one epoch."""
+    root = tmp_path_factory.mktemp("workshop")
+    raw, data, fixed, out = root / "raw", root / "data", root / "fixed", root / "run"
+    generated = figures("generate", "criteo", "--rows", 2000, "--days", 2, "--out", raw, "--seed", 7)
+    days = [raw / "day_0.tsv", raw / "day_1.tsv"]
+    prepared = figures("prepare", "criteo", *days, "--out", data, "--min-count", 2)
+    figures("prepare", "criteo", *days, "--out", fixed, "--min-count", 2, "--format", "raw", "--valid-last-day")
+    shape = ["--width", 4, "--bottom", "8-4", "--top", "8", "--batch-size", 128]
+    trained = figures("train", "--model", "dlrm", "--data", data, "--out", out, *shape)
+    return Workshop(raw, data, fixed, out, generated, prepared, trained)

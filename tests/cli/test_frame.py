@@ -1,0 +1,76 @@
+import subprocess
+import sys
+
+import pytest
+
+from terarec import __version__
+from terarec.cli.app import ORDER
+from tests.cli.conftest import refused, terarec
+
+ENTRY = [sys.executable, "-c", "from terarec.cli import main; main()"]
+
+
+def test_help_reads_like_a_table_of_contents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    ended = terarec("--help")
+    assert ended.code == 0
+    lines = [line.strip("\u2502 ") for line in ended.out.splitlines()]
+    named = [line.split()[0] for line in lines if line and line.split()[0] in ORDER]
+    assert named == list(ORDER)
+    panels = [line.strip("\u256d\u256e\u2500 ") for line in ended.out.splitlines() if line.startswith("\u256d")]
+    assert panels == ["Options", "Data", "Model", "Serving", "Looking inside"]
+    # One line a command: a panel is as high as the commands in it.
+    first = lines.index(next(line for line in lines if line.startswith("train")))
+    assert [line.split()[0] for line in lines[first : first + 3]] == ["train", "evaluate", "predict"]
+
+
+def test_no_command_shows_the_help() -> None:
+    assert terarec().out == terarec("--help").out
+    assert terarec().code == 0
+
+
+def test_version() -> None:
+    assert terarec("--version").out == f"terarec {__version__}\n"
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = "import sys; from terarec.cli.entry import run; run(['train', '--help']); print(*sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not {"torch", "numpy", "pyarrow", "matplotlib", "uvicorn"} & set(out.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["trian"], "No such command 'trian'. Did you mean 'train'?; see terarec --help"),
+        (["train", "--epoch", "1"], "--epoch"),
+        (["train"], "Missing option '--out'; see terarec train --help"),
+        (["generate", "avazu"], "No such command 'avazu'; see terarec generate --help"),
+        (["generate", "criteo", "--rows", "many", "--out", "x"], "--rows"),
+        (["generate", "criteo", "--rows", "0", "--out", "x"], "--rows"),
+        (["evaluate"], "RUN"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_code_2(arguments: list[str], expected: str) -> None:
+    assert expected in refused(*arguments, code=2)
+
+
+def test_debug_shows_the_traceback_too(tmp_path) -> None:
+    ended = terarec("--debug", "inspect", tmp_path / "none")
+    assert ended.code == 1
+    assert "Traceback (most recent call last)" in ended.err
+    assert ended.err.splitlines()[-1].startswith(f"terarec: error: {tmp_path / 'none'}: no such directory")
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    process = subprocess.Popen([*ENTRY, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 1
+
+
+def test_the_console_script_exits_with_the_code(tmp_path) -> None:
+    ended = subprocess.run([*ENTRY, "inspect", str(tmp_path / "none")], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert len(ended.stderr.splitlines()) == 1

@@ -1,0 +1,85 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from terarec.cli.train_options import TrainOptions, run_spec
+from terarec.errors import ConfigError, DataNotFoundError
+from terarec.spec import AdaGradSpec, DLRMSpec, RunSpec, SGDSpec, WideDeepSpec
+
+OUT = Path("run")
+
+
+def test_data_alone_is_a_run_of_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_spec(TrainOptions(out=OUT, data=Path("data"))) == RunSpec(data=str(tmp_path / "data"))
+
+
+def test_every_flag_sets_its_field() -> None:
+    spec = run_spec(
+        TrainOptions(
+            out=OUT,
+            data=Path("/d"),
+            model="dlrm",
+            epochs=3,
+            batch_size=64,
+            width=8,
+            bottom="32-8",
+            top="16,4",
+            dense_optimizer="sgd",
+            dense_lr=0.5,
+            sparse_optimizer="adagrad",
+            sparse_lr=0.25,
+            precision="bf16",
+            seed=9,
+            threads=2,
+        )
+    )
+    assert spec.model == DLRMSpec(width=8, bottom=(32, 8), top=(16, 4))
+    assert spec.dense_optimizer == SGDSpec(lr=0.5)
+    assert spec.sparse_optimizer == AdaGradSpec(lr=0.25)
+    training = spec.training
+    assert (training.epochs, training.batch_size, training.precision) == (3, 64, "bf16")
+    assert (training.seed, training.threads) == (9, 2)
+
+
+def test_width_alone_widens_the_bottom_of_dlrm_only() -> None:
+    assert run_spec(TrainOptions(out=OUT, data=Path("/d"), width=8)).model == DLRMSpec(width=8, bottom=(512, 256, 8))
+    wide = run_spec(TrainOptions(out=OUT, data=Path("/d"), model="wide_deep", width=4, hidden="9"))
+    assert wide.model == WideDeepSpec(width=4, hidden=(9,))
+
+
+def test_the_file_comes_first_then_flags_then_set(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    model = {"kind": "dlrm", "width": 4, "bottom": [8, 4], "top": [2]}
+    config.write_text(json.dumps({"data": "d", "model": model, "training": {"epochs": 5, "seed": 1}}))
+    assignments = ["training.epochs=7", "training.max_steps=10"]
+    spec = run_spec(TrainOptions(config=config, out=OUT, epochs=6, width=16, assignments=assignments))
+    assert spec.data == str(tmp_path / "d")
+    assert spec.model == DLRMSpec(width=16, bottom=(8, 16), top=(2,))
+    assert (spec.training.epochs, spec.training.max_steps, spec.training.seed) == (7, 10, 1)
+
+
+def test_neither_file_nor_data_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"neither CONFIG\.json nor --data"):
+        run_spec(TrainOptions(out=OUT))
+    with pytest.raises(DataNotFoundError):
+        run_spec(TrainOptions(out=OUT, config=Path("none.json")))
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"model": "dcn"}, "model.kind: got 'dcn', expected one of 'dlrm', 'wide_deep'"),
+        ({"model": "wide_deep", "top": "8"}, "model.top: unknown field, expected one of 'width', 'hidden'"),
+        ({"batch_size": 0}, "TrainingSpec.batch_size: got 0"),
+        ({"dense_optimizer": "rowwise_adagrad"}, "dense_optimizer.kind: got 'rowwise_adagrad'"),
+        ({"bottom": "16-x"}, "model.bottom: got 'x', expected an integer"),
+        ({"assignments": ["training.epochs"]}, "got 'training.epochs', expected path=value"),
+        ({"assignments": ["training.x=1"]}, "training.x: unknown field"),
+    ],
+)
+def test_a_wrong_flag_names_its_field(flags: dict, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_spec(TrainOptions(out=OUT, data=Path("/d"), **flags))
+    assert expected in str(caught.value)
