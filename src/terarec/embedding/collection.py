@@ -144,7 +144,8 @@ class EmbeddingCollection(nn.Module):
                     )
                     leaf.grad = None
 
-            vectors.requires_grad_().register_post_accumulate_grad_hook(deposit)
+            vectors.requires_grad_()
+            vectors.register_post_accumulate_grad_hook(deposit)  # type: ignore[no-untyped-call]
         return vectors
 
     def _in_feature_order(self, pooled: Mapping[tuple[str, ...], Tensor], jagged: Jagged) -> Tensor:
@@ -152,7 +153,7 @@ class EmbeddingCollection(nn.Module):
             return next(iter(pooled.values()))
         columns: dict[str, Tensor] = {}
         for names, vectors in pooled.items():
-            columns.update(zip(names, vectors.split(vectors.shape[1] // len(names), dim=1), strict=True))
+            columns.update(zip(names, torch.split(vectors, vectors.shape[1] // len(names), dim=1), strict=True))
         in_order = [columns[feature.name] for feature in self.features if feature.name in columns]
         if in_order:
             return torch.cat(in_order, dim=1)
@@ -160,13 +161,13 @@ class EmbeddingCollection(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingCollection:
         """Follow ``to(device)``; leave the weights float32."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for arena in self.arenas:
             arena.move(fn(torch.empty(0, device=arena.device)).device)
         return self
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
+        super()._save_to_state_dict(destination, prefix, keep_vars)
         for name, table in self.tables.items():
             destination[f"{prefix}tables.{name}"] = table.weights
 
@@ -196,7 +197,7 @@ def _split_sequences(part: Jagged, vectors: Tensor) -> dict[str, Sequences]:
     """Cut ``vectors float32[N, D]`` of several features into one `Sequences` each."""
     batch_size = part.batch_size
     starts = part.offsets[::batch_size] if batch_size else part.offsets.expand(len(part.names) + 1)
-    values = vectors.split(starts.diff().tolist())
+    values = torch.split(vectors, starts.diff().tolist())
     return {
         name: Sequences(
             values=values[index],

@@ -28,7 +28,9 @@ class LookupGroup:
 
 
 def check_names(tables: Sequence[TableSpec], features: Sequence[FeatureSpec]) -> None:
-    """Raise `ConfigError` unless names are distinct and each feature's table exists."""
+    """Raise `ConfigError` unless there are tables, names are distinct and each feature's table exists."""
+    if not tables:
+        raise ConfigError("tables: got none, expected at least one")
     _check_distinct("tables", [table.name for table in tables])
     _check_distinct("features", [feature.name for feature in features])
     known = {table.name for table in tables}

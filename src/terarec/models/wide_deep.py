@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from terarec.batch import Batch
 from terarec.embedding import EmbeddingCollection
@@ -30,20 +31,21 @@ class WideDeep(nn.Module):
         self.num_labels = num_labels
         self.wide = _wide_tables(columns, num_labels, seed) if columns else None
         self.embedding = _deep_tables(columns, spec.width, seed) if columns else None
-        self.linear = nn.Linear(num_dense, num_labels, device="meta").to_empty(device="cpu")
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
+        self.linear_weight = nn.Parameter(torch.zeros(num_labels, num_dense))
+        self.linear_bias = nn.Parameter(torch.zeros(num_labels))
         in_width = num_dense + spec.width * len(columns)
         self.deep = MLP(in_width, (*spec.hidden, num_labels), generator=generator, dropout=spec.dropout)
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits float[B, L]."""
-        linear: Tensor = self.linear(batch.dense)
-        if self.wide is None or self.embedding is None:
-            return linear + self.deep(batch.dense)
-        weights = self.wide(batch.sparse).pooled.view(batch.batch_size, -1, self.num_labels)
-        deep = torch.cat([batch.dense, self.embedding(batch.sparse).pooled], dim=1)
-        return linear + weights.sum(dim=1) + self.deep(deep)
+        logits = linear(batch.dense, self.linear_weight, self.linear_bias)
+        deep_input = batch.dense
+        if self.wide is not None and self.embedding is not None:
+            weights = self.wide(batch.sparse).pooled.view(batch.batch_size, -1, self.num_labels)
+            logits = logits + weights.sum(dim=1)
+            deep_input = torch.cat([batch.dense, self.embedding(batch.sparse).pooled], dim=1)
+        logits += self.deep(deep_input)
+        return logits
 
 
 def _wide_tables(columns: tuple[CategoricalColumn, ...], num_labels: int, seed: int) -> EmbeddingCollection:

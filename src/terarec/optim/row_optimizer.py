@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
@@ -10,7 +11,7 @@ from torch import nn
 
 from terarec.errors import ConfigError
 from terarec.ops.row_update import BagGradient, RowRule, row_update_, state_shapes
-from terarec.spec import AdamSpec, SGDSpec, SparseOptimizerSpec
+from terarec.spec import AdaGradSpec, AdamSpec, SGDSpec, SparseOptimizerSpec
 from terarec.storage import Arena
 
 
@@ -49,7 +50,7 @@ class RowOptimizer:
         self._rule = _rule(spec)
         self.num_steps = 0
         for arena in self._arenas():
-            shapes = state_shapes(spec.kind, arena.num_rows, arena.width)
+            shapes = state_shapes(self._rule.kind, arena.num_rows, arena.width)
             arena.attach_state(shapes, fill=getattr(spec, "initial_accumulator", 0.0))
 
     @property
@@ -101,13 +102,15 @@ def _rule(spec: SparseOptimizerSpec) -> RowRule:
         return RowRule(kind="sgd", lr=spec.lr)
     if isinstance(spec, AdamSpec):
         return RowRule(kind="adam", lr=spec.lr, eps=spec.eps, beta1=spec.beta1, beta2=spec.beta2)
-    return RowRule(kind=spec.kind, lr=spec.lr, eps=spec.eps)
+    if isinstance(spec, AdaGradSpec):
+        return RowRule(kind="adagrad", lr=spec.lr, eps=spec.eps)
+    return RowRule(kind="rowwise_adagrad", lr=spec.lr, eps=spec.eps)
 
 
 def _check_tables(owners: Sequence[RowParameters]) -> None:
-    names = [name for owner in owners for arena in owner.arenas for name in arena.table_names]
-    if not names:
+    counts = Counter(name for owner in owners for arena in owner.arenas for name in arena.table_names)
+    if not counts:
         raise ConfigError("row optimizer: got a module without embedding tables, expected an EmbeddingCollection in it")
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"row optimizer: two tables are named {name!r}, expected distinct names")
+    name, count = counts.most_common(1)[0]
+    if count > 1:
+        raise ConfigError(f"row optimizer: {count} tables are named {name!r}, expected distinct names")

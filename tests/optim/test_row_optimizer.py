@@ -1,0 +1,193 @@
+"""A collection with its row optimizer equals `nn.EmbeddingBag` with `torch.optim`, step after step."""
+
+import pytest
+import torch
+from torch import nn
+
+from terarec.embedding import EmbeddingCollection
+from terarec.errors import ConfigError
+from terarec.optim import RowOptimizer
+from terarec.spec import (
+    AdaGradSpec,
+    AdamSpec,
+    FeatureSpec,
+    RowWiseAdaGradSpec,
+    SGDSpec,
+    SparseOptimizerSpec,
+    TableSpec,
+)
+from tests.embedding.plain import PlainCollection, random_jagged
+
+SPECS = [
+    SGDSpec(lr=0.02),
+    AdaGradSpec(lr=0.1, initial_accumulator=0.2),
+    RowWiseAdaGradSpec(lr=0.1, initial_accumulator=0.2),
+    AdamSpec(lr=0.05, beta1=0.8, beta2=0.9),
+]
+# Shared tables, two widths, every pooling.
+TABLES = [
+    TableSpec(name="a", rows=6, width=4),
+    TableSpec(name="b", rows=9, width=8),
+    TableSpec(name="c", rows=5, width=4),
+]
+FEATURES = [
+    FeatureSpec(name="f0", table="a"),
+    FeatureSpec(name="f1", table="b", pooling="mean"),
+    FeatureSpec(name="f2", table="a", pooling="none"),
+    FeatureSpec(name="f3", table="c", pooling="mean"),
+    FeatureSpec(name="f4", table="a", pooling="mean"),
+]
+NAMES, ROWS = ("f0", "f1", "f2", "f3", "f4"), (6, 9, 6, 5, 6)
+
+
+class RowWiseAdagrad(torch.optim.Optimizer):
+    """The formula of `RowWiseAdaGradSpec` on dense gradients."""
+
+    def __init__(self, parameters: list[nn.Parameter], spec: RowWiseAdaGradSpec) -> None:
+        super().__init__(parameters, {})
+        self.spec = spec
+        self.sums = [torch.full((p.shape[0], 1), spec.initial_accumulator) for p in parameters]
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for parameter, total in zip(self.param_groups[0]["params"], self.sums, strict=True):
+            total += parameter.grad.square().mean(dim=1, keepdim=True)
+            parameter -= self.spec.lr * parameter.grad / (total.sqrt() + self.spec.eps)
+
+
+def torch_optimizer(spec: SparseOptimizerSpec, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    if isinstance(spec, SGDSpec):
+        return torch.optim.SGD(parameters, lr=spec.lr)
+    if isinstance(spec, AdaGradSpec):
+        return torch.optim.Adagrad(
+            parameters, lr=spec.lr, eps=spec.eps, initial_accumulator_value=spec.initial_accumulator
+        )
+    if isinstance(spec, RowWiseAdaGradSpec):
+        return RowWiseAdagrad(parameters, spec)
+    return torch.optim.SparseAdam(parameters, lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps)
+
+
+def loss_of(pooled: torch.Tensor, sequence: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (pooled - target).square().sum() + sequence.sin().sum()
+
+
+def as_sparse(model: PlainCollection) -> None:
+    """Turn each gradient into a sparse one of the touched rows, which is what `SparseAdam` takes."""
+    for weight in model.weights.values():
+        assert weight.grad is not None
+        weight.grad = weight.grad.to_sparse(1)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind)
+@pytest.mark.parametrize("num_backwards", [1, 3])
+def test_equals_torch_step_after_step(spec: SparseOptimizerSpec, num_backwards: int) -> None:
+    mine = EmbeddingCollection(TABLES, FEATURES, seed=4)
+    plain = PlainCollection(mine)
+    row_optimizer, theirs = RowOptimizer(mine, spec), torch_optimizer(spec, list(plain.weights.values()))
+    target = torch.randn(10, mine.output_width)
+    for step in range(6):
+        theirs.zero_grad()
+        for part in range(num_backwards):
+            jagged = random_jagged(NAMES, ROWS, 10, seed=10 * step + part)
+            out = mine(jagged)
+            loss_of(out.pooled, out.sequences["f2"].values, target).backward()
+            pooled, sequences = plain(jagged)
+            loss_of(pooled, sequences["f2"], target).backward()
+        row_optimizer.step()
+        if isinstance(spec, AdamSpec):
+            as_sparse(plain)
+        theirs.step()
+        for name in "abc":
+            torch.testing.assert_close(mine.table(name), plain.weights[name].detach(), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind)
+def test_rows_without_keys_do_not_move(spec: SparseOptimizerSpec) -> None:
+    mine = EmbeddingCollection(TABLES[:1], FEATURES[:1])
+    before = mine.table("a").clone()
+    row_optimizer = RowOptimizer(mine, spec)
+    for _ in range(2):
+        mine(random_jagged(["f0"], [3], 8)).pooled.sum().backward()
+        row_optimizer.step()
+    assert torch.equal(mine.table("a")[3:], before[3:])
+    assert not torch.equal(mine.table("a")[:3], before[:3])
+
+
+def test_two_backward_passes_through_one_forward_count_twice() -> None:
+    mine = EmbeddingCollection(TABLES[:1], FEATURES[:1])
+    plain = PlainCollection(mine)
+    jagged = random_jagged(["f0"], [6], 8)
+    for loss in (mine(jagged).pooled.square().sum(), plain(jagged)[0].square().sum()):
+        loss.backward(retain_graph=True)
+        loss.backward()
+    RowOptimizer(mine, SGDSpec(lr=0.1)).step()
+    grad = plain.weights["a"].grad
+    assert grad is not None
+    torch.testing.assert_close(mine.table("a"), plain.weights["a"].detach() - 0.1 * grad)
+
+
+def test_a_step_without_gradients_does_nothing() -> None:
+    mine = EmbeddingCollection(TABLES, FEATURES)
+    row_optimizer = RowOptimizer(mine, AdamSpec())
+    before = mine.table("a").clone()
+    row_optimizer.step()
+    mine(random_jagged(NAMES, ROWS, 4)).pooled.sum().backward()
+    row_optimizer.zero_grad()
+    row_optimizer.step()
+    assert row_optimizer.num_steps == 0
+    assert torch.equal(mine.table("a"), before)
+
+
+def test_training_goes_on_where_it_stopped() -> None:
+    def train(mine: EmbeddingCollection, row_optimizer: RowOptimizer, steps: range) -> None:
+        for step in steps:
+            mine(random_jagged(NAMES, ROWS, 10, seed=step)).pooled.square().sum().backward()
+            row_optimizer.step()
+
+    spec = AdamSpec(lr=0.1)
+    whole = EmbeddingCollection(TABLES, FEATURES)
+    train(whole, RowOptimizer(whole, spec), range(6))
+
+    first = EmbeddingCollection(TABLES, FEATURES)
+    first_optimizer = RowOptimizer(first, spec)
+    train(first, first_optimizer, range(3))
+    second = EmbeddingCollection(TABLES, FEATURES, seed=9)
+    second_optimizer = RowOptimizer(second, AdamSpec(lr=0.7))
+    second_optimizer.load_state_dict(first_optimizer.state_dict())
+    for name, table in first.tables.items():
+        for chunk in table.export_chunks(4):
+            second.tables[name].import_(chunk)
+    train(second, second_optimizer, range(3, 6))
+    assert all(torch.equal(second.table(name), whole.table(name)) for name in "abc")
+
+
+def test_the_learning_rate_can_be_set() -> None:
+    mine = EmbeddingCollection(TABLES[:1], FEATURES[:1])
+    row_optimizer = RowOptimizer(mine, SGDSpec(lr=0.1))
+    row_optimizer.lr = 0.0
+    before = mine.table("a").clone()
+    mine(random_jagged(["f0"], [6], 8)).pooled.sum().backward()
+    row_optimizer.step()
+    assert torch.equal(mine.table("a"), before)
+    assert row_optimizer.state_dict() == {"kind": "sgd", "lr": 0.0, "num_steps": 1}
+
+
+def test_collections_are_found_inside_models_and_counted_once() -> None:
+    inner = EmbeddingCollection(TABLES[:1], FEATURES[:1])
+    other = EmbeddingCollection(TABLES[1:2], FEATURES[1:2])
+    model = nn.ModuleDict({"x": nn.Sequential(inner), "y": inner})
+    row_optimizer = RowOptimizer([model, other], SGDSpec(lr=1.0))
+    before = inner.table("a").clone()
+    inner(random_jagged(["f0"], [6], 8)).pooled.sum().backward()
+    row_optimizer.step()
+    assert not torch.equal(inner.table("a"), before)
+
+
+def test_what_cannot_be_optimized_is_refused() -> None:
+    with pytest.raises(ConfigError, match="without embedding tables"):
+        RowOptimizer(nn.Linear(2, 2), SGDSpec())
+    twins = [EmbeddingCollection(TABLES[:1], FEATURES[:1]) for _ in range(2)]
+    with pytest.raises(ConfigError, match="2 tables are named 'a'"):
+        RowOptimizer(twins, SGDSpec())
+    with pytest.raises(ConfigError, match="'adam', expected 'sgd'"):
+        RowOptimizer(twins[0], SGDSpec()).load_state_dict({"kind": "adam", "lr": 0.1, "num_steps": 3})

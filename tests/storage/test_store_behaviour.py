@@ -1,0 +1,131 @@
+"""One behaviour suite for every store; a new kind of store adds a factory and its name."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from terarec.errors import KeyOutOfRangeError, StorageError
+from terarec.spec import TableSpec
+from terarec.storage import Arena, Rows, Store, static_tables
+
+Factory = Callable[[list[TableSpec]], list[Store]]
+
+
+def static(specs: list[TableSpec]) -> list[Store]:
+    arena = Arena(specs, seed=3)
+    return list(static_tables(arena))
+
+
+FACTORIES: dict[str, Factory] = {"static": static}
+
+
+@pytest.fixture(params=FACTORIES.values(), ids=FACTORIES.keys())
+def make(request: pytest.FixtureRequest) -> Factory:
+    factory: Factory = request.param
+    return factory
+
+
+def specs(*rows: int, width: int = 4) -> list[TableSpec]:
+    return [TableSpec(name=f"t{index}", rows=count, width=width) for index, count in enumerate(rows)]
+
+
+def with_state(stores: list[Store]) -> list[Store]:
+    arena = stores[0].arena  # type: ignore[attr-defined]
+    arena.attach_state((("exp_avg", (arena.num_rows, arena.width)), ("sum", (arena.num_rows,))), fill=0.5)
+    return stores
+
+
+def test_it_is_a_store(make: Factory) -> None:
+    (store,) = make(specs(7))
+    assert isinstance(store, Store)
+    assert (store.name, store.width, len(store), store.state_names) == ("t0", 4, 7, ())
+    assert store.memory_bytes == 7 * 4 * 4
+
+
+def test_import_then_export_gives_the_same_rows(make: Factory) -> None:
+    first, second = with_state(make(specs(5, 9)))
+    before = first.export(torch.arange(5))
+    keys = torch.tensor([8, 0, 3])
+    given_rows = Rows(keys=keys, weights=torch.randn(3, 4), state={"exp_avg": torch.randn(3, 4), "sum": torch.randn(3)})
+    second.import_(given_rows)
+    held = second.export(keys)
+    assert torch.equal(held.weights, given_rows.weights)
+    assert held.state.keys() == given_rows.state.keys()
+    assert all(torch.equal(held.state[name], given_rows.state[name]) for name in held.state)
+    assert torch.equal(first.export(torch.arange(5)).weights, before.weights), "the neighbour in the arena moved"
+
+
+def test_export_is_a_copy(make: Factory) -> None:
+    (store,) = make(specs(5))
+    held = store.export(torch.tensor([2]))
+    held.weights.zero_()
+    assert store.export(torch.tensor([2])).weights.abs().sum() > 0
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 3, 11, 100])
+def test_chunks_hold_every_key_once(make: Factory, chunk_rows: int) -> None:
+    _, store = with_state(make(specs(2, 11)))
+    chunks = list(store.export_chunks(chunk_rows))
+    assert all(0 < chunk.keys.numel() <= chunk_rows for chunk in chunks)
+    keys = torch.cat([chunk.keys for chunk in chunks])
+    assert sorted(keys.tolist()) == list(range(11))
+    assert torch.equal(torch.cat([chunk.weights for chunk in chunks]), store.export(keys).weights)
+    assert torch.equal(torch.cat([chunk.state["sum"] for chunk in chunks]), store.export(keys).state["sum"])
+
+
+def test_chunks_of_one_store_fill_another(make: Factory) -> None:
+    source = with_state(make(specs(6, 13)))[1]
+    target = with_state(make(specs(13)))[0]
+    for chunk in source.export_chunks(4):
+        target.import_(chunk)
+    assert torch.equal(target.export(torch.arange(13)).weights, source.export(torch.arange(13)).weights)
+
+
+def test_weights_alone_leave_the_state(make: Factory) -> None:
+    (store,) = with_state(make(specs(3)))
+    store.import_(Rows(keys=torch.tensor([1]), weights=torch.zeros(1, 4)))
+    assert store.export(torch.tensor([1])).state["sum"].item() == 0.5
+
+
+@pytest.mark.parametrize("key", [-1, 5, 2**40, -(2**63)])
+def test_a_key_outside_names_table_key_and_rows(make: Factory, key: int) -> None:
+    store, _ = make(specs(5, 5))
+    with pytest.raises(KeyOutOfRangeError, match=rf"'t0'.*{key}.*5"):
+        store.rows(torch.tensor([0, key]), train=False)
+    with pytest.raises(KeyOutOfRangeError):
+        store.export(torch.tensor([key]))
+
+
+@pytest.mark.parametrize(
+    ("weights", "state", "message"),
+    [
+        (torch.ones(2, 5), {}, r"'t0'.*weights.*\[2, 5\].*\[2, 4\]"),
+        (torch.ones(2, 4, dtype=torch.float64), {}, r"'t0'.*float64.*float32"),
+        (torch.ones(2, 4), {"sum": torch.ones(2)}, r"'t0'.*\['sum'\].*\['exp_avg', 'sum'\]"),
+        (torch.ones(2, 4), {"sum": torch.ones(2, 1), "exp_avg": torch.ones(2, 4)}, r"'t0'.*sum.*\[2, 1\].*\[2\]"),
+    ],
+)
+def test_a_wrong_import_changes_nothing(
+    make: Factory, weights: torch.Tensor, state: dict[str, torch.Tensor], message: str
+) -> None:
+    (store,) = with_state(make(specs(5)))
+    before = store.export(torch.arange(5))
+    with pytest.raises(StorageError, match=message):
+        store.import_(Rows(keys=torch.tensor([0, 1]), weights=weights, state=state))
+    after = store.export(torch.arange(5))
+    assert torch.equal(after.weights, before.weights)
+    assert torch.equal(after.state["sum"], before.state["sum"])
+
+
+@settings(deadline=None, max_examples=40)
+@given(rows=st.integers(1, 40), keys=st.sets(st.integers(0, 39), max_size=40), name=st.sampled_from(list(FACTORIES)))
+def test_any_set_of_keys_round_trips(rows: int, keys: set[int], name: str) -> None:
+    (store,) = FACTORIES[name](specs(rows))
+    inside = torch.tensor([key for key in keys if key < rows], dtype=torch.int64)
+    expected = store.export(torch.arange(rows)).weights
+    expected[inside] = torch.full((inside.numel(), 4), 7.0)
+    store.import_(Rows(keys=inside, weights=torch.full((inside.numel(), 4), 7.0)))
+    assert torch.equal(store.export(torch.arange(rows)).weights, expected)
