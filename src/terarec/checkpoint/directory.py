@@ -45,7 +45,8 @@ def latest(directory: Path) -> Path:
 def staged(directory: Path, step: int) -> Iterator[Path]:
     """A fresh directory to write the checkpoint of `step` into, renamed into place if the block succeeds.
 
-    If the block fails nothing stays of it; if the process dies, a ``.partial`` directory that the next call removes.
+    If the block fails nothing stays of it; if the process dies, a ``.partial`` directory stays, until the next call
+    removes it.
 
     Raises:
         StorageError: a whole checkpoint of `step` is there already, or the disk refuses to take this one.
@@ -55,7 +56,7 @@ def staged(directory: Path, step: int) -> Iterator[Path]:
         raise StorageError(f"{target}: a checkpoint of this step exists already, expected a new step")
     partial = target.with_name(target.name + _PARTIAL)
     try:
-        _remove_leftovers(directory, target)
+        _remove_leftovers(directory)
         partial.mkdir(parents=True)
         yield partial
         for path in (*partial.rglob("*"), partial):
@@ -77,11 +78,12 @@ def keep_newest(directory: Path, count: int) -> None:
         _remove(path)
 
 
-def _remove_leftovers(directory: Path, target: Path) -> None:
-    for path in directory.glob(f"step-*{_PARTIAL}"):
-        shutil.rmtree(path)
-    if target.exists():  # without a manifest, or `staged` would have refused
-        shutil.rmtree(target)
+def _remove_leftovers(directory: Path) -> None:
+    """Remove what writes and removals that were cut short have left: what is named as a checkpoint and is not whole."""
+    for path in directory.glob("step-*"):
+        is_ours = _STEP.fullmatch(path.name.removesuffix(_PARTIAL)) is not None
+        if is_ours and not (_STEP.fullmatch(path.name) and (path / MANIFEST).is_file()):
+            shutil.rmtree(path)
 
 
 def _remove(path: Path) -> None:

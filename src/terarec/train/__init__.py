@@ -1,0 +1,23 @@
+"""Training: one step, the loop around it, a run in a directory, evaluation, prediction, the report."""
+
+from terarec.train.callback import Callback
+from terarec.train.evaluation import Evaluation, evaluate
+from terarec.train.fit_report import FitReport
+from terarec.train.predict import PredictReport, predict
+from terarec.train.progress import ProgressBar
+from terarec.train.run import Run, build
+from terarec.train.trainer import BatchReader, Trainer
+
+__all__ = [
+    "BatchReader",
+    "Callback",
+    "Evaluation",
+    "FitReport",
+    "PredictReport",
+    "ProgressBar",
+    "Run",
+    "Trainer",
+    "build",
+    "evaluate",
+    "predict",
+]

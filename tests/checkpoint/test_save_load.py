@@ -1,0 +1,116 @@
+import json
+
+import pytest
+import torch
+
+from terarec.checkpoint import MANIFEST, latest, load, save, whole
+from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError
+from terarec.formats import read_tensors
+from tests.checkpoint.small_state import ROWS, assert_holds, make_state, make_tables
+
+
+def test_what_is_saved_comes_back_to_the_bit(tmp_path):
+    state = make_state(7)
+    path = save(tmp_path, state)
+    assert path == tmp_path / "step-00000007"
+    assert_holds(load(path), state)
+
+
+@pytest.mark.parametrize("shard_bytes", [1, 100, 101, 37 * 28, 10**9])
+def test_tables_are_cut_into_pieces_of_bounded_size(tmp_path, monkeypatch, shard_bytes):
+    monkeypatch.setattr("terarec.checkpoint.write.SHARD_BYTES", shard_bytes)
+    state = make_state(1)
+    path = save(tmp_path, state)
+    assert_holds(load(path), state)
+    row_bytes = 4 * (3 + 3 + 1)
+    for file in (path / "tables").iterdir():
+        arrays, metadata = read_tensors(file)
+        assert set(metadata) == {"table", "first_key", "rows"}
+        assert sum(array.nbytes for array in arrays.values()) <= max(shard_bytes, row_bytes)
+    assert len(list((path / "tables").iterdir())) >= len(ROWS)
+
+
+def test_files_are_those_that_the_format_names(tmp_path):
+    path = save(tmp_path, make_state(7))
+    files = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()}
+    assert files == {
+        "manifest.json",
+        "dense.safetensors",
+        "optimizer.safetensors",
+        "state.json",
+        "tables/movie-00000.safetensors",
+        "tables/user id-00001-00000.safetensors",
+    }
+    manifest = json.loads((path / MANIFEST).read_text())
+    assert (manifest["format"], manifest["version"], manifest["step"]) == ("terarec.checkpoint", 1, 7)
+    assert {entry["file"] for entry in manifest["files"]} == files - {"manifest.json"}
+
+
+def test_weights_come_without_the_optimizers_state(tmp_path):
+    state = make_state(2)
+    tables = make_tables(state_names=())
+    load(save(tmp_path, state)).load_tables(tables, with_state=False)
+    assert torch.equal(tables["movie"].weights, state.tables["movie"].weights)
+    assert tables["movie"].state_names == ()
+
+
+def test_tables_of_another_shape_or_optimizer_are_refused(tmp_path):
+    checkpoint = load(save(tmp_path, make_state(2)))
+    with pytest.raises(ConfigError, match=r"optimizer state \['exp_avg', 'row_sum'\], expected \['row_sum'\]"):
+        checkpoint.load_tables(make_tables(state_names=("row_sum",)), with_state=True)
+    with pytest.raises(ConfigError, match=r"holds the tables \['movie', 'user id-00001'\], expected \['movie'\]"):
+        checkpoint.load_tables({"movie": make_tables()["movie"]}, with_state=True)
+    for wrong in (36, 38):
+        with pytest.raises(ConfigError, match=f"table 'movie' has 37 rows, expected {wrong}"):
+            checkpoint.load_tables(make_tables(rows={**ROWS, "movie": wrong}), with_state=True)
+
+
+def test_the_newest_stay_and_the_latest_is_found(tmp_path):
+    for step in (5, 40, 300, 123456789):
+        save(tmp_path, make_state(step), keep=2)
+    assert [path.name for path in whole(tmp_path)] == ["step-00000300", "step-123456789"]
+    assert latest(tmp_path).name == "step-123456789"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000300", "step-123456789"]
+
+
+def test_what_is_no_whole_checkpoint_is_passed_over(tmp_path):
+    save(tmp_path, make_state(5))
+    (tmp_path / "step-00000009").mkdir()
+    (tmp_path / "step-00000011.partial").mkdir()
+    (tmp_path / "notes").write_text("mine")
+    assert latest(tmp_path).name == "step-00000005"
+    with pytest.raises(DataNotFoundError, match=r"step-00000009: holds no manifest\.json"):
+        load(tmp_path / "step-00000009")
+    state = make_state(9)
+    assert_holds(load(save(tmp_path, state)), state)
+    assert not (tmp_path / "step-00000011.partial").exists()
+
+
+@pytest.mark.parametrize("missing", ["", "nowhere"])
+def test_no_checkpoint_at_all(tmp_path, missing):
+    with pytest.raises(DataNotFoundError, match="holds no whole checkpoint"):
+        latest(tmp_path / missing)
+
+
+def test_a_step_is_saved_once(tmp_path):
+    state = make_state(5)
+    save(tmp_path, state)
+    with pytest.raises(StorageError, match="step-00000005: a checkpoint of this step exists already"):
+        save(tmp_path, make_state(5))
+    assert_holds(load(latest(tmp_path)), state)
+
+
+def test_a_type_that_numpy_lacks_is_named(tmp_path):
+    state = make_state(1)
+    state.dense["0.weight"] = state.dense["0.weight"].bfloat16()
+    with pytest.raises(ConfigError, match=r"tensor '0\.weight' is torch\.bfloat16"):
+        save(tmp_path, state)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_newer_version_is_refused(tmp_path):
+    path = save(tmp_path, make_state(1))
+    manifest = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(json.dumps({**manifest, "version": 2}))
+    with pytest.raises(FormatError, match=r"terarec\.checkpoint version 2 is newer"):
+        load(path)
