@@ -56,8 +56,8 @@ struct Job {
   void* context;
   int64_t units;
   std::atomic<int64_t> next{0};
-  std::mutex mutex;
-  std::exception_ptr error;
+  std::mutex mutex{};
+  std::exception_ptr error{};
 };
 
 // Takes units until none is left: it need not know how many threads the runtime granted.

@@ -1,3 +1,120 @@
-#include <nanobind/nanobind.h>
+// The Python face of the kernels. Tensors come as addresses: the launchers in terarec/kernels/cpu have checked types,
+// shapes and devices, and an address costs a tenth of a microsecond where a tensor protocol costs three.
 
-NB_MODULE(_embedding, m) { m.doc() = "Embedding kernels for CPUs."; }
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "common/cpu.h"
+#include "common/parallel.h"
+#include "embedding/bag_lookup.h"
+#include "embedding/huge_memory.h"
+#include "embedding/kernels.h"
+#include "embedding/row_init.h"
+#include "embedding/row_update.h"
+
+namespace nb = nanobind;
+using namespace terarec;
+
+namespace {
+
+template <class T>
+T* at(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+// (kind, gradient, feature, position, value), kind 0 meaning that nothing is wrong.
+using Report = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
+
+Report report(const BagFault& fault) {
+  return {fault.kind, fault.gradient, fault.feature, fault.position, fault.value};
+}
+
+Report run_bag_lookup(const std::vector<int64_t>& numbers) {
+  const auto address = [&](int i) { return static_cast<uintptr_t>(numbers[i]); };
+  LookupCall call{at<const float>(address(0)), numbers[1], at<const int64_t>(address(2)), numbers[3],
+                  at<const int64_t>(address(4)), at<const FeatureLayout>(address(5)), numbers[6], numbers[7],
+                  at<float>(address(8)), static_cast<int>(numbers[9])};
+  nb::gil_scoped_release unlocked;
+  return report(bag_lookup(call));
+}
+
+// `tensors`: weights, state or 0, state or 0, width, threads. `constants`: as in RuleConstants.
+// `gradients`: for each its keys, number of keys, offsets, layout, features, batch, gradient, gradient stride.
+Report run_row_update(const std::vector<int64_t>& tensors, int rule, const std::vector<double>& constants,
+                      const std::vector<std::vector<int64_t>>& gradients) {
+  const auto number = [&](int i) { return static_cast<float>(constants[i]); };
+  const RuleConstants of_rule{number(0), number(1), number(2), number(3), number(4), number(5)};
+  UpdateCall call{at<float>(tensors[0]), at<float>(tensors[1]), at<float>(tensors[2]), tensors[3],
+                  static_cast<Rule>(rule), of_rule, {}, static_cast<int>(tensors[4])};
+  for (const std::vector<int64_t>& g : gradients) {
+    call.gradients.push_back({at<const int64_t>(g[0]), g[1], at<const int64_t>(g[2]), at<const FeatureLayout>(g[3]),
+                              g[4], g[5], at<const float>(g[6]), g[7]});
+  }
+  nb::gil_scoped_release unlocked;
+  return report(row_update(call));
+}
+
+struct Mapping {
+  void* memory;
+  size_t bytes;
+};
+
+nb::object allocate_rows(const std::vector<size_t>& shape, int threads) {
+  size_t bytes = sizeof(float);
+  for (const size_t extent : shape) bytes *= extent;
+  void* memory = map_huge(bytes ? bytes : 1);
+  if (!memory) return nb::none();
+  {
+    nb::gil_scoped_release unlocked;
+    touch_pages(memory, bytes, threads);
+  }
+  nb::capsule owner(new Mapping{memory, bytes ? bytes : 1}, [](void* held) noexcept {
+    Mapping* mapping = static_cast<Mapping*>(held);
+    unmap_huge(mapping->memory, mapping->bytes);
+    delete mapping;
+  });
+  return nb::cast(nb::ndarray<nb::numpy, float>(memory, shape.size(), shape.data(), owner));
+}
+
+nb::object allocate_result(size_t rows, size_t columns) {
+  void* memory = take_result(rows * columns * sizeof(float));
+  if (!memory) return nb::none();
+  nb::capsule owner(memory, [](void* held) noexcept { give_result_back(held); });
+  return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(memory, {rows, columns}, owner));
+}
+
+void run_fill_rows(uintptr_t rows, int64_t num_rows, int64_t width, int64_t first_row, uint64_t seed, double scale,
+                   bool normal, int threads) {
+  nb::gil_scoped_release unlocked;
+  fill_rows({at<float>(rows), num_rows, width, first_row, seed, scale, normal, threads});
+}
+
+std::vector<std::string> runnable() {
+  std::vector<std::string> names{"generic"};
+  if (cpu_has_avx2()) names.push_back("avx2");
+  if (cpu_has_avx512()) names.push_back("avx512");
+  return names;
+}
+
+}  // namespace
+
+NB_MODULE(_embedding, m) {
+  m.doc() = "Embedding kernels for CPUs, to be called by terarec.kernels.cpu alone.";
+  m.def("bag_lookup", &run_bag_lookup);
+  m.def("row_update", &run_row_update);
+  m.def("allocate_rows", &allocate_rows);
+  m.def("allocate_result", &allocate_result);
+  m.def("fill_rows", &run_fill_rows);
+  m.def("select", [](const std::string& name) { return select_kernels(name.c_str()); });
+  m.def("selected", []() { return std::string(kernels().name); });
+  m.def("runnable", &runnable);
+  m.def("parallel_runtime", []() { return std::string(parallel_runtime()); });
+  m.def("default_threads", &default_threads);
+}

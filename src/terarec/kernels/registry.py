@@ -18,7 +18,7 @@ from terarec.errors import KernelError
 
 _LOGGER = logging.getLogger(__name__)
 
-IMPLEMENTATIONS = ("ref",)
+IMPLEMENTATIONS = ("cpu", "ref")
 """Packages of ``terarec.kernels``, the fastest first. Each has a function for every name in `OPS`."""
 OPS = ("bag_lookup", "row_update_", "allocate_rows", "fill_rows")
 _DEVICES = {"cpu": ("cpu",), "ref": None}  # device types that an implementation runs on; None: any
@@ -60,7 +60,7 @@ def active(op: str, device: str) -> Choice:
     """
     if op not in OPS:
         raise KernelError(f"op: got {op!r}, expected one of {', '.join(OPS)}")
-    refusals = []
+    refusals: list[str] = []
     for name in IMPLEMENTATIONS:
         refusal = _refusal(name, device)
         if not refusal:

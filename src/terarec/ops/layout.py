@@ -42,7 +42,7 @@ class BagLayout:
         tables = len(self.table_names)
         if len(self.table_base) != tables or len(self.table_rows) != tables:
             raise ConfigError(
-                f"BagLayout: got {tables} tables with {len(self.table_base)} bases and {len(self.table_rows)} row counts, "
+                f"BagLayout: got {tables} tables, {len(self.table_base)} bases and {len(self.table_rows)} row counts, "
                 "expected as many of each"
             )
         features = len(self.feature_names)

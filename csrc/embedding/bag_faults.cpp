@@ -1,0 +1,57 @@
+#include "embedding/bag_faults.h"
+
+#include <tuple>
+
+namespace terarec {
+namespace {
+
+BagFault first_bad_offset(const BagRange& range) {
+  for (int64_t b = 0; b <= range.bags; b++) {
+    const int64_t offset = range.offsets[b];
+    if (offset < 0 || offset > range.num_keys || (b > 0 && offset < range.offsets[b - 1])) {
+      return {BagFault::kOffset, 0, 0, b, offset};
+    }
+  }
+  return {};
+}
+
+BagFault first_bad_key(const BagRange& range, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; i++) {
+    if (range.keys[i] < 0 || range.keys[i] >= range.rows) return {BagFault::kKey, 0, 0, i, range.keys[i]};
+  }
+  return {};
+}
+
+}  // namespace
+
+// Both loops gather sign bits, so that compilers make vector code of them for any instruction set.
+BagCheck check_bags(const BagRange& range) {
+  int64_t falls = 0, not_single = 0;
+  for (int64_t b = 0; b < range.bags; b++) {
+    const int64_t length = range.offsets[b + 1] - range.offsets[b];
+    falls |= length;
+    not_single |= length ^ 1;
+  }
+  const int64_t begin = range.offsets[0], end = range.offsets[range.bags];
+  if (falls < 0 || begin < 0 || end > range.num_keys) return {first_bad_offset(range), false};
+  int64_t outside = 0;
+  const int64_t last = range.rows - 1;
+  for (int64_t i = begin; i < end; i++) outside |= range.keys[i] | (last - range.keys[i]);
+  if (outside < 0) return {first_bad_key(range, begin, end), false};
+  return {{}, not_single == 0};
+}
+
+BagFault check_ends(const int64_t* offsets, int64_t bags, int64_t num_keys) {
+  if (offsets[0] != 0) return {BagFault::kOffset, 0, 0, 0, offsets[0]};
+  if (offsets[bags] != num_keys) return {BagFault::kOffset, 0, 0, bags, offsets[bags]};
+  return {};
+}
+
+void FirstFault::add(const BagFault& fault) {
+  if (fault.kind == BagFault::kNone) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto order = [](const BagFault& f) { return std::make_tuple(f.gradient, f.kind, f.position); };
+  if (first_.kind == BagFault::kNone || order(fault) < order(first_)) first_ = fault;
+}
+
+}  // namespace terarec

@@ -1,0 +1,19 @@
+// Memory on huge pages: of arenas, and of large results, which is kept and handed out again.
+#pragma once
+
+#include <cstddef>
+
+namespace terarec {
+
+// At least `bytes` zeroed bytes, aligned to 2 MiB; null if the system refuses them.
+void* map_huge(size_t bytes);
+void unmap_huge(void* memory, size_t bytes);
+
+// Writes to each page of fresh memory once, in parallel, so that pages lie near the cores that touch them.
+void touch_pages(void* memory, size_t bytes, int threads);
+
+// Memory for a result of `bytes`, its content unspecified; null if the system refuses it.
+void* take_result(size_t bytes);
+void give_result_back(void* memory);
+
+}  // namespace terarec

@@ -1,0 +1,100 @@
+// The inner loops that are compiled once per instruction set, and the table that holds one set of them.
+//
+// They take plain pointers that the drivers (bag_lookup.cpp, row_update.cpp) have checked; they neither allocate nor
+// start threads. To keep instructions of one set out of code shared with others, isa/*.inc use no std templates.
+#pragma once
+
+#include <cstdint>
+
+namespace terarec {
+
+// Copies row keys[i] of a table to out + i * out_stride, for i < count.
+struct CopyRows {
+  const float* table;
+  const int64_t* keys;
+  int64_t count;
+  int64_t width;
+  float* out;
+  int64_t out_stride;
+  bool stream;  // store past the caches; needs width % 16 == 0 and 64-byte aligned rows of `out`
+};
+
+// Sums (or averages) the rows of bag b, keys[offsets[b]:offsets[b + 1]], into out + b * out_stride, for b < bags.
+struct PoolBags {
+  const float* table;
+  const int64_t* keys;
+  const int64_t* offsets;
+  int64_t bags;
+  int64_t width;
+  float* out;
+  int64_t out_stride;
+  bool mean;
+  bool stream;
+};
+
+// Adds the gradient of each bag to sums[key >> shift] for those of its keys with (key & mask) == part.
+// Without offsets, bag b holds the one key keys[b].
+struct AddBags {
+  const int64_t* keys;
+  const int64_t* offsets;
+  int64_t bags;
+  int64_t width;
+  const float* grad;
+  int64_t grad_stride;
+  bool mean;
+  int64_t mask, part;
+  int shift;
+  float* sums;
+  uint8_t* touched;
+  float* buffer;  // width floats, used when the width is not one of those compiled in
+};
+
+enum class Rule { kSgd, kAdagrad, kRowwiseAdagrad, kAdam };
+
+struct RuleConstants {
+  float lr;  // of Adam: divided by the first bias correction
+  float eps;
+  float beta2;
+  float gain1, gain2;  // 1 - beta1, 1 - beta2, subtracted in double: in float they would lose four digits
+  float second_scale;  // of Adam: 1 / sqrt(second bias correction)
+};
+
+// Updates arena rows rows[g], g < groups, each with the sum of sources[begin[g]:begin[g + 1]], times `scales` if given.
+struct UpdateRows {
+  float* weights;
+  float* state0;
+  float* state1;
+  int64_t width;
+  Rule rule;
+  RuleConstants constants;
+  int64_t groups;
+  const int64_t* rows;
+  const uint32_t* begin;
+  const float* const* sources;
+  const float* scales;
+  float* buffer;  // width floats
+};
+
+struct Kernels {
+  const char* name;
+  void (*copy_rows)(const CopyRows&);
+  void (*pool_bags)(const PoolBags&);
+  void (*add_bags)(const AddBags&);
+  void (*update_rows)(const UpdateRows&);
+};
+
+// One per file in isa/. `wide` runs the 16-lane source on AVX2, so that machines without AVX-512 test it.
+extern const Kernels kGenericKernels;
+#if defined(__x86_64__)
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512Kernels;
+extern const Kernels kWideKernels;
+#endif
+
+// The set in use: the best that the CPU runs, or the one selected.
+const Kernels& kernels();
+
+// Selects a set by name: "generic", "avx2", "avx512", "wide", or "auto". False if it is unknown or cannot run here.
+bool select_kernels(const char* name);
+
+}  // namespace terarec

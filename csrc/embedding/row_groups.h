@@ -1,0 +1,57 @@
+// Finding the distinct rows of a batch and, for each, where its gradients are.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace terarec {
+
+// The bags of one feature of one gradient.
+struct BagGradients {
+  const int64_t* keys;     // absolute: offsets index it
+  const int64_t* offsets;  // of the first bag; null if every key has a gradient of its own
+  int64_t bags;
+  const float* grad;  // of the first bag
+  int64_t grad_stride;
+  bool mean;
+};
+
+// The rows of a table with row % 2^shift == part: its share when 2^shift units work on the table.
+struct TablePart {
+  int64_t base;  // arena row of the table's first row
+  int64_t rows;
+  int64_t part;
+  int shift;
+
+  int64_t mask() const { return (int64_t{1} << shift) - 1; }
+  int64_t part_rows() const { return (rows - part + mask()) >> shift; }
+};
+
+// Memory of one thread, kept from call to call so that it is neither allocated nor faulted in again.
+struct RowScratch {
+  std::vector<uint32_t> index, slots, begin, next;
+  std::vector<int64_t> rows;
+  std::vector<const float*> found, sources;
+  std::vector<float> found_scales, scales;
+  std::vector<float> sums, buffer;
+  std::vector<uint8_t> touched;
+
+  int64_t bytes() const;
+};
+
+// `vector` made at least `size` long; never shorter, since growing writes every new element.
+template <class T>
+T* at_least(std::vector<T>& vector, int64_t size) {
+  if (static_cast<int64_t>(vector.size()) < size) vector.resize(size);
+  return vector.data();
+}
+
+// Groups the keys of a part by row, in `scratch`: arena row rows[g] has gradients sources[begin[g]:begin[g + 1]], in
+// the order of the bags, with factors `scales` if any bag averages. Returns the number of groups.
+int64_t group_by_row(const TablePart& part, const std::vector<BagGradients>& bags, int64_t num_keys, RowScratch& scratch);
+
+// Sums the gradients of a part's rows into scratch.sums and lists the touched rows as groups of one source each.
+// Only for tables of few rows. Returns the number of groups.
+int64_t sum_by_row(const TablePart& part, const std::vector<BagGradients>& bags, int64_t width, RowScratch& scratch);
+
+}  // namespace terarec

@@ -1,0 +1,63 @@
+#include "embedding/row_init.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "common/parallel.h"
+
+namespace terarec {
+namespace {
+
+constexpr uint64_t kStep = 0x9E3779B97F4A7C15u;
+constexpr double kTwoPi = 6.283185307179586476925286766559;
+constexpr int64_t kUnitFloats = 1 << 19;  // 2 MiB: a huge page is first touched by one thread
+
+uint64_t mix(uint64_t bits) {
+  bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9u;
+  bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EBu;
+  return bits ^ (bits >> 31);
+}
+
+struct Pair {
+  float even, odd;
+};
+
+Pair uniform(uint32_t high, uint32_t low, double scale) {
+  const auto unit = [](uint32_t bits) { return static_cast<float>(bits >> 8) * 0x1p-23f - 1.0f; };
+  return {unit(high) * static_cast<float>(scale), unit(low) * static_cast<float>(scale)};
+}
+
+Pair normal(uint32_t high, uint32_t low, double scale) {
+  const double radius = scale * std::sqrt(-2.0 * std::log((high + 1.0) * 0x1p-32));
+  const double angle = kTwoPi * (low * 0x1p-32);
+  return {static_cast<float>(radius * std::cos(angle)), static_cast<float>(radius * std::sin(angle))};
+}
+
+template <Pair (*kDraw)(uint32_t, uint32_t, double)>
+void fill_row(float* row, int64_t width, uint64_t stream, double scale) {
+  for (int64_t c = 0; c < width; c += 2) {
+    stream += kStep;
+    const uint64_t bits = mix(stream);
+    const Pair pair = kDraw(static_cast<uint32_t>(bits >> 32), static_cast<uint32_t>(bits), scale);
+    row[c] = pair.even;
+    if (c + 1 < width) row[c + 1] = pair.odd;
+  }
+}
+
+}  // namespace
+
+void fill_rows(const FillCall& call) {
+  const uint64_t seed = mix(call.seed);
+  const int64_t unit_rows = std::max<int64_t>(1, kUnitFloats / call.width);
+  parallel_for(call.threads, (call.num_rows + unit_rows - 1) / unit_rows, [&](int64_t unit) {
+    const int64_t end = std::min(call.num_rows, (unit + 1) * unit_rows);
+    for (int64_t r = unit * unit_rows; r < end; r++) {
+      const uint64_t stream = mix(seed + static_cast<uint64_t>(call.first_row + r + 1) * kStep);
+      float* row = call.rows + r * call.width;
+      if (call.normal) fill_row<normal>(row, call.width, stream, call.scale);
+      else fill_row<uniform>(row, call.width, stream, call.scale);
+    }
+  });
+}
+
+}  // namespace terarec

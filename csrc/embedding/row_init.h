@@ -1,0 +1,21 @@
+// First values of rows from a counter-based generator; kernels/ref/row_init.py describes and repeats it.
+#pragma once
+
+#include <cstdint>
+
+namespace terarec {
+
+struct FillCall {
+  float* rows;
+  int64_t num_rows;
+  int64_t width;
+  int64_t first_row;
+  uint64_t seed;
+  double scale;
+  bool normal;  // else uniform
+  int threads;
+};
+
+void fill_rows(const FillCall& call);
+
+}  // namespace terarec

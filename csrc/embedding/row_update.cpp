@@ -1,0 +1,133 @@
+#include "embedding/row_update.h"
+
+#include <algorithm>
+#include <map>
+
+#include "common/parallel.h"
+#include "embedding/row_groups.h"
+
+namespace terarec {
+namespace {
+
+// Below this many bytes of rows one thread is done before others would have started.
+constexpr int64_t kParallelBytes = 64 << 10;
+// Bags that one unit of the check reads.
+constexpr int64_t kCheckBags = 16384;
+// Tables of at most this size, with at least a key for every fourth row, are summed densely: the sums stay in the L2.
+constexpr int64_t kSumBytes = 1 << 20;
+constexpr int64_t kSumRowsPerKey = 4;
+// What a thread keeps between calls at most.
+constexpr int64_t kKeptBytes = 64 << 20;
+
+struct Table {
+  int64_t rows = 0;
+  int64_t num_keys = 0;
+  std::vector<BagGradients> bags;
+};
+
+struct Unit {
+  const Table* table;
+  TablePart part;
+  int64_t num_keys;  // estimate, to start the longest first
+};
+
+BagFault check_all(const UpdateCall& call) {
+  FirstFault faults;
+  struct Block {
+    int64_t gradient, feature, first_bag, bags;
+  };
+  std::vector<Block> blocks;
+  for (int64_t g = 0; g < static_cast<int64_t>(call.gradients.size()); g++) {
+    const UpdateGradient& of = call.gradients[g];
+    BagFault ends = check_ends(of.offsets, of.features * of.batch, of.num_keys);
+    ends.gradient = g;
+    faults.add(ends);
+    for (int64_t f = 0; f < of.features; f++) {
+      for (int64_t b = 0; b < of.batch; b += kCheckBags) blocks.push_back({g, f, b, std::min(kCheckBags, of.batch - b)});
+    }
+  }
+  parallel_for(call.threads, blocks.size(), [&](int64_t unit) {
+    const Block& block = blocks[unit];
+    const UpdateGradient& of = call.gradients[block.gradient];
+    const int64_t first = block.feature * of.batch + block.first_bag;
+    BagFault fault =
+        check_bags({of.keys, of.num_keys, of.offsets + first, block.bags, of.layout[block.feature].rows}).fault;
+    if (fault.kind == BagFault::kOffset) fault.position += first;
+    fault.gradient = block.gradient;
+    fault.feature = block.feature;
+    faults.add(fault);
+  });
+  return faults.get();
+}
+
+// The tables by first arena row, each with the bags of all gradients and features that touch it, in call order.
+std::map<int64_t, Table> collect_tables(const UpdateCall& call) {
+  std::map<int64_t, Table> tables;
+  for (const UpdateGradient& of : call.gradients) {
+    for (int64_t f = 0; f < of.features; f++) {
+      const FeatureLayout& layout = of.layout[f];
+      const int64_t* offsets = of.offsets + f * of.batch;
+      const int64_t num_keys = offsets[of.batch] - offsets[0];
+      if (num_keys == 0) continue;
+      Table& table = tables[layout.base];
+      table.rows = layout.rows;
+      table.num_keys += num_keys;
+      if (layout.pooling == Pooling::kNone) {
+        const float* grad = of.grad + offsets[0] * of.grad_stride;
+        table.bags.push_back({of.keys + offsets[0], nullptr, num_keys, grad, of.grad_stride, false});
+      } else {
+        const bool mean = layout.pooling == Pooling::kMean;
+        table.bags.push_back({of.keys, offsets, of.batch, of.grad + f * call.width, of.grad_stride, mean});
+      }
+    }
+  }
+  return tables;
+}
+
+// Splits tables so that no unit has more than half of a thread's share; the longest come first.
+std::vector<Unit> split_tables(const std::map<int64_t, Table>& tables, int threads) {
+  int64_t all_keys = 0;
+  for (const auto& [base, table] : tables) all_keys += table.num_keys;
+  const int64_t most_keys = threads > 1 ? std::max<int64_t>(1, all_keys / (2 * threads)) : all_keys;
+  std::vector<Unit> units;
+  for (const auto& [base, table] : tables) {
+    int shift = 0;
+    while ((table.num_keys >> shift) > most_keys && (table.rows >> shift) > 1) shift++;
+    for (int64_t part = 0; part < int64_t{1} << shift; part++) {
+      units.push_back({&table, {base, table.rows, part, shift}, table.num_keys >> shift});
+    }
+  }
+  std::stable_sort(units.begin(), units.end(), [](const Unit& a, const Unit& b) { return a.num_keys > b.num_keys; });
+  return units;
+}
+
+void update_part(const UpdateCall& call, const Unit& unit) {
+  static thread_local RowScratch scratch;
+  const Table& table = *unit.table;
+  // Decided by the table as a whole, so that the split among threads cannot change the arithmetic.
+  const bool dense =
+      4 * table.rows * call.width <= kSumBytes && table.rows <= kSumRowsPerKey * table.num_keys;
+  const int64_t groups = dense ? sum_by_row(unit.part, table.bags, call.width, scratch)
+                               : group_by_row(unit.part, table.bags, table.num_keys, scratch);
+  const bool scaled = !dense && std::any_of(table.bags.begin(), table.bags.end(), [](auto& of) { return of.mean; });
+  kernels().update_rows({call.weights, call.state0, call.state1, call.width, call.rule, call.constants, groups,
+                         scratch.rows.data(), scratch.begin.data(), scratch.sources.data(),
+                         scaled ? scratch.scales.data() : nullptr, at_least(scratch.buffer, call.width)});
+  if (scratch.bytes() > kKeptBytes) scratch = RowScratch{};
+}
+
+}  // namespace
+
+BagFault row_update(const UpdateCall& call) {
+  const BagFault fault = check_all(call);
+  if (fault.kind != BagFault::kNone) return fault;
+  const std::map<int64_t, Table> tables = collect_tables(call);
+  int64_t all_keys = 0;
+  for (const auto& [base, table] : tables) all_keys += table.num_keys;
+  const int threads = 4 * call.width * all_keys < kParallelBytes ? 1 : call.threads;
+  const std::vector<Unit> units = split_tables(tables, threads);
+  parallel_for(threads, units.size(), [&](int64_t unit) { update_part(call, units[unit]); });
+  return {};
+}
+
+}  // namespace terarec

@@ -1,0 +1,36 @@
+"""The compiled core, loaded after torch so that it finds torch's threads, and what it runs on."""
+
+from __future__ import annotations
+
+import torch
+
+from terarec.errors import KernelError
+from terarec.kernels.cpu import _embedding
+from terarec.kernels.environment import forced_cpu
+
+__all__ = ["features", "select", "threads"]
+
+
+def threads() -> tuple[int, str]:
+    """Threads that a kernel uses (torch's), and the runtime whose team they are."""
+    return torch.get_num_threads(), _embedding.parallel_runtime()
+
+
+def features() -> str:
+    """The instruction set in use: "generic", "avx2" or "avx512"."""
+    name: str = _embedding.selected()
+    return name
+
+
+def select(name: str) -> None:
+    """Use one instruction set's kernels from now on; "auto" takes the best that this CPU runs.
+
+    Raises:
+        KernelError: a name that is unknown or that this CPU cannot run.
+    """
+    if not _embedding.select(name):
+        raise KernelError(f"CPU kernels: got {name!r}, expected one of {', '.join(_embedding.runnable())}, 'auto'")
+
+
+if (_forced := forced_cpu()) is not None:
+    select(_forced)
