@@ -119,7 +119,9 @@ class DatasetSpec:
     @property
     def raw_names(self) -> tuple[str, ...]:
         """The distinct raw columns that dense and categorical columns are made from: what a served record holds."""
-        return tuple(dict.fromkeys(column.raw_name for column in (*self.dense, *self.categorical)))
+        dense = (column.raw_name for column in self.dense)
+        categorical = (column.raw_name for column in self.categorical)
+        return tuple(dict.fromkeys((*dense, *categorical)))
 
     def shards(self, split: str) -> tuple[ShardSpec, ...]:
         """The shards of `split`; raises `ConfigError` naming the splits that exist."""

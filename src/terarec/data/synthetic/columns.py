@@ -106,7 +106,7 @@ def draw_categories(column: CategoryColumn, num_values: int, uniforms: NDArray[n
     Rank r has a probability in proportion to ln((r + 2) / (r + 1)), nearly 1 / (r + 1.5): Zipf's law.
     """
     present = (uniforms - column.missing) / (1.0 - column.missing)
-    ranks = np.exp(present * np.log1p(num_values)).astype(np.int64) - 1
+    ranks: NDArray[np.int64] = np.exp(present * np.log1p(num_values)).astype(np.int64) - 1
     np.minimum(ranks, num_values - 1, out=ranks)
     ranks[uniforms < column.missing] = MISSING_CATEGORY
     return ranks

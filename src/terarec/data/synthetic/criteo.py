@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from terarec.kernels.cpu._encoding import format_rows, widest_row
 
 from terarec.data.synthetic.best_auc import pack, packed_auc
 from terarec.data.synthetic.click_model import ClickModel, plant
@@ -25,6 +24,7 @@ from terarec.data.synthetic.columns import (
     scaled_values,
 )
 from terarec.errors import ConfigError, StorageError
+from terarec.kernels.cpu._encoding import format_rows, widest_row
 
 REPORT_FILE = "generated.json"
 
