@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
 
+#include <cmath>
 #include <string_view>
 
 #include "encoding/bind_format_rows.h"
@@ -44,7 +45,6 @@ nb::tuple bind_parse_criteo(Vector<const uint8_t> block, Vector<float> label, Ma
                             Matrix<uint32_t> categories, Vector<uint64_t> missing) {
   const char* data = reinterpret_cast<const char*>(block.data());
   const auto size = static_cast<int64_t>(block.shape(0));
-  const auto rows = static_cast<int64_t>(label.shape(0));
   require(integers.shape(0) == kIntegers && categories.shape(0) == kCategories, "expected 13 integer and 26 category rows");
   require(integers.shape(1) == label.shape(0) && categories.shape(1) == label.shape(0) &&
               missing.shape(0) == label.shape(0),
@@ -52,8 +52,9 @@ nb::tuple bind_parse_criteo(Vector<const uint8_t> block, Vector<float> label, Ma
   ParseResult result;
   {
     nb::gil_scoped_release release;
-    require(count_lines(data, size) <= rows, "the output arrays are shorter than the block has lines");
-    result = parse_lines(data, size, {label.data(), integers.data(), categories.data(), missing.data(), rows});
+    const CriteoColumns out{label.data(), integers.data(), categories.data(), missing.data(),
+                            static_cast<int64_t>(label.shape(0))};
+    result = parse_lines(data, size, out);
   }
   return nb::make_tuple(result.rows, static_cast<int>(result.fault), result.column, result.begin, result.end);
 }
@@ -166,6 +167,30 @@ int64_t bind_find_list(const Table& table, nb::list values, Vector<int64_t> ids)
   return -1;
 }
 
+// A Python number, or NaN for None and ""; sets `good` to false for anything else, infinity and bool included.
+double number_of_object(PyObject* value, bool& good) {
+  if (value == Py_None || (PyUnicode_Check(value) && PyUnicode_GetLength(value) == 0)) return std::nan("");
+  const bool numeric = PyFloat_Check(value) || (PyLong_Check(value) && !PyBool_Check(value)) ||
+                       (!PyUnicode_Check(value) && !PyBytes_Check(value) && PyNumber_Check(value) && !PyBool_Check(value));
+  const double number = numeric ? PyFloat_AsDouble(value) : 0.0;
+  good = numeric && !PyErr_Occurred() && !std::isinf(number);
+  PyErr_Clear();
+  return number;
+}
+
+// Numbers of a list of Python values; returns the first row of another type, or -1.
+int64_t bind_numbers_of_list(nb::list values, Vector<double> numbers) {
+  require(nb::len(values) == numbers.shape(0), "values and numbers differ in length");
+  int64_t row = 0;
+  for (nb::handle value : values) {
+    bool good = true;
+    numbers.data()[row] = number_of_object(value.ptr(), good);
+    if (!good) return row;
+    ++row;
+  }
+  return -1;
+}
+
 template <typename Number>
 void bind_log_shift(Vector<const Number> values, double shift, Vector<float> out) {
   require(values.shape(0) == out.shape(0), "values and out differ in length");
@@ -182,6 +207,8 @@ NB_MODULE(_encoding, module) {
              nb::arg("categories"), nb::arg("missing"));
   module.def("log_shift", &bind_log_shift<int32_t>, nb::arg("values"), nb::arg("shift"), nb::arg("out"));
   module.def("log_shift", &bind_log_shift<double>, nb::arg("values"), nb::arg("shift"), nb::arg("out"));
+
+  module.def("numbers_of_list", &bind_numbers_of_list, nb::arg("values"), nb::arg("numbers"));
 
   nb::class_<CountTable>(module, "CountTable")
       .def(nb::init<>())

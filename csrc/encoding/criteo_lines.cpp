@@ -1,6 +1,7 @@
 #include "encoding/criteo_lines.h"
 
 #include <cstring>
+#include <stdexcept>
 
 #include "encoding/hex.h"
 
@@ -157,6 +158,7 @@ ParseResult parse_lines(const char* data, int64_t size, const CriteoColumns& out
   const char* cursor = data;
   const char* end = data + size;
   while (cursor < end) {
+    if (result.rows == out.stride) throw std::invalid_argument("the output arrays are shorter than the block has lines");
     const char* next = cursor;
     if (end - cursor >= kFastRowBytes && parse_fast_row(next, out, result.rows)) {
       cursor = next;

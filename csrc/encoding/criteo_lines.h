@@ -34,7 +34,8 @@ struct ParseResult {
 // Number of lines in data[0, size): line ends, plus one for a last line without.
 int64_t count_lines(const char* data, int64_t size);
 
-// Parses every line up to the first fault. `out` has room for count_lines rows. Never reads outside data[0, size).
+// Parses every line up to the first fault. Never reads outside data[0, size); throws std::invalid_argument when there are
+// more than out.stride lines.
 ParseResult parse_lines(const char* data, int64_t size, const CriteoColumns& out);
 
 }  // namespace terarec::encoding

@@ -1,0 +1,31 @@
+"""What the generator of synthetic logs leaves beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from terarec.errors import FormatError
+
+SIDECAR = "generated.json"
+
+
+def read_best_auc(sources: Sequence[Path]) -> float | None:
+    """``best_auc`` of the `SIDECAR` in the directory of the `sources`; None without one, or for several directories.
+
+    Raises:
+        FormatError: the file is not JSON, or holds no ``best_auc`` from 0 to 1.
+    """
+    directories = {path.resolve().parent for path in sources}
+    path = directories.pop() / SIDECAR
+    if directories or not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FormatError(f"{path}: not JSON ({error})") from error
+    best_auc = content.get("best_auc") if isinstance(content, dict) else None
+    if isinstance(best_auc, bool) or not isinstance(best_auc, int | float) or not 0 <= best_auc <= 1:
+        raise FormatError(f"{path}: $.best_auc: got {best_auc!r}, expected a number from 0 to 1")
+    return float(best_auc)

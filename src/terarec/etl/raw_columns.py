@@ -1,0 +1,101 @@
+"""Raw columns as callers hold them (lists, NumPy, Arrow) -> one of three forms, with errors that name the value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from terarec.errors import ConfigError
+
+RawValues: TypeAlias = Sequence[Any] | NDArray[Any] | pa.Array | pa.ChunkedArray
+"""A column of raw values, None (Arrow: null) or ``""`` being missing; lists of them for a multi-hot column."""
+
+_SHOWN_CHARACTERS = 60
+
+
+class RawColumn:
+    """One column of n raw values.
+
+    Attributes:
+        name: of the raw column.
+        values: a list, a NumPy array of numbers, or an Arrow array that is neither chunked nor of type null.
+        offsets: int64[records + 1], where the values of each record begin, for a flattened column of lists.
+    """
+
+    __slots__ = ("name", "offsets", "values")
+
+    def __init__(self, name: str, values: RawValues, offsets: NDArray[np.int64] | None = None) -> None:
+        self.name = name
+        self.values = values if type(values) is list else _plain(name, values)
+        self.offsets = offsets
+
+    def __len__(self) -> int:
+        """Number of values n."""
+        return len(self.values)
+
+    def flatten(self, hotness: int) -> tuple[RawColumn, NDArray[np.int64]]:
+        """The values of a column of lists, and their offsets int64[n + 1]; a missing list is an empty one.
+
+        Raises:
+            ConfigError: not a column of lists, or a list of more than `hotness` values.
+        """
+        values = self.values
+        if isinstance(values, pa.Array):
+            if not (pa.types.is_list(values.type) or pa.types.is_large_list(values.type)):
+                raise self.mistyped(f"lists of at most {hotness} values")
+            lengths = values.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+            flat: RawValues = values.flatten()
+        else:
+            lists = values.tolist() if isinstance(values, np.ndarray) else values
+            listed = [_listed(item) for item in lists]
+            if None in listed:
+                raise self.refused(listed.index(None), f"a list of at most {hotness} values")
+            lengths = np.fromiter(map(len, listed), dtype=np.int64, count=len(listed))  # type: ignore[arg-type]
+            flat = [value for item in listed for value in item or ()]
+        if lengths.size and lengths.max() > hotness:
+            raise self.refused(int(np.argmax(lengths > hotness)), f"a list of at most {hotness} values")
+        offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        return RawColumn(self.name, flat, offsets), offsets
+
+    def refused(self, row: int, accepted: str) -> ConfigError:
+        """The error for the value at position `row`; it names the record that holds it."""
+        value = self.values[row]
+        if isinstance(value, pa.Scalar):
+            value = value.as_py()
+        record = row if self.offsets is None else int(np.searchsorted(self.offsets, row, side="right")) - 1
+        shown = repr(value)
+        shown = shown if len(shown) <= _SHOWN_CHARACTERS else shown[: _SHOWN_CHARACTERS - 3] + "..."
+        return ConfigError(f"column {self.name!r}, row {record}: got {shown}, expected {accepted}")
+
+    def mistyped(self, accepted: str) -> ConfigError:
+        """The error for a column of another type as a whole."""
+        kind = self.values.type if isinstance(self.values, pa.Array) else getattr(self.values, "dtype", "list")
+        return ConfigError(f"column {self.name!r}: got values of type {kind}, expected {accepted}")
+
+
+def _plain(name: str, values: Any) -> Any:
+    if isinstance(values, pa.ChunkedArray):
+        values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], type=values.type)
+    if isinstance(values, pa.Array):
+        if pa.types.is_dictionary(values.type):
+            return values.dictionary_decode()
+        return [None] * len(values) if pa.types.is_null(values.type) else values
+    if isinstance(values, np.ndarray) and values.ndim >= 1:
+        return values if values.dtype.kind in "iuf" and values.ndim == 1 else values.tolist()
+    if isinstance(values, Sequence) and not isinstance(values, str | bytes):
+        return list(values)
+    raise ConfigError(f"column {name!r}: got {type(values).__name__}, expected a list, a NumPy array or an Arrow array")
+
+
+def _listed(item: Any) -> Sequence[Any] | None:
+    """A list as it is, () for a missing one, None for anything else."""
+    if item is None:
+        return ()
+    if isinstance(item, np.ndarray):
+        return list(item)
+    return item if isinstance(item, list | tuple) else None
