@@ -72,7 +72,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     raw, data, fixed, out = root / "raw", root / "data", root / "fixed", root / "run"
     generated = figures("generate", "criteo", "--rows", 2000, "--days", 2, "--out", raw, "--seed", 7)
     days = [raw / "day_0.tsv", raw / "day_1.tsv"]
-    prepared = figures("prepare", "criteo", *days, "--out", data, "--min-count", 2)
+    prepared = figures("prepare", "criteo", *days, "--out", data, "--min-count", 2, "--valid-fraction", 0.25)
     figures("prepare", "criteo", *days, "--out", fixed, "--min-count", 2, "--format", "raw", "--valid-last-day")
     shape = ["--width", 4, "--bottom", "8-4", "--top", "8", "--batch-size", 128]
     trained = figures("train", "--model", "dlrm", "--data", data, "--out", out, *shape)

@@ -80,8 +80,8 @@ def _list(text: str) -> tuple[str, ...]:
 def _buckets(text: str) -> dict[str, int]:
     buckets = {}
     for word in _list(text):
-        column, equals, count = word.rpartition("=")
-        if not equals or not count.isdecimal():
+        column, _, count = word.rpartition("=")
+        if not column or not count.isdecimal():
             raise ConfigError(f"--buckets: got {word!r}, expected COLUMN=COUNT such as age=10")
         buckets[column] = int(count)
     return buckets

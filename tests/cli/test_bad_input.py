@@ -1,0 +1,187 @@
+"""Whatever is wrong with the input: one line, a code, no traceback, and nothing half-written."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Workshop, figures, refused
+
+LINE = "1\t" + "\t".join(["5"] * 13) + "\t" + "\t".join(["0a1b2c3d"] * 26)
+
+
+def raw_file(folder: Path, *lines: str) -> Path:
+    path = folder / "day_0.tsv"
+    path.write_text("".join(line + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("bad", "expected"),
+    [
+        (LINE + "\textra", "line 3"),
+        (LINE.rsplit("\t", 1)[0], "line 3"),
+        (LINE.replace("5", "five", 1), "'five'"),
+        (LINE.replace("0a1b2c3d", "nothex", 1), "'nothex'"),
+        (LINE.replace("1", "2", 1), "line 3"),
+    ],
+)
+def test_a_wrong_line_is_told_with_its_number(tmp_path: Path, bad: str, expected: str) -> None:
+    path = raw_file(tmp_path, LINE, LINE, bad, LINE)
+    message = refused("prepare", "criteo", path, "--out", tmp_path / "data", code=1)
+    assert expected in message
+    assert f"{path}" in message
+    assert "line 3" in message
+    assert [entry.name for entry in tmp_path.iterdir()] == ["day_0.tsv"]
+
+
+def test_missing_raw_files(tmp_path: Path) -> None:
+    for kind in (["criteo"], ["csv", "--label", "y", "--dense", "x"]):
+        message = refused("prepare", *kind, tmp_path / "none.tsv", "--out", tmp_path / "data", code=1)
+        assert "none.tsv" in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_directory_that_is_in_use(workshop: Workshop) -> None:
+    day = workshop.raw / "day_0.tsv"
+    before = sorted(workshop.data.rglob("*"))
+    assert str(workshop.data) in refused("prepare", "criteo", day, "--out", workshop.data, code=2)
+    assert str(workshop.raw) in refused("generate", "criteo", "--rows", 10, "--out", workshop.raw, code=2)
+    assert sorted(workshop.data.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--format", "csv"], "'parquet', 'raw'"),
+        (["--valid-fraction", "1.5"], "1.5"),
+        (["--valid-fraction", "0.1", "--valid-last-day"], "valid"),
+        (["--min-count", "0"], "--min-count"),
+    ],
+)
+def test_wrong_options_of_prepare(workshop: Workshop, tmp_path: Path, flags: list[str], expected: str) -> None:
+    days = sorted(workshop.raw.glob("*.tsv"))
+    assert expected in refused("prepare", "criteo", *days, "--out", tmp_path / "data", *flags, code=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_columns_of_a_csv(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("x,y\n1,0\n2,1\nthree,1\n")
+    prepare = ["prepare", "csv", path, "--out", tmp_path / "data", "--label", "y"]
+    assert "'z'" in refused(*prepare, "--dense", "z", code=2)
+    message = refused(*prepare, "--dense", "x", code=1)
+    assert "'three'" in message
+    assert f"{path}" in message
+    assert "got '=3', expected COLUMN=COUNT" in refused(*prepare, "--buckets", "x=2,=3", code=2)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.csv"]
+
+
+def test_no_data_set(workshop: Workshop, tmp_path: Path) -> None:
+    commands = [
+        ["train", "--data", tmp_path / "none", "--out", tmp_path / "run"],
+        ["evaluate", workshop.run, "--data", tmp_path / "none"],
+        ["predict", workshop.run, "--data", tmp_path / "none", "--out", tmp_path / "scores.parquet"],
+    ]
+    for command in commands:
+        assert "none: no such directory, expected a data set" in refused(*command, code=1)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "none").mkdir()
+    for command in commands:
+        assert "holds no dataset.json" in refused(*command, code=1)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["none"]
+
+
+def test_no_run(workshop: Workshop, tmp_path: Path) -> None:
+    scores = tmp_path / "scores.parquet"
+    for command in (["evaluate"], ["predict", "--out", scores]):
+        assert "run.json" in refused(*command, tmp_path / "none", "--data", workshop.data, code=1)
+    assert "run.json" in refused("serve", tmp_path / "none", "--port", 0, code=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("spoil", [cut, Path.unlink], ids=["cut", "gone"])
+@pytest.mark.parametrize("kind", ["data", "raw_format"])
+def test_a_spoilt_shard(workshop: Workshop, tmp_path: Path, kind: str, spoil: Callable[[Path], None]) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(getattr(workshop, kind), copy)
+    shard = next((copy / "valid").glob("part-*"))
+    spoil(shard)
+    for command in (["evaluate"], ["predict", "--out", tmp_path / "scores.parquet"]):
+        assert str(shard) in refused(*command, workshop.run, "--data", copy, code=1)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["copy"]
+
+
+def test_a_key_outside_its_table(workshop: Workshop, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(workshop.raw_format, copy)
+    shard = next((copy / "train").glob("part-*"))
+    content = bytearray(shard.read_bytes())
+    content[4 * 14 : 4 * 15] = (10**6).to_bytes(4, "little")  # the first record's key of C1
+    shard.write_bytes(content)
+    message = refused("train", "--data", copy, "--out", tmp_path / "run", code=1)
+    assert "'C1'" in message
+    assert "key 1000000" in message
+    assert f"{shard}" in message
+
+
+def test_a_spoilt_description(workshop: Workshop, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(workshop.data, copy)
+    path = copy / "dataset.json"
+    for text, expected in (('{"format": ', "line 1"), ("{}", "terarec.dataset")):
+        path.write_text(text)
+        assert expected in refused("inspect", copy, code=1)
+    described = json.loads((workshop.data / "dataset.json").read_text())
+    described["dataset"]["categorical"][2]["rows"] = "many"
+    path.write_text(json.dumps(described))
+    assert "$.dataset.categorical[2].rows: got 'many', expected an integer" in refused("inspect", copy, code=1)
+
+
+def test_a_damaged_checkpoint(workshop: Workshop, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(workshop.run, copy)
+    table = next((copy / "checkpoints").rglob("C7-*.safetensors"))
+    damage(table)
+    for command in (["evaluate", copy, "--data", workshop.data], ["inspect", copy], ["serve", copy, "--port", 0]):
+        assert str(table) in refused(*command, code=1)
+
+
+def test_another_data_set_than_the_model_knows(workshop: Workshop, tmp_path: Path) -> None:
+    days = sorted(workshop.raw.glob("*.tsv"))
+    figures("prepare", "criteo", *days, "--out", tmp_path / "other", "--min-count", 9)
+    message = refused("evaluate", workshop.run, "--data", tmp_path / "other", code=2)
+    assert "ids learnt anew" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{", "line 1 column 2"),
+        ('{"data": "d", "epochs": 1}', "$.epochs: unknown field"),
+        ('{"data": "d", "training": {"batch_size": "big"}}', "$.training.batch_size: got 'big', expected an integer"),
+    ],
+)
+def test_a_wrong_run_description(tmp_path: Path, text: str, expected: str) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(text)
+    message = refused("train", config, "--out", tmp_path / "run", code=2)
+    assert expected in message
+    assert str(config) in message
+    assert [entry.name for entry in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_port_that_is_taken_or_none(workshop: Workshop) -> None:
+    assert "expected a TCP port" in refused("serve", workshop.run, "--port", 70000, code=2)

@@ -1,0 +1,39 @@
+"""docs/cli.md names every option and every figure."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from terarec.cli.app import app
+from tests.cli.conftest import Workshop, figures
+from tests.cli.test_options import listed
+
+PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+
+
+def test_every_option_is_on_the_page() -> None:
+    words = {word for line in listed(get_command(app), "terarec") for word in line.split() if word.startswith("--")}
+    assert {word for word in words if not re.search(rf"`[^`]*{word}\b", PAGE)} == set()
+
+
+@pytest.mark.parametrize("command", ["generate", "prepare", "train", "evaluate", "predict", "inspect", "doctor"])
+def test_every_figure_is_on_the_page(workshop: Workshop, tmp_path: Path, command: str) -> None:
+    told = {
+        "generate": lambda: workshop.generated,
+        "prepare": lambda: workshop.prepared,
+        "train": lambda: workshop.trained,
+        "evaluate": lambda: figures("evaluate", workshop.run, "--data", workshop.data),
+        "predict": lambda: figures("predict", workshop.run, "--data", workshop.data, "--out", tmp_path / "s.parquet"),
+        "inspect": lambda: {
+            **figures("inspect", workshop.data),
+            **figures("inspect", workshop.data, "--column", "C1"),
+            **figures("inspect", workshop.data, "--column", "I1"),
+            **figures("inspect", workshop.run),
+            **figures("inspect", workshop.run, "--table", "C1"),
+        },
+        "doctor": lambda: figures("doctor"),
+    }[command]()
+    section = PAGE.split(f"## terarec {command}")[1].split("\n## ")[0]
+    assert {name for name in told if f"`{name}`" not in section} == set()

@@ -1,0 +1,108 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from terarec.formats import read_dataset
+from tests.cli.conftest import Workshop, figures, refused, terarec
+
+
+def test_generate_tells_what_it_wrote(workshop: Workshop) -> None:
+    told = workshop.generated
+    assert (told["rows"], told["days"], told["seed"]) == (2000, 2, 7)
+    assert 0.6 < told["best_auc"] < 1
+    assert told["rows_per_second"] > 0
+    assert sum(len(path.read_text().splitlines()) for path in workshop.raw.glob("*.tsv")) == 2000
+    assert 0 < told["positives"] < 2000
+
+
+def test_prepare_tells_what_it_wrote(workshop: Workshop) -> None:
+    told = workshop.prepared
+    assert told["rows"] == 2000
+    assert told["rows_per_second"] > 0
+    assert told["peak_memory_bytes"] > 0
+    spec = read_dataset(workshop.data)
+    assert spec.storage == "parquet"
+    assert sum(spec.num_rows(split) for split in spec.splits) == 2000
+
+
+def test_the_last_day_becomes_the_valid_split(workshop: Workshop) -> None:
+    spec = read_dataset(workshop.raw_format)
+    assert spec.storage == "raw"
+    assert (spec.num_rows("train"), spec.num_rows("valid")) == (1000, 1000)
+
+
+def test_train_leaves_a_whole_run(workshop: Workshop) -> None:
+    told = workshop.trained
+    assert told["model"] == "dlrm"
+    assert 0 < told["auc"] <= 1
+    assert told["highest_auc"] >= told["auc"]
+    assert told["samples_per_second"] > 0
+    assert Path(told["checkpoint"]).is_dir()
+    assert Path(told["report"]).read_text().startswith("<!doctype html>")
+    logged = [json.loads(line) for line in (workshop.run / "metrics.jsonl").read_text().splitlines()]
+    assert any("loss" in point for point in logged)
+
+
+def test_evaluate_finds_what_training_found(workshop: Workshop) -> None:
+    told = figures("evaluate", workshop.run, "--data", workshop.data)
+    assert told["auc"] == pytest.approx(workshop.trained["auc"], abs=1e-9)
+    assert told["logloss"] == pytest.approx(workshop.trained["logloss"], abs=1e-6)
+    assert told["rows"] == read_dataset(workshop.data).num_rows("valid")
+    assert told["split"] == "valid"
+
+
+def test_predict_writes_a_score_per_sample_in_input_order(workshop: Workshop, tmp_path: Path) -> None:
+    out = tmp_path / "scores.parquet"
+    told = figures("predict", workshop.run, "--data", workshop.data, "--out", out, "--split", "train")
+    scores = pq.read_table(out)
+    spec = read_dataset(workshop.data)
+    shards = [pq.read_table(workshop.data / shard.file, columns=["label"]) for shard in spec.shards("train")]
+    labels = np.concatenate([shard["label"].to_numpy() for shard in shards])
+    assert told["rows"] == scores.num_rows == spec.num_rows("train")
+    assert np.array_equal(scores["label"].to_numpy(), labels)
+    assert scores["score"].to_numpy().min() > 0
+    assert scores["score"].to_numpy().max() < 1
+    assert [path.name for path in tmp_path.iterdir()] == ["scores.parquet"]
+
+
+def test_a_run_description_trains_and_resumes(workshop: Workshop, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    model = {"kind": "wide_deep", "width": 4, "hidden": [8]}
+    described = {"data": str(workshop.raw_format), "model": model, "training": {"batch_size": 250, "epochs": 2}}
+    config.write_text(json.dumps(described))
+    whole = figures("train", config, "--out", tmp_path / "whole")
+    half = figures("train", config, "--out", tmp_path / "halves", "--set", "training.max_steps=3")
+    assert (half["steps"], half["samples"]) == (3, 750)
+    assert "expected an empty directory, or --resume" in refused("train", config, "--out", tmp_path / "halves", code=2)
+    resumed = figures("train", config, "--out", tmp_path / "halves", "--resume")
+    assert resumed["steps"] == whole["steps"] == 8
+    assert (resumed["auc"], resumed["logloss"], resumed["loss"]) == (whole["auc"], whole["logloss"], whole["loss"])
+
+
+def test_what_is_shown_to_people_goes_to_stdout_without_json(workshop: Workshop) -> None:
+    ended = terarec("evaluate", workshop.run, "--data", workshop.data)
+    assert ended.code == 0
+    assert ended.err == ""
+    assert f"{figures('evaluate', workshop.run, '--data', workshop.data)['auc']:.5f}" in ended.out
+
+
+def test_a_csv_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "people.csv"
+    lines = [
+        f"{20 + i % 50},{['red', 'green', '?'][i % 3]},{100 + i % 7},{'yes' if i % 3 == 0 else 'no'}"
+        for i in range(400)
+    ]
+    path.write_text("\n".join(["age,colour,shop,bought", *lines]) + "\n")
+    columns = ["--dense", "age", "--categorical", "colour", "--ids", "shop", "--buckets", "age=4"]
+    split = ["--positive", "yes", "--valid-fraction", "0.25", "--test", path]
+    told = figures("prepare", "csv", path, "--out", tmp_path / "data", "--label", "bought", *columns, *split)
+    spec = read_dataset(tmp_path / "data")
+    assert told["rows"] == 800
+    assert spec.column_names == ("bought", "age", "colour", "shop", "age_bucket")
+    assert {split: spec.num_rows(split) for split in spec.splits} == {"train": 300, "valid": 100, "test": 400}
+    shape = ["--model", "wide_deep", "--width", 4, "--hidden", 8, "--batch-size", 50, "--epochs", 3, "--dense-lr", 0.05]
+    trained = figures("train", *shape, "--sparse-lr", 0.1, "--data", tmp_path / "data", "--out", tmp_path / "run")
+    assert trained["auc"] > 0.95

@@ -1,0 +1,100 @@
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from terarec.formats import read_dataset
+from tests.cli.conftest import Workshop, figures, refused, terarec
+
+
+def keys_of(workshop: Workshop, column: str) -> np.ndarray:
+    shards = read_dataset(workshop.data).shards("train")
+    return np.concatenate([pq.read_table(workshop.data / s.file, columns=[column])[column].to_numpy() for s in shards])
+
+
+def test_a_data_set(workshop: Workshop) -> None:
+    told = figures("inspect", workshop.data)
+    spec = read_dataset(workshop.data)
+    assert told["what"] == "dataset"
+    assert told["embedding_rows"] == sum(column.rows for column in spec.categorical)
+    assert {split["split"]: split["rows"] for split in told["splits"]} == {s: spec.num_rows(s) for s in spec.splits}
+    assert [column["column"] for column in told["columns"]] == list(spec.column_names)
+    assert told["bytes"] == sum((workshop.data / s.file).stat().st_size for n in spec.splits for s in spec.shards(n))
+    by_name = {column["column"]: column for column in told["columns"]}
+    keys = keys_of(workshop, "C3")
+    assert told["sampled_rows"] == len(keys)  # a small data set has one row group
+    assert by_name["C3"]["missing_share"] == pytest.approx((keys == 0).mean())
+    assert by_name["C3"]["rare_share"] == pytest.approx((keys == 1).mean())
+
+
+@pytest.mark.parametrize("column", ["C1", "C26"])
+def test_the_most_frequent_values_of_a_column(workshop: Workshop, column: str) -> None:
+    told = figures("inspect", workshop.data, "--column", column, "--top", 5)
+    ids, counts = np.unique(keys_of(workshop, column), return_counts=True)
+    assert told["ids_seen"] == len(ids)
+    assert [row["count"] for row in told["most_frequent"]] == sorted(counts.tolist(), reverse=True)[:5]
+    encoder = next(c.encoder for c in read_dataset(workshop.data).categorical if c.name == column)
+    vocabulary = pq.read_table(workshop.data / encoder.file)
+    raw = [line.split("\t") for path in sorted(workshop.raw.glob("*.tsv")) for line in path.read_text().splitlines()]
+    values = {fields[13 + int(column[1:])] for fields in raw}
+    for row in told["most_frequent"]:
+        assert counts[ids == row["id"]] == row["count"]
+        if row["id"] >= 2:
+            assert row["value"] in values
+            assert row["count"] == vocabulary["count"][row["id"] - 2].as_py()
+        else:
+            assert row["value"] == ["(missing)", "(rare or unseen)"][row["id"]]
+
+
+def test_the_numbers_of_a_column(workshop: Workshop) -> None:
+    told = figures("inspect", workshop.raw_format, "--column", "label", "--split", "valid")
+    assert (told["minimum"], told["maximum"], told["rows"]) == (0, 1, 1000)
+    assert 0 < told["mean"] < 1
+    assert told["deviation"] == pytest.approx(np.sqrt(told["mean"] * (1 - told["mean"])))
+
+
+def test_a_run_and_its_checkpoint(workshop: Workshop) -> None:
+    run = figures("inspect", workshop.run)
+    checkpoint = figures("inspect", run["checkpoint"])
+    assert (run["what"], run["model"], checkpoint["what"]) == ("run", "dlrm", "checkpoint")
+    assert run["tables"] == checkpoint["tables"]
+    columns = {column.name: column.rows for column in read_dataset(workshop.data).categorical}
+    assert {table["table"]: table["rows"] for table in run["tables"]} == columns
+    assert {table["width"] for table in run["tables"]} == {4}
+    assert {table["state"] for table in run["tables"]} == {"sum"}
+    assert all(table["norm_min"] <= table["norm_mean"] <= table["norm_max"] for table in run["tables"])
+    assert run["embedding_parameters"] == 4 * run["embedding_rows"]
+    assert run["dense_parameters"] == sum(row["parameters"] for row in run["dense"])
+
+
+def test_a_table(workshop: Workshop) -> None:
+    run = figures("inspect", workshop.run)
+    of_run = next(table for table in run["tables"] if table["table"] == "C1")
+    told = figures("inspect", workshop.run, "--table", "C1", "--top", 4)
+    assert figures("inspect", run["checkpoint"], "--table", "C1", "--top", 4)["largest"] == told["largest"]
+    norms = [row["norm"] for row in told["largest"]]
+    assert norms == sorted(norms, reverse=True)
+    assert norms[0] == told["norms"][-1]["norm"] == of_run["norm_max"]
+    assert told["norms"][0]["norm"] == of_run["norm_min"]
+    values = figures("inspect", workshop.data, "--column", "C1", "--top", 10_000)["most_frequent"]
+    known = {row["id"]: row["value"] for row in values}
+    assert all(known.get(row["row"], row["value"]) == row["value"] for row in told["largest"])
+
+
+def test_people_see_the_same(workshop: Workshop) -> None:
+    out = terarec("inspect", workshop.data, "--column", "C1", "--top", 3).out
+    assert figures("inspect", workshop.data, "--column", "C1", "--top", 1)["most_frequent"][0]["value"] in out
+    assert "C26" in terarec("inspect", workshop.run).out
+
+
+def test_wrong_questions_are_told(workshop: Workshop, tmp_path: Path) -> None:
+    assert "no column 'C99', expected one of label, I1" in refused("inspect", workshop.data, "--column", "C99", code=2)
+    assert "no table 'C99', expected one of C1" in refused("inspect", workshop.run, "--table", "C99", code=2)
+    assert "--table" in refused("inspect", workshop.data, "--table", "C1", code=2)
+    assert "--column" in refused("inspect", workshop.run, "--column", "C1", code=2)
+    assert "no split 'test'" in refused("inspect", workshop.data, "--column", "C1", "--split", "test", code=2)
+    assert "no such directory" in refused("inspect", tmp_path / "none", code=1)
+    assert "expected a data set" in refused("inspect", tmp_path, code=1)
+    (tmp_path / "file").write_text("")
+    assert "is no directory" in refused("inspect", tmp_path / "file", code=1)

@@ -1,0 +1,154 @@
+"""Commands as processes: Ctrl-C, a full disk, and a server that is asked once."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from terarec.checkpoint import whole
+from terarec.serve.client import InferenceClient
+from tests.cli.conftest import Workshop, figures, terarec
+
+TERAREC = [sys.executable, "-c", "from terarec.cli import main; main()"]
+SHAPE = ["--width", "4", "--bottom", "8-4", "--top", "8", "--batch-size", "16"]
+
+
+def start(*arguments: object, prepare: Callable[[], None] | None = None) -> subprocess.Popen[str]:
+    words = [*TERAREC, *map(str, arguments)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=prepare)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_ctrl_c_leaves_a_checkpoint_to_resume_from(workshop: Workshop, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train = ["train", "--model", "dlrm", "--data", workshop.data, "--out", out, *SHAPE, "--epochs", "1000"]
+    process = start(*train, "--json")
+    wait_for(lambda: bool(whole(out / "checkpoints")))
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    last = stderr.strip().splitlines()[-1]
+    newest = whole(out / "checkpoints")[-1]
+    assert last.startswith("terarec: interrupted: SIGINT after step ")
+    assert str(newest) in last
+    assert "Traceback" not in stderr
+    assert json.loads(stdout.splitlines()[-1])["error"] == last.removeprefix("terarec: ")
+    step = int(newest.name.removeprefix("step-"))
+    resumed = figures(*train, "--resume", "--set", f"training.max_steps={step + 1}")
+    assert (resumed["steps"], resumed["samples"]) == (step + 1, 16)
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A place that refuses to take more than some bytes.
+
+    Attributes:
+        path: an empty directory on it.
+        prepare: what a process does before it writes there.
+        refusal: the system's words.
+    """
+
+    path: Path
+    prepare: Callable[[], None] | None
+    refusal: str
+
+
+def small_disk(mounts: ExitStack, path: Path, size: int) -> Disk:
+    """A real file system of `size` bytes; only root may mount one."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", path], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("a file system cannot be mounted here")
+    mounts.callback(subprocess.run, ["umount", path], check=True)
+    return Disk(path, None, "No space left on device")
+
+
+def small_files(_mounts: ExitStack, path: Path, size: int) -> Disk:
+    """Any file system, but no file above `size` bytes."""
+    return Disk(path, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)), "File too large")
+
+
+LIMITS = {
+    (small_disk, "generate"): 200_000,
+    (small_disk, "prepare"): 200_000,
+    (small_disk, "train"): 600_000,
+    (small_disk, "predict"): 4096,
+    (small_files, "generate"): 20_000,
+    (small_files, "prepare"): 20_000,
+    (small_files, "train"): 60_000,
+    (small_files, "predict"): 1000,
+}
+"""Bytes: room to begin, and less than the command needs."""
+
+
+@pytest.mark.parametrize(("kind", "command"), LIMITS, ids=lambda value: getattr(value, "__name__", value))
+def test_a_full_disk_leaves_nothing_half_written(
+    workshop: Workshop, tmp_path: Path, kind: Callable[[ExitStack, Path, int], Disk], command: str
+) -> None:
+    days = sorted(workshop.raw.glob("*.tsv"))
+    wide = ["--model", "dlrm", "--width", "64", "--bottom", "64", "--top", "64"]
+    arguments: dict[str, list[object]] = {
+        "generate": ["generate", "criteo", "--rows", "20000"],
+        "prepare": ["prepare", "criteo", *days],
+        "train": ["train", *wide, "--data", workshop.data],
+        "predict": ["predict", workshop.run, "--data", workshop.data, "--split", "train"],
+    }
+    with ExitStack() as mounts:
+        disk = kind(mounts, tmp_path, LIMITS[kind, command])
+        out = disk.path / "out"
+        process = start(*arguments[command], "--out", out, prepare=disk.prepare)
+        _, stderr = process.communicate(timeout=60)
+        told = [line for line in stderr.splitlines() if line.startswith("terarec: ")]
+        assert process.returncode == 1, stderr
+        assert len(told) == 1
+        assert disk.refusal in told[0]
+        assert str(out) in told[0]
+        assert "Traceback" not in stderr
+        if command == "train":
+            assert whole(out / "checkpoints") == []
+            assert not list(out.rglob("*.partial"))
+        else:
+            assert list(disk.path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_may_not_be_written(workshop: Workshop, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    ended = terarec("generate", "criteo", "--rows", 10, "--out", tmp_path / "raw")
+    tmp_path.chmod(0o700)
+    assert ended.code == 1
+    assert "Permission denied" in ended.err
+
+
+def test_a_server_is_asked_once_and_stops(workshop: Workshop) -> None:
+    process = start("serve", workshop.run, "--port", 0, "--name", "clicks", "--json")
+    try:
+        told = json.loads(process.stdout.readline())
+        assert told["name"] == "clicks"
+        assert told["url"] == f"http://127.0.0.1:{told['port']}"
+        fields = (workshop.raw / "day_1.tsv").read_text().split("\n", 1)[0].split("\t")
+        numbers = {f"I{i}": [float(fields[i]) if fields[i] else None] for i in range(1, 14)}
+        record = numbers | {f"C{i}": [fields[13 + i]] for i in range(1, 27)}
+        scores = InferenceClient(told["url"], model="clicks").infer(record)
+        assert 0 < float(scores["score"].reshape(-1)[0]) < 1
+    finally:
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
+    assert stdout == ""
