@@ -1,0 +1,98 @@
+"""A small client of the Open Inference Protocol v2, JSON form, on the standard library's HTTP."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+
+from terarec.errors import ConfigError, TerarecError
+from terarec.serve.elements import check_elements
+from terarec.serve.json_form import decode_infer_response, decode_model_metadata, encode
+from terarec.serve.messages import InferRequest, ModelMetadata, Tensor
+
+
+class InferenceError(TerarecError, RuntimeError):
+    """The server refused a request, answered something else than the protocol, or could not be reached."""
+
+
+class InferenceClient:
+    """Asks one model of one server.
+
+    Example:
+        >>> client = InferenceClient("http://127.0.0.1:8000", model="dlrm")
+        >>> client.infer({"I1": [3, None], ..., "C26": ["a9d771cd", ""]})["score"]  # float32[2, 1]
+    """
+
+    def __init__(self, url: str, model: str = "model", timeout_seconds: float = 30.0) -> None:
+        self._url = url.rstrip("/")
+        self._model = f"{self._url}/v2/models/{quote(model, safe='')}"
+        self._timeout_seconds = timeout_seconds
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    @cached_property
+    def metadata(self) -> ModelMetadata:
+        """Inputs and outputs of the model, asked for once."""
+        return decode_model_metadata(self._call(self._model))
+
+    def infer(self, columns: Mapping[str, Sequence[Any] | npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        """Score B records.
+
+        Args:
+            columns: raw column -> its B values; None or NaN is missing.
+
+        Returns:
+            Output -> array; terarec's own server gives ``{"score": float32[B, L]}``.
+
+        Raises:
+            ConfigError: a column that the model does not know, or a value of the wrong type.
+            InferenceError: the server refused, in its own words, or could not be reached.
+        """
+        datatypes = {item.name: item.datatype for item in self.metadata.inputs}
+        tensors = []
+        for name, values in columns.items():
+            if name not in datatypes:
+                raise ConfigError(f"column {name!r}: the model does not know it, expected {', '.join(datatypes)}")
+            tensors.append(_tensor(name, datatypes[name], values))
+        body = self._call(f"{self._model}/infer", encode(InferRequest(inputs=tuple(tensors))))
+        outputs = decode_infer_response(body).outputs
+        return {output.name: _array(output) for output in outputs}
+
+    def _call(self, url: str, body: bytes | None = None) -> bytes:
+        request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
+        try:
+            with self._opener.open(request, timeout=self._timeout_seconds) as response:
+                answer: bytes = response.read()
+                return answer
+        except urllib.error.HTTPError as error:
+            raise InferenceError(f"{url}: {error.code}: {_reason(error.read())}") from None
+        except OSError as error:
+            raise InferenceError(f"{url}: no answer: {getattr(error, 'reason', error)}") from None
+
+
+def _tensor(name: str, datatype: str, values: Sequence[Any] | npt.NDArray[Any]) -> Tensor:
+    plain = values.tolist() if isinstance(values, np.ndarray) else values
+    known = [None if value != value else value for value in plain]  # NaN alone differs from itself
+    return Tensor(
+        name=name, datatype=datatype, shape=(len(known),), data=check_elements(known, datatype, f"column {name!r}")
+    )
+
+
+def _array(tensor: Tensor) -> npt.NDArray[Any]:
+    """float32 for FP32; otherwise as NumPy reads the elements."""
+    return np.array(tensor.data, dtype=np.float32 if tensor.datatype == "FP32" else None).reshape(tensor.shape)
+
+
+def _reason(body: bytes) -> str:
+    """The protocol's error text, or the start of whatever came instead."""
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, TypeError, KeyError):
+        return repr(body[:200].decode(errors="replace"))

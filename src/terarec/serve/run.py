@@ -1,0 +1,127 @@
+"""Serve a run over HTTP until told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+from terarec.errors import ConfigError, MissingDependencyError
+from terarec.serve.service import InferenceService
+from terarec.serve.session import InferenceSession
+from terarec.spec import ServingSpec
+
+SHUTDOWN_SECONDS = 10
+"""How long requests in flight may still take after a stop."""
+
+
+class RunningServer:
+    """A server that accepts requests.
+
+    Attributes:
+        host, port: the address bound.
+        url: for `terarec.serve.InferenceClient`.
+    """
+
+    def __init__(self, host: str, port: int, stop: Callable[[], None]) -> None:
+        self.host = host
+        self.port = port
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self._stop = stop
+
+    def stop(self) -> None:
+        """Ask the server to finish what is in flight and to leave `serve`. Callable from any thread."""
+        self._stop()
+
+
+def serve(run_dir: Path, spec: ServingSpec, ready: Callable[[RunningServer], None] | None = None) -> None:
+    """Serve the newest checkpoint of a run; return after SIGINT, SIGTERM or `RunningServer.stop`.
+
+    Args:
+        run_dir: what ``terarec train`` wrote.
+        spec: name, address and limits.
+        ready: called once, when requests are accepted.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+        FormatError: `run_dir` holds no complete checkpoint.
+        MissingDependencyError: starlette or uvicorn is not installed.
+    """
+    try:
+        import uvicorn
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(f"serving needs {error.name}: pip install 'terarec[serve]'") from error
+    from terarec.serve.server import create_app
+
+    class Server(uvicorn.Server):
+        """Tells when it is ready; leaves the signals to `_stopped_by_signals`, since uvicorn raises them anew."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if ready is not None:
+                host, port = bound.getsockname()[:2]
+                ready(RunningServer(host, port, stop))
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    with _bind(spec) as bound:
+        app = create_app(InferenceService(InferenceSession.open(run_dir), spec))
+        server = Server(
+            uvicorn.Config(
+                app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=SHUTDOWN_SECONDS
+            )
+        )
+
+        def stop() -> None:
+            server.should_exit = True
+
+        with _stopped_by_signals(stop):
+            server.run(sockets=[bound])
+
+
+def _bind(spec: ServingSpec) -> socket.socket:
+    """A listening socket, made before the model is loaded: a taken port shows at once, an early client waits."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            spec.host, spec.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(
+            f"ServingSpec.host: got {spec.host!r}, expected an address of this machine ({error})"
+        ) from None
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen()
+    except OSError as error:
+        bound.close()
+        raise ConfigError(
+            f"ServingSpec.port: {spec.host} port {spec.port} cannot be bound ({error.strerror}), "
+            "expected a free port, or 0 to let the system choose one"
+        ) from None
+    return bound
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """While this lasts, SIGINT and SIGTERM call `stop`; only the main thread may handle signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        stop()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,135 @@
+"""The HTTP transport: an ASGI application that speaks the JSON form of the Open Inference Protocol v2."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from terarec.errors import ConfigError, FormatError, MissingDependencyError, TerarecError
+from terarec.serve.json_form import decode_infer_request, encode
+from terarec.serve.messages import RequestTooLargeError, UnknownModelError, UnsupportedContentError
+from terarec.serve.service import InferenceService
+
+try:
+    from anyio import CapacityLimiter, to_thread
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+except ModuleNotFoundError as error:
+    raise MissingDependencyError(f"serving needs {error.name}: pip install 'terarec[serve]'") from error
+
+MAX_BODY_BYTES = 128 * 2**20
+"""Longest request body. 65,536 Criteo records, the default `ServingSpec.max_batch`, are 22 MB of JSON."""
+
+WORKERS = 2
+"""Requests worked on at once: while one is in the model, which uses all cores, another is read or written."""
+
+_STATUS: tuple[tuple[type[TerarecError], int], ...] = (
+    (UnknownModelError, 404),
+    (RequestTooLargeError, 413),
+    (UnsupportedContentError, 415),
+    (ConfigError, 400),
+    (FormatError, 400),
+    (TerarecError, 500),
+)
+
+
+def create_app(service: InferenceService) -> Starlette:
+    """The application that serves `service`; run it under any ASGI server."""
+    model = "/v2/models/{name}"
+    version = f"{model}/versions/{{version}}"
+    transport = _Transport(service)
+    routes = [
+        Route("/v2", transport.server_metadata),
+        Route("/v2/health/live", transport.live),
+        Route("/v2/health/ready", transport.ready),
+        *(Route(path, transport.model_metadata) for path in (model, version)),
+        *(Route(f"{path}/ready", transport.model_ready) for path in (model, version)),
+        *(Route(f"{path}/infer", transport.infer, methods=["POST"]) for path in (model, version)),
+    ]
+    app = Starlette(
+        routes=routes,
+        exception_handlers={TerarecError: _refused, HTTPException: _no_route, Exception: _broken},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+class _Transport:
+    """The endpoints. Work that takes longer than a look-up leaves the event loop for a thread."""
+
+    def __init__(self, service: InferenceService) -> None:
+        self._service = service
+        self._workers = CapacityLimiter(WORKERS)
+
+    async def server_metadata(self, _: Request) -> Response:
+        return _answer(encode(self._service.server_metadata()))
+
+    async def live(self, _: Request) -> Response:
+        return JSONResponse({"live": True})
+
+    async def ready(self, _: Request) -> Response:
+        return JSONResponse({"ready": True})
+
+    async def model_metadata(self, request: Request) -> Response:
+        return _answer(encode(self._service.model_metadata(**request.path_params)))
+
+    async def model_ready(self, request: Request) -> Response:
+        metadata = self._service.model_metadata(**request.path_params)
+        return JSONResponse({"name": metadata.name, "ready": True})
+
+    async def infer(self, request: Request) -> Response:
+        self._service.model_metadata(**request.path_params)
+        _check_content(request)
+        body = await _read_body(request)
+        score = partial(_infer, self._service, body, **request.path_params)
+        return _answer(await to_thread.run_sync(score, limiter=self._workers))
+
+
+def _infer(service: InferenceService, body: bytes, name: str, version: str | None = None) -> bytes:
+    return encode(service.infer(decode_infer_request(body), name, version))
+
+
+def _check_content(request: Request) -> None:
+    """Refuse what is announced as anything but plain JSON; a request without Content-Type is taken as JSON."""
+    content_type = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise UnsupportedContentError(f"Content-Type: got {content_type}, expected application/json")
+    if "inference-header-content-length" in request.headers:
+        raise UnsupportedContentError("got binary tensor data, expected tensors in JSON")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise UnsupportedContentError(f"Content-Encoding: got {encoding}, expected identity")
+
+
+async def _read_body(request: Request) -> bytes:
+    """The body, never holding more than `MAX_BODY_BYTES`, whatever its announced length."""
+    chunks: list[bytes] = []
+    num_bytes = 0
+    async for chunk in request.stream():
+        num_bytes += len(chunk)
+        if num_bytes > MAX_BODY_BYTES:
+            raise RequestTooLargeError(f"the body: got more than {MAX_BODY_BYTES} bytes, send fewer records at a time")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _answer(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
+
+
+def _refused(_: Request, error: Exception) -> Response:
+    status = next(status for kind, status in _STATUS if isinstance(error, kind))
+    return JSONResponse({"error": str(error)}, status_code=status)
+
+
+def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return JSONResponse({"error": message}, status_code=error.status_code, headers=error.headers)
+
+
+def _broken(_: Request, error: Exception) -> Response:
+    """Our mistake: the traceback goes to the server's log, one line to the client."""
+    return JSONResponse({"error": f"internal error: {type(error).__name__}"}, status_code=500)

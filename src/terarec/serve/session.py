@@ -1,0 +1,134 @@
+"""The engine of serving: a trained model and its encoders, from raw values to probabilities. Knows no transport."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from terarec.batch import Batch, Jagged
+from terarec.checkpoint import latest, load
+from terarec.etl.encoders import EncodedRecords, Encoders
+from terarec.etl.raw_columns import RawValues
+from terarec.models.artifact import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, load_model
+from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, RunSpec, VocabularyEncoder
+
+ColumnKind = Literal["number", "integer", "string"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputColumn:
+    """A raw column of a record.
+
+    Attributes:
+        name: of the column.
+        kind: what its values are.
+        hotness: 1 for one value a record; more for a list of at most so many values.
+    """
+
+    name: str
+    kind: ColumnKind
+    hotness: int = 1
+
+
+class InferenceSession:
+    """Scores raw records with a trained model. Thread-safe; holds no optimizer and no optimizer state.
+
+    Attributes:
+        run: how the model was trained.
+        step: training steps behind its weights.
+        inputs: the raw columns that a record has, all of which `predict` needs.
+        labels: names of the L probabilities.
+
+    Example:
+        >>> session = InferenceSession.open(Path("RUN"))
+        >>> session.predict({"I1": [3, None], ..., "C26": ["a9d771cd", ""]})  # float32[2, 1]
+    """
+
+    def __init__(self, model: nn.Module, encoders: Encoders, run: RunSpec, dataset: DatasetSpec, *, step: int) -> None:
+        self._model = model.eval()
+        self._encoders = encoders
+        self._features = tuple(column.name for column in dataset.categorical)
+        self.run = run
+        self.step = step
+        self.inputs = _input_columns(dataset)
+        self.labels = tuple(column.name for column in dataset.labels)
+
+    @classmethod
+    def open(cls, run_dir: Path) -> InferenceSession:
+        """Load the newest whole checkpoint of a run, and its encoders.
+
+        Raises:
+            DataNotFoundError: `run_dir` is no run, or holds no whole checkpoint.
+            FormatError: a file of it is damaged.
+            StorageError: not enough memory for the tables.
+        """
+        model, run, dataset = load_model(run_dir)
+        step = load(latest(run_dir / CHECKPOINT_DIRECTORY)).step
+        return cls(model, Encoders.load(run_dir / DATASET_DIRECTORY), run, dataset, step=step)
+
+    def predict(self, columns: Mapping[str, RawValues]) -> npt.NDArray[np.float32]:
+        """Score B records.
+
+        Args:
+            columns: each of `inputs` by name -> its B raw values, or lists of them where hotness > 1, encoded here as
+                they were for training; None, null or "" is missing.
+
+        Returns:
+            float32[B, L]: the probability of each label.
+
+        Raises:
+            ConfigError: a column that is missing, unknown or of another length than the first, or a value that
+                its encoder cannot read, with its column and row.
+        """
+        batch = self._batch(self._encoders.encode(columns))
+        half = self.run.training.precision == "bf16"
+        with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+            logits: Tensor = self._model(batch)
+        scores: npt.NDArray[np.float32] = logits.float().sigmoid().numpy()
+        return scores
+
+    def _batch(self, records: EncodedRecords) -> Batch:
+        """`records` as the model reads a batch; labels, which no model looks at, are zeros."""
+        num_records = len(records.dense)
+        keys, lengths = [np.zeros(0, dtype=np.int64)], [np.zeros(1, dtype=np.int64)]
+        for column in records.keys:
+            keys.append(column[0] if isinstance(column, tuple) else column)
+            lengths.append(np.diff(column[1]) if isinstance(column, tuple) else np.ones(num_records, dtype=np.int64))
+        return Batch(
+            dense=torch.from_numpy(records.dense),
+            label=torch.zeros(num_records, len(self.labels)),
+            sparse=Jagged(
+                names=self._features,
+                keys=torch.from_numpy(np.concatenate(keys)),
+                offsets=torch.from_numpy(np.concatenate(lengths).cumsum()),
+            ),
+        )
+
+
+def _input_columns(dataset: DatasetSpec) -> tuple[InputColumn, ...]:
+    """The raw columns; one that several columns are made from takes the narrowest kind of values they read."""
+    kinds: dict[str, list[ColumnKind]] = {name: [] for name in dataset.raw_names}
+    columns: list[DenseColumn | CategoricalColumn] = [*dataset.dense, *dataset.categorical]
+    for column in columns:
+        kinds[column.raw_name].append(_kind(column))
+    hotness = {column.raw_name: column.hotness for column in dataset.categorical}
+    narrowest: tuple[ColumnKind, ...] = ("string", "integer", "number")
+    return tuple(
+        InputColumn(name=name, kind=min(found, key=narrowest.index), hotness=hotness.get(name, 1))
+        for name, found in kinds.items()
+    )
+
+
+def _kind(column: DenseColumn | CategoricalColumn) -> ColumnKind:
+    if isinstance(column, DenseColumn):
+        return "number"
+    if isinstance(column.encoder, VocabularyEncoder):
+        return "integer" if column.encoder.value_type == "int64" else "string"
+    return "integer" if column.encoder is None else "number"

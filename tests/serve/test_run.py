@@ -1,0 +1,172 @@
+"""`serve` as a process and as a thread: address, signals, clean ends; and the client that asks it."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from terarec.errors import ConfigError, DataNotFoundError, MissingDependencyError
+from terarec.serve import InferenceClient, InferenceError, InferenceSession, RunningServer, serve
+from terarec.spec import ServingSpec
+from tests.serve.conftest import CATEGORICAL, DENSE, TrainedRun
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from terarec.serve import serve
+from terarec.spec import ServingSpec
+serve(Path(sys.argv[1]), ServingSpec(name="dlrm", port=0), lambda server: print(server.url, flush=True))
+print("stopped", flush=True)
+"""
+
+
+@pytest.fixture
+def process(trained: TrainedRun) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", PROGRAM, str(trained.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_server_cleanly(
+    process: subprocess.Popen[str], trained: TrainedRun, number: signal.Signals
+) -> None:
+    assert process.stdout is not None
+    client = InferenceClient(process.stdout.readline().strip(), model="dlrm")
+    assert client.infer(trained.records(0, 3))["score"].shape == (3, 1)
+    process.send_signal(number)
+    out, errors = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert out == "stopped\n"
+    assert errors == ""
+
+
+def test_the_client_gets_the_scores_of_the_session(
+    server: RunningServer, trained: TrainedRun, session: InferenceSession
+) -> None:
+    client = InferenceClient(server.url, model="dlrm")
+    records = trained.records(0, 40)
+    scores = client.infer(records)["score"]
+    assert scores.dtype == np.float32
+    assert np.array_equal(scores, session.predict(records))
+    assert [item.name for item in client.metadata.inputs] == DENSE + CATEGORICAL
+
+
+def test_the_client_takes_arrays_and_nan_for_missing(server: RunningServer, trained: TrainedRun) -> None:
+    client = InferenceClient(server.url, model="dlrm")
+    records = trained.records(0, 10)
+    arrays = {
+        name: np.array(values, dtype=np.float64 if name in DENSE else str)  # None becomes NaN
+        for name, values in records.items()
+    }
+    assert np.array_equal(client.infer(arrays)["score"], client.infer(records)["score"])
+
+
+def test_eight_clients_get_their_own_answers(
+    server: RunningServer, trained: TrainedRun, session: InferenceSession
+) -> None:
+    bounds = [(start, start + 1 + start % 9) for start in range(64)]
+
+    def ask(bound: tuple[int, int]) -> np.ndarray:
+        return InferenceClient(server.url, model="dlrm").infer(trained.records(*bound))["score"]
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(ask, bounds))
+    for bound, answer in zip(bounds, answers, strict=True):
+        assert np.array_equal(answer, session.predict(trained.records(*bound)))
+
+
+def test_a_refusal_reaches_the_caller_in_the_servers_words(server: RunningServer, trained: TrainedRun) -> None:
+    client = InferenceClient(server.url, model="dlrm")
+    records = trained.records(0, 1)
+    with pytest.raises(InferenceError, match=r"/v2/models/dlrm/infer: 400: column 'C7': missing, expected I1"):
+        client.infer({name: values for name, values in records.items() if name != "C7"})
+    with pytest.raises(InferenceError, match=r"404: model 'other' is not served here, expected 'dlrm'"):
+        InferenceClient(server.url, model="other").infer(records)
+
+
+def test_the_client_refuses_what_cannot_be_sent(server: RunningServer, trained: TrainedRun) -> None:
+    client = InferenceClient(server.url, model="dlrm")
+    with pytest.raises(ConfigError, match=r"column 'age': the model does not know it, expected I1, I2"):
+        client.infer({"age": [3]})
+    with pytest.raises(ConfigError, match=r"column 'C1'\[1\]: got 3, expected a string"):
+        client.infer({"C1": ["a", 3]})
+
+
+def test_no_server_is_told_in_one_line() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(InferenceError, match=rf"{url}/v2/models/model: no answer: .*refused"):
+            InferenceClient(url).infer({"I1": [1]})
+
+
+def test_loopback_alone_is_bound_by_default(server: RunningServer) -> None:
+    assert server.host == "127.0.0.1"
+    assert server.url == f"http://127.0.0.1:{server.port}"
+    with contextlib.closing(socket.socket()) as elsewhere, pytest.raises(ConnectionRefusedError):
+        elsewhere.connect(("127.0.0.2", server.port))  # an address of this machine that was not asked for
+
+
+def test_any_loopback_family_may_be_asked_for(trained: TrainedRun) -> None:
+    if not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists():
+        pytest.skip("no IPv6 here")
+    answers: list[bytes] = []
+
+    def ready(running: RunningServer) -> None:
+        def ask() -> None:
+            answers.append(urllib.request.urlopen(f"{running.url}/v2/health/ready", timeout=10).read())
+            running.stop()
+
+        threading.Thread(target=ask).start()
+
+    serve(trained.path, ServingSpec(host="::1", port=0), ready)
+    assert answers == [b'{"ready":true}']
+
+
+def test_handlers_of_signals_are_put_back(trained: TrainedRun) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    serve(trained.path, ServingSpec(port=0), lambda running: os.kill(os.getpid(), signal.SIGTERM))
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_taken_port_is_told_in_one_line(server: RunningServer, trained: TrainedRun) -> None:
+    expected = rf"ServingSpec.port: 127.0.0.1 port {server.port} cannot be bound \(Address already in use\), expected"
+    with pytest.raises(ConfigError, match=expected):
+        serve(trained.path, ServingSpec(port=server.port))
+
+
+def test_a_foreign_address_is_told_in_one_line(trained: TrainedRun) -> None:
+    with pytest.raises(ConfigError, match=r"ServingSpec.port: 192.0.2.1 port 0 cannot be bound"):
+        serve(trained.path, ServingSpec(host="192.0.2.1", port=0))
+    with pytest.raises(ConfigError, match=r"ServingSpec.host: got 'no such host', expected an address"):
+        serve(trained.path, ServingSpec(host="no such host", port=0))
+
+
+def test_what_is_no_run_is_told_and_frees_the_port(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with pytest.raises(DataNotFoundError):
+        serve(tmp_path, ServingSpec(port=port))
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
+def test_a_missing_uvicorn_names_the_extra(trained: TrainedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(MissingDependencyError, match=r"needs uvicorn: pip install 'terarec\[serve\]'"):
+        serve(trained.path, ServingSpec(port=0))

@@ -1,0 +1,240 @@
+"""The HTTP form of the protocol, on the ASGI application itself: paths, statuses, one line for every mistake."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+import terarec
+from terarec.errors import MissingDependencyError
+from terarec.serve import InferenceService, InferenceSession, server
+from terarec.serve.server import create_app
+from tests.serve.conftest import CATEGORICAL, DENSE, TrainedRun
+
+MODEL = "/v2/models/dlrm"
+INFER = f"{MODEL}/infer"
+
+
+class Caller:
+    """Sends requests to the application without a network."""
+
+    def __init__(self, service: InferenceService) -> None:
+        self._app = create_app(service)
+
+    def __call__(self, method: str, path: str, **request: Any) -> httpx.Response:
+        async def send() -> httpx.Response:
+            transport = httpx.ASGITransport(app=self._app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                return await client.request(method, path, **request)
+
+        return asyncio.run(send())
+
+    def refused(self, method: str, path: str, status: int, **request: Any) -> str:
+        """The error of a request that must end with `status`."""
+        response = self(method, path, **request)
+        answer = response.json()
+        assert response.status_code == status
+        assert list(answer) == ["error"]
+        assert "\n" not in answer["error"]
+        return answer["error"]
+
+
+@pytest.fixture
+def call(service: InferenceService) -> Caller:
+    return Caller(service)
+
+
+def tensors(records: dict[str, list[Any]], *, column: bool = False) -> list[dict[str, Any]]:
+    """`records` as the inputs of a request, of shape [B], or [B, 1] with `column`."""
+    return [
+        {
+            "name": name,
+            "shape": [len(values), 1] if column else [len(values)],
+            "datatype": "FP32" if name in DENSE else "BYTES",
+            "data": [[value] for value in values] if column else values,
+        }
+        for name, values in records.items()
+    ]
+
+
+def scores(response: httpx.Response) -> np.ndarray:
+    assert response.status_code == 200, response.text
+    (output,) = response.json()["outputs"]
+    return np.array(output["data"], dtype=np.float32).reshape(output["shape"])
+
+
+def test_server_metadata(call: Caller) -> None:
+    assert call("GET", "/v2").json() == {"name": "terarec", "version": terarec.__version__, "extensions": []}
+
+
+@pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready", f"{MODEL}/ready"])
+def test_health(call: Caller, path: str) -> None:
+    assert call("GET", path).status_code == 200
+    assert call("HEAD", path).status_code == 200
+
+
+def test_model_metadata(call: Caller, session: InferenceSession) -> None:
+    version = str(session.step)
+    expected = {
+        "name": "dlrm",
+        "versions": [version],
+        "platform": "terarec_dlrm",
+        "inputs": [
+            *({"name": name, "datatype": "FP32", "shape": [-1]} for name in DENSE),
+            *({"name": name, "datatype": "BYTES", "shape": [-1]} for name in CATEGORICAL),
+        ],
+        "outputs": [{"name": "score", "datatype": "FP32", "shape": [-1, 1]}],
+    }
+    assert call("GET", MODEL).json() == expected
+    assert call("GET", f"{MODEL}/versions/{version}").json() == expected
+    assert call("GET", f"{MODEL}/versions/{version}/ready").json() == {"name": "dlrm", "ready": True}
+
+
+@pytest.mark.parametrize("column", [False, True])
+def test_served_scores_are_those_of_the_session(
+    call: Caller, trained: TrainedRun, session: InferenceSession, column: bool
+) -> None:
+    records = trained.records(0, 50)
+    response = call("POST", INFER, json={"id": "r-1", "inputs": tensors(records, column=column)})
+    assert np.array_equal(scores(response), session.predict(records))
+    answer = response.json()
+    assert (answer["id"], answer["model_name"], answer["model_version"]) == ("r-1", "dlrm", str(session.step))
+    assert answer["outputs"][0]["name"] == "score"
+    assert answer["outputs"][0]["datatype"] == "FP32"
+    assert answer["outputs"][0]["shape"] == [50, 1]
+
+
+def test_a_version_may_be_named(call: Caller, trained: TrainedRun, session: InferenceSession) -> None:
+    request = {"inputs": tensors(trained.records(0, 2)), "outputs": [{"name": "score"}]}
+    response = call("POST", f"{MODEL}/versions/{session.step}/infer", json=request)
+    assert scores(response).shape == (2, 1)
+    assert "id" not in response.json()
+
+
+def test_integers_may_be_sent_as_integers(call: Caller, trained: TrainedRun, session: InferenceSession) -> None:
+    records = trained.records(0, 5)
+    inputs = [tensor | {"datatype": "INT64"} if tensor["name"] in DENSE else tensor for tensor in tensors(records)]
+    assert np.array_equal(scores(call("POST", INFER, json={"inputs": inputs})), session.predict(records))
+
+
+def test_no_record_gives_no_score(call: Caller, trained: TrainedRun) -> None:
+    assert scores(call("POST", INFER, json={"inputs": tensors(trained.records(0, 0))})).shape == (0, 1)
+
+
+def test_a_body_without_content_type_is_json(call: Caller, trained: TrainedRun) -> None:
+    body = json.dumps({"inputs": tensors(trained.records(0, 1))}).encode()
+    assert scores(call("POST", INFER, content=body)).shape == (1, 1)
+    assert scores(
+        call("POST", INFER, content=body, headers={"Content-Type": "application/json; charset=utf-8"})
+    ).shape == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "expected"),
+    [
+        ("GET", "/", 404, "GET /: Not Found"),
+        ("GET", "/v2/", 404, "GET /v2/: Not Found"),
+        ("GET", "/v2/models/other", 404, "model 'other' is not served here, expected 'dlrm'"),
+        ("GET", "/v2/models/other/ready", 404, "model 'other' is not served here"),
+        ("POST", "/v2/models/other/infer", 404, "model 'other' is not served here"),
+        ("GET", f"{MODEL}/versions/0", 404, "model 'dlrm' has no version '0', expected '"),
+        ("POST", f"{MODEL}/versions/x/infer", 404, "model 'dlrm' has no version 'x'"),
+        ("GET", INFER, 405, f"GET {INFER}: Method Not Allowed"),
+        ("POST", MODEL, 405, f"POST {MODEL}: Method Not Allowed"),
+        ("DELETE", "/v2", 405, "DELETE /v2: Method Not Allowed"),
+        ("POST", INFER, 400, "line 1 column 1: Expecting value, expected JSON"),
+    ],
+)
+def test_a_wrong_address_is_told(call: Caller, method: str, path: str, status: int, expected: str) -> None:
+    assert expected in call.refused(method, path, status)
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"Content-Type": "application/x-www-form-urlencoded"}, "Content-Type: got application/x-www-form-urlencoded"),
+        ({"Content-Type": "application/octet-stream"}, "Content-Type: got application/octet-stream"),
+        ({"Inference-Header-Content-Length": "10"}, "got binary tensor data, expected tensors in JSON"),
+        ({"Content-Encoding": "gzip"}, "Content-Encoding: got gzip, expected identity"),
+    ],
+)
+def test_another_form_is_told(call: Caller, headers: dict[str, str], expected: str) -> None:
+    assert expected in call.refused("POST", INFER, 415, content=b"{}", headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda inputs: inputs.pop(3), "column 'I4': missing, expected I1, I2"),
+        (lambda inputs: inputs.clear(), "column 'I1': missing, expected I1, I2"),
+        (lambda inputs: inputs.append(inputs[0]), "inputs[39].name: the input 'I1' occurs twice"),
+        (lambda inputs: inputs[2].update(name="I99"), "inputs[2].name: got 'I99', expected one of I1, I2"),
+        (lambda inputs: inputs[13].update(datatype="FP32", data=[1, 2]), "inputs[13].datatype: got FP32 for 'C1', exp"),
+        (lambda inputs: inputs[0].update(datatype="BYTES", data=["1", "2"]), "inputs[0].datatype: got BYTES for 'I1'"),
+        (lambda inputs: inputs[1].update(shape=[1, 2]), "inputs[1].shape: got [1, 2] for 'I2', expected [B] or [B, 1]"),
+        (lambda inputs: inputs[1].update(shape=[], data=[1]), "inputs[1].shape: got [] for 'I2', expected [B] or"),
+        (lambda inputs: inputs[1].update(shape=[3]), "inputs[1].data: got 2 elements, expected 3 for shape [3]"),
+        (
+            lambda inputs: inputs[1].update(shape=[1], data=[1]),
+            "column 'I2': holds 1 values, expected 2 as in column 'I1'",
+        ),
+        (lambda inputs: inputs[20].update(data=["a", 5]), "inputs[20].data[1]: got 5, expected a string"),
+        (lambda inputs: inputs[13].update(data=["0", "xyz"]), "column 'C1', row 1: got 'xyz', expected up to 8 hex"),
+        (lambda inputs: inputs.append(inputs[0] | {"name": "label"}), "inputs[39].name: got 'label', expected one of"),
+    ],
+)
+def test_a_wrong_record_is_told(call: Caller, trained: TrainedRun, change: Any, expected: str) -> None:
+    inputs = tensors(trained.records(0, 2))
+    change(inputs)
+    assert expected in call.refused("POST", INFER, 400, json={"inputs": inputs})
+
+
+def test_an_unknown_output_is_told(call: Caller, trained: TrainedRun) -> None:
+    request = {"inputs": tensors(trained.records(0, 1)), "outputs": [{"name": "logit"}]}
+    assert call.refused("POST", INFER, 400, json=request) == "outputs[0].name: got 'logit', expected 'score'"
+
+
+def test_too_many_records_are_told(call: Caller, trained: TrainedRun) -> None:
+    request = {"inputs": tensors(trained.records(0, 1001))}
+    assert "got 1001 records, expected at most 1000" in call.refused("POST", INFER, 413, json=request)
+
+
+def test_too_many_bytes_are_told_before_they_are_all_read(call: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_BODY_BYTES", 1000)
+    sent: list[int] = []
+
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(1000):
+            sent.append(400)
+            yield b" " * 400
+
+    assert "got more than 1000 bytes" in call.refused("POST", INFER, 413, content=endless())
+    assert len(sent) == 3
+
+
+def test_requests_at_once_get_their_own_answers(
+    service: InferenceService, trained: TrainedRun, session: InferenceSession
+) -> None:
+    bounds = [(start, start + 1 + start % 5) for start in range(40)]
+    transport = httpx.ASGITransport(app=create_app(service))
+
+    async def send() -> list[httpx.Response]:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            requests = [{"id": str(low), "inputs": tensors(trained.records(low, high))} for low, high in bounds]
+            return await asyncio.gather(*(client.post(INFER, json=request) for request in requests))
+
+    for (low, high), response in zip(bounds, asyncio.run(send()), strict=True):
+        assert response.json()["id"] == str(low)
+        assert np.array_equal(scores(response), session.predict(trained.records(low, high)))
+
+
+def test_a_missing_starlette_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "starlette.applications", None)
+    monkeypatch.delitem(sys.modules, "terarec.serve.server")
+    with pytest.raises(MissingDependencyError, match=r"pip install 'terarec\[serve\]'"):
+        __import__("terarec.serve.server")
