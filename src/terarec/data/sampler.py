@@ -55,7 +55,8 @@ def _permutation(size: int, seed: int, epoch: int, stream: int, index: int) -> N
     Random words come from the counter-based Philox generator, whose raw output NumPy fixes for ever (it does not
     fix ``Generator.permutation``). Each word's low bits are replaced by its position: sorted, they are the permutation.
     """
-    words = np.random.Philox(counter=[0, index, stream, 0], key=[seed, epoch]).random_raw(size)
+    counter = np.array([0, index, stream, 0], dtype=np.uint64)
+    words = np.random.Philox(counter=counter, key=np.array([seed, epoch], dtype=np.uint64)).random_raw(size)
     bits = np.uint64(max(size - 1, 1).bit_length())
     words = (words >> bits << bits) | np.arange(size, dtype=np.uint64)
     words.sort()

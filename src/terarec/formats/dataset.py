@@ -29,6 +29,9 @@ def read_dataset(directory: Path) -> DatasetSpec:
     if not path.is_file():
         raise DataNotFoundError(f"{directory}: holds no {DATASET_FILE}, expected a data set made by 'terarec prepare'")
     data = open_envelope(path, FORMAT, VERSION)
+    for field in data:
+        if field != "dataset":
+            raise FormatError(f"{path}: $.{field}: unknown field, expected only 'dataset'")
     try:
         return from_data(DatasetSpec, data.get("dataset"), f"{path}: $.dataset")
     except ConfigError as error:

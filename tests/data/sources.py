@@ -1,0 +1,61 @@
+"""A source of tiny row groups and what tests ask of batches."""
+
+import json
+
+import torch
+
+from terarec.formats import slice_rows
+from tests.formats.samples import make_block, make_spec
+
+
+class TinyGroups:
+    """Rows in groups of given sizes; a `Source` like any other."""
+
+    def __init__(self, sizes, hotness=(1, 3)):
+        self.spec = make_spec(hotness=hotness)
+        self.group_rows = tuple(sizes)
+        self.block = make_block(self.spec, sum(sizes))
+        self.reads = []
+
+    def read(self, group):
+        self.reads.append(group)
+        start = sum(self.group_rows[:group])
+        return slice_rows(self.block, start, start + self.group_rows[group])
+
+
+def row_numbers(batches):
+    """The first label of `make_block` counts the rows."""
+    return [int(number) for batch in batches for number in batch.label[:, 0]]
+
+
+def assert_same_batches(found, expected):
+    assert [batch.batch_size for batch in found] == [batch.batch_size for batch in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours.label, theirs.label)
+        assert torch.equal(ours.dense, theirs.dense)
+        assert ours.sparse.names == theirs.sparse.names
+        assert torch.equal(ours.sparse.keys, theirs.sparse.keys)
+        assert torch.equal(ours.sparse.offsets, theirs.sparse.offsets)
+
+
+def assert_replays(make_reader, epochs=2):
+    """For any reader: restoring after any batch, over `epochs` epochs, gives exactly the batches that followed.
+
+    States travel as JSON text into a new reader made by `make_reader`, as a resumed run would do it.
+    """
+    reader = make_reader()
+    states, batches = [json.dumps(reader.state_dict())], []
+    for _ in range(epochs):
+        for batch in reader:
+            batches.append(batch)
+            states.append(json.dumps(reader.state_dict()))
+    final = reader.state_dict()
+    assert len(batches) == epochs * len(reader)
+    for position, state in enumerate(states):
+        resumed = make_reader()
+        resumed.load_state_dict(json.loads(state))
+        rest = []
+        while resumed.state_dict()["epoch"] < epochs:
+            rest += list(resumed)
+        assert_same_batches(rest, batches[position:])
+        assert resumed.state_dict() == final

@@ -1,0 +1,144 @@
+"""From files and arrays to batches: what a batch holds, and what is said about bad input."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from terarec.data import InMemorySource, Reader
+from terarec.errors import ConfigError, DataNotFoundError, FormatError
+from terarec.formats import write_dataset
+from tests.data.sources import TinyGroups, row_numbers
+from tests.formats.samples import make_block, make_spec, write_split
+
+STORAGES = ("parquet", "raw")
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_batches_hold_the_rows_feature_major(tmp_path, storage):
+    spec = make_spec(storage, labels=2, dense=3, hotness=(1, 3, 1))
+    block = make_block(spec, 30)
+    write_split(tmp_path, spec, block, cuts=(11,), rows_per_group=4)
+    row = 0
+    for batch in Reader(tmp_path, batch_size=8):
+        size = batch.batch_size
+        rows = slice(row, row + size)
+        assert torch.equal(batch.label, torch.from_numpy(block.label[rows]))
+        assert torch.equal(batch.dense, torch.from_numpy(block.dense[rows]))
+        assert batch.sparse.names == ("C0", "C1", "C2")
+        assert batch.sparse.batch_size == size
+        keys, offsets = batch.sparse.keys, batch.sparse.offsets
+        assert (int(offsets[0]), int(offsets[-1])) == (0, len(keys))
+        for feature, column in enumerate(block.keys):
+            for sample in range(size):
+                bag = keys[offsets[feature * size + sample] : offsets[feature * size + sample + 1]]
+                if isinstance(column, tuple):
+                    values, starts = column
+                    expected = values[starts[row + sample] : starts[row + sample + 1]].tolist()
+                else:
+                    expected = [int(column[row + sample])]
+                assert bag.tolist() == expected
+        row += size
+    assert row == 30
+
+
+@pytest.mark.parametrize(("dense", "hotness"), [(0, (1,)), (2, ()), (0, (4,))])
+@pytest.mark.parametrize("storage", STORAGES)
+def test_data_without_dense_or_without_categorical_columns(tmp_path, storage, dense, hotness):
+    spec = make_spec(storage, dense=dense, hotness=hotness)
+    write_split(tmp_path, spec, make_block(spec, 10), rows_per_group=3)
+    batches = list(Reader(tmp_path, batch_size=4, shuffle=True))
+    assert [tuple(batch.dense.shape) for batch in batches] == [(4, dense), (4, dense), (2, dense)]
+    assert all(len(batch.sparse.names) == len(hotness) for batch in batches)
+    assert sorted(row_numbers(batches)) == list(range(10))
+
+
+def test_batches_own_their_memory():
+    source = TinyGroups((10,))
+    for batch in Reader(source, batch_size=4):
+        batch.dense.fill_(7)
+        batch.label.fill_(7)
+        batch.sparse.keys.fill_(7)
+        batch.sparse.offsets.fill_(7)
+    assert row_numbers(Reader(source, batch_size=4)) == list(range(10))
+    assert not (source.block.dense == 7).any()
+
+
+def test_a_split_without_samples(tmp_path):
+    spec = make_spec()
+    write_dataset(dataclasses.replace(spec, splits={"valid": ()}), tmp_path)
+    reader = Reader(tmp_path, "valid", batch_size=4, shuffle=True)
+    assert (len(reader), list(reader), reader.num_rows) == (0, [], 0)
+    assert reader.state_dict()["epoch"] == 1
+
+
+def test_what_a_reader_says_of_itself(tmp_path):
+    spec = make_spec()
+    spec = write_split(tmp_path, spec, make_block(spec, 10))
+    reader = Reader(str(tmp_path), batch_size=4, drop_last=True)
+    assert (reader.spec, reader.num_rows, reader.batch_size, len(reader)) == (spec, 10, 4, 2)
+
+
+def test_arrays_in_memory_in_groups():
+    spec = make_spec(hotness=(1,))
+    block = make_block(spec, 70_000)
+    source = InMemorySource(spec, block.label.astype(np.float64), block.dense, block.keys)
+    assert source.group_rows == (65_536, 4_464)
+    batches = list(Reader(source, batch_size=50_000))
+    assert torch.equal(torch.cat([batch.dense for batch in batches]), torch.from_numpy(block.dense))
+    assert torch.equal(torch.cat([batch.sparse.keys for batch in batches]), torch.from_numpy(block.keys[0]))
+    assert batches[0].label.dtype == torch.float32
+
+
+def test_arrays_in_memory_are_checked():
+    spec = make_spec(hotness=(1,))
+    block = make_block(spec, 5)
+    with pytest.raises(FormatError, match=r"data set 'tiny' in memory, column 'C0': key 50 .*expected 0 <= key < 50"):
+        InMemorySource(spec, block.label, block.dense, [np.full(5, 50)])
+
+
+def test_a_missing_directory_description_and_shard(tmp_path):
+    with pytest.raises(DataNotFoundError, match=r"absent: no such directory"):
+        Reader(tmp_path / "absent", batch_size=4)
+    with pytest.raises(DataNotFoundError, match=r"holds no dataset.json"):
+        Reader(tmp_path, batch_size=4)
+    spec = write_split(tmp_path, make_spec(), make_block(make_spec(), 10))
+    (tmp_path / spec.splits["train"][0].file).unlink()
+    with pytest.raises(DataNotFoundError, match=r"part-00000.parquet: no such shard"):
+        Reader(tmp_path, batch_size=4)
+
+
+def test_a_split_that_does_not_exist(tmp_path):
+    write_split(tmp_path, make_spec(), make_block(make_spec(), 10))
+    with pytest.raises(ConfigError, match=r"no split 'test', expected one of \['train'\]"):
+        Reader(tmp_path, "test", batch_size=4)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_key_outside_its_table_is_named(tmp_path, storage):
+    spec = make_spec(storage, hotness=(1,), rows=50)
+    spec = write_split(tmp_path, spec, make_block(spec, 30), rows_per_group=10)
+    smaller = dataclasses.replace(spec, categorical=(dataclasses.replace(spec.categorical[0], rows=2),))
+    write_dataset(smaller, tmp_path)
+    with pytest.raises(
+        FormatError, match=r"part-00000\.\w+: row group 0, column 'C0': key \d+ .*expected 0 <= key < 2 "
+    ):
+        list(Reader(tmp_path, batch_size=4))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size is 0, expected an integer >= 1"),
+        ({"batch_size": 2.0}, "batch_size is 2.0"),
+        ({"batch_size": True}, "batch_size is True"),
+        ({"batch_size": 1, "seed": -1}, "seed is -1, expected an integer >= 0"),
+        ({"batch_size": 1, "seed": 2**64}, "seed is 18446744073709551616"),
+        ({"batch_size": 1, "threads": 0}, "threads is 0"),
+        ({"batch_size": 1, "prefetch": -1}, "prefetch is -1"),
+    ],
+)
+def test_arguments_out_of_range(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Reader(TinyGroups((10,)), **options)

@@ -1,0 +1,103 @@
+"""A state saved after any batch replays the rest exactly: every configuration of the reader, every position."""
+
+import itertools
+
+import pytest
+
+from terarec.data import InMemorySource, Reader
+from terarec.errors import ConfigError
+from tests.data.sources import TinyGroups, assert_replays, assert_same_batches
+from tests.formats.samples import make_block, make_spec, write_split
+
+GROUPS = (7, 3, 0, 5, 8, 1, 6, 4)
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "drop_last", "batch_size"), list(itertools.product([False, True], [False, True], [1, 6, 34, 40]))
+)
+def test_every_position_over_two_epochs(shuffle, drop_last, batch_size):
+    source = TinyGroups(GROUPS)
+    assert_replays(lambda: Reader(source, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last, seed=5))
+
+
+@pytest.mark.parametrize(("threads", "prefetch"), [(1, 0), (3, 0), (1, 5), (4, 3)])
+def test_every_number_of_threads(threads, prefetch):
+    source = TinyGroups(GROUPS)
+    assert_replays(lambda: Reader(source, batch_size=5, shuffle=True, threads=threads, prefetch=prefetch))
+
+
+@pytest.mark.parametrize("storage", ["parquet", "raw"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_data_sets_on_disk(tmp_path, storage, shuffle):
+    spec = make_spec(storage)
+    write_split(tmp_path, spec, make_block(spec, 23), cuts=(9, 9), rows_per_group=4)
+    assert_replays(lambda: Reader(tmp_path, batch_size=4, shuffle=shuffle))
+
+
+def test_arrays_in_memory():
+    spec = make_spec()
+    block = make_block(spec, 11)
+    source = InMemorySource(spec, block.label, block.dense, block.keys)
+    assert_replays(lambda: Reader(source, batch_size=4, shuffle=True))
+
+
+def test_a_state_taken_under_other_threads_and_prefetch_fits():
+    source = TinyGroups(GROUPS)
+    whole = list(Reader(source, batch_size=5, shuffle=True, seed=3))
+    ahead = Reader(source, batch_size=5, shuffle=True, seed=3, threads=4, prefetch=4)
+    iterator = iter(ahead)
+    next(iterator)
+    next(iterator)
+    plain = Reader(source, batch_size=5, shuffle=True, prefetch=0)
+    plain.load_state_dict(ahead.state_dict())
+    assert_same_batches(list(plain), whole[2:])
+
+
+def test_a_reader_can_go_back_to_its_own_state():
+    reader = Reader(TinyGroups(GROUPS), batch_size=5, shuffle=True)
+    iterator = iter(reader)
+    next(iterator)
+    state = reader.state_dict()
+    rest = list(iterator)
+    reader.load_state_dict(state)
+    assert_same_batches(list(reader), rest)
+
+
+def test_an_epoch_left_early_starts_over():
+    reader = Reader(TinyGroups(GROUPS), batch_size=5, shuffle=True)
+    first = next(iter(reader))
+    batches = list(reader)
+    assert_same_batches([first], batches[:1])
+    assert len(batches) == len(reader)
+    assert reader.state_dict()["epoch"] == 1
+
+
+def test_resuming_reads_only_what_is_left():
+    source = TinyGroups((10,) * 8)
+    reader = Reader(source, batch_size=10)
+    reader.load_state_dict({**reader.state_dict(), "batches": 6})
+    assert len(list(reader)) == 2
+    assert source.reads == [6, 7]
+
+
+WRONG = {
+    "rows": ({"rows": 35}, "rows is 35, expected 34 as in this reader"),
+    "batch_size": ({"batch_size": 6}, "batch_size is 6, expected 5"),
+    "shuffle": ({"shuffle": True}, "shuffle is True, expected False"),
+    "drop_last": ({"drop_last": None}, "drop_last is None, expected False"),
+    "too far": ({"batches": 8}, "batches is 8, expected at most 7"),
+    "negative": ({"epoch": -1}, r"state\['epoch'\] is -1, expected an integer >= 0"),
+    "mistyped": ({"seed": "0"}, r"state\['seed'\] is '0', expected an integer >= 0"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_states_that_do_not_fit(case):
+    change, message = WRONG[case]
+    reader = Reader(TinyGroups(GROUPS), batch_size=5)
+    before = reader.state_dict()
+    with pytest.raises(ConfigError, match=message):
+        reader.load_state_dict({**before, **change})
+    assert reader.state_dict() == before
+    with pytest.raises(ConfigError, match="reader state: shuffle is None"):
+        reader.load_state_dict({})

@@ -1,0 +1,86 @@
+"""Files appear whole or not at all, also on a disk that runs full."""
+
+import resource
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from terarec.errors import StorageError
+from terarec.formats import create_shard, shard_path, write_bytes, write_dataset, write_tensors
+from tests.formats.samples import make_block, make_spec
+
+
+@contextmanager
+def full_after(num_bytes):
+    """The system refuses to let a file grow beyond `num_bytes`, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def files_below(directory):
+    return [path for path in directory.rglob("*") if path.is_file()]
+
+
+def test_content_replaces_content(tmp_path):
+    path = tmp_path / "deep" / "x"
+    write_bytes(path, b"old")
+    write_bytes(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert files_below(tmp_path) == [path]
+
+
+def test_a_full_disk_keeps_the_old_file(tmp_path):
+    path = tmp_path / "x"
+    write_bytes(path, b"old")
+    with full_after(4096), pytest.raises(StorageError, match=rf"{path}: File too large after 4096 bytes"):
+        write_bytes(path, bytes(10_000))
+    assert path.read_bytes() == b"old"
+    assert files_below(tmp_path) == [path]
+
+
+def test_a_full_disk_and_a_container(tmp_path):
+    with full_after(4096), pytest.raises(StorageError, match=r"x.safetensors: File too large"):
+        write_tensors(tmp_path / "x.safetensors", {"w": np.zeros(10_000)})
+    assert files_below(tmp_path) == []
+
+
+@pytest.mark.parametrize("storage", ["parquet", "raw"])
+def test_a_full_disk_and_a_shard(tmp_path, storage):
+    spec = make_spec(storage, hotness=(1,))
+    block = make_block(spec, 70_000)
+    with (
+        full_after(4096),
+        create_shard(spec, shard_path(tmp_path, spec, "train", 0)) as writer,
+        pytest.raises(StorageError, match=r"part-00000.*: File too large after \d+ bytes; nothing was left behind"),
+    ):
+        writer.write(block.label, block.dense, block.keys)
+    assert files_below(tmp_path) == []
+
+
+@pytest.mark.parametrize("storage", ["parquet", "raw"])
+def test_a_disk_that_is_full_before_the_first_byte(tmp_path, storage):
+    spec = make_spec(storage)
+    block = make_block(spec, 10)
+
+    def write():
+        with create_shard(spec, shard_path(tmp_path, spec, "train", 0)) as writer:
+            writer.write(block.label, block.dense, block.keys)
+            writer.close()
+
+    with full_after(0), pytest.raises(StorageError, match="File too large after 0 bytes"):
+        write()
+    with full_after(0), pytest.raises(StorageError, match=r"dataset.json: File too large"):
+        write_dataset(spec, tmp_path)
+    assert files_below(tmp_path) == []
+
+
+def test_other_errors_of_the_system_pass_through(tmp_path):
+    (tmp_path / "x").mkdir()
+    with pytest.raises(OSError, match="x"):
+        write_bytes(tmp_path / "x", b"content")
+    assert files_below(tmp_path) == []

@@ -1,0 +1,55 @@
+"""Slicing, joining and permuting rows, against plain Python lists."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from terarec.formats import merge, slice_rows
+from tests.formats.samples import make_block, make_spec
+
+
+def rows_of(block):
+    """One tuple of plain values per row."""
+    rows = []
+    for row in range(block.num_rows):
+        keys = []
+        for column in block.keys:
+            if isinstance(column, tuple):
+                values, offsets = column
+                keys.append(values[offsets[row] : offsets[row + 1]].tolist())
+            else:
+                keys.append(int(column[row]))
+        rows.append((block.label[row].tolist(), block.dense[row].tolist(), keys))
+    return rows
+
+
+@given(
+    sizes=st.lists(st.integers(0, 12), min_size=1, max_size=4),
+    seed=st.integers(0, 99),
+    hotness=st.tuples(st.integers(1, 4)),
+)
+@settings(max_examples=80, deadline=None)
+def test_merge_takes_rows_in_the_order_asked_for(sizes, seed, hotness):
+    spec = make_spec(hotness=(1, *hotness))
+    blocks = [make_block(spec, size, seed + index) for index, size in enumerate(sizes)]
+    rows = [row for block in blocks for row in rows_of(block)]
+    assert rows_of(merge(blocks)) == rows
+    order = np.random.default_rng(seed).permutation(len(rows))
+    assert rows_of(merge(blocks, order)) == [rows[index] for index in order]
+
+
+@given(size=st.integers(0, 12), bounds=st.tuples(st.integers(0, 12), st.integers(0, 12)))
+def test_slices_are_rows(size, bounds):
+    block = make_block(make_spec(hotness=(1, 3)), size)
+    start, stop = sorted(min(bound, size) for bound in bounds)
+    assert rows_of(slice_rows(block, start, stop)) == rows_of(block)[start:stop]
+
+
+def test_a_slice_of_a_slice():
+    block = make_block(make_spec(hotness=(3,)), 12)
+    assert rows_of(slice_rows(slice_rows(block, 2, 10), 3, 6)) == rows_of(block)[5:8]
+
+
+def test_one_block_is_not_copied():
+    block = make_block(make_spec(), 5)
+    assert merge([block]) is block

@@ -1,0 +1,222 @@
+"""``dataset.json`` and the files for HugeCTR: exact bytes, round trips, and one error per way to be wrong."""
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from terarec.errors import DataNotFoundError, FormatError
+from terarec.formats import read_dataset, write_dataset
+from terarec.spec import (
+    BucketizeEncoder,
+    CategoricalColumn,
+    DatasetSpec,
+    DenseColumn,
+    LabelColumn,
+    LogShiftEncoder,
+    ShardSpec,
+    StandardizeEncoder,
+    VocabularyEncoder,
+)
+
+SPEC = DatasetSpec(
+    name="golden",
+    storage="parquet",
+    labels=(LabelColumn(name="click", positives=("yes",)),),
+    dense=(DenseColumn(name="I1", encoder=LogShiftEncoder(shift=3.0)),),
+    categorical=(
+        CategoricalColumn(
+            name="C1",
+            rows=9,
+            encoder=VocabularyEncoder(file="vocabularies/C1.parquet", value_type="hex32", min_count=2),
+        ),
+        CategoricalColumn(name="tags", rows=5, hotness=4),
+    ),
+    splits={
+        "train": (
+            ShardSpec(file="train/part-00000.parquet", rows=7),
+            ShardSpec(file="train/part-00001.parquet", rows=5),
+        ),
+        "valid": (),
+    },
+    best_auc=0.75,
+)
+
+GOLDEN = """{
+  "format": "terarec.dataset",
+  "version": 1,
+  "dataset": {
+    "name": "golden",
+    "storage": "parquet",
+    "labels": [
+      {
+        "name": "click",
+        "positives": [
+          "yes"
+        ]
+      }
+    ],
+    "dense": [
+      {
+        "name": "I1",
+        "encoder": {
+          "kind": "log_shift",
+          "shift": 3.0
+        }
+      }
+    ],
+    "categorical": [
+      {
+        "name": "C1",
+        "rows": 9,
+        "hotness": 1,
+        "encoder": {
+          "kind": "vocabulary",
+          "file": "vocabularies/C1.parquet",
+          "value_type": "hex32",
+          "min_count": 2
+        }
+      },
+      {
+        "name": "tags",
+        "rows": 5,
+        "hotness": 4
+      }
+    ],
+    "splits": {
+      "train": [
+        {
+          "file": "train/part-00000.parquet",
+          "rows": 7
+        },
+        {
+          "file": "train/part-00001.parquet",
+          "rows": 5
+        }
+      ],
+      "valid": []
+    },
+    "best_auc": 0.75
+  }
+}
+"""
+
+
+def test_golden_dataset_json(tmp_path):
+    write_dataset(SPEC, tmp_path)
+    assert (tmp_path / "dataset.json").read_text() == GOLDEN
+    assert read_dataset(tmp_path) == SPEC
+
+
+def test_golden_files_for_hugectr(tmp_path):
+    write_dataset(SPEC, tmp_path)
+    first = (tmp_path / "train" / "part-00000.parquet").resolve()
+    second = (tmp_path / "train" / "part-00001.parquet").resolve()
+    assert (tmp_path / "train" / "_file_list.txt").read_text() == f"2\n{first}\n{second}\n"
+    assert (tmp_path / "train" / "_metadata.json").read_text() == (
+        '{"file_stats": [{"file_name": "part-00000.parquet", "num_rows": 7}, '
+        '{"file_name": "part-00001.parquet", "num_rows": 5}], '
+        '"cats": [{"col_name": "C1", "index": 2}, {"col_name": "tags", "index": 3}], '
+        '"conts": [{"col_name": "I1", "index": 1}], "labels": [{"col_name": "click", "index": 0}]}'
+    )
+    assert not (tmp_path / "valid").exists()
+
+
+def test_raw_data_and_bare_descriptions_have_nothing_for_hugectr(tmp_path):
+    write_dataset(dataclasses.replace(SPEC, storage="raw"), tmp_path / "raw")
+    write_dataset(dataclasses.replace(SPEC, splits={}), tmp_path / "bare")
+    assert [path.name for path in (tmp_path / "raw").iterdir()] == ["dataset.json"]
+    assert [path.name for path in (tmp_path / "bare").iterdir()] == ["dataset.json"]
+    assert read_dataset(tmp_path / "bare").splits == {}
+
+
+dense_encoders = st.one_of(
+    st.none(),
+    st.builds(LogShiftEncoder, shift=st.floats(-1e6, 1e6)),
+    st.builds(StandardizeEncoder, mean=st.floats(-1e6, 1e6), deviation=st.floats(1e-6, 1e6)),
+)
+key_encoders = st.one_of(
+    st.none(),
+    st.builds(VocabularyEncoder, file=st.just("v.parquet"), value_type=st.sampled_from(["string", "hex32", "int64"])),
+    st.builds(BucketizeEncoder, boundaries=st.sets(st.floats(-1e9, 1e9), min_size=1).map(lambda s: tuple(sorted(s)))),
+)
+
+
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_any_description_comes_back(tmp_path_factory, data):
+    name = st.text(min_size=1, max_size=9).filter(lambda text: not set(text) & set("/\\") and text not in (".", ".."))
+    name = name.filter(lambda text: text.isprintable())
+    names = data.draw(st.lists(name, min_size=3, max_size=9, unique=True))
+    spec = DatasetSpec(
+        name=data.draw(name),
+        storage=data.draw(st.sampled_from(["parquet", "raw"])),
+        labels=(LabelColumn(name=names[0], positives=tuple(data.draw(st.lists(st.text(max_size=3), max_size=2)))),),
+        dense=(DenseColumn(name=names[1], encoder=data.draw(dense_encoders)),),
+        categorical=tuple(
+            CategoricalColumn(
+                name=n,
+                rows=data.draw(st.integers(1, 2**40)),
+                hotness=data.draw(st.integers(1, 99)),
+                encoder=data.draw(key_encoders),
+            )
+            for n in names[2:]
+        ),
+        splits={"train": (ShardSpec(file="train/a", rows=data.draw(st.integers(0, 2**40))),)},
+    )
+    directory = tmp_path_factory.mktemp("dataset")
+    write_dataset(spec, directory)
+    assert read_dataset(directory) == spec
+
+
+def test_no_directory_and_no_description(tmp_path):
+    with pytest.raises(
+        DataNotFoundError, match=r"absent: no such directory, expected a data set made by 'terarec prepare'"
+    ):
+        read_dataset(tmp_path / "absent")
+    with pytest.raises(DataNotFoundError, match=r"holds no dataset.json"):
+        read_dataset(tmp_path)
+
+
+BROKEN = {
+    "not JSON": (lambda _: "{", "not JSON"),
+    "not text": (lambda _: b"\xff\xfe\x00", "not JSON"),
+    "a list": (lambda _: "[]", r"\$.format is None, expected 'terarec.dataset'"),
+    "another format": (lambda d: {**d, "format": "terarec.checkpoint"}, r"\$.format is 'terarec.checkpoint', expected"),
+    "newer": (lambda d: {**d, "version": 2}, r"terarec.dataset version 2 is newer than this terarec reads \(up to 1\)"),
+    "version": (lambda d: {**d, "version": "1"}, r"\$.version is '1', expected an integer >= 1"),
+    "version 0": (lambda d: {**d, "version": 0}, r"\$.version is 0, expected an integer >= 1"),
+    "no content": (lambda d: {"format": d["format"], "version": 1}, r"\$.dataset: got None, expected an object"),
+    "another field": (lambda d: {**d, "more": 1}, r"\$.more: unknown field, expected only 'dataset'"),
+    "unknown field": (
+        lambda d: {**d, "dataset": {**d["dataset"], "label": []}},
+        r"\$.dataset.label: unknown .*'labels'",
+    ),
+    "mistyped": (
+        lambda d: {**d, "dataset": {**d["dataset"], "labels": 3}},
+        r"\$.dataset.labels: got 3, expected a list",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_descriptions(tmp_path, case):
+    change, message = BROKEN[case]
+    content = change(json.loads(GOLDEN))
+    content = json.dumps(content) if isinstance(content, dict) else content
+    path = tmp_path / "dataset.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(FormatError, match=message) as caught:
+        read_dataset(tmp_path)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("file", ["part.parquet", "valid/part.parquet", "train/deep/part.parquet"])
+def test_shards_lie_in_the_directory_of_their_split(tmp_path, file):
+    spec = dataclasses.replace(SPEC, splits={"train": (ShardSpec(file=file, rows=1),)})
+    with pytest.raises(FormatError, match=r"shard '.*' of split 'train', expected train/<file>"):
+        write_dataset(spec, tmp_path)
+    assert list(tmp_path.iterdir()) == []

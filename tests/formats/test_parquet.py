@@ -1,0 +1,164 @@
+"""Parquet shards: their schema, and one error per way to be wrong."""
+
+import dataclasses
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from terarec.errors import FormatError
+from terarec.formats import ParquetShard, ParquetShardWriter, open_shard
+from terarec.spec import CategoricalColumn
+from tests.formats.samples import assert_same_rows, make_block, make_spec, write_split
+
+
+def table_of(spec, block):
+    columns = {"y0": pa.array(block.label[:, 0])}
+    columns |= {f"I{i}": pa.array(np.ascontiguousarray(block.dense[:, i])) for i in range(len(spec.dense))}
+    for column, keys in zip(spec.categorical, block.keys, strict=True):
+        listed = isinstance(keys, tuple)
+        columns[column.name] = (
+            pa.LargeListArray.from_arrays(keys[1], keys[0]).cast(pa.list_(pa.int64())) if listed else keys
+        )
+    return pa.table(columns)
+
+
+@pytest.fixture
+def written(tmp_path):
+    spec = make_spec()
+    block = make_block(spec, 20)
+    spec = write_split(tmp_path, spec, block, rows_per_group=8)
+    return spec, block, tmp_path / spec.splits["train"][0].file
+
+
+def test_schema_and_row_groups(written):
+    spec, _, path = written
+    schema = pq.read_schema(path)
+    assert schema.names == ["y0", "I0", "I1", "C0", "C1"]
+    assert [str(field.type) for field in schema][:4] == ["float", "float", "float", "int32"]
+    assert schema.field("C1").type.value_type == pa.int32()
+    assert not any(field.nullable for field in schema)
+    assert open_shard(spec, path).group_rows == (8, 8, 4)
+
+
+def test_keys_are_int64_everywhere_once_one_table_is_beyond_int32(tmp_path):
+    spec = make_spec(hotness=(1, 1))
+    wide = dataclasses.replace(spec.categorical[1], rows=2**31 + 1)
+    spec = dataclasses.replace(spec, categorical=(spec.categorical[0], wide))
+    path = tmp_path / "train" / "x.parquet"
+    with ParquetShardWriter(path, spec) as writer:
+        writer.write(np.ones((1, 1)), np.ones((1, 2)), [np.array([3]), np.array([2**31])])
+        writer.close()
+    assert [pq.read_schema(path).field(name).type for name in ("C0", "C1")] == [pa.int64(), pa.int64()]
+    assert ParquetShard(path, spec).read_group(0).keys[1].tolist() == [2**31]
+
+
+def test_shards_of_other_programs_may_have_more_columns_in_any_order_and_int64_keys(tmp_path):
+    spec = make_spec()
+    block = make_block(spec, 20)
+    table = table_of(spec, block)
+    table = table.select(table.column_names[::-1]).append_column("extra", pa.array(["x"] * 20))
+    pq.write_table(table, tmp_path / "other.parquet", compression="zstd", row_group_size=20)
+    assert_same_rows(ParquetShard(tmp_path / "other.parquet", spec, 20).read_group(0), block)
+
+
+def replaced(table, name, values):
+    return table.set_column(table.column_names.index(name), name, values)
+
+
+BROKEN = {
+    "missing": (lambda t: t.drop_columns(["I1"]), "column 'I1': missing, expected the columns of dataset.json"),
+    "twice": (lambda t: t.append_column("I1", t["I1"]), "column 'I1': there 2 times"),
+    "double": (lambda t: replaced(t, "I0", t["I0"].cast(pa.float64())), "column 'I0': type is double, expected float"),
+    "float keys": (
+        lambda t: replaced(t, "C0", t["C0"].cast(pa.float64())),
+        "column 'C0': type is double, expected int32",
+    ),
+    "scalar for list": (lambda t: replaced(t, "C1", t["C0"]), "column 'C1': type is int64, expected list of int32"),
+    "list for scalar": (lambda t: replaced(t, "C0", t["C1"]), "column 'C0': type is list.*, expected int32 or int64"),
+    "fewer rows": (lambda t: t.slice(0, 19), "holds 19 rows, expected 20"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_found_on_opening(tmp_path, case):
+    spec = make_spec()
+    change, message = BROKEN[case]
+    path = tmp_path / "broken.parquet"
+    pq.write_table(change(table_of(spec, make_block(spec, 20))), path)
+    with pytest.raises(FormatError, match=message) as caught:
+        ParquetShard(path, spec, 20)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def with_value(column, row, value):
+    values = column.to_pylist()
+    values[row] = value
+    return pa.array(values, type=column.type)
+
+
+DAMAGED_ROWS = {
+    "null label": ("y0", None, "column 'y0': 1 nulls, expected none"),
+    "null key": ("C0", None, "column 'C0': 1 nulls"),
+    "null list": ("C1", None, "column 'C1': 1 nulls"),
+    "null in list": ("C1", [1, None], "column 'C1': 1 nulls"),
+    "negative": ("C0", -1, "column 'C0': key -1 at position 4, expected 0 <= key < 50"),
+    "too large": ("C0", 50, "column 'C0': key 50 at position 4, expected 0 <= key < 50"),
+    "too large in list": ("C1", [1, 51], "column 'C1': key 51 .*expected 0 <= key < 51"),
+    "too many": ("C1", [1, 2, 3, 4], "column 'C1': row 4 holds 4 keys, expected 0 to 3"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED_ROWS)
+def test_what_is_found_on_reading(tmp_path, case):
+    spec = make_spec()
+    name, value, message = DAMAGED_ROWS[case]
+    table = table_of(spec, make_block(spec, 20))
+    path = tmp_path / "broken.parquet"
+    pq.write_table(replaced(table, name, with_value(table[name], 12, value)), path, row_group_size=8)
+    shard = ParquetShard(path, spec, 20)
+    shard.read_group(0)
+    with pytest.raises(FormatError, match=rf"broken.parquet: row group 1, {message}"):
+        shard.read_group(1)
+
+
+@pytest.mark.parametrize("kept", [0, 3, 100, -9, -1])
+def test_a_truncated_file(written, kept):
+    spec, _, path = written
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(FormatError, match=r"part-00000.parquet: cannot be read as Parquet"):
+        ParquetShard(path, spec)
+
+
+def test_a_flipped_bit_fails_the_page_checksum(written):
+    spec, block, path = written
+    shard = ParquetShard(path, spec)
+    content = bytearray(path.read_bytes())
+    start = content.index(block.label[8:10, 0].tobytes())  # the second row group's labels
+    content[start] ^= 1
+    path.write_bytes(content)
+    shard.read_group(0)
+    with pytest.raises(FormatError, match=r"row group 1: cannot be read as Parquet .*CRC"):
+        shard.read_group(1)
+
+
+def test_a_file_of_something_else(tmp_path):
+    path = tmp_path / "x.parquet"
+    path.write_text("label,C1\n0,5\n" * 10)
+    with pytest.raises(FormatError, match="cannot be read as Parquet"):
+        ParquetShard(path, make_spec())
+
+
+def test_row_groups_of_wide_data_are_shorter(tmp_path):
+    spec = make_spec(hotness=(), dense=1)
+    many = tuple(CategoricalColumn(name=f"C{i}", rows=9, hotness=1000) for i in range(20))
+    spec = dataclasses.replace(spec, categorical=many)
+    block = make_block(spec, 1500)
+    path = tmp_path / "train" / "x.parquet"
+    with ParquetShardWriter(path, spec) as writer:
+        empty = [(np.zeros(0, np.int64), np.zeros(1501, np.int64))] * 20
+        writer.write(block.label, block.dense, empty)
+        writer.close()
+    assert ParquetShard(path, spec).group_rows == (1024, 476)

@@ -1,0 +1,158 @@
+"""What every shard format promises: rows written are the rows read, however they are cut."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from terarec.errors import DataNotFoundError, FormatError
+from terarec.formats import ParquetShardWriter, create_shard, merge, open_shard, shard_path, slice_rows
+from tests.formats.samples import assert_same_rows, make_block, make_spec, specs
+
+STORAGES = ("parquet", "raw")
+
+
+def write_in_pieces(writer, block, cuts):
+    with writer:
+        for start, stop in zip([0, *cuts], [*cuts, block.num_rows], strict=True):
+            piece = slice_rows(block, start, stop)
+            writer.write(piece.label, piece.dense, piece.keys)
+        return writer.close()
+
+
+def read_all(shard):
+    return merge([shard.read_group(index) for index in range(len(shard.group_rows))])
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_rows_come_back_as_written(tmp_path_factory, storage, data):
+    spec = data.draw(specs(storage))
+    num_rows = data.draw(st.integers(1, 40))
+    block = make_block(spec, num_rows, seed=data.draw(st.integers(0, 99)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, num_rows), max_size=3)))
+    path = shard_path(tmp_path_factory.mktemp("round"), spec, "train", 0)
+    if storage == "parquet":
+        writer = ParquetShardWriter(path, spec, rows_per_group=data.draw(st.integers(1, 50)))
+    else:
+        writer = create_shard(spec, path)
+    entry = write_in_pieces(writer, block, cuts)
+    assert (entry.file, entry.rows) == (f"train/{path.name}", num_rows)
+    shard = open_shard(spec, path, num_rows)
+    assert shard.num_rows == sum(shard.group_rows) == num_rows
+    assert_same_rows(read_all(shard), block)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_shard_without_rows(tmp_path, storage):
+    spec = make_spec(storage)
+    path = shard_path(tmp_path, spec, "train", 0)
+    with create_shard(spec, path) as writer:
+        assert writer.close().rows == 0
+    assert open_shard(spec, path, 0).group_rows == ()
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_more_rows_than_a_group(tmp_path, storage):
+    spec = make_spec(storage, hotness=(1,))
+    block = make_block(spec, 70_000)
+    path = shard_path(tmp_path, spec, "train", 3)
+    write_in_pieces(create_shard(spec, path), block, [])
+    shard = open_shard(spec, path)
+    assert shard.group_rows == (65_536, 70_000 - 65_536)
+    assert_same_rows(shard.read_group(1), slice_rows(block, 65_536, 70_000))
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_callers_may_reuse_their_arrays(tmp_path, storage):
+    spec = make_spec(storage)
+    block = make_block(spec, 9)
+    path = shard_path(tmp_path, spec, "train", 0)
+    label, dense = block.label.copy(), block.dense.copy()
+    with create_shard(spec, path) as writer:
+        writer.write(label, dense, block.keys)
+        label[:], dense[:] = -1, -1
+        writer.close()
+    assert_same_rows(read_all(open_shard(spec, path)), block)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_an_abandoned_writer_leaves_nothing(tmp_path, storage):
+    spec = make_spec(storage)
+    path = shard_path(tmp_path, spec, "train", 0)
+    block = make_block(spec, 9)
+
+    def fail_in_the_middle():
+        with create_shard(spec, path) as writer:
+            writer.write(block.label, block.dense, block.keys)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail_in_the_middle()
+    assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_an_interrupted_rewrite_keeps_the_old_shard(tmp_path, storage):
+    spec = make_spec(storage)
+    path = shard_path(tmp_path, spec, "train", 0)
+    block = make_block(spec, 9)
+    write_in_pieces(create_shard(spec, path), block, [])
+    with create_shard(spec, path) as writer:
+        writer.write(block.label[:2], block.dense[:2], slice_rows(block, 0, 2).keys)
+    assert_same_rows(read_all(open_shard(spec, path, 9)), block)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_missing_shard(tmp_path, storage):
+    with pytest.raises(DataNotFoundError, match=r"absent.*no such shard"):
+        open_shard(make_spec(storage), tmp_path / "absent", 3)
+
+
+def bad_arguments(block):
+    """(what is wrong, arguments, message)."""
+    label, dense, (scalar, (values, offsets)) = block.label, block.dense, block.keys
+    listed = (values, offsets)
+    yield "label columns", (label[:, :0], dense, (scalar, listed)), r"label \[9, 0\], expected \[9, 1\]"
+    yield "label is flat", (label[:, 0], dense, (scalar, listed)), r"label \[9\]"
+    yield "dense rows", (label, dense[:5], (scalar, listed)), r"dense \[5, 2\], expected \[9, 2\]"
+    yield "a column too few", (label, dense, (scalar,)), "keys of 1 columns, expected 2"
+    yield "too few keys", (label, dense, (scalar[:4], listed)), "column 'C0': got 4 keys for 9 rows"
+    yield "float keys", (label, dense, (scalar * 1.5, listed)), "column 'C0': got float64"
+    yield "list for scalar", (label, dense, (listed, listed)), "column 'C0': hotness is 1, expected one key per row"
+    yield (
+        "scalar for list",
+        (label, dense, (scalar, scalar)),
+        r"column 'C1': hotness is 3, expected \(values, offsets\)",
+    )
+    yield (
+        "offsets",
+        (label, dense, (scalar, (values, offsets[:-1]))),
+        r"column 'C1': got offsets \[9\], expected \[10\]",
+    )
+    yield "negative key", (label, dense, (scalar - 60, listed)), "column 'C0': key -.*expected 0 <= key < 50"
+    yield "large key", (label, dense, (scalar, (values + 51, offsets))), "column 'C1': key .*expected 0 <= key < 51"
+    crowded = np.array([0, *range(1, 9), len(values)])
+    yield (
+        "too many keys",
+        (label, dense, (scalar, (values, crowded))),
+        r"column 'C1': row 8 holds \d+ keys, expected 0 to 3",
+    )
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("case", range(12))
+def test_what_a_writer_refuses(tmp_path, storage, case):
+    spec = make_spec(storage)
+    block = make_block(spec, 9, seed=1)
+    _, arguments, message = list(bad_arguments(block))[case]
+    path = shard_path(tmp_path, spec, "train", 0)
+    with create_shard(spec, path) as writer:
+        with pytest.raises(FormatError, match=message) as caught:
+            writer.write(*arguments)
+        assert str(path) in str(caught.value)
+        writer.write(block.label, block.dense, block.keys)
+        assert writer.close().rows == 9
+    assert_same_rows(read_all(open_shard(spec, path)), block)

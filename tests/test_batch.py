@@ -1,0 +1,96 @@
+"""`Batch` and `Jagged`: what they refuse, and slicing and selecting against plain Python lists."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from terarec.batch import Batch, Jagged, one_hot, select, slice_samples, to_device
+from terarec.errors import ConfigError
+
+bags_of = st.integers(0, 5).flatmap(
+    lambda batch_size: st.lists(
+        st.lists(st.lists(st.integers(0, 99), max_size=3), min_size=batch_size, max_size=batch_size), max_size=4
+    ).map(lambda features: (batch_size, features))
+)
+
+
+def batch_of(batch_size, features):
+    bags = [bag for feature in features for bag in feature]
+    offsets = torch.tensor([0, *torch.tensor([len(bag) for bag in bags], dtype=torch.int64).cumsum(0)])
+    keys = torch.tensor([key for bag in bags for key in bag], dtype=torch.int64)
+    numbers = torch.arange(batch_size, dtype=torch.float32)[:, None]
+    names = tuple(f"f{index}" for index in range(len(features)))
+    return Batch(dense=numbers * 10, label=numbers, sparse=Jagged(names=names, keys=keys, offsets=offsets))
+
+
+def bags_in(jagged, batch_size):
+    bounds = jagged.offsets.tolist()
+    keys = jagged.keys.tolist()
+    assert bounds[0] == 0
+    assert bounds[-1] == len(keys)
+    return [
+        [keys[bounds[s * batch_size + b] : bounds[s * batch_size + b + 1]] for b in range(batch_size)]
+        for s in range(len(jagged.names))
+    ]
+
+
+@given(data=bags_of, bounds=st.tuples(st.integers(0, 5), st.integers(0, 5)))
+@settings(deadline=None)
+def test_slices_hold_the_samples(data, bounds):
+    batch_size, features = data
+    start, stop = sorted(min(bound, batch_size) for bound in bounds)
+    part = slice_samples(batch_of(batch_size, features), start, stop)
+    assert part.batch_size == stop - start
+    assert part.label[:, 0].tolist() == list(range(start, stop))
+    assert part.dense[:, 0].tolist() == [10.0 * sample for sample in range(start, stop)]
+    assert bags_in(part.sparse, stop - start) == [feature[start:stop] for feature in features]
+
+
+@given(data=bags_of, order=st.permutations(range(4)), count=st.integers(0, 4))
+@settings(deadline=None)
+def test_selections_hold_the_features(data, order, count):
+    batch_size, features = data
+    chosen = [index for index in order if index < len(features)][:count]
+    picked = select(batch_of(batch_size, features).sparse, [f"f{index}" for index in chosen])
+    assert picked.names == tuple(f"f{index}" for index in chosen)
+    assert bags_in(picked, batch_size) == [features[index] for index in chosen]
+
+
+def test_a_feature_that_is_not_there():
+    with pytest.raises(ConfigError, match="feature 'x' is not in the batch, which holds f0, f1"):
+        select(batch_of(1, [[[1]], [[2]]]).sparse, ["f1", "x"])
+
+
+def test_one_key_per_feature_and_sample():
+    jagged = one_hot(["a", "b"], torch.tensor([[1, 2, 3], [4, 5, 6]]))
+    assert jagged.batch_size == 3
+    assert bags_in(jagged, 3) == [[[1], [2], [3]], [[4], [5], [6]]]
+
+
+def test_the_same_device_keeps_the_samples():
+    batch = batch_of(2, [[[1, 2], [3]]])
+    moved = to_device(batch, "cpu")
+    assert torch.equal(moved.dense, batch.dense)
+    assert torch.equal(moved.sparse.keys, batch.sparse.keys)
+    assert torch.equal(moved.sparse.offsets, batch.sparse.offsets)
+    assert moved.sparse.names == batch.sparse.names
+
+
+@pytest.mark.parametrize(
+    ("names", "keys", "offsets", "message"),
+    [
+        (("a",), torch.zeros(2, dtype=torch.int32), torch.tensor([0, 2]), "got keys torch.int32"),
+        (("a",), torch.zeros(2, dtype=torch.int64), torch.tensor([0.0, 2.0]), "offsets torch.float32, expected int64"),
+        (("a", "b"), torch.tensor([1]), torch.tensor([0, 1]), r"got 2 offsets for 2 features, expected S \* B \+ 1"),
+        (("a",), torch.tensor([1]), torch.zeros(0, dtype=torch.int64), "got 0 offsets for 1 features"),
+        ((), torch.tensor([1]), torch.tensor([0, 1]), "got 2 offsets for 0 features"),
+    ],
+)
+def test_what_a_jagged_refuses(names, keys, offsets, message):
+    with pytest.raises(ConfigError, match=message):
+        Jagged(names=names, keys=keys, offsets=offsets)
+
+
+def test_a_jagged_without_features_has_no_samples():
+    assert Jagged(names=(), keys=torch.zeros(0, dtype=torch.int64), offsets=torch.tensor([0])).batch_size == 0
