@@ -1,0 +1,127 @@
+"""Train N = train k, save, load, train N - k: to the bit, optimizers, dropout, data order and log included."""
+
+import dataclasses
+import json
+
+import pytest
+
+from terarec.checkpoint import latest
+from terarec.errors import ConfigError
+from terarec.spec import AdaGradSpec, AdamSpec, DLRMSpec, RowWiseAdaGradSpec, SGDSpec, WideDeepSpec
+from terarec.train import build
+from tests.train.small_run import assert_same, changed, weights
+
+DLRM = DLRMSpec(width=4, bottom=(8, 4), top=(8,))
+WIDE_DEEP = WideDeepSpec(width=4, hidden=(16,), dropout=0.3)
+CASES = {
+    "adam, adagrad": (DLRM, AdamSpec(), AdaGradSpec(lr=0.05)),
+    "adagrad, adam, dropout": (WIDE_DEEP, AdaGradSpec(initial_accumulator=0.1), AdamSpec()),
+    "sgd, rowwise adagrad, dropout": (WIDE_DEEP, SGDSpec(), RowWiseAdaGradSpec(initial_accumulator=0.2)),
+    "sgd, sgd": (DLRM, SGDSpec(), SGDSpec()),
+}
+
+
+def curve(run):
+    """The log without what a clock decides."""
+    points = [json.loads(line) for line in run.directory.metrics.read_text().splitlines()]
+    return [{k: v for k, v in point.items() if k not in ("seconds", "samples_per_second")} for point in points]
+
+
+@pytest.mark.parametrize("steps", [3, 8, 11])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_resumed_run_equals_one_without_a_stop(tmp_path, spec, case, steps):
+    model, dense, sparse = case
+    spec = dataclasses.replace(spec, model=model, dense_optimizer=dense, sparse_optimizer=sparse)
+    straight = build(spec, tmp_path / "straight")
+    straight_report = straight.fit()
+
+    build(changed(spec, max_steps=steps), tmp_path / "resumed").fit()
+    resumed = build(spec, tmp_path / "resumed")
+    report = resumed.fit(resume=True)
+
+    assert report.steps == straight_report.steps == 16
+    assert report.samples == 2000 - min(steps * 128, 1000 + max(0, steps - 8) * 128)
+    assert_same(weights(resumed.model), weights(straight.model))
+    assert report.loss == straight_report.loss
+    assert dataclasses.replace(report.evaluation, seconds=0, samples_per_second=0) == dataclasses.replace(
+        straight_report.evaluation, seconds=0, samples_per_second=0
+    )
+
+
+def test_a_kill_between_checkpoints_costs_only_the_steps_since(tmp_path, spec):
+    spec = changed(spec, checkpoint_every=3, keep_checkpoints=1)
+    straight = build(spec, tmp_path / "straight")
+    straight.fit()
+
+    class Killed(Exception):
+        pass
+
+    class KillAtStep10:
+        def __getattr__(self, hook):
+            return lambda trainer, *_: self.check(hook, trainer)
+
+        def check(self, hook, trainer):
+            if hook == "on_step" and trainer.step == 10:
+                raise Killed
+
+    with pytest.raises(Killed):
+        build(spec, tmp_path / "killed", callbacks=[KillAtStep10()]).fit()
+    assert latest(tmp_path / "killed" / "checkpoints").name == "step-00000009"
+    with (tmp_path / "killed" / "metrics.jsonl").open("a") as log:
+        log.write('{"step": 10, "samp')
+    resumed = build(spec, tmp_path / "killed")
+    resumed.fit(resume=True)
+    assert_same(weights(resumed.model), weights(straight.model))
+    evaluations = [point for point in curve(straight) if "auc" in point]
+    assert [point for point in curve(resumed) if "auc" in point] == evaluations
+    assert [point["step"] for point in evaluations] == [8, 16]
+
+
+def test_the_number_of_reader_threads_changes_nothing(tmp_path, spec):
+    one, three = build(spec, tmp_path / "1"), build(changed(spec, reader_threads=3), tmp_path / "3")
+    one.fit()
+    three.fit()
+    assert_same(weights(three.model), weights(one.model))
+
+
+def test_resuming_a_finished_run_scores_it_again(tmp_path, spec):
+    first = build(spec, tmp_path).fit()
+    again = build(spec, tmp_path).fit(resume=True)
+    assert (again.steps, again.samples) == (16, 0)
+    assert again.evaluation.auc == first.evaluation.auc
+    assert again.best_auc == first.best_auc
+    assert again.checkpoint == first.checkpoint
+
+
+def test_a_run_can_go_on_for_longer(tmp_path, spec):
+    build(spec, tmp_path / "a").fit()
+    longer = build(changed(spec, epochs=3), tmp_path / "a")
+    longer.fit(resume=True)
+    straight = build(changed(spec, epochs=3), tmp_path / "b")
+    straight.fit()
+    assert_same(weights(longer.model), weights(straight.model))
+
+
+def test_resume_without_a_checkpoint_starts_from_the_beginning(tmp_path, spec):
+    fresh = build(spec, tmp_path)
+    assert fresh.fit(resume=True).samples == 2000
+
+
+def test_a_run_is_not_trained_over(tmp_path, spec):
+    build(spec, tmp_path).fit()
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match="holds the checkpoints of a run, expected an empty directory, or --resume"):
+        build(spec, tmp_path).fit()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("model", WIDE_DEEP), ("sparse_optimizer", AdaGradSpec(lr=0.06)), ("dense_optimizer", SGDSpec())],
+)
+def test_a_resumed_run_keeps_its_description(tmp_path, spec, field, value):
+    build(spec, tmp_path).fit()
+    with pytest.raises(ConfigError, match=rf"run\.json: {field} is .*; a resumed run cannot change it"):
+        build(dataclasses.replace(spec, **{field: value}), tmp_path).fit(resume=True)
+    with pytest.raises(ConfigError, match=r"run\.json: training is .*batch_size"):
+        build(changed(spec, batch_size=64), tmp_path).fit(resume=True)

@@ -1,0 +1,194 @@
+import dataclasses
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from terarec.config import load_run
+from terarec.data import Reader
+from terarec.errors import ConfigError, DataNotFoundError, FormatError, TrainingError
+from terarec.formats import ParquetShardWriter, read_dataset, write_dataset
+from terarec.metrics import AUC
+from terarec.models.artifact import load_model
+from terarec.spec import (
+    CategoricalColumn,
+    DatasetSpec,
+    DenseColumn,
+    LabelColumn,
+    RunSpec,
+    SGDSpec,
+    ShardSpec,
+    TrainingSpec,
+    VocabularyEncoder,
+    WideDeepSpec,
+)
+from terarec.train import build, predict
+from tests.train.small_run import changed
+
+
+@pytest.fixture(scope="module")
+def odd_data(tmp_path_factory):
+    """Two labels, no dense column, a vocabulary, no valid sample."""
+    directory = tmp_path_factory.mktemp("odd")
+    encoder = VocabularyEncoder(file="vocabularies/city.parquet")
+    spec = DatasetSpec(
+        name="odd",
+        storage="parquet",
+        labels=(LabelColumn(name="click"), LabelColumn(name="buy")),
+        dense=(),
+        categorical=(CategoricalColumn(name="city", rows=9, encoder=encoder),),
+        splits={"train": (ShardSpec(file="train/part-00000.parquet", rows=90),), "valid": ()},
+    )
+    writer = ParquetShardWriter(directory / "train/part-00000.parquet", spec)
+    keys = np.arange(90) % 9
+    writer.write(np.stack([keys > 4, keys % 2], axis=1).astype(np.float32), np.zeros((90, 0), np.float32), [keys])
+    writer.close()
+    (directory / "vocabularies").mkdir()
+    (directory / "vocabularies/city.parquet").write_bytes(b"a vocabulary")
+    write_dataset(spec, directory)
+    return directory
+
+
+def odd_run(odd_data, out, **training):
+    training = TrainingSpec(**{"batch_size": 30, "epochs": 2, **training})
+    spec = RunSpec(data=str(odd_data), model=WideDeepSpec(width=2, hidden=(4,)), training=training)
+    return build(spec, out)
+
+
+def test_a_run_directory_holds_what_serving_needs(tmp_path, odd_data):
+    run = odd_run(odd_data, tmp_path / "RUN")
+    report = run.fit()
+    files = {path.relative_to(tmp_path / "RUN").as_posix() for path in (tmp_path / "RUN").iterdir()}
+    assert files == {"run.json", "dataset", "checkpoints", "metrics.jsonl"}
+    assert load_run(tmp_path / "RUN/run.json") == run.spec
+    assert read_dataset(tmp_path / "RUN/dataset") == dataclasses.replace(run.dataset, splits={})
+    assert (tmp_path / "RUN/dataset/vocabularies/city.parquet").read_bytes() == b"a vocabulary"
+    assert report.checkpoint == tmp_path / "RUN/checkpoints/step-00000006"
+    assert report.evaluation is None
+
+
+def test_a_loaded_model_scores_as_the_trained_one(tmp_path, spec):
+    run = build(spec, tmp_path)
+    run.fit()
+    model, loaded_spec, dataset = load_model(tmp_path)
+    assert not model.training
+    assert loaded_spec == run.spec
+    assert dataset.column_names == run.dataset.column_names
+    batch = next(iter(Reader(spec.data, "valid", batch_size=64)))
+    run.model.eval()
+    assert torch.equal(model(batch), run.model(batch))
+    assert all(table.state_names == () for table in model.embedding.tables.values())
+
+
+def test_predictions_come_in_input_order(tmp_path, spec):
+    run = build(spec, tmp_path / "RUN")
+    evaluation = run.fit().evaluation
+    seen = []
+    report = predict(tmp_path / "RUN", run.spec.data, "valid", tmp_path / "scores.parquet", progress=seen.append)
+    table = pq.read_table(tmp_path / "scores.parquet")
+    assert table.column_names == ["score", "click"]
+    assert report.rows == table.num_rows == 300
+    assert seen == [128, 256, 300]
+    labels = np.concatenate([batch.label[:, 0] for batch in Reader(spec.data, "valid", batch_size=41)])
+    np.testing.assert_array_equal(table["click"], labels)
+    assert AUC().update(table["score"].to_numpy(), labels).compute() == pytest.approx(evaluation.auc, abs=1e-4)
+    assert 0 < min(table["score"].to_pylist()) < max(table["score"].to_pylist()) < 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["RUN", "scores.parquet"]
+
+
+def test_predictions_of_several_labels(tmp_path, odd_data):
+    odd_run(odd_data, tmp_path / "RUN").fit()
+    predict(tmp_path / "RUN", odd_data, "train", tmp_path / "scores.parquet")
+    assert pq.read_table(tmp_path / "scores.parquet").column_names == ["score_click", "score_buy", "click", "buy"]
+
+
+def test_predicting_other_data_or_a_damaged_file_leaves_nothing(tmp_path, spec, odd_data):
+    build(changed(spec, max_steps=1), tmp_path / "RUN").fit()
+    with pytest.raises(ConfigError, match="data set 'odd': got the columns click, buy, city, expected those that the"):
+        predict(tmp_path / "RUN", odd_data, "train", tmp_path / "scores.parquet")
+    with pytest.raises(ConfigError, match="no split 'test', expected one of"):
+        predict(tmp_path / "RUN", spec.data, "test", tmp_path / "scores.parquet")
+    odd_run(odd_data, tmp_path / "ODD", max_steps=1).fit()
+    grown = dataclasses.replace(read_dataset(odd_data), name="grown")
+    column = dataclasses.replace(grown.categorical[0], rows=10)
+    copy = tmp_path / "grown"
+    (copy / "train").mkdir(parents=True)
+    (copy / "train/part-00000.parquet").write_bytes((odd_data / "train/part-00000.parquet").read_bytes())
+    write_dataset(dataclasses.replace(grown, categorical=(column,)), copy)
+    with pytest.raises(ConfigError, match="data set 'grown', column 'city': 10 rows, expected 9 as in training"):
+        predict(tmp_path / "ODD", copy, "train", tmp_path / "scores.parquet")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ODD", "RUN", "grown"]
+
+
+def test_a_run_without_a_checkpoint_cannot_be_opened(tmp_path, spec):
+    with pytest.raises(DataNotFoundError, match=r"run\.json: no such file"):
+        load_model(tmp_path)
+    run = build(spec, tmp_path)
+    run.directory.begin(run.spec, run.dataset)
+    with pytest.raises(DataNotFoundError, match="checkpoints: holds no whole checkpoint"):
+        load_model(tmp_path)
+
+
+def test_a_model_described_otherwise_is_refused(tmp_path, spec):
+    build(changed(spec, max_steps=1), tmp_path).fit()
+    text = json.loads((tmp_path / "run.json").read_text())
+    text["model"] |= {"top": [9]}
+    (tmp_path / "run.json").write_text(json.dumps(text))
+    with pytest.raises(ConfigError, match=r"weights 'top.*': got shape \[8, .*\], expected \[9, "):
+        load_model(tmp_path)
+
+
+def test_a_loss_that_is_no_number_leaves_the_last_checkpoint(tmp_path, spec):
+    wild = dataclasses.replace(
+        changed(spec, checkpoint_every=1, epochs=9), dense_optimizer=SGDSpec(lr=1e30), sparse_optimizer=SGDSpec(lr=1e30)
+    )
+    with pytest.raises(TrainingError, match="a lower learning rate may help"):
+        build(wild, tmp_path).fit()
+    assert load_model(tmp_path).spec == wild
+
+
+def test_training_on_a_damaged_shard_says_which(tmp_path, spec, odd_data):
+    copy = tmp_path / "data"
+    (copy / "train").mkdir(parents=True)
+    content = (odd_data / "train/part-00000.parquet").read_bytes()
+    (copy / "train/part-00000.parquet").write_bytes(content[:-20])
+    (copy / "vocabularies").mkdir()
+    (copy / "vocabularies/city.parquet").write_bytes(b"")
+    write_dataset(read_dataset(odd_data), copy)
+    with pytest.raises(FormatError, match=r"part-00000\.parquet"):
+        odd_run(copy, tmp_path / "RUN").fit()
+    assert not (tmp_path / "RUN").exists()
+
+
+def test_a_data_set_of_numbers_alone(tmp_path):
+    columns = DatasetSpec(
+        name="numbers",
+        storage="parquet",
+        labels=(LabelColumn(name="y"),),
+        dense=(DenseColumn(name="x"),),
+        categorical=(),
+        splits={"train": (ShardSpec(file="train/part-00000.parquet", rows=64),)},
+    )
+    writer = ParquetShardWriter(tmp_path / "data/train/part-00000.parquet", columns)
+    x = np.linspace(-1, 1, 64, dtype=np.float32)[:, None]
+    writer.write((x > 0).astype(np.float32), x, [])
+    writer.close()
+    write_dataset(columns, tmp_path / "data")
+    spec = RunSpec(
+        data=str(tmp_path / "data"),
+        model=WideDeepSpec(hidden=(4,)),
+        training=TrainingSpec(batch_size=16, epochs=5, eval_split="train", max_steps=7),
+    )
+    build(spec, tmp_path / "RUN").fit()
+    assert build(changed(spec, max_steps=None), tmp_path / "RUN").fit(resume=True).evaluation.auc > 0.99
+
+
+def test_threads_are_set(tmp_path, spec):
+    before = torch.get_num_threads()
+    try:
+        build(changed(spec, threads=1, max_steps=1), tmp_path).fit()
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,104 @@
+"""The log, the progress bar, and the warnings."""
+
+import io
+import json
+import logging
+import math
+
+import pytest
+from rich.console import Console
+
+from terarec.train import ProgressBar, build, precision
+from terarec.train.memory import peak_memory_bytes
+from terarec.train.metrics_log import MetricsLog
+from tests.train.small_run import changed
+
+
+def test_the_log_has_a_line_every_few_steps_and_one_per_evaluation(tmp_path, spec):
+    run = build(changed(spec, batch_size=50), tmp_path)  # 20 steps an epoch
+    report = run.fit()
+    points = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    training = [point for point in points if "loss" in point]
+    evaluations = [point for point in points if "auc" in point]
+    assert [point["step"] for point in training] == [10, 20, 30, 40]
+    assert [point["samples"] for point in training] == [500, 1000, 1500, 2000]
+    assert all(0 < point["loss"] < 2 and point["samples_per_second"] > 0 for point in training)
+    assert [point["seconds"] for point in training] == sorted(point["seconds"] for point in training)
+    assert [(point["step"], point["split"]) for point in evaluations] == [(20, "valid"), (40, "valid")]
+    assert evaluations[-1]["auc"] == report.evaluation.auc
+    assert evaluations[-1]["logloss"] == report.evaluation.logloss
+
+
+def test_the_logged_loss_is_the_mean_since_the_last_line(tmp_path):
+    class Place:
+        step, samples, epoch, loss = 0, 0, 0, 0.0
+
+    log, place = MetricsLog(tmp_path / "metrics.jsonl", "valid", every=2), Place()
+    log.on_start(place)
+    for place.step, place.loss in enumerate([1.0, 2.0, 5.0], start=1):
+        place.samples += 10
+        log.on_step(place)
+    log.on_end(place)
+    points = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(point["step"], point["loss"]) for point in points] == [(2, 1.5), (3, 5.0)]
+
+
+def test_a_single_class_split_is_logged_without_an_auc(tmp_path, spec):
+    log = MetricsLog(tmp_path / "metrics.jsonl", "valid")
+
+    class Place:
+        step, samples = 3, 30
+
+    class Evaluation:
+        auc, logloss, seconds = math.nan, 0.5, 0.1
+
+    log.on_start(Place())
+    log.on_evaluation(Place(), Evaluation())
+    log.on_end(Place())
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {
+        "step": 3,
+        "samples": 30,
+        "split": "valid",
+        "logloss": 0.5,
+        "seconds": 0.1,
+    }
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_progress_bar_shows_figures_to_people_and_lines_to_files(tmp_path, spec, terminal):
+    output = io.StringIO()
+    bar = ProgressBar(Console(file=output, force_terminal=terminal, width=120))
+    report = build(spec, tmp_path, callbacks=[bar]).fit()
+    text = output.getvalue()
+    assert f"step 16: AUC {report.evaluation.auc:.5f}" in text
+    assert ("samples/s" in text) == terminal
+    assert ("\x1b[" in text) == terminal
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "slow"),
+    [
+        ("flags\t\t: fpu avx2 avx512f avx512_bf16\n", False),
+        ("flags\t\t: fpu avx2 amx_bf16\n", False),
+        ("Features\t: fp asimd bf16\n", False),
+        ("flags\t\t: fpu avx2 avx512f\n", True),
+        (None, False),
+    ],
+)
+def test_bf16_on_a_processor_without_it_is_told_once(tmp_path, monkeypatch, caplog, cpuinfo, slow):
+    path = tmp_path / "cpuinfo"
+    if cpuinfo is not None:
+        path.write_text(cpuinfo)
+    monkeypatch.setattr(precision, "_CPUINFO", path)
+    precision.warn_if_slow.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            precision.warn_if_slow("bf16")
+            precision.warn_if_slow("fp32")
+    assert len(caplog.records) == slow
+
+
+def test_peak_memory_counts_what_was_touched():
+    before = peak_memory_bytes()
+    block = bytearray(before + 50_000_000)
+    assert peak_memory_bytes() >= len(block)
