@@ -84,7 +84,7 @@ def _tiles(log: RunLog, dataset: DatasetSpec) -> list[Tile]:
     if log.training:
         last = log.training[-1]
         rate = statistics.median(point["samples_per_second"] for point in log.training)
-        tiles.append(Tile(name="training", figure=f"{rate:,.0f}", remark="samples per second, median"))
+        tiles.append(Tile(name="training", figure=f"{rate:,.0f}", remark="samples/s, median"))
         tiles.append(Tile(name="samples seen", figure=f"{last['samples']:,}", remark=f"in {last['step']:,} steps"))
         tiles.append(Tile(name="training time", figure=_duration(log.training_seconds)))
     return tiles
@@ -123,7 +123,8 @@ def _data_rows(run: RunSpec, dataset: DatasetSpec) -> list[tuple[str, str]]:
 def _optimizer_rows(run: RunSpec) -> Iterator[tuple[str, str]]:
     for name, spec in (("dense optimizer", run.dense_optimizer), ("table optimizer", run.sparse_optimizer)):
         data = to_data(spec)
-        yield name, f"{data.pop('kind')}, " + ", ".join(f"{field} {value:g}" for field, value in data.items())
+        words = [data.pop("kind"), *(f"{field.replace('_', ' ')} {value:g}" for field, value in data.items())]
+        yield name, ", ".join(words).replace("-", "\N{NON-BREAKING HYPHEN}")  # no line ends inside 1e-08
 
 
 def _parameter_rows(newest: Sequence[Path], sizes: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, str]]:

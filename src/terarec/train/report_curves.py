@@ -94,8 +94,9 @@ def smooth(values: Values) -> npt.NDArray[np.float64]:
 def _loss(log: RunLog) -> str:
     figure, axes = _axes("binary cross-entropy (nats per sample)")
     samples, losses = _series(log.training, "loss")
-    _line(axes, samples, losses, PALE_BLUE, "train")
-    if len(losses) >= MIN_SMOOTHED:
+    smoothed = len(losses) >= MIN_SMOOTHED
+    _line(axes, samples, losses, PALE_BLUE if smoothed else BLUE, "train")
+    if smoothed:
         _line(axes, samples, smooth(losses), BLUE, "train, smoothed")
     _evaluation_lines(axes, log.evaluations, "logloss")
     return _svg(figure, "loss")
@@ -104,6 +105,9 @@ def _loss(log: RunLog) -> str:
 def _auc(evaluations: Sequence[dict[str, Any]], best_auc: float | None) -> str:
     figure, axes = _axes("area under the ROC curve")
     _evaluation_lines(axes, evaluations, "auc")
+    last = next(point for point in reversed(evaluations) if "auc" in point)
+    at = (last["samples"], last["auc"])
+    axes.annotate(f"{at[1]:.4f}", at, (0, 7), textcoords="offset points", horizontalalignment="right")
     if best_auc is not None:
         axes.axhline(
             best_auc, color=GREEN, linewidth=1.4, linestyle=(0, (5, 3)), label=f"best reachable {best_auc:.4f}"
