@@ -16,7 +16,7 @@ ALLOWED: dict[str, set[str]] = {
     "optim": {"spec", "ops", "storage"},
     "embedding": {"spec", "batch", "ops", "storage"},
     "checkpoint": {"spec", "formats", "storage"},
-    "models": {"spec", "batch", "nn", "embedding"},
+    "models": {"spec", "formats", "config", "batch", "nn", "embedding", "checkpoint"},
 }
 ALLOWED["train"] = set(ALLOWED) - {"etl"}
 ALLOWED["serve"] = {"spec", "formats", "batch", "etl", "embedding", "models", "checkpoint"}
