@@ -34,6 +34,7 @@ def test_a_figure_reads_with_its_unit(name: str, value: object, expected: str) -
 def test_the_largest_unit_of_bytes_has_no_end() -> None:
     assert byte_text(5000 * 2**40) == "5,000.0 TiB"
     assert label("peak_memory_bytes") == "peak memory"
+    assert label("best_auc") == "best reachable AUC"
 
 
 def test_json_is_the_last_line_of_stdout_and_all_else_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:

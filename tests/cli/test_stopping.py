@@ -1,4 +1,4 @@
-"""Commands as processes: Ctrl-C, a full disk, and a server that is asked once."""
+"""What stops a command in the middle: Ctrl-C, a full disk; and a server that is asked once."""
 
 import json
 import os
@@ -7,24 +7,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
 from terarec.checkpoint import whole
 from terarec.serve.client import InferenceClient
-from tests.cli.conftest import Workshop, figures, terarec
+from tests.cli.conftest import Workshop, figures, refused, terarec
 
 TERAREC = [sys.executable, "-c", "from terarec.cli import main; main()"]
 SHAPE = ["--width", "4", "--bottom", "8-4", "--top", "8", "--batch-size", "16"]
 
 
-def start(*arguments: object, prepare: Callable[[], None] | None = None) -> subprocess.Popen[str]:
+def start(*arguments: object) -> subprocess.Popen[str]:
     words = [*TERAREC, *map(str, arguments)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=prepare)
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -53,35 +52,30 @@ def test_ctrl_c_leaves_a_checkpoint_to_resume_from(workshop: Workshop, tmp_path:
     assert (resumed["steps"], resumed["samples"]) == (step + 1, 16)
 
 
-@dataclass(frozen=True)
-class Disk:
-    """A place that refuses to take more than some bytes.
-
-    Attributes:
-        path: an empty directory on it.
-        prepare: what a process does before it writes there.
-        refusal: the system's words.
-    """
-
-    path: Path
-    prepare: Callable[[], None] | None
-    refusal: str
-
-
-def small_disk(mounts: ExitStack, path: Path, size: int) -> Disk:
-    """A real file system of `size` bytes; only root may mount one."""
+@contextmanager
+def small_disk(path: Path, size: int) -> Iterator[str]:
+    """`path` is a real file system of `size` bytes meanwhile; only root may mount one."""
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", path], capture_output=True, check=False
     )
     if mounted.returncode:
         pytest.skip("a file system cannot be mounted here")
-    mounts.callback(subprocess.run, ["umount", path], check=True)
-    return Disk(path, None, "No space left on device")
+    try:
+        yield "No space left on device"
+    finally:
+        subprocess.run(["umount", path], check=True)
 
 
-def small_files(_mounts: ExitStack, path: Path, size: int) -> Disk:
-    """Any file system, but no file above `size` bytes."""
-    return Disk(path, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)), "File too large")
+@contextmanager
+def small_files(path: Path, size: int) -> Iterator[str]:
+    """No file of this process may grow above `size` bytes meanwhile."""
+    del path
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield "File too large"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 LIMITS = {
@@ -99,32 +93,26 @@ LIMITS = {
 
 @pytest.mark.parametrize(("kind", "command"), LIMITS, ids=lambda value: getattr(value, "__name__", value))
 def test_a_full_disk_leaves_nothing_half_written(
-    workshop: Workshop, tmp_path: Path, kind: Callable[[ExitStack, Path, int], Disk], command: str
+    workshop: Workshop, tmp_path: Path, kind: Callable[[Path, int], AbstractContextManager[str]], command: str
 ) -> None:
     days = sorted(workshop.raw.glob("*.tsv"))
     wide = ["--model", "dlrm", "--width", "64", "--bottom", "64", "--top", "64"]
-    arguments: dict[str, list[object]] = {
+    arguments: list[object] = {
         "generate": ["generate", "criteo", "--rows", "20000"],
         "prepare": ["prepare", "criteo", *days],
         "train": ["train", *wide, "--data", workshop.data],
         "predict": ["predict", workshop.run, "--data", workshop.data, "--split", "train"],
-    }
-    with ExitStack() as mounts:
-        disk = kind(mounts, tmp_path, LIMITS[kind, command])
-        out = disk.path / "out"
-        process = start(*arguments[command], "--out", out, prepare=disk.prepare)
-        _, stderr = process.communicate(timeout=60)
-        told = [line for line in stderr.splitlines() if line.startswith("terarec: ")]
-        assert process.returncode == 1, stderr
-        assert len(told) == 1
-        assert disk.refusal in told[0]
-        assert str(out) in told[0]
-        assert "Traceback" not in stderr
+    }[command]
+    out = tmp_path / "out"
+    with kind(tmp_path, LIMITS[kind, command]) as refusal:
+        message = refused(*arguments, "--out", out, code=1)
+        assert refusal in message
+        assert str(out) in message
         if command == "train":
             assert whole(out / "checkpoints") == []
             assert not list(out.rglob("*.partial"))
         else:
-            assert list(disk.path.iterdir()) == []
+            assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 
+_LABELS = {"auc": "AUC", "highest_auc": "highest AUC", "best_auc": "best reachable AUC"}
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def label(name: str) -> str:
     """``peak_memory_bytes`` -> ``peak memory``."""
-    return name.removesuffix("_bytes").removesuffix("_seconds").replace("_", " ")
+    return _LABELS.get(name) or name.removesuffix("_bytes").removesuffix("_seconds").replace("_", " ")
 
 
 def text(name: str, value: object) -> str:

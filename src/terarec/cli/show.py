@@ -78,13 +78,15 @@ class Show:
 
         columns = (
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=24),
             TextColumn("{task.completed:,.0f} of {task.total:,.0f} " + unit),
             TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(),
         )
         console = self.progress_console
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        with Progress(
+            *columns, console=console, transient=True, refresh_per_second=4, disable=not console.is_terminal
+        ) as bar:
             task = bar.add_task(words, total=1, rate="", visible=False)
 
             def advance(position: int, total: int) -> None:
