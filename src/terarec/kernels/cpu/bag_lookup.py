@@ -32,10 +32,8 @@ def bag_lookup(weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor) -
     weights, keys, offsets = weights.contiguous(), keys.contiguous(), offsets.contiguous()
     num_features, width, num_keys = layout.shape[0], weights.shape[1], keys.shape[0]
     batch_size = (offsets.shape[0] - 1) // num_features
-    if int(layout[0, 2]) == NONE:
-        out = _result(num_keys, width)
-    else:
-        out = _result(batch_size, num_features * width)
+    pooled_shape = (batch_size, num_features * width)
+    out = _result(*((num_keys, width) if int(layout[0, 2]) == NONE else pooled_shape))
     report = _embedding.bag_lookup(
         [
             weights.data_ptr(),

@@ -8,7 +8,7 @@ from terarec.errors import KernelError
 from terarec.kernels.cpu import _embedding
 from terarec.kernels.environment import forced_cpu
 
-__all__ = ["features", "select", "threads"]
+__all__ = ["features", "instruction_sets", "select", "threads"]
 
 
 def threads() -> tuple[int, str]:
@@ -22,6 +22,12 @@ def features() -> str:
     return name
 
 
+def instruction_sets() -> list[str]:
+    """The instruction sets that this CPU runs, slowest first."""
+    names: list[str] = _embedding.runnable()
+    return names
+
+
 def select(name: str) -> None:
     """Use one instruction set's kernels from now on; "auto" takes the best that this CPU runs.
 
@@ -29,7 +35,7 @@ def select(name: str) -> None:
         KernelError: a name that is unknown or that this CPU cannot run.
     """
     if not _embedding.select(name):
-        raise KernelError(f"CPU kernels: got {name!r}, expected one of {', '.join(_embedding.runnable())}, 'auto'")
+        raise KernelError(f"CPU kernels: got {name!r}, expected one of {', '.join(instruction_sets())}, 'auto'")
 
 
 if (_forced := forced_cpu()) is not None:

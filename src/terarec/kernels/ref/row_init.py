@@ -41,7 +41,7 @@ def fill_rows(rows: NDArray[np.float32], kind: str, seed: int, scale: float, fir
     num_rows, width = rows.shape
     with np.errstate(over="ignore"):
         row = np.arange(first_row + 1, first_row + num_rows + 1, dtype=np.uint64)
-        stream = _mix(_mix(np.uint64(seed)) + row * _STEP)
+        stream = _mix(np.add(_mix(np.uint64(seed)), row * _STEP, dtype=np.uint64))
         pair = np.arange(1, (width + 1) // 2 + 1, dtype=np.uint64)
         bits = _mix(np.add.outer(stream, pair * _STEP))
     high, low = (bits >> np.uint64(32)).astype(np.uint32), bits.astype(np.uint32)

@@ -1,0 +1,146 @@
+"""Timing and result rows, shared by all benchmarks.
+
+A ratio is always of two figures that one run took in turns, since the machines that run this are shared.
+"""
+
+import csv
+import datetime
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import terarec
+
+RESULTS = Path(__file__).resolve().parent / "results"
+_TIMES = {"s", "ms", "us"}  # units of which less is better
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of repeated runs."""
+
+    minimum: float
+    median: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One figure.
+
+    Attributes:
+        case: what ran, with sizes.
+        metric: what was measured.
+        value: the figure.
+        unit: "s", "ms" and "us" are better when less, all others when more.
+        peer: what a user would otherwise run.
+        peer_value: the same figure of the peer, from the same run.
+        limit: the same figure that the hardware would allow, from the same run.
+    """
+
+    case: str
+    metric: str
+    value: float
+    unit: str
+    peer: str = ""
+    peer_value: float | None = None
+    limit: float | None = None
+
+
+def measure(function: Callable[[], object], repeats: int) -> Timing:
+    """Time `function` after one run to warm up."""
+    return measure_in_turns({"": function}, repeats)[""]
+
+
+def measure_in_turns(functions: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, Timing]:
+    """Time several functions in turns, so that what disturbs one disturbs all."""
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for function in functions.values():
+        function()
+    for _ in range(repeats):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            function()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: Timing(min(times), statistics.median(times)) for name, times in seconds.items()}
+
+
+def append_rows(name: str, rows: Iterable[Row]) -> None:
+    """Print `rows` and append them to ``results/<name>.csv`` with date, versions and hardware."""
+    path = RESULTS / f"{name}.csv"
+    path.parent.mkdir(exist_ok=True)
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer: csv.DictWriter[str] | None = None
+        for row in rows:
+            figures = {**_context(), **_figures(row)}
+            if writer is None:
+                writer = csv.DictWriter(file, list(figures), lineterminator="\n")
+                if is_new:
+                    writer.writeheader()
+            writer.writerow(figures)
+            print(_line(row), flush=True)
+
+
+def _context() -> dict[str, object]:
+    return {
+        "date": datetime.date.today().isoformat(),
+        "terarec": f"{terarec.__version__}+{_commit()}",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+    }
+
+
+def _figures(row: Row) -> dict[str, object]:
+    return {
+        "case": row.case,
+        "metric": row.metric,
+        "value": f"{row.value:.6g}",
+        "unit": row.unit,
+        "peer": row.peer,
+        "peer_value": "" if row.peer_value is None else f"{row.peer_value:.6g}",
+        "ratio": "" if row.peer_value is None else f"{_better(row, row.peer_value):.3f}",
+        "limit": "" if row.limit is None else f"{row.limit:.6g}",
+        "share_of_limit": "" if row.limit is None else f"{_better(row, row.limit):.3f}",
+    }
+
+
+def _better(row: Row, other: float) -> float:
+    """How many times better the row's figure is than `other`."""
+    return other / row.value if row.unit in _TIMES else row.value / other
+
+
+def _line(row: Row) -> str:
+    line = f"{row.case}: {row.metric} {row.value:.4g} {row.unit}"
+    if row.peer_value is not None:
+        line += f", {_better(row, row.peer_value):.2f} x {row.peer} ({row.peer_value:.4g})"
+    if row.limit is not None:
+        line += f", {_better(row, row.limit):.0%} of the limit ({row.limit:.4g})"
+    return line
+
+
+def _commit() -> str:
+    result = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=RESULTS.parent, capture_output=True, text=True, check=False
+    )
+    return result.stdout.strip() or "unknown"
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    named = {key.strip(): value.strip() for key, value in fields.items()}
+    model = named.get("model name", platform.processor())
+    return f"{model} (family {named.get('cpu family', '?')} model {named.get('model', '?')})"

@@ -1,0 +1,85 @@
+"""Which kernel runs, and how it is said."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from terarec.errors import KernelError
+from terarec.kernels import active, available, registry
+from terarec.kernels.cpu import host
+
+
+def test_the_core_is_built_and_first():
+    assert available() == {"cpu": "", "ref": ""}
+    assert active("bag_lookup", "cpu").implementation == "cpu"
+
+
+def test_other_devices_fall_back_and_say_so_once(caplog):
+    registry.choose.cache_clear()
+    first = registry.choose("bag_lookup", "meta")
+    assert registry.choose("bag_lookup", "meta") is first
+    assert [record.message for record in caplog.records] == [
+        "bag_lookup on meta runs the ref kernel (cpu: runs on cpu, not on meta)"
+    ]
+
+
+def test_what_is_asked_for_by_name_runs_or_raises():
+    assert registry.choose("row_update_", "cpu", "ref").__module__ == "terarec.kernels.ref.row_update"
+    with pytest.raises(KernelError, match="implementation 'cpu' cannot run on cuda: runs on cpu, not on cuda"):
+        registry.choose("bag_lookup", "cuda", "cpu")
+    with pytest.raises(KernelError, match="got 'sort', expected one of"):
+        registry.choose("sort", "cpu")
+    with pytest.raises(KernelError, match="got 'triton', expected one of 'auto', 'cpu', 'ref'"):
+        registry.choose("bag_lookup", "cpu", "triton")
+
+
+def test_an_op_without_implementation_on_a_device_is_refused():
+    with pytest.raises(KernelError, match="got 'sort'"):
+        active("sort", "cpu")
+
+
+def run_python(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_environment_forces_an_instruction_set():
+    program = "from terarec.kernels.cpu import features; print(features())"
+    assert run_python(program, TERAREC_CPU="generic").stdout.strip() == "generic"
+    refused = run_python("import terarec.kernels.cpu", TERAREC_CPU="sse9")
+    assert "TERAREC_CPU: got 'sse9', expected one of generic, avx2, avx512" in refused.stderr
+
+
+def test_an_instruction_set_that_the_cpu_lacks_is_refused():
+    for name in {"generic", "avx2", "avx512"} - set(host.instruction_sets()):
+        with pytest.raises(KernelError, match=f"got '{name}', expected one of"):
+            host.select(name)
+    with pytest.raises(KernelError, match="got 'sse9'"):
+        host.select("sse9")
+
+
+def test_torchs_threads_are_shared():
+    program = (
+        "import os, torch; from terarec.kernels import cpu, allocate_rows; from terarec.kernels.cpu import _embedding\n"
+        "torch.set_num_threads(2); a = torch.randn(700, 700); a @ a\n"
+        "before = len(os.listdir('/proc/self/task'))\n"
+        "_embedding.allocate_rows([64, 1024, 1024], 2); a @ a\n"
+        "print(cpu.threads()[0], cpu.threads()[1].split()[0], len(os.listdir('/proc/self/task')) - before)"
+    )
+    assert run_python(program).stdout.split() == ["2", "openmp", "0"]
+
+
+def test_plain_threads_do_where_there_is_no_openmp():
+    program = (
+        "import importlib.util, sys; from pathlib import Path\n"
+        "path = next(Path(sys.argv[1]).glob('_embedding.*.so'))\n"
+        "spec = importlib.util.spec_from_file_location('_embedding', path)\n"
+        "core = importlib.util.module_from_spec(spec); spec.loader.exec_module(core)\n"
+        "print(core.parallel_runtime(), float(core.allocate_rows([3, 1024, 1024], 3).sum()))"
+    )
+    folder = os.path.dirname(host._embedding.__file__)
+    result = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True, check=False)
+    assert result.stdout.split() == ["std::thread", "0.0"], result.stderr
