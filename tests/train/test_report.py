@@ -15,6 +15,7 @@ from terarec.formats import write_dataset
 from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, RunSpec
 from terarec.train.report import write_report
 from terarec.train.report_curves import MAX_POINTS, smooth, thin
+from terarec.train.run import build
 
 POINTS = [
     {"step": 10, "samples": 1000, "seconds": 1.0, "loss": 0.69, "samples_per_second": 1000.0},
@@ -60,6 +61,21 @@ def test_the_report_shows_figures_and_three_curves(tmp_path: Path) -> None:
         "2.0 s",
     ):
         assert text in page
+
+
+def test_the_report_of_a_trained_run_tells_its_sizes(spec: RunSpec, tmp_path: Path) -> None:
+    run = build(spec, tmp_path / "run")
+    run.fit()
+    page = write_report(tmp_path / "run").read_text()
+    dense = sum(parameter.numel() for parameter in run.model.parameters())
+    in_tables = sum(4 * column.rows for column in run.dataset.categorical)
+    assert f"<td>dense parameters</td><td>{dense:,}</td>" in page
+    assert f"<td>table parameters</td><td>{in_tables:,} (" in page
+    assert f" in {len(run.dataset.categorical)} tables</td>" in page
+    for column in run.dataset.categorical:
+        assert f'<td>{column.name}</td><td class="n">{column.rows:,}</td><td class="n">4</td>' in page
+    assert "<td>train rows</td><td>1,000</td>" in page
+    assert re.findall(r"<figure[^>]*><h2>(.*?)</h2>", page) == ["Loss", "AUC", "Throughput"]
 
 
 def test_the_report_fetches_nothing(tmp_path: Path) -> None:

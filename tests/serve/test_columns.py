@@ -1,0 +1,186 @@
+"""Every kind of raw column over the protocol: numbers, intervals, texts, integers, lists; several labels."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from terarec.batch import Batch, Jagged
+from terarec.errors import ConfigError
+from terarec.etl import CsvOptions, Encoders, prepare_csv
+from terarec.models import build_model
+from terarec.serve import InferenceService, InferenceSession, InputColumn
+from terarec.serve.messages import InferRequest, Tensor
+from terarec.spec import (
+    CategoricalColumn,
+    DatasetSpec,
+    DenseColumn,
+    LabelColumn,
+    RunSpec,
+    ServingSpec,
+    TrainingSpec,
+    WideDeepSpec,
+)
+from terarec.train.predict import predict
+from terarec.train.run import build
+
+CITIES = ["Oslo", "Z\u00fcrich", "", "Lagos", "\u6771\u4eac"]
+
+
+def people(count: int) -> list[dict[str, Any]]:
+    """Rows of a table with every kind of column; None is missing."""
+    generator = np.random.default_rng(3)
+    return [
+        {
+            "age": None if index % 11 == 0 else int(generator.integers(18, 90)),
+            "hours": None if index % 7 == 0 else round(float(generator.gamma(2.0, 10.0)), 2),
+            "city": CITIES[index % len(CITIES)] or None,
+            "user": None if index % 13 == 0 else int(generator.integers(0, 40)) - 2**40,
+            "bought": int(generator.random() < 0.1 + 0.15 * (index % 5)),
+        }
+        for index in range(count)
+    ]
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> Path:
+    lines = [",".join(rows[0]), *(",".join("" if v is None else str(v) for v in row.values()) for row in rows)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a prepared table of people and a Wide & Deep run on it."""
+    root = tmp_path_factory.mktemp("shop")
+    rows = people(600)
+    options = CsvOptions(
+        label="bought",
+        dense=("age",),
+        log=("hours",),
+        categorical=("city",),
+        integer_categorical=("user",),
+        buckets={"age": 5},
+        valid=(write_csv(root / "valid.csv", rows[500:]),),
+    )
+    prepare_csv([write_csv(root / "train.csv", rows[:500])], root / "data", options)
+    training = TrainingSpec(batch_size=50, epochs=2)
+    build(
+        RunSpec(data=str(root / "data"), model=WideDeepSpec(width=4, hidden=(8,)), training=training), root / "run"
+    ).fit()
+    return root
+
+
+def columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in rows[0] if name != "bought"}
+
+
+def test_a_table_of_every_kind_scores_as_when_prepared(shop: Path) -> None:
+    predict(shop / "run", shop / "data", "valid", shop / "scores.parquet")
+    predicted = pq.read_table(shop / "scores.parquet")["score"].to_numpy()
+    session = InferenceSession.open(shop / "run")
+    scores = session.predict(columns(people(600)[500:]))
+    assert np.abs(scores[:, 0] - predicted).max() <= 1e-6
+    assert predicted.std() > 0.01
+
+
+def test_a_column_read_twice_is_asked_for_once(shop: Path) -> None:
+    session = InferenceSession.open(shop / "run")
+    assert session.inputs == (
+        InputColumn(name="age", kind="number"),
+        InputColumn(name="hours", kind="number"),
+        InputColumn(name="city", kind="string"),
+        InputColumn(name="user", kind="integer"),
+    )
+    metadata = InferenceService(session, ServingSpec()).model_metadata("model")
+    assert metadata.platform == "terarec_wide_deep"
+    assert [item.datatype for item in metadata.inputs] == ["FP32", "FP32", "BYTES", "INT64"]
+
+
+def test_an_integer_column_takes_no_fraction(shop: Path) -> None:
+    service = InferenceService(InferenceSession.open(shop / "run"), ServingSpec())
+    datatypes = {"age": "INT32", "hours": "FP64", "city": "BYTES", "user": "FP32"}
+    inputs = tuple(
+        Tensor(name=name, datatype=datatypes[name], shape=(1,), data=values)
+        for name, values in columns(people(2)[1:]).items()
+    )
+    with pytest.raises(ConfigError, match=r"inputs\[3\].datatype: got FP32 for 'user', expected INT64 or INT32"):
+        service.infer(InferRequest(inputs=inputs), "model")
+
+
+DATASET = DatasetSpec(
+    name="lists",
+    storage="parquet",
+    labels=(LabelColumn(name="click"), LabelColumn(name="like")),
+    dense=(DenseColumn(name="price"),),
+    categorical=(CategoricalColumn(name="tags", rows=9, hotness=3), CategoricalColumn(name="shop", rows=4)),
+)
+
+
+@pytest.fixture
+def lists() -> tuple[torch.nn.Module, InferenceService]:
+    """A model with first weights over a column of lists, and its service."""
+    run = RunSpec(data="data", model=WideDeepSpec(width=4, hidden=(8,)))
+    model = build_model(run.model, DATASET, seed=1)
+    session = InferenceSession(model, Encoders(DATASET, {}), run, DATASET, step=0)
+    return model, InferenceService(session, ServingSpec())
+
+
+def request(tags: list[int | None], shape: tuple[int, ...]) -> InferRequest:
+    return InferRequest(
+        inputs=(
+            Tensor(name="price", datatype="FP32", shape=(3,), data=[0.5, 1, -2]),
+            Tensor(name="tags", datatype="INT64", shape=shape, data=tags),
+            Tensor(name="shop", datatype="INT64", shape=(3, 1), data=[0, 3, 1]),
+        )
+    )
+
+
+def test_lists_are_tensors_filled_up_with_null(lists: tuple[torch.nn.Module, InferenceService]) -> None:
+    model, service = lists
+    answer = service.infer(request([5, 5, 1, None, None, None], (3, 2)), "model").outputs[0]
+    batch = Batch(
+        dense=torch.tensor([[0.5], [1.0], [-2.0]]),
+        label=torch.zeros(3, 2),
+        sparse=Jagged(
+            names=("tags", "shop"), keys=torch.tensor([5, 5, 1, 0, 3, 1]), offsets=torch.tensor([0, 2, 3, 3, 4, 5, 6])
+        ),
+    )
+    expected = model(batch).sigmoid().detach().numpy()
+    assert answer.shape == (3, 2)
+    assert np.array_equal(np.array(answer.data, dtype=np.float32).reshape(3, 2), expected)
+    assert service.model_metadata("model").inputs[1].shape == (-1, 3)
+    assert service.model_metadata("model").outputs[0].shape == (-1, 2)
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 4), (3, 1, 1)])
+def test_a_list_column_keeps_to_its_shape(
+    lists: tuple[torch.nn.Module, InferenceService], shape: tuple[int, ...]
+) -> None:
+    with pytest.raises(ConfigError, match=r"inputs\[1\].shape: got .* for 'tags', expected \[B, n\] with n <= 3"):
+        lists[1].infer(request([None] * int(np.prod(shape)), shape), "model")
+
+
+def test_a_model_trained_in_bfloat16_scores_in_it(lists: tuple[torch.nn.Module, InferenceService]) -> None:
+    model = lists[0]
+    columns = {"price": [0.5, 1.25], "tags": [[1, 2, 3], []], "shop": [3, 0]}
+    scores = {
+        precision: InferenceSession(
+            model,
+            Encoders(DATASET, {}),
+            RunSpec(data="data", model=WideDeepSpec(), training=TrainingSpec(precision=precision)),
+            DATASET,
+            step=0,
+        ).predict(columns)
+        for precision in ("fp32", "bf16")
+    }
+    assert scores["bf16"].dtype == np.float32
+    assert not np.array_equal(scores["bf16"], scores["fp32"])
+    assert np.abs(scores["bf16"] - scores["fp32"]).max() < 0.01
+
+
+def test_an_id_outside_its_table_is_named(lists: tuple[torch.nn.Module, InferenceService]) -> None:
+    with pytest.raises(ConfigError, match=r"column 'tags', row 1: got 9, expected an id, 0 <= id < 9"):
+        lists[1].infer(request([5, 1, 9, None, None, None], (3, 2)), "model")
