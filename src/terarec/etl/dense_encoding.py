@@ -18,19 +18,22 @@ def encode_dense(encoder: DenseEncoder | None, column: RawColumn, out: NDArray[n
     """Encode n raw numbers into ``out float32[n]``; None as encoder takes them as they are.
 
     Raises:
-        ConfigError: a value that is no finite number, or a missing one without an encoder that knows what to do.
+        ConfigError: a value that is no finite number or too large for float32, or a missing one without an encoder.
     """
     numbers = read_numbers(column)
     if isinstance(encoder, LogShiftEncoder):
         log_shift(numbers, encoder.shift, out)
         return
-    if encoder is not None:
-        out[:] = (np.where(np.isnan(numbers), encoder.mean, numbers) - encoder.mean) / encoder.deviation
-        return
     missing = np.isnan(numbers)
-    if missing.any():
+    if encoder is not None:
+        numbers = (np.where(missing, encoder.mean, numbers) - encoder.mean) / encoder.deviation
+    elif missing.any():
         raise column.refused(int(np.argmax(missing)), "a finite number")
-    out[:] = numbers
+    with np.errstate(over="ignore"):
+        out[:] = numbers
+    infinite = np.isinf(out)
+    if infinite.any():
+        raise column.refused(int(np.argmax(infinite)), "a number that float32 holds once encoded")
 
 
 def read_numbers(column: RawColumn) -> NDArray[np.float64]:

@@ -63,8 +63,8 @@ def check_sources(sources: Sequence[Path]) -> int:
     return sum(path.stat().st_size for path in sources)
 
 
-def read_blocks(sources: Sequence[Path], block_bytes: int = BLOCK_BYTES) -> Iterator[TextBlock]:
-    """The lines of all `sources`, file after file, in blocks of about `block_bytes`.
+def read_blocks(sources: Sequence[Path]) -> Iterator[TextBlock]:
+    """The lines of all `sources`, file after file, in blocks of about `BLOCK_BYTES`.
 
     Raises:
         FormatError: a file without a line, a damaged gzip file, or a line longer than a block (file and line).
@@ -73,7 +73,7 @@ def read_blocks(sources: Sequence[Path], block_bytes: int = BLOCK_BYTES) -> Iter
     for source, path in enumerate(sources):
         first_line = position = 0
         with _open(path) as (file, stream):
-            for text in _cut(path, stream, block_bytes):
+            for text in _cut(path, stream):
                 num_rows = count_lines(text)
                 before, position = position, file.tell()
                 yield TextBlock(source, path, first_line, first_row, num_rows, text, position - before)
@@ -101,10 +101,10 @@ def _open(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         raise FormatError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
-def _cut(path: Path, stream: IO[bytes], block_bytes: int) -> Iterator[bytes]:
+def _cut(path: Path, stream: IO[bytes]) -> Iterator[bytes]:
     rest = b""
     num_lines = 0
-    while chunk := stream.read(block_bytes):
+    while chunk := stream.read(BLOCK_BYTES):
         end = chunk.rfind(b"\n") + 1
         if end:
             block = rest + chunk[:end]
@@ -113,7 +113,7 @@ def _cut(path: Path, stream: IO[bytes], block_bytes: int) -> Iterator[bytes]:
             rest = chunk[end:]
         else:
             rest += chunk
-        if len(rest) > block_bytes:
-            raise FormatError(f"{path}: line {num_lines + 1} is longer than {block_bytes} bytes, expected text lines")
+        if len(rest) > BLOCK_BYTES:
+            raise FormatError(f"{path}: line {num_lines + 1} is longer than {BLOCK_BYTES} bytes, expected text lines")
     if rest:
         yield rest
