@@ -32,7 +32,9 @@ def random_line(random):
 LINES = st.integers(0, 2**32).map(lambda seed: random_line(Random(seed)))
 BAD_FIELDS = st.one_of(
     st.binary(max_size=12).filter(lambda field: b"\n" not in field),
-    st.sampled_from([b"2147483648", b"-2147483649", b"-", b"+1", b"1.5", b" 1", b"123456789", b"0000000g", b"\xff" * 8]),
+    st.sampled_from(
+        [b"2147483648", b"-2147483649", b"-", b"+1", b"1.5", b" 1", b"123456789", b"0000000g", b"\xff" * 8]
+    ),
 )
 
 
@@ -146,7 +148,9 @@ def test_ids_of_32_bit_values_equal_those_of_plain_python(values, others, dtype)
     keys = np.array(values + [key for key, _ in others], dtype=np.uint32)
     missing = np.array([0] * len(values) + [gone << 7 for _, gone in others], dtype=np.uint64)
     found = cpu.Hex32Ids(known).find_all(keys, missing, 7, np.empty(len(keys), dtype=dtype))
-    np.testing.assert_array_equal(found, ref.Hex32Ids(known).find_all(keys, missing, 7, np.empty(len(keys), dtype=dtype)))
+    np.testing.assert_array_equal(
+        found, ref.Hex32Ids(known).find_all(keys, missing, 7, np.empty(len(keys), dtype=dtype))
+    )
     assert found[: len(values)].tolist() == list(range(2, len(values) + 2))
 
 
