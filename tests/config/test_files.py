@@ -89,7 +89,7 @@ def test_shipped_example_is_a_run() -> None:
         ('{"data": "d", "training": {"batch_size": 0}}', "TrainingSpec.batch_size: got 0, expected an integer >= 1"),
         ('{"data": "d", "model": {"kind": "dlmr"}}', "$.model.kind: got 'dlmr', expected one of 'dlrm', 'wide_deep'"),
         ('{"data": "d", "model": {"kind": "dlrm", "top": [8, 1.5]}}', "$.model.top[1]: got 1.5, expected an integer"),
-        ('{"data": "d", "dense_optimizer": {"kind": "sgd", "lr": NaN}}', "SGDSpec.lr: got nan, expected a number"),
+        ('{"data": "d", "dense_optimizer": {"kind": "sgd", "lr": NaN}}', "lr: got nan, expected a number"),
         ("{}", "$: field 'data' is missing"),
         ("[]", "$: got [], expected an object"),
     ],

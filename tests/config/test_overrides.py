@@ -83,7 +83,7 @@ def test_a_spec_that_is_not_a_run_can_be_overridden() -> None:
         ("model.top", "8-x", "model.top: got 'x', expected an integer"),
         ("model.top", "", "DLRMSpec.top: got ()"),
         ("model.bottom", "64-8", "a last layer as wide as the embedding (16)"),
-        ("dense_optimizer.lr", "nan", "AdamSpec.lr: got nan"),
+        ("dense_optimizer.lr", "nan", "lr: got nan, expected a number"),
         ("", "1", "unknown field"),
         ("model..width", "1", "unknown field"),
     ],
