@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from terarec.errors import FormatError
-from terarec.formats import ParquetShard, ParquetShardWriter, open_shard
+from terarec.formats import ParquetShard, ParquetShardWriter, merge, open_shard
 from terarec.spec import CategoricalColumn
 from tests.formats.samples import assert_same_rows, make_block, make_spec, write_split
 
@@ -61,6 +61,17 @@ def test_shards_of_other_programs_may_have_more_columns_in_any_order_and_int64_k
     table = table.select(table.column_names[::-1]).append_column("extra", pa.array(["x"] * 20))
     pq.write_table(table, tmp_path / "other.parquet", compression="zstd", row_group_size=20)
     assert_same_rows(ParquetShard(tmp_path / "other.parquet", spec, 20).read_group(0), block)
+
+
+def test_row_groups_without_rows(tmp_path):
+    spec = make_spec()
+    table = table_of(spec, make_block(spec, 2))
+    with pq.ParquetWriter(tmp_path / "other.parquet", table.schema) as writer:
+        for rows in (0, 2, 0):
+            writer.write_table(table.slice(0, rows))
+    shard = ParquetShard(tmp_path / "other.parquet", spec, 2)
+    blocks = [shard.read_group(index) for index in range(len(shard.group_rows))]
+    assert_same_rows(merge(blocks), make_block(spec, 2))
 
 
 def replaced(table, name, values):

@@ -145,9 +145,8 @@ def _to_arrow(keys: NDArray[Any] | tuple[NDArray[Any], NDArray[np.int32]]) -> pa
 
 
 def _array(table: pa.Table, name: str, where: str) -> pa.Array:
-    array = table.column(name).combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # a table of no chunk, or PyArrow before 18
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], type=array.type)
+    column = table.column(name)
+    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # which copies even one chunk
     nulls = array.null_count or (array.flatten().null_count if pa.types.is_list(array.type) else 0)
     if nulls:
         raise FormatError(f"{where}, column {name!r}: {nulls} nulls, expected none")

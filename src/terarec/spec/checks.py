@@ -41,10 +41,19 @@ def one_of(owner: object, field: str, accepted: Collection[object]) -> None:
 
 
 def name(owner: object, field: str = "name") -> None:
-    """Raise unless ``owner.field`` is a non-empty string without slashes (it becomes part of file names)."""
+    """Raise unless ``owner.field`` is a non-empty printable string without slashes (it becomes part of file names)."""
     value = getattr(owner, field)
-    if not isinstance(value, str) or not value or "/" in value or "\\" in value or value in {".", ".."}:
+    good = isinstance(value, str) and bool(value) and value.isprintable()
+    if not good or "/" in value or "\\" in value or value in {".", ".."}:
         raise ConfigError(f"{_owner(owner)}.{field}: got {value!r}, expected a non-empty name without slashes")
+
+
+def inner_path(owner: object, field: str) -> None:
+    """Raise unless ``owner.field`` is a path with forward slashes that stays inside the data set's directory."""
+    value = getattr(owner, field)
+    good = isinstance(value, str) and bool(value) and value.isprintable()
+    if not good or value.startswith("/") or ".." in value.split("/"):
+        fail(owner, field, "a relative path inside the data set")
 
 
 def distinct(owner: object, field: str, values: Sequence[str]) -> None:

@@ -74,7 +74,7 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
 
 
 def _decode_scalar(hint: Any, data: Any, where: str) -> Any:
-    if hint is float and isinstance(data, int | float) and not isinstance(data, bool):
+    if hint is float and isinstance(data, int | float) and not isinstance(data, bool) and abs(data) < 2**1024:
         return float(data)
     if hint is int and isinstance(data, int) and not isinstance(data, bool):
         return data
@@ -93,14 +93,17 @@ def _decode_union(members: tuple[Any, ...], data: Any, where: str) -> Any:
     if not isinstance(data, dict):
         raise _mistyped(where, data, "an object")
     kind = data.get("kind")
-    if kind not in specs:
+    if not isinstance(kind, str) or kind not in specs:
         raise ConfigError(f"{where}.kind: got {kind!r}, expected one of {', '.join(map(repr, specs))}")
-    return _decode_spec(specs[kind], {key: value for key, value in data.items() if key != "kind"}, where)
+    return _decode_spec(specs[kind], data, where)
 
 
 def _decode_spec(spec_type: Any, data: Any, where: str) -> Any:
     if not isinstance(data, dict):
         raise _mistyped(where, data, "an object")
+    kind = getattr(spec_type, "kind", None)
+    if kind is not None and data.get("kind") == kind:
+        data = {key: value for key, value in data.items() if key != "kind"}
     hints = typing.get_type_hints(spec_type)
     fields = {field.name: field for field in dataclasses.fields(spec_type)}
     for key in data:

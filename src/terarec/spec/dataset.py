@@ -76,8 +76,7 @@ class ShardSpec:
 
     def __post_init__(self) -> None:
         checks.positive_int(self, "rows", minimum=0)
-        if not self.file or self.file.startswith("/") or ".." in self.file.split("/"):
-            checks.fail(self, "file", "a relative path inside the data set")
+        checks.inner_path(self, "file")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +101,8 @@ class DatasetSpec:
         checks.name(self)
         checks.one_of(self, "storage", ("parquet", "raw"))
         checks.distinct(self, "columns", self.column_names)
+        if self.best_auc is not None:
+            checks.finite_float(self, "best_auc", low=0.0, high=1.0)
         if not self.labels:
             raise ConfigError("DatasetSpec.labels: got no column, expected at least one")
         if not self.dense and not self.categorical:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -55,6 +57,7 @@ class VocabularyEncoder:
     min_count: int = 1
 
     def __post_init__(self) -> None:
+        checks.inner_path(self, "file")
         checks.one_of(self, "value_type", ("string", "hex32", "int64"))
         checks.positive_int(self, "min_count")
 
@@ -67,7 +70,8 @@ class BucketizeEncoder:
     boundaries: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if not self.boundaries or any(a >= b for a, b in zip(self.boundaries, self.boundaries[1:], strict=False)):
+        rising = all(a < b for a, b in itertools.pairwise(self.boundaries))
+        if not self.boundaries or not rising or not all(map(math.isfinite, self.boundaries)):
             checks.fail(self, "boundaries", "rising numbers")
 
 

@@ -1,0 +1,175 @@
+"""Specs <-> JSON: any spec comes back, and every mistake is named with its JSON path and what is accepted."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from terarec.errors import ConfigError
+from terarec.spec import (
+    AdaGradSpec,
+    AdamSpec,
+    DatasetSpec,
+    DLRMSpec,
+    FeatureSpec,
+    RowWiseAdaGradSpec,
+    RunSpec,
+    ServingSpec,
+    SGDSpec,
+    TableSpec,
+    TrainingSpec,
+    WideDeepSpec,
+    from_data,
+    to_data,
+)
+
+sizes = st.integers(1, 4096)
+rates = st.floats(0.0, 10.0)
+widths = st.lists(sizes, min_size=1, max_size=4).map(tuple)
+models = st.one_of(
+    st.tuples(widths, widths).map(lambda pair: DLRMSpec(width=pair[0][-1], bottom=pair[0], top=pair[1])),
+    st.builds(WideDeepSpec, width=sizes, hidden=widths, dropout=st.floats(0, 0.9)),
+)
+row_only = st.builds(RowWiseAdaGradSpec, lr=rates)
+optimizers = st.one_of(
+    st.builds(SGDSpec, lr=rates),
+    st.builds(AdaGradSpec, lr=rates, eps=rates, initial_accumulator=rates),
+    st.builds(AdamSpec, lr=rates, beta1=st.floats(0, 0.99), beta2=st.floats(0, 0.99)),
+)
+trainings = st.builds(
+    TrainingSpec,
+    batch_size=sizes,
+    max_steps=st.none() | sizes,
+    shuffle=st.booleans(),
+    precision=st.sampled_from(["fp32", "bf16"]),
+)
+runs = st.builds(
+    RunSpec,
+    data=st.text(min_size=1),
+    model=models,
+    dense_optimizer=optimizers,
+    sparse_optimizer=optimizers | row_only,
+    training=trainings,
+)
+specs = st.one_of(
+    runs,
+    models,
+    optimizers,
+    row_only,
+    st.builds(TableSpec, name=st.just("t"), rows=sizes, width=sizes, init_scale=st.none() | st.floats(0.1, 2)),
+    st.builds(FeatureSpec, name=st.just("f"), table=st.just("t"), pooling=st.sampled_from(["sum", "mean", "none"])),
+    st.builds(ServingSpec, port=st.integers(0, 65535)),
+)
+
+
+@given(spec=specs)
+@settings(max_examples=200, deadline=None)
+def test_any_spec_comes_back_from_json(spec):
+    text = json.dumps(to_data(spec), allow_nan=False)
+    assert from_data(type(spec), json.loads(text)) == spec
+
+
+def test_defaults_fill_what_is_left_out():
+    assert from_data(RunSpec, {"data": "d"}) == RunSpec(data="d")
+
+
+def test_the_kind_tells_which_spec():
+    run = from_data(
+        RunSpec, {"data": "d", "model": {"kind": "wide_deep"}, "sparse_optimizer": {"kind": "sgd", "lr": 1}}
+    )
+    assert run.model == WideDeepSpec()
+    assert run.sparse_optimizer == SGDSpec(lr=1.0)
+    assert isinstance(run.sparse_optimizer.lr, float)
+
+
+def test_none_is_left_out():
+    data = to_data(RunSpec(data="d"))
+    assert "max_steps" not in data["training"]
+    assert data["model"] == {"kind": "dlrm", "width": 16, "bottom": [512, 256, 16], "top": [512, 256]}
+
+
+D = {"name": "d", "storage": "raw", "labels": [{"name": "y"}], "dense": [], "categorical": [{"name": "c", "rows": 2}]}
+MISTAKES = {
+    "no object": (RunSpec, [], r"\$: got \[\], expected an object"),
+    "missing": (RunSpec, {}, r"\$: field 'data' is missing, expected 'data', 'model'"),
+    "unknown": (
+        RunSpec,
+        {"data": "d", "modle": 1},
+        r"\$.modle: unknown field \(did you mean 'model'\?\), expected one of",
+    ),
+    "unlike any": (RunSpec, {"data": "d", "zzzz": 1}, r"\$.zzzz: unknown field, expected one of 'data'"),
+    "deep": (
+        RunSpec,
+        {"data": "d", "training": {"epoch": 3}},
+        r"\$.training.epoch: unknown field \(did you mean 'epochs'",
+    ),
+    "string for int": (
+        RunSpec,
+        {"data": "d", "training": {"epochs": "3"}},
+        r"\$.training.epochs: got '3', expected an int",
+    ),
+    "bool for int": (RunSpec, {"data": "d", "training": {"epochs": True}}, r"epochs: got True, expected an integer"),
+    "float for int": (RunSpec, {"data": "d", "training": {"epochs": 2.0}}, r"epochs: got 2.0, expected an integer"),
+    "int for bool": (RunSpec, {"data": "d", "training": {"shuffle": 1}}, r"shuffle: got 1, expected true or false"),
+    "int for string": (RunSpec, {"data": 7}, r"\$.data: got 7, expected a string"),
+    "bool for float": (SGDSpec, {"lr": True}, r"\$.lr: got True, expected a number"),
+    "string for float": (SGDSpec, {"lr": "0.1"}, r"\$.lr: got '0.1', expected a number"),
+    "endless float": (SGDSpec, {"lr": 10**400}, r"\$.lr: got 1000.*, expected a number"),
+    "no number": (SGDSpec, {"lr": float("nan")}, r"\$.lr: got nan, expected a number"),
+    "literal": (
+        RunSpec,
+        {"data": "d", "training": {"precision": "fp8"}},
+        r"precision: got 'fp8', expected one of 'fp32', ",
+    ),
+    "literal of another type": (
+        RunSpec,
+        {"data": "d", "training": {"precision": []}},
+        r"precision: got \[\], expected one of",
+    ),
+    "no list": (DLRMSpec, {"top": 5}, r"\$.top: got 5, expected a list"),
+    "item": (DLRMSpec, {"top": [5, "6"]}, r"\$.top\[1\]: got '6', expected an integer"),
+    "no kind": (RunSpec, {"data": "d", "model": {}}, r"\$.model.kind: got None, expected one of 'dlrm', 'wide_deep'"),
+    "another kind": (
+        RunSpec,
+        {"data": "d", "model": {"kind": "dcn"}},
+        r"\$.model.kind: got 'dcn', expected one of 'dlrm'",
+    ),
+    "kind of another type": (
+        RunSpec,
+        {"data": "d", "model": {"kind": []}},
+        r"\$.model.kind: got \[\], expected one of",
+    ),
+    "union of no object": (RunSpec, {"data": "d", "model": "dlrm"}, r"\$.model: got 'dlrm', expected an object"),
+    "kind of another spec": (SGDSpec, {"kind": "adam"}, r"\$.kind: unknown field, expected one of 'lr'"),
+    "row-wise for dense": (
+        RunSpec,
+        {"data": "d", "dense_optimizer": {"kind": "rowwise_adagrad"}},
+        r"dense_optimizer.kind: got",
+    ),
+    "null": (RunSpec, {"data": None}, r"\$.data: got None, expected a string"),
+    "value": (
+        RunSpec,
+        {"data": "d", "training": {"epochs": 0}},
+        r"\$.training: TrainingSpec.epochs: got 0, expected an integer >= 1",
+    ),
+    "mapping": (DatasetSpec, {**D, "splits": []}, r"\$.splits: got \[\], expected an object"),
+    "in mapping": (
+        DatasetSpec,
+        {**D, "splits": {"train": [{"file": "a"}]}},
+        r"\$.splits.train\[0\]: field 'rows' is missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistakes_are_named(case):
+    spec_type, data, message = MISTAKES[case]
+    with pytest.raises(ConfigError, match=message) as caught:
+        from_data(spec_type, data)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_root_has_the_name_that_the_caller_gives():
+    with pytest.raises(ConfigError, match=r"^run.json: \$.data: got 7"):
+        from_data(RunSpec, {"data": 7}, "run.json: $")

@@ -1,0 +1,126 @@
+"""A spec that is made is valid: each refuses what cannot be, naming field, value and what is accepted."""
+
+import dataclasses
+import math
+
+import pytest
+
+from terarec.errors import ConfigError
+from terarec.spec import (
+    AdamSpec,
+    BucketizeEncoder,
+    CategoricalColumn,
+    DatasetSpec,
+    DenseColumn,
+    DLRMSpec,
+    FeatureSpec,
+    LabelColumn,
+    LogShiftEncoder,
+    RunSpec,
+    ServingSpec,
+    SGDSpec,
+    ShardSpec,
+    StandardizeEncoder,
+    TableSpec,
+    TrainingSpec,
+    VocabularyEncoder,
+    WideDeepSpec,
+)
+
+DATASET = {
+    "name": "d",
+    "storage": "parquet",
+    "labels": (LabelColumn(name="y"),),
+    "dense": (DenseColumn(name="I1"),),
+    "categorical": (CategoricalColumn(name="C1", rows=3),),
+}
+
+REFUSED = [
+    (TableSpec, {"name": "", "rows": 1, "width": 1}, "TableSpec.name: got '', expected a non-empty name"),
+    (TableSpec, {"name": "a/b", "rows": 1, "width": 1}, "TableSpec.name: got 'a/b'"),
+    (TableSpec, {"name": "a\\b", "rows": 1, "width": 1}, "TableSpec.name: got"),
+    (TableSpec, {"name": "..", "rows": 1, "width": 1}, "TableSpec.name: got '..'"),
+    (TableSpec, {"name": "a\nb", "rows": 1, "width": 1}, "TableSpec.name: got"),
+    (TableSpec, {"name": "a\0", "rows": 1, "width": 1}, "TableSpec.name: got"),
+    (TableSpec, {"name": 3, "rows": 1, "width": 1}, "TableSpec.name: got 3"),
+    (TableSpec, {"name": "t", "rows": 0, "width": 1}, "TableSpec.rows: got 0, expected an integer >= 1"),
+    (TableSpec, {"name": "t", "rows": 1.0, "width": 1}, "TableSpec.rows: got 1.0"),
+    (TableSpec, {"name": "t", "rows": 1, "width": True}, "TableSpec.width: got True"),
+    (
+        TableSpec,
+        {"name": "t", "rows": 1, "width": 1, "initializer": "ones"},
+        "TableSpec.initializer: got 'ones', expected one of",
+    ),
+    (
+        TableSpec,
+        {"name": "t", "rows": 1, "width": 1, "init_scale": 0.0},
+        r"TableSpec.init_scale: got 0.0, expected a number in \(0",
+    ),
+    (
+        FeatureSpec,
+        {"name": "f", "table": "t", "pooling": "max"},
+        "FeatureSpec.pooling: got 'max', expected one of 'sum', 'mean'",
+    ),
+    (CategoricalColumn, {"name": "c", "rows": 5, "hotness": 0}, "CategoricalColumn.hotness: got 0"),
+    (
+        ShardSpec,
+        {"file": "/etc/x", "rows": 1},
+        "ShardSpec.file: got '/etc/x', expected a relative path inside the data set",
+    ),
+    (ShardSpec, {"file": "a/../../x", "rows": 1}, "ShardSpec.file: got"),
+    (ShardSpec, {"file": "", "rows": 1}, "ShardSpec.file: got ''"),
+    (ShardSpec, {"file": "a", "rows": -1}, "ShardSpec.rows: got -1, expected an integer >= 0"),
+    (VocabularyEncoder, {"file": "../x"}, "VocabularyEncoder.file: got '../x', expected a relative path"),
+    (VocabularyEncoder, {"file": "v", "value_type": "hex"}, "VocabularyEncoder.value_type: got 'hex'"),
+    (VocabularyEncoder, {"file": "v", "min_count": 0}, "VocabularyEncoder.min_count: got 0"),
+    (BucketizeEncoder, {"boundaries": ()}, r"BucketizeEncoder.boundaries: got \(\), expected rising numbers"),
+    (BucketizeEncoder, {"boundaries": (1.0, 1.0)}, "BucketizeEncoder.boundaries"),
+    (BucketizeEncoder, {"boundaries": (math.nan,)}, "BucketizeEncoder.boundaries"),
+    (LogShiftEncoder, {"shift": math.inf}, "LogShiftEncoder.shift: got inf"),
+    (StandardizeEncoder, {"mean": 0.0, "deviation": 0.0}, "StandardizeEncoder.deviation: got 0.0"),
+    (
+        DLRMSpec,
+        {"width": 8},
+        r"DLRMSpec.bottom: got \(512, 256, 16\), expected a last layer as wide as the embedding \(8\)",
+    ),
+    (DLRMSpec, {"top": ()}, r"DLRMSpec.top: got \(\), expected layer widths"),
+    (DLRMSpec, {"top": [5]}, r"DLRMSpec.top: got \[5\]"),
+    (WideDeepSpec, {"dropout": 1.0}, r"WideDeepSpec.dropout: got 1.0, expected a number in \[0.0, 0.95\]"),
+    (SGDSpec, {"lr": -0.1}, "SGDSpec.lr: got -0.1"),
+    (AdamSpec, {"beta1": 1.0}, "AdamSpec.beta1: got 1.0"),
+    (TrainingSpec, {"batch_size": 0}, "TrainingSpec.batch_size: got 0"),
+    (TrainingSpec, {"eval_every": 0}, "TrainingSpec.eval_every: got 0"),
+    (RunSpec, {"data": ""}, "RunSpec.data: got '', expected the path of a prepared data set"),
+    (ServingSpec, {"port": 70000}, "ServingSpec.port: got 70000, expected a TCP port"),
+    (DatasetSpec, {**DATASET, "labels": ()}, "DatasetSpec.labels: got no column"),
+    (
+        DatasetSpec,
+        {**DATASET, "dense": (), "categorical": ()},
+        "DatasetSpec: got neither dense nor categorical columns",
+    ),
+    (DatasetSpec, {**DATASET, "dense": (DenseColumn(name="C1"),)}, "DatasetSpec.columns: the name 'C1' occurs twice"),
+    (DatasetSpec, {**DATASET, "best_auc": math.nan}, "DatasetSpec.best_auc: got nan"),
+    (DatasetSpec, {**DATASET, "storage": "csv"}, "DatasetSpec.storage: got 'csv', expected one of 'parquet', 'raw'"),
+]
+
+
+@pytest.mark.parametrize(("spec_type", "fields", "message"), REFUSED)
+def test_refused(spec_type, fields, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        spec_type(**fields)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_data_set_says_of_itself():
+    shards = (ShardSpec(file="train/a", rows=3), ShardSpec(file="train/b", rows=4))
+    spec = DatasetSpec(**DATASET, splits={"train": shards, "valid": ()})
+    assert spec.column_names == ("y", "I1", "C1")
+    assert spec.shards("train") == shards
+    assert (spec.num_rows("train"), spec.num_rows("valid")) == (7, 0)
+    with pytest.raises(ConfigError, match=r"data set 'd' has no split 'test', expected one of \['train', 'valid'\]"):
+        spec.shards("test")
+
+
+def test_specs_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SGDSpec().lr = 2.0
