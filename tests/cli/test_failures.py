@@ -31,7 +31,7 @@ from terarec.errors import (
         (OSError("odd"), 1, "error: odd"),
         (MemoryError("8 TiB"), 1, "error: out of memory: 8 TiB"),
         (RunInterruptedError("SIGINT after step 3"), 130, "interrupted: SIGINT after step 3"),
-        (KeyboardInterrupt(), 130, "interrupted"),
+        (KeyboardInterrupt(), 130, "interrupted; nothing was left half-written"),
         (BrokenPipeError(), 1, None),
     ],
 )

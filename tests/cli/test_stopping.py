@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -50,6 +51,19 @@ def test_ctrl_c_leaves_a_checkpoint_to_resume_from(workshop: Workshop, tmp_path:
     step = int(newest.name.removeprefix("step-"))
     resumed = figures(*train, "--resume", "--set", f"training.max_steps={step + 1}")
     assert (resumed["steps"], resumed["samples"]) == (step + 1, 16)
+
+
+def test_ctrl_c_leaves_nothing_half_written(tmp_path: Path) -> None:
+    def press() -> None:
+        wait_for(lambda: any(tmp_path.rglob("day_0.tsv")))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press).start()
+    ended = terarec("generate", "criteo", "--rows", 10**7, "--out", tmp_path / "raw", "--json")
+    assert ended.code == 130
+    assert ended.err == "terarec: interrupted; nothing was left half-written\n"
+    assert ended.figures == {"error": "interrupted; nothing was left half-written"}
+    assert list(tmp_path.iterdir()) == []
 
 
 @contextmanager

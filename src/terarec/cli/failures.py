@@ -37,7 +37,7 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, BrokenPipeError):
         return Failure(DATA, None)
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return Failure(INTERRUPTED, "interrupted")
+        return Failure(INTERRUPTED, "interrupted; nothing was left half-written")
     if isinstance(error, RunInterruptedError):
         return Failure(INTERRUPTED, _one_line(f"interrupted: {error}"))
     if isinstance(error, _CommandLineError):
