@@ -43,15 +43,15 @@ class DotInteraction(nn.Module):
         """Interact.
 
         Args:
-            first: float[B, D].
+            first: float[B, D]; under autocast bfloat16.
             others: float[B, (F - 1) * D], the other vectors side by side.
 
         Returns:
             [B, out_width] of `first`'s type: `first`, then the dots of vectors (1, 0), (2, 0), (2, 1), ..., then zeros.
         """
-        joined = torch.cat([first, others.to(first.dtype)], dim=1)
-        vectors = joined.view(-1, self.num_vectors, self.width)
-        out: Tensor = _Interact.apply(vectors, self._lower, self._pair_of, self.out_width)  # type: ignore[no-untyped-call]
+        out: Tensor = _Interact.apply(  # type: ignore[no-untyped-call]
+            first, others, self._lower, self._pair_of, self.out_width
+        )
         return out
 
     def extra_repr(self) -> str:
@@ -60,18 +60,22 @@ class DotInteraction(nn.Module):
 
 
 class _Interact(torch.autograd.Function):
-    """One `bmm` each way: the gradient of all pairs is one symmetric matrix a sample.
+    """One `bmm` forward and one backward: the gradient of all pairs is a symmetric matrix S a sample, and S T theirs.
 
-    Autograd's own backward takes two `bmm` and a scatter that adds: see benchmarks/results/dlrm_step.csv.
+    Autograd's own backward takes two `bmm`, a sum and a scatter. All in float32, under autocast too: the products are
+    bound by memory, so bfloat16 would cost a conversion of every vector and gain nothing.
     """
 
     @staticmethod
-    def forward(ctx: Any, vectors: Tensor, lower: Tensor, pair_of: Tensor, out_width: int) -> Tensor:
-        batch_size, _, width = vectors.shape
+    def forward(ctx: Any, first: Tensor, others: Tensor, lower: Tensor, pair_of: Tensor, out_width: int) -> Tensor:
+        batch_size, width = first.shape
         num_pairs = lower.numel()
-        dots = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
-        out = vectors.new_empty(batch_size, out_width)
-        out[:, :width] = vectors[:, 0]
+        num_vectors = 1 + others.shape[1] // width
+        vectors = torch.cat([first.to(others.dtype), others], dim=1).view(batch_size, num_vectors, width)
+        with torch.autocast(first.device.type, enabled=False):
+            dots = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
+        out = first.new_empty(batch_size, out_width)
+        out[:, :width] = first
         out[:, width : width + num_pairs] = dots.gather(1, lower.expand(batch_size, -1))
         out[:, width + num_pairs :] = 0
         ctx.save_for_backward(vectors, pair_of)
@@ -79,12 +83,13 @@ class _Interact(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         vectors, pair_of = ctx.saved_tensors
         batch_size, num_vectors, width = vectors.shape
-        symmetric = grad[:, width:].gather(1, pair_of.expand(batch_size, -1))
-        symmetric = symmetric.view(batch_size, num_vectors, num_vectors)
+        by_pair = grad[:, width:].to(vectors.dtype)
+        symmetric = by_pair.gather(1, pair_of.expand(batch_size, -1)).view(batch_size, num_vectors, num_vectors)
         symmetric.diagonal(dim1=1, dim2=2).zero_()
-        out = torch.bmm(symmetric, vectors)
-        out[:, 0] += grad[:, :width]
-        return out, None, None, None
+        with torch.autocast(grad.device.type, enabled=False):
+            grad_first = torch.bmm(symmetric[:, :1], vectors).squeeze(1).to(grad.dtype).add_(grad[:, :width])
+            grad_others = torch.bmm(symmetric[:, 1:], vectors)  # contiguous, so that a leaf takes it without a copy
+        return grad_first, grad_others.flatten(1), None, None, None

@@ -1,0 +1,111 @@
+"""A whole training step against plain PyTorch, and against its floor.
+
+The floor is the time of the step's matrix products alone, run beside it, plus that of its rows at the bandwidth that
+``row_bandwidth.cpp`` measures: read once for the lookup, read and written once for the update.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
+
+from record import Row, append_rows
+from row_bandwidth import row_bandwidth
+from step_sides import SIDES, WORKLOADS, Workload
+
+PEER = "torch.nn and torch.optim"
+TITLES = {
+    "gemm": "DLRM 26 x 384,615 x 64, batch 8192, SGD",
+    "embedding": "MLP 256-128-1 on 100 x 8192 x 16, 10 keys, batch 8192, AdaGrad",
+}
+
+
+class Worker:
+    """One side of a workload in a process of its own."""
+
+    def __init__(self, side: str, workload: str, precision: str) -> None:
+        script = Path(__file__).with_name("step_sides.py")
+        self._process = subprocess.Popen(
+            [sys.executable, str(script), side, workload, precision],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._answer()
+
+    def step(self) -> float:
+        """Seconds of one step."""
+        commands = self._pipe(self._process.stdin)
+        commands.write("step\n")
+        commands.flush()
+        return float(self._answer())
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe(self._process.stdin).close()
+        self._process.wait()
+
+    def _answer(self) -> str:
+        line = self._pipe(self._process.stdout).readline()
+        if not line:
+            raise SystemExit(f"benchmark worker failed: {self._process.args}")
+        return line
+
+    @staticmethod
+    def _pipe(pipe: IO[str] | None) -> IO[str]:
+        assert pipe is not None
+        return pipe
+
+
+def medians(workload: str, precision: str, repeats: int) -> dict[str, float]:
+    """Median seconds of a step of each side, the sides taking turns."""
+    workers = {side: Worker(side, workload, precision) for side in SIDES}
+    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
+    for _ in range(repeats):
+        for side, worker in workers.items():
+            seconds[side].append(worker.step())
+    for worker in workers.values():
+        worker.close()
+    return {side: statistics.median(values) for side, values in seconds.items()}
+
+
+def seconds_of_rows(workload: Workload) -> float:
+    """Time to read a step's rows, then to read and write them, at the bandwidth of this machine."""
+    rates = row_bandwidth(table_gib=1.0)
+    gather, modify = (
+        max(rate for name, rate in rates.items() if name.startswith(kind)) for kind in ("gather", "modify")
+    )
+    return workload.row_bytes / gather + workload.row_bytes / modify
+
+
+def run(name: str, precision: str, repeats: int) -> Row:
+    """The row of one workload; only the one whose rows leave the caches has a floor."""
+    seconds = medians(name, precision, repeats)
+    workload = WORKLOADS[name]
+    floor = seconds["floor"] + seconds_of_rows(workload) if name == "gemm" else None
+    return Row(
+        case=f"{TITLES[name]}, {precision}",
+        metric="training step",
+        value=seconds["terarec"] * 1e3,
+        unit="ms",
+        peer=PEER,
+        peer_value=seconds["plain"] * 1e3,
+        limit=None if floor is None else floor * 1e3,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--precision", choices=("fp32", "bf16"), nargs="+", default=["fp32", "bf16"])
+    parser.add_argument("--workload", choices=WORKLOADS, nargs="+", default=list(WORKLOADS))
+    options = parser.parse_args()
+    for name in options.workload:
+        precisions = options.precision if name == "gemm" else ["fp32"]
+        append_rows("dlrm_step", [run(name, precision, options.repeats) for precision in precisions])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""One training step of a workload: by terarec, by plain PyTorch, and the parts that no implementation can avoid.
+
+As a program it is a worker: it prints "ready", then does a step and prints its seconds for each line that it reads.
+Each side has a process of its own, so that neither's allocator settings touch the other's.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from terarec.batch import Batch, Jagged
+from terarec.embedding import EmbeddingCollection
+from terarec.models import DLRM
+from terarec.nn import MLP, logistic_loss
+from terarec.optim import RowOptimizer, build_dense_optimizer
+from terarec.spec import (
+    AdaGradSpec,
+    CategoricalColumn,
+    DatasetSpec,
+    DenseColumn,
+    DLRMSpec,
+    FeatureSpec,
+    LabelColumn,
+    SGDSpec,
+    TableSpec,
+)
+from terarec.train.allocator import keep_freed_memory
+
+NUM_DENSE = 13
+NUM_BATCHES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A model and its batch. Without `bottom`, the top MLP reads the concatenated vectors alone."""
+
+    features: int
+    rows: int
+    width: int
+    hotness: int
+    bottom: tuple[int, ...]
+    top: tuple[int, ...]
+    batch: int
+    optimizer: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """One per feature."""
+        return tuple(f"C{index}" for index in range(self.features))
+
+    @property
+    def row_bytes(self) -> int:
+        """Of all rows that a step's keys name."""
+        return self.batch * self.features * self.hotness * self.width * 4
+
+
+WORKLOADS = {
+    "gemm": Workload(features=26, rows=10_000_000 // 26, width=64, hotness=1, bottom=(512, 256, 64),
+                     top=(1024, 1024, 512, 256), batch=8192, optimizer="sgd"),
+    "embedding": Workload(features=100, rows=8192, width=16, hotness=10, bottom=(), top=(256, 128), batch=8192,
+                          optimizer="adagrad"),
+}  # fmt: skip
+
+
+def batches(workload: Workload) -> list[Batch]:
+    generator = torch.Generator().manual_seed(0)
+    num_keys = workload.features * workload.batch * workload.hotness
+    return [
+        Batch(
+            dense=torch.randn(workload.batch, NUM_DENSE, generator=generator),
+            label=torch.randint(0, 2, (workload.batch, 1), generator=generator).float(),
+            sparse=Jagged(
+                names=workload.names,
+                keys=torch.randint(0, workload.rows, (num_keys,), generator=generator),
+                offsets=torch.arange(0, num_keys + 1, workload.hotness),
+            ),
+        )
+        for _ in range(NUM_BATCHES)
+    ]
+
+
+class Deep(nn.Module):
+    """An MLP over the concatenated vectors, in terarec's parts."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__()
+        names, width = workload.names, workload.width
+        self.embedding = EmbeddingCollection(
+            [TableSpec(name=name, rows=workload.rows, width=width) for name in names],
+            [FeatureSpec(name=name, table=name) for name in names],
+        )
+        generator = torch.Generator().manual_seed(0)
+        self.top = MLP(self.embedding.output_width, (*workload.top, 1), generator=generator)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits [B, 1]."""
+        return self.top(self.embedding(batch.sparse).pooled)
+
+
+def terarec_model(workload: Workload) -> nn.Module:
+    if not workload.bottom:
+        return Deep(workload)
+    dataset = DatasetSpec(
+        name="synthetic",
+        storage="parquet",
+        labels=(LabelColumn(name="label"),),
+        dense=tuple(DenseColumn(name=f"I{index}") for index in range(NUM_DENSE)),
+        categorical=tuple(CategoricalColumn(name=name, rows=workload.rows) for name in workload.names),
+    )
+    return DLRM(DLRMSpec(width=workload.width, bottom=workload.bottom, top=workload.top), dataset)
+
+
+class PlainModel(nn.Module):
+    """The same model on torch.nn alone."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__()
+        self.bags = nn.ModuleList(
+            nn.EmbeddingBag(workload.rows, workload.width, mode="sum", sparse=True, include_last_offset=True)
+            for _ in range(workload.features)
+        )
+        num_vectors = workload.features + 1
+        self.bottom = plain_mlp((NUM_DENSE, *workload.bottom), relu_last=True) if workload.bottom else None
+        pairs = num_vectors * (num_vectors - 1) // 2
+        in_width = workload.width + pairs if self.bottom else workload.features * workload.width
+        self.top = plain_mlp((in_width, *workload.top, 1), relu_last=False)
+        self.rows, self.columns = torch.tril_indices(num_vectors, num_vectors, offset=-1)
+
+    def forward(self, dense: Tensor, keys: Sequence[Tensor], offsets: Sequence[Tensor]) -> Tensor:
+        """Logits [B, 1]; keys and offsets feature by feature."""
+        vectors = [bag(key, offset) for bag, key, offset in zip(self.bags, keys, offsets, strict=True)]
+        if self.bottom is None:
+            return self.top(torch.cat(vectors, dim=1))
+        first = self.bottom(dense)
+        stacked = torch.stack([first, *vectors], dim=1)
+        dots = torch.bmm(stacked, stacked.transpose(1, 2))[:, self.rows, self.columns]
+        return self.top(torch.cat([first, dots], dim=1))
+
+
+def plain_mlp(sizes: Sequence[int], *, relu_last: bool) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in pairwise(sizes):
+        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+    return nn.Sequential(*(layers if relu_last else layers[:-1]))
+
+
+def terarec_step(workload: Workload, precision: str) -> Callable[[Batch], None]:
+    keep_freed_memory()
+    model = terarec_model(workload)
+    spec = SGDSpec(lr=0.1) if workload.optimizer == "sgd" else AdaGradSpec(lr=0.01)
+    dense_optimizer, row_optimizer = build_dense_optimizer(spec, model.parameters()), RowOptimizer(model, spec)
+
+    def step(batch: Batch) -> None:
+        dense_optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            logits = model(batch)
+        logistic_loss(logits, batch.label).backward()
+        dense_optimizer.step()
+        row_optimizer.step()
+
+    return step
+
+
+def plain_step(workload: Workload, precision: str) -> Callable[[Batch], None]:
+    model = PlainModel(workload)
+    kinds = {"sgd": lambda p: torch.optim.SGD(p, lr=0.1), "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01)}
+    optimizer = kinds[workload.optimizer](model.parameters())
+    offsets = torch.arange(0, workload.batch * workload.hotness + 1, workload.hotness)
+
+    def step(batch: Batch) -> None:
+        optimizer.zero_grad()
+        keys = batch.sparse.keys.view(workload.features, -1).unbind()
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            logits = model(batch.dense, keys, [offsets] * workload.features)
+        binary_cross_entropy_with_logits(logits.float(), batch.label).backward()
+        optimizer.step()
+
+    return step
+
+
+def floor_step(workload: Workload, precision: str) -> Callable[[Batch], None]:
+    """The matrix products of a step, written to memory that is already there. The rows come on top."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    products = [product for shape in _layers(workload) for product in _layer_products(workload.batch, *shape, dtype)]
+    if workload.bottom:
+        products += _interaction_products(workload)
+
+    def step(_: Batch) -> None:
+        for left, right, out in products:
+            torch.matmul(left, right, out=out)
+
+    return step
+
+
+def _layers(workload: Workload) -> list[tuple[int, int, bool]]:
+    """(in, out, whether the input needs a gradient) of each linear layer."""
+    vectors = workload.features + 1
+    in_width = workload.width + vectors * (vectors - 1) // 2 if workload.bottom else workload.features * workload.width
+    bottom, top = (NUM_DENSE, *workload.bottom), (in_width, *workload.top, 1)
+    sizes = [*pairwise(bottom), *pairwise(top)]
+    return [(fan_in, fan_out, fan_in != NUM_DENSE) for fan_in, fan_out in sizes]
+
+
+def _layer_products(
+    batch: int, fan_in: int, fan_out: int, needs_gradient: bool, dtype: torch.dtype
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    x, y = torch.randn(batch, fan_in).to(dtype), torch.randn(batch, fan_out).to(dtype)
+    weight = torch.randn(fan_out, fan_in).to(dtype)
+    products = [(x, weight.T, torch.empty_like(y)), (y.T, x, torch.empty_like(weight))]
+    return [*products, (y, weight, torch.empty_like(x))] if needs_gradient else products
+
+
+def _interaction_products(workload: Workload) -> list[tuple[Tensor, Tensor, Tensor]]:
+    count = workload.features + 1
+    vectors, dots = torch.randn(workload.batch, count, workload.width), torch.randn(workload.batch, count, count)
+    return [(vectors, vectors.transpose(1, 2), torch.empty_like(dots)), (dots, vectors, torch.empty_like(vectors))]
+
+
+SIDES = {"terarec": terarec_step, "plain": plain_step, "floor": floor_step}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("side", choices=SIDES)
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("precision", choices=("fp32", "bf16"))
+    options = parser.parse_args()
+    workload = WORKLOADS[options.workload]
+    step = SIDES[options.side](workload, options.precision)
+    samples = batches(workload)
+    step(samples[-1])
+    print("ready", flush=True)
+    for count, _ in enumerate(sys.stdin):
+        start = time.perf_counter()
+        step(samples[count % NUM_BATCHES])
+        print(time.perf_counter() - start, flush=True)
+
+
+if __name__ == "__main__":
+    main()
