@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.etl import Encoders, Vocabulary
+from terarec.etl import Encoders, Vocabulary, raw_columns
 from terarec.formats import write_dataset
 from terarec.spec import (
     BucketizeEncoder,
@@ -105,6 +105,14 @@ def test_lists(encoders):
     )
 
 
+@pytest.fixture(params=["small", "large"])
+def arrow_rows(request, monkeypatch):
+    """Few rows take another way than many: run a test of few rows on both."""
+    if request.param == "large":
+        monkeypatch.setattr(raw_columns, "SMALL_ROWS", 0)
+
+
+@pytest.mark.usefixtures("arrow_rows")
 def test_arrow_arrays(encoders):
     columns = {name: pa.array(values) for name, values in RECORDS.items()}
     assert_expected(encoders.encode(columns))
@@ -132,13 +140,18 @@ def test_no_records(encoders):
     assert encoded.keys[5][1].tolist() == [0]
 
 
+@pytest.mark.usefixtures("arrow_rows")
 def test_all_missing_arrow_columns(encoders):
     columns = {name: pa.nulls(1) for name in RECORDS} | {"plain": [1.0], "row": [1]}
     assert [column.tolist() for column in encoders.encode(columns).keys[:4]] == [[0]] * 4
 
 
-@given(st.lists(st.one_of(st.none(), st.integers(-(2**53), 2**53), st.floats(-1e38, 1e38)), max_size=20))
-def test_numbers_are_the_same_in_every_form(values):
+@given(
+    st.lists(st.one_of(st.none(), st.integers(-(2**53), 2**53), st.floats(-1e38, 1e38)), max_size=20),
+    st.sampled_from([1, 20]),
+)
+def test_numbers_are_the_same_in_every_form(values, repeats):
+    values = values * repeats  # more than SMALL_ROWS of them, or fewer
     spec = dataclasses.replace(SPEC, dense=SPEC.dense[:2], categorical=SPEC.categorical[3:4])
     encoders = Encoders(spec, {})
     floats = [math.nan if value is None else float(value) for value in values]
@@ -186,11 +199,31 @@ def test_numbers_are_the_same_in_every_form(values):
         ("town", ["a"] * 4, "column 'town': not in the data set, expected hits, age, plain, site"),
     ],
 )
-def test_a_wrong_column_or_value_is_told_in_one_line(encoders, column, values, message):
+def test_a_wrong_column_or_value_is_told_in_one_line(encoders, column, values, message, monkeypatch):
+    monkeypatch.setattr(raw_columns, "SMALL_ROWS", 0)
     with pytest.raises(ConfigError, match=message) as caught:
         encoders.encode({**RECORDS, column: values})
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("age", pa.array(list("abcd")), "column 'age', row 0: got 'a', expected a finite number"),
+        (
+            "site",
+            pa.array([10, 11, 12, 13]),
+            "column 'site', row 0: got 10, expected up to 8 hexadecimal digits as text",
+        ),
+        ("item", pa.array([1, 2, 3, 2.5]), "column 'item', row 0: got 1.0, expected a 64-bit integer"),
+        ("tags", pa.array(list("abcd")), "column 'tags', row 0: got 'a', expected a list of at most 3 values"),
+        ("city", pa.array([True, False, True, True]), "column 'city', row 0: got True, expected text"),
+    ],
+)
+def test_a_small_arrow_array_is_told_by_its_first_wrong_value(encoders, column, values, message):
+    with pytest.raises(ConfigError, match=message):
+        encoders.encode({**RECORDS, column: values})
 
 
 def test_a_missing_column_is_told(encoders):

@@ -44,7 +44,9 @@ class Encoders:
 
     def __init__(self, spec: DatasetSpec, vocabularies: Mapping[str, Vocabulary]) -> None:
         self.spec = spec
-        self._accepted = frozenset(spec.raw_names) | {column.name for column in spec.labels}
+        self._raw_names = spec.raw_names
+        self._accepted = frozenset(self._raw_names) | {column.name for column in spec.labels}
+        self._dense = [(column.raw_name, column.encoder) for column in spec.dense]
         self._categorical: list[tuple[str, CategoricalEncoding]] = [
             (column.raw_name, categorical_encoding(column, vocabularies.get(column.name)))
             for column in spec.categorical
@@ -81,20 +83,20 @@ class Encoders:
         """
         raw = self._raw_columns(columns)
         num_records = len(next(iter(raw.values()))) if raw else 0
-        dense = np.empty((len(self.spec.dense), num_records), dtype=np.float32)
-        for row, column in zip(dense, self.spec.dense, strict=True):
-            encode_dense(column.encoder, raw[column.raw_name], row)
+        dense = np.empty((len(self._dense), num_records), dtype=np.float32)
+        for out, (name, encoder) in zip(dense, self._dense, strict=True):
+            encode_dense(encoder, raw[name], out)
         keys = tuple(encoding(raw[name]) for name, encoding in self._categorical)
         return EncodedRecords(dense=np.ascontiguousarray(dense.T), keys=keys)
 
     def _raw_columns(self, columns: Mapping[str, RawValues]) -> dict[str, RawColumn]:
         for name in columns:
             if name not in self._accepted:
-                raise ConfigError(f"column {name!r}: not in the data set, expected {', '.join(self.spec.raw_names)}")
+                raise ConfigError(f"column {name!r}: not in the data set, expected {', '.join(self._raw_names)}")
         raw: dict[str, RawColumn] = {}
-        for name in self.spec.raw_names:
+        for name in self._raw_names:
             if name not in columns:
-                raise ConfigError(f"column {name!r}: missing, expected {', '.join(self.spec.raw_names)}")
+                raise ConfigError(f"column {name!r}: missing, expected {', '.join(self._raw_names)}")
             raw[name] = RawColumn(name, columns[name])
         sizes = {len(column) for column in raw.values()}
         if len(sizes) > 1:
