@@ -101,25 +101,28 @@ def _draw_factors(generator: np.random.Generator) -> NDArray[np.float32]:
 
 def _calibrate(model: ClickModel, integers: NDArray[np.int32], categories: NDArray[np.int64]) -> ClickModel:
     """Give each kind of terms its share of the variance, and find the bias that makes `_POSITIVE_SHARE` positive."""
-    scales = [
-        np.float32(_LOGIT_DEVIATION * np.sqrt(share) / terms.std())
-        for share, terms in (
-            (_INTEGER_SHARE, _integer_terms(model, integers)),
-            (_EFFECT_SHARE, _effect_terms(model, categories)),
-            (_CROSS_SHARE, _cross_terms(model, categories)),
-        )
-    ]
-    waves = model.waves * np.array([scales[0], 1.0, 1.0], dtype=np.float32)
-    effects = tuple(table * scales[1] for table in model.effects)
-    crosses = tuple((first, second, table * scales[2]) for first, second, table in model.crosses)
+    logits = np.zeros(integers.shape[1])
+    scales = []
+    for share, terms in (
+        (_INTEGER_SHARE, _integer_terms(model, integers)),
+        (_EFFECT_SHARE, _effect_terms(model, categories)),
+        (_CROSS_SHARE, _cross_terms(model, categories)),
+    ):
+        scales.append(np.float32(_LOGIT_DEVIATION * np.sqrt(share) / terms.std()))
+        logits += scales[-1] * terms
     low, high = -50.0, 50.0
     for _ in range(40):  # halvings: the bias is then exact to float32
-        scaled = ClickModel(waves, effects, crosses, 0.5 * (low + high))
-        if scaled.probabilities(integers, categories).mean() < _POSITIVE_SHARE:
-            low = scaled.bias
+        bias = 0.5 * (low + high)
+        if (1.0 / (1.0 + np.exp(-(logits + bias)))).mean() < _POSITIVE_SHARE:
+            low = bias
         else:
-            high = scaled.bias
-    return scaled
+            high = bias
+    return ClickModel(
+        waves=model.waves * np.array([scales[0], 1.0, 1.0], dtype=np.float32),
+        effects=tuple(table * scales[1] for table in model.effects),
+        crosses=tuple((first, second, table * scales[2]) for first, second, table in model.crosses),
+        bias=bias,
+    )
 
 
 def _integer_terms(model: ClickModel, integers: NDArray[np.int32]) -> NDArray[np.float32]:

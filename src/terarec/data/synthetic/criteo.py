@@ -31,7 +31,7 @@ REPORT_FILE = "generated.json"
 _BLOCK_ROWS = 32_768
 """Rows drawn at once: 13 MB of text. Blocks of 8k to 64k rows were equally fast (Zen 3, 2 cores)."""
 _THREADS = 2
-_PILOT_ROWS = 65_536
+_PILOT_ROWS = 32_768
 _LABEL_STREAM, _MODEL_STREAM, _PILOT_STREAM, _INTEGER_STREAM, _CATEGORY_STREAM = 0, 1, 2, 100, 200
 
 
