@@ -20,7 +20,7 @@ COLUMNS = DatasetSpec(
 
 
 def make_planted(directory: Path, *, train: int, valid: int, rows_per_group: int = 1024) -> DatasetSpec:
-    """Write the data set with the splits "train" and "valid"; its ``best_auc`` is that of the planted model on "valid"."""
+    """Write the data set, splits "train" and "valid"; its ``best_auc`` is that of the planted model on "valid"."""
     rng = np.random.default_rng(0)
     effects = {name: rng.normal(0, 1.0, rows) for name, rows in ROWS.items()}
     factors = {name: rng.normal(0, 0.6, (ROWS[name], 2)) for name in ("user", "item")}

@@ -32,12 +32,10 @@ def test_a_signal_leaves_a_checkpoint_to_resume_from(tmp_path, spec, number, ste
     straight = build(spec, tmp_path / "straight")
     straight.fit()
     handlers = [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)]
-    interrupted = build(
-        spec, tmp_path / "run", callbacks=[SignalAt(0 if hook == "on_start" else step, hook=hook, number=number)]
-    )
-    with pytest.raises(
-        RunInterruptedError, match=rf"{number.name} after step {step} of 16 .*checkpoints/step-0000000{step}"
-    ):
+    sender = SignalAt(0 if hook == "on_start" else step, hook=hook, number=number)
+    interrupted = build(spec, tmp_path / "run", callbacks=[sender])
+    told = rf"{number.name} after step {step} of 16 .*checkpoints/step-0000000{step}"
+    with pytest.raises(RunInterruptedError, match=told):
         interrupted.fit()
     assert [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)] == handlers
     resumed = build(spec, tmp_path / "run")

@@ -53,7 +53,7 @@ def test_a_kill_between_checkpoints_costs_only_the_steps_since(tmp_path, spec):
     straight = build(spec, tmp_path / "straight")
     straight.fit()
 
-    class Killed(Exception):
+    class KilledError(Exception):
         pass
 
     class KillAtStep10:
@@ -62,9 +62,9 @@ def test_a_kill_between_checkpoints_costs_only_the_steps_since(tmp_path, spec):
 
         def check(self, hook, trainer):
             if hook == "on_step" and trainer.step == 10:
-                raise Killed
+                raise KilledError
 
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         build(spec, tmp_path / "killed", callbacks=[KillAtStep10()]).fit()
     assert latest(tmp_path / "killed" / "checkpoints").name == "step-00000009"
     with (tmp_path / "killed" / "metrics.jsonl").open("a") as log:
