@@ -6,10 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
+import time
 import urllib.request
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,9 @@ import pytest
 
 from terarec.errors import ConfigError, DataNotFoundError, MissingDependencyError
 from terarec.serve import InferenceClient, InferenceError, InferenceSession, RunningServer, serve
+from terarec.serve.elements import float32_elements
+from terarec.serve.json_form import decode_infer_response, encode
+from terarec.serve.messages import InferRequest, Tensor
 from terarec.spec import ServingSpec
 from tests.serve.conftest import CATEGORICAL, DENSE, TrainedRun
 
@@ -121,20 +124,65 @@ def test_loopback_alone_is_bound_by_default(server: RunningServer) -> None:
         elsewhere.connect(("127.0.0.2", server.port))  # an address of this machine that was not asked for
 
 
+def serve_while(run_dir: Path, spec: ServingSpec, ask: Callable[[RunningServer], None]) -> None:
+    """Serve in this thread until `ask`, in another, is done; raise what it raised."""
+    asked: list[Future[None]] = []
+
+    def ask_and_stop(running: RunningServer) -> None:
+        try:
+            ask(running)
+        finally:
+            running.stop()
+
+    with ThreadPoolExecutor(1) as pool:
+        serve(run_dir, spec, lambda running: asked.append(pool.submit(ask_and_stop, running)))
+    asked[0].result()
+
+
 def test_any_loopback_family_may_be_asked_for(trained: TrainedRun) -> None:
     if not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists():
         pytest.skip("no IPv6 here")
     answers: list[bytes] = []
 
-    def ready(running: RunningServer) -> None:
-        def ask() -> None:
-            answers.append(urllib.request.urlopen(f"{running.url}/v2/health/ready", timeout=10).read())
-            running.stop()
+    def ask(running: RunningServer) -> None:
+        answers.append(urllib.request.urlopen(f"{running.url}/v2/health/ready", timeout=10).read())
 
-        threading.Thread(target=ask).start()
-
-    serve(trained.path, ServingSpec(host="::1", port=0), ready)
+    serve_while(trained.path, ServingSpec(host="::1", port=0), ask)
     assert answers == [b'{"ready":true}']
+
+
+def wait_until_refused(running: RunningServer) -> None:
+    """Return when the server has begun to shut down."""
+    with contextlib.suppress(ConnectionRefusedError):
+        while True:
+            socket.create_connection((running.host, running.port), timeout=30).close()
+            time.sleep(0.01)
+
+
+def test_a_request_in_flight_is_answered_after_the_stop(trained: TrainedRun, session: InferenceSession) -> None:
+    records = trained.records(0, 2)
+    tensors = (
+        Tensor(name=name, datatype="FP32" if name in DENSE else "BYTES", shape=(2,), data=values)
+        for name, values in records.items()
+    )
+    body = encode(InferRequest(inputs=tuple(tensors)))
+    answers: list[bytes] = []
+
+    def ask(running: RunningServer) -> None:
+        with socket.create_connection((running.host, running.port), timeout=30) as connection:
+            head = f"POST /v2/models/model/infer HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n"
+            connection.sendall(head.encode() + b"Expect: 100-continue\r\n\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 100 ")  # the server reads the body by now
+            connection.sendall(body[:100])
+            running.stop()
+            wait_until_refused(running)
+            connection.sendall(body[100:])
+            answers.append(b"".join(iter(lambda: connection.recv(65536), b"")))
+
+    serve_while(trained.path, ServingSpec(port=0), ask)
+    head, _, answer = answers[0].partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert decode_infer_response(answer).outputs[0].data == float32_elements(session.predict(records))
 
 
 def test_handlers_of_signals_are_put_back(trained: TrainedRun) -> None:

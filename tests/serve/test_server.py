@@ -9,11 +9,15 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 
 import terarec
+from terarec.batch import Batch
 from terarec.errors import MissingDependencyError
+from terarec.etl import Encoders
 from terarec.serve import InferenceService, InferenceSession, server
 from terarec.serve.server import create_app
+from terarec.spec import ServingSpec
 from tests.serve.conftest import CATEGORICAL, DENSE, TrainedRun
 
 MODEL = "/v2/models/dlrm"
@@ -215,6 +219,30 @@ def test_too_many_bytes_are_told_before_they_are_all_read(call: Caller, monkeypa
 
     assert "got more than 1000 bytes" in call.refused("POST", INFER, 413, content=endless())
     assert len(sent) == 3
+
+
+class Broken(torch.nn.Module):
+    def forward(self, batch: Batch) -> torch.Tensor:
+        raise RuntimeError(f"cannot score {batch.batch_size} records")
+
+
+def test_a_defect_is_one_line_for_the_client_and_raised_in_the_server(
+    trained: TrainedRun, session: InferenceSession
+) -> None:
+    encoders = Encoders.load(trained.path / "dataset")
+    broken = InferenceSession(Broken(), encoders, session.run, encoders.spec, step=1)
+    app = create_app(InferenceService(broken, ServingSpec(name="dlrm")))
+    request = {"inputs": tensors(trained.records(0, 2))}
+
+    async def send(transport: httpx.ASGITransport) -> httpx.Response:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.post(INFER, json=request)
+
+    response = asyncio.run(send(httpx.ASGITransport(app=app, raise_app_exceptions=False)))
+    assert response.status_code == 500
+    assert response.json() == {"error": "internal error: RuntimeError"}
+    with pytest.raises(RuntimeError, match="cannot score 2 records"):
+        asyncio.run(send(httpx.ASGITransport(app=app)))
 
 
 def test_requests_at_once_get_their_own_answers(

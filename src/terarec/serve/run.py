@@ -74,7 +74,12 @@ def serve(run_dir: Path, spec: ServingSpec, ready: Callable[[RunningServer], Non
         app = create_app(InferenceService(InferenceSession.open(run_dir), spec))
         server = Server(
             uvicorn.Config(
-                app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=SHUTDOWN_SECONDS
+                app,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             )
         )
 

@@ -23,8 +23,8 @@ MAX_BODY_BYTES = 128 * 2**20
 """Longest request body. 65,536 Criteo records, the default `ServingSpec.max_batch`, are 22 MB of JSON."""
 
 WORKERS = 1
-"""Requests worked on at once. The model uses all cores already: on 2 busy Zen 3 cores and 16 connections, 1, 2 and 4
-workers answered 50, 31 and 23 requests of 1,024 Criteo records a second, and 392, 102 and 136 of one record."""
+"""Requests worked on at once. The model uses all cores already: with 4 connections and 1,024 Criteo records a request,
+1 worker answered 46 to 54 requests a second, 2 workers 35 to 44, 4 workers 31 (2 Zen 3 cores, other work beside)."""
 
 _STATUS: tuple[tuple[type[TerarecError], int], ...] = (
     (UnknownModelError, 404),
