@@ -10,13 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-from terarec.errors import ConfigError, MissingDependencyError
+from terarec.errors import ConfigError
 from terarec.serve.service import InferenceService
 from terarec.serve.session import InferenceSession
 from terarec.spec import ServingSpec
-
-SHUTDOWN_SECONDS = 10
-"""How long requests in flight may still take after a stop."""
 
 
 class RunningServer:
@@ -51,42 +48,17 @@ def serve(run_dir: Path, spec: ServingSpec, ready: Callable[[RunningServer], Non
         FormatError: `run_dir` holds no complete checkpoint.
         MissingDependencyError: starlette or uvicorn is not installed.
     """
-    try:
-        import uvicorn
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"serving needs {error.name}: pip install 'terarec[serve]'") from error
+    from terarec.serve.http_server import HttpServer
     from terarec.serve.server import create_app
 
-    class Server(uvicorn.Server):
-        """Tells when it is ready; leaves the signals to `_stopped_by_signals`, since uvicorn raises them anew."""
-
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            if ready is not None:
-                host, port = bound.getsockname()[:2]
-                ready(RunningServer(host, port, stop))
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
+    def started() -> None:
+        if ready is not None:
+            host, port = bound.getsockname()[:2]
+            ready(RunningServer(host, port, server.stop))
 
     with _bind(spec) as bound:
-        app = create_app(InferenceService(InferenceSession.open(run_dir), spec))
-        server = Server(
-            uvicorn.Config(
-                app,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                lifespan="off",
-                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-            )
-        )
-
-        def stop() -> None:
-            server.should_exit = True
-
-        with _stopped_by_signals(stop):
+        server = HttpServer(create_app(InferenceService(InferenceSession.open(run_dir), spec)), started)
+        with _stopped_by_signals(server.stop):
             server.run(sockets=[bound])
 
 
