@@ -22,7 +22,7 @@ SPECS = [
     SGDSpec(lr=0.02),
     AdaGradSpec(lr=0.1, initial_accumulator=0.2),
     RowWiseAdaGradSpec(lr=0.1, initial_accumulator=0.2),
-    AdamSpec(lr=0.05, beta1=0.8, beta2=0.9),
+    AdamSpec(lr=0.05, beta1=0.8, beta2=0.9, eps=1e-3),  # a large eps: else gradients that cancel to noise decide
 ]
 # Shared tables, two widths, every pooling.
 TABLES = [
@@ -84,7 +84,7 @@ def test_equals_torch_step_after_step(spec: SparseOptimizerSpec, num_backwards: 
     mine = EmbeddingCollection(TABLES, FEATURES, seed=4)
     plain = PlainCollection(mine)
     row_optimizer, theirs = RowOptimizer(mine, spec), torch_optimizer(spec, list(plain.weights.values()))
-    target = torch.randn(10, mine.output_width)
+    target = torch.randn(10, mine.output_width, generator=torch.Generator().manual_seed(5))
     for step in range(6):
         theirs.zero_grad()
         for part in range(num_backwards):
