@@ -8,7 +8,8 @@
 
 namespace terarec::encoding {
 
-// Logarithms of small whole numbers come from a table: 16,384 entries are 64 KiB and cover 97 % of Criteo's integers.
+// Logarithms of small whole numbers come from a table: 16,384 entries are 64 KiB and cover 99 % of the integers
+// of logs like Criteo's.
 class LogTable {
  public:
   LogTable() : logs_(kSize) {

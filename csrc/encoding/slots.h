@@ -12,7 +12,8 @@
 
 namespace terarec::encoding {
 
-// Keys ahead whose slot is prefetched while one is handled.
+// Keys ahead whose slot is prefetched while one is handled. Counting 8 M distinct values took 30 to 35 ns a key with a
+// distance of 1, 23 with 4, and 11 to 17 with 8 to 32 (Zen 3).
 constexpr int64_t kPrefetchDistance = 16;
 
 inline uint64_t mix(uint64_t key) { return key * 0x9e3779b97f4a7c15ULL; }

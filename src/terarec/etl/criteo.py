@@ -45,7 +45,7 @@ class CriteoOptions:
         valid_fraction: share of the rows, the last ones, that becomes the valid split; 0 for none. None takes 0.1, or
             the last file where there are several.
         valid_last_day: the last file becomes the valid split.
-        rows_per_shard: most rows of a shard; a Parquet shard of Criteo takes about 75 bytes a row.
+        rows_per_shard: most rows of a shard; a row of a Parquet shard takes about 50 bytes.
         threads: that parse and encode; None takes as many as there are cores. One more reads, one more writes.
     """
 

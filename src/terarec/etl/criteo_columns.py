@@ -62,21 +62,25 @@ class LearntColumns:
     Attributes:
         shifts: of the logarithm of each integer.
         vocabularies: of each category.
+        ids: the vocabularies' tables, made before threads ask for them.
         min_count: with which the vocabularies were made.
         distinct: distinct values of each category in the training part.
     """
 
     shifts: tuple[float, ...]
     vocabularies: tuple[Vocabulary, ...]
+    ids: tuple[Hex32Ids, ...]
     min_count: int
     distinct: tuple[int, ...]
 
     @classmethod
     def finish(cls, counts: CriteoCounts, minima: Sequence[int], min_count: int) -> LearntColumns:
         """Ids by frequency; shifts that make the ``minima[13]`` of the training part 1."""
+        vocabularies = counts.vocabularies(min_count)
         return cls(
             shifts=tuple(1.0 - minimum for minimum in minima),
-            vocabularies=counts.vocabularies(min_count),
+            vocabularies=vocabularies,
+            ids=tuple(Hex32Ids(vocabulary.values.to_numpy()) for vocabulary in vocabularies),
             min_count=min_count,
             distinct=counts.distinct,
         )
@@ -93,9 +97,8 @@ class LearntColumns:
         for column, shift in enumerate(self.shifts):
             log_shift(parsed.integers[column], shift, dense[column])
         keys = np.empty((NUM_CATEGORIES, num_rows), dtype=np.int32)
-        for column, vocabulary in enumerate(self.vocabularies):
-            assert isinstance(vocabulary.ids, Hex32Ids)
-            vocabulary.ids.find_all(parsed.categories[column], parsed.missing, NUM_INTEGERS + column, keys[column])
+        for column, ids in enumerate(self.ids):
+            ids.find_all(parsed.categories[column], parsed.missing, NUM_INTEGERS + column, keys[column])
         return ColumnBlock(label=parsed.label[:, None], dense=dense.T, keys=tuple(keys))
 
     def describe(self, storage: Literal["parquet", "raw"], best_auc: float | None) -> DatasetSpec:
