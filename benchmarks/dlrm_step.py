@@ -5,6 +5,7 @@ The floor is the time of the step's matrix products alone, run beside it, plus t
 """
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -74,9 +75,8 @@ def medians(workload: str, precision: str, repeats: int) -> dict[str, float]:
 def seconds_of_rows(workload: Workload) -> float:
     """Time to read a step's rows, then to read and write them, at the bandwidth of this machine."""
     rates = row_bandwidth(table_gib=1.0)
-    gather, modify = (
-        max(rate for name, rate in rates.items() if name.startswith(kind)) for kind in ("gather", "modify")
-    )
+    kind = f"{workload.width * 4}_bytes_{len(os.sched_getaffinity(0))}_threads"
+    gather, modify = rates[f"gather_{kind}"], rates[f"modify_{kind}"]
     return workload.row_bytes / gather + workload.row_bytes / modify
 
 
