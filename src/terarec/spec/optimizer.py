@@ -53,7 +53,7 @@ class RowWiseAdaGradSpec:
 class AdamSpec:
     """Adam (Kingma & Ba 2015) with torch.optim.Adam's epsilon, outside the bias correction's root.
 
-    On tables only the touched rows move and the step counter is the table's (as torch.optim.SparseAdam).
+    On tables only the touched rows move; the bias correction counts the optimizer's steps, whichever rows they touched.
     """
 
     kind: ClassVar[str] = "adam"
