@@ -36,6 +36,7 @@ from terarec.spec import (
     TrainingSpec,
 )
 from terarec.train import Trainer, build
+from terarec.train.allocator import keep_freed_memory
 from terarec.train.metrics_log import MetricsLog
 
 NUM_DENSE, NUM_FEATURES = 13, 26
@@ -91,6 +92,7 @@ def write_data(directory: Path, case: Case) -> DatasetSpec:
 
 def time_case(case: Case, repeats: int) -> Row:
     """The rate of the fit, its peer the bare step."""
+    keep_freed_memory()  # as `Run.fit` does
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         spec = write_data(directory, case)

@@ -17,6 +17,7 @@ from terarec.formats import read_dataset
 from terarec.models import build_model
 from terarec.optim import RowOptimizer, build_dense_optimizer
 from terarec.spec import DatasetSpec, RunSpec
+from terarec.train.allocator import keep_freed_memory
 from terarec.train.callback import Callback
 from terarec.train.checkpointing import Checkpointing, restore
 from terarec.train.fit_report import FitReport
@@ -76,7 +77,7 @@ class Run:
         )
 
     def fit(self, *, resume: bool = False) -> FitReport:
-        """Train, log, save.
+        """Train, log, save. ``threads`` and `keep_freed_memory` set up the whole process.
 
         Args:
             resume: continue from the newest whole checkpoint, to the bit as if there had been no stop; from the start
@@ -94,6 +95,7 @@ class Run:
         train_reader = self.reader("train")
         has_valid = training.eval_split in self.dataset.splits and self.dataset.num_rows(training.eval_split) > 0
         valid_reader = self.reader(training.eval_split) if has_valid else None
+        keep_freed_memory()
         if training.threads is not None:
             torch.set_num_threads(training.threads)
         self.directory.begin(self.spec, self.dataset)
