@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from terarec.etl.csv_options import CsvLayout
 
 _BLOCK_BYTES = 4 << 20
 """Text read at once; also the longest line that is accepted."""
+
+_WRONG_WIDTH = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
+"""In Arrow's message about a row of another number of fields; the header line counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,32 +101,22 @@ def read_csv(path: Path, layout: CsvLayout, columns: Sequence[str]) -> Iterator[
 
 
 def _batches(path: Path, layout: CsvLayout, names: Sequence[str], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    has_header = not layout.names
-    bad_rows: list[csv.InvalidRow] = []
-
-    def refuse(row: csv.InvalidRow) -> str:
-        bad_rows.append(row)
-        return "error"
-
+    # No invalid_row_handler: Arrow's threads would call into Python, and abort the process if it is about to end.
+    header_rows = 0 if layout.names else 1
+    read_options = csv.ReadOptions(
+        use_threads=False, block_size=_BLOCK_BYTES, column_names=list(names), skip_rows=header_rows
+    )
+    convert_options = csv.ConvertOptions(
+        column_types=dict.fromkeys(names, pa.string()), include_columns=list(columns), strings_can_be_null=False
+    )
     try:
-        yield from csv.open_csv(
-            path,
-            csv.ReadOptions(
-                use_threads=False, block_size=_BLOCK_BYTES, column_names=list(names), skip_rows=int(has_header)
-            ),
-            csv.ParseOptions(delimiter=layout.delimiter, invalid_row_handler=refuse),
-            csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.string()),
-                include_columns=list(columns),
-                strings_can_be_null=False,
-            ),
-        )
+        with csv.open_csv(path, read_options, csv.ParseOptions(delimiter=layout.delimiter), convert_options) as reader:
+            yield from reader
     except (pa.ArrowInvalid, OSError) as error:
-        if bad_rows:
-            bad = bad_rows[0]
-            row = "" if bad.number is None else f"row {bad.number - has_header}: "
+        if found := _WRONG_WIDTH.search(str(error)):
+            row, expected, got = map(int, found.groups())
             raise FormatError(
-                f"{path}: {row}got {bad.actual_columns} fields, expected {bad.expected_columns} "
+                f"{path}: row {row - header_rows}: got {got} fields, expected {expected} "
                 f"separated by {layout.delimiter!r}"
             ) from None
         raise _unreadable(path, error) from error
@@ -130,14 +124,16 @@ def _batches(path: Path, layout: CsvLayout, names: Sequence[str], columns: Seque
 
 def _header(path: Path, layout: CsvLayout) -> tuple[str, ...]:
     try:
-        with csv.open_csv(
-            path,
-            csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
-            csv.ParseOptions(delimiter=layout.delimiter, invalid_row_handler=lambda row: "skip"),
-        ) as reader:
-            names = tuple(name.strip() for name in reader.schema.names)
+        with pa.input_stream(str(path), compression="detect") as stream:
+            first_line = stream.read(_BLOCK_BYTES).split(b"\n", 1)[0] + b"\n"
+        header = csv.read_csv(
+            pa.BufferReader(first_line),
+            csv.ReadOptions(use_threads=False),
+            csv.ParseOptions(delimiter=layout.delimiter),
+        )
     except (pa.ArrowInvalid, OSError) as error:
         raise _unreadable(path, error) from error
+    names = tuple(name.strip() for name in header.column_names)
     for name in names:
         if names.count(name) > 1:
             raise FormatError(f"{path}: the header names column {name!r} {names.count(name)} times, expected once")
