@@ -76,14 +76,14 @@ class CsvOptions:
         checks.positive_int(self, "min_count")
         checks.finite_float(self, "valid_fraction", low=0.0, high=0.9)
         checks.one_of(self, "storage", ("parquet", "raw"))
-        checks.distinct(self, "columns", self.column_names)
         numbers = {*self.dense, *self.log, *self.integer_categorical, *self.buckets}
         for column in self.categorical:
             if column in numbers:
                 raise ConfigError(
                     f"CsvOptions.categorical: column {column!r} is also read as a number, expected it in "
-                    "integer_categorical, which takes ids of numbers"
+                    "integer_categorical (--ids)"
                 )
+        checks.distinct(self, "columns", self.column_names)
         if self.valid_fraction and self.valid:
             raise ConfigError("CsvOptions: got valid_fraction and valid, expected one of them")
         if len(self.column_names) == 1:
