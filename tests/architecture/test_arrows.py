@@ -52,7 +52,11 @@ def test_imports_follow_the_floor_plan(path: Path) -> None:
     room = room_of(path)
     assert room in ALLOWED, f"{room} is not in the floor plan (docs/architecture.md, tests/architecture/rooms.py)"
     allowed = ALLOWED[room] | {"errors", room, "__version__"}
-    wrong = [f"line {line}: {room} imports {other}" for line, other in imported_rooms(path.read_text()) if other not in allowed]
+    wrong = [
+        f"line {line}: {room} imports {other}"
+        for line, other in imported_rooms(path.read_text())
+        if other not in allowed
+    ]
     assert not wrong
 
 

@@ -1,4 +1,4 @@
-"""House rules that a reader of the sources can check: nothing pickled, one reader of the environment, all documented."""
+"""House rules that the sources show: nothing pickled, one reader of the environment, all documented."""
 
 import ast
 import re

@@ -29,7 +29,7 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     from terarec.train.evaluation import evaluate as score
     from terarec.train.memory import peak_memory_bytes
 
-    model, spec, trained_on = load_model(options.run)
+    model, spec, trained_on, _ = load_model(options.run)
     training = spec.training
     reader = Reader(options.data, split=options.split, batch_size=training.batch_size, threads=training.reader_threads)
     check_columns(reader.spec, trained_on)

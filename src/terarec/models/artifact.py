@@ -26,11 +26,13 @@ class LoadedModel(NamedTuple):
         model: in evaluation mode; no optimizer and no optimizer state comes with it.
         spec: of the run that trained it.
         dataset: columns and encoders, without shards; encoder files are relative to ``RUN/dataset``.
+        step: training steps behind its weights.
     """
 
     model: nn.Module
     spec: RunSpec
     dataset: DatasetSpec
+    step: int
 
 
 def load_model(run_dir: Path) -> LoadedModel:
@@ -46,7 +48,7 @@ def load_model(run_dir: Path) -> LoadedModel:
     checkpoint = load(latest(run_dir / CHECKPOINT_DIRECTORY))
     model = build_model(spec.model, dataset, seed=spec.training.seed)
     load_weights(model, checkpoint, with_state=False)
-    return LoadedModel(model=model.eval(), spec=spec, dataset=dataset)
+    return LoadedModel(model=model.eval(), spec=spec, dataset=dataset, step=checkpoint.step)
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint, *, with_state: bool) -> None:

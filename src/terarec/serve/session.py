@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from terarec.batch import Batch, Jagged
-from terarec.checkpoint import latest, load
 from terarec.etl.encoders import EncodedRecords, Encoders
 from terarec.etl.raw_columns import RawValues
-from terarec.models.artifact import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, load_model
+from terarec.models.artifact import DATASET_DIRECTORY, load_model
 from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, RunSpec, VocabularyEncoder
 
 ColumnKind = Literal["number", "integer", "string"]
@@ -69,8 +68,7 @@ class InferenceSession:
             FormatError: a file of it is damaged.
             StorageError: not enough memory for the tables.
         """
-        model, run, dataset = load_model(run_dir)
-        step = load(latest(run_dir / CHECKPOINT_DIRECTORY)).step
+        model, run, dataset, step = load_model(run_dir)
         return cls(model, Encoders.load(run_dir / DATASET_DIRECTORY), run, dataset, step=step)
 
     def predict(self, columns: Mapping[str, RawValues]) -> npt.NDArray[np.float32]:

@@ -54,7 +54,7 @@ def predict(
         StorageError: the disk is full.
     """
     throughput = Throughput()
-    model, spec, trained_on = load_model(run_dir)
+    model, spec, trained_on, _ = load_model(run_dir)
     training = spec.training
     reader = Reader(dataset, split=split, batch_size=training.batch_size, threads=training.reader_threads)
     check_columns(reader.spec, trained_on)

@@ -153,17 +153,8 @@ class Trainer:
         return value
 
     def evaluate(self, reader: BatchReader) -> Evaluation:
-        """Score all batches of `reader`, and tell the callbacks."""
-        evaluation = evaluate(
-            self.model, reader, precision=self.spec.precision, progress=lambda _samples: self._stop_if_asked()
-        )
-        self.evaluation, self._evaluated_step = evaluation, self.step
-        self._evaluation_seconds += evaluation.seconds
-        if not math.isnan(evaluation.auc):
-            self.best_auc = max(evaluation.auc, self.best_auc or 0.0)
-        for callback in self.callbacks:
-            callback.on_evaluation(self, evaluation)
-        return evaluation
+        """Score all batches of `reader` with the model as it is."""
+        return evaluate(self.model, reader, precision=self.spec.precision)
 
     def state_dict(self) -> dict[str, Any]:
         """How far the training is, as JSON data."""
@@ -179,7 +170,7 @@ class Trainer:
             while self.step < self.total_steps:
                 self._run_epoch(train_reader, valid_reader)
             if valid_reader is not None and self._evaluated_step != self.step:
-                self.evaluate(valid_reader)
+                self._validate(valid_reader)
         except _StopRequestedError:
             self._call("on_interrupt")
             raise RunInterruptedError(
@@ -198,13 +189,25 @@ class Trainer:
             self.epoch += is_epoch_end
             every = self.spec.eval_every
             if valid_reader is not None and (is_epoch_end or (every and self.step % every == 0)):
-                self.evaluate(valid_reader)
+                self._validate(valid_reader)
             self._call("on_step")
             if is_epoch_end:
                 self._call("on_epoch_end")
             self._stop_if_asked()
             if self.step >= self.total_steps:
                 return
+
+    def _validate(self, reader: BatchReader) -> None:
+        """Score the validation split, and tell the callbacks."""
+        evaluation = evaluate(
+            self.model, reader, precision=self.spec.precision, progress=lambda _samples: self._stop_if_asked()
+        )
+        self.evaluation, self._evaluated_step = evaluation, self.step
+        self._evaluation_seconds += evaluation.seconds
+        if not math.isnan(evaluation.auc):
+            self.best_auc = max(evaluation.auc, self.best_auc or 0.0)
+        for callback in self.callbacks:
+            callback.on_evaluation(self, evaluation)
 
     def _stop_if_asked(self) -> None:
         if self._interrupts.received is not None:
