@@ -14,7 +14,7 @@ from record import Row, append_rows, measure, measure_in_turns
 from row_bandwidth import row_bandwidth
 from torch import Tensor, nn
 
-from terarec.kernels import allocate_rows, initialise_rows
+from terarec.kernels.rows import allocate_rows, initialise_rows
 from terarec.ops import BagGradient, BagLayout, RowRule, bag_lookup, row_update_, state_shapes
 
 

@@ -1,4 +1,4 @@
-// First values of rows from a counter-based generator; kernels/ref/row_init.py describes and repeats it.
+// First values of rows from a counter-based generator; kernels/ref/rows.py describes and repeats it.
 #pragma once
 
 #include <cstdint>

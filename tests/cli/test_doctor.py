@@ -6,7 +6,7 @@ import torch
 from terarec import __version__
 from terarec.cli import doctor_host
 from terarec.cli.doctor_software import EXTRAS
-from terarec.kernels import active
+from terarec.kernels.registry import active
 from tests.cli.conftest import figures, terarec
 
 

@@ -10,8 +10,7 @@ import pytest
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError
 from terarec.etl import Encoders, Vocabulary, text_blocks
 from terarec.etl.criteo import CriteoOptions, prepare
-from terarec.etl.new_directory import new_directory
-from terarec.formats import merge, open_shard, read_dataset
+from terarec.formats import merge, new_directory, open_shard, read_dataset
 from terarec.spec import LogShiftEncoder, VocabularyEncoder
 from tests.etl.criteo_lines import columns, line, random_lines, write
 

@@ -7,8 +7,9 @@ import sys
 import pytest
 
 from terarec.errors import KernelError
-from terarec.kernels import active, available, registry
+from terarec.kernels import registry
 from terarec.kernels.cpu import host
+from terarec.kernels.registry import active, available
 
 
 def test_the_core_is_built_and_first():
@@ -47,9 +48,9 @@ def run_python(program: str, **environment: str) -> subprocess.CompletedProcess[
 
 
 def test_the_environment_forces_an_instruction_set():
-    program = "from terarec.kernels.cpu import features; print(features())"
+    program = "from terarec.kernels.cpu.host import features; print(features())"
     assert run_python(program, TERAREC_CPU="generic").stdout.strip() == "generic"
-    refused = run_python("import terarec.kernels.cpu", TERAREC_CPU="sse9")
+    refused = run_python("import terarec.kernels.cpu.host", TERAREC_CPU="sse9")
     assert "TERAREC_CPU: got 'sse9', expected one of generic, avx2, avx512" in refused.stderr
 
 
@@ -63,11 +64,11 @@ def test_an_instruction_set_that_the_cpu_lacks_is_refused():
 
 def test_torchs_threads_are_shared():
     program = (
-        "import os, torch; from terarec.kernels import cpu, allocate_rows; from terarec.kernels.cpu import _embedding\n"
+        "import os, torch; from terarec.kernels.cpu import _embedding, host\n"
         "torch.set_num_threads(2); a = torch.randn(700, 700); a @ a\n"
         "before = len(os.listdir('/proc/self/task'))\n"
         "_embedding.allocate_rows([64, 1024, 1024], 2); a @ a\n"
-        "print(cpu.threads()[0], cpu.threads()[1].split()[0], len(os.listdir('/proc/self/task')) - before)"
+        "print(host.threads()[0], host.threads()[1].split()[0], len(os.listdir('/proc/self/task')) - before)"
     )
     assert run_python(program).stdout.split() == ["2", "openmp", "0"]
 

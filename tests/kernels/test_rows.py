@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from terarec.errors import ConfigError, StorageError
-from terarec.kernels import allocate_rows, initialise_rows
 from terarec.kernels.cpu.rows import fill_rows
-from terarec.kernels.ref import allocate_rows as allocate_rows_ref
-from terarec.kernels.ref import fill_rows as fill_rows_ref
+from terarec.kernels.ref.rows import allocate_rows as allocate_rows_ref
+from terarec.kernels.ref.rows import fill_rows as fill_rows_ref
+from terarec.kernels.rows import allocate_rows, initialise_rows
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (1, 1), (7,), (1000, 17), (5, 3, 2)])

@@ -40,8 +40,9 @@ def test_a_built_wheel_works_without_the_source_tree(tmp_path: Path) -> None:
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
     program = (
-        "import terarec, torch; from terarec import kernels; from terarec.kernels import cpu;"
-        "import terarec.kernels.cpu._embedding, terarec.kernels.cpu._encoding; print(terarec.__file__)"
+        "import terarec, torch, terarec.kernels.cpu._embedding, terarec.kernels.cpu._encoding;"
+        "from terarec.kernels.registry import active; assert active('bag_lookup', 'cpu').implementation == 'cpu';"
+        "print(terarec.__file__)"
     )
     environment = {"PYTHONPATH": str(site), "PATH": "/usr/bin:/bin"}
     run = [sys.executable, "-c", program]

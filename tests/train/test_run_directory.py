@@ -72,14 +72,23 @@ def test_a_run_directory_holds_what_serving_needs(tmp_path, odd_data):
 def test_a_loaded_model_scores_as_the_trained_one(tmp_path, spec):
     run = build(spec, tmp_path)
     run.fit()
-    model, loaded_spec, dataset = load_model(tmp_path)
+    model, loaded_spec, dataset, step = load_model(tmp_path)
     assert not model.training
     assert loaded_spec == run.spec
+    assert step == run.trainer.step
     assert dataset.column_names == run.dataset.column_names
     batch = next(iter(Reader(spec.data, "valid", batch_size=64)))
     run.model.eval()
     assert torch.equal(model(batch), run.model(batch))
     assert all(table.state_names == () for table in model.embedding.tables.values())
+
+
+def test_scoring_after_the_training_leaves_its_curves_alone(tmp_path, spec):
+    run = build(spec, tmp_path)
+    report = run.fit()
+    curves = (tmp_path / "metrics.jsonl").read_bytes()
+    assert run.trainer.evaluate(run.reader("valid")).auc == report.evaluation.auc
+    assert (tmp_path / "metrics.jsonl").read_bytes() == curves
 
 
 def test_predictions_come_in_input_order(tmp_path, spec):

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from terarec.errors import KernelError
-from terarec.kernels import active, available
-from terarec.kernels.registry import OPS
+from terarec.kernels.registry import OPS, active, available
 from terarec.ops import BagGradient, BagLayout, RowRule, bag_lookup, row_update_
 from terarec.spec import Pooling
 
@@ -34,10 +33,10 @@ def threads() -> dict[str, Any]:
     told: dict[str, Any] = {"torch": torch.get_num_threads()}
     if available()["cpu"]:
         return {**told, "core": None, "core_runtime": None, "instruction_set": None}
-    from terarec.kernels import cpu
+    from terarec.kernels.cpu import host
 
-    count, runtime = cpu.threads()
-    return {**told, "core": count, "core_runtime": runtime, "instruction_set": cpu.features()}
+    count, runtime = host.threads()
+    return {**told, "core": count, "core_runtime": runtime, "instruction_set": host.features()}
 
 
 def check() -> dict[str, Any]:

@@ -20,11 +20,10 @@ from terarec.errors import ConfigError, FormatError
 from terarec.etl.criteo_columns import CriteoCounts, LearntColumns
 from terarec.etl.generated import read_best_auc
 from terarec.etl.in_order import available_threads, map_in_order
-from terarec.etl.new_directory import new_directory
 from terarec.etl.prepare_report import PrepareReport, peak_memory_bytes
 from terarec.etl.split_writer import SplitWriter
 from terarec.etl.text_blocks import TextBlock, check_sources, read_blocks
-from terarec.formats import write_dataset
+from terarec.formats import new_directory, write_dataset
 from terarec.kernels.encoding_types import CATEGORY_NAMES, NUM_INTEGERS, LineFaultError
 from terarec.spec import DatasetSpec, checks
 
@@ -99,10 +98,9 @@ def prepare(
         for name, vocabulary in zip(CATEGORY_NAMES, learnt.vocabularies, strict=True):
             vocabulary.save(partial / "vocabularies" / f"{name}.parquet")
         spec = _write(log, learnt, train_rows, learnt.describe(options.storage, best_auc), partial, options)
-        write_dataset(spec, partial)
+        write_dataset(spec, partial, location=out)
         if check_sources(sources) != input_bytes:
             raise FormatError(f"{sources[0].parent}: the sources changed while they were read")
-    write_dataset(spec, out)  # HugeCTR's file list names absolute paths
     rows = sum(spec.num_rows(split) for split in spec.splits)
     seconds = time.perf_counter() - started
     return PrepareReport(

@@ -13,10 +13,9 @@ from terarec.etl.csv_columns import CsvColumns, CsvLearner, encode_rows
 from terarec.etl.csv_options import CsvOptions
 from terarec.etl.csv_source import CsvBlock, read_csv
 from terarec.etl.encoders import Encoders
-from terarec.etl.new_directory import new_directory
 from terarec.etl.prepare_report import PrepareReport, peak_memory_bytes
 from terarec.etl.text_blocks import check_sources
-from terarec.formats import create_shard, shard_path, write_dataset
+from terarec.formats import create_shard, new_directory, shard_path, write_dataset
 from terarec.spec import ShardSpec, VocabularyEncoder
 
 Progress = Callable[[int, int], None]
@@ -51,7 +50,7 @@ def prepare_csv(
         _write_vocabularies(columns, directory)
         encoders = Encoders(columns.spec, columns.vocabularies)
         shards = {split.name: (_write(split, options, encoders, directory, ticker),) for split in splits}
-        write_dataset(dataclasses.replace(columns.spec, splits=shards), directory)
+        write_dataset(dataclasses.replace(columns.spec, splits=shards), directory, location=out)
     seconds = time.perf_counter() - started
     by_name = {split.name: split.rows for split in splits}
     return PrepareReport(

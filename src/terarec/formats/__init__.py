@@ -7,6 +7,7 @@ from terarec.formats.container import read_tensors, write_tensors
 from terarec.formats.dataset import DATASET_FILE, read_dataset, write_dataset
 from terarec.formats.envelope import open_envelope, write_envelope
 from terarec.formats.layout import default_group_rows
+from terarec.formats.new_directory import new_directory
 from terarec.formats.parquet import ParquetShard, ParquetShardWriter
 from terarec.formats.raw import RawShard, RawShardWriter
 from terarec.formats.shard import Shard, create_shard, open_shard, shard_path
@@ -27,6 +28,7 @@ __all__ = [
     "create_shard",
     "default_group_rows",
     "merge",
+    "new_directory",
     "open_envelope",
     "open_shard",
     "read_dataset",

@@ -38,12 +38,13 @@ def read_dataset(directory: Path) -> DatasetSpec:
         raise FormatError(str(error)) from None
 
 
-def write_dataset(spec: DatasetSpec, directory: Path) -> None:
+def write_dataset(spec: DatasetSpec, directory: Path, *, location: Path | None = None) -> None:
     """Write ``dataset.json``, last, after HugeCTR's ``_metadata.json`` and ``_file_list.txt`` of each Parquet split.
 
     Args:
         spec: the data set; its shards exist already. Without splits only ``dataset.json`` is written.
         directory: where it lies.
+        location: where it will lie, which HugeCTR's file lists name; None for `directory`.
 
     Raises:
         FormatError: a shard lies outside the directory of its split.
@@ -54,7 +55,7 @@ def write_dataset(spec: DatasetSpec, directory: Path) -> None:
             if shard.file.split("/")[:-1] != [split]:
                 raise FormatError(f"{directory}: shard {shard.file!r} of split {split!r}, expected {split}/<file>")
         if spec.storage == "parquet" and shards:
-            file_list = [str(len(shards)), *(str((directory / shard.file).resolve()) for shard in shards)]
+            file_list = [str(len(shards)), *(str(((location or directory) / shard.file).resolve()) for shard in shards)]
             write_bytes(directory / split / "_file_list.txt", ("\n".join(file_list) + "\n").encode())
             write_bytes(directory / split / "_metadata.json", json.dumps(_metadata(spec, shards)).encode())
     write_envelope(directory / DATASET_FILE, FORMAT, VERSION, {"dataset": to_data(spec)})

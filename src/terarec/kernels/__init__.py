@@ -1,10 +1,6 @@
 """Raw compute without gradients: `ref` is plain PyTorch and the oracle, `cpu` the compiled core.
 
-`registry` chooses between them; `rows` allocates and initialises arenas; `contract` says what a kernel takes.
+`registry` chooses between them; `rows` allocates and initialises arenas; `contract` says what an embedding kernel
+takes, `encoding_types` what an encoding kernel gives. Nothing is imported here: preparing data needs the encoding
+kernels alone, and they need no torch.
 """
-
-from terarec.kernels.contract import RowRule
-from terarec.kernels.registry import Choice, active, available
-from terarec.kernels.rows import allocate_rows, initialise_rows
-
-__all__ = ["Choice", "RowRule", "active", "allocate_rows", "available", "initialise_rows"]

@@ -19,8 +19,9 @@ from terarec.errors import KernelError
 _LOGGER = logging.getLogger(__name__)
 
 IMPLEMENTATIONS = ("cpu", "ref")
-"""Packages of ``terarec.kernels``, the fastest first. Each has a function for every name in `OPS`."""
-OPS = ("bag_lookup", "row_update_", "allocate_rows", "fill_rows")
+"""Packages of ``terarec.kernels``, the fastest first. Each has every module that `OPS` names."""
+OPS = {"bag_lookup": "bag_lookup", "row_update_": "row_update", "allocate_rows": "rows", "fill_rows": "rows"}
+"""Op, which is a function's name -> its module."""
 _DEVICES = {"cpu": ("cpu",), "ref": None}  # device types that an implementation runs on; None: any
 
 
@@ -43,7 +44,8 @@ def available() -> dict[str, str]:
     reasons = {}
     for name in IMPLEMENTATIONS:
         try:
-            _module(name)
+            for module in OPS.values():
+                _module(name, module)
         except (ImportError, KernelError) as error:
             reasons[name] = str(error)
         else:
@@ -58,8 +60,7 @@ def active(op: str, device: str) -> Choice:
     Raises:
         KernelError: an unknown op.
     """
-    if op not in OPS:
-        raise KernelError(f"op: got {op!r}, expected one of {', '.join(OPS)}")
+    _check_op(op)
     refusals: list[str] = []
     for name in IMPLEMENTATIONS:
         refusal = _refusal(name, device)
@@ -76,6 +77,7 @@ def choose(op: str, device: str, implementation: str = "auto") -> Callable[..., 
     Raises:
         KernelError: an unknown op or implementation, or one asked for by name that cannot run here.
     """
+    _check_op(op)
     if implementation == "auto":
         choice = active(op, device)
         if choice.implementation != IMPLEMENTATIONS[0]:
@@ -86,8 +88,13 @@ def choose(op: str, device: str, implementation: str = "auto") -> Callable[..., 
         raise KernelError(f"implementation: got {implementation!r}, expected one of {names}")
     elif refusal := _refusal(implementation, device):
         raise KernelError(f"{op}: implementation {implementation!r} cannot run on {device}: {refusal}")
-    function: Callable[..., Any] = getattr(_module(implementation), op)
+    function: Callable[..., Any] = getattr(_module(implementation, OPS[op]), op)
     return function
+
+
+def _check_op(op: str) -> None:
+    if op not in OPS:
+        raise KernelError(f"op: got {op!r}, expected one of {', '.join(OPS)}")
 
 
 def _refusal(name: str, device: str) -> str:
@@ -98,5 +105,5 @@ def _refusal(name: str, device: str) -> str:
     return available()[name]
 
 
-def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"terarec.kernels.{name}")
+def _module(implementation: str, module: str) -> ModuleType:
+    return importlib.import_module(f"terarec.kernels.{implementation}.{module}")

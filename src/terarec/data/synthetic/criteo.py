@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,7 +22,8 @@ from terarec.data.synthetic.columns import (
     draw_integers,
     scaled_values,
 )
-from terarec.errors import ConfigError, StorageError
+from terarec.errors import ConfigError
+from terarec.formats import new_directory
 from terarec.kernels.cpu._encoding import format_rows, widest_row
 
 REPORT_FILE = "generated.json"
@@ -86,32 +86,22 @@ def generate(
         ConfigError: a number out of range, or `out` holds something.
         StorageError: the disk cannot hold the log.
     """
-    _check(out, rows, days, seed)
+    _check(rows, days, seed)
     started = time.perf_counter()
-    partial = out.parent / f".{out.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    with new_directory(out) as partial:
         packed = _write_days(_Log.plan(rows, seed), partial, rows, days, progress)
         report = _report(partial, packed, days, seed, started)
         known = {key: value for key, value in asdict(report).items() if "second" not in key}
         (partial / REPORT_FILE).write_text(json.dumps(known, indent=2) + "\n", encoding="ascii")
-        partial.replace(out)
-    except OSError as error:
-        raise StorageError(f"{out}: could not write the log: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return report
 
 
-def _check(out: Path, rows: int, days: int, seed: int) -> None:
+def _check(rows: int, days: int, seed: int) -> None:
     for name, value, minimum in (("rows", rows, 1), ("days", days, 1), ("seed", seed, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise ConfigError(f"generate: {name}: got {value!r}, expected an integer >= {minimum}")
     if days > rows:
         raise ConfigError(f"generate: days: got {days} for {rows} rows, expected at least one row a day")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"generate: out: {out} exists and is not empty, expected a new or empty directory")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from terarec.kernels.contract import NONE
-from terarec.kernels.cpu import _embedding
+from terarec.kernels.cpu.host import _embedding
 from terarec.kernels.cpu.reports import raise_if_bad
 
 # Results at least this large come from the core's own huge pages, which it keeps; smaller ones malloc recycles itself.

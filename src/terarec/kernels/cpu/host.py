@@ -8,7 +8,7 @@ from terarec.errors import KernelError
 from terarec.kernels.cpu import _embedding
 from terarec.kernels.environment import forced_cpu
 
-__all__ = ["features", "instruction_sets", "select", "threads"]
+__all__ = ["_embedding", "features", "instruction_sets", "select", "threads"]
 
 
 def threads() -> tuple[int, str]:

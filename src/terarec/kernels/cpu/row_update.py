@@ -10,7 +10,7 @@ from torch import Tensor
 
 from terarec.errors import KernelError
 from terarec.kernels.contract import RULE_KINDS, LaidGradient, RowRule
-from terarec.kernels.cpu import _embedding
+from terarec.kernels.cpu.host import _embedding
 from terarec.kernels.cpu.reports import raise_if_bad
 
 _MAX_KEYS = 2**32 - 1  # the core counts the gradients of a table in 32 bits

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from terarec.errors import StorageError
-from terarec.kernels.cpu import _embedding
+from terarec.kernels.cpu.host import _embedding
 
 
 def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -26,7 +26,7 @@ def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
 
 
 def fill_rows(rows: NDArray[np.float32], kind: str, seed: int, scale: float, first_row: int = 0) -> None:
-    """Fill ``float32[R, D]`` in place, as `terarec.kernels.ref.row_init.fill_rows` does.
+    """Fill ``float32[R, D]`` in place, as `terarec.kernels.ref.rows.fill_rows` does.
 
     Args:
         rows: contiguous rows ``first_row, first_row + 1, ...`` of a table.

@@ -1,0 +1,27 @@
+"""What must start quickly does not load what it does not need."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "matplotlib", "starlette", "uvicorn")
+
+
+@pytest.mark.parametrize(
+    ("module", "unwanted"),
+    [
+        ("terarec", (*HEAVY, "numpy", "pyarrow")),
+        ("terarec.spec", (*HEAVY, "numpy", "pyarrow")),
+        ("terarec.cli", (*HEAVY, "numpy", "pyarrow")),
+        ("terarec.formats", HEAVY),
+        ("terarec.etl.criteo", HEAVY),
+        ("terarec.etl.table", HEAVY),
+        ("terarec.models", HEAVY[1:]),
+        ("terarec.train", HEAVY[1:]),
+    ],
+)
+def test_importing_loads_no_heavy_library(module: str, unwanted: tuple[str, ...]) -> None:
+    program = f"import sys, {module}; print([name for name in {unwanted!r} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
