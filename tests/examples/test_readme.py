@@ -1,0 +1,42 @@
+"""The README keeps its word: its Python runs on what its command line makes, and every command in it exists."""
+
+import re
+from contextlib import chdir
+from pathlib import Path
+
+import pytest
+
+from terarec.cli.entry import run
+from terarec.data.synthetic import generate
+from terarec.etl.criteo import CriteoOptions, prepare
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A directory that holds ``data``, as after the README's commands."""
+    directory = tmp_path_factory.mktemp("readme")
+    generate(directory / "raw", rows=100_000, days=2, seed=1)
+    prepare(sorted((directory / "raw").glob("*.tsv")), directory / "data", CriteoOptions())
+    return directory
+
+
+def test_the_python_runs_and_learns(prepared, capsys):
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(block.strip().splitlines()) <= 30
+    with chdir(prepared):
+        exec(compile(block, "README.md", "exec"), {})
+    auc = float(re.search(r"auc=([0-9.]+)", capsys.readouterr().out)[1])
+    assert auc > 0.6
+
+
+@pytest.mark.parametrize("command", sorted(set(re.findall(r"^terarec (\w+(?: criteo)?)", README, re.MULTILINE))))
+def test_every_command_exists(command, capsys):
+    assert run([*command.split(), "--help"]) == 0
+    assert command.split()[-1] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", sorted(set(re.findall(r"\]\((?!http|#)([^)]+)\)", README))))
+def test_every_link_leads_somewhere(page):
+    assert (Path(__file__).parents[2] / page.split("#")[0]).exists()
