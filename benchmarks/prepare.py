@@ -7,8 +7,9 @@ encoders, as a server does it, is timed at the end.
 import argparse
 import importlib.util
 import json
-import math
 import resource
+import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -101,21 +102,23 @@ def run_side(name: str, log: Path, out: Path) -> None:
     print(json.dumps({"seconds": seconds, "peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}))
 
 
-def time_sides(directory: Path, log: Path, repeats: int) -> dict[str, dict[str, float]]:
-    """Name -> least seconds and most memory over `repeats` turns. Polars is left out where it is not installed."""
-    best: dict[str, dict[str, float]] = {}
-    names = [name for name in SIDES if name != "Polars" or importlib.util.find_spec("polars")]
-    for turn in range(repeats):
+def time_sides(names: list[str], log: Path, out: Path, repeats: int) -> dict[str, dict[str, float]]:
+    """Name -> median seconds and most memory over `repeats` turns; what a side wrote last stays in ``out/<name>``."""
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for _ in range(repeats):
         for name in names:
-            out = directory / f"{name.split()[0]}-{turn}"
-            command = [sys.executable, __file__, "--side", name, "--log", str(log), "--out", str(out)]
-            result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            before = best.setdefault(name, {"seconds": math.inf, "peak_kib": 0})
-            best[name] = {
-                "seconds": min(before["seconds"], result["seconds"]),
-                "peak_kib": max(before["peak_kib"], result["peak_kib"]),
-            }
-    return best
+            written = out / name.split()[0]
+            shutil.rmtree(written, ignore_errors=True)
+            command = [sys.executable, __file__, "--side", name, "--log", str(log), "--out", str(written)]
+            printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            results[name].append(json.loads(printed))
+    return {
+        name: {
+            "seconds": statistics.median(turn["seconds"] for turn in turns),
+            "peak_kib": max(turn["peak_kib"] for turn in turns),
+        }
+        for name, turns in results.items()
+    }
 
 
 def encode_microseconds(dataset: Path, log: Path, records: int) -> float:
@@ -134,10 +137,28 @@ def encode_microseconds(dataset: Path, log: Path, records: int) -> float:
     return min(timeit.repeat(lambda: encoders.encode(columns), number=number, repeat=7)) / number * 1e6
 
 
+def side_rows(case: str, num_rows: int, sides: dict[str, dict[str, float]]) -> list[Row]:
+    """Rates and peak memory of the sides."""
+    rates = {side: num_rows / figures["seconds"] for side, figures in sides.items()}
+    ours, limit = rates["terarec"], rates["reading the bytes"]
+    rows = [
+        Row(case=case, metric="rate", value=ours, unit="rows/s", peer=peer, peer_value=rates[peer], limit=limit)
+        for peer in ("Polars", "pyarrow.csv scan")
+        if peer in rates
+    ] or [Row(case=case, metric="rate", value=ours, unit="rows/s", limit=limit)]
+    rows += [
+        Row(case=case, metric=f"peak memory of {side}", value=sides[side]["peak_kib"] / 1024, unit="MiB")
+        for side in ("terarec", "Polars")
+        if side in sides
+    ]
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=2_000_000)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--alone", action="store_true", help="without the peers, for logs too large for them")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--log", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
@@ -147,33 +168,19 @@ def main() -> None:
         return
     from terarec.data.synthetic.criteo import generate
 
+    names = ["terarec", "reading the bytes"] if arguments.alone else list(SIDES)
+    if not importlib.util.find_spec("polars"):
+        names = [name for name in names if name != "Polars"]
     with tempfile.TemporaryDirectory(prefix="terarec-prepare-") as name:
         directory = Path(name)
-        generate(directory / "log", rows=arguments.rows, days=1, seed=0)
+        made = generate(directory / "log", rows=arguments.rows, days=1, seed=0)
         log = directory / "log" / "day_0.tsv"
-        sides = time_sides(directory, log, arguments.repeats)
-        rates = {side: arguments.rows / figures["seconds"] for side, figures in sides.items()}
-        case = f"prepare Criteo, {arguments.rows:,} rows, text to Parquet"
-        rows = [
-            Row(
-                case=case,
-                metric="rate",
-                value=rates["terarec"],
-                unit="rows/s",
-                peer="Polars" if "Polars" in rates else "",
-                peer_value=rates.get("Polars"),
-                limit=rates["reading the bytes"],
-            ),
-            Row(case=case, metric="rate against a scan alone", value=rates["terarec"], unit="rows/s",
-                peer="pyarrow.csv scan", peer_value=rates["pyarrow.csv scan"]),
-        ]  # fmt: skip
-        rows += [
-            Row(case=case, metric=f"peak memory of {side}", value=sides[side]["peak_kib"] / 1024, unit="MiB")
-            for side in ("terarec", "Polars")
-            if side in sides
-        ]
+        sides = time_sides(names, log, directory, arguments.repeats)
+        log_name = f"Criteo, {arguments.rows:,} rows ({made.text_bytes / 1e9:.1f} GB)"
+        rows = side_rows(f"prepare {log_name}, text to Parquet", arguments.rows, sides)
+        rows.append(Row(case=f"generate {log_name}", metric="rate", value=made.rows_per_second, unit="rows/s"))
         for records in (1, 1000):
-            value = encode_microseconds(directory / "terarec-0", log, records) / records
+            value = encode_microseconds(directory / "terarec", log, records) / records
             rows.append(
                 Row(case=f"encode {records} raw Criteo records", metric="time a record", value=value, unit="us")
             )
