@@ -79,7 +79,8 @@ void* map_huge(size_t bytes) {
   const uintptr_t start = reinterpret_cast<uintptr_t>(mapped);
   const uintptr_t aligned = (start + kHugePage - 1) / kHugePage * kHugePage;
   if (aligned > start) munmap(mapped, aligned - start);
-  if (start + reserved > aligned + size) munmap(reinterpret_cast<void*>(aligned + size), start + reserved - aligned - size);
+  const uintptr_t end = start + reserved, used_end = aligned + size;
+  if (end > used_end) munmap(reinterpret_cast<void*>(used_end), end - used_end);
   void* memory = reinterpret_cast<void*>(aligned);
 #if defined(MADV_HUGEPAGE)
   madvise(memory, size, MADV_HUGEPAGE);  // advice: where it is refused, ordinary pages do

@@ -59,7 +59,8 @@ struct RuleConstants {
   float second_scale;  // of Adam: 1 / sqrt(second bias correction)
 };
 
-// Updates arena rows rows[g], g < groups, each with the sum of sources[begin[g]:begin[g + 1]], times `scales` if given.
+// Updates arena rows rows[g], g < groups, each with the sum of first[g] and of more[begin[g]:begin[g + 1]].
+// Most rows of a large table occur once, so that further gradients are kept apart.
 struct UpdateRows {
   float* weights;
   float* state0;
@@ -69,9 +70,11 @@ struct UpdateRows {
   RuleConstants constants;
   int64_t groups;
   const int64_t* rows;
-  const uint32_t* begin;
-  const float* const* sources;
-  const float* scales;
+  const float* const* first;
+  const uint32_t* begin;  // null if every row has one gradient
+  const float* const* more;
+  const float* first_scales;  // factors of the gradients, or null
+  const float* more_scales;
   float* buffer;  // width floats
 };
 

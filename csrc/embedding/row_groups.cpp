@@ -11,7 +11,7 @@ namespace {
 // Up to so many rows per key an array indexed by row is cheaper to clear than a hash is to probe.
 constexpr int64_t kDirectRowsPerKey = 4;
 
-// Row -> slot by array; 0 is a row not yet seen, s + 1 slot s.
+// Row -> group by array; 0 is a row not yet seen, g + 1 group g.
 struct DirectIndex {
   uint32_t* table;
   int shift;
@@ -19,7 +19,7 @@ struct DirectIndex {
   uint32_t& find(int64_t row, const int64_t*) { return table[row >> shift]; }
 };
 
-// Row -> slot by open addressing; the rows themselves stand in the list of groups.
+// Row -> group by open addressing; the rows themselves stand in the list of groups.
 struct HashIndex {
   uint32_t* table;
   int shift;
@@ -34,12 +34,14 @@ struct HashIndex {
 };
 
 struct Found {
-  int64_t groups, keys;
+  int64_t groups, more;
 };
 
-// Gives every row of the part a slot in order of first appearance, and counts and lists its gradients.
+// Makes every row of the part a group in order of first appearance; lists further gradients with their groups and
+// counts them.
 template <class Index>
-Found find_rows(const TablePart& part, const std::vector<BagGradients>& bags, Index index, bool scaled, RowScratch& scratch) {
+Found find_rows(const TablePart& part, const std::vector<BagGradients>& bags, Index index, bool scaled,
+                RowScratch& scratch) {
   uint32_t* counts = scratch.begin.data() + 1;
   int64_t* rows = scratch.rows.data();
   Found found{0, 0};
@@ -51,59 +53,65 @@ Found find_rows(const TablePart& part, const std::vector<BagGradients>& bags, In
       const float scale = of.mean && end - begin > 1 ? 1.0f / static_cast<float>(end - begin) : 1.0f;
       for (int64_t i = begin; i < end; i++) {
         if ((of.keys[i] & part.mask()) != part.part) continue;
-        uint32_t& slot = index.find(of.keys[i], rows);
-        if (slot == 0) {
+        uint32_t& group = index.find(of.keys[i], rows);
+        if (group == 0) {
           rows[found.groups] = part.base + of.keys[i];
+          scratch.first[found.groups] = grad;
+          if (scaled) scratch.first_scales[found.groups] = scale;
           counts[found.groups] = 0;
-          slot = static_cast<uint32_t>(++found.groups);
+          group = static_cast<uint32_t>(++found.groups);
+        } else {
+          counts[group - 1]++;
+          scratch.found_groups[found.more] = group - 1;
+          scratch.found[found.more] = grad;
+          if (scaled) scratch.found_scales[found.more] = scale;
+          found.more++;
         }
-        counts[slot - 1]++;
-        scratch.slots[found.keys] = slot - 1;
-        scratch.found[found.keys] = grad;
-        if (scaled) scratch.found_scales[found.keys] = scale;
-        found.keys++;
       }
     }
   }
   return found;
 }
 
-// Counting sort of what was found by slot; stable, so that a row's gradients stay in the order of the bags.
-void sort_by_slot(const Found& found, bool scaled, RowScratch& scratch) {
-  uint32_t* begin = scratch.begin.data();
-  uint32_t* next = scratch.next.data();
-  begin[0] = 0;
+// Counting sort of the further gradients by group; stable, so that they stay in the order of the bags.
+void sort_by_group(const Found& found, bool scaled, RowScratch& scratch) {
+  uint32_t* next = scratch.begin.data() + 1;  // counts, then where a group's next goes, then where it ends
+  uint32_t sum = 0;
   for (int64_t g = 0; g < found.groups; g++) {
-    next[g] = begin[g];
-    begin[g + 1] += begin[g];
+    const uint32_t count = next[g];
+    next[g] = sum;
+    sum += count;
   }
-  for (int64_t i = 0; i < found.keys; i++) {
-    const uint32_t to = next[scratch.slots[i]]++;
-    scratch.sources[to] = scratch.found[i];
-    if (scaled) scratch.scales[to] = scratch.found_scales[i];
+  for (int64_t i = 0; i < found.more; i++) {
+    const uint32_t to = next[scratch.found_groups[i]]++;
+    scratch.more[to] = scratch.found[i];
+    if (scaled) scratch.more_scales[to] = scratch.found_scales[i];
   }
+  scratch.begin[0] = 0;
 }
 
 }  // namespace
 
 int64_t RowScratch::bytes() const {
-  return 4 * (index.capacity() + slots.capacity() + begin.capacity() + next.capacity() + found_scales.capacity() +
-              scales.capacity() + sums.capacity() + buffer.capacity()) +
-         8 * (rows.capacity() + found.capacity() + sources.capacity()) + touched.capacity();
+  return 4 * (index.capacity() + begin.capacity() + found_groups.capacity() + first_scales.capacity() +
+              more_scales.capacity() + found_scales.capacity() + sums.capacity() + buffer.capacity()) +
+         8 * (rows.capacity() + first.capacity() + more.capacity() + found.capacity()) + touched.capacity();
 }
 
-int64_t group_by_row(const TablePart& part, const std::vector<BagGradients>& bags, int64_t num_keys, RowScratch& scratch) {
+RowGroups group_by_row(const TablePart& part, const std::vector<BagGradients>& bags, int64_t num_keys,
+                       RowScratch& scratch) {
   const bool scaled = std::any_of(bags.begin(), bags.end(), [](const BagGradients& of) { return of.mean; });
   const int64_t most_groups = std::min(num_keys, part.part_rows());
-  at_least(scratch.slots, num_keys);
-  at_least(scratch.found, num_keys);
-  at_least(scratch.sources, num_keys);
   at_least(scratch.rows, most_groups);
+  at_least(scratch.first, most_groups);
   at_least(scratch.begin, most_groups + 1);
-  at_least(scratch.next, most_groups);
+  at_least(scratch.more, num_keys);
+  at_least(scratch.found, num_keys);
+  at_least(scratch.found_groups, num_keys);
   if (scaled) {
+    at_least(scratch.first_scales, most_groups);
+    at_least(scratch.more_scales, num_keys);
     at_least(scratch.found_scales, num_keys);
-    at_least(scratch.scales, num_keys);
   }
   Found found;
   if (part.part_rows() <= kDirectRowsPerKey * num_keys) {
@@ -119,11 +127,11 @@ int64_t group_by_row(const TablePart& part, const std::vector<BagGradients>& bag
     const HashIndex index{table, part.shift, static_cast<uint64_t>(part.base), size - 1, bits};
     found = find_rows(part, bags, index, scaled, scratch);
   }
-  sort_by_slot(found, scaled, scratch);
-  return found.groups;
+  if (found.more) sort_by_group(found, scaled, scratch);
+  return {found.groups, found.more > 0, scaled};
 }
 
-int64_t sum_by_row(const TablePart& part, const std::vector<BagGradients>& bags, int64_t width, RowScratch& scratch) {
+RowGroups sum_by_row(const TablePart& part, const std::vector<BagGradients>& bags, int64_t width, RowScratch& scratch) {
   const int64_t rows = part.part_rows();
   float* sums = at_least(scratch.sums, rows * width);
   uint8_t* touched = at_least(scratch.touched, rows);
@@ -134,18 +142,15 @@ int64_t sum_by_row(const TablePart& part, const std::vector<BagGradients>& bags,
                         part.shift, sums, touched, at_least(scratch.buffer, width)});
   }
   at_least(scratch.rows, rows);
-  at_least(scratch.sources, rows);
-  at_least(scratch.begin, rows + 1);
+  at_least(scratch.first, rows);
   int64_t groups = 0;
   for (int64_t r = 0; r < rows; r++) {
     if (!touched[r]) continue;
     scratch.rows[groups] = part.base + (r << part.shift) + part.part;
-    scratch.sources[groups] = sums + r * width;
-    scratch.begin[groups] = static_cast<uint32_t>(groups);
+    scratch.first[groups] = sums + r * width;
     groups++;
   }
-  scratch.begin[groups] = static_cast<uint32_t>(groups);
-  return groups;
+  return {groups, false, false};
 }
 
 }  // namespace terarec

@@ -29,14 +29,23 @@ struct TablePart {
 
 // Memory of one thread, kept from call to call so that it is neither allocated nor faulted in again.
 struct RowScratch {
-  std::vector<uint32_t> index, slots, begin, next;
-  std::vector<int64_t> rows;
-  std::vector<const float*> found, sources;
-  std::vector<float> found_scales, scales;
+  std::vector<uint32_t> index;                              // row -> group + 1
+  std::vector<int64_t> rows;                                // of each group
+  std::vector<const float*> first, more, found;             // gradients: see RowGroups; `found` as they came
+  std::vector<float> first_scales, more_scales, found_scales;
+  std::vector<uint32_t> begin, found_groups;
   std::vector<float> sums, buffer;
   std::vector<uint8_t> touched;
 
   int64_t bytes() const;
+};
+
+// Distinct rows, in a thread's scratch. Arena row rows[g] has gradient first[g], and more[begin[g]:begin[g + 1]] if
+// `has_more`, in the order of the bags; first_scales and more_scales are their factors if `scaled`.
+struct RowGroups {
+  int64_t groups;
+  bool has_more;
+  bool scaled;
 };
 
 // `vector` made at least `size` long; never shorter, since growing writes every new element.
@@ -46,12 +55,12 @@ T* at_least(std::vector<T>& vector, int64_t size) {
   return vector.data();
 }
 
-// Groups the keys of a part by row, in `scratch`: arena row rows[g] has gradients sources[begin[g]:begin[g + 1]], in
-// the order of the bags, with factors `scales` if any bag averages. Returns the number of groups.
-int64_t group_by_row(const TablePart& part, const std::vector<BagGradients>& bags, int64_t num_keys, RowScratch& scratch);
+// Groups the keys of a part by row.
+RowGroups group_by_row(const TablePart& part, const std::vector<BagGradients>& bags, int64_t num_keys,
+                       RowScratch& scratch);
 
-// Sums the gradients of a part's rows into scratch.sums and lists the touched rows as groups of one source each.
-// Only for tables of few rows. Returns the number of groups.
-int64_t sum_by_row(const TablePart& part, const std::vector<BagGradients>& bags, int64_t width, RowScratch& scratch);
+// Sums the gradients of a part's rows into scratch.sums and makes each touched row a group with that one gradient.
+// Only for tables of few rows.
+RowGroups sum_by_row(const TablePart& part, const std::vector<BagGradients>& bags, int64_t width, RowScratch& scratch);
 
 }  // namespace terarec

@@ -31,7 +31,7 @@ struct Unit {
   int64_t num_keys;  // estimate, to start the longest first
 };
 
-BagFault check_all(const UpdateCall& call) {
+BagFault check_all(const UpdateCall& call, int threads) {
   FirstFault faults;
   struct Block {
     int64_t gradient, feature, first_bag, bags;
@@ -43,10 +43,12 @@ BagFault check_all(const UpdateCall& call) {
     ends.gradient = g;
     faults.add(ends);
     for (int64_t f = 0; f < of.features; f++) {
-      for (int64_t b = 0; b < of.batch; b += kCheckBags) blocks.push_back({g, f, b, std::min(kCheckBags, of.batch - b)});
+      for (int64_t b = 0; b < of.batch; b += kCheckBags) {
+        blocks.push_back({g, f, b, std::min(kCheckBags, of.batch - b)});
+      }
     }
   }
-  parallel_for(call.threads, blocks.size(), [&](int64_t unit) {
+  parallel_for(threads, blocks.size(), [&](int64_t unit) {
     const Block& block = blocks[unit];
     const UpdateGradient& of = call.gradients[block.gradient];
     const int64_t first = block.feature * of.batch + block.first_bag;
@@ -85,10 +87,8 @@ std::map<int64_t, Table> collect_tables(const UpdateCall& call) {
 }
 
 // Splits tables so that no unit has more than half of a thread's share; the longest come first.
-std::vector<Unit> split_tables(const std::map<int64_t, Table>& tables, int threads) {
-  int64_t all_keys = 0;
-  for (const auto& [base, table] : tables) all_keys += table.num_keys;
-  const int64_t most_keys = threads > 1 ? std::max<int64_t>(1, all_keys / (2 * threads)) : all_keys;
+std::vector<Unit> split_tables(const std::map<int64_t, Table>& tables, int64_t num_keys, int threads) {
+  const int64_t most_keys = threads > 1 ? std::max<int64_t>(1, num_keys / (2 * threads)) : num_keys;
   std::vector<Unit> units;
   for (const auto& [base, table] : tables) {
     int shift = 0;
@@ -104,28 +104,39 @@ std::vector<Unit> split_tables(const std::map<int64_t, Table>& tables, int threa
 void update_part(const UpdateCall& call, const Unit& unit) {
   static thread_local RowScratch scratch;
   const Table& table = *unit.table;
-  // Decided by the table as a whole, so that the split among threads cannot change the arithmetic.
-  const bool dense =
-      4 * table.rows * call.width <= kSumBytes && table.rows <= kSumRowsPerKey * table.num_keys;
-  const int64_t groups = dense ? sum_by_row(unit.part, table.bags, call.width, scratch)
-                               : group_by_row(unit.part, table.bags, table.num_keys, scratch);
-  const bool scaled = !dense && std::any_of(table.bags.begin(), table.bags.end(), [](auto& of) { return of.mean; });
-  kernels().update_rows({call.weights, call.state0, call.state1, call.width, call.rule, call.constants, groups,
-                         scratch.rows.data(), scratch.begin.data(), scratch.sources.data(),
-                         scaled ? scratch.scales.data() : nullptr, at_least(scratch.buffer, call.width)});
+  // Decided by the table as a whole, so that its split among threads cannot change the arithmetic.
+  const bool dense = 4 * table.rows * call.width <= kSumBytes && table.rows <= kSumRowsPerKey * table.num_keys;
+  const RowGroups found = dense ? sum_by_row(unit.part, table.bags, call.width, scratch)
+                                : group_by_row(unit.part, table.bags, table.num_keys, scratch);
+  UpdateRows rows{};
+  rows.weights = call.weights;
+  rows.state0 = call.state0;
+  rows.state1 = call.state1;
+  rows.width = call.width;
+  rows.rule = call.rule;
+  rows.constants = call.constants;
+  rows.groups = found.groups;
+  rows.rows = scratch.rows.data();
+  rows.first = scratch.first.data();
+  rows.begin = found.has_more ? scratch.begin.data() : nullptr;
+  rows.more = scratch.more.data();
+  rows.first_scales = found.scaled ? scratch.first_scales.data() : nullptr;
+  rows.more_scales = scratch.more_scales.data();
+  rows.buffer = at_least(scratch.buffer, call.width);
+  kernels().update_rows(rows);
   if (scratch.bytes() > kKeptBytes) scratch = RowScratch{};
 }
 
 }  // namespace
 
 BagFault row_update(const UpdateCall& call) {
-  const BagFault fault = check_all(call);
+  int64_t num_keys = 0;
+  for (const UpdateGradient& of : call.gradients) num_keys += of.num_keys;
+  const int threads = 4 * call.width * num_keys < kParallelBytes ? 1 : call.threads;
+  const BagFault fault = check_all(call, threads);
   if (fault.kind != BagFault::kNone) return fault;
   const std::map<int64_t, Table> tables = collect_tables(call);
-  int64_t all_keys = 0;
-  for (const auto& [base, table] : tables) all_keys += table.num_keys;
-  const int threads = 4 * call.width * all_keys < kParallelBytes ? 1 : call.threads;
-  const std::vector<Unit> units = split_tables(tables, threads);
+  const std::vector<Unit> units = split_tables(tables, num_keys, threads);
   parallel_for(threads, units.size(), [&](int64_t unit) { update_part(call, units[unit]); });
   return {};
 }

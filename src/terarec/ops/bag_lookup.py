@@ -44,7 +44,7 @@ def bag_lookup(
         if _needs_dispatcher(weights):
             result: Tensor = _bag_lookup_op(weights, keys, offsets, layout.array, layout.is_pooled, implementation)
             return result
-        return _run(weights, keys, offsets, layout.array, implementation)
+        return _run(weights, keys, offsets, layout.array, layout.is_pooled, implementation)
     except BadKeyError as error:
         raise checks.named(error, layout) from None
 
@@ -59,8 +59,11 @@ def _needs_dispatcher(weights: Tensor) -> bool:
     )
 
 
-def _run(weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, implementation: str) -> Tensor:
-    result: Tensor = choose("bag_lookup", weights.device.type, implementation)(weights, keys, offsets, layout)
+def _run(
+    weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, is_pooled: bool, implementation: str
+) -> Tensor:
+    kernel = choose("bag_lookup", weights.device.type, implementation)
+    result: Tensor = kernel(weights, keys, offsets, layout, is_pooled)
     return result
 
 
@@ -69,7 +72,7 @@ def _run(weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, impleme
 def _bag_lookup_op(
     weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, is_pooled: bool, implementation: str
 ) -> Tensor:
-    return _run(weights, keys, offsets, layout, implementation)
+    return _run(weights, keys, offsets, layout, is_pooled, implementation)
 
 
 @_bag_lookup_op.register_fake

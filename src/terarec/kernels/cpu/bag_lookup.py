@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from terarec.kernels.contract import NONE
 from terarec.kernels.cpu.host import _embedding
 from terarec.kernels.cpu.reports import raise_if_bad
 
@@ -13,7 +12,7 @@ from terarec.kernels.cpu.reports import raise_if_bad
 _OWN_RESULT_FLOATS = 1 << 20
 
 
-def bag_lookup(weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor) -> Tensor:
+def bag_lookup(weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, is_pooled: bool) -> Tensor:
     """The vectors of every bag, pooled; or of every key, if the layout does not pool.
 
     Args:
@@ -21,6 +20,7 @@ def bag_lookup(weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor) -
         keys: int64[N].
         offsets: int64[S * B + 1], feature-major.
         layout: layout array int64[S, 3].
+        is_pooled: whether the layout pools; known without reading it.
 
     Returns:
         float32[B, S * D], or float32[N, D] in the order of the keys.
@@ -32,8 +32,7 @@ def bag_lookup(weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor) -
     weights, keys, offsets = weights.contiguous(), keys.contiguous(), offsets.contiguous()
     num_features, width, num_keys = layout.shape[0], weights.shape[1], keys.shape[0]
     batch_size = (offsets.shape[0] - 1) // num_features
-    pooled_shape = (batch_size, num_features * width)
-    out = _result(*((num_keys, width) if int(layout[0, 2]) == NONE else pooled_shape))
+    out = _result(batch_size, num_features * width) if is_pooled else _result(num_keys, width)
     report = _embedding.bag_lookup(
         [
             weights.data_ptr(),

@@ -8,7 +8,7 @@ from torch import Tensor
 from terarec.kernels.contract import MEAN, NONE, BadKeyError, bad_offsets
 
 
-def bag_lookup(weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor) -> Tensor:
+def bag_lookup(weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, is_pooled: bool) -> Tensor:
     """The vectors of every bag, pooled; or of every key, if the layout does not pool.
 
     Args:
@@ -16,6 +16,7 @@ def bag_lookup(weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor) -
         keys: int64[N].
         offsets: int64[S * B + 1], feature-major.
         layout: layout array int64[S, 3].
+        is_pooled: whether the layout pools; known without reading it.
 
     Returns:
         [B, S * D], or [N, D] in the order of the keys.
@@ -26,7 +27,7 @@ def bag_lookup(weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor) -
     """
     bags, scales, rows = locate(keys, offsets, layout)
     vectors = weights[rows]
-    if bool((layout[:, 2] == NONE).any()):
+    if not is_pooled:
         return vectors
     num_features = layout.shape[0]
     pooled = weights.new_zeros(offsets.numel() - 1, weights.shape[1]).index_add_(0, bags, vectors)
