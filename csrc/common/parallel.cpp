@@ -16,18 +16,15 @@ namespace {
 
 struct Runtime {
   void (*parallel)(void (*body)(void*), void* data, unsigned threads, unsigned flags) = nullptr;
-  int (*max_threads)() = nullptr;
   std::string name = "std::thread";
 };
 
 bool bind(Runtime& runtime, void* library) {
   auto parallel = reinterpret_cast<decltype(runtime.parallel)>(dlsym(library, "GOMP_parallel"));
-  auto max_threads = reinterpret_cast<decltype(runtime.max_threads)>(dlsym(library, "omp_get_max_threads"));
-  if (!parallel || !max_threads) return false;
+  if (!parallel) return false;
   Dl_info info{};
   dladdr(reinterpret_cast<void*>(parallel), &info);
   runtime.parallel = parallel;
-  runtime.max_threads = max_threads;
   runtime.name = std::string("openmp (") + (info.dli_fname ? info.dli_fname : "?") + ")";
   return true;
 }
@@ -86,12 +83,6 @@ void work_on_threads(int threads, Job& job) {
 }  // namespace
 
 const char* parallel_runtime() { return runtime().name.c_str(); }
-
-int default_threads() {
-  if (runtime().max_threads) return runtime().max_threads();
-  const unsigned cores = std::thread::hardware_concurrency();
-  return cores ? static_cast<int>(cores) : 1;
-}
 
 void parallel_for(int threads, int64_t units, void (*body)(void*, int64_t), void* context) {
   if (threads > units) threads = static_cast<int>(units);

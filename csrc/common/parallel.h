@@ -13,9 +13,6 @@ namespace terarec {
 // "openmp (<path of the library>)" or "std::thread".
 const char* parallel_runtime();
 
-// Threads that a call uses when its caller does not say: the runtime's own default.
-int default_threads();
-
 // Runs body(context, unit) for every unit in [0, units), each once, on up to `threads` threads in any order.
 // Returns when all are done. The first exception thrown by a body is rethrown here.
 void parallel_for(int threads, int64_t units, void (*body)(void* context, int64_t unit), void* context);

@@ -116,5 +116,4 @@ NB_MODULE(_embedding, m) {
   m.def("selected", []() { return std::string(kernels().name); });
   m.def("runnable", &runnable);
   m.def("parallel_runtime", []() { return std::string(parallel_runtime()); });
-  m.def("default_threads", &default_threads);
 }
