@@ -72,7 +72,7 @@ def test_neither_file_nor_data_is_told() -> None:
     [
         ({"model": "dcn"}, "model.kind: got 'dcn', expected one of 'dlrm', 'wide_deep'"),
         ({"model": "wide_deep", "top": "8"}, "model.top: unknown field, expected one of 'width', 'hidden'"),
-        ({"batch_size": 0}, "TrainingSpec.batch_size: got 0"),
+        ({"batch_size": 0}, "training.batch_size: got 0"),
         ({"dense_optimizer": "rowwise_adagrad"}, "dense_optimizer.kind: got 'rowwise_adagrad'"),
         ({"bottom": "16-x"}, "model.bottom: got 'x', expected an integer"),
         ({"assignments": ["training.epochs"]}, "got 'training.epochs', expected path=value"),

@@ -70,10 +70,11 @@ def test_a_spec_that_is_not_a_run_can_be_overridden() -> None:
     [
         ("training.batch_size", "many", "training.batch_size: got 'many', expected an integer"),
         ("training.batch_size", "none", "training.batch_size: got 'none', expected an integer"),
-        ("training.batch_size", "0", "TrainingSpec.batch_size: got 0"),
+        ("training.batch_size", "0", "training.batch_size: got 0, expected an integer >= 1"),
         ("training.shuffle", "1", "training.shuffle: got '1', expected true or false"),
         ("training.precision", "fp8", "training.precision: got 'fp8', expected one of 'fp32', 'bf16'"),
         ("training.nothing", "1", "training.nothing: unknown field, expected one of 'batch_size'"),
+        ("training.max_step", "1", "training.max_step: unknown field (did you mean 'max_steps'?), expected one of"),
         ("nothing", "1", "nothing: unknown field, expected one of 'data'"),
         ("training", "1", "training: got '1', expected one of its fields"),
         ("model", "dlrm", "model: got 'dlrm', expected one of its fields"),
@@ -81,7 +82,7 @@ def test_a_spec_that_is_not_a_run_can_be_overridden() -> None:
         ("training.kind", "x", "training.kind: unknown field"),
         ("data.x", "1", "data has no fields"),
         ("model.top", "8-x", "model.top: got 'x', expected an integer"),
-        ("model.top", "", "DLRMSpec.top: got ()"),
+        ("model.top", "", "model.top: got [], expected layer widths"),
         ("model.bottom", "64-8", "a last layer as wide as the embedding (16)"),
         ("dense_optimizer.lr", "nan", "lr: got nan, expected a number"),
         ("", "1", "unknown field"),
@@ -92,6 +93,7 @@ def test_a_wrong_override_names_its_path(path: str, text: str, expected: str) ->
     with pytest.raises(ConfigError) as caught:
         override(RUN, {path: text})
     assert expected in str(caught.value)
+    assert "Spec" not in str(caught.value)
 
 
 def test_assignments_are_split_at_the_first_equals_sign() -> None:

@@ -188,7 +188,7 @@ BROKEN = {
     "newer": (lambda d: {**d, "version": 2}, r"terarec.dataset version 2 is newer than this terarec reads \(up to 1\)"),
     "version": (lambda d: {**d, "version": "1"}, r"\$.version is '1', expected an integer >= 1"),
     "version 0": (lambda d: {**d, "version": 0}, r"\$.version is 0, expected an integer >= 1"),
-    "no content": (lambda d: {"format": d["format"], "version": 1}, r"\$.dataset: got None, expected an object"),
+    "no content": (lambda d: {"format": d["format"], "version": 1}, r"\$.dataset: got null, expected an object"),
     "another field": (lambda d: {**d, "more": 1}, r"\$.more: unknown field, expected only 'dataset'"),
     "unknown field": (
         lambda d: {**d, "dataset": {**d["dataset"], "label": []}},

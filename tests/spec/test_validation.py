@@ -14,6 +14,7 @@ from terarec.spec import (
     DenseColumn,
     DLRMSpec,
     FeatureSpec,
+    FieldError,
     LabelColumn,
     LogShiftEncoder,
     RunSpec,
@@ -54,7 +55,7 @@ REFUSED = [
     (
         TableSpec,
         {"name": "t", "rows": 1, "width": 1, "init_scale": 0.0},
-        r"TableSpec.init_scale: got 0.0, expected a number in \(0",
+        r"TableSpec.init_scale: got 0.0, expected a finite number > 0$",
     ),
     (
         FeatureSpec,
@@ -73,7 +74,7 @@ REFUSED = [
     (VocabularyEncoder, {"file": "../x"}, "VocabularyEncoder.file: got '../x', expected a relative path"),
     (VocabularyEncoder, {"file": "v", "value_type": "hex"}, "VocabularyEncoder.value_type: got 'hex'"),
     (VocabularyEncoder, {"file": "v", "min_count": 0}, "VocabularyEncoder.min_count: got 0"),
-    (BucketizeEncoder, {"boundaries": ()}, r"BucketizeEncoder.boundaries: got \(\), expected rising numbers"),
+    (BucketizeEncoder, {"boundaries": ()}, r"BucketizeEncoder.boundaries: got \[\], expected rising numbers"),
     (BucketizeEncoder, {"boundaries": (1.0, 1.0)}, "BucketizeEncoder.boundaries"),
     (BucketizeEncoder, {"boundaries": (math.nan,)}, "BucketizeEncoder.boundaries"),
     (LogShiftEncoder, {"shift": math.inf}, "LogShiftEncoder.shift: got inf"),
@@ -81,12 +82,13 @@ REFUSED = [
     (
         DLRMSpec,
         {"width": 8},
-        r"DLRMSpec.bottom: got \(512, 256, 16\), expected a last layer as wide as the embedding \(8\)",
+        r"DLRMSpec.bottom: got \[512, 256, 16\], expected a last layer as wide as the embedding \(8\)",
     ),
-    (DLRMSpec, {"top": ()}, r"DLRMSpec.top: got \(\), expected layer widths"),
-    (DLRMSpec, {"top": [5]}, r"DLRMSpec.top: got \[5\]"),
-    (WideDeepSpec, {"dropout": 1.0}, r"WideDeepSpec.dropout: got 1.0, expected a number in \[0.0, 0.95\]"),
+    (DLRMSpec, {"top": ()}, r"DLRMSpec.top: got \[\], expected layer widths"),
+    (DLRMSpec, {"top": [5]}, r"DLRMSpec.top: got \[5\], expected a tuple of layer widths"),
+    (WideDeepSpec, {"dropout": 1.0}, r"WideDeepSpec.dropout: got 1.0, expected a number from 0 to 0.95"),
     (SGDSpec, {"lr": -0.1}, "SGDSpec.lr: got -0.1"),
+    (SGDSpec, {"lr": math.inf}, r"SGDSpec.lr: got inf, expected a finite number >= 0$"),
     (AdamSpec, {"beta1": 1.0}, "AdamSpec.beta1: got 1.0"),
     (TrainingSpec, {"batch_size": 0}, "TrainingSpec.batch_size: got 0"),
     (TrainingSpec, {"eval_every": 0}, "TrainingSpec.eval_every: got 0"),
@@ -117,8 +119,15 @@ def test_what_a_data_set_says_of_itself():
     assert spec.column_names == ("y", "I1", "C1")
     assert spec.shards("train") == shards
     assert (spec.num_rows("train"), spec.num_rows("valid")) == (7, 0)
-    with pytest.raises(ConfigError, match=r"data set 'd' has no split 'test', expected one of \['train', 'valid'\]"):
+    with pytest.raises(ConfigError, match=r"data set 'd' has no split 'test', expected one of 'train', 'valid'$"):
         spec.shards("test")
+
+
+def test_the_error_of_a_field_tells_its_parts():
+    with pytest.raises(FieldError) as caught:
+        TrainingSpec(batch_size=0)
+    assert (caught.value.owner, caught.value.field) == ("TrainingSpec", "batch_size")
+    assert caught.value.problem == "got 0, expected an integer >= 1"
 
 
 def test_specs_are_frozen():

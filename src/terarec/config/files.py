@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def save_run(run: RunSpec, path: Path | str) -> None:
 
 def _parse(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_distinct_fields)
+        data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_distinct_fields)
+        repeated = _find_repeated(data, "$")
     except FileNotFoundError:
         raise DataNotFoundError(f"{path}: no such file, expected a run description in JSON") from None
     except IsADirectoryError:
@@ -51,18 +53,35 @@ def _parse(path: Path) -> Any:
         raise ConfigError(f"{path}: line {error.lineno} column {error.colno}: {error.msg}, expected JSON") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}, expected a run description in JSON") from None
-    except _RepeatedFieldError as error:
-        raise ConfigError(f"{path}: the field {error.args[0]!r} occurs twice in one object, expected it once") from None
+    if repeated is not None:
+        raise ConfigError(f"{path}: {repeated}: the field occurs twice, expected it once")
+    return data
 
 
-class _RepeatedFieldError(Exception):
-    """A JSON object names a field twice; `json` alone would silently keep the last one."""
+@dataclass(frozen=True)
+class _RepeatedField:
+    """Stands for an object that names a field twice; `json` alone would silently keep the last one."""
+
+    name: str
 
 
-def _distinct_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _distinct_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _RepeatedField:
     fields: dict[str, Any] = {}
     for name, value in pairs:
         if name in fields:
-            raise _RepeatedFieldError(name)
+            return _RepeatedField(name)
         fields[name] = value
     return fields
+
+
+def _find_repeated(data: Any, where: str) -> str | None:
+    """The path of the first field that occurs twice in `data`, which is at the path `where`; `json` tells no paths."""
+    if isinstance(data, _RepeatedField):
+        return f"{where}.{data.name}"
+    inner: list[tuple[str, Any]] = []
+    if isinstance(data, dict):
+        inner = [(f"{where}.{name}", value) for name, value in data.items()]
+    elif isinstance(data, list):
+        inner = [(f"{where}[{index}]", value) for index, value in enumerate(data)]
+    found = (_find_repeated(value, place) for place, value in inner)
+    return next((path for path in found if path is not None), None)

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, Union
 
 from terarec.errors import ConfigError
 from terarec.spec import from_data, to_data
+from terarec.spec.codec import unknown_field
 
 Spec = TypeVar("Spec")
 
@@ -46,7 +47,7 @@ def override(spec: Spec, changes: Mapping[str, str]) -> Spec:
     # A change of kind replaces the whole part, so it must come before the fields inside that part.
     for path in sorted(changes, key=lambda path: (path.rpartition(".")[2] != "kind", path.count("."))):
         _assign(type(spec), data, path, changes[path])
-    return from_data(type(spec), data)
+    return from_data(type(spec), data, where="")
 
 
 def _assign(root: type, data: dict[str, Any], path: str, text: str) -> None:
@@ -83,8 +84,7 @@ def _field_hint(spec_type: type, field: str, parent: str) -> Any:
     hints = typing.get_type_hints(spec_type)
     names = [item.name for item in dataclasses.fields(spec_type)]
     if field not in names:
-        accepted = ", ".join(map(repr, names))
-        raise ConfigError(f"{parent + '.' if parent else ''}{field}: unknown field, expected one of {accepted}")
+        raise unknown_field(parent, field, names)
     return hints[field]
 
 

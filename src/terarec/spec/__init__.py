@@ -17,6 +17,7 @@ from terarec.spec.encoder import (
     VocabularyEncoder,
 )
 from terarec.spec.feature import FeatureSpec, Pooling
+from terarec.spec.field_error import FieldError
 from terarec.spec.model import DLRMSpec, ModelSpec, WideDeepSpec
 from terarec.spec.optimizer import (
     AdaGradSpec,
@@ -45,6 +46,7 @@ __all__ = [
     "DenseEncoder",
     "DenseOptimizerSpec",
     "FeatureSpec",
+    "FieldError",
     "Initializer",
     "LabelColumn",
     "LogShiftEncoder",

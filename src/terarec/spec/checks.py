@@ -1,4 +1,4 @@
-"""Checks shared by the specs: each raises `ConfigError` naming the field, the value and what is accepted."""
+"""Checks shared by the specs: each raises `FieldError` naming the field, the value and what is accepted."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ import math
 from collections.abc import Collection, Sequence
 from typing import NoReturn
 
-from terarec.errors import ConfigError
-
-
-def _owner(owner: object) -> str:
-    return type(owner).__name__
+from terarec.spec.field_error import FieldError
 
 
 def positive_int(owner: object, field: str, minimum: int = 1) -> None:
     """Raise unless ``owner.field`` is an int of at least `minimum`."""
     value = getattr(owner, field)
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise ConfigError(f"{_owner(owner)}.{field}: got {value!r}, expected an integer >= {minimum}")
+        fail(owner, field, f"an integer >= {minimum}")
 
 
 def finite_float(
@@ -27,9 +23,20 @@ def finite_float(
     value = getattr(owner, field)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or value < low or value > high or (open_low and value == low):
-        raise ConfigError(
-            f"{_owner(owner)}.{field}: got {value!r}, expected a number in {'(' if open_low else '['}{low}, {high}]"
-        )
+        fail(owner, field, _interval(low, high, open_low=open_low))
+
+
+def _interval(low: float, high: float, *, open_low: bool) -> str:
+    """Names the finite numbers from `low` to `high`."""
+    if high != math.inf:
+        return f"a number {'above' if open_low else 'from'} {_number(low)} to {_number(high)}"
+    if low == -math.inf:
+        return "a finite number"
+    return f"a finite number {'>' if open_low else '>='} {_number(low)}"
+
+
+def _number(value: float) -> str:
+    return repr(int(value) if value == int(value) else value)
 
 
 def one_of(owner: object, field: str, accepted: Collection[object]) -> None:
@@ -37,7 +44,7 @@ def one_of(owner: object, field: str, accepted: Collection[object]) -> None:
     value = getattr(owner, field)
     if value not in accepted:
         choices = ", ".join(repr(choice) for choice in accepted)
-        raise ConfigError(f"{_owner(owner)}.{field}: got {value!r}, expected one of {choices}")
+        fail(owner, field, f"one of {choices}")
 
 
 def name(owner: object, field: str = "name") -> None:
@@ -45,7 +52,7 @@ def name(owner: object, field: str = "name") -> None:
     value = getattr(owner, field)
     good = isinstance(value, str) and bool(value) and value.isprintable()
     if not good or "/" in value or "\\" in value or value in {".", ".."}:
-        raise ConfigError(f"{_owner(owner)}.{field}: got {value!r}, expected a non-empty name without slashes")
+        fail(owner, field, "a non-empty name without slashes")
 
 
 def inner_path(owner: object, field: str) -> None:
@@ -61,18 +68,27 @@ def distinct(owner: object, field: str, values: Sequence[str]) -> None:
     seen: set[str] = set()
     for value in values:
         if value in seen:
-            raise ConfigError(f"{_owner(owner)}.{field}: the name {value!r} occurs twice, expected distinct names")
+            refuse(owner, field, f"the name {value!r} occurs twice, expected distinct names")
         seen.add(value)
 
 
 def widths(owner: object, field: str, *, allow_empty: bool = False) -> None:
     """Raise unless ``owner.field`` is a tuple of positive ints (the widths of a stack of layers)."""
     value = getattr(owner, field)
-    good = isinstance(value, tuple) and (allow_empty or bool(value))
-    if not good or any(isinstance(width, bool) or not isinstance(width, int) or width < 1 for width in value):
-        raise ConfigError(f"{_owner(owner)}.{field}: got {value!r}, expected layer widths such as (512, 256, 64)")
+    if not isinstance(value, tuple):
+        fail(owner, field, "a tuple of layer widths")
+    wrong = any(isinstance(width, bool) or not isinstance(width, int) or width < 1 for width in value)
+    if wrong or not (value or allow_empty):
+        fail(owner, field, "layer widths such as [512, 256, 64]")
 
 
 def fail(owner: object, field: str, expected: str) -> NoReturn:
-    """Raise `ConfigError`: ``owner.field`` is not what is `expected`."""
-    raise ConfigError(f"{_owner(owner)}.{field}: got {getattr(owner, field)!r}, expected {expected}")
+    """Raise `FieldError`: ``owner.field`` is not what is `expected`."""
+    value = getattr(owner, field)
+    # A tuple is shown as the list that it is in a file.
+    refuse(owner, field, f"got {list(value) if isinstance(value, tuple) else value!r}, expected {expected}")
+
+
+def refuse(owner: object, field: str, problem: str) -> NoReturn:
+    """Raise `FieldError`: ``owner.field``, or for an empty `field` the whole owner, has this `problem`."""
+    raise FieldError(type(owner).__name__, field, problem)

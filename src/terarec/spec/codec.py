@@ -9,10 +9,11 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, TypeVar, Union
 
 from terarec.errors import ConfigError
+from terarec.spec.field_error import FieldError
 
 Spec = TypeVar("Spec")
 
@@ -40,7 +41,7 @@ def from_data(spec_type: type[Spec], data: object, where: str = "$") -> Spec:
     Args:
         spec_type: a spec class.
         data: what ``json.load`` returned.
-        where: what to call the root in error messages, for example ``"run.json: $"``.
+        where: what to call the root in error messages, for example ``"run.json: $"``; empty for bare paths.
 
     Raises:
         ConfigError: an unknown, missing or mistyped field, with its JSON path and what is accepted.
@@ -56,7 +57,7 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
     if origin is Literal:
         choices = typing.get_args(hint)
         if data not in choices:
-            raise ConfigError(f"{where}: got {data!r}, expected one of {', '.join(map(repr, choices))}")
+            raise ConfigError(f"{where}: got {_shown(data)}, expected one of {', '.join(map(repr, choices))}")
         return data
     if origin is tuple:
         if not isinstance(data, list):
@@ -67,7 +68,7 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
         if not isinstance(data, dict):
             raise _mistyped(where, data, "an object")
         item = typing.get_args(hint)[1]
-        return {key: _decode(item, value, f"{where}.{key}") for key, value in data.items()}
+        return {key: _decode(item, value, _inside(where, key)) for key, value in data.items()}
     if dataclasses.is_dataclass(hint):
         return _decode_spec(hint, data, where)
     return _decode_scalar(hint, data, where)
@@ -94,7 +95,8 @@ def _decode_union(members: tuple[Any, ...], data: Any, where: str) -> Any:
         raise _mistyped(where, data, "an object")
     kind = data.get("kind")
     if not isinstance(kind, str) or kind not in specs:
-        raise ConfigError(f"{where}.kind: got {kind!r}, expected one of {', '.join(map(repr, specs))}")
+        got = f"got {_shown(kind)}" if "kind" in data else "missing"
+        raise ConfigError(f"{_inside(where, 'kind')}: {got}, expected one of {', '.join(map(repr, specs))}")
     return _decode_spec(specs[kind], data, where)
 
 
@@ -108,23 +110,44 @@ def _decode_spec(spec_type: Any, data: Any, where: str) -> Any:
     fields = {field.name: field for field in dataclasses.fields(spec_type)}
     for key in data:
         if key not in fields:
-            raise _unknown(where, str(key), fields)
+            raise unknown_field(where, str(key), fields)
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in data:
-            raise ConfigError(f"{where}: field {name!r} is missing, expected {', '.join(map(repr, fields))}")
-    values = {name: _decode(hints[name], value, f"{where}.{name}") for name, value in data.items()}
+            raise ConfigError(f"{_root(where)}field {name!r} is missing, expected {', '.join(map(repr, fields))}")
+    values = {name: _decode(hints[name], value, _inside(where, name)) for name, value in data.items()}
     try:
         return spec_type(**values)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
+    except FieldError as error:
+        place = _inside(where, error.field) if error.field else where
+        raise ConfigError(f"{_root(place)}{error.problem}") from None
 
 
-def _unknown(where: str, key: str, fields: Mapping[str, object]) -> ConfigError:
+def unknown_field(where: str, key: str, fields: Collection[str]) -> ConfigError:
+    """The error that a spec with these `fields` has no field `key`; `where` is the path of the spec."""
     close = difflib.get_close_matches(key, fields, n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
-    return ConfigError(f"{where}.{key}: unknown field{hint}, expected one of {', '.join(map(repr, fields))}")
+    return ConfigError(f"{_inside(where, key)}: unknown field{hint}, expected one of {', '.join(map(repr, fields))}")
 
 
 def _mistyped(where: str, data: object, expected: str) -> ConfigError:
-    return ConfigError(f"{where}: got {data!r}, expected {expected}")
+    return ConfigError(f"{_root(where)}got {_shown(data)}, expected {expected}")
+
+
+def _inside(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
+
+
+def _root(where: str) -> str:
+    return f"{where}: " if where else ""
+
+
+def _shown(data: object) -> str:
+    """`data` as its file spells it."""
+    if data is None or isinstance(data, bool):
+        return {None: "null", True: "true", False: "false"}[data]
+    if isinstance(data, list | tuple):
+        return f"[{', '.join(map(_shown, data))}]"
+    if isinstance(data, dict):
+        return f"{{{', '.join(f'{_shown(key)}: {_shown(value)}' for key, value in data.items())}}}"
+    return repr(data)

@@ -104,9 +104,9 @@ class DatasetSpec:
         if self.best_auc is not None:
             checks.finite_float(self, "best_auc", low=0.0, high=1.0)
         if not self.labels:
-            raise ConfigError("DatasetSpec.labels: got no column, expected at least one")
+            checks.refuse(self, "labels", "got no column, expected at least one")
         if not self.dense and not self.categorical:
-            raise ConfigError("DatasetSpec: got neither dense nor categorical columns, expected at least one")
+            checks.refuse(self, "", "got neither dense nor categorical columns, expected at least one")
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -127,7 +127,10 @@ class DatasetSpec:
     def shards(self, split: str) -> tuple[ShardSpec, ...]:
         """The shards of `split`; raises `ConfigError` naming the splits that exist."""
         if split not in self.splits:
-            raise ConfigError(f"data set {self.name!r} has no split {split!r}, expected one of {sorted(self.splits)}")
+            accepted = (
+                f"one of {', '.join(map(repr, sorted(self.splits)))}" if self.splits else "a data set with splits"
+            )
+            raise ConfigError(f"data set {self.name!r} has no split {split!r}, expected {accepted}")
         return self.splits[split]
 
     def num_rows(self, split: str) -> int:

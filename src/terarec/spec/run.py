@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from terarec.errors import ConfigError
 from terarec.spec import checks
 from terarec.spec.model import DLRMSpec, ModelSpec
 from terarec.spec.optimizer import AdaGradSpec, AdamSpec, DenseOptimizerSpec, SparseOptimizerSpec
@@ -67,4 +66,4 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.data, str) or not self.data:
-            raise ConfigError(f"RunSpec.data: got {self.data!r}, expected the path of a prepared data set")
+            checks.fail(self, "data", "the path of a prepared data set")
