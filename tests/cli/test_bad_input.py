@@ -55,15 +55,17 @@ def test_an_output_directory_that_is_in_use(workshop: Workshop) -> None:
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["--format", "csv"], "'parquet', 'raw'"),
-        (["--valid-fraction", "1.5"], "1.5"),
-        (["--valid-fraction", "0.1", "--valid-last-day"], "valid"),
+        (["--format", "csv"], "--format: got 'csv', expected one of 'parquet', 'raw'"),
+        (["--valid-fraction", "1.5"], "--valid-fraction: got 1.5, expected a number from 0 to 1"),
+        (["--valid-fraction", "0.1", "--valid-last-day"], "--valid-fraction: got 0.1, expected nothing together with"),
         (["--min-count", "0"], "--min-count"),
     ],
 )
 def test_wrong_options_of_prepare(workshop: Workshop, tmp_path: Path, flags: list[str], expected: str) -> None:
     days = sorted(workshop.raw.glob("*.tsv"))
-    assert expected in refused("prepare", "criteo", *days, "--out", tmp_path / "data", *flags, code=2)
+    message = refused("prepare", "criteo", *days, "--out", tmp_path / "data", *flags, code=2)
+    assert expected in message
+    assert "Options" not in message
     assert list(tmp_path.iterdir()) == []
 
 
@@ -184,4 +186,31 @@ def test_a_wrong_run_description(tmp_path: Path, text: str, expected: str) -> No
 
 
 def test_a_port_that_is_taken_or_none(workshop: Workshop) -> None:
-    assert "expected a TCP port" in refused("serve", workshop.run, "--port", 70000, code=2)
+    told = refused("serve", workshop.run, "--port", 70000, code=2)
+    assert told == "--port: got 70000, expected a TCP port from 0 to 65535"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], "got no column to learn from, expected dense"),
+        (["--dense", "x", "--format", "csv"], "--format: got 'csv'"),
+        (["--dense", "x", "--delimiter", "ab"], "--delimiter: got 'ab', expected one ASCII character"),
+        (["--dense", "x", "--valid-fraction", "0.95"], "--valid-fraction: got 0.95, expected a number from 0 to 0.9"),
+        (["--dense", "x", "--valid-fraction", "0.5", "--valid", "v.csv"], "--valid-fraction: got valid (--valid) as"),
+        (["--buckets", "x=1"], "--buckets: got 1 for 'x', expected an integer >= 2"),
+        (["--dense", "x", "--name", "a/b"], "--name: got 'a/b', expected a non-empty name"),
+        (["--dense", "x", "--out", "."], "--out: /"),
+    ],
+)
+def test_wrong_options_of_csv_are_named_as_typed(tmp_path: Path, flags: list[str], expected: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("x,y\n1,0\n2,1\n")
+    message = refused("prepare", "csv", path, "--label", "y", "--out", tmp_path / "data", *flags, code=2)
+    assert message.startswith(expected)
+
+
+def test_a_last_day_of_one_file_names_the_option(workshop: Workshop, tmp_path: Path) -> None:
+    day = workshop.raw / "day_0.tsv"
+    message = refused("prepare", "criteo", day, "--out", tmp_path / "data", "--valid-last-day", code=2)
+    assert message.startswith("--valid-last-day: got one source, expected at least two")

@@ -284,7 +284,7 @@ def test_a_directory_that_may_not_be_made_is_told(tmp_path):
         ({"storage": "csv"}, "CriteoOptions.storage: got 'csv', expected one of 'parquet', 'raw'"),
         ({"valid_fraction": 1.0}, "CriteoOptions.valid_fraction: got 1.0, expected less than 1"),
         ({"valid_fraction": -0.1}, "CriteoOptions.valid_fraction: got -0.1"),
-        ({"valid_fraction": 0.1, "valid_last_day": True}, "expected None together with valid_last_day"),
+        ({"valid_fraction": 0.1, "valid_last_day": True}, "expected nothing together with valid_last_day"),
         ({"rows_per_shard": 0}, "CriteoOptions.rows_per_shard: got 0"),
         ({"threads": 0}, "CriteoOptions.threads: got 0"),
     ],

@@ -56,7 +56,7 @@ def test_a_row_of_another_width_is_named(tmp_path, monkeypatch, block_bytes, nam
     monkeypatch.setattr(csv_source, "_BLOCK_BYTES", block_bytes)
     header = "" if names else "a,b\n"
     path = write(tmp_path / "a.csv", header + "1,2\n" * 36 + "3\n" + "1,2\n" * 40)
-    with pytest.raises(FormatError, match=r"a\.csv: row 37: got 1 fields, expected 2 separated by ','"):
+    with pytest.raises(FormatError, match=r"a\.csv: row 37: got 1 field, expected 2 separated by ','"):
         rows_of(path, ["a"], names=names)
 
 
@@ -65,7 +65,7 @@ def test_a_field_of_another_kind_is_named(tmp_path):
     (block,) = read_csv(path, CsvLayout(), ["a", "b"])
     assert block.numbers("a").to_pylist() == [1.0, None, 3.0, 4.0, 5.0]
     assert block.integers("a").to_pylist() == [1, None, 3, 4, 5]
-    with pytest.raises(FormatError, match=r"a\.csv: row 3, column 'b': got 'x9', expected a number"):
+    with pytest.raises(FormatError, match=r"a\.csv: row 3, column 'b': got 'x9', expected a finite number"):
         block.numbers("b")
     with pytest.raises(FormatError, match=r"row 4, column 'b': got '1e400', expected a finite number"):
         block.rows(3, 5).numbers("b")
@@ -117,3 +117,10 @@ def test_a_missing_file_is_named(tmp_path):
 def test_delimiters_that_cannot_be_are_refused(delimiter):
     with pytest.raises(ConfigError, match=r"CsvLayout\.delimiter"):
         CsvLayout(delimiter=delimiter)
+
+
+def test_a_header_of_one_column_hints_at_the_delimiter(tmp_path):
+    path = write(tmp_path / "t.csv", "y;a\n1;2\n")
+    expected = r"t\.csv: has no column 'y'; its header is the single column 'y;a', .* separated by ',' \(--delimiter\)"
+    with pytest.raises(ConfigError, match=expected):
+        rows_of(path, ["y"])

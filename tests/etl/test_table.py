@@ -152,14 +152,19 @@ def test_progress_ends_at_its_total(files, tmp_path):
 @pytest.mark.parametrize(
     ("content", "changed", "error", "words"),
     [
-        ("clicked,age\nyes,old\n", {}, FormatError, r"a\.csv: row 1, column 'age': got 'old', expected a number"),
+        (
+            "clicked,age\nyes,old\n",
+            {},
+            FormatError,
+            r"a\.csv: row 1, column 'age': got 'old', expected a finite number",
+        ),
         (
             "clicked,age\nyes,1\n,2\n",
             {},
             FormatError,
             r"row 2, column 'clicked': got a missing value, expected a label",
         ),
-        ("clicked,age\nyes,1\nno\n", {}, FormatError, r"a\.csv: row 2: got 1 fields, expected 2"),
+        ("clicked,age\nyes,1\nno\n", {}, FormatError, r"a\.csv: row 2: got 1 field, expected 2"),
         ("clicked,age\nYes,1\nNo,2\n", {}, ConfigError, r"holds 'yes'; it holds 'No', 'Yes'"),
         ("clicked,age\nyes,1\n", {"positives": ()}, FormatError, r"column 'clicked': got 'yes', expected a number"),
         ("clicked,age\n", {}, FormatError, "no row for the split 'train'"),
@@ -211,3 +216,18 @@ def test_layout_without_header(tmp_path):
     assert read_dataset(tmp_path / "data").name == "mine"
     metadata = json.loads((tmp_path / "data/train/_metadata.json").read_text())
     assert metadata["cats"] == [{"col_name": "c", "index": 1}]
+
+
+@pytest.mark.parametrize("label", ["3", "-0.5", "1.0001", "nan", "inf", "yes"])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_label_is_a_number_from_0_to_1_or_needs_positives(tmp_path, label, split):
+    good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
+    good.write_text("y,x\n0,1\n0.5,2\n1,3\n")
+    bad.write_text(f"y,x\n0,1\n{label},2\n")
+    train, test = (bad, ()) if split == "train" else (good, (bad,))
+    asked = CsvOptions(label="y", dense=("x",), test=test)
+    expected = rf"bad\.csv: row 2, column 'y': got '{label}', expected a number from 0 to 1, or --positive VALUE"
+    with pytest.raises(FormatError, match=expected):
+        prepare_csv([train], tmp_path / "data", asked)
+    assert not (tmp_path / "data").exists()
+    assert prepare_csv([good], tmp_path / "data", CsvOptions(label="y", dense=("x",))).rows == 3

@@ -111,10 +111,10 @@ def with_value(column, row, value):
 
 
 DAMAGED_ROWS = {
-    "null label": ("y0", None, "column 'y0': 1 nulls, expected none"),
-    "null key": ("C0", None, "column 'C0': 1 nulls"),
-    "null list": ("C1", None, "column 'C1': 1 nulls"),
-    "null in list": ("C1", [1, None], "column 'C1': 1 nulls"),
+    "null label": ("y0", None, "column 'y0': 1 null, expected none"),
+    "null key": ("C0", None, "column 'C0': 1 null"),
+    "null list": ("C1", None, "column 'C1': 1 null"),
+    "null in list": ("C1", [1, None], "column 'C1': 1 null"),
     "negative": ("C0", -1, "column 'C0': key -1 at position 4, expected 0 <= key < 50"),
     "too large": ("C0", 50, "column 'C0': key 50 at position 4, expected 0 <= key < 50"),
     "too large in list": ("C1", [1, 51], "column 'C1': key 51 .*expected 0 <= key < 51"),

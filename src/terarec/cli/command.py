@@ -9,28 +9,52 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 from terarec.cli.show import Show
+from terarec.errors import ConfigError
+from terarec.spec import FieldError
 
 Options = TypeVar("Options")
 
 _JSON = Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object in the last line of stdout.")]
 
 
-def add(group: typer.Typer, name: str, body: Callable[[Options, Show], None], *, panel: str | None = None) -> None:
+def add(
+    group: typer.Typer,
+    name: str,
+    body: Callable[[Options, Show], None],
+    *,
+    panel: str | None = None,
+    describes: Sequence[str] = (),
+) -> None:
     """Make `body` the command `name` of `group`; its first parameter's dataclass declares the options.
 
     The first paragraph of the body's docstring is the command's line in the table of contents.
+
+    Args:
+        group: the application or a group of commands.
+        name: of the command.
+        body: see above.
+        panel: under which the table of contents lists it.
+        describes: names of the specs that the options describe; an error in a field of theirs names the option.
     """
     options_type: Any = next(iter(typing.get_type_hints(body).values()))
 
+    names = {field.name: _name(field.name, hint) for field, hint in _fields(options_type)}
+
     def run(**values: Any) -> None:
         show = Show(as_json=values.pop("json"))
-        body(options_type(**values), show)
+        try:
+            body(options_type(**values), show)
+        except FieldError as error:
+            if error.owner and error.owner not in describes:
+                raise
+            place = names.get(error.field, error.field)
+            raise ConfigError(f"{place}: {error.problem}" if place else error.problem) from error
 
     parameters = [_parameter(field, hint) for field, hint in _fields(options_type)]
     json_flag = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_JSON)
@@ -48,3 +72,14 @@ def _fields(options_type: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
 def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
     default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def _name(field: str, hint: Any) -> str:
+    """What the user types for the option `field`."""
+    told = typing.get_args(hint)[1]
+    # Inside Annotated, Typer keeps the first of the declared names where a default would be.
+    words = (told.default, *(told.param_decls or ()))
+    declared = [word for word in words if isinstance(word, str) and word.startswith("--")]
+    if declared:
+        return str(declared[0])
+    return str(told.metavar) if isinstance(told, typer.models.ArgumentInfo) else f"--{field.replace('_', '-')}"

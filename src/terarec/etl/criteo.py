@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.errors import ConfigError, FormatError
+from terarec.errors import FormatError
 from terarec.etl.criteo_columns import CriteoCounts, LearntColumns
 from terarec.etl.generated import read_best_auc
 from terarec.etl.in_order import available_threads, map_in_order
@@ -25,7 +25,7 @@ from terarec.etl.split_writer import SplitWriter
 from terarec.etl.text_blocks import TextBlock, check_sources, read_blocks
 from terarec.formats import new_directory, write_dataset
 from terarec.kernels.encoding_types import CATEGORY_NAMES, NUM_INTEGERS, LineFaultError
-from terarec.spec import DatasetSpec, checks
+from terarec.spec import DatasetSpec, FieldError, checks
 
 Result = TypeVar("Result")
 Progress = Callable[[int, int], None]
@@ -64,7 +64,7 @@ class CriteoOptions:
             if self.valid_fraction == 1:
                 checks.fail(self, "valid_fraction", "less than 1: the training part must not be empty")
             if self.valid_last_day:
-                checks.fail(self, "valid_fraction", "None together with valid_last_day")
+                checks.fail(self, "valid_fraction", "nothing together with valid_last_day (--valid-last-day)")
         if self.threads is not None:
             checks.positive_int(self, "threads")
 
@@ -152,7 +152,7 @@ class _Log:
 
 def _by_day(options: CriteoOptions, num_sources: int) -> bool:
     if options.valid_last_day and num_sources < 2:
-        raise ConfigError("valid_last_day: got one source, expected at least two, the last being the valid split")
+        raise FieldError("", "valid_last_day", "got one source, expected at least two, the last being the valid split")
     return options.valid_last_day or (options.valid_fraction is None and num_sources > 1)
 
 
@@ -164,7 +164,7 @@ def _train_rows(options: CriteoOptions, total_rows: int | None) -> int | None:
     if fraction == 0:
         return total_rows
     if total_rows == 1:
-        raise ConfigError(f"valid_fraction: got {fraction} for one row, expected 0 or at least two rows")
+        raise FieldError("", "valid_fraction", f"got {fraction} for one row, expected 0 or at least two rows")
     return total_rows - min(max(round(total_rows * fraction), 1), total_rows - 1)
 
 

@@ -23,6 +23,7 @@ from terarec.spec import (
     CategoricalColumn,
     DatasetSpec,
     DenseColumn,
+    FieldError,
     LabelColumn,
     LogShiftEncoder,
     StandardizeEncoder,
@@ -30,6 +31,7 @@ from terarec.spec import (
 )
 
 _LABELS_SHOWN = 5
+_ACCEPTED_LABEL = "a number from 0 to 1, or --positive VALUE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ class CsvLearner:
     def _bucket_column(self, source: str) -> CategoricalColumn:
         bounds = self._quantiles[source].bounds(self._options.buckets[source])
         if not bounds:
-            raise ConfigError(f"buckets: column {source!r} does not vary in the training part, expected it to")
+            raise FieldError("", "buckets", f"column {source!r} does not vary in the training part, expected it to")
         return CategoricalColumn(
             name=self._options.bucket_name(source),
             rows=len(bounds) + 2,  # the missing value's id, and one interval more than bounds
@@ -170,7 +172,8 @@ def encode_rows(block: CsvBlock, encoders: Encoders, options: CsvOptions) -> Col
     """The rows of `block` as the data set's shards hold them.
 
     Raises:
-        FormatError: a field of the wrong kind, or a missing label, with its file, row and column.
+        FormatError: a field of the wrong kind, a missing label, or one that is not from 0 to 1, with its file, row and
+            column.
     """
     encoded = encoders.encode(raw_columns(block, options))
     return ColumnBlock(label=_label(block, options)[:, None], dense=encoded.dense, keys=encoded.keys)
@@ -189,5 +192,8 @@ def _label(block: CsvBlock, options: CsvOptions) -> NDArray[np.float32]:
         positive = pc.is_in(texts, value_set=pa.array(options.positives, type=pa.string()))
         labels: NDArray[np.float32] = positive.cast(pa.float32()).to_numpy()
         return labels
-    numbers: NDArray[np.float32] = block.numbers(options.label).cast(pa.float32(), safe=False).to_numpy()
-    return numbers
+    numbers = block.numbers(options.label, _ACCEPTED_LABEL).to_numpy(zero_copy_only=False)
+    outside = ~((numbers >= 0) & (numbers <= 1))  # NaN is outside, too
+    if outside.any():
+        raise block.fault(options.label, int(np.argmax(outside)), _ACCEPTED_LABEL)
+    return np.asarray(numbers, dtype=np.float32)

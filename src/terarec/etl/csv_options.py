@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from terarec.errors import ConfigError
 from terarec.spec import checks
 
 
@@ -76,21 +75,29 @@ class CsvOptions:
         checks.positive_int(self, "min_count")
         checks.finite_float(self, "valid_fraction", low=0.0, high=0.9)
         checks.one_of(self, "storage", ("parquet", "raw"))
+        if self.name is not None:
+            checks.name(self)
         numbers = {*self.dense, *self.log, *self.integer_categorical, *self.buckets}
         for column in self.categorical:
             if column in numbers:
-                raise ConfigError(
-                    f"CsvOptions.categorical: column {column!r} is also read as a number, expected it in "
-                    "integer_categorical (--ids)"
+                checks.refuse(
+                    self,
+                    "categorical",
+                    f"column {column!r} is also read as a number, expected it in integer_categorical (--ids)",
                 )
         checks.distinct(self, "columns", self.column_names)
         if self.valid_fraction and self.valid:
-            raise ConfigError("CsvOptions: got valid_fraction and valid, expected one of them")
+            checks.refuse(self, "valid_fraction", "got valid (--valid) as well, expected one of them")
         if len(self.column_names) == 1:
-            raise ConfigError("CsvOptions: got no column to learn from, expected dense, log, categorical or buckets")
+            checks.refuse(
+                self,
+                "",
+                "got no column to learn from, expected dense, log, categorical, integer_categorical or buckets "
+                "(--dense, --log, --categorical, --ids or --buckets)",
+            )
         for column, count in self.buckets.items():
             if isinstance(count, bool) or not isinstance(count, int) or count < 2:
-                raise ConfigError(f"CsvOptions.buckets: got {count!r} for {column!r}, expected an integer >= 2")
+                checks.refuse(self, "buckets", f"got {count!r} for {column!r}, expected an integer >= 2")
 
     @property
     def column_names(self) -> tuple[str, ...]:

@@ -43,8 +43,8 @@ class CsvBlock:
         part = {name: column.slice(start, stop - start) for name, column in self.columns.items()}
         return CsvBlock(self.path, self.first_row + start, part, stop - start)
 
-    def numbers(self, name: str) -> pa.Array:
-        """Column `name` as float64 array, null where missing (or written as NaN).
+    def numbers(self, name: str, accepted: str = "a finite number") -> pa.Array:
+        """Column `name` as float64 array, null where missing (or written as NaN); errors say what is `accepted`.
 
         Raises:
             FormatError: a field that is no finite number.
@@ -53,10 +53,10 @@ class CsvBlock:
         try:
             numbers = texts.cast(pa.float64())
         except pa.ArrowInvalid:
-            raise self.fault(name, _first_refused(texts, pa.float64()), "a number") from None
+            raise self.fault(name, _first_refused(texts, pa.float64()), accepted) from None
         infinite = pc.index(pc.is_inf(numbers), True).as_py()
         if infinite >= 0:
-            raise self.fault(name, infinite, "a finite number")
+            raise self.fault(name, infinite, accepted)
         return pc.if_else(pc.is_nan(numbers), pa.scalar(None, type=pa.float64()), numbers)
 
     def integers(self, name: str) -> pa.Array:
@@ -92,7 +92,7 @@ def read_csv(path: Path, layout: CsvLayout, columns: Sequence[str]) -> Iterator[
     names = layout.names or _header(path, layout)
     for column in columns:
         if column not in names:
-            raise ConfigError(f"{path}: has no column {column!r}{_hint(column, names)}, expected {', '.join(names)}")
+            raise _no_column(path, column, names, layout)
     first_row = 0
     for batch in _batches(path, layout, names, columns):
         trimmed = {name: _clean(batch.column(name), layout) for name in columns}
@@ -116,7 +116,7 @@ def _batches(path: Path, layout: CsvLayout, names: Sequence[str], columns: Seque
         if found := _WRONG_WIDTH.search(str(error)):
             row, expected, got = map(int, found.groups())
             raise FormatError(
-                f"{path}: row {row - header_rows}: got {got} fields, expected {expected} "
+                f"{path}: row {row - header_rows}: got {got} {'field' if got == 1 else 'fields'}, expected {expected} "
                 f"separated by {layout.delimiter!r}"
             ) from None
         raise _unreadable(path, error) from error
@@ -157,6 +157,15 @@ def _first_refused(texts: pa.Array, number_type: pa.DataType) -> int:
         except pa.ArrowInvalid:
             high = middle
     return low
+
+
+def _no_column(path: Path, column: str, names: Sequence[str], layout: CsvLayout) -> ConfigError:
+    if len(names) == 1 and not layout.names:
+        return ConfigError(
+            f"{path}: has no column {column!r}; its header is the single column {names[0]!r}, expected names "
+            f"separated by {layout.delimiter!r} (--delimiter)"
+        )
+    return ConfigError(f"{path}: has no column {column!r}{_hint(column, names)}, expected {', '.join(names)}")
 
 
 def _hint(column: str, names: Sequence[str]) -> str:

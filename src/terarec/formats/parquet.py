@@ -149,7 +149,7 @@ def _array(table: pa.Table, name: str, where: str) -> pa.Array:
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # which copies even one chunk
     nulls = array.null_count or (array.flatten().null_count if pa.types.is_list(array.type) else 0)
     if nulls:
-        raise FormatError(f"{where}, column {name!r}: {nulls} nulls, expected none")
+        raise FormatError(f"{where}, column {name!r}: {nulls} {'null' if nulls == 1 else 'nulls'}, expected none")
     return array
 
 
