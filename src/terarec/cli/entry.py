@@ -1,4 +1,4 @@
-"""The console script: runs a command and turns whatever stops it into one line and an exit code."""
+"""Runs a command and turns whatever stops it into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -10,11 +10,6 @@ from collections.abc import Sequence
 from terarec.cli.app import Frame, app
 from terarec.cli.failures import DATA, Failure, failure_of
 from terarec.cli.show import print_json
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run ``terarec ARGUMENTS`` (those of the process by default) and exit with its code: see docs/cli.md."""
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
 def run(arguments: Sequence[str]) -> int:
