@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from terarec.errors import ConfigError, StorageError
-
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+from terarec.errors import StorageError
+from terarec.formats.atomic import _DISK_FULL, _flush
+from terarec.spec import FieldError
 
 
 @contextmanager
 def new_directory(out: Path) -> Iterator[Path]:
     """A directory beside `out` to write into, renamed to `out` when the block ends well and removed otherwise.
+
+    All that it holds is on the disk before it is renamed, and its new name is when the block ends.
 
     A kill leaves the directory beside (``<out>.partial-<process>``), and no `out`.
 
@@ -29,13 +30,18 @@ def new_directory(out: Path) -> Iterator[Path]:
     """
     out = out.resolve()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"out: {out} exists and is not empty, expected a new or an empty directory")
+        raise FieldError("", "out", f"{out} exists and is not empty, expected a new or an empty directory")
     partial = out.with_name(f"{out.name}.partial-{os.getpid()}")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         yield partial
+        _flush_tree(partial)
         os.replace(partial, out)
+        _flush(out.parent)
+    except StorageError as error:
+        # A file's own error names it where it was written; the user knows `out` alone.
+        raise StorageError(str(error).replace(str(partial), str(out))) from error
     except OSError as error:
         if isinstance(error, ValueError):  # a FormatError such as a missing source says all itself
             raise
@@ -44,3 +50,9 @@ def new_directory(out: Path) -> Iterator[Path]:
         raise StorageError(f"{out}: {what}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _flush_tree(directory: Path) -> None:
+    for path in directory.rglob("*"):
+        _flush(path)
+    _flush(directory)

@@ -1,0 +1,61 @@
+"""A directory appears whole and flushed, or not at all."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from terarec.errors import ConfigError, StorageError
+from terarec.formats import new_directory
+
+
+def test_all_files_are_on_the_disk_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    flushed: list[tuple[str, bool]] = []
+    sync = os.fsync
+
+    def watch(descriptor: int) -> None:
+        flushed.append((os.readlink(f"/proc/self/fd/{descriptor}"), out.exists()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watch)
+    with new_directory(out) as partial:
+        (partial / "train").mkdir()
+        (partial / "train" / "part").write_text("x")
+        (partial / "dataset.json").write_text("y")
+    inside = ("train", "train/part", "dataset.json")
+    assert set(flushed) == {
+        *((str(partial / name), False) for name in inside),
+        (str(partial), False),
+        (str(tmp_path), True),
+    }
+    assert (out / "train" / "part").read_text() == "x"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, number: int) -> None:
+    def write() -> None:
+        with new_directory(tmp_path / "out") as partial:
+            (partial / "part").write_text("x")
+            raise OSError(number, os.strerror(number))
+
+    with pytest.raises(StorageError, match="nothing was left behind"):
+        write()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_there_stays(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match=r"^out: .* exists and is not empty"), new_directory(tmp_path):
+        pass
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_that_does_not_fit_is_named_by_its_place(tmp_path: Path) -> None:
+    def write() -> None:
+        with new_directory(tmp_path / "out") as partial:
+            raise StorageError(f"{partial / 'part'}: File too large")
+
+    with pytest.raises(StorageError, match=rf"^{tmp_path / 'out' / 'part'}: File too large$"):
+        write()
