@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from terarec.errors import ConfigError
-from terarec.metrics.columns import FloatColumns, Values, as_columns
+from terarec.metrics.columns import FloatColumns, Values, as_columns, mean_over_labels
 
 
 class AUC:
@@ -72,8 +72,7 @@ class AUC:
 
     def compute(self) -> float:
         """The mean over the labels; NaN before the first update or if a label has seen one class only."""
-        values = self.per_label()
-        return sum(values) / len(values) if values else math.nan
+        return mean_over_labels(self.per_label())
 
     def _expect_labels(self, num_labels: int) -> None:
         if not self._positive:

@@ -1,6 +1,9 @@
-"""What the metrics share: scores and labels of a batch as checked columns."""
+"""What the metrics share: scores and labels of a batch as checked columns, and the mean over labels."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +34,11 @@ def as_columns(metric: str, scores: Values, labels: Values) -> tuple[FloatColumn
         row = int(bad.any(axis=1).argmax())
         raise ConfigError(f"{metric}.update: got NaN as the score of row {row}, expected numbers")
     return score_columns, label_columns
+
+
+def mean_over_labels(values: Sequence[float]) -> float:
+    """The mean of one value a label; NaN for no label."""
+    return sum(values) / len(values) if values else math.nan
 
 
 def _float32(values: Values) -> FloatColumns:

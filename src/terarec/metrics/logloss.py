@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 
 from terarec.errors import ConfigError
-from terarec.metrics.columns import Values, as_columns
+from terarec.metrics.columns import Values, as_columns, mean_over_labels
 
 
 class LogLoss:
@@ -55,8 +53,7 @@ class LogLoss:
 
     def compute(self) -> float:
         """The mean over samples and labels; NaN before the first sample."""
-        values = self.per_label()
-        return sum(values) / len(values) if values else math.nan
+        return mean_over_labels(self.per_label())
 
     def _add(self, total: npt.NDArray[np.float64], rows: int) -> None:
         if self._total is not None and len(self._total) != len(total):

@@ -99,8 +99,27 @@ class CountTable:
         return len(self._table)
 
 
-class Hex32Ids:
+class _Ids:
+    """Ids of the values that a compiled table holds."""
+
+    __slots__ = ("_table",)
+    _table: Any
+
+    def find_list(self, values: list[Any]) -> NDArray[np.int64]:
+        """Ids int64[n] of Python values; the class says which it takes and which are missing.
+
+        Raises:
+            RefusedValueError: any other value.
+        """
+        ids = np.empty(len(values), dtype=np.int64)
+        _accept(self._table.find_list(values, ids))
+        return ids
+
+
+class Hex32Ids(_Ids):
     """Ids of 32-bit values: 0 missing, 1 not in the list, i + 2 for ``values[i]``.
+
+    `find_list` takes hexadecimal strings; None and ``""`` are missing.
 
     Args:
         values: uint32[V].
@@ -109,7 +128,7 @@ class Hex32Ids:
         ValueError: a value occurs twice.
     """
 
-    __slots__ = ("_table",)
+    __slots__ = ()
 
     def __init__(self, values: NDArray[np.uint32]) -> None:
         self._table = _encoding.Hex32Ids(values)
@@ -131,19 +150,11 @@ class Hex32Ids:
         _accept(self._table.find_text(text, offsets, ids))
         return ids
 
-    def find_list(self, values: list[Any]) -> NDArray[np.int64]:
-        """Ids int64[n] of hexadecimal strings; None and ``""`` are missing.
 
-        Raises:
-            RefusedValueError: anything else.
-        """
-        ids = np.empty(len(values), dtype=np.int64)
-        _accept(self._table.find_list(values, ids))
-        return ids
-
-
-class Int64Ids:
+class Int64Ids(_Ids):
     """Ids of 64-bit integers: 0 missing, 1 not in the list, i + 2 for ``values[i]``.
+
+    `find_list` takes Python or NumPy integers, but no truth values nor integers beyond 64 bits; None is missing.
 
     Args:
         values: int64[V].
@@ -152,7 +163,7 @@ class Int64Ids:
         ValueError: a value occurs twice.
     """
 
-    __slots__ = ("_table",)
+    __slots__ = ()
 
     def __init__(self, values: NDArray[np.int64]) -> None:
         self._table = _encoding.Int64Ids(values)
@@ -163,19 +174,11 @@ class Int64Ids:
         self._table.find_all(keys, ids)
         return ids
 
-    def find_list(self, values: list[Any]) -> NDArray[np.int64]:
-        """Ids int64[n] of Python or NumPy integers; None is missing.
 
-        Raises:
-            RefusedValueError: anything else, truth values and integers beyond 64 bits included.
-        """
-        ids = np.empty(len(values), dtype=np.int64)
-        _accept(self._table.find_list(values, ids))
-        return ids
-
-
-class TextIds:
+class TextIds(_Ids):
     """Ids of texts, compared byte by byte: 0 missing, 1 not in the list, i + 2 for text i.
+
+    `find_list` takes strings without lone surrogates; None and ``""`` are missing.
 
     Args:
         text: uint8[n], UTF-8; copied.
@@ -185,7 +188,7 @@ class TextIds:
         ValueError: a text occurs twice.
     """
 
-    __slots__ = ("_table",)
+    __slots__ = ()
 
     def __init__(self, text: NDArray[np.uint8], offsets: NDArray[np.int64]) -> None:
         self._table = _encoding.TextIds(text, offsets)
@@ -194,16 +197,6 @@ class TextIds:
         """Ids int64[n] of n texts; an empty one is missing."""
         ids = np.empty(len(offsets) - 1, dtype=np.int64)
         self._table.find_text(text, offsets, ids)
-        return ids
-
-    def find_list(self, values: list[Any]) -> NDArray[np.int64]:
-        """Ids int64[n] of strings; None and ``""`` are missing.
-
-        Raises:
-            RefusedValueError: anything else, lone surrogates included.
-        """
-        ids = np.empty(len(values), dtype=np.int64)
-        _accept(self._table.find_list(values, ids))
         return ids
 
 

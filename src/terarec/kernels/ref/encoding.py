@@ -129,8 +129,8 @@ class CountTable:
 class _Ids:
     """Ids of any hashable values in a dict."""
 
-    def __init__(self, values: list[Any]) -> None:
-        self._ids = {value: position + _FIRST_ID for position, value in enumerate(values)}
+    def __init__(self, values: NDArray[Any]) -> None:
+        self._ids = {value: position + _FIRST_ID for position, value in enumerate(values.tolist())}
         if len(self._ids) != len(values):
             raise ValueError("a value occurs twice")
 
@@ -150,11 +150,16 @@ class _Ids:
         return ids
 
 
-class Hex32Ids(_Ids):
-    """Ids of 32-bit values: 0 missing, 1 not in the list, i + 2 for ``values[i]``."""
+class _SpelledIds(_Ids):
+    """Ids of values that raw data spells as text."""
 
-    def __init__(self, values: NDArray[np.uint32]) -> None:
-        super().__init__(values.tolist())
+    def find_text(self, text: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Ids int64[n] of n texts; an empty one is missing."""
+        return self.find_list(_split(text, offsets))
+
+
+class Hex32Ids(_SpelledIds):
+    """Ids of 32-bit values: 0 missing, 1 not in the list, i + 2 for ``values[i]``."""
 
     def find_all(
         self, keys: NDArray[np.uint32], missing: NDArray[np.uint64], bit: int, out: NDArray[Id]
@@ -163,10 +168,6 @@ class Hex32Ids(_Ids):
         found = np.array([self._ids.get(key, _RARE_ID) for key in keys.tolist()], dtype=out.dtype)
         out[:] = np.where(_is_set(missing, bit), _MISSING_ID, found)
         return out
-
-    def find_text(self, text: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Ids int64[n] of hexadecimal texts; an empty one is missing."""
-        return self.find_list(_split(text, offsets))
 
     def _read(self, value: Any) -> Any:
         if value is None or (isinstance(value, str) and value == ""):
@@ -178,9 +179,6 @@ class Hex32Ids(_Ids):
 
 class Int64Ids(_Ids):
     """Ids of 64-bit integers: 0 missing, 1 not in the list, i + 2 for ``values[i]``."""
-
-    def __init__(self, values: NDArray[np.int64]) -> None:
-        super().__init__(values.tolist())
 
     def find_all(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Ids int64[n] of ``keys int64[n]``, none of them missing."""
@@ -196,15 +194,11 @@ class Int64Ids(_Ids):
         return int(value)
 
 
-class TextIds(_Ids):
+class TextIds(_SpelledIds):
     """Ids of texts: 0 missing, 1 not in the list, i + 2 for text i."""
 
     def __init__(self, text: NDArray[np.uint8], offsets: NDArray[np.int64]) -> None:
-        super().__init__(_split(text, offsets))
-
-    def find_text(self, text: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Ids int64[n] of n texts; an empty one is missing."""
-        return self.find_list(_split(text, offsets))
+        super().__init__(np.array(_split(text, offsets), dtype=object))
 
     def _read(self, value: Any) -> Any:
         if value is None or (isinstance(value, str) and value == ""):
