@@ -63,11 +63,14 @@ def staged(directory: Path, step: int) -> Iterator[Path]:
             _flush(path)
         partial.rename(target)
         _flush(directory)
-    except OSError as error:
+    except (OSError, StorageError) as error:
+        # What writes a file says of it that nothing was left behind; here it is the checkpoint that counts.
+        reason = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(reason, OSError):
+            raise
         raise StorageError(
-            f"{target}: the checkpoint could not be written: {error.strerror or error} ({error.filename or partial}); "
-            "earlier checkpoints are whole"
-        ) from error
+            f"{target}: the checkpoint could not be written: {_words(reason)}; {_left(directory)}"
+        ) from (error)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -76,6 +79,18 @@ def keep_newest(directory: Path, count: int) -> None:
     """Remove all whole checkpoints below `directory` but the `count` newest."""
     for path in whole(directory)[:-count]:
         _remove(path)
+
+
+def _words(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno is not None else str(error)
+
+
+def _left(directory: Path) -> str:
+    """What a failed save leaves."""
+    checkpoints = whole(directory)
+    if not checkpoints:
+        return "there is no earlier one"
+    return f"earlier checkpoints are whole; go on from {checkpoints[-1].name} with --resume"
 
 
 def _remove_leftovers(directory: Path) -> None:
