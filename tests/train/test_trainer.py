@@ -79,7 +79,7 @@ def test_callbacks_hear_everything_in_order(spec):
     ]
     assert (report.steps, report.samples, trainer.epoch) == (5, 2500, 2)
     assert report.samples_per_second == pytest.approx(2500 / report.seconds)
-    assert report.best_auc >= report.evaluation.auc
+    assert report.highest_auc >= report.evaluation.auc
     assert report.peak_memory_bytes > 10**7
 
 
@@ -99,7 +99,7 @@ def test_without_validation_there_is_no_evaluation(spec):
     trainer, reader = make_trainer(spec, TrainingSpec(batch_size=500, eval_every=1))
     report = trainer.fit(reader)
     assert report.evaluation is None
-    assert report.best_auc is None
+    assert report.highest_auc is None
 
 
 def test_nothing_to_train_on(spec):

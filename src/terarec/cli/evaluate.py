@@ -28,11 +28,13 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     from terarec.train.columns import check_columns
     from terarec.train.evaluation import evaluate as score
     from terarec.train.memory import peak_memory_bytes
+    from terarec.train.run_dir import RunDirectory, check_run
 
+    check_run(options.run)
     model, spec, trained_on, _ = load_model(options.run)
     training = spec.training
     reader = Reader(options.data, split=options.split, batch_size=training.batch_size, threads=training.reader_threads)
-    check_columns(reader.spec, trained_on)
+    check_columns(reader.spec, options.data, trained_on, RunDirectory(options.run).dataset)
     total = reader.spec.num_rows(options.split)
     with show.progress("evaluating", "samples") as progress:
         found = score(model, reader, precision=training.precision, progress=lambda done: progress(done, total))

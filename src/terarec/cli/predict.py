@@ -25,6 +25,7 @@ class PredictOptions:
 def predict(options: PredictOptions, show: Show) -> None:
     """Write the scores of a data set to a Parquet file."""
     from terarec.formats import read_dataset
+    from terarec.train.memory import peak_memory_bytes
     from terarec.train.predict import predict as score
 
     total = read_dataset(options.data).num_rows(options.split)
@@ -32,6 +33,5 @@ def predict(options: PredictOptions, show: Show) -> None:
         report = score(
             options.run, options.data, options.split, options.out, progress=lambda done: progress(done, total)
         )
-    show.result(
-        f"Scores in {options.out}", {"out": str(options.out), "split": options.split, **dataclasses.asdict(report)}
-    )
+    figures = {"out": str(options.out), "split": options.split, **dataclasses.asdict(report)}
+    show.result(f"Scores in {options.out}", {**figures, "peak_memory_bytes": peak_memory_bytes()})

@@ -21,6 +21,8 @@ def train(options: TrainOptions, show: Show) -> None:
     from terarec.train.run import build
 
     run = build(spec, options.out, callbacks=[ProgressBar(show.progress_console)])
+    if options.resume and not run.directory.has_checkpoint:
+        show.line(f"{options.out}: no checkpoint to resume from, starting from the first step")
     report = run.fit(resume=options.resume)
     show.result(f"Trained {options.out}", _figures(run, report, _draw(options.out, show)))
 
@@ -43,7 +45,7 @@ def _figures(run: Run, report: FitReport, page: Path | None) -> dict[str, Any]:
         "model": run.spec.model.kind,
         "auc": evaluation.auc if evaluation is not None else None,
         "logloss": evaluation.logloss if evaluation is not None else None,
-        "highest_auc": report.best_auc,
+        "highest_auc": report.highest_auc,
         "best_auc": run.dataset.best_auc,
         "loss": report.loss,
         "steps": report.steps,

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import filecmp
+from pathlib import Path
+
 from terarec.errors import ConfigError
-from terarec.spec import DatasetSpec
+from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, VocabularyEncoder
 
 
-def check_columns(dataset: DatasetSpec, trained_on: DatasetSpec) -> None:
-    """Raise `ConfigError` unless `dataset` has the columns of `trained_on`, with the same rows, in the same order."""
+def check_columns(dataset: DatasetSpec, directory: Path, trained_on: DatasetSpec, trained_directory: Path) -> None:
+    """Raise `ConfigError` unless `dataset` has the columns of `trained_on`: names, order, rows, encoders.
+
+    Equal rows are not enough: ids that were learnt on other logs mean other things. So vocabularies are compared to the
+    byte.
+
+    Args:
+        dataset: what is to be read.
+        directory: where it is.
+        trained_on: what the model knows.
+        trained_directory: where its vocabularies are, ``RUN/dataset``.
+    """
     if dataset.column_names != trained_on.column_names:
         raise ConfigError(
             f"data set {dataset.name!r}: got the columns {', '.join(dataset.column_names)}, "
@@ -19,3 +32,21 @@ def check_columns(dataset: DatasetSpec, trained_on: DatasetSpec) -> None:
                 f"data set {dataset.name!r}, column {column.name!r}: {column.rows} rows, expected {known.rows} as in "
                 "training; were its ids learnt anew?"
             )
+    for one, other in zip(_columns(dataset), _columns(trained_on), strict=True):
+        if one != other:
+            raise ConfigError(
+                f"data set {dataset.name!r}, column {one.name!r}: encoded otherwise than in training, expected the "
+                f"encoder in {trained_directory}; was it learnt anew?"
+            )
+    for column in dataset.categorical:
+        if isinstance(column.encoder, VocabularyEncoder):
+            file = column.encoder.file
+            if not filecmp.cmp(directory / file, trained_directory / file, shallow=False):
+                raise ConfigError(
+                    f"data set {dataset.name!r}, column {column.name!r}: {file} is not that of the training in "
+                    f"{trained_directory}; were its ids learnt anew?"
+                )
+
+
+def _columns(dataset: DatasetSpec) -> tuple[LabelColumn | DenseColumn | CategoricalColumn, ...]:
+    return (*dataset.labels, *dataset.dense, *dataset.categorical)

@@ -19,7 +19,7 @@ class FitReport:
         samples_per_second: samples / seconds.
         loss: of the last step's batch; NaN if there was no step.
         evaluation: the last one; None without a validation split.
-        best_auc: the highest AUC of all evaluations of the run, or None.
+        highest_auc: the highest AUC of all evaluations of the run, or None.
         peak_memory_bytes: most physical memory that this process ever held.
         checkpoint: the newest checkpoint, if the run writes any.
     """
@@ -30,6 +30,6 @@ class FitReport:
     samples_per_second: float
     loss: float
     evaluation: Evaluation | None
-    best_auc: float | None
+    highest_auc: float | None
     peak_memory_bytes: int
     checkpoint: Path | None = None

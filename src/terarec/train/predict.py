@@ -11,10 +11,12 @@ import pyarrow.parquet as pq
 import torch
 
 from terarec.data import Reader
+from terarec.errors import ConfigError
 from terarec.formats import AtomicFile
 from terarec.metrics import Throughput
 from terarec.models.artifact import load_model
 from terarec.train.columns import check_columns
+from terarec.train.run_dir import RunDirectory, check_run
 from terarec.train.scoring import score
 
 
@@ -49,15 +51,19 @@ def predict(
         progress: called after every batch with the samples done.
 
     Raises:
-        ConfigError: the data set lacks the split, or its columns are not those of the run.
+        ConfigError: the data set lacks the split, or its columns are not those of the run; `out` is a directory.
+        DataNotFoundError: `run_dir` is no run, or holds no whole checkpoint.
         FormatError: a damaged file.
         StorageError: the disk is full.
     """
+    if out.is_dir():
+        raise ConfigError(f"out: {out} is a directory, expected a Parquet file to write")
+    check_run(run_dir)
     throughput = Throughput()
     model, spec, trained_on, _ = load_model(run_dir)
     training = spec.training
     reader = Reader(dataset, split=split, batch_size=training.batch_size, threads=training.reader_threads)
-    check_columns(reader.spec, trained_on)
+    check_columns(reader.spec, dataset, trained_on, RunDirectory(run_dir).dataset)
     names = [label.name for label in trained_on.labels]
     scores = ["score"] if len(names) == 1 else [f"score_{name}" for name in names]
     schema = pa.schema([(name, pa.float32()) for name in (*scores, *names)])

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from terarec.checkpoint import latest, load, whole
+from terarec.checkpoint import latest, load
 from terarec.data import Reader
 from terarec.errors import RunInterruptedError
 from terarec.formats import read_dataset
@@ -84,26 +84,33 @@ class Run:
                 if there is none yet.
 
         Raises:
-            ConfigError: the directory holds a run and `resume` is false, or the run to resume was described otherwise.
+            ConfigError: the directory holds a run and `resume` is false, or something that is no run; another training
+                runs there; or the run to resume was described otherwise, or had other columns or encoders.
             FormatError: the data set or a checkpoint is damaged.
             StorageError: memory or disk is full; earlier checkpoints are whole.
             TrainingError: the loss is NaN or infinite; the last checkpoint stays.
             RunInterruptedError: SIGINT or SIGTERM; a checkpoint of the last step is there to resume from.
+
+        Whatever is raised: without a checkpoint nothing stays of this start, and a run that is refused stays as it was.
         """
+        with self.directory.taken():
+            self.directory.check(self.spec, self.dataset, resume=resume)
+            return self._fit()
+
+    def _fit(self) -> FitReport:
         training = self.spec.training
-        self.directory.check(self.spec, resume=resume)
         train_reader = self.reader("train")
         has_valid = training.eval_split in self.dataset.splits and self.dataset.num_rows(training.eval_split) > 0
         valid_reader = self.reader(training.eval_split) if has_valid else None
         keep_freed_memory()
         if training.threads is not None:
             torch.set_num_threads(training.threads)
-        self.directory.begin(self.spec, self.dataset)
-        if whole(self.directory.checkpoints):
+        if self.directory.has_checkpoint:
             self._checkpointing.newest = latest(self.directory.checkpoints)
             restore(self.trainer, train_reader, load(self._checkpointing.newest))
         else:
             torch.manual_seed(training.seed)
+        self.directory.begin(self.spec, self.dataset)  # a run that could not be restored keeps its description
         try:
             report = self.trainer.fit(train_reader, valid_reader)
         except RunInterruptedError as error:

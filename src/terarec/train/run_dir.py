@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from terarec.checkpoint import whole
 from terarec.config import load_run, save_run
-from terarec.errors import ConfigError
-from terarec.formats import AtomicFile, write_dataset
+from terarec.errors import ConfigError, DataNotFoundError
+from terarec.formats import AtomicFile, read_dataset, write_dataset
+from terarec.formats.atomic import PARTIAL_SUFFIX
 from terarec.models.artifact import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
-from terarec.spec import DatasetSpec, RunSpec, TrainingSpec, VocabularyEncoder
+from terarec.spec import DatasetSpec, RunSpec, VocabularyEncoder, to_data
+from terarec.train.columns import check_columns
+from terarec.train.run_lock import exclusive
 
 METRICS_FILE = "metrics.jsonl"
 
+_LOCK_FILE = ".lock"
+_NAMES = frozenset(
+    {RUN_FILE, DATASET_DIRECTORY, CHECKPOINT_DIRECTORY, METRICS_FILE, "report.html", _LOCK_FILE}
+)  # what a start that was killed may leave
 _MAY_CHANGE = frozenset(
     {
-        "epochs",
-        "max_steps",
-        "eval_split",
-        "eval_every",
-        "checkpoint_every",
-        "keep_checkpoints",
-        "threads",
-        "reader_threads",
+        "data",
+        "training.epochs",
+        "training.max_steps",
+        "training.eval_split",
+        "training.eval_every",
+        "training.checkpoint_every",
+        "training.keep_checkpoints",
+        "training.threads",
+        "training.reader_threads",
     }
 )
-"""Fields of `TrainingSpec` that a resumed run may set anew; any other would change what the steps so far meant."""
+"""Fields of `RunSpec` that a resumed run may set anew; any other would change what the steps so far meant."""
 
 
 class RunDirectory:
@@ -48,40 +60,107 @@ class RunDirectory:
         self.checkpoints = path / CHECKPOINT_DIRECTORY
         self.metrics = path / METRICS_FILE
 
-    def check(self, spec: RunSpec, *, resume: bool) -> None:
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Keep the directory, made if need be, to one training while the block runs.
+
+        If the block fails before there is a checkpoint, what it has put here is removed again.
+
+        Raises:
+            ConfigError: `path` holds something else than a run, or another training runs there.
+        """
+        self._check_is_run_or_empty()
+        is_new = not self.path.exists()
+        self.path.mkdir(parents=True, exist_ok=True)
+        before = {entry.name for entry in self.path.iterdir()}
+        try:
+            with exclusive(self.path / _LOCK_FILE):
+                try:
+                    yield
+                except BaseException:
+                    if not self.has_checkpoint:
+                        self._remove_all_but(before)
+                    raise
+        finally:
+            if is_new and not any(self.path.iterdir()):
+                self.path.rmdir()
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is a whole checkpoint to go on from."""
+        return bool(whole(self.checkpoints))
+
+    def check(self, spec: RunSpec, dataset: DatasetSpec, *, resume: bool) -> None:
         """Raise `ConfigError` if training `spec` here would spoil what is here.
 
-        That is so if there are checkpoints and `resume` is false, or if `spec` differs from the run to resume in
-        anything but how long to go on, how often to save and score, and how many threads to use.
+        That is so if there are checkpoints and `resume` is false, if `spec` differs from the run to resume in anything
+        but how long to go on, how often to save and score, and how many threads to use, or if `dataset`, that of
+        `spec`, has other columns or encoders.
         """
-        if not whole(self.checkpoints):
+        if not self.has_checkpoint:
             return
         if not resume:
             raise ConfigError(f"{self.path}: holds the checkpoints of a run, expected an empty directory, or --resume")
-        before = load_run(self.run_file)
-        for field in dataclasses.fields(RunSpec):
-            old, new = getattr(before, field.name), getattr(spec, field.name)
-            if field.name == "training":
-                old, new = _lasting(old), _lasting(new)
-            if field.name != "data" and old != new:
-                raise ConfigError(f"{self.run_file}: {field.name} is {old}, got {new}; a resumed run cannot change it")
+        for path, old, new in _differences(to_data(load_run(self.run_file)), to_data(spec)):
+            if path not in _MAY_CHANGE:
+                raise ConfigError(
+                    f"{self.run_file}: {path} is {json.dumps(old)}, got {json.dumps(new)}; "
+                    "a resumed run cannot change it"
+                )
+        check_columns(dataset, Path(spec.data), read_dataset(self.dataset), self.dataset)
 
     def begin(self, spec: RunSpec, dataset: DatasetSpec) -> None:
         """Write ``run.json`` and the description of the data, as serving needs it: columns and vocabularies."""
-        self.path.mkdir(parents=True, exist_ok=True)
         for column in dataset.categorical:
             if isinstance(column.encoder, VocabularyEncoder):
                 _copy(Path(spec.data) / column.encoder.file, self.dataset / column.encoder.file)
         write_dataset(dataclasses.replace(dataset, splits={}), self.dataset)
         save_run(spec, self.run_file)
 
+    def _check_is_run_or_empty(self) -> None:
+        expected = "expected a new or an empty directory, or a RUN"
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise ConfigError(f"out: {self.path} is a file, {expected}")
+        strangers = {entry.name.removesuffix(PARTIAL_SUFFIX) for entry in self.path.iterdir()} - _NAMES
+        if strangers and not (self.run_file.is_file() and self.dataset.is_dir()):
+            raise ConfigError(f"out: {self.path} holds {min(strangers)!r} and is no run, {expected}")
 
-def _lasting(training: TrainingSpec) -> dict[str, object]:
-    return {
-        field.name: getattr(training, field.name)
-        for field in dataclasses.fields(training)
-        if field.name not in _MAY_CHANGE
-    }
+    def _remove_all_but(self, names: set[str]) -> None:
+        """Remove what a run consists of, save what is named."""
+        for name in {entry.name for entry in self.path.iterdir()} & _NAMES - names - {_LOCK_FILE}:
+            path = self.path / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def check_run(path: Path) -> None:
+    """Raise unless `path` looks like a RUN.
+
+    Raises:
+        DataNotFoundError: there is no such directory, or it is no run; names the run if `path` lies within one.
+    """
+    if not path.is_dir():
+        raise DataNotFoundError(
+            f"{path}: no such directory, expected a RUN made by 'terarec train', which holds {RUN_FILE}"
+        )
+    if not (path / RUN_FILE).is_file():
+        around = [parent for parent in path.absolute().parents[:2] if (parent / RUN_FILE).is_file()]
+        expected = f"the RUN around it, {around[0]}" if around else "a RUN made by 'terarec train'"
+        raise DataNotFoundError(f"{path}: holds no {RUN_FILE}, expected {expected}")
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any], parent: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """JSON path, old value and new value wherever two objects differ; a field that is left out is None."""
+    for name in {**old, **new}:  # in the order of the fields, "kind" first
+        one, other = old.get(name), new.get(name)
+        if isinstance(one, dict) and isinstance(other, dict):
+            yield from _differences(one, other, f"{parent}{name}.")
+        elif one != other:
+            yield f"{parent}{name}", one, other
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -47,7 +47,7 @@ class Trainer:
         samples: samples done.
         loss: of the last step's batch.
         evaluation: the last one of this object, or None.
-        best_auc: highest AUC so far, or None.
+        highest_auc: highest AUC so far, or None.
         reader: the train reader while `fit` runs.
 
     Args:
@@ -74,7 +74,7 @@ class Trainer:
         self.step = self.epoch = self.samples = 0
         self.loss = math.nan
         self.evaluation: Evaluation | None = None
-        self.best_auc: float | None = None
+        self.highest_auc: float | None = None
         self.reader: BatchReader | None = None
         self._evaluated_step = -1
         self._evaluation_seconds = 0.0
@@ -123,7 +123,7 @@ class Trainer:
             samples_per_second=samples / seconds,
             loss=self.loss,
             evaluation=self.evaluation,
-            best_auc=self.best_auc,
+            highest_auc=self.highest_auc,
             peak_memory_bytes=peak_memory_bytes(),
         )
 
@@ -158,12 +158,12 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """How far the training is, as JSON data."""
-        return {"step": self.step, "epoch": self.epoch, "samples": self.samples, "best_auc": self.best_auc}
+        return {"step": self.step, "epoch": self.epoch, "samples": self.samples, "highest_auc": self.highest_auc}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` gave."""
         self.step, self.epoch, self.samples = state["step"], state["epoch"], state["samples"]
-        self.best_auc = state["best_auc"]
+        self.highest_auc = state["highest_auc"]
 
     def _run(self, train_reader: BatchReader, valid_reader: BatchReader | None) -> None:
         try:
@@ -205,7 +205,7 @@ class Trainer:
         self.evaluation, self._evaluated_step = evaluation, self.step
         self._evaluation_seconds += evaluation.seconds
         if not math.isnan(evaluation.auc):
-            self.best_auc = max(evaluation.auc, self.best_auc or 0.0)
+            self.highest_auc = max(evaluation.auc, self.highest_auc or 0.0)
         for callback in self.callbacks:
             callback.on_evaluation(self, evaluation)
 

@@ -1,0 +1,152 @@
+"""What a refused, failed or second training leaves as it was."""
+
+import dataclasses
+import shutil
+
+import numpy as np
+import pytest
+
+from terarec.errors import ConfigError, StorageError, TrainingError
+from terarec.formats import ParquetShardWriter, write_dataset
+from terarec.models.artifact import load_model
+from terarec.spec import (
+    CategoricalColumn,
+    DatasetSpec,
+    DenseColumn,
+    LabelColumn,
+    RunSpec,
+    SGDSpec,
+    ShardSpec,
+    StandardizeEncoder,
+    TrainingSpec,
+    VocabularyEncoder,
+    WideDeepSpec,
+)
+from terarec.train import Callback, build, predict
+from tests.train.small_run import changed
+
+
+def write_shops(directory, *, rows=6, mean=1.0, vocabulary=b"a b c"):
+    """A data set of one number and one id with their encoders."""
+    spec = DatasetSpec(
+        name="shops",
+        storage="parquet",
+        labels=(LabelColumn(name="y"),),
+        dense=(DenseColumn(name="x", encoder=StandardizeEncoder(mean=mean, deviation=1.0)),),
+        categorical=(CategoricalColumn(name="shop", rows=rows, encoder=VocabularyEncoder(file="v/shop.parquet")),),
+        splits={"train": (ShardSpec(file="train/part-00000.parquet", rows=60),)},
+    )
+    writer = ParquetShardWriter(directory / "train/part-00000.parquet", spec)
+    keys = np.arange(60) % 5
+    writer.write((keys > 2).astype(np.float32)[:, None], np.ones((60, 1), np.float32), [keys])
+    writer.close()
+    (directory / "v").mkdir()
+    (directory / "v/shop.parquet").write_bytes(vocabulary)
+    write_dataset(spec, directory)
+    return directory
+
+
+def shops_run(data, out, **training):
+    training = TrainingSpec(**{"batch_size": 30, "epochs": 1, **training})
+    return build(RunSpec(data=str(data), model=WideDeepSpec(width=2, hidden=(4,)), training=training), out)
+
+
+def content(directory):
+    return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"rows": 7}, "column 'shop': 7 rows, expected 6 as in training"),
+        ({"mean": 2.0}, "column 'x': encoded otherwise than in training"),
+        ({"vocabulary": b"c b a"}, r"column 'shop': v/shop\.parquet is not that of the training"),
+    ],
+)
+def test_data_that_was_encoded_otherwise_is_refused_and_the_run_stays(tmp_path, other, told):
+    data = write_shops(tmp_path / "data")
+    shops_run(data, tmp_path / "RUN").fit()
+    before = content(tmp_path / "RUN")
+    strange = write_shops(tmp_path / "strange", **other)
+    with pytest.raises(ConfigError, match=f"data set 'shops', {told}"):
+        shops_run(strange, tmp_path / "RUN", epochs=2).fit(resume=True)
+    with pytest.raises(ConfigError, match=told):
+        predict(tmp_path / "RUN", strange, "train", tmp_path / "scores.parquet")
+    assert content(tmp_path / "RUN") == before
+    moved = shutil.move(data, tmp_path / "moved")
+    assert shops_run(moved, tmp_path / "RUN", epochs=2).fit(resume=True).steps == 4
+    assert predict(tmp_path / "RUN", moved, "train", tmp_path / "scores.parquet").rows == 60
+
+
+def test_a_run_that_cannot_be_restored_keeps_its_description(tmp_path, spec):
+    build(changed(spec, max_steps=1), tmp_path).fit()
+    table = next(tmp_path.rglob("item-*.safetensors"))
+    table.write_bytes(table.read_bytes()[::-1])
+    before = content(tmp_path)
+    with pytest.raises(Exception, match="item-00000"):
+        build(changed(spec, max_steps=2), tmp_path).fit(resume=True)
+    assert content(tmp_path) == before
+
+
+def test_one_training_at_a_time(tmp_path, spec):
+    refusals = []
+
+    class Second(Callback):
+        def on_step(self, trainer):
+            with pytest.raises(ConfigError, match="another training runs there") as caught:
+                build(spec, tmp_path / "RUN").fit(resume=trainer.step == 2)
+            refusals.append(caught.value)
+
+    build(changed(spec, max_steps=2, checkpoint_every=1), tmp_path / "RUN", callbacks=[Second()]).fit()
+    assert len(refusals) == 2
+    assert load_model(tmp_path / "RUN").step == 2
+    assert not (tmp_path / "RUN/.lock").exists()
+
+
+def test_the_lock_file_of_a_killed_training_holds_nobody_up(tmp_path, spec):
+    (tmp_path / ".lock").touch()
+    assert build(changed(spec, max_steps=1), tmp_path).fit().steps == 1
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path, spec):
+    (tmp_path / "notes.txt").write_text("mine")
+    for resume in (False, True):
+        with pytest.raises(ConfigError, match=r"holds 'notes\.txt' and is no run, expected a new or an empty"):
+            build(spec, tmp_path).fit(resume=resume)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+class FailAtStart(Callback):
+    def on_start(self, trainer):
+        raise StorageError("no")
+
+
+class PressAtStep1(Callback):
+    def on_step(self, trainer):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("callback", [FailAtStart(), PressAtStep1()])
+@pytest.mark.parametrize("place", ["new", "empty"])
+def test_a_start_that_fails_before_its_first_checkpoint_leaves_nothing(tmp_path, spec, callback, place):
+    out = tmp_path / "RUN"
+    if place == "empty":
+        out.mkdir()
+    with pytest.raises((StorageError, KeyboardInterrupt)):
+        build(spec, out, callbacks=[callback]).fit()
+    assert [path.name for path in tmp_path.rglob("*")] == (["RUN"] if place == "empty" else [])
+
+
+def test_a_loss_that_is_no_number_before_any_checkpoint_leaves_nothing(tmp_path, spec):
+    wild = dataclasses.replace(spec, dense_optimizer=SGDSpec(lr=1e30), sparse_optimizer=SGDSpec(lr=1e30))
+    with pytest.raises(TrainingError):
+        build(wild, tmp_path / "RUN").fit()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_start_left_may_be_begun_anew(tmp_path, spec):
+    run = build(spec, tmp_path)
+    run.directory.begin(run.spec, run.dataset)
+    (tmp_path / "run.json.partial").touch()
+    assert build(changed(spec, max_steps=1, seed=9), tmp_path).fit().steps == 1
+    assert load_model(tmp_path).spec.training.seed == 9
