@@ -122,11 +122,62 @@ def test_a_full_disk_leaves_nothing_half_written(
         message = refused(*arguments, "--out", out, code=1)
         assert refusal in message
         assert str(out) in message
-        if command == "train":
-            assert whole(out / "checkpoints") == []
-            assert not list(out.rglob("*.partial"))
-        else:
-            assert list(tmp_path.iterdir()) == []
+        assert ".partial" not in message
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_leaves_the_earlier_checkpoints(workshop: Workshop, tmp_path: Path) -> None:
+    shape = ["--width", "64", "--bottom", "64", "--top", "64", "--data", workshop.data]
+    out = tmp_path / "run"
+    figures("train", *shape, "--out", out, "--set", "training.max_steps=1", "--batch-size", 128)
+    with small_files(tmp_path, 60_000):
+        message = refused("train", "--out", out, "--resume", "--set", "training.max_steps=none", code=1)
+    newest = out / "checkpoints/step-00000012"
+    assert message == (
+        f"{newest}: the checkpoint could not be written: File too large; "
+        "earlier checkpoints are whole; go on from step-00000001 with --resume"
+    )
+    assert [path.name for path in whole(out / "checkpoints")] == ["step-00000001"]
+
+
+def test_resuming_where_there_is_nothing_says_that_it_starts(workshop: Workshop, tmp_path: Path) -> None:
+    train = ["train", "--data", workshop.data, "--out", tmp_path / "run", *SHAPE, "--set", "training.max_steps=1"]
+    assert "no checkpoint to resume from, starting from the first step" in terarec(*train, "--resume").out
+    again = terarec("train", "--out", tmp_path / "run", "--resume", "--set", "training.max_steps=2")
+    assert again.code == 0, again.err
+    assert "no checkpoint" not in again.out
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_place_that_cannot_be_written_is_refused_first(workshop: Workshop, tmp_path: Path) -> None:
+    before = files(workshop.data)
+    assert "is no run, expected a new or an empty directory, or a RUN" in refused(
+        "train", "--data", workshop.data, "--out", workshop.data, code=2
+    )
+    assert files(workshop.data) == before
+    path = tmp_path / "file"
+    path.write_text("mine")
+    assert f"{path} is a file, expected a new or an empty directory" in refused(
+        "train", "--data", workshop.data, "--out", path, code=2
+    )
+    message = refused("predict", workshop.run, "--data", workshop.data, "--out", tmp_path, code=2)
+    assert message == f"out: {tmp_path} is a directory, expected a Parquet file to write"
+    assert files(tmp_path) == {"file": b"mine"}
+
+
+@pytest.mark.parametrize("command", [["evaluate"], ["predict", "--out", "scores.parquet"]])
+def test_what_is_no_run_is_told(workshop: Workshop, tmp_path: Path, command: list[str]) -> None:
+    end = ["--data", workshop.data]
+    told = refused(*command, tmp_path / "nope", *end, code=1)
+    assert "nope: no such directory, expected a RUN made by 'terarec train'" in told
+    assert "expected a RUN made by 'terarec train'" in refused(*command, workshop.data, *end, code=1)
+    newest = whole(workshop.run / "checkpoints")[-1]
+    for inside in (newest, newest.parent):
+        told = refused(*command, inside, *end, code=1)
+        assert told == f"{inside}: holds no run.json, expected the RUN around it, {workshop.run}"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

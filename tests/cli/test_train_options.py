@@ -1,9 +1,11 @@
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from terarec.cli.train_options import TrainOptions, run_spec
+from terarec.config import save_run
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.spec import AdaGradSpec, DLRMSpec, RunSpec, SGDSpec, WideDeepSpec
 
@@ -58,6 +60,18 @@ def test_the_file_comes_first_then_flags_then_set(tmp_path: Path) -> None:
     assert spec.data == str(tmp_path / "d")
     assert spec.model == DLRMSpec(width=16, bottom=(8, 16), top=(2,))
     assert (spec.training.epochs, spec.training.max_steps, spec.training.seed) == (7, 10, 1)
+
+
+def test_a_resumed_run_is_described_by_itself(tmp_path: Path) -> None:
+    before = RunSpec(data="/d", model=DLRMSpec(width=4, bottom=(8, 4), top=(2,)), sparse_optimizer=SGDSpec(lr=0.5))
+    save_run(before, tmp_path / "run.json")
+    assert run_spec(TrainOptions(out=tmp_path, resume=True)) == before
+    longer = run_spec(TrainOptions(out=tmp_path, resume=True, epochs=6, data=Path("/moved")))
+    training = dataclasses.replace(before.training, epochs=6)
+    assert longer == dataclasses.replace(before, data="/moved", training=training)
+    assert run_spec(TrainOptions(out=tmp_path, data=Path("/d"))) == RunSpec(data="/d")
+    with pytest.raises(ConfigError, match="nothing to train on"):
+        run_spec(TrainOptions(out=tmp_path / "none", resume=True))
 
 
 def test_neither_file_nor_data_is_told() -> None:

@@ -1,4 +1,4 @@
-"""Options of ``terarec train`` -> `RunSpec`: a configuration file or the defaults, then flags, then ``--set``."""
+"""Options of ``terarec train`` -> `RunSpec`: a file, the run to resume or the defaults, then flags, then ``--set``."""
 
 from __future__ import annotations
 
@@ -69,25 +69,41 @@ _FLAGS = {
 }
 """Option -> the field of `RunSpec` that it sets."""
 
+_RUN_FILE = "run.json"  # as in terarec.models.artifact, which would load torch for a name
+
 
 def run_spec(options: TrainOptions) -> RunSpec:
     """The run that `options` describe.
 
+    A run that is resumed without a configuration file starts from its own description, ``RUN/run.json``.
     ``--width`` alone also widens the last layer of DLRM's bottom MLP, which must be as wide as the embedding.
 
     Raises:
         ConfigError: no data set named, or a field that is unknown, mistyped or out of range.
         DataNotFoundError: no such configuration file.
     """
-    if options.config is None and options.data is None:
-        raise ConfigError("nothing to train on: got neither CONFIG.json nor --data, expected one of them")
-    base = RunSpec(data=str(options.data)) if options.config is None else load_run(options.config)
+    base = _base(options)
     flags = {path: getattr(options, name) for name, path in _FLAGS.items()}
     changes = {path: str(value) for path, value in flags.items() if value is not None}
     if options.data is not None:
         changes["data"] = str(options.data.absolute())
     changes |= parse_assignments(options.assignments or ())
     return override(base, _with_bottom_as_wide(base, changes))
+
+
+def _base(options: TrainOptions) -> RunSpec:
+    """What the flags go on top of."""
+    if options.config is not None:
+        return load_run(options.config)
+    described = options.out / _RUN_FILE
+    if options.resume and described.is_file():
+        return load_run(described)
+    if options.data is None:
+        raise ConfigError(
+            "nothing to train on: got neither CONFIG.json nor --data, expected one of them, "
+            f"or --resume and a run in {options.out}"
+        )
+    return RunSpec(data=str(options.data))
 
 
 def _with_bottom_as_wide(base: RunSpec, changes: dict[str, str]) -> dict[str, str]:
