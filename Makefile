@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-CORE := CMakeLists.txt $(shell find csrc -type f)
+CORE := $(shell find CMakeLists.txt csrc -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name CMakeLists.txt)
 
 .PHONY: demo test test-all lint bench venv wheel clean help
 

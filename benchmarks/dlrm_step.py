@@ -9,10 +9,12 @@ import os
 import statistics
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import IO
 
-from record import Row, append_rows
+import torch
+from record import Row, append_rows, measure
 from row_bandwidth import row_bandwidth
 from step_sides import SIDES, WORKLOADS, Workload
 
@@ -96,14 +98,37 @@ def run(name: str, precision: str, repeats: int) -> Row:
     )
 
 
+def gemm_rates(repeats: int = 5) -> Row:
+    """The rate of a matrix product of the top MLP in bf16 beside fp32: what bf16 layers can gain on this machine."""
+    flops = 2 * 8192 * 1024 * 1024
+    left, right = torch.randn(8192, 1024), torch.randn(1024, 1024)
+    rates = {
+        dtype: flops / measure(partial(torch.mm, left.to(dtype), right.to(dtype)), repeats).median / 1e9
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+    return Row(
+        case="GEMM 8192 x 1024 x 1024",
+        metric="bf16 rate",
+        value=rates[torch.bfloat16],
+        unit="GFLOP/s",
+        peer="fp32",
+        peer_value=rates[torch.float32],
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--precision", choices=("fp32", "bf16"), nargs="+", default=["fp32", "bf16"])
     parser.add_argument("--workload", choices=WORKLOADS, nargs="+", default=list(WORKLOADS))
     options = parser.parse_args()
+    rates = gemm_rates()
+    append_rows("dlrm_step", [rates])
+    has_bf16 = rates.value > (rates.peer_value or 0.0)
+    if not has_bf16:
+        print("bf16 steps are left out: the processor has no bf16 unit, and multiplies faster in fp32")
     for name in options.workload:
-        precisions = options.precision if name == "gemm" else ["fp32"]
+        precisions = [each for each in options.precision if each == "fp32" or (has_bf16 and name == "gemm")]
         append_rows("dlrm_step", [run(name, precision, options.repeats) for precision in precisions])
 
 

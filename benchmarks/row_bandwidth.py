@@ -1,6 +1,5 @@
 """The random-row bandwidth of this machine: compiles and runs ``row_bandwidth.cpp``."""
 
-import functools
 import json
 import os
 import subprocess
@@ -10,7 +9,6 @@ from pathlib import Path
 SOURCE = Path(__file__).with_name("row_bandwidth.cpp")
 
 
-@functools.cache
 def row_bandwidth(table_gib: float = 4.0, repeats: int = 3) -> dict[str, float]:
     """Bytes of rows per second of each kind of access.
 
