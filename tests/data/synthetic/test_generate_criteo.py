@@ -130,7 +130,7 @@ def test_a_disk_that_refuses_is_told_in_one_line(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
-        with pytest.raises(StorageError, match=r"log: cannot write there: File too large"):
+        with pytest.raises(StorageError, match=r"log: File too large; nothing was left behind"):
             generate(tmp_path / "log", rows=5_000, days=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
