@@ -11,9 +11,10 @@ from pathlib import Path
 
 from terarec.checkpoint.manifest import MANIFEST
 from terarec.errors import DataNotFoundError, StorageError
+from terarec.formats.atomic import PARTIAL_SUFFIX
+from terarec.formats.flush import flush, flush_tree
 
 _STEP = re.compile(r"step-(\d{8,})")
-_PARTIAL = ".partial"
 
 
 def step_path(directory: Path, step: int) -> Path:
@@ -54,15 +55,14 @@ def staged(directory: Path, step: int) -> Iterator[Path]:
     target = step_path(directory, step)
     if (target / MANIFEST).is_file():
         raise StorageError(f"{target}: a checkpoint of this step exists already, expected a new step")
-    partial = target.with_name(target.name + _PARTIAL)
+    partial = target.with_name(target.name + PARTIAL_SUFFIX)
     try:
         _remove_leftovers(directory)
         partial.mkdir(parents=True)
         yield partial
-        for path in (*partial.rglob("*"), partial):
-            _flush(path)
+        flush_tree(partial)
         partial.rename(target)
-        _flush(directory)
+        flush(directory)
     except (OSError, StorageError) as error:
         # What writes a file says of it that nothing was left behind; here it is the checkpoint that counts.
         reason = error if isinstance(error, OSError) else error.__cause__
@@ -70,7 +70,7 @@ def staged(directory: Path, step: int) -> Iterator[Path]:
             raise
         raise StorageError(
             f"{target}: the checkpoint could not be written: {_words(reason)}; {_left(directory)}"
-        ) from (error)
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -96,7 +96,7 @@ def _left(directory: Path) -> str:
 def _remove_leftovers(directory: Path) -> None:
     """Remove what writes and removals that were cut short have left: what is named as a checkpoint and is not whole."""
     for path in directory.glob("step-*"):
-        is_ours = _STEP.fullmatch(path.name.removesuffix(_PARTIAL)) is not None
+        is_ours = _STEP.fullmatch(path.name.removesuffix(PARTIAL_SUFFIX)) is not None
         if is_ours and not (_STEP.fullmatch(path.name) and (path / MANIFEST).is_file()):
             shutil.rmtree(path)
 
@@ -105,14 +105,3 @@ def _remove(path: Path) -> None:
     # The manifest goes first, so that a removal cut short never leaves what looks like a whole checkpoint.
     (path / MANIFEST).unlink()
     shutil.rmtree(path)
-
-
-def _flush(path: Path) -> None:
-    """Force `path` to the disk, so that no rename outlives the bytes it promises."""
-    if os.name != "posix" and path.is_dir():
-        return  # only POSIX opens directories
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from terarec.errors import StorageError
+from terarec.formats.flush import flush
 
 PARTIAL_SUFFIX = ".partial"
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers of a disk, a quota or a file that may not grow further."""
 
 
 class AtomicFile:
@@ -30,9 +32,9 @@ class AtomicFile:
     def commit(self) -> None:
         """Flush the partial file to the disk and rename it into place; aborts if the disk refuses."""
         with self.guard():
-            _flush(self.partial)
+            flush(self.partial)
             os.replace(self.partial, self.path)
-            _flush(self.path.parent)
+            flush(self.path.parent)
 
     def abort(self) -> None:
         """Remove the partial file, if there is one."""
@@ -50,7 +52,7 @@ class AtomicFile:
         except OSError as error:
             written = self.partial.stat().st_size if self.partial.exists() else 0
             self.abort()
-            if error.errno in _DISK_FULL:
+            if error.errno in DISK_FULL:
                 raise StorageError(
                     f"{self.path}: {os.strerror(error.errno)} after {written} bytes; nothing was left behind"
                 ) from error
@@ -70,11 +72,3 @@ def write_bytes(path: Path, content: bytes) -> None:
     with file.guard():
         file.partial.write_bytes(content)
     file.commit()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from terarec.errors import StorageError
-from terarec.formats.atomic import _DISK_FULL, _flush
+from terarec.formats.atomic import DISK_FULL
+from terarec.formats.flush import flush, flush_tree
 from terarec.spec import FieldError
 
 
@@ -36,9 +37,9 @@ def new_directory(out: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         yield partial
-        _flush_tree(partial)
+        flush_tree(partial)
         os.replace(partial, out)
-        _flush(out.parent)
+        flush(out.parent)
     except StorageError as error:
         # A file's own error names it where it was written; the user knows `out` alone.
         raise StorageError(str(error).replace(str(partial), str(out))) from error
@@ -46,13 +47,7 @@ def new_directory(out: Path) -> Iterator[Path]:
         if isinstance(error, ValueError):  # a FormatError such as a missing source says all itself
             raise
         reason = f"{error.strerror or error}"
-        what = f"{reason}; nothing was left behind" if error.errno in _DISK_FULL else f"cannot write there: {reason}"
+        what = f"{reason}; nothing was left behind" if error.errno in DISK_FULL else f"cannot write there: {reason}"
         raise StorageError(f"{out}: {what}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _flush_tree(directory: Path) -> None:
-    for path in directory.rglob("*"):
-        _flush(path)
-    _flush(directory)
