@@ -109,8 +109,8 @@ def _rule(spec: SparseOptimizerSpec) -> RowRule:
 
 def _check_tables(owners: Sequence[RowParameters]) -> None:
     counts = Counter(name for owner in owners for arena in owner.arenas for name in arena.table_names)
-    if not counts:
+    if not any(owner.arenas for owner in owners):
         raise ConfigError("row optimizer: got a module without embedding tables, expected an EmbeddingCollection in it")
-    name, count = counts.most_common(1)[0]
+    name, count = max(counts.items(), key=lambda item: item[1], default=("", 0))
     if count > 1:
         raise ConfigError(f"row optimizer: {count} tables are named {name!r}, expected distinct names")

@@ -1,0 +1,94 @@
+"""`ParameterArena`: the rows of one `torch.nn.Parameter`, as `terarec.optim.RowOptimizer` updates them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+
+from terarec.errors import ConfigError
+from terarec.ops.row_update import BagGradient
+
+
+class ParameterArena:
+    """The rows of a weight that stays an ordinary parameter of its module, with the optimizer state beside them.
+
+    Modules that share a weight share its arena (`arena_of`), so that its rows move once a step.
+
+    Attributes:
+        parameter: [V, D].
+        table_names: none: the parameter's place in the model is its name.
+        state: name -> optimizer state; empty until `attach_state`.
+        is_attached: whether a row optimizer updates the rows; gradients are then deposited, and ``.grad`` stays None.
+        pending: gradients since the last step.
+    """
+
+    table_names: tuple[str, ...] = ()
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self.parameter = parameter
+        self.state: dict[str, Tensor] = {}
+        self.is_attached = False
+        self.pending: list[BagGradient] = []
+
+    @property
+    def weights(self) -> Tensor:
+        """[V, D], sharing memory with the parameter."""
+        return self.parameter.detach()
+
+    @property
+    def num_rows(self) -> int:
+        """Rows V."""
+        return self.parameter.shape[0]
+
+    @property
+    def width(self) -> int:
+        """Length D of a vector."""
+        return self.parameter.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self.parameter.device
+
+    def attach_state(self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fill: float = 0.0) -> None:
+        """Take an optimizer's state, in place of any former optimizer's; from now on gradients come here.
+
+        Args:
+            shapes: name and shape of each state tensor, as ``ops.row_update.state_shapes`` gives them.
+            fill: first value.
+        """
+        self.state = {name: torch.full(shape, fill, device=self.device) for name, shape in shapes}
+        self.is_attached = True
+
+    def take_gradients(self) -> list[BagGradient]:
+        """Hand over, and forget, the gradients deposited so far.
+
+        Raises:
+            ConfigError: the weight has a ``.grad``, too, which no row optimizer sees.
+        """
+        if self.is_attached and self.parameter.grad is not None:
+            raise ConfigError(
+                f"row optimizer: a weight {list(self.parameter.shape)} has a .grad, expected gradients of lookups "
+                "alone: it is also used outside its embedding module, or the .grad is older than the optimizer"
+            )
+        taken = list(self.pending)
+        self.pending.clear()
+        return taken
+
+    def follow_device(self) -> None:
+        """Take the state to where the parameter is."""
+        self.state = {name: held.to(self.device) for name, held in self.state.items()}
+
+
+_ARENAS: WeakValueDictionary[int, ParameterArena] = WeakValueDictionary()  # by id of a parameter, which its arena holds
+
+
+def arena_of(parameter: nn.Parameter) -> ParameterArena:
+    """The arena of `parameter`: one as long as somebody holds it."""
+    arena = _ARENAS.get(id(parameter))
+    if arena is None:
+        arena = _ARENAS[id(parameter)] = ParameterArena(parameter)
+    return arena

@@ -1,0 +1,92 @@
+"""`EmbeddingBag` and `Embedding` in the hands of a `RowOptimizer`: the same training without any ``.grad``."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import terarec
+from terarec.errors import ConfigError
+from terarec.optim import RowOptimizer
+from terarec.spec import AdaGradSpec, SGDSpec
+
+KEYS = torch.tensor([[1, 2, 2], [0, 4, 1]])
+CASES = [
+    (SGDSpec(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
+    (AdaGradSpec(lr=0.1, eps=1e-6), lambda p: torch.optim.Adagrad(p, lr=0.1, eps=1e-6)),
+]
+
+
+class Model(nn.Module):
+    """Three embedding modules, two of them with one weight, and a dense layer."""
+
+    def __init__(self, library) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.bag = library.EmbeddingBag(5, 4, mode="mean", padding_idx=2)
+        self.words = library.Embedding(6, 4, padding_idx=0)
+        self.tied = library.Embedding(6, 4)
+        self.tied.weight = self.words.weight
+        self.dense = nn.Linear(4, 1)
+
+    def forward(self, keys: Tensor) -> Tensor:
+        return self.dense(self.bag(keys) + self.words(keys).sum(1) + self.tied(keys + 1).mean(1))
+
+    def tables(self) -> list[Tensor]:
+        return [self.bag.weight, self.words.weight]
+
+
+@pytest.mark.parametrize(("spec", "optimizer"), CASES, ids=["sgd", "adagrad"])
+def test_equals_torch_step_after_step(spec, optimizer):
+    mine, theirs = Model(terarec), Model(nn)
+    theirs.load_state_dict(mine.state_dict())
+    rows, of_theirs = RowOptimizer(mine, spec), optimizer(theirs.tables())
+    for _ in range(4):
+        for model, held in ((mine, rows), (theirs, of_theirs)):
+            held.zero_grad()
+            model(KEYS).square().sum().backward()
+            model(KEYS + 1 - KEYS // 2).sin().sum().backward()
+            held.step()
+        assert all(weight.grad is None for weight in mine.tables())
+        torch.testing.assert_close(mine.tables(), theirs.tables(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_frozen_weight_and_evaluation_put_nothing_aside():
+    model = Model(terarec)
+    RowOptimizer(model, SGDSpec(lr=0.1))
+    model.bag.weight.requires_grad_(False)
+    model(KEYS).sum().backward()
+    assert not model.bag.take_gradients()
+    assert [len(gradients) for gradients in model.words.take_gradients()] == [2]
+    with torch.no_grad():
+        model(KEYS)
+    assert model.words.take_gradients() == [[]]
+
+
+def test_a_copy_is_an_ordinary_module():
+    model = Model(terarec)
+    RowOptimizer(model, SGDSpec(lr=0.1))
+    twin = copy.deepcopy(model)
+    assert twin.tied.weight is twin.words.weight
+    twin(KEYS).sum().backward()
+    assert twin.words.weight.grad is not None
+    assert model.words.take_gradients() == [[]]
+
+
+def test_a_gradient_from_elsewhere_is_not_lost_in_silence():
+    model = Model(terarec)
+    rows = RowOptimizer(model, SGDSpec(lr=0.1))
+    (model(KEYS).sum() + model.words.weight.sum()).backward()
+    with pytest.raises(ConfigError, match=r"weight \[6, 4\] has a \.grad, expected gradients of lookups alone"):
+        rows.step()
+
+
+def test_a_replaced_model_in_a_row_optimizer():
+    model = terarec.replace_embeddings(Model(nn))
+    before = model.bag.weight.clone()
+    rows = RowOptimizer(model, SGDSpec(lr=0.1))
+    model(KEYS).sum().backward()
+    rows.step()
+    moved = (model.bag.weight != before).any(1)
+    assert moved.tolist() == [True, True, False, False, True]
