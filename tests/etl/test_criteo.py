@@ -181,7 +181,7 @@ def test_progress_rises_to_the_bytes_of_all_passes(tmp_path, monkeypatch):
         (lambda text: text[:2] + "x" + text[2:], r"day_1: line 31: column 2 \(I1\): got 'x.*', expected an integer"),
         (lambda text: text[:2] + "99999999999" + text[2:], r"day_1: line 31: column 2 \(I1\): .* to 2147483647"),
         (lambda text: text + "ghi", r"day_1: line 31: column 40 \(C26\): got '.*ghi', expected up to 8 hex"),
-        (lambda text: "", r"day_1: line 31: found 1 columns, expected 40"),
+        (lambda text: "", r"day_1: line 31: found 1 column, expected 40"),
     ],
 )
 def test_a_bad_line_is_told_with_file_and_line_and_nothing_is_left(tmp_path, monkeypatch, damage, message):
@@ -201,7 +201,7 @@ def test_of_several_bad_lines_the_first_is_told(tmp_path, monkeypatch):
     lines[150] = lines[77] = lines[78] = "bad"
     source = write(tmp_path / "log", lines)
     for _ in range(3):
-        with pytest.raises(FormatError, match="line 78: found 1 columns"):
+        with pytest.raises(FormatError, match="line 78: found 1 column,"):
             prepare([source], tmp_path / "out", CriteoOptions(threads=4))
 
 

@@ -67,7 +67,7 @@ def column_count_fault(row: int, found: int) -> LineFaultError:
     """The fault of a line of `found` columns."""
     return LineFaultError(
         row,
-        f"found {found} columns, expected {len(COLUMN_NAMES)} "
+        f"found {found} column{'s' if found > 1 else ''}, expected {len(COLUMN_NAMES)} "
         f"(label, {NUM_INTEGERS} integers, {NUM_CATEGORIES} categories, tab-separated)",
     )
 

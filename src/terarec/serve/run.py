@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-from terarec.errors import ConfigError
 from terarec.serve.service import InferenceService
 from terarec.serve.session import InferenceSession
-from terarec.spec import ServingSpec
+from terarec.spec import FieldError, ServingSpec
 
 
 class RunningServer:
@@ -70,19 +69,19 @@ def _bind(spec: ServingSpec) -> socket.socket:
         )[0]
         bound = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise ConfigError(
-            f"ServingSpec.host: got {spec.host!r}, expected an address of this machine ({error})"
-        ) from None
+        problem = f"got {spec.host!r}, expected an address of this machine ({error})"
+        raise FieldError("ServingSpec", "host", problem) from None
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
         bound.listen()
     except OSError as error:
         bound.close()
-        raise ConfigError(
-            f"ServingSpec.port: {spec.host} port {spec.port} cannot be bound ({error.strerror}), "
+        problem = (
+            f"{spec.host} port {spec.port} cannot be bound ({error.strerror}), "
             "expected a free port, or 0 to let the system choose one"
-        ) from None
+        )
+        raise FieldError("ServingSpec", "port", problem) from None
     return bound
 
 
