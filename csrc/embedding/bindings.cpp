@@ -16,6 +16,7 @@
 #include "embedding/bag_lookup.h"
 #include "embedding/huge_memory.h"
 #include "embedding/kernels.h"
+#include "embedding/reserved_memory.h"
 #include "embedding/row_init.h"
 #include "embedding/row_update.h"
 
@@ -66,6 +67,14 @@ struct Mapping {
   size_t bytes;
 };
 
+nb::capsule owner_of(void* memory, size_t bytes) {
+  return nb::capsule(new Mapping{memory, bytes ? bytes : 1}, [](void* held) noexcept {
+    Mapping* mapping = static_cast<Mapping*>(held);
+    unmap_huge(mapping->memory, mapping->bytes);
+    delete mapping;
+  });
+}
+
 nb::object allocate_rows(const std::vector<size_t>& shape, int threads) {
   size_t bytes = sizeof(float);
   for (const size_t extent : shape) bytes *= extent;
@@ -75,12 +84,14 @@ nb::object allocate_rows(const std::vector<size_t>& shape, int threads) {
     nb::gil_scoped_release unlocked;
     touch_pages(memory, bytes, threads);
   }
-  nb::capsule owner(new Mapping{memory, bytes ? bytes : 1}, [](void* held) noexcept {
-    Mapping* mapping = static_cast<Mapping*>(held);
-    unmap_huge(mapping->memory, mapping->bytes);
-    delete mapping;
-  });
-  return nb::cast(nb::ndarray<nb::numpy, float>(memory, shape.size(), shape.data(), owner));
+  return nb::cast(nb::ndarray<nb::numpy, float>(memory, shape.size(), shape.data(), owner_of(memory, bytes)));
+}
+
+nb::object reserve(size_t bytes) {
+  bytes = bytes ? bytes : 1;
+  void* memory = reserve_memory(bytes);
+  if (!memory) return nb::none();
+  return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(memory, {bytes}, owner_of(memory, bytes)));
 }
 
 nb::object allocate_result(size_t rows, size_t columns) {
@@ -94,6 +105,14 @@ void run_fill_rows(uintptr_t rows, int64_t num_rows, int64_t width, int64_t firs
                    bool normal, int threads) {
   nb::gil_scoped_release unlocked;
   fill_rows({at<float>(rows), num_rows, width, first_row, seed, scale, normal, threads});
+}
+
+// `addresses`: of the rows, the targets and the keys.
+void run_fill_keyed_rows(const std::vector<uintptr_t>& addresses, int64_t num_rows, int64_t width, uint64_t seed,
+                         double scale, bool normal, int threads) {
+  nb::gil_scoped_release unlocked;
+  fill_keyed_rows({at<float>(addresses[0]), at<const int64_t>(addresses[1]), at<const int64_t>(addresses[2]), num_rows,
+                   width, seed, scale, normal, threads});
 }
 
 std::vector<std::string> runnable() {
@@ -112,6 +131,11 @@ NB_MODULE(_embedding, m) {
   m.def("allocate_rows", &allocate_rows);
   m.def("allocate_result", &allocate_result);
   m.def("fill_rows", &run_fill_rows);
+  m.def("fill_keyed_rows", &run_fill_keyed_rows);
+  m.def("reserve", &reserve);
+  m.def("commit", [](uintptr_t reserved, size_t begin, size_t end) {
+    return commit_memory(at<void>(reserved), begin, end);
+  });
   m.def("select", [](const std::string& name) { return select_kernels(name.c_str()); });
   m.def("selected", []() { return std::string(kernels().name); });
   m.def("runnable", &runnable);

@@ -11,12 +11,9 @@
 namespace terarec {
 namespace {
 
-constexpr size_t kHugePage = size_t{2} << 20;
 // Results that nobody uses any more, kept for the next call. A mapping of 218 MB costs 85 ms of page faults where
 // refilling it costs 8 ms (two Zen 3 cores, 4 KiB pages), and malloc returns blocks above 32 MiB to the system.
 constexpr size_t kKeptBytes = size_t{512} << 20;
-
-size_t whole_pages(size_t bytes) { return (bytes + kHugePage - 1) / kHugePage * kHugePage; }
 
 struct Block {
   void* memory;
@@ -72,27 +69,32 @@ ResultPool& pool() {
 
 }  // namespace
 
-void* map_huge(size_t bytes) {
-  const size_t size = whole_pages(bytes), reserved = size + kHugePage;
-  void* mapped = mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+void* map_huge_aligned(size_t bytes, int protection, int flags) {
+  if (bytes > SIZE_MAX - 2 * kHugePage) return nullptr;
+  const size_t size = whole_huge_pages(bytes), reserved = size + kHugePage;
+  void* mapped = mmap(nullptr, reserved, protection, flags, -1, 0);
   if (mapped == MAP_FAILED) return nullptr;
   const uintptr_t start = reinterpret_cast<uintptr_t>(mapped);
   const uintptr_t aligned = (start + kHugePage - 1) / kHugePage * kHugePage;
   if (aligned > start) munmap(mapped, aligned - start);
   const uintptr_t end = start + reserved, used_end = aligned + size;
   if (end > used_end) munmap(reinterpret_cast<void*>(used_end), end - used_end);
-  void* memory = reinterpret_cast<void*>(aligned);
+  return reinterpret_cast<void*>(aligned);
+}
+
+void* map_huge(size_t bytes) {
+  void* memory = map_huge_aligned(bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
 #if defined(MADV_HUGEPAGE)
-  madvise(memory, size, MADV_HUGEPAGE);  // advice: where it is refused, ordinary pages do
+  if (memory) madvise(memory, whole_huge_pages(bytes), MADV_HUGEPAGE);  // advice: if refused, ordinary pages do
 #endif
   return memory;
 }
 
-void unmap_huge(void* memory, size_t bytes) { munmap(memory, whole_pages(bytes)); }
+void unmap_huge(void* memory, size_t bytes) { munmap(memory, whole_huge_pages(bytes)); }
 
 void touch_pages(void* memory, size_t bytes, int threads) {
   constexpr size_t kSmallPage = 4096;
-  const int64_t pages = static_cast<int64_t>(whole_pages(bytes) / kHugePage);
+  const int64_t pages = static_cast<int64_t>(whole_huge_pages(bytes) / kHugePage);
   parallel_for(threads, pages, [&](int64_t page) {
     volatile char* start = static_cast<char*>(memory) + page * kHugePage;
     for (size_t at = 0; at < kHugePage; at += kSmallPage) start[at] = 0;

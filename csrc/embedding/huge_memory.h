@@ -5,6 +5,13 @@
 
 namespace terarec {
 
+constexpr size_t kHugePage = size_t{2} << 20;
+
+inline size_t whole_huge_pages(size_t bytes) { return (bytes + kHugePage - 1) / kHugePage * kHugePage; }
+
+// mmap of whole huge pages, aligned to them, with its protection and flags; null if the system refuses.
+void* map_huge_aligned(size_t bytes, int protection, int flags);
+
 // At least `bytes` zeroed bytes, aligned to 2 MiB; null if the system refuses them.
 void* map_huge(size_t bytes);
 void unmap_huge(void* memory, size_t bytes);

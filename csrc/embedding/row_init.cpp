@@ -10,7 +10,8 @@ namespace {
 
 constexpr uint64_t kStep = 0x9E3779B97F4A7C15u;
 constexpr double kTwoPi = 6.283185307179586476925286766559;
-constexpr int64_t kUnitFloats = 1 << 19;  // 2 MiB: a huge page is first touched by one thread
+constexpr int64_t kUnitFloats = 1 << 19;   // 2 MiB: a huge page is first touched by one thread
+constexpr int64_t kKeyedFloats = 1 << 14;  // of a unit of keyed rows: some 20 us of work
 
 uint64_t mix(uint64_t bits) {
   bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -44,20 +45,35 @@ void fill_row(float* row, int64_t width, uint64_t stream, double scale) {
   }
 }
 
+// The row of number `number` in the table of the mixed seed `seed`.
+template <class Call>
+void fill_row(const Call& call, uint64_t seed, float* row, int64_t number) {
+  const uint64_t stream = mix(seed + (static_cast<uint64_t>(number) + 1) * kStep);
+  if (call.normal) fill_row<normal>(row, call.width, stream, call.scale);
+  else fill_row<uniform>(row, call.width, stream, call.scale);
+}
+
+// Calls fill(i) for every i below `num_rows`, in parallel.
+template <class Fill>
+void for_rows(int threads, int64_t num_rows, int64_t unit_rows, Fill&& fill) {
+  parallel_for(threads, (num_rows + unit_rows - 1) / unit_rows, [&](int64_t unit) {
+    const int64_t end = std::min(num_rows, (unit + 1) * unit_rows);
+    for (int64_t i = unit * unit_rows; i < end; i++) fill(i);
+  });
+}
+
 }  // namespace
 
 void fill_rows(const FillCall& call) {
   const uint64_t seed = mix(call.seed);
-  const int64_t unit_rows = std::max<int64_t>(1, kUnitFloats / call.width);
-  parallel_for(call.threads, (call.num_rows + unit_rows - 1) / unit_rows, [&](int64_t unit) {
-    const int64_t end = std::min(call.num_rows, (unit + 1) * unit_rows);
-    for (int64_t r = unit * unit_rows; r < end; r++) {
-      const uint64_t stream = mix(seed + static_cast<uint64_t>(call.first_row + r + 1) * kStep);
-      float* row = call.rows + r * call.width;
-      if (call.normal) fill_row<normal>(row, call.width, stream, call.scale);
-      else fill_row<uniform>(row, call.width, stream, call.scale);
-    }
-  });
+  for_rows(call.threads, call.num_rows, std::max<int64_t>(1, kUnitFloats / call.width),
+           [&](int64_t i) { fill_row(call, seed, call.rows + i * call.width, call.first_row + i); });
+}
+
+void fill_keyed_rows(const KeyedFillCall& call) {
+  const uint64_t seed = mix(call.seed);
+  for_rows(call.threads, call.num_rows, std::max<int64_t>(1, kKeyedFloats / call.width),
+           [&](int64_t i) { fill_row(call, seed, call.rows + call.targets[i] * call.width, call.keys[i]); });
 }
 
 }  // namespace terarec

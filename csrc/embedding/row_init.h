@@ -18,4 +18,19 @@ struct FillCall {
 
 void fill_rows(const FillCall& call);
 
+// Row targets[i] gets what fill_rows gives to row number keys[i], which wraps to 64 bits.
+struct KeyedFillCall {
+  float* rows;
+  const int64_t* targets;
+  const int64_t* keys;
+  int64_t num_rows;
+  int64_t width;
+  uint64_t seed;
+  double scale;
+  bool normal;  // else uniform
+  int threads;
+};
+
+void fill_keyed_rows(const KeyedFillCall& call);
+
 }  // namespace terarec

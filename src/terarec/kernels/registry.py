@@ -20,8 +20,16 @@ _LOGGER = logging.getLogger(__name__)
 
 IMPLEMENTATIONS = ("cpu", "ref")
 """Packages of ``terarec.kernels``, the fastest first. Each has every module that `OPS` names."""
-OPS = {"bag_lookup": "bag_lookup", "row_update_": "row_update", "allocate_rows": "rows", "fill_rows": "rows"}
-"""Op, which is a function's name -> its module."""
+OPS = {
+    "bag_lookup": "bag_lookup",
+    "row_update_": "row_update",
+    "allocate_rows": "rows",
+    "reserve_rows": "rows",
+    "fill_rows": "rows",
+    "fill_keyed_rows": "rows",
+    "HashIndex": "hash_index",
+}
+"""Op, which is the name of a function or a class -> its module."""
 _DEVICES = {"cpu": ("cpu",), "ref": None}  # device types that an implementation runs on; None: any
 
 

@@ -6,10 +6,17 @@ import hashlib
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from numpy.typing import DTypeLike, NDArray
+from torch import Tensor
 
 from terarec.errors import ConfigError
 from terarec.kernels.registry import choose
+from terarec.kernels.reserved_rows import ReservedRows
+
+Initializer = Literal["uniform", "normal", "zeros"]
+
+_STAGED_ROWS = 1 << 14  # first values of narrow or distant rows, made in host memory so many rows at a time
 
 
 def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -22,12 +29,26 @@ def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
     return rows
 
 
+def reserve_rows(shape: tuple[int, ...], dtype: DTypeLike) -> ReservedRows:
+    """Address space in host memory for an array ``[most_rows, ...]`` whose rows get zeroed memory by and by.
+
+    Args:
+        shape: the most rows there may ever be, then the shape of a row. What is reserved costs no memory.
+        dtype: NumPy type of an element; for bfloat16, reserve uint16 and view the tensor.
+
+    Raises:
+        StorageError: the system refuses the address space.
+    """
+    reserved: ReservedRows = choose("reserve_rows", "cpu")(shape, dtype)
+    return reserved
+
+
 def initialise_rows(
     rows: NDArray[np.float32],
     *,
     table: str,
     seed: int,
-    initializer: Literal["uniform", "normal", "zeros"],
+    initializer: Initializer,
     scale: float,
     first_row: int = 0,
 ) -> None:
@@ -46,10 +67,75 @@ def initialise_rows(
     """
     if rows.dtype != np.float32 or rows.ndim != 2 or not rows.flags.c_contiguous:
         raise ConfigError(f"rows: got {rows.dtype}{list(rows.shape)}, expected contiguous float32[R, D]")
+    _check_initializer(initializer)
     if initializer == "zeros":
         rows.fill(0.0)
         return
-    if initializer not in ("uniform", "normal"):
+    choose("fill_rows", "cpu")(rows, initializer, _table_seed(table, seed), scale, first_row)
+
+
+def initialise_keys(
+    weights: Tensor,
+    rows: Tensor,
+    keys: Tensor,
+    *,
+    table: str,
+    seed: int,
+    initializer: Initializer,
+    scale: float,
+) -> None:
+    """Write to row ``rows[i]`` what `initialise_rows` writes to row number ``keys[i]`` of a table.
+
+    So a table of any keys equals a static one bit for bit, and a key's first values depend on (seed, table name, key)
+    alone: neither on the order in which keys come nor on where their rows lie. A negative key counts as key + 2^64.
+
+    Args:
+        weights: [V, D], contiguous, of a floating type (others than float32 get the float32 values, rounded to the
+            nearest), on any device.
+        rows: int64[n], distinct.
+        keys: int64[n].
+        table: name of the table.
+        seed: any integer.
+        initializer: the distribution.
+        scale: half-width of the uniform, standard deviation of the normal distribution.
+
+    Raises:
+        ConfigError: an unknown initializer, other shapes or types, or a row outside 0 <= row < V; nothing is written.
+    """
+    _check_keyed(weights, rows, keys)
+    _check_initializer(initializer)
+    if initializer == "zeros":
+        weights.index_fill_(0, rows, 0.0)
+        return
+    fill, seed = choose("fill_keyed_rows", "cpu"), _table_seed(table, seed)
+    keys = keys.cpu().contiguous()
+    if weights.dtype == torch.float32 and weights.device.type == "cpu":
+        fill(weights.numpy(), rows.contiguous().numpy(), keys.numpy(), initializer, seed, scale)
+        return
+    for begin in range(0, keys.shape[0], _STAGED_ROWS):
+        part_rows, part = rows[begin : begin + _STAGED_ROWS], keys[begin : begin + _STAGED_ROWS]
+        staged = torch.empty(part.shape[0], weights.shape[1])
+        fill(staged.numpy(), np.arange(part.shape[0]), part.numpy(), initializer, seed, scale)
+        weights.index_copy_(0, part_rows, staged.to(weights.device, weights.dtype))
+
+
+def _check_keyed(weights: Tensor, rows: Tensor, keys: Tensor) -> None:
+    if weights.ndim != 2 or not weights.is_contiguous() or not weights.is_floating_point():
+        raise ConfigError(f"weights: got {weights.dtype}{list(weights.shape)}, expected contiguous floats [V, D]")
+    for name, vector in (("rows", rows), ("keys", keys)):
+        if vector.dtype != torch.int64 or vector.shape != (rows.numel(),) or vector.device != weights.device:
+            raise ConfigError(
+                f"{name}: got {vector.dtype}{list(vector.shape)} on {vector.device}, "
+                f"expected torch.int64[{rows.numel()}] on {weights.device}"
+            )
+    if rows.numel() and not (int(rows.min()) >= 0 and int(rows.max()) < weights.shape[0]):
+        raise ConfigError(f"rows: got {int(rows.min())} to {int(rows.max())}, expected 0 <= row < {weights.shape[0]}")
+
+
+def _check_initializer(initializer: str) -> None:
+    if initializer not in ("uniform", "normal", "zeros"):
         raise ConfigError(f"initializer: got {initializer!r}, expected one of 'uniform', 'normal', 'zeros'")
-    name_seed = hashlib.blake2b(f"{seed}/{table}".encode(), digest_size=8).digest()
-    choose("fill_rows", "cpu")(rows, initializer, int.from_bytes(name_seed, "little"), scale, first_row)
+
+
+def _table_seed(table: str, seed: int) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{table}".encode(), digest_size=8).digest(), "little")

@@ -6,10 +6,11 @@ import math
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from terarec.errors import StorageError
 from terarec.kernels.cpu.host import _embedding
+from terarec.kernels.reserved_rows import ReservedRows
 
 
 def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -38,3 +39,40 @@ def fill_rows(rows: NDArray[np.float32], kind: str, seed: int, scale: float, fir
     num_rows, width = rows.shape
     threads = torch.get_num_threads()
     _embedding.fill_rows(rows.ctypes.data, num_rows, width, first_row, seed, scale, kind == "normal", threads)
+
+
+def fill_keyed_rows(
+    rows: NDArray[np.float32],
+    targets: NDArray[np.int64],
+    keys: NDArray[np.int64],
+    kind: str,
+    seed: int,
+    scale: float,
+) -> None:
+    """Fill row ``targets[i]`` of ``float32[R, D]`` in place, as `terarec.kernels.ref.rows.fill_keyed_rows` does.
+
+    Args:
+        rows: contiguous.
+        targets: int64[n], contiguous, 0 <= target < R, which the caller has checked.
+        keys: int64[n], contiguous.
+        kind: "uniform" in [-scale, scale), or "normal" with standard deviation `scale`.
+        seed: 64 bits.
+        scale: see `kind`.
+    """
+    addresses = [rows.ctypes.data, targets.ctypes.data, keys.ctypes.data]
+    threads = torch.get_num_threads()
+    _embedding.fill_keyed_rows(addresses, keys.shape[0], rows.shape[1], seed, scale, kind == "normal", threads)
+
+
+def reserve_rows(shape: tuple[int, ...], dtype: DTypeLike) -> ReservedRows:
+    """Address space for an array ``[most_rows, ...]`` that grows without moving, on huge pages where there are any.
+
+    Raises:
+        StorageError: the system refuses the address space.
+    """
+    asked = math.prod(shape) * np.dtype(dtype).itemsize
+    memory: NDArray[np.uint8] | None = _embedding.reserve(asked) if asked < 1 << 63 else None
+    if memory is None:
+        raise StorageError(f"rows {list(shape)}: {asked:,} bytes of address space asked for, the system refused them")
+    address = memory.ctypes.data
+    return ReservedRows(memory, shape, dtype, lambda begin, end: _embedding.commit(address, begin, end))

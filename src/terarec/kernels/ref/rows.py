@@ -7,13 +7,17 @@ from ``bits = mix(stream + (j + 1) * STEP)``, column 2 j from its high and colum
 from __future__ import annotations
 
 import math
+import mmap
+import sys
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from terarec.errors import StorageError
+from terarec.kernels.reserved_rows import ReservedRows
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE, which `mmap` names from Python 3.13 on alone
 
 
 def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -28,6 +32,20 @@ def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
         raise StorageError(f"rows {shape}: {4 * math.prod(shape)} bytes asked for, the system refused them") from None
 
 
+def reserve_rows(shape: tuple[int, ...], dtype: DTypeLike) -> ReservedRows:
+    """Address space for an array ``[most_rows, ...]``; the system gives a page its memory when it is first touched.
+
+    Raises:
+        StorageError: the system refuses the address space.
+    """
+    asked = math.prod(shape) * np.dtype(dtype).itemsize
+    try:
+        memory = mmap.mmap(-1, max(asked, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+    except (OSError, OverflowError):
+        raise StorageError(f"rows {shape}: {asked} bytes of address space asked for, the system refused them") from None
+    return ReservedRows(np.frombuffer(memory, np.uint8), shape, dtype, lambda begin, end: True)
+
+
 def fill_rows(rows: NDArray[np.float32], kind: str, seed: int, scale: float, first_row: int = 0) -> None:
     """Fill ``float32[R, D]`` in place.
 
@@ -38,9 +56,37 @@ def fill_rows(rows: NDArray[np.float32], kind: str, seed: int, scale: float, fir
         scale: see `kind`.
         first_row: number of the first row, so that a table can be filled in parts.
     """
-    num_rows, width = rows.shape
+    numbers = np.arange(first_row, first_row + rows.shape[0], dtype=np.int64)
+    _fill(rows, numbers, kind, seed, scale)
+
+
+def fill_keyed_rows(
+    rows: NDArray[np.float32],
+    targets: NDArray[np.int64],
+    keys: NDArray[np.int64],
+    kind: str,
+    seed: int,
+    scale: float,
+) -> None:
+    """Fill row ``targets[i]`` of ``float32[R, D]`` with what `fill_rows` writes to row number ``keys[i]``.
+
+    Args:
+        rows: written in place.
+        targets: int64[n], 0 <= target < R.
+        keys: int64[n]; a negative one counts as key + 2^64.
+        kind: as for `fill_rows`.
+        seed: as for `fill_rows`.
+        scale: as for `fill_rows`.
+    """
+    values = np.empty((keys.shape[0], rows.shape[1]), dtype=np.float32)
+    _fill(values, keys, kind, seed, scale)
+    rows[targets] = values
+
+
+def _fill(rows: NDArray[np.float32], numbers: NDArray[np.int64], kind: str, seed: int, scale: float) -> None:
+    width = rows.shape[1]
     with np.errstate(over="ignore"):
-        row = np.arange(first_row + 1, first_row + num_rows + 1, dtype=np.uint64)
+        row = numbers.astype(np.uint64) + np.uint64(1)
         stream = _mix(np.add(_mix(np.uint64(seed)), row * _STEP, dtype=np.uint64))
         pair = np.arange(1, (width + 1) // 2 + 1, dtype=np.uint64)
         bits = _mix(np.add.outer(stream, pair * _STEP))
