@@ -42,7 +42,7 @@ def test_files_are_those_that_the_format_names(tmp_path):
         "tables/user id-00001-00000.safetensors",
     }
     manifest = json.loads((path / MANIFEST).read_text())
-    assert (manifest["format"], manifest["version"], manifest["step"]) == ("terarec.checkpoint", 1, 7)
+    assert (manifest["format"], manifest["version"], manifest["step"]) == ("terarec.checkpoint", 2, 7)
     assert {entry["file"] for entry in manifest["files"]} == files - {"manifest.json"}
 
 
@@ -111,6 +111,6 @@ def test_a_type_that_numpy_lacks_is_named(tmp_path):
 def test_a_newer_version_is_refused(tmp_path):
     path = save(tmp_path, make_state(1))
     manifest = json.loads((path / MANIFEST).read_text())
-    (path / MANIFEST).write_text(json.dumps({**manifest, "version": 2}))
-    with pytest.raises(FormatError, match=r"terarec\.checkpoint version 2 is newer"):
+    (path / MANIFEST).write_text(json.dumps({**manifest, "version": 3}))
+    with pytest.raises(FormatError, match=r"terarec\.checkpoint version 3 is newer"):
         load(path)

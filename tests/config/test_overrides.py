@@ -6,7 +6,17 @@ from hypothesis import strategies as st
 
 from terarec.config import override, parse_assignments
 from terarec.errors import ConfigError
-from terarec.spec import AdaGradSpec, DLRMSpec, RunSpec, SGDSpec, TrainingSpec, WideDeepSpec
+from terarec.spec import (
+    AdaGradSpec,
+    DLRMSpec,
+    DynamicTablesSpec,
+    RunSpec,
+    SGDSpec,
+    TrainingSpec,
+    WideDeepSpec,
+    freq,
+    lru,
+)
 
 RUN = RunSpec(data="d")
 
@@ -104,3 +114,26 @@ def test_assignments_are_split_at_the_first_equals_sign() -> None:
 def test_a_wrong_assignment_is_told(text: str) -> None:
     with pytest.raises(ConfigError, match="expected path=value"):
         parse_assignments([text])
+
+
+def test_parts_that_are_left_out_start_from_their_kind() -> None:
+    changed = override(
+        RUN,
+        {
+            "model.tables.kind": "dynamic",
+            "model.tables.admit.count": "3",
+            "model.tables.admit.kind": "freq",
+            "model.tables.evict.kind": "lru",
+            "model.tables.max_rows": "1000",
+        },
+    )
+    assert changed.model == DLRMSpec(tables=DynamicTablesSpec(admit=freq(3), evict=lru(), max_rows=1000))
+    assert override(changed, {"model.tables.admit": "none"}).model.tables.admit is None
+    assert override(RUN, {"model.kind": "wide_deep", "model.tables.kind": "dynamic"}).model == WideDeepSpec(
+        tables=DynamicTablesSpec()
+    )
+    message = r"model\.tables\.admit is none, expected model\.tables\.admit\.kind=\.\.\. too, one of freq"
+    with pytest.raises(ConfigError, match=message):
+        override(RUN, {"model.tables.kind": "dynamic", "model.tables.admit.count": "3"})
+    with pytest.raises(ConfigError, match=r"model\.tables.*max_rows"):
+        override(RUN, {"model.tables.kind": "dynamic", "model.tables.evict.kind": "lfu"})

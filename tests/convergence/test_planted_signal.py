@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from terarec.spec import AdaGradSpec, AdamSpec, DLRMSpec, RunSpec, TrainingSpec, WideDeepSpec
+from terarec.spec import AdaGradSpec, AdamSpec, DLRMSpec, DynamicTablesSpec, RunSpec, TrainingSpec, WideDeepSpec
 from terarec.train import build
 from tests.train.planted import make_planted
 
@@ -26,8 +26,12 @@ def data(tmp_path_factory):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     "model",
-    [DLRMSpec(width=8, bottom=(16, 8), top=(32,)), WideDeepSpec(width=8, hidden=(32,), dropout=0.1)],
-    ids=["dlrm", "wide_deep"],
+    [
+        DLRMSpec(width=8, bottom=(16, 8), top=(32,)),
+        DLRMSpec(width=8, bottom=(16, 8), top=(32,), tables=DynamicTablesSpec()),
+        WideDeepSpec(width=8, hidden=(32,), dropout=0.1),
+    ],
+    ids=["dlrm", "dlrm-dynamic", "wide_deep"],
 )
 def test_the_best_auc_is_nearly_reached(tmp_path, data, model, precision):
     directory, best_auc = data

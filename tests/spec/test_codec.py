@@ -86,7 +86,8 @@ def test_the_kind_tells_which_spec():
 def test_none_is_left_out():
     data = to_data(RunSpec(data="d"))
     assert "max_steps" not in data["training"]
-    assert data["model"] == {"kind": "dlrm", "width": 16, "bottom": [512, 256, 16], "top": [512, 256]}
+    shape = {"width": 16, "bottom": [512, 256, 16], "top": [512, 256]}
+    assert data["model"] == {"kind": "dlrm", **shape, "tables": {"kind": "static"}}
 
 
 D = {"name": "d", "storage": "raw", "labels": [{"name": "y"}], "dense": [], "categorical": [{"name": "c", "rows": 2}]}

@@ -1,15 +1,18 @@
 """One behaviour suite for every store; a new kind of store adds a factory and its name."""
 
+import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from terarec.errors import KeyOutOfRangeError, StorageError
-from terarec.spec import TableSpec
-from terarec.storage import Arena, Rows, Store, static_tables
+from terarec.errors import ConfigError, KeyOutOfRangeError, StorageError
+from terarec.kernels.registry import available
+from terarec.spec import DynamicTableSpec, TableSpec, lru
+from terarec.storage import Arena, DynamicArena, DynamicTable, Rows, Store, dynamic_tables, static_tables
 
 Factory = Callable[[list[TableSpec]], list[Store]]
 
@@ -19,7 +22,18 @@ def static(specs: list[TableSpec]) -> list[Store]:
     return list(static_tables(arena))
 
 
+def dynamic(specs: list[TableSpec], *, implementation: str) -> list[Store]:
+    """Dynamic tables that hold the keys of static ones."""
+    like = [DynamicTableSpec(name=spec.name, width=spec.width, init_scale=1 / math.sqrt(spec.rows)) for spec in specs]
+    tables = dynamic_tables(DynamicArena(like, seed=3), implementation)
+    for table, spec in zip(tables, specs, strict=True):
+        table.rows(torch.arange(spec.rows), train=True)
+    return list(tables)
+
+
+INDEXES = [name for name, reason in available().items() if not reason]
 FACTORIES: dict[str, Factory] = {"static": static}
+FACTORIES |= {f"dynamic-{name}": partial(dynamic, implementation=name) for name in INDEXES}
 
 
 @pytest.fixture(params=FACTORIES.values(), ids=FACTORIES.keys())
@@ -42,7 +56,22 @@ def test_it_is_a_store(make: Factory) -> None:
     (store,) = make(specs(7))
     assert isinstance(store, Store)
     assert (store.name, store.width, len(store), store.state_names) == ("t0", 4, 7, ())
-    assert store.memory_bytes == 7 * 4 * 4
+    index_bytes = store.index_bytes if isinstance(store, DynamicTable) else 0
+    assert store.memory_bytes == 7 * 4 * 4 + index_bytes
+
+
+def test_first_values_depend_on_table_key_and_seed_alone(make: Factory) -> None:
+    for mine, other in zip(make(specs(7, 11)), static(specs(7, 11)), strict=True):
+        keys = torch.arange(len(other))
+        assert torch.equal(mine.export(keys).weights, other.export(keys).weights)
+
+
+def test_rows_are_those_of_the_arena(make: Factory) -> None:
+    _, store = make(specs(5, 9))
+    keys = torch.tensor([3, 0, 3, 8])
+    rows = store.rows(keys, train=False)
+    assert torch.equal(store.arena.weights[rows], store.export(keys).weights)  # type: ignore[attr-defined]
+    assert torch.equal(store.rows(keys, train=True), rows)
 
 
 def test_import_then_export_gives_the_same_rows(make: Factory) -> None:
@@ -91,12 +120,40 @@ def test_weights_alone_leave_the_state(make: Factory) -> None:
 
 
 @pytest.mark.parametrize("key", [-1, 5, 2**40, -(2**63)])
-def test_a_key_outside_names_table_key_and_rows(make: Factory, key: int) -> None:
-    store, _ = make(specs(5, 5))
+def test_a_key_outside_a_static_table_names_table_key_and_rows(key: int) -> None:
+    store, _ = static(specs(5, 5))
     with pytest.raises(KeyOutOfRangeError, match=rf"'t0'.*{key}.*5"):
         store.rows(torch.tensor([0, key]), train=False)
     with pytest.raises(KeyOutOfRangeError):
         store.export(torch.tensor([key]))
+
+
+@pytest.mark.parametrize("key", [-1, 5, 2**40, -(2**63), 2**63 - 1])
+def test_a_key_that_is_not_held_cannot_be_exported(make: Factory, key: int) -> None:
+    store, _ = make(specs(5, 5))
+    with pytest.raises(KeyOutOfRangeError, match=rf"'t0'.*{key}"):
+        store.export(torch.tensor([0, key]))
+
+
+def test_eviction_is_for_dynamic_tables(make: Factory) -> None:
+    store, _ = make(specs(5, 5))
+    assert store.take_evicted().numel() == 0
+    if store.is_dynamic:
+        with pytest.raises(ConfigError, match=r"'t0'.*got no policy"):
+            store.evict()
+    else:
+        with pytest.raises(StorageError, match=r"'t0'.*static"):
+            store.evict(lru(), keep_at_least=1)
+        store.clear()
+    assert len(store) == 5
+
+
+def test_what_is_remembered_beside_the_rows_goes_from_store_to_store(make: Factory) -> None:
+    (source,), (target,) = make(specs(5)), make(specs(5))
+    for piece in source.export_memory(2):
+        target.import_memory(piece)
+    with pytest.raises(StorageError, match=r"'t0'.*'strange'"):
+        target.import_memory({"strange": torch.zeros(1)})
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,13 @@ def changed(spec: RunSpec, **training) -> RunSpec:
 
 
 def weights(model) -> dict[str, torch.Tensor]:
-    """Copies of all weights and row optimizer states."""
+    """Copies of all weights and row optimizer states, by key."""
     copies = {name: tensor.clone() for name, tensor in dense_state(model).items()}
     for name, table in tables(model).items():
-        copies |= {f"{name}/{key}": value.clone() for key, value in {"weights": table.weights, **table.state}.items()}
+        (rows,) = table.export_chunks(max(1, len(table)))
+        order = rows.keys.argsort()
+        held = {"keys": rows.keys, "weights": rows.weights, **rows.state, **rows.uses}
+        copies |= {f"{name}/{key}": value[order].clone() for key, value in held.items()}
     return copies
 
 

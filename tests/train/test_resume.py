@@ -8,17 +8,45 @@ import pytest
 
 from terarec.checkpoint import latest
 from terarec.errors import ConfigError
-from terarec.spec import AdaGradSpec, AdamSpec, DLRMSpec, RowWiseAdaGradSpec, SGDSpec, WideDeepSpec
+from terarec.spec import (
+    AdaGradSpec,
+    AdamSpec,
+    DLRMSpec,
+    DynamicTablesSpec,
+    RowWiseAdaGradSpec,
+    SGDSpec,
+    WideDeepSpec,
+    counting_filter,
+    freq,
+    lfu,
+    lru,
+    prob,
+    ttl,
+)
 from terarec.train import build
 from tests.train.small_run import assert_same, changed, weights
 
 DLRM = DLRMSpec(width=4, bottom=(8, 4), top=(8,))
 WIDE_DEEP = WideDeepSpec(width=4, hidden=(16,), dropout=0.3)
+
+
+def dynamic(model, **tables):
+    """`model` with dynamic tables."""
+    return dataclasses.replace(model, tables=DynamicTablesSpec(**tables))
+
+
 CASES = {
     "adam, adagrad": (DLRM, AdamSpec(), AdaGradSpec(lr=0.05)),
     "adagrad, adam, dropout": (WIDE_DEEP, AdaGradSpec(initial_accumulator=0.1), AdamSpec()),
     "sgd, rowwise adagrad, dropout": (WIDE_DEEP, SGDSpec(), RowWiseAdaGradSpec(initial_accumulator=0.2)),
     "sgd, sgd": (DLRM, SGDSpec(), SGDSpec()),
+    "dynamic, lru, freq": (dynamic(DLRM, evict=lru(), max_rows=110, admit=freq(2)), AdamSpec(), AdamSpec(lr=0.01)),
+    "dynamic, lfu, filter": (
+        dynamic(WIDE_DEEP, evict=lfu(), max_rows=110, admit=counting_filter(2, num_bytes=4096)),
+        AdamSpec(),
+        AdaGradSpec(initial_accumulator=0.1),
+    ),
+    "dynamic, ttl, prob": (dynamic(DLRM, evict=ttl(3), admit=prob(0.5)), SGDSpec(), RowWiseAdaGradSpec(lr=0.1)),
 }
 
 

@@ -12,7 +12,7 @@ from terarec.spec import from_data, to_data
 
 MANIFEST = "manifest.json"
 FORMAT = "terarec.checkpoint"
-VERSION = 1
+VERSION = 2  # 2 added dynamic tables
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,14 +5,24 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from terarec.checkpoint.layout import DENSE, OPTIMIZER, STATE, STATE_PREFIX, WEIGHTS, parse_table_file
+from terarec.checkpoint.layout import (
+    DENSE,
+    KEYS,
+    OPTIMIZER,
+    STATE,
+    STATE_PREFIX,
+    USE_PREFIX,
+    WEIGHTS,
+    parse_memory_file,
+    parse_table_file,
+)
 from terarec.checkpoint.manifest import MANIFEST, FileEntry, Manifest, read_manifest
 from terarec.checkpoint.optimizer_state import unflatten
 from terarec.errors import ConfigError, FormatError
@@ -47,51 +57,65 @@ class Checkpoint:
         return unflatten(tensors, metadata.get("optimizer", ""))
 
     def load_tables(self, tables: Mapping[str, Store], *, with_state: bool) -> None:
-        """Overwrite the rows of `tables`; one piece at a time is held beside them.
+        """Overwrite the rows of `tables`; one piece at a time is held beside them. Dynamic ones hold nothing else then.
 
         Args:
             tables: by name, all those of the checkpoint and no other.
-            with_state: also the row optimizer's state, which `tables` must have room for; serving leaves it.
+            with_state: also the row optimizer's state, which `tables` must have room for, and what dynamic tables note
+                of keys; serving leaves it.
 
         Raises:
-            ConfigError: other tables, or a table of another number of rows.
+            ConfigError: other tables, or a table of another number of rows or another kind.
             StorageError: another width, or another optimizer's state.
             FormatError: a damaged file.
         """
-        pieces = self._table_pieces()
+        pieces = self._pieces(parse_table_file)
         if set(pieces) != set(tables):
             raise ConfigError(f"{self.path}: holds the tables {sorted(pieces)}, expected {sorted(tables)}")
+        memories = self._pieces(parse_memory_file) if with_state else {}
         for name, entries in pieces.items():
             self._load_table(tables[name], entries, with_state=with_state)
+            for entry in memories.get(name, []):
+                tables[name].import_memory(self._read(entry.file)[0])
 
     def _load_table(self, table: Store, entries: list[FileEntry], *, with_state: bool) -> None:
-        next_key = 0
+        done, num_rows = 0, 0
         for entry in entries:
             tensors, metadata = self._read(entry.file)
-            expected = {"table": table.name, "first_key": str(next_key), "rows": str(len(table))}
-            if metadata.get("rows") != expected["rows"]:
-                raise ConfigError(
-                    f"{self.path}: table {table.name!r} has {metadata.get('rows')} rows, expected {len(table)}"
-                )
-            if metadata != expected or WEIGHTS not in tensors:
+            if entry is entries[0]:
+                num_rows = self._check_kind(table, tensors, metadata)
+                table.clear()
+            place = "first_row" if table.is_dynamic else "first_key"
+            expected = {"table": table.name, place: str(done), "rows": str(num_rows)}
+            if metadata != expected or WEIGHTS not in tensors or (KEYS in tensors) != table.is_dynamic:
                 raise FormatError(f"{self.path / entry.file}: describes itself as {metadata}, expected {expected}")
-            weights = tensors.pop(WEIGHTS)
-            state = {name.removeprefix(STATE_PREFIX): value for name, value in tensors.items()} if with_state else {}
-            if with_state and set(state) != set(table.state_names):
+            rows = _rows(tensors, done)
+            if with_state and set(rows.state) != set(table.state_names):
                 raise ConfigError(
-                    f"{self.path}: table {table.name!r} comes with the optimizer state {sorted(state)}, "
+                    f"{self.path}: table {table.name!r} comes with the optimizer state {sorted(rows.state)}, "
                     f"expected {sorted(table.state_names)}"
                 )
-            table.import_(Rows(keys=torch.arange(next_key, next_key + len(weights)), weights=weights, state=state))
-            next_key += len(weights)
-        if next_key != len(table):
-            raise FormatError(f"{self.path}: holds {next_key} of the {len(table)} rows of table {table.name!r}")
+            table.import_(rows if with_state else Rows(keys=rows.keys, weights=rows.weights))
+            done += len(rows.keys)
+        if done != num_rows:
+            raise FormatError(f"{self.path}: holds {done} of the {num_rows} rows of table {table.name!r}")
 
-    def _table_pieces(self) -> dict[str, list[FileEntry]]:
-        """Table -> its files in order."""
+    def _check_kind(self, table: Store, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> int:
+        """How many rows a table has here, by its first piece; a static one must have as many as `table`."""
+        kinds = {False: "static", True: "dynamic"}
+        if (KEYS in tensors) != table.is_dynamic:
+            got, expected = kinds[KEYS in tensors], kinds[table.is_dynamic]
+            raise ConfigError(f"{self.path}: table {table.name!r} is {got}, expected a {expected} one")
+        num_rows = metadata.get("rows", "")
+        if not table.is_dynamic and num_rows != str(len(table)):
+            raise ConfigError(f"{self.path}: table {table.name!r} has {num_rows} rows, expected {len(table)}")
+        return int(num_rows) if num_rows.isdecimal() else -1
+
+    def _pieces(self, parse: Callable[[str], tuple[str, int] | None]) -> dict[str, list[FileEntry]]:
+        """Table -> those of its files that `parse` knows, in order."""
         pieces: dict[str, list[FileEntry]] = {}
         for entry in sorted(self._manifest.files, key=lambda entry: (len(entry.file), entry.file)):
-            parsed = parse_table_file(entry.file)
+            parsed = parse(entry.file)
             if parsed is not None:
                 pieces.setdefault(parsed[0], []).append(entry)
         return pieces
@@ -99,6 +123,17 @@ class Checkpoint:
     def _read(self, file: str) -> tuple[dict[str, Tensor], dict[str, str]]:
         arrays, metadata = read_tensors(self.path / file, sha256=self._manifest.entry(file).sha256)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}, metadata
+
+
+def _rows(tensors: Mapping[str, Tensor], first_key: int) -> Rows:
+    """A piece of a table; one without keys holds those from `first_key` on."""
+    weights = tensors[WEIGHTS]
+    keys = tensors[KEYS] if KEYS in tensors else torch.arange(first_key, first_key + len(weights))
+    return Rows(keys=keys, weights=weights, state=_named(STATE_PREFIX, tensors), uses=_named(USE_PREFIX, tensors))
+
+
+def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def load(path: Path) -> Checkpoint:

@@ -13,7 +13,17 @@ import numpy.typing as npt
 from torch import Tensor
 
 from terarec.checkpoint.directory import keep_newest, staged, step_path
-from terarec.checkpoint.layout import DENSE, OPTIMIZER, STATE, STATE_PREFIX, WEIGHTS, table_file
+from terarec.checkpoint.layout import (
+    DENSE,
+    KEYS,
+    OPTIMIZER,
+    STATE,
+    STATE_PREFIX,
+    USE_PREFIX,
+    WEIGHTS,
+    memory_file,
+    table_file,
+)
 from terarec.checkpoint.manifest import FileEntry, write_manifest
 from terarec.checkpoint.optimizer_state import flatten
 from terarec.checkpoint.state import TrainState
@@ -23,6 +33,7 @@ from terarec.storage import Store
 
 SHARD_BYTES = 256 * 2**20
 """Most bytes of rows in one file: what loading holds beside the tables, and what a torn disk can damage at once."""
+_MEMORY_KEY_BYTES = 16  # a key that waits for admission, with its count
 
 
 def save(directory: Path, state: TrainState, *, keep: int | None = None) -> Path:
@@ -60,10 +71,23 @@ def _write_files(checkpoint: Path, state: TrainState) -> Iterator[FileEntry]:
 
 def _write_table(checkpoint: Path, table: Store) -> Iterator[FileEntry]:
     bytes_per_row = max(1, table.memory_bytes // max(1, len(table)))
+    first = 0
     for index, rows in enumerate(table.export_chunks(max(1, SHARD_BYTES // bytes_per_row))):
-        tensors = {WEIGHTS: rows.weights, **{STATE_PREFIX + name: value for name, value in rows.state.items()}}
-        metadata = {"table": table.name, "first_key": str(int(rows.keys[0])), "rows": str(len(table))}
+        tensors = {WEIGHTS: rows.weights, **_prefixed(STATE_PREFIX, rows.state), **_prefixed(USE_PREFIX, rows.uses)}
+        metadata = {"table": table.name, "rows": str(len(table))}
+        if table.is_dynamic:
+            tensors[KEYS] = rows.keys
+            metadata["first_row"] = str(first)
+        else:
+            metadata["first_key"] = str(first)
         yield _write_tensors(checkpoint, table_file(table.name, index), _arrays(tensors), metadata)
+        first += len(rows.keys)
+    for index, piece in enumerate(table.export_memory(SHARD_BYTES // _MEMORY_KEY_BYTES)):
+        yield _write_tensors(checkpoint, memory_file(table.name, index), _arrays(piece), {"table": table.name})
+
+
+def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
 def _write_state(checkpoint: Path, state: TrainState) -> FileEntry:

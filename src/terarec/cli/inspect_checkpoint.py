@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from terarec.checkpoint import MANIFEST, latest
-from terarec.checkpoint.layout import DENSE, STATE_PREFIX, WEIGHTS, parse_table_file
+from terarec.checkpoint.layout import DENSE, KEYS, STATE_PREFIX, WEIGHTS, parse_memory_file, parse_table_file
 from terarec.checkpoint.manifest import Manifest, read_manifest
 from terarec.config import load_run
 from terarec.errors import ConfigError
 from terarec.formats import read_tensors
+from terarec.kernels.hash_index import new_hash_index
 from terarec.models.artifact import CHECKPOINT_DIRECTORY, RUN_FILE
 
 Arrays = dict[str, NDArray[Any]]
@@ -70,13 +72,15 @@ def table_pieces(checkpoint: Path, manifest: Manifest, table: str) -> Iterator[A
         ConfigError: the checkpoint has no such table.
         FormatError: a damaged file.
     """
-    found = []
-    for entry in manifest.files:
-        parsed = parse_table_file(entry.file)
-        if parsed is not None and parsed[0] == table:
-            found.append((parsed[1], entry))
-    if not found:
+    if table not in table_names(manifest):
         raise ConfigError(f"{checkpoint}: no table {table!r}, expected one of {', '.join(table_names(manifest))}")
+    yield from _pieces(checkpoint, manifest, table, parse_table_file)
+
+
+def _pieces(
+    checkpoint: Path, manifest: Manifest, table: str, parse: Callable[[str], tuple[str, int] | None]
+) -> Iterator[Arrays]:
+    found = [(parsed[1], entry) for entry in manifest.files if (parsed := parse(entry.file)) and parsed[0] == table]
     for _, entry in sorted(found, key=lambda item: item[0]):
         yield read_tensors(checkpoint / entry.file, sha256=entry.sha256)[0]
 
@@ -90,23 +94,37 @@ def row_norms(weights: NDArray[np.float32]) -> NDArray[np.float64]:
 def _table(checkpoint: Path, manifest: Manifest, table: str) -> dict[str, Any]:
     rows, width, num_bytes, total, low, high = 0, 0, 0, 0.0, math.inf, -math.inf
     state: dict[str, None] = {}
+    index = new_hash_index()
+    is_dynamic = False
     for tensors in table_pieces(checkpoint, manifest, table):
         norms = row_norms(tensors[WEIGHTS])
         rows, width = rows + norms.size, tensors[WEIGHTS].shape[1]
         num_bytes += sum(array.nbytes for array in tensors.values())
         total += float(norms.sum())
-        low, high = min(low, float(norms.min())), max(high, float(norms.max()))
-        state |= {name.removeprefix(STATE_PREFIX): None for name in tensors if name != WEIGHTS}
+        low, high = min(low, float(norms.min(initial=math.inf))), max(high, float(norms.max(initial=-math.inf)))
+        state |= {name.removeprefix(STATE_PREFIX): None for name in tensors if name.startswith(STATE_PREFIX)}
+        if KEYS in tensors:
+            is_dynamic = True
+            keys = torch.from_numpy(tensors[KEYS])
+            index.assign(keys, torch.arange(len(keys)))
     return {
         "table": table,
+        "kind": "dynamic" if is_dynamic else "static",
         "rows": rows,
         "width": width,
         "bytes": num_bytes,
-        "norm_min": low,
+        "index_bytes_per_key": index.memory_bytes / rows if is_dynamic and rows else 0.0,
+        "evicted": _num_evicted(checkpoint, manifest, table),
+        "norm_min": low if rows else math.nan,
         "norm_mean": total / rows if rows else math.nan,
-        "norm_max": high,
+        "norm_max": high if rows else math.nan,
         "state": " ".join(state),
     }
+
+
+def _num_evicted(checkpoint: Path, manifest: Manifest, table: str) -> int:
+    pieces = _pieces(checkpoint, manifest, table, parse_memory_file)
+    return sum(int(piece["num_evicted"][0]) for piece in pieces if "num_evicted" in piece)
 
 
 def _shape(array: NDArray[Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.checkpoint.layout import WEIGHTS
+from terarec.checkpoint.layout import KEYS, WEIGHTS
 from terarec.checkpoint.manifest import read_manifest
 from terarec.cli.inspect_checkpoint import find_checkpoint, row_norms, table_pieces
 from terarec.cli.raw_values import raw_values
@@ -34,22 +34,27 @@ def describe_table(path: Path, table: str, top: int) -> dict[str, Any]:
         FormatError: a damaged file.
     """
     checkpoint = find_checkpoint(path)
-    pieces = table_pieces(checkpoint, read_manifest(checkpoint), table)
-    weights, norms = zip(*((piece[WEIGHTS].shape, row_norms(piece[WEIGHTS])) for piece in pieces), strict=True)
+    width, norms, keys = 0, [], []
+    for piece in table_pieces(checkpoint, read_manifest(checkpoint), table):
+        width = piece[WEIGHTS].shape[1]
+        norms.append(row_norms(piece[WEIGHTS]))
+        keys += [piece[KEYS]] if KEYS in piece else []
     all_norms: NDArray[np.float64] = np.concatenate(norms)
-    rows = np.argsort(-all_norms, kind="stable")[:top]
+    order = np.argsort(-all_norms, kind="stable")[:top]
+    # Rows of a static table are in key order; a dynamic one says which key each row is of.
+    rows: NDArray[np.int64] = np.concatenate(keys)[order] if keys else order
     return {
         "what": "table",
         "path": str(path),
         "checkpoint": str(checkpoint),
         "table": table,
         "rows": all_norms.size,
-        "width": weights[0][1],
+        "width": width,
         "zero_rows": int(np.count_nonzero(all_norms == 0)),
-        "norms": _percentiles(all_norms),
+        "norms": _percentiles(all_norms) if all_norms.size else [],
         "largest": [
-            {"row": int(row), "value": value, "norm": float(all_norms[row])}
-            for row, value in zip(rows, _values(path, checkpoint, table, rows), strict=True)
+            {"row": int(row), "value": value, "norm": float(all_norms[place])}
+            for row, place, value in zip(rows, order, _values(path, checkpoint, table, rows), strict=True)
         ],
     }
 

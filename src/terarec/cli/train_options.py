@@ -11,7 +11,7 @@ import typer
 
 from terarec.config import load_run, override, parse_assignments
 from terarec.errors import ConfigError
-from terarec.spec import DenseOptimizerSpec, DLRMSpec, ModelSpec, RunSpec, SparseOptimizerSpec
+from terarec.spec import DenseOptimizerSpec, DLRMSpec, ModelSpec, RunSpec, SparseOptimizerSpec, TablesSpec
 
 
 def _kinds(union: Any) -> str:
@@ -34,6 +34,9 @@ class TrainOptions:
     bottom: Annotated[str | None, typer.Option(metavar="512-256-16", help="Layers of the bottom MLP (dlrm).")] = None
     top: Annotated[str | None, typer.Option(metavar="512-256", help="Hidden layers of the top MLP (dlrm).")] = None
     hidden: Annotated[str | None, typer.Option(metavar="256-128", help="Hidden layers (wide_deep).")] = None
+    tables: Annotated[
+        str | None, typer.Option(metavar=_kinds(TablesSpec), help="Tables sized by the data set, or by the keys seen.")
+    ] = None
     dense_optimizer: Annotated[
         str | None, typer.Option(metavar=_kinds(DenseOptimizerSpec), help="Optimizer of the layers.")
     ] = None
@@ -59,6 +62,7 @@ _FLAGS = {
     "bottom": "model.bottom",
     "top": "model.top",
     "hidden": "model.hidden",
+    "tables": "model.tables.kind",
     "dense_optimizer": "dense_optimizer.kind",
     "dense_lr": "dense_optimizer.lr",
     "sparse_optimizer": "sparse_optimizer.kind",

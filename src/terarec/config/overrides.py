@@ -60,8 +60,11 @@ def _assign(root: type, data: dict[str, Any], path: str, text: str) -> None:
         kinds = _kinds(hint)
         if not kinds and not dataclasses.is_dataclass(hint):
             raise ConfigError(f"{path}: {'.'.join(groups[: depth + 1])} has no fields, expected it to be set itself")
-        data = data[group]
-        spec_type = kinds[data["kind"]] if kinds else hint
+        data = data.setdefault(group, _default(spec_type, group))
+        spec_type = kinds.get(data.get("kind", "")) if kinds else hint
+        if spec_type is None and path != f"{'.'.join(groups)}.kind":
+            part = ".".join(groups[: depth + 1])
+            raise ConfigError(f"{path}: {part} is none, expected {part}.kind=... too, one of {', '.join(kinds)}")
     if leaf == "kind" and kinds:
         _choose_kind(kinds, data, path, text)
         return
@@ -75,9 +78,17 @@ def _assign(root: type, data: dict[str, Any], path: str, text: str) -> None:
 def _choose_kind(kinds: Mapping[str, Any], data: dict[str, Any], path: str, text: str) -> None:
     if text not in kinds:
         raise ConfigError(f"{path}: got {text!r}, expected one of {', '.join(map(repr, kinds))}")
-    if text != data["kind"]:
+    if text != data.get("kind"):
         data.clear()
         data["kind"] = text
+
+
+def _default(spec_type: type, field: str) -> Any:
+    """Plain form of what `field` is when it is left out; empty for a part that is left out altogether."""
+    item = next(item for item in dataclasses.fields(spec_type) if item.name == field)
+    if item.default_factory is not dataclasses.MISSING:
+        return to_data(item.default_factory())
+    return {} if item.default in (None, dataclasses.MISSING) else to_data(item.default)
 
 
 def _field_hint(spec_type: type, field: str, parent: str) -> Any:
@@ -102,10 +113,10 @@ def _kinds(hint: Any) -> dict[str, Any]:
 def _read(hint: Any, text: str, path: str) -> Any:
     """The value that `text` stands for in a field annotated `hint`."""
     members = _members(hint)
-    if any(dataclasses.is_dataclass(member) for member in members):
-        raise ConfigError(f"{path}: got {text!r}, expected one of its fields to be set, as in {path}.kind=...")
     if type(None) in members and text.lower() in _NONE_WORDS:
         return None
+    if any(dataclasses.is_dataclass(member) for member in members):
+        raise ConfigError(f"{path}: got {text!r}, expected one of its fields to be set, as in {path}.kind=...")
     hint = next(member for member in members if member is not type(None))
     if typing.get_origin(hint) is tuple:
         item = typing.get_args(hint)[0]

@@ -8,19 +8,30 @@ rows in place. So no gradient as large as a table ever exists, and the tables ar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from terarec.batch import Jagged, select
-from terarec.embedding.grouping import LookupGroup, check_names, lookup_groups, split_by_width
-from terarec.errors import ConfigError
+from terarec.embedding.grouping import (
+    AnyArena,
+    AnyTableSpec,
+    LookupGroup,
+    build_arenas,
+    check_names,
+    dynamic_readers,
+    fitted,
+    lookup_groups,
+)
+from terarec.embedding.table_state import AnyTable, entries, entry_names, load_entries
+from terarec.embedding.translation import translate
+from terarec.errors import ConfigError, StorageError
 from terarec.ops.bag_lookup import bag_lookup
 from terarec.ops.row_update import BagGradient
-from terarec.spec import FeatureSpec, TableSpec
-from terarec.storage import Arena, static_tables
+from terarec.spec import FeatureSpec
+from terarec.storage import Arena, DynamicArena, DynamicTable, dynamic_tables, static_tables
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,10 +64,14 @@ class EmbeddingCollection(nn.Module):
     """Tables and the features that look them up.
 
     Weights stay float32 whatever ``half()``, ``bfloat16()`` or ``to(dtype)`` ask of the module; ``to(device)`` moves
-    them. ``state_dict()`` holds ``tables.<name>`` views that share memory with the tables.
+    them. ``state_dict()`` holds views ``tables.<name>`` that share memory with the static tables, and copies
+    ``tables.<name>.keys int64[n]`` and ``tables.<name>.weights float32[n, D]`` of dynamic ones; loaded, these replace
+    all that a table held.
+
+    A dynamic table takes up unseen keys in forward passes in training mode with gradients enabled, and only there.
 
     Args:
-        tables: the tables; those of one width share an arena.
+        tables: the tables; the static ones of one width share an arena, and so do the dynamic ones.
         features: the features; the order of the output's columns.
         seed: of the first weights, which depend on table name, row and seed only.
 
@@ -65,15 +80,16 @@ class EmbeddingCollection(nn.Module):
         StorageError: not enough memory for the tables.
     """
 
-    def __init__(self, tables: Sequence[TableSpec], features: Sequence[FeatureSpec], *, seed: int = 0) -> None:
+    def __init__(self, tables: Sequence[AnyTableSpec], features: Sequence[FeatureSpec], *, seed: int = 0) -> None:
         super().__init__()
         check_names(tables, features)
         self.features = tuple(features)
-        self.arenas = tuple(Arena(group, seed=seed) for group in split_by_width(tables))
-        stores = {table.name: table for arena in self.arenas for table in static_tables(arena)}
+        self.arenas = build_arenas(tables, seed=seed)
+        stores = {table.name: table for arena in self.arenas for table in _stores(arena)}
         self.tables = {spec.name: stores[spec.name] for spec in tables}
         self.pending: tuple[list[BagGradient], ...] = tuple([] for _ in self.arenas)
         self._groups = lookup_groups(self.arenas, self.features)
+        self._dynamic_readers = dynamic_readers(self.arenas, self.features)
         pooled = [feature for feature in self.features if feature.pooling != "none"]
         self._pooled_names = tuple(feature.name for feature in pooled)
         self.output_width = sum(self.tables[feature.table].width for feature in pooled)
@@ -86,13 +102,15 @@ class EmbeddingCollection(nn.Module):
 
         Raises:
             ConfigError: a feature that `jagged` does not hold.
-            KeyOutOfRangeError: a key outside its table, with feature and table named.
+            KeyOutOfRangeError: a key outside its static table, with feature and table named.
+            StorageError: memory or a dynamic table is full.
         """
+        rows = self._translate(jagged)
         pooled: dict[tuple[str, ...], Tensor] = {}
         sequences: dict[str, Sequences] = {}
         for group in self._groups:
             names = group.layout.feature_names
-            part = select(jagged, names)
+            part = select(rows.get(group.arena, jagged), names)
             vectors = self._lookup(group, part)
             if group.is_pooled:
                 pooled[names] = vectors
@@ -102,46 +120,73 @@ class EmbeddingCollection(nn.Module):
 
     def take_gradients(self) -> list[list[BagGradient]]:
         """Hand over, and forget, the gradients that backward passes left here: one list per arena."""
-        taken = [list(gradients) for gradients in self.pending]
-        for gradients in self.pending:
+        taken = []
+        for arena, gradients in zip(self.arenas, self.pending, strict=True):
+            if isinstance(arena, DynamicArena):
+                arena.let_go()
+                taken.append([replace(held, layout=fitted(held.layout, arena)) for held in gradients])
+            else:
+                taken.append(list(gradients))
             gradients.clear()
         return taken
 
     def table(self, name: str) -> Tensor:
-        """The weights float32[rows, D] of table `name`, sharing memory with it.
+        """The weights float32[rows, D] of the static table `name`, sharing memory with it.
 
         Raises:
-            ConfigError: no such table.
+            ConfigError: no such table, or a dynamic one.
         """
         if name not in self.tables:
             raise ConfigError(f"table: got {name!r}, expected one of {', '.join(self.tables)}")
-        return self.tables[name].weights
+        table = self.tables[name]
+        if isinstance(table, DynamicTable):
+            raise ConfigError(f"table: got {name!r}, which is dynamic, expected a static one (see Store.export)")
+        return table.weights
 
     def memory_bytes(self) -> int:
-        """Bytes of all weights and optimizer states."""
-        return sum(arena.memory_bytes for arena in self.arenas)
+        """Bytes of all weights, optimizer states and indexes."""
+        return sum(table.memory_bytes for table in self.tables.values())
 
     def extra_repr(self) -> str:
         """One line per table with the features that read it."""
         lines = []
         for name, table in self.tables.items():
             readers = [f"{f.name} ({f.pooling})" for f in self.features if f.table == name]
-            lines.append(f"{name}: {len(table)} x {table.width} <- {', '.join(readers) or 'no feature'}")
+            size = f"{len(table)} keys" if table.is_dynamic else f"{len(table)}"
+            lines.append(f"{name}: {size} x {table.width} <- {', '.join(readers) or 'no feature'}")
         return "\n".join(lines)
+
+    def _translate(self, jagged: Jagged) -> dict[int, Jagged]:
+        """Number of a dynamic arena -> its features with arena rows as keys."""
+        if not self._dynamic_readers:
+            return {}
+        train = self.training and torch.is_grad_enabled()
+        rows = {}
+        for index, readers in self._dynamic_readers.items():
+            arena = self.arenas[index]
+            rows[index] = translate(jagged, readers, self.tables, train=train)
+            if train and isinstance(arena, DynamicArena):
+                arena.hold()
+        for number, group in enumerate(self._groups):
+            layout = fitted(group.layout, self.arenas[group.arena])
+            if layout is not group.layout:
+                self._groups[number] = replace(group, layout=layout)
+        return rows
 
     def _lookup(self, group: LookupGroup, part: Jagged) -> Tensor:
         """The vectors of `group`, as a leaf whose gradient is deposited here when training."""
         arena = self.arenas[group.arena]
+        layout = group.layout
         with torch.no_grad():
-            vectors = bag_lookup(arena.weights, part.keys, part.offsets, group.layout)
+            vectors = bag_lookup(arena.weights, part.keys, part.offsets, layout)
         if self.training and torch.is_grad_enabled():
             pending = self.pending[group.arena]
+            generation = _generation(arena)
 
             def deposit(leaf: Tensor) -> None:
                 if leaf.grad is not None:
-                    pending.append(
-                        BagGradient(keys=part.keys, offsets=part.offsets, grad=leaf.grad, layout=group.layout)
-                    )
+                    _check_still_there(arena, generation)
+                    pending.append(BagGradient(keys=part.keys, offsets=part.offsets, grad=leaf.grad, layout=layout))
                     leaf.grad = None
 
             vectors.requires_grad_()
@@ -164,12 +209,15 @@ class EmbeddingCollection(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for arena in self.arenas:
             arena.move(fn(torch.empty(0, device=arena.device)).device)
+        for table in self.tables.values():
+            if isinstance(table, DynamicTable):
+                table.follow_arena()
         return self
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name, table in self.tables.items():
-            destination[f"{prefix}tables.{name}"] = table.weights
+        for table in self.tables.values():
+            destination.update(entries(table, prefix))
 
     def _load_from_state_dict(
         self,
@@ -181,16 +229,30 @@ class EmbeddingCollection(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        keys = {f"{prefix}tables.{name}": table.weights for name, table in self.tables.items()}
-        for key, weights in keys.items():
-            if key not in state_dict:
-                missing_keys.append(key)
-            elif state_dict[key].shape != weights.shape:
-                got, expected = list(state_dict[key].shape), list(weights.shape)
-                error_msgs.append(f"{key}: got shape {got}, expected {expected} (rows, width)")
-            else:
-                weights.copy_(state_dict[key])
-        unexpected_keys.extend(key for key in state_dict if key.startswith(prefix) and key not in keys)
+        known: set[str] = set()
+        for table in self.tables.values():
+            known.update(entry_names(table, prefix))
+            missing, error = load_entries(table, prefix, state_dict)
+            missing_keys.extend(missing)
+            if error is not None:
+                error_msgs.append(error)
+        unexpected_keys.extend(key for key in state_dict if key.startswith(prefix) and key not in known)
+
+
+def _stores(arena: AnyArena) -> Sequence[AnyTable]:
+    return static_tables(arena) if isinstance(arena, Arena) else dynamic_tables(arena)
+
+
+def _generation(arena: AnyArena) -> int:
+    return arena.generation if isinstance(arena, DynamicArena) else 0
+
+
+def _check_still_there(arena: AnyArena, looked_up: int) -> None:
+    if _generation(arena) != looked_up:
+        raise StorageError(
+            f"backward: rows of tables {', '.join(arena.table_names)} were evicted and given to other keys since the "
+            "forward pass, expected the row optimizer's step before the next forward pass"
+        )
 
 
 def _split_sequences(part: Jagged, vectors: Tensor) -> dict[str, Sequences]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from terarec.errors import ConfigError
 from terarec.ops.layout import BagLayout
-from terarec.spec import FeatureSpec, TableSpec
-from terarec.storage import Arena
+from terarec.spec import DynamicTableSpec, FeatureSpec, TableSpec
+from terarec.storage import Arena, DynamicArena
+
+AnyTableSpec = TableSpec | DynamicTableSpec
+AnyArena = Arena | DynamicArena
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +31,7 @@ class LookupGroup:
     is_pooled: bool
 
 
-def check_names(tables: Sequence[TableSpec], features: Sequence[FeatureSpec]) -> None:
+def check_names(tables: Sequence[AnyTableSpec], features: Sequence[FeatureSpec]) -> None:
     """Raise `ConfigError` unless there are tables, names are distinct and each feature's table exists."""
     if not tables:
         raise ConfigError("tables: got none, expected at least one")
@@ -41,15 +45,24 @@ def check_names(tables: Sequence[TableSpec], features: Sequence[FeatureSpec]) ->
             )
 
 
-def split_by_width(tables: Sequence[TableSpec]) -> list[list[TableSpec]]:
-    """The tables of each width, widths in order of first appearance."""
-    by_width: dict[int, list[TableSpec]] = {}
+def build_arenas(tables: Sequence[AnyTableSpec], *, seed: int) -> tuple[AnyArena, ...]:
+    """An arena for the static, and one for the dynamic tables of each width, in order of first appearance."""
+    static: dict[int, list[TableSpec]] = {}
+    dynamic: dict[int, list[DynamicTableSpec]] = {}
+    order: dict[tuple[bool, int], None] = {}
     for table in tables:
-        by_width.setdefault(table.width, []).append(table)
-    return list(by_width.values())
+        if isinstance(table, DynamicTableSpec):
+            dynamic.setdefault(table.width, []).append(table)
+        else:
+            static.setdefault(table.width, []).append(table)
+        order[isinstance(table, DynamicTableSpec), table.width] = None
+    return tuple(
+        DynamicArena(dynamic[width], seed=seed) if is_dynamic else Arena(static[width], seed=seed)
+        for is_dynamic, width in order
+    )
 
 
-def lookup_groups(arenas: Sequence[Arena], features: Sequence[FeatureSpec]) -> list[LookupGroup]:
+def lookup_groups(arenas: Sequence[AnyArena], features: Sequence[FeatureSpec]) -> list[LookupGroup]:
     """One group per arena and kind of result, for those that have features."""
     groups: list[LookupGroup] = []
     for index, arena in enumerate(arenas):
@@ -61,11 +74,34 @@ def lookup_groups(arenas: Sequence[Arena], features: Sequence[FeatureSpec]) -> l
     return groups
 
 
-def _layout(arena: Arena, features: Sequence[FeatureSpec]) -> BagLayout:
+def dynamic_readers(arenas: Sequence[AnyArena], features: Sequence[FeatureSpec]) -> dict[int, list[FeatureSpec]]:
+    """Number of each dynamic arena that has features -> these, table by table."""
+    readers: dict[int, list[FeatureSpec]] = {}
+    for feature in sorted(features, key=lambda feature: feature.table):
+        for index, arena in enumerate(arenas):
+            if isinstance(arena, DynamicArena) and feature.table in arena.table_names:
+                readers.setdefault(index, []).append(feature)
+    return readers
+
+
+def fitted(layout: BagLayout, arena: AnyArena) -> BagLayout:
+    """`layout` with the rows that a dynamic arena has by now."""
+    if isinstance(arena, Arena) or layout.num_rows == arena.num_rows:
+        return layout
+    return dataclasses.replace(layout, table_rows=(arena.num_rows,) * len(arena.specs))
+
+
+def _layout(arena: AnyArena, features: Sequence[FeatureSpec]) -> BagLayout:
+    """Keys of dynamic tables are arena rows by then: each such table reaches over the whole arena."""
+    num_tables = len(arena.specs)
+    if isinstance(arena, Arena):
+        base, rows = arena.table_base, arena.table_rows
+    else:
+        base, rows = (0,) * num_tables, (arena.num_rows,) * num_tables
     return BagLayout(
         table_names=arena.table_names,
-        table_base=arena.table_base,
-        table_rows=arena.table_rows,
+        table_base=base,
+        table_rows=rows,
         feature_names=tuple(feature.name for feature in features),
         feature_table=tuple(arena.table_names.index(feature.table) for feature in features),
         pooling=tuple(feature.pooling for feature in features),

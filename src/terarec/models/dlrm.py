@@ -9,7 +9,7 @@ from terarec.batch import Batch
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError
 from terarec.nn import MLP, DotInteraction
-from terarec.spec import DatasetSpec, DLRMSpec, FeatureSpec, TableSpec
+from terarec.spec import DatasetSpec, DLRMSpec, FeatureSpec
 
 
 class DLRM(nn.Module):
@@ -32,7 +32,7 @@ class DLRM(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         self.bottom = MLP(len(dataset.dense), spec.bottom, generator=generator, relu_last=True)
         self.embedding = EmbeddingCollection(
-            [TableSpec(name=column.name, rows=column.rows, width=spec.width) for column in dataset.categorical],
+            [spec.tables.table(column.name, rows=column.rows, width=spec.width) for column in dataset.categorical],
             [FeatureSpec(name=column.name, table=column.name) for column in dataset.categorical],
             seed=seed,
         )

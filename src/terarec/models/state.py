@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -11,18 +11,25 @@ from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from terarec.storage import StaticTable
+    from terarec.storage import DynamicTable, StaticTable
 
 
-def tables(model: nn.Module) -> dict[str, StaticTable]:
+def tables(model: nn.Module) -> dict[str, StaticTable | DynamicTable]:
     """All embedding tables of `model` by name."""
-    return {name: table for _, collection in _collections(model) for name, table in collection.tables.items()}
+    collections = (module for module in model.modules() if isinstance(module, EmbeddingCollection))
+    return {name: table for collection in collections for name, table in collection.tables.items()}
 
 
 def dense_state(model: nn.Module) -> dict[str, Tensor]:
-    """The part of ``model.state_dict()`` that is not in tables, sharing memory with the model."""
-    in_tables = _table_keys(model)
-    return {key: value for key, value in model.state_dict().items() if key not in in_tables}
+    """The part of ``model.state_dict()`` that is not in tables, sharing memory with the model.
+
+    Made without ``state_dict()``, which copies dynamic tables.
+    """
+    state: dict[str, Tensor] = {}
+    for name, module in model.named_modules():
+        if not isinstance(module, EmbeddingCollection):
+            module._save_to_state_dict(state, f"{name}." if name else "", keep_vars=False)
+    return state
 
 
 def load_dense_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
@@ -40,15 +47,3 @@ def load_dense_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
                 f"weights {key!r}: got shape {got}, expected {expected}; was the model described otherwise?"
             )
     model.load_state_dict(state, strict=False)
-
-
-def _collections(model: nn.Module) -> Iterator[tuple[str, EmbeddingCollection]]:
-    return ((name, module) for name, module in model.named_modules() if isinstance(module, EmbeddingCollection))
-
-
-def _table_keys(model: nn.Module) -> set[str]:
-    return {
-        f"{prefix}.tables.{name}".removeprefix(".")
-        for prefix, collection in _collections(model)
-        for name in collection.tables
-    }

@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 from terarec.batch import Batch
 from terarec.embedding import EmbeddingCollection
 from terarec.nn import MLP
-from terarec.spec import CategoricalColumn, DatasetSpec, FeatureSpec, TableSpec, WideDeepSpec
+from terarec.spec import CategoricalColumn, DatasetSpec, FeatureSpec, TablesSpec, WideDeepSpec
 
 WIDE_SUFFIX = ".wide"
 
@@ -29,8 +29,8 @@ class WideDeep(nn.Module):
         columns, num_labels, num_dense = dataset.categorical, len(dataset.labels), len(dataset.dense)
         generator = torch.Generator().manual_seed(seed)
         self.num_labels = num_labels
-        self.wide = _wide_tables(columns, num_labels, seed) if columns else None
-        self.embedding = _deep_tables(columns, spec.width, seed) if columns else None
+        self.wide = _wide_tables(columns, spec.tables, num_labels, seed) if columns else None
+        self.embedding = _deep_tables(columns, spec.tables, spec.width, seed) if columns else None
         self.linear_weight = nn.Parameter(torch.zeros(num_labels, num_dense))
         self.linear_bias = nn.Parameter(torch.zeros(num_labels))
         in_width = num_dense + spec.width * len(columns)
@@ -48,16 +48,20 @@ class WideDeep(nn.Module):
         return logits
 
 
-def _wide_tables(columns: tuple[CategoricalColumn, ...], num_labels: int, seed: int) -> EmbeddingCollection:
+def _wide_tables(
+    columns: tuple[CategoricalColumn, ...], kind: TablesSpec, num_labels: int, seed: int
+) -> EmbeddingCollection:
     tables = [
-        TableSpec(name=column.name + WIDE_SUFFIX, rows=column.rows, width=num_labels, initializer="zeros")
+        kind.table(column.name + WIDE_SUFFIX, rows=column.rows, width=num_labels, initializer="zeros")
         for column in columns
     ]
     features = [FeatureSpec(name=column.name, table=column.name + WIDE_SUFFIX) for column in columns]
     return EmbeddingCollection(tables, features, seed=seed)
 
 
-def _deep_tables(columns: tuple[CategoricalColumn, ...], width: int, seed: int) -> EmbeddingCollection:
-    tables = [TableSpec(name=column.name, rows=column.rows, width=width) for column in columns]
+def _deep_tables(
+    columns: tuple[CategoricalColumn, ...], kind: TablesSpec, width: int, seed: int
+) -> EmbeddingCollection:
+    tables = [kind.table(column.name, rows=column.rows, width=width) for column in columns]
     features = [FeatureSpec(name=column.name, table=column.name) for column in columns]
     return EmbeddingCollection(tables, features, seed=seed)

@@ -12,14 +12,14 @@ from torch import nn
 from terarec.errors import ConfigError
 from terarec.ops.row_update import BagGradient, RowRule, row_update_, state_shapes
 from terarec.spec import AdaGradSpec, AdamSpec, SGDSpec, SparseOptimizerSpec
-from terarec.storage import Arena
+from terarec.storage import Arena, DynamicArena
 
 
 @runtime_checkable
 class RowParameters(Protocol):
     """A module with tables, such as `terarec.embedding.EmbeddingCollection`."""
 
-    arenas: tuple[Arena, ...]
+    arenas: tuple[Arena | DynamicArena, ...]
 
     def take_gradients(self) -> list[list[BagGradient]]:
         """Hand over, and forget, the gradients gathered so far: one list per arena."""
@@ -72,6 +72,8 @@ class RowOptimizer:
         for arena, mine in zip(self._arenas(), gradients, strict=True):
             if mine:
                 row_update_(arena.weights, tuple(arena.state.values()), mine, self._rule, step=self.num_steps)
+                if isinstance(arena, DynamicArena):
+                    arena.settle()
 
     def zero_grad(self) -> None:
         """Forget the gradients gathered since the last step."""
@@ -93,7 +95,7 @@ class RowOptimizer:
         self.lr = state["lr"]
         self.num_steps = int(state["num_steps"])
 
-    def _arenas(self) -> list[Arena]:
+    def _arenas(self) -> list[Arena | DynamicArena]:
         return [arena for owner in self._owners for arena in owner.arenas]
 
 

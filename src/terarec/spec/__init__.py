@@ -3,6 +3,15 @@
 Standard library only. A spec validates itself when it is made and raises `terarec.errors.ConfigError`.
 """
 
+from terarec.spec.admission import (
+    AdmissionSpec,
+    FilterAdmission,
+    FrequencyAdmission,
+    ProbabilityAdmission,
+    counting_filter,
+    freq,
+    prob,
+)
 from terarec.spec.codec import from_data, to_data
 from terarec.spec.dataset import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, ShardSpec
 from terarec.spec.encoder import (
@@ -15,6 +24,18 @@ from terarec.spec.encoder import (
     LogShiftEncoder,
     StandardizeEncoder,
     VocabularyEncoder,
+)
+from terarec.spec.eviction import (
+    EvictionSpec,
+    LFUEviction,
+    LRUEviction,
+    ScoreEviction,
+    ScoreFunction,
+    TTLEviction,
+    by_score,
+    lfu,
+    lru,
+    ttl,
 )
 from terarec.spec.feature import FeatureSpec, Pooling
 from terarec.spec.field_error import FieldError
@@ -29,7 +50,8 @@ from terarec.spec.optimizer import (
 )
 from terarec.spec.run import RunSpec, TrainingSpec
 from terarec.spec.serving import ServingSpec
-from terarec.spec.table import Initializer, TableSpec
+from terarec.spec.table import DynamicTableSpec, Initializer, TableSpec
+from terarec.spec.tables import DynamicTablesSpec, StaticTablesSpec, TablesSpec
 
 __all__ = [
     "FIRST_ID",
@@ -37,6 +59,7 @@ __all__ = [
     "RARE_ID",
     "AdaGradSpec",
     "AdamSpec",
+    "AdmissionSpec",
     "BucketizeEncoder",
     "CategoricalColumn",
     "CategoricalEncoder",
@@ -45,24 +68,44 @@ __all__ = [
     "DenseColumn",
     "DenseEncoder",
     "DenseOptimizerSpec",
+    "DynamicTableSpec",
+    "DynamicTablesSpec",
+    "EvictionSpec",
     "FeatureSpec",
     "FieldError",
+    "FilterAdmission",
+    "FrequencyAdmission",
     "Initializer",
+    "LFUEviction",
+    "LRUEviction",
     "LabelColumn",
     "LogShiftEncoder",
     "ModelSpec",
     "Pooling",
+    "ProbabilityAdmission",
     "RowWiseAdaGradSpec",
     "RunSpec",
     "SGDSpec",
+    "ScoreEviction",
+    "ScoreFunction",
     "ServingSpec",
     "ShardSpec",
     "SparseOptimizerSpec",
     "StandardizeEncoder",
+    "StaticTablesSpec",
+    "TTLEviction",
     "TableSpec",
+    "TablesSpec",
     "TrainingSpec",
     "VocabularyEncoder",
     "WideDeepSpec",
+    "by_score",
+    "counting_filter",
+    "freq",
     "from_data",
+    "lfu",
+    "lru",
+    "prob",
     "to_data",
+    "ttl",
 ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from terarec.spec import checks
+from terarec.spec.tables import StaticTablesSpec, TablesSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,12 +17,14 @@ class DLRMSpec:
         width: length D of every embedding vector, and of the bottom MLP's output.
         bottom: widths of the bottom MLP's layers; the last must equal `width`.
         top: widths of the top MLP's hidden layers; the layer to the logit is added.
+        tables: static, as large as the data set says, or dynamic.
     """
 
     kind: ClassVar[str] = "dlrm"
     width: int = 16
     bottom: tuple[int, ...] = (512, 256, 16)
     top: tuple[int, ...] = (512, 256)
+    tables: TablesSpec = field(default_factory=StaticTablesSpec)
 
     def __post_init__(self) -> None:
         checks.positive_int(self, "width")
@@ -39,12 +42,14 @@ class WideDeepSpec:
         width: length D of every embedding vector of the deep part (the wide part's are 1 long).
         hidden: widths of the MLP's hidden layers.
         dropout: probability of zeroing a hidden unit while training.
+        tables: static, as large as the data set says, or dynamic.
     """
 
     kind: ClassVar[str] = "wide_deep"
     width: int = 8
     hidden: tuple[int, ...] = (256, 128)
     dropout: float = 0.0
+    tables: TablesSpec = field(default_factory=StaticTablesSpec)
 
     def __post_init__(self) -> None:
         checks.positive_int(self, "width")

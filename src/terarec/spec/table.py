@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from terarec.spec import checks
+from terarec.spec.admission import AdmissionSpec
+from terarec.spec.eviction import EvictionSpec, TTLEviction
 
 Initializer = Literal["uniform", "normal", "zeros"]
 
@@ -36,3 +39,49 @@ class TableSpec:
         checks.one_of(self, "initializer", ("uniform", "normal", "zeros"))
         if self.init_scale is not None:
             checks.finite_float(self, "init_scale", low=0.0, open_low=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DynamicTableSpec:
+    """A table of any int64 keys: a key gets its row at first sight in training, never in evaluation.
+
+    Attributes:
+        name: unique among the tables of a model.
+        width: length D of a vector.
+        initializer: distribution of a row's first weights, which depend on (table name, key, seed) alone.
+        init_scale: half-width of the uniform, or standard deviation of the normal distribution; 0.05 is what
+            HugeCTR's hash tables take, as there is no number of rows to derive it from.
+        default: the vector of a key without a row: one number for all columns, or `width` of them.
+        admit: which unseen keys get a row in training (`freq`, `prob`, `counting_filter`); None: all.
+        evict: which rows go when the table is full (`lru`, `lfu`, `ttl`, `by_score`); None: a full table is an error.
+        max_rows: most rows; None: as many as memory holds.
+        track_uses: count each row's occurrences and note its last batch even if `evict` needs no such thing, for
+            calls of ``evict`` with other policies. 12 bytes a row.
+        report_evicted: keep the keys that went until ``take_evicted`` is called. 8 bytes a key.
+    """
+
+    name: str
+    width: int
+    initializer: Initializer = "uniform"
+    init_scale: float = 0.05
+    default: float | tuple[float, ...] = 0.0
+    admit: AdmissionSpec | None = None
+    evict: EvictionSpec | None = None
+    max_rows: int | None = None
+    track_uses: bool = False
+    report_evicted: bool = True
+
+    def __post_init__(self) -> None:
+        checks.name(self)
+        checks.positive_int(self, "width")
+        checks.one_of(self, "initializer", ("uniform", "normal", "zeros"))
+        checks.finite_float(self, "init_scale", low=0.0, open_low=True)
+        if isinstance(self.default, tuple):
+            if len(self.default) != self.width or not all(map(math.isfinite, self.default)):
+                checks.fail(self, "default", f"one finite number or {self.width} (the width) of them")
+        else:
+            checks.finite_float(self, "default")
+        if self.max_rows is not None:
+            checks.positive_int(self, "max_rows")
+        elif self.evict is not None and not isinstance(self.evict, TTLEviction):
+            checks.fail(self, "max_rows", f"an integer >= 1, the size that evict={self.evict.kind!r} keeps")

@@ -16,6 +16,12 @@ def available_bytes() -> int | None:
     return min(bounds, default=None)
 
 
+def total_bytes() -> int:
+    """Bytes of memory that the machine has; 2^40 where it is not known."""
+    total = _field_kib(_MEMINFO.read_text(), "MemTotal:") if _MEMINFO.exists() else None
+    return total or 2**40
+
+
 def require(num_bytes: int, purpose: str) -> None:
     """Raise `StorageError` if `num_bytes` for `purpose` are more than what is available."""
     available = available_bytes()

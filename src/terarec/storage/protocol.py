@@ -8,6 +8,8 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from terarec.spec import EvictionSpec
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
@@ -17,11 +19,13 @@ class Rows:
         keys: int64[n], distinct.
         weights: float32[n, D].
         state: name of an optimizer state ("sum", "exp_avg", ...) -> float32[n, D] or float32[n].
+        uses: what a dynamic table notes of a row's use: "count" int64[n], "last_step" int32[n].
     """
 
     keys: Tensor
     weights: Tensor
     state: Mapping[str, Tensor] = field(default_factory=dict)
+    uses: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -44,6 +48,10 @@ class Store(Protocol):
     def memory_bytes(self) -> int:
         """Bytes of weights, optimizer state and index."""
 
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether keys come and go; else all keys ``0 <= key < len`` are held for good."""
+
     def __len__(self) -> int:
         """Number of keys held."""
 
@@ -62,7 +70,10 @@ class Store(Protocol):
         """
 
     def export_chunks(self, chunk_rows: int) -> Iterator[Rows]:
-        """Everything held, at most `chunk_rows` rows at a time; a chunk may share memory with the table."""
+        """Everything held, at most `chunk_rows` rows at a time; a chunk may share memory with the table.
+
+        At least one chunk, which is empty if nothing is held.
+        """
 
     def import_(self, rows: Rows) -> None:
         """Overwrite what is held for ``rows.keys``, all of it or nothing.
@@ -72,4 +83,27 @@ class Store(Protocol):
         Raises:
             KeyOutOfRangeError: a key that this store can never hold.
             StorageError: weights or state of another shape, or other state names than ``state_names``.
+        """
+
+    def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
+        """Take rows away, the least worthy first, and return their keys int64[n]; see `DynamicTable.evict`.
+
+        Raises:
+            StorageError: a table whose keys are held for good.
+        """
+
+    def take_evicted(self) -> Tensor:
+        """The keys int64[n] that were evicted since the last call and have no row now."""
+
+    def clear(self) -> None:
+        """Forget every key that is not held for good, and all that was noted of keys."""
+
+    def export_memory(self, chunk_keys: int) -> Iterator[Mapping[str, Tensor]]:
+        """What is remembered beside the rows, as named tensors, at most `chunk_keys` keys at a time."""
+
+    def import_memory(self, piece: Mapping[str, Tensor]) -> None:
+        """Take over a piece that `export_memory` gave.
+
+        Raises:
+            StorageError: a piece of a table that remembers other things.
         """

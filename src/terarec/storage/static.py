@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from terarec.errors import KeyOutOfRangeError, StorageError
-from terarec.spec import TableSpec
+from terarec.spec import EvictionSpec, TableSpec
 from terarec.storage.arena import Arena
 from terarec.storage.protocol import Rows
+from terarec.storage.row_checks import check_import
 
 
 class StaticTable:
@@ -21,6 +22,8 @@ class StaticTable:
         arena: where the rows live.
         base: arena row of key 0.
     """
+
+    is_dynamic = False
 
     def __init__(self, spec: TableSpec, arena: Arena, base: int) -> None:
         self.spec = spec
@@ -91,27 +94,32 @@ class StaticTable:
     def import_(self, rows: Rows) -> None:
         """Overwrite the rows of ``rows.keys``; empty ``rows.state`` leaves the optimizer state as it is."""
         target = self.rows(rows.keys, train=True)
-        self._check_shape("weights", rows.weights, self.arena.weights, target)
-        if rows.state and set(rows.state) != set(self.state_names):
-            raise StorageError(
-                f"table {self.name!r}: got optimizer states {sorted(rows.state)}, expected {sorted(self.state_names)}"
-            )
-        for name, values in rows.state.items():
-            self._check_shape(name, values, self.arena.state[name], target)
+        check_import(self.name, rows, self.arena.weights, self.arena.state)
         _write(self.arena.weights, target, rows.weights)
         for name, values in rows.state.items():
             _write(self.arena.state[name], target, values)
 
+    def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
+        """Refused: all keys are held for good."""
+        raise StorageError(f"table {self.name!r}: evict: the table is static, expected a dynamic one")
+
+    def take_evicted(self) -> Tensor:
+        """No keys."""
+        return torch.empty(0, dtype=torch.int64, device=self.arena.device)
+
+    def clear(self) -> None:
+        """Nothing: all keys are held for good."""
+
+    def export_memory(self, chunk_keys: int) -> Iterator[Mapping[str, Tensor]]:
+        """Nothing is remembered beside the rows."""
+        return iter(())
+
+    def import_memory(self, piece: Mapping[str, Tensor]) -> None:
+        """Refused: nothing is remembered beside the rows."""
+        raise StorageError(f"table {self.name!r}: got {sorted(piece)}, but the table is static")
+
     def _part(self, tensor: Tensor) -> Tensor:
         return tensor[self.base : self.base + self.spec.rows]
-
-    def _check_shape(self, what: str, values: Tensor, held: Tensor, target: Tensor) -> None:
-        expected = (target.numel(), *held.shape[1:])
-        if tuple(values.shape) != expected or values.dtype != held.dtype:
-            raise StorageError(
-                f"table {self.name!r}: got {what} {values.dtype}{list(values.shape)}, "
-                f"expected {held.dtype}{list(expected)}"
-            )
 
 
 def static_tables(arena: Arena) -> list[StaticTable]:

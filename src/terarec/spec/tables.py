@@ -1,0 +1,67 @@
+"""How a model makes the table of each categorical column."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from terarec.spec import checks
+from terarec.spec.admission import AdmissionSpec
+from terarec.spec.eviction import LFUEviction, LRUEviction, TTLEviction
+from terarec.spec.table import DynamicTableSpec, Initializer, TableSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StaticTablesSpec:
+    """As many rows as the data set says that the column has ids."""
+
+    kind: ClassVar[str] = "static"
+
+    def table(
+        self, name: str, *, rows: int, width: int, initializer: Initializer = "uniform"
+    ) -> TableSpec | DynamicTableSpec:
+        """The table `name` for a column of ids ``0 <= id < rows``."""
+        return TableSpec(name=name, rows=rows, width=width, initializer=initializer)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DynamicTablesSpec:
+    """A row for each key that training meets; the fields are those of `DynamicTableSpec`, for every table.
+
+    Attributes:
+        init_scale: of the first weights.
+        admit: which unseen keys get a row; None: all.
+        evict: which rows go when a table is full; None: a full table is an error.
+        max_rows: most rows of each table; None: as many as memory holds.
+    """
+
+    kind: ClassVar[str] = "dynamic"
+    init_scale: float = 0.05
+    admit: AdmissionSpec | None = None
+    evict: LRUEviction | LFUEviction | TTLEviction | None = None
+    max_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.finite_float(self, "init_scale", low=0.0, open_low=True)
+        if self.max_rows is not None:
+            checks.positive_int(self, "max_rows")
+        elif self.evict is not None and not isinstance(self.evict, TTLEviction):
+            checks.fail(self, "max_rows", f"an integer >= 1, the size that evict={self.evict.kind!r} keeps")
+
+    def table(
+        self, name: str, *, rows: int, width: int, initializer: Initializer = "uniform"
+    ) -> TableSpec | DynamicTableSpec:
+        """The table `name`; the column's number of ids is not needed."""
+        return DynamicTableSpec(
+            name=name,
+            width=width,
+            initializer=initializer,
+            init_scale=self.init_scale,
+            admit=self.admit,
+            evict=self.evict,
+            max_rows=self.max_rows,
+            report_evicted=False,  # nobody asks while a run trains
+        )
+
+
+TablesSpec = StaticTablesSpec | DynamicTablesSpec

@@ -1,0 +1,198 @@
+"""Which unseen keys get a row: the memory behind a table's `AdmissionSpec`."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from terarec.kernels.hash_index import new_hash_index
+from terarec.spec import DynamicTableSpec, FilterAdmission, FrequencyAdmission, ProbabilityAdmission
+from terarec.spec.admission import MOST_FILTER_COUNT
+from terarec.storage.indexes import copied_to
+
+_FILTER_ROWS = 4  # cells a key has in a counting filter; its count is the least of them
+
+
+class Admission(Protocol):
+    """What stands before a dynamic table."""
+
+    names: frozenset[str]
+    """The tensors of a piece that `export_chunks` gives."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held."""
+
+    def admit(self, keys: Tensor, clock: int) -> Tensor:
+        """See ``keys int64[n]``, of one batch and without rows; return those to take up, possibly repeated.
+
+        The same keys in any order give the same.
+        """
+
+    def forget(self, keys: Tensor) -> None:
+        """``keys int64[n]``, possibly repeated, have rows now."""
+
+    def move(self, device: torch.device) -> None:
+        """Take what is held to `device`."""
+
+    def export_chunks(self, chunk_keys: int) -> Iterator[dict[str, Tensor]]:
+        """What is held, as named tensors, in pieces of at most `chunk_keys` keys."""
+
+    def import_(self, piece: Mapping[str, Tensor]) -> None:
+        """Add a piece that `export_chunks` of an admission of this kind gave."""
+
+
+class CountAdmission:
+    """`FrequencyAdmission`: counts keys until they have rows."""
+
+    names = frozenset({"admission_keys", "admission_counts"})
+
+    def __init__(self, spec: FrequencyAdmission, device: torch.device, implementation: str) -> None:
+        self.spec = spec
+        self._implementation = implementation
+        self._counts = new_hash_index(device, implementation)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the index of counts."""
+        return self._counts.memory_bytes
+
+    def admit(self, keys: Tensor, clock: int) -> Tensor:
+        """The keys whose count is reached."""
+        return keys[self._counts.count(keys) >= self.spec.count]
+
+    def forget(self, keys: Tensor) -> None:
+        """Stop counting `keys`."""
+        self._counts.erase(keys)
+
+    def move(self, device: torch.device) -> None:
+        """Count on `device`."""
+        self._counts = copied_to(self._counts, device, self._implementation)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CountAdmission:
+        twin = copy.copy(self)
+        memo[id(self)] = twin
+        twin._counts = copied_to(self._counts, self._counts.device, self._implementation)
+        return twin
+
+    def export_chunks(self, chunk_keys: int) -> Iterator[dict[str, Tensor]]:
+        """Keys with their counts."""
+        start = 0
+        while start >= 0:
+            keys, counts, start = self._counts.items(start, chunk_keys)
+            yield {"admission_keys": keys, "admission_counts": counts}
+
+    def import_(self, piece: Mapping[str, Tensor]) -> None:
+        """Set counts."""
+        device = self._counts.device
+        self._counts.assign(piece["admission_keys"].to(device), piece["admission_counts"].to(device))
+
+
+class ChanceAdmission:
+    """`ProbabilityAdmission`: draws a number from (table, seed, batch, key)."""
+
+    names: frozenset[str] = frozenset()
+    memory_bytes = 0
+
+    def __init__(self, spec: ProbabilityAdmission, seed: int) -> None:
+        self._limit = int(spec.probability * 2**53)
+        self._seed = seed
+
+    def admit(self, keys: Tensor, clock: int) -> Tensor:
+        """The keys whose draw is below the probability."""
+        drawn = mix(mix(keys ^ self._seed) + clock) & (2**53 - 1)
+        return keys[drawn < self._limit]
+
+    def forget(self, keys: Tensor) -> None:
+        """Nothing is held."""
+
+    def move(self, device: torch.device) -> None:
+        """Nothing is held."""
+
+    def export_chunks(self, chunk_keys: int) -> Iterator[dict[str, Tensor]]:
+        """Nothing is held."""
+        return iter(())
+
+    def import_(self, piece: Mapping[str, Tensor]) -> None:
+        """Nothing is held."""
+
+
+class CountingFilter:
+    """`FilterAdmission`: a count-min sketch with conservative update (Estan & Varghese 2002) in bytes that stay at 255.
+
+    A key has a cell in each of four rows; its count is the least of the four. Counting raises only cells below the
+    new count, so a count is never too low, and too high only where each of the four cells is shared.
+    """
+
+    names = frozenset({"admission_filter"})
+
+    def __init__(self, spec: FilterAdmission, seed: int, device: torch.device) -> None:
+        self.spec = spec
+        self._seed = seed
+        self._cells = torch.zeros(_FILTER_ROWS, spec.num_bytes // _FILTER_ROWS, dtype=torch.uint8, device=device)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the cells."""
+        return self._cells.numel()
+
+    def admit(self, keys: Tensor, clock: int) -> Tensor:
+        """The keys whose count is reached."""
+        distinct, occurrences = torch.unique(keys, return_counts=True)
+        places = self._places(distinct)
+        counts = self._cells.gather(1, places).amin(0).to(torch.int64) + occurrences
+        raised = counts.clamp(max=MOST_FILTER_COUNT).to(torch.uint8)
+        self._cells.scatter_reduce_(1, places, raised.expand_as(places), "amax")
+        admitted: Tensor = distinct[counts >= self.spec.count]
+        return admitted
+
+    def forget(self, keys: Tensor) -> None:
+        """A filter cannot forget."""
+
+    def move(self, device: torch.device) -> None:
+        """Take the cells to `device`."""
+        self._cells = self._cells.to(device)
+
+    def export_chunks(self, chunk_keys: int) -> Iterator[dict[str, Tensor]]:
+        """The cells."""
+        yield {"admission_filter": self._cells}
+
+    def import_(self, piece: Mapping[str, Tensor]) -> None:
+        """Take the cells over."""
+        self._cells.copy_(piece["admission_filter"])
+
+    def _places(self, keys: Tensor) -> Tensor:
+        """The cells int64[4, n] of each key."""
+        first = mix(keys ^ self._seed)
+        rows = torch.arange(_FILTER_ROWS, device=keys.device)[:, None]
+        return (mix(first + rows) & (2**63 - 1)) % self._cells.shape[1]
+
+
+def build_admission(table: DynamicTableSpec, seed: int, device: torch.device, implementation: str) -> Admission | None:
+    """The memory that ``table.admit`` asks for; None takes up every key."""
+    spec = table.admit
+    if spec is None:
+        return None
+    if isinstance(spec, FrequencyAdmission):
+        return CountAdmission(spec, device, implementation)
+    digest = hashlib.blake2b(f"{seed}/{table.name}/admission".encode(), digest_size=8).digest()
+    own_seed = int.from_bytes(digest, "little", signed=True)
+    if isinstance(spec, ProbabilityAdmission):
+        return ChanceAdmission(spec, own_seed)
+    return CountingFilter(spec, own_seed, device)
+
+
+def mix(bits: Tensor) -> Tensor:
+    """SplitMix64's finalizer on int64[n]; products wrap, shifts bring in zeros."""
+    bits = (bits ^ _shifted(bits, 30)) * -0x40A7B892E31B1A47
+    bits = (bits ^ _shifted(bits, 27)) * -0x6B2FB644ECCEEE15
+    return bits ^ _shifted(bits, 31)
+
+
+def _shifted(bits: Tensor, places: int) -> Tensor:
+    return (bits >> places) & ((1 << (64 - places)) - 1)

@@ -1,0 +1,202 @@
+"""A table of any int64 keys, whose rows appear in training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from terarec.errors import ConfigError, KeyOutOfRangeError, StorageError
+from terarec.spec import DynamicTableSpec, EvictionSpec, TTLEviction
+from terarec.storage.dynamic_arena import DynamicArena
+from terarec.storage.key_rows import KeyRows
+from terarec.storage.protocol import Rows
+from terarec.storage.row_checks import check_import
+
+
+class DynamicTable:
+    """Some rows of a `DynamicArena`, found by their keys. Implements `Store`.
+
+    Attributes:
+        spec: name, width, first weights, and which keys come and go.
+        arena: where the rows live.
+        number: of the table in its arena, and arena row of its default vector.
+
+    Args:
+        spec: the table.
+        arena: an arena made for it, among others.
+        implementation: of the index: "auto", or one of `terarec.kernels.registry.IMPLEMENTATIONS` by name.
+    """
+
+    is_dynamic = True
+
+    def __init__(self, spec: DynamicTableSpec, arena: DynamicArena, implementation: str = "auto") -> None:
+        self.spec = spec
+        self.arena = arena
+        self.number = arena.table_names.index(spec.name)
+        self._held = KeyRows(spec, arena, implementation)
+
+    @property
+    def name(self) -> str:
+        """Name of the table."""
+        return self.spec.name
+
+    @property
+    def width(self) -> int:
+        """Length D of a vector."""
+        return self.spec.width
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The optimizer states beside the weights; empty until an optimizer is attached."""
+        return tuple(self.arena.state)
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of the index, and of what ``spec.admit`` remembers of keys without rows."""
+        admission = self._held.admission
+        return self._held.index.memory_bytes + (admission.memory_bytes if admission is not None else 0)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the rows held with their state, and of the index."""
+        return len(self) * self.arena.row_bytes + self.index_bytes
+
+    @property
+    def num_evicted(self) -> int:
+        """Rows that were evicted so far."""
+        return self._held.num_evicted
+
+    def __len__(self) -> int:
+        return len(self._held.index)
+
+    def rows(self, keys: Tensor, *, train: bool) -> Tensor:
+        """Arena rows int64[n] of ``keys int64[n]``; the default row for a key that has none.
+
+        With `train` they are the keys of one batch: those without rows get one if ``spec.admit`` lets them pass, a full
+        table evicts others for them, and their use is noted.
+
+        Raises:
+            StorageError: memory or table is full; the rows are as they were.
+        """
+        if not train:
+            rows = self._held.find(keys)
+            return rows.masked_fill_(rows < 0, self.number)
+        rows = self._held.take_up(keys)
+        rows.masked_fill_(rows < 0, self.number)
+        self._held.note_use(rows)
+        return rows
+
+    def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
+        """Take rows away, the least worthy first, until `keep_at_least` of the worthiest are left.
+
+        A gradient under way to such a row is lost. The row serves other keys, with first values and fresh state.
+
+        Args:
+            by: which go first; None takes ``spec.evict``. A time to live spares younger rows in any case.
+            keep_at_least: None takes 0 with a time to live, and else the size to which a full table evicts.
+
+        Returns:
+            The keys that went, int64[n], rising.
+
+        Raises:
+            ConfigError: no policy, no size, or a policy that needs what the table does not note.
+        """
+        policy = by or self.spec.evict
+        if policy is None:
+            raise ConfigError(f"table {self.name!r}: evict: got no policy and the table has none, expected e.g. lru()")
+        if keep_at_least is None:
+            keep_at_least = 0 if isinstance(policy, TTLEviction) else self._held.size_after_eviction(policy)
+        return self._held.evict(policy, keep=keep_at_least)
+
+    def take_evicted(self) -> Tensor:
+        """The keys int64[n] that went since the last call and have no row now: those that copies must delete."""
+        keys: Tensor = torch.unique(self._held.evicted)
+        self._held.evicted = keys[:0]
+        return keys[self._held.find(keys) < 0]
+
+    def clear(self) -> None:
+        """Forget every key and everything that was noted, as if the table were new."""
+        self._held.clear()
+
+    def export(self, keys: Tensor) -> Rows:
+        """Copies of what is held for ``keys int64[n]``.
+
+        Raises:
+            KeyOutOfRangeError: a key without a row.
+        """
+        rows = self._held.find(keys)
+        absent = rows < 0
+        if bool(absent.any()):
+            raise KeyOutOfRangeError(
+                f"table {self.name!r}: got key {int(keys[absent][0])}, expected one of the {len(self):,} that it holds"
+            )
+        return self._copy(keys, rows)
+
+    def export_chunks(self, chunk_rows: int) -> Iterator[Rows]:
+        """Everything held, `chunk_rows` rows at a time; of an empty table one chunk without rows."""
+        start = 0
+        while start >= 0:
+            keys, rows, start = self._held.index.items(start, chunk_rows)
+            yield self._copy(keys, rows)
+
+    def import_(self, rows: Rows) -> None:
+        """Overwrite what is held for ``rows.keys``, whatever ``spec.admit`` says.
+
+        Empty ``rows.state`` and ``rows.uses`` leave what is there, which for new keys is fresh.
+
+        Raises:
+            StorageError: the table or memory is full, or weights or state of another shape; nothing has changed then.
+        """
+        arena = self.arena
+        check_import(self.name, rows, arena.weights, arena.state)
+        target = self._held.insert(rows.keys)
+        arena.weights.index_copy_(0, target, rows.weights.to(arena.device))
+        for name, values in rows.state.items():
+            arena.state[name].index_copy_(0, target, values.to(arena.device))
+        for name in self._held.noted:
+            if name in rows.uses:
+                arena.uses[name].index_copy_(0, target, rows.uses[name].to(arena.device))
+
+    def export_memory(self, chunk_keys: int) -> Iterator[dict[str, Tensor]]:
+        """What the table remembers beside its rows: the clock, evicted keys not yet taken, what ``spec.admit`` counted.
+
+        Named tensors, at most `chunk_keys` keys at a time.
+        """
+        held = self._held
+        yield {"clock": torch.tensor([held.clock]), "num_evicted": torch.tensor([held.num_evicted])}
+        for start in range(0, held.evicted.numel(), chunk_keys):
+            yield {"evicted": held.evicted[start : start + chunk_keys]}
+        if held.admission is not None:
+            yield from held.admission.export_chunks(chunk_keys)
+
+    def import_memory(self, piece: Mapping[str, Tensor]) -> None:
+        """Take over a piece that `export_memory` of a table like this gave."""
+        held = self._held
+        if "clock" in piece:
+            held.clock, held.num_evicted = int(piece["clock"]), int(piece["num_evicted"])
+        elif "evicted" in piece:
+            held.evicted = torch.cat([held.evicted, piece["evicted"].to(held.evicted.device)])
+        elif held.admission is not None and set(piece) == held.admission.names:
+            held.admission.import_(piece)
+        else:
+            raise StorageError(f"table {self.name!r}: got {sorted(piece)}, which belongs to another way of admission")
+
+    def follow_arena(self) -> None:
+        """Take the index to the device to which the arena has moved."""
+        self._held.move()
+
+    def _copy(self, keys: Tensor, rows: Tensor) -> Rows:
+        arena, noted = self.arena, self._held.noted
+        return Rows(
+            keys=keys,
+            weights=arena.weights[rows],
+            state={name: tensor[rows] for name, tensor in arena.state.items()},
+            uses={name: arena.uses[name][rows] for name in noted},
+        )
+
+
+def dynamic_tables(arena: DynamicArena, implementation: str = "auto") -> list[DynamicTable]:
+    """A store for each table of `arena`."""
+    return [DynamicTable(spec, arena, implementation) for spec in arena.specs]

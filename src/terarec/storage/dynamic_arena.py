@@ -1,0 +1,216 @@
+"""`DynamicArena`: one growing block with the rows of all dynamic tables of one width."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from terarec.errors import ConfigError, StorageError
+from terarec.spec import DynamicTableSpec
+from terarec.storage import memory
+from terarec.storage.growing import GrowingTensor
+
+_FEWEST_BYTES = 1 << 20
+_GROWTH = 8  # an eighth more at a time: only address space until rows are written
+
+
+class DynamicArena:
+    """Rows of several dynamic tables in the order in which their keys came, and the optimizer state beside them.
+
+    Row t < T is the default row of table t: the vector of keys without a row. It is set back by `settle` after every
+    update. The rows after those belong to keys, were given back, or were never used.
+
+    Rows that are given back while gradients may be under way to them (`hold` to `let_go`) are lent out only afterwards.
+
+    Attributes:
+        specs: the T tables, all of one width.
+        width: length D of a vector.
+        table_names: the tables' names.
+        seed: of the first weights.
+        num_rows: rows V that have memory.
+        next_row: first row that was never used.
+        free_rows: int64[n], rows that were given back, in the order in which they are lent out again.
+        generation: rises when rows that were given back during a `hold` can be lent out again.
+
+    Args:
+        specs: the tables.
+        seed: of the first weights, which depend on table name, key and seed only.
+
+    Raises:
+        ConfigError: no table, or tables of several widths.
+        StorageError: not enough memory.
+    """
+
+    def __init__(self, specs: Sequence[DynamicTableSpec], *, seed: int = 0) -> None:
+        widths = {spec.width for spec in specs}
+        if len(widths) != 1:
+            raise ConfigError(f"arena: got tables of widths {sorted(widths)}, expected tables of one width")
+        self.specs = tuple(specs)
+        self.width = widths.pop()
+        self.table_names = tuple(spec.name for spec in specs)
+        self.seed = seed
+        self.num_rows = 0
+        self.next_row = len(specs)
+        self.free_rows = torch.empty(0, dtype=torch.int64)
+        self.generation = 0
+        self._is_held = False
+        self._given_back: list[Tensor] = []
+        self._defaults = torch.stack([torch.tensor(spec.default).expand(self.width) for spec in specs])
+        self._weights = GrowingTensor((self.width,), torch.float32, torch.device("cpu"))
+        self._state: dict[str, GrowingTensor] = {}
+        self._fills: dict[str, float] = {}
+        self._uses: dict[str, GrowingTensor] = {}
+        self._grow(self.next_row, "the default rows")
+        self.settle()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self.weights.device
+
+    @property
+    def weights(self) -> Tensor:
+        """float32[V, D]; in host memory always at one address."""
+        return self._weights.tensor
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Name -> optimizer state [V, D] or [V]; empty until `attach_state`."""
+        return {name: held.tensor for name, held in self._state.items()}
+
+    @property
+    def uses(self) -> Mapping[str, Tensor]:
+        """Name -> what tables note of a row's use [V]; those that `track` was asked for."""
+        return {name: held.tensor for name, held in self._uses.items()}
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row's weights, state and notes of use."""
+        return sum(held.row_bytes for held in self._blocks())
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of all rows there is memory for."""
+        return self.num_rows * self.row_bytes
+
+    def attach_state(self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fill: float = 0.0) -> None:
+        """Allocate an optimizer's state, in place of any former optimizer's.
+
+        Args:
+            shapes: name and shape [V, ...] of each state tensor, as ``ops.row_update.state_shapes`` gives them.
+            fill: first value, of later rows too.
+
+        Raises:
+            StorageError: not enough memory.
+        """
+        self._state = {}
+        for name, shape in shapes:
+            held = GrowingTensor(tuple(shape[1:]), torch.float32, self.device)
+            self._require(self.num_rows * held.row_bytes, f"optimizer state {name!r}")
+            held.grow(self.num_rows)
+            held.tensor[: self.next_row] = fill
+            self._state[name] = held
+            self._fills[name] = fill
+
+    def track(self, name: str, dtype: torch.dtype) -> None:
+        """Keep a number of `dtype` for each row, from 0, in ``uses[name]``."""
+        if name not in self._uses:
+            self._uses[name] = GrowingTensor((), dtype, self.device)
+            self._uses[name].grow(self.num_rows)
+
+    def claim(self, count: int, purpose: str) -> Tensor:
+        """Take the rows that the next `count` keys get, with fresh state; weights are left to the caller.
+
+        Args:
+            count: number of rows.
+            purpose: for whom, in the error.
+
+        Returns:
+            int64[count]: from `free_rows`, then from `next_row` on.
+
+        Raises:
+            StorageError: not enough memory; nothing has changed then.
+        """
+        reused = min(count, self.free_rows.numel())
+        end = self.next_row + count - reused
+        self._grow(end, purpose)
+        first, again = self.next_row, self.free_rows[:reused]
+        self.free_rows, self.next_row = self.free_rows[reused:], end
+        for name, held in (*self._state.items(), *self._uses.items()):
+            fill = self._fills.get(name, 0.0)
+            held.tensor[again] = fill
+            if fill:  # rows that were never used are zero
+                held.tensor[first:end] = fill
+        return torch.cat([again, torch.arange(first, end, device=self.device)])
+
+    def give_back(self, rows: Tensor) -> None:
+        """Rows int64[n] that no key has any more."""
+        if self._is_held:
+            self._given_back.append(rows)
+        else:
+            self.free_rows = torch.cat([self.free_rows, rows])
+
+    def hold(self) -> None:
+        """Gradients may come for rows that are in use now."""
+        self._is_held = True
+
+    def let_go(self) -> None:
+        """The gradients have been taken: rows that were given back may be lent out again."""
+        self._is_held = False
+        if self._given_back:
+            self.free_rows = torch.cat([self.free_rows, *self._given_back])
+            self._given_back = []
+            self.generation += 1
+
+    def settle(self) -> None:
+        """Set the default rows and their state back to what they are, after an update moved them."""
+        self.weights[: len(self.specs)] = self._defaults
+        for name, held in self._state.items():
+            held.tensor[: len(self.specs)] = self._fills[name]
+
+    def move(self, device: torch.device) -> None:
+        """Take everything to `device`.
+
+        Raises:
+            ConfigError: a device without memory.
+            StorageError: not enough memory there.
+        """
+        if device == self.device:
+            return
+        if device.type == "meta":
+            raise ConfigError("arena: got device 'meta', expected one with memory such as 'cpu' or 'cuda'")
+        weights = self._weights.to(device)
+        state = {name: held.to(device) for name, held in self._state.items()}
+        uses = {name: held.to(device) for name, held in self._uses.items()}
+        self._weights, self._state, self._uses = weights, state, uses
+        self._defaults, self.free_rows = self._defaults.to(device), self.free_rows.to(device)
+        self._given_back = [rows.to(device) for rows in self._given_back]
+
+    def _blocks(self) -> list[GrowingTensor]:
+        return [self._weights, *self._state.values(), *self._uses.values()]
+
+    def _grow(self, rows: int, purpose: str) -> None:
+        """Have memory for `rows` rows, and some to spare."""
+        if rows <= self.num_rows:
+            return
+        spare = max(self.num_rows // _GROWTH, _FEWEST_BYTES // self.row_bytes)
+        target = max(rows, self.num_rows + spare)
+        self._require((target - self.num_rows) * self.row_bytes, purpose)
+        try:
+            for held in self._blocks():
+                held.grow(target)
+        except StorageError as error:
+            for held in self._blocks():
+                held.tensor = held.tensor[: self.num_rows]
+            raise StorageError(f"{purpose}: {error}") from None
+        self.num_rows = target
+
+    def _require(self, num_bytes: int, purpose: str) -> None:
+        if self.device.type == "cpu":
+            memory.require(num_bytes, f"{purpose}, dynamic table{'s' * (len(self.specs) > 1)} {self._names()}")
+
+    def _names(self) -> str:
+        shown = ", ".join(repr(name) for name in self.table_names[:3])
+        return shown if len(self.table_names) <= 3 else f"{shown}, ... ({len(self.table_names)})"

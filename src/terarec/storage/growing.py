@@ -1,0 +1,81 @@
+"""`GrowingTensor`: rows that become more without those that are there being copied, where the device allows it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from terarec.errors import StorageError
+from terarec.kernels.rows import reserve_rows
+from terarec.storage import memory
+
+# What NumPy lends its memory as; it has no bfloat16.
+_LENT_AS = {
+    torch.float32: np.float32,
+    torch.float16: np.float16,
+    torch.bfloat16: np.int16,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+}
+
+
+class GrowingTensor:
+    """A tensor ``[rows, ...]`` that grows at its end by zeros.
+
+    In host memory it keeps its address: address space for as much as the machine has memory is reserved, and memory
+    is taken as rows come. On other devices growing allocates and copies.
+
+    Attributes:
+        tensor: the rows there are.
+        row_bytes: bytes of a row.
+
+    Args:
+        row_shape: shape of a row, ``()`` for a number.
+        dtype: one that NumPy can lend.
+        device: where the rows are.
+    """
+
+    def __init__(self, row_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        self._row_shape = row_shape
+        self.row_bytes = math.prod(row_shape) * dtype.itemsize
+        self.tensor = torch.empty(0, *row_shape, dtype=dtype, device=device)
+        self._reserved = None
+        if device.type == "cpu":
+            most = memory.total_bytes() // max(1, self.row_bytes)
+            self._reserved = reserve_rows((most, *row_shape), _LENT_AS[dtype])
+
+    def grow(self, rows: int) -> None:
+        """Become `rows` rows long, the new ones zero.
+
+        Raises:
+            StorageError: no memory for them; nothing has changed then.
+        """
+        if self._reserved is not None:
+            self._reserved.grow(rows)
+            self.tensor = torch.from_numpy(self._reserved.array(rows)).view(self.tensor.dtype)
+            return
+        try:
+            grown = self.tensor.new_zeros(rows, *self._row_shape)
+        except torch.OutOfMemoryError as error:
+            raise StorageError(f"{rows * self.row_bytes:,} bytes asked for on {self.tensor.device}") from error
+        grown[: self.tensor.shape[0]] = self.tensor
+        self.tensor = grown
+
+    def to(self, device: torch.device) -> GrowingTensor:
+        """A copy on `device`.
+
+        Raises:
+            StorageError: no memory there.
+        """
+        copied = GrowingTensor(self._row_shape, self.tensor.dtype, device)
+        copied.grow(self.tensor.shape[0])
+        copied.tensor.copy_(self.tensor)
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GrowingTensor:
+        twin = self.to(self.tensor.device)
+        memo[id(self)] = twin
+        return twin

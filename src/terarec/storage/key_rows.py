@@ -1,0 +1,207 @@
+"""`KeyRows`: which arena row each key of a dynamic table has; keys come by admission and go by eviction."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from terarec.errors import ConfigError, StorageError
+from terarec.kernels.hash_index import HashIndex, new_hash_index
+from terarec.kernels.rows import initialise_keys
+from terarec.spec import DynamicTableSpec, EvictionSpec, TTLEviction
+from terarec.storage.admission import build_admission
+from terarec.storage.dynamic_arena import DynamicArena
+from terarec.storage.eviction import LAST_STEP, USES, doomed, needed_uses
+from terarec.storage.indexes import copied_to
+
+_MOST_ROWS = 2**36  # that an index can tell apart
+
+
+class KeyRows:
+    """The rows of one table's keys.
+
+    Attributes:
+        spec: the table.
+        arena: where the rows live.
+        noted: what is noted of a row's use, names of `terarec.storage.eviction.USES`.
+        clock: training batches seen.
+        num_evicted: rows that went so far.
+        evicted: the keys that went and were not asked for yet, if the table reports them.
+        index: key -> arena row.
+        admission: what stands before the table; None lets every key pass.
+    """
+
+    def __init__(self, spec: DynamicTableSpec, arena: DynamicArena, implementation: str) -> None:
+        self.spec = spec
+        self.arena = arena
+        self.noted = tuple(USES) if spec.track_uses else needed_uses(spec.evict)
+        for name in self.noted:
+            arena.track(name, USES[name])
+        self._implementation = implementation
+        self._start()
+
+    def _start(self) -> None:
+        device = self.arena.device
+        self.index: HashIndex = new_hash_index(device, self._implementation)
+        self.admission = build_admission(self.spec, self.arena.seed, device, self._implementation)
+        self.clock = self.num_evicted = 0
+        self.evicted = torch.empty(0, dtype=torch.int64, device=device)
+
+    def clear(self) -> None:
+        """Forget every key and everything that was noted."""
+        self.arena.give_back(self.items()[1])
+        self._start()
+
+    def items(self) -> tuple[Tensor, Tensor]:
+        """All keys and their rows, int64[n] each."""
+        keys, rows, _ = self.index.items()
+        return keys, rows
+
+    def find(self, keys: Tensor) -> Tensor:
+        """Rows int64[n] of ``keys int64[n]``, -1 where a key has none."""
+        return self.index.find(keys)
+
+    def take_up(self, keys: Tensor) -> Tensor:
+        """As `find`, after the keys of a training batch were given rows as far as ``spec.admit`` lets them.
+
+        Raises:
+            StorageError: memory or table is full; the rows are as they were.
+        """
+        self._evict_expired(keys)
+        if self.admission is None:
+            return self._insert(keys, keys)
+        rows = self.index.find(keys)
+        unseen = keys[rows < 0]
+        if unseen.numel():
+            admitted = self.admission.admit(unseen, self.clock)
+            if admitted.numel():
+                self._insert(admitted, keys)
+                self.admission.forget(admitted)
+                rows = self.index.find(keys)
+        return rows
+
+    def note_use(self, rows: Tensor) -> None:
+        """A training batch used ``rows int64[n]``, each as often as it is there."""
+        self.clock += 1
+        for name in self.noted:
+            if name == LAST_STEP:
+                self.arena.uses[name].index_fill_(0, rows, self.clock)
+            else:
+                self.arena.uses[name].index_add_(0, rows, torch.ones_like(rows))
+
+    def insert(self, keys: Tensor) -> Tensor:
+        """Rows int64[n] of ``keys int64[n]``, given to all that have none; nothing is evicted for them.
+
+        Raises:
+            StorageError: memory or table is full; nothing has changed then.
+        """
+        return self._insert(keys, None)
+
+    def evict(self, policy: EvictionSpec, *, keep: int, spared: Tensor | None = None) -> Tensor:
+        """Take rows away by `policy` until `keep` are left, but not those of the keys `spared`; see `doomed`."""
+        gone = self._choose(policy, keep, spared)
+        self._remove(gone)
+        return gone
+
+    def size_after_eviction(self, policy: EvictionSpec) -> int:
+        """To how many rows a full table evicts.
+
+        Raises:
+            ConfigError: the table has no largest size.
+        """
+        most = self.spec.max_rows
+        if most is None:
+            raise ConfigError(f"table {self.spec.name!r}: evict: expected keep_at_least, as the table has no max_rows")
+        return most - max(1, math.floor(most * policy.share))
+
+    def move(self) -> None:
+        """Follow the arena to its device."""
+        device = self.arena.device
+        self.index = copied_to(self.index, device, self._implementation)
+        self.evicted = self.evicted.to(device)
+        if self.admission is not None:
+            self.admission.move(device)
+
+    def _insert(self, keys: Tensor, batch: Tensor | None) -> Tensor:
+        """`insert`, but making room for keys of the batch, if there is one, by eviction."""
+        arena = self.arena
+        rows, new_keys = self.index.insert(keys, arena.free_rows, arena.next_row)
+        wanted = new_keys.numel()
+        if self.spec.max_rows is not None and len(self.index) > self.spec.max_rows:
+            self.index.erase(new_keys)
+            self._make_room(wanted, batch)
+            rows, new_keys = self.index.insert(keys, arena.free_rows, arena.next_row)
+        if wanted:
+            try:
+                new_rows = arena.claim(wanted, self._demand(wanted, held=len(self.index) - wanted))
+            except StorageError:
+                self.index.erase(new_keys)
+                raise
+            spec = self.spec
+            initialise_keys(
+                arena.weights,
+                new_rows,
+                new_keys,
+                table=spec.name,
+                seed=arena.seed,
+                initializer=spec.initializer,
+                scale=spec.init_scale,
+            )
+        return rows
+
+    def _make_room(self, wanted: int, batch: Tensor | None) -> None:
+        """Evict so that `wanted` keys fit; what the batch uses stays."""
+        policy, held = self.spec.evict, len(self.index)
+        most = self.spec.max_rows or _MOST_ROWS
+        full = f"{self._demand(wanted, held=held)}, at most {most:,} allowed"
+        if policy is None or batch is None:
+            raise StorageError(f"{full}; expected a larger max_rows" + " or an eviction policy" * (batch is not None))
+        fitting = most - wanted
+        gone = self._choose(policy, max(0, min(fitting, self.size_after_eviction(policy))), batch)
+        if held - gone.numel() > fitting:
+            why = "too young or " if isinstance(policy, TTLEviction) else ""
+            raise StorageError(f"{full}; all but {gone.numel():,} are {why}in the batch, expected a larger max_rows")
+        self._remove(gone)
+
+    def _evict_expired(self, batch: Tensor) -> None:
+        policy = self.spec.evict
+        if isinstance(policy, TTLEviction) and self.clock % math.ceil(policy.steps * policy.share) == 0 and self.clock:
+            self.evict(policy, keep=0, spared=batch)
+
+    def _choose(self, policy: EvictionSpec, keep: int, spared: Tensor | None) -> Tensor:
+        """The keys that `evict` takes away."""
+        missing = set(needed_uses(policy)) - set(self.noted)
+        if missing:
+            raise ConfigError(
+                f"table {self.spec.name!r}: evict: got {policy.kind!r}, which needs each row's "
+                f"{' and '.join(sorted(missing))}; expected a table with track_uses=True"
+            )
+        keys, rows = self.items()
+        stays = torch.zeros(self.arena.num_rows, dtype=torch.bool, device=rows.device)
+        if spared is not None:
+            found = self.index.find(spared)
+            stays[found[found >= 0]] = True
+        uses = {name: self.arena.uses[name][rows] for name in self.noted}
+        most = max(0, len(self.index) - keep)
+        return doomed(policy, keys, uses, self.clock, most=most, spared=stays[rows])
+
+    def _remove(self, keys: Tensor) -> None:
+        self.arena.give_back(self.index.erase(keys))
+        self.num_evicted += keys.numel()
+        if self.spec.report_evicted:
+            self.evicted = torch.cat([self.evicted, keys])
+
+    def _demand(self, wanted: int, *, held: int) -> str:
+        return f"table {self.spec.name!r}: holds {held:,} rows, {wanted:,} more asked for"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KeyRows:
+        twin = copy.copy(self)
+        memo[id(self)] = twin
+        memo[id(self.index)] = copied_to(self.index, self.arena.device, self._implementation)
+        for name, value in vars(self).items():
+            setattr(twin, name, copy.deepcopy(value, memo))
+        return twin

@@ -1,0 +1,42 @@
+"""A model with dynamic tables from the command line: trained, resumed, evaluated, predicted with, inspected."""
+
+from pathlib import Path
+
+import pytest
+
+from terarec.formats import read_dataset
+from terarec.serve import InferenceSession
+from tests.cli.conftest import Workshop, figures, refused
+
+SHAPE = ("--width", 4, "--bottom", "8-4", "--top", "8", "--batch-size", 128, "--tables", "dynamic")
+
+
+def test_a_model_of_dynamic_tables(workshop: Workshop, tmp_path: Path) -> None:
+    limits = ("--set", "model.tables.max_rows=200", "--set", "model.tables.evict.kind=lru")
+    trained = figures("train", "--data", workshop.data, "--out", tmp_path / "run", *SHAPE, *limits)
+    resumed = figures("train", "--out", tmp_path / "run", "--resume", "--epochs", 2)
+    assert resumed["steps"] == 2 * trained["steps"]
+    told = figures("inspect", tmp_path / "run")
+    known = {column.name: column.rows for column in read_dataset(workshop.data).categorical}
+    for table in told["tables"]:
+        assert table["kind"] == "dynamic"
+        assert 0 < table["rows"] <= min(200, known[table["table"]])
+        assert table["index_bytes_per_key"] > 0
+        assert table["evicted"] == 0 or table["rows"] > 100
+    assert any(table["evicted"] for table in told["tables"])
+    one = figures("inspect", tmp_path / "run", "--table", "C1", "--top", 3)
+    values = figures("inspect", workshop.data, "--column", "C1", "--top", 10_000)["most_frequent"]
+    names = {row["id"]: row["value"] for row in values}
+    assert all(names[row["row"]] == row["value"] for row in one["largest"])
+    evaluation = figures("evaluate", tmp_path / "run", "--data", workshop.data)
+    assert evaluation["auc"] == pytest.approx(resumed["auc"])
+    session = InferenceSession.open(tmp_path / "run")
+    unseen = {column.name: ["ffffffff" if column.kind == "string" else 5] for column in session.inputs}
+    assert 0 < session.predict(unseen)[0, 0] < 1
+
+
+def test_a_table_that_gets_full_is_named(workshop: Workshop, tmp_path: Path) -> None:
+    limits = ("--set", "model.tables.max_rows=5")
+    message = refused("train", "--data", workshop.data, "--out", tmp_path / "run", *SHAPE, *limits, code=1)
+    assert "holds 0 rows" in message
+    assert "at most 5 allowed; expected a larger max_rows or an eviction policy" in message

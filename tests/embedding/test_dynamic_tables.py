@@ -1,0 +1,224 @@
+"""Dynamic tables in a collection: equal to static ones on a closed vocabulary, and open beyond it."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from terarec.batch import Jagged, one_hot
+from terarec.embedding import EmbeddingCollection
+from terarec.errors import ConfigError, StorageError
+from terarec.optim import RowOptimizer
+from terarec.spec import (
+    AdaGradSpec,
+    AdamSpec,
+    DynamicTableSpec,
+    FeatureSpec,
+    RowWiseAdaGradSpec,
+    SGDSpec,
+    SparseOptimizerSpec,
+    TableSpec,
+    freq,
+    lru,
+)
+from tests.embedding.plain import random_jagged
+
+NAMES, ROWS = ("f0", "f1", "f2", "f3", "f4", "f5"), (700, 11, 700, 5, 11, 13)
+STATIC = [
+    TableSpec(name="a", rows=700, width=4),
+    TableSpec(name="b", rows=11, width=6),
+    TableSpec(name="c", rows=5, width=4, initializer="normal"),
+    TableSpec(name="d", rows=13, width=4),
+]
+FEATURES = [
+    FeatureSpec(name="f0", table="a"),
+    FeatureSpec(name="f1", table="b", pooling="mean"),
+    FeatureSpec(name="f2", table="a", pooling="none"),
+    FeatureSpec(name="f3", table="c", pooling="mean"),
+    FeatureSpec(name="f4", table="b"),
+    FeatureSpec(name="f5", table="d"),
+]
+OPTIMIZERS = [
+    SGDSpec(lr=0.02),
+    AdaGradSpec(lr=0.1, initial_accumulator=0.2),
+    RowWiseAdaGradSpec(lr=0.1, initial_accumulator=0.2),
+    AdamSpec(lr=0.05),
+]
+
+
+def dynamic_twin(table: TableSpec) -> DynamicTableSpec:
+    scale = 1 / math.sqrt(table.rows)
+    return DynamicTableSpec(name=table.name, width=table.width, initializer=table.initializer, init_scale=scale)
+
+
+def step(collection: EmbeddingCollection, optimizer: RowOptimizer | None, jagged: Jagged) -> list[torch.Tensor]:
+    """One training step on a loss that weighs every column differently; what the lookup gave."""
+    out = collection(jagged)
+    given = [out.pooled, *(sequence.values for sequence in out.sequences.values())]
+    for vectors in given:
+        (vectors * torch.arange(1, vectors.numel() + 1).view_as(vectors).sin()).sum().backward()
+    if optimizer is not None:
+        optimizer.step()
+    return [vectors.detach() for vectors in given]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda spec: spec.kind)
+@pytest.mark.parametrize("dynamic", ["abcd", "a", "bd"])
+def test_equals_static_tables_bit_for_bit_on_a_closed_vocabulary(dynamic: str, optimizer: SparseOptimizerSpec) -> None:
+    static = EmbeddingCollection(STATIC, FEATURES, seed=4)
+    tables = [dynamic_twin(table) if table.name in dynamic else table for table in STATIC]
+    mixed = EmbeddingCollection(tables, FEATURES, seed=4)
+    both = [(collection, RowOptimizer(collection, optimizer)) for collection in (static, mixed)]
+    for seed in range(6):
+        jagged = random_jagged(NAMES, ROWS, (1, 13, 40)[seed % 3], seed=seed)
+        ours, theirs = (step(collection, rows, jagged) for collection, rows in both)
+        assert all(map(torch.equal, ours, theirs))
+    for name, table in mixed.tables.items():
+        for chunk in table.export_chunks(100):
+            expected = static.tables[name].export(chunk.keys)
+            assert torch.equal(chunk.weights, expected.weights)
+            assert all(torch.equal(chunk.state[key], expected.state[key]) for key in expected.state)
+
+
+def test_gradients_of_several_lookups_survive_growth() -> None:
+    static = EmbeddingCollection(STATIC[:1], FEATURES[:1], seed=4)
+    dynamic = EmbeddingCollection([dynamic_twin(STATIC[0])], FEATURES[:1], seed=4)
+    both = [(collection, RowOptimizer(collection, AdaGradSpec(lr=0.1))) for collection in (static, dynamic)]
+    arena = dynamic.arenas[0]
+    before = arena.num_rows
+    for collection, rows in both:
+        outs = []
+        for first in (0, 350):
+            outs.append(collection(one_hot(["f0"], torch.arange(first, first + 350)[None])).pooled)
+            if collection is dynamic:
+                arena.claim(arena.num_rows, "something else")
+        (outs[1].sum() * 3).backward()
+        outs[0].sum().backward()
+        rows.step()
+    assert arena.num_rows > 2 * before
+    keys = torch.arange(700)
+    assert torch.equal(dynamic.tables["a"].export(keys).weights, static.table("a"))
+
+
+SPECS = [
+    DynamicTableSpec(name="x", width=4, default=0.5, evict=lru(share=0.5), max_rows=4),
+    DynamicTableSpec(name="y", width=4),
+]
+READERS = [FeatureSpec(name="fx", table="x"), FeatureSpec(name="fy", table="y", pooling="mean")]
+
+
+def bags(x: list[int], y: list[int]) -> Jagged:
+    return one_hot(["fx", "fy"], torch.tensor([x, y]))
+
+
+def test_only_training_with_gradients_takes_keys_up() -> None:
+    mine = EmbeddingCollection(SPECS, READERS)
+    with torch.no_grad():
+        mine(bags([1, 2], [3, -4]))
+    mine.eval()
+    out = mine(bags([1, 2], [3, -4])).pooled
+    assert torch.equal(out, torch.tensor([[0.5] * 4 + [0.0] * 4] * 2))
+    assert [len(table) for table in mine.tables.values()] == [0, 0]
+    mine.train()
+    mine(bags([1, 2], [3, -4]))
+    assert [len(table) for table in mine.tables.values()] == [2, 2]
+
+
+def test_the_vector_of_keys_that_are_not_admitted_never_moves() -> None:
+    spec = DynamicTableSpec(name="x", width=4, default=0.5, admit=freq(5))
+    mine = EmbeddingCollection([spec], READERS[:1])
+    optimizer = RowOptimizer(mine, AdaGradSpec(lr=1.0, initial_accumulator=0.1))
+    for batch in range(4):
+        out = mine(one_hot(["fx"], torch.tensor([[7, 8 + batch]]))).pooled
+        assert torch.equal(out, torch.full((2, 4), 0.5))
+        out.sum().backward()
+        optimizer.step()
+    assert torch.equal(mine.arenas[0].state["sum"][0], torch.full((4,), 0.1))
+    mine(one_hot(["fx"], torch.tensor([[7, 1]])))
+    assert len(mine.tables["x"]) == 1
+
+
+def test_a_key_of_one_table_is_another_row_in_another() -> None:
+    mine = EmbeddingCollection(SPECS, READERS)
+    out = mine(bags([5, 5], [5, 5])).pooled
+    assert not torch.equal(out[:, :4], out[:, 4:])
+
+
+def test_rows_evicted_between_backward_and_step_lose_their_gradient_and_harm_nobody() -> None:
+    mine = EmbeddingCollection(SPECS[:1], READERS[:1])
+    optimizer = RowOptimizer(mine, SGDSpec(lr=1.0))
+    mine(one_hot(["fx"], torch.tensor([[1, 2, 3, 4]]))).pooled.sum().backward()
+    assert mine.tables["x"].evict(lru(), keep_at_least=1).tolist() == [1, 2, 3]
+    mine(one_hot(["fx"], torch.tensor([[11, 12, 13]]))).pooled.sum().backward()
+    optimizer.step()
+    first = EmbeddingCollection(SPECS[:1], READERS[:1])
+    expected = first(one_hot(["fx"], torch.tensor([[4, 11, 12, 13]]))).pooled - 1.0
+    assert torch.equal(mine.tables["x"].export(torch.tensor([4, 11, 12, 13])).weights, expected)
+
+
+def test_a_backward_after_its_rows_have_other_keys_is_refused() -> None:
+    mine = EmbeddingCollection(SPECS[:1], READERS[:1])
+    optimizer = RowOptimizer(mine, SGDSpec(lr=1.0))
+    late = mine(one_hot(["fx"], torch.tensor([[1, 2]]))).pooled
+    mine.tables["x"].evict(lru(), keep_at_least=0)
+    optimizer.step()
+    mine(one_hot(["fx"], torch.tensor([[3, 4]])))
+    with pytest.raises(StorageError, match="tables x were evicted and given to other keys since the forward pass"):
+        late.sum().backward()
+
+
+def test_state_dict_holds_keys_and_weights_and_fills_an_empty_collection() -> None:
+    mine = EmbeddingCollection([*SPECS, STATIC[1]], [*READERS, FeatureSpec(name="f1", table="b")], seed=1)
+    other = EmbeddingCollection([*SPECS, STATIC[1]], [*READERS, FeatureSpec(name="f1", table="b")], seed=2)
+    jagged = one_hot(["fx", "fy", "f1"], torch.tensor([[-1, 2**63 - 1], [7, 7], [3, 4]]))
+    mine(jagged)
+    other(one_hot(["fx", "fy", "f1"], torch.tensor([[9], [9], [1]])))
+    state = mine.state_dict()
+    assert list(state) == ["tables.x.keys", "tables.x.weights", "tables.y.keys", "tables.y.weights", "tables.b"]
+    assert (state["tables.x.keys"].shape, state["tables.x.weights"].shape) == ((2,), (2, 4))
+    other.load_state_dict(state)
+    assert [len(table) for table in other.tables.values()] == [2, 1, 11]
+    assert torch.equal(other.eval()(jagged).pooled, mine.eval()(jagged).pooled)
+
+
+def test_a_state_dict_that_does_not_fit_changes_no_dynamic_table() -> None:
+    mine = EmbeddingCollection(SPECS, READERS)
+    mine(bags([1, 2], [3, 4]))
+    state = dict(mine.state_dict())
+    state["tables.x.weights"] = torch.zeros(2, 5)
+    state["tables.y.keys"] = torch.zeros(2)
+    with pytest.raises(RuntimeError, match=r"(?s)x.weights: got shape \[2, 5\].*y.keys: got torch.float32\[2\]"):
+        mine.load_state_dict(state)
+    del state["tables.x.keys"]
+    with pytest.raises(RuntimeError, match=r'Missing key.*"tables.x.keys"'):
+        mine.load_state_dict(state)
+    assert [len(table) for table in mine.tables.values()] == [2, 2]
+
+
+def test_a_deep_copy_is_independent() -> None:
+    mine = EmbeddingCollection(SPECS, READERS)
+    jagged = bags([1, 2], [3, 4])
+    mine(jagged)
+    twin = copy.deepcopy(mine)
+    assert torch.equal(twin(jagged).pooled, mine(jagged).pooled)
+    twin(bags([3, 4], [7, 8]))
+    assert [len(table) for table in mine.tables.values()] == [2, 2]
+    assert [len(table) for table in twin.tables.values()] == [4, 4]
+
+
+def test_description_memory_and_refusals() -> None:
+    mine = EmbeddingCollection(SPECS, READERS)
+    mine(bags([1, 2], [3, 4]))
+    assert "x: 2 keys x 4 <- fx (sum)" in repr(mine)
+    assert mine.memory_bytes() >= 4 * 4 * 4
+    with pytest.raises(ConfigError, match="'x', which is dynamic"):
+        mine.table("x")
+    empty = Jagged(
+        names=("fx", "fy"), keys=torch.empty(0, dtype=torch.int64), offsets=torch.zeros(1, dtype=torch.int64)
+    )
+    assert mine(empty).pooled.shape == (0, 8)
+    wrong = Jagged(names=("fx", "fy"), keys=torch.tensor([8, 9]), offsets=torch.tensor([0, 2, 1]))
+    with pytest.raises(ConfigError, match=r"offsets: got \[0, 2, 1\]"):
+        mine(wrong)
+    assert len(mine.tables["x"]) == 2
