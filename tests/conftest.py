@@ -1,7 +1,9 @@
-"""Settings that must stand before torch starts its threads."""
+"""Settings that must stand before torch starts its threads and before Triton is loaded."""
 
 import os
 
 # Two test workers share two cores: waiting threads sleep instead of spinning against each other's work.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+# Triton decides when it is loaded whether it compiles or interprets; "auto" never takes it for tensors on the CPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -54,6 +54,7 @@ def test_no_room_of_leftovers(path: Path) -> None:
 def test_no_constructor_of_a_god_object() -> None:
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef) and "cli" not in path.parts:
+            # A kernel's parameters are what its launch hands over, one by one; `device` holds nothing but kernels.
+            if isinstance(node, ast.FunctionDef) and not {"cli", "device"} & set(path.parts):
                 count = len(node.args.args) + len(node.args.kwonlyargs)
                 assert count <= 10, f"{relative(path)}:{node.lineno} {node.name} takes {count} parameters"

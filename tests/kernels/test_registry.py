@@ -12,9 +12,9 @@ from terarec.kernels.cpu import host
 from terarec.kernels.registry import active, available
 
 
-def test_the_core_is_built_and_first():
-    assert available() == {"cpu": "", "ref": ""}
-    assert active("bag_lookup", "cpu").implementation == "cpu"
+def test_the_core_is_built_and_the_fastest_on_the_cpu():
+    assert available()["cpu"] == available()["ref"] == ""
+    assert active("bag_lookup", "cpu") == registry.Choice(implementation="cpu", why="the fastest on cpu")
 
 
 def test_other_devices_fall_back_and_say_so_once(caplog):
@@ -22,7 +22,7 @@ def test_other_devices_fall_back_and_say_so_once(caplog):
     first = registry.choose("bag_lookup", "meta")
     assert registry.choose("bag_lookup", "meta") is first
     assert [record.message for record in caplog.records] == [
-        "bag_lookup on meta runs the ref kernel (cpu: runs on cpu, not on meta)"
+        "bag_lookup on meta runs the ref kernel (triton: runs on cuda, not on meta; cpu: runs on cpu, not on meta)"
     ]
 
 
@@ -32,8 +32,8 @@ def test_what_is_asked_for_by_name_runs_or_raises():
         registry.choose("bag_lookup", "cuda", "cpu")
     with pytest.raises(KernelError, match="got 'sort', expected one of"):
         registry.choose("sort", "cpu")
-    with pytest.raises(KernelError, match="got 'triton', expected one of 'auto', 'cpu', 'ref'"):
-        registry.choose("bag_lookup", "cpu", "triton")
+    with pytest.raises(KernelError, match="got 'tpu', expected one of 'auto', 'triton', 'cpu', 'ref'"):
+        registry.choose("bag_lookup", "cpu", "tpu")
 
 
 def test_an_op_without_implementation_on_a_device_is_refused():
@@ -45,6 +45,24 @@ def run_python(program: str, **environment: str) -> subprocess.CompletedProcess[
     return subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True, check=False
     )
+
+
+def test_triton_is_neither_loaded_nor_taken_where_it_would_only_interpret():
+    program = (
+        "import sys; from terarec.kernels.registry import active, available, choose\n"
+        "print(active('bag_lookup', 'cpu').implementation, available()['triton'], 'triton' in sys.modules, sep=', ')\n"
+        "choose('bag_lookup', 'cpu', 'triton')"
+    )
+    told = run_python(program, TRITON_INTERPRET="0")
+    assert told.stdout.strip() in ("cpu, no CUDA device is there, False", "cpu, Triton is not installed, False")
+    assert "implementation 'triton' cannot run on cpu: runs on cuda, not on cpu" in told.stderr
+
+
+def test_triton_asked_for_by_name_interprets():
+    pytest.importorskip("triton")
+    assert registry.choose("bag_lookup", "cpu", "triton").__module__ == "terarec.kernels.triton.bag_lookup"
+    with pytest.raises(KernelError, match="'triton' has no such op, which works in host memory"):
+        registry.choose("allocate_rows", "cpu", "triton")
 
 
 def test_the_environment_forces_an_instruction_set():

@@ -1,6 +1,7 @@
 """The one place that reads terarec's environment variables.
 
 ``TERAREC_CPU`` = ``generic``, ``avx2`` or ``avx512`` forces the instruction set of the compiled kernels.
+``TRITON_INTERPRET`` = ``1``, which is Triton's own, makes its kernels run on the CPU, slowly.
 """
 
 from __future__ import annotations
@@ -24,3 +25,8 @@ def forced_cpu() -> str | None:
     if value not in CPU_SETS:
         raise KernelError(f"TERAREC_CPU: got {value!r}, expected one of {', '.join(CPU_SETS)}")
     return value
+
+
+def triton_interprets() -> bool:
+    """Whether Triton, loaded now, would interpret its kernels on the CPU."""
+    return os.environ.get("TRITON_INTERPRET") == "1"

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from terarec.errors import KernelError
+from terarec.kernels.environment import triton_interprets
 
 _LOGGER = logging.getLogger(__name__)
 
-IMPLEMENTATIONS = ("cpu", "ref")
-"""Packages of ``terarec.kernels``, the fastest first. Each has every module that `OPS` names."""
+IMPLEMENTATIONS = ("triton", "cpu", "ref")
+"""Packages of ``terarec.kernels``, the fastest first. Each has every op of `OPS`, but those on host memory alone."""
 OPS = {
     "bag_lookup": "bag_lookup",
     "row_update_": "row_update",
@@ -30,7 +34,7 @@ OPS = {
     "HashIndex": "hash_index",
 }
 """Op, which is the name of a function or a class -> its module."""
-_DEVICES = {"cpu": ("cpu",), "ref": None}  # device types that an implementation runs on; None: any
+_DEVICES = {"triton": ("cuda",), "cpu": ("cpu",), "ref": None}  # types that an implementation runs on; None: any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,16 +53,7 @@ class Choice:
 @functools.cache
 def available() -> dict[str, str]:
     """Every implementation -> "" if it runs in this process, else the reason why it does not."""
-    reasons = {}
-    for name in IMPLEMENTATIONS:
-        try:
-            for module in OPS.values():
-                _module(name, module)
-        except (ImportError, KernelError) as error:
-            reasons[name] = str(error)
-        else:
-            reasons[name] = ""
-    return reasons
+    return {name: _loading_fault(name) for name in IMPLEMENTATIONS}
 
 
 @functools.cache
@@ -73,7 +68,8 @@ def active(op: str, device: str) -> Choice:
     for name in IMPLEMENTATIONS:
         refusal = _refusal(name, device)
         if not refusal:
-            return Choice(implementation=name, why="; ".join(refusals) or f"the fastest on {device}")
+            is_fastest = name == _fastest_for(device)
+            return Choice(implementation=name, why=f"the fastest on {device}" if is_fastest else "; ".join(refusals))
         refusals.append(f"{name}: {refusal}")
     raise KernelError(f"{op} on {device}: {'; '.join(refusals)}")
 
@@ -88,15 +84,17 @@ def choose(op: str, device: str, implementation: str = "auto") -> Callable[..., 
     _check_op(op)
     if implementation == "auto":
         choice = active(op, device)
-        if choice.implementation != IMPLEMENTATIONS[0]:
+        if choice.implementation != _fastest_for(device):
             _LOGGER.warning("%s on %s runs the %s kernel (%s)", op, device, choice.implementation, choice.why)
         implementation = choice.implementation
     elif implementation not in IMPLEMENTATIONS:
         names = ", ".join(map(repr, ("auto", *IMPLEMENTATIONS)))
         raise KernelError(f"implementation: got {implementation!r}, expected one of {names}")
-    elif refusal := _refusal(implementation, device):
+    elif refusal := _refusal_by_name(implementation, device):
         raise KernelError(f"{op}: implementation {implementation!r} cannot run on {device}: {refusal}")
-    function: Callable[..., Any] = getattr(_module(implementation, OPS[op]), op)
+    function: Callable[..., Any] | None = getattr(_module(implementation, OPS[op]), op, None)
+    if function is None:
+        raise KernelError(f"{op}: implementation {implementation!r} has no such op, which works in host memory")
     return function
 
 
@@ -105,12 +103,39 @@ def _check_op(op: str) -> None:
         raise KernelError(f"op: got {op!r}, expected one of {', '.join(OPS)}")
 
 
+def _fastest_for(device: str) -> str | None:
+    """The implementation made for a device type; None if that type has none of its own."""
+    return next((name for name in IMPLEMENTATIONS if device in (_DEVICES[name] or ())), None)
+
+
 def _refusal(name: str, device: str) -> str:
     """Why an implementation does not run on a device type; empty if it does."""
     devices = _DEVICES[name]
     if devices is not None and device not in devices:
         return f"runs on {', '.join(devices)}, not on {device}"
     return available()[name]
+
+
+def _refusal_by_name(name: str, device: str) -> str:
+    """As `_refusal`, but that Triton asked for by name may interpret its kernels on the CPU."""
+    if name == "triton" and device == "cpu" and triton_interprets():
+        return available()[name]
+    return _refusal(name, device)
+
+
+def _loading_fault(name: str) -> str:
+    """Why an implementation does not load; Triton is loaded only where it can run, for it takes a while."""
+    if name == "triton":
+        if importlib.util.find_spec("triton") is None:
+            return "Triton is not installed"
+        if not (torch.cuda.is_available() or triton_interprets()):
+            return "no CUDA device is there"
+    try:
+        for module in OPS.values():
+            _module(name, module)
+    except (ImportError, KernelError) as error:
+        return str(error)
+    return ""
 
 
 def _module(implementation: str, module: str) -> ModuleType:

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from terarec.errors import ConfigError
-from terarec.kernels.registry import choose
+from terarec.kernels.registry import active, choose
 from terarec.kernels.reserved_rows import ReservedRows
 
 Initializer = Literal["uniform", "normal", "zeros"]
@@ -107,7 +107,11 @@ def initialise_keys(
     if initializer == "zeros":
         weights.index_fill_(0, rows, 0.0)
         return
-    fill, seed = choose("fill_keyed_rows", "cpu"), _table_seed(table, seed)
+    seed, device = _table_seed(table, seed), weights.device.type
+    if active("fill_keyed_rows", device).implementation == "triton":
+        choose("fill_keyed_rows", device)(weights, rows, keys, initializer, seed, scale)
+        return
+    fill = choose("fill_keyed_rows", "cpu")
     keys = keys.cpu().contiguous()
     if weights.dtype == torch.float32 and weights.device.type == "cpu":
         fill(weights.numpy(), rows.contiguous().numpy(), keys.numpy(), initializer, seed, scale)

@@ -1,0 +1,211 @@
+"""The hash index in the memory of the device."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from terarec.kernels.index_arguments import (
+    MOST_ROWS,
+    check_next_row,
+    check_rows,
+    check_span,
+    check_vector,
+    no_rows_left,
+)
+from terarec.kernels.triton.device.hash_table import EMPTY, claim_kernel, find_kernel
+
+_BLOCK = 256
+_FEWEST_SLOTS = 256
+_FULL = 0.85
+"""Share of slots in use at which the table grows: a search for an absent key then passes 23 slots, 3 of 64 bytes."""
+_SLOTS_A_KEY = 1.45
+"""After growth: 23.2 bytes a key, and room for 23 % more keys."""
+_MOST_SLOTS_A_KEY = 1.5
+"""With more, that is more than 24 bytes a key, erasing shrinks the table."""
+
+
+class HashIndex:
+    """int64 key -> row, 0 <= row < 2^36; see `terarec.kernels.ref.hash_index.HashIndex`, which it equals.
+
+    The slots that keys win depend on the race between the device's programs; what a call returns does not, but for the
+    order of `items`, which stays while nothing changes. Calls that change the index wait for the device.
+
+    Attributes:
+        device: where keys come from and results go.
+    """
+
+    def __init__(self, *, device: torch.device | str = "cuda") -> None:
+        self.device = torch.device(device)
+        self._length = 0
+        self._make_slots(_FEWEST_SLOTS)
+
+    def __len__(self) -> int:
+        """Keys held."""
+        return self._length
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the slots: 16 a slot."""
+        return 8 * (self._slot_keys.numel() + self._slot_rows.numel())
+
+    def find(self, keys: Tensor) -> Tensor:
+        """Rows int64[N] of ``keys int64[N]``, -1 where absent; does not wait for the device."""
+        return self._find(check_vector("keys", keys, self.device), gives_rows=True)
+
+    def insert(self, keys: Tensor, free_rows: Tensor, next_row: int) -> tuple[Tensor, Tensor]:
+        """Find keys and take up the absent ones, in the order of their first occurrence.
+
+        Args:
+            keys: int64[N]; a key that is repeated is one key.
+            free_rows: int64[F], distinct rows that no key has; new key j gets ``free_rows[j]`` while there are any.
+            next_row: the further new keys get ``next_row``, ``next_row + 1``, ...
+
+        Returns:
+            Rows int64[N] of all keys, and the new keys int64[M].
+
+        Raises:
+            ConfigError: a free row outside 0 <= row < 2^36.
+            StorageError: the rows up to 2^36 do not suffice; nothing has changed then.
+        """
+        keys = check_vector("keys", keys, self.device)
+        free_rows = check_vector("free_rows", free_rows, self.device)
+        check_rows("free_rows", free_rows)
+        check_next_row(next_row)
+        rows = self.find(keys)
+        absent = (rows < 0).nonzero().flatten()
+        if absent.shape[0] == 0:
+            return rows, keys[:0]
+        slots, first = self._claim(keys[absent])
+        new_keys = keys[absent[first]]
+        fresh = max(first.shape[0] - free_rows.shape[0], 0)
+        if next_row + fresh > MOST_ROWS:
+            self._slot_rows[slots] = -1
+            raise no_rows_left(next_row, fresh)
+        given = torch.arange(next_row, next_row + fresh, device=self.device)
+        self._slot_rows[slots[first]] = torch.cat([free_rows[: first.shape[0]], given])
+        self._length += first.shape[0]
+        rows[absent] = self._slot_rows[slots]
+        return rows, new_keys
+
+    def assign(self, keys: Tensor, rows: Tensor) -> None:
+        """Give ``keys int64[N]`` the ``rows int64[N]``, whatever they had; of a repeated key the last counts.
+
+        Raises:
+            ConfigError: a row outside 0 <= row < 2^36.
+        """
+        keys = check_vector("keys", keys, self.device)
+        rows = check_vector("rows", rows, self.device, length=keys.shape[0])
+        check_rows("rows", rows)
+        slots, first = self._claim(keys)
+        self._length += first.shape[0]
+        _, last = _occurrences(slots)
+        self._slot_rows[slots[last]] = rows[last]
+
+    def count(self, keys: Tensor) -> Tensor:
+        """Add 1 to the value of each of ``keys int64[N]`` per occurrence, from 0; the value stays below 2^36.
+
+        Returns:
+            The value int64[N] after each occurrence.
+        """
+        keys = check_vector("keys", keys, self.device)
+        before = self.find(keys).clamp(min=0)
+        slots, first = self._claim(keys)
+        self._length += first.shape[0]
+        number, last = _occurrences(slots)
+        values = (before + number).clamp(max=MOST_ROWS - 1)
+        self._slot_rows[slots[last]] = values[last]
+        return values
+
+    def erase(self, keys: Tensor) -> Tensor:
+        """Forget ``keys int64[N]``: the rows int64[N] they had, -1 where absent or already erased in this call."""
+        keys = check_vector("keys", keys, self.device)
+        slots = self._find(keys, gives_rows=False)
+        number, _ = _occurrences(slots)
+        rows = torch.where((slots >= 0) & (number == 1), self._slot_rows[slots.clamp(min=0)], -1)
+        held = slots[rows >= 0]
+        self._slot_rows[held] = -1
+        self._length -= held.shape[0]
+        if self._slots > max(_FEWEST_SLOTS, _MOST_SLOTS_A_KEY * self._length):
+            self._rebuild(self._length)
+        return rows
+
+    def items(self, start: int = 0, most: int | None = None) -> tuple[Tensor, Tensor, int]:
+        """Keys and their rows, in an order that stays while nothing changes.
+
+        Args:
+            start: 0, or where the call before said to go on.
+            most: at most so many keys, perhaps fewer; None: all.
+
+        Returns:
+            Keys int64[n], rows int64[n], and where to go on: -1 at the end.
+        """
+        check_span(start, most)
+        end = self._slots + 1
+        stop = end if most is None else min(start + most, end)
+        slots = start + (self._slot_rows[start:stop] >= 0).nonzero().flatten()
+        keys = torch.where(slots == self._slots, EMPTY.value, self._slot_keys[slots])
+        return keys, self._slot_rows[slots], stop if stop < end else -1
+
+    def _find(self, keys: Tensor, *, gives_rows: bool) -> Tensor:
+        found = torch.empty_like(keys)
+        if keys.shape[0]:
+            find_kernel[(triton.cdiv(keys.shape[0], _BLOCK),)](
+                keys,
+                self._slot_keys,
+                self._slot_rows,
+                found,
+                keys.shape[0],
+                self._slots,
+                BLOCK=_BLOCK,
+                GIVES_ROWS=gives_rows,
+            )
+        return found
+
+    def _claim(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """The slot of each key, and the first positions, rising, of those that were absent: their rows are below -1."""
+        self._make_room(keys)
+        num_keys = keys.shape[0]
+        slots = torch.empty_like(keys)
+        if num_keys:
+            claim_kernel[(triton.cdiv(num_keys, _BLOCK),)](
+                keys, self._slot_keys, self._slot_rows, slots, num_keys, self._slots, BLOCK=_BLOCK
+            )
+        codes = torch.arange(-num_keys - 1, -1, device=self.device)
+        first = (self._slot_rows[slots] == codes).nonzero().flatten()
+        self._used += first.shape[0]
+        return slots, first
+
+    def _make_room(self, keys: Tensor) -> None:
+        """Grow unless the absent ones of `keys` find slots enough."""
+        if self._used + keys.shape[0] <= _FULL * self._slots:
+            return
+        absent = torch.unique(keys[self._find(keys, gives_rows=True) < 0]).shape[0]
+        if self._used + absent > _FULL * self._slots:
+            self._rebuild(self._length + absent)
+
+    def _rebuild(self, num_keys: int) -> None:
+        """Move all keys to new slots, for `num_keys` keys; slots of erased keys are free again."""
+        keys, rows, _ = self.items()
+        self._make_slots(max(_FEWEST_SLOTS, int(_SLOTS_A_KEY * num_keys)))
+        slots, _ = self._claim(keys)
+        self._slot_rows[slots] = rows
+
+    def _make_slots(self, slots: int) -> None:
+        self._slots, self._used = slots, 0
+        self._slot_keys = torch.full((slots + 1,), EMPTY.value, dtype=torch.int64, device=self.device)
+        self._slot_keys[slots] = 0
+        self._slot_rows = torch.full((slots + 1,), -1, dtype=torch.int64, device=self.device)
+
+
+def _occurrences(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Number of each element, from 1, among its equals in ``groups int64[N]``; positions of the last of its equals."""
+    ordered, order = torch.sort(groups, stable=True)
+    place = torch.arange(groups.shape[0], device=groups.device)
+    is_head = torch.ones_like(ordered, dtype=torch.bool)
+    is_head[1:] = ordered[1:] != ordered[:-1]
+    head = torch.where(is_head, place, 0).cummax(0).values if groups.shape[0] else place
+    number = torch.empty_like(groups)
+    number[order] = place - head + 1
+    return number, order[is_head.roll(-1)]
