@@ -105,6 +105,22 @@ class EmbeddingCollection(nn.Module):
             KeyOutOfRangeError: a key outside its static table, with feature and table named.
             StorageError: memory or a dynamic table is full.
         """
+        if torch.compiler.is_compiling() and (self._dynamic_readers or (self.training and torch.is_grad_enabled())):
+            apart: EmbeddingOutput = self._look_up_apart(jagged)
+            return apart
+        return self._look_up(jagged)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _look_up_apart(self, jagged: Jagged) -> EmbeddingOutput:
+        """`_look_up` outside a compiled graph, which would lose the hooks that take gradients and an index that grows.
+
+        The graph after it takes the vectors as an input that needs a gradient, so nothing is copied. An op in the graph
+        whose backward puts the gradient aside would have to copy it: the compiler reuses the memory of what no later
+        node reads.
+        """
+        return self._look_up(jagged)
+
+    def _look_up(self, jagged: Jagged) -> EmbeddingOutput:
         rows = self._translate(jagged)
         pooled: dict[tuple[str, ...], Tensor] = {}
         sequences: dict[str, Sequences] = {}
@@ -177,8 +193,7 @@ class EmbeddingCollection(nn.Module):
         """The vectors of `group`, as a leaf whose gradient is deposited here when training."""
         arena = self.arenas[group.arena]
         layout = group.layout
-        with torch.no_grad():
-            vectors = bag_lookup(arena.weights, part.keys, part.offsets, layout)
+        vectors = bag_lookup(arena.weights, part.keys, part.offsets, layout)
         if self.training and torch.is_grad_enabled():
             pending = self.pending[group.arena]
             generation = _generation(arena)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -55,15 +55,7 @@ class DropIn(nn.Module):
         rows, width = self.weight.shape
         held = self._layout
         if held is None or held.table_rows != (rows,) or held.width != width or held.pooling != (pooling,):
-            held = self._layout = BagLayout(
-                table_names=("weight",),
-                table_base=(0,),
-                table_rows=(rows,),
-                feature_names=("input",),
-                feature_table=(0,),
-                pooling=(pooling,),
-                width=width,
-            )
+            held = self._layout = cast(BagLayout, _layout_of(rows, width, pooling))
         return held
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DropIn:
@@ -74,3 +66,16 @@ class DropIn(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_arena", "_layout")}
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # compilers call it and do not trace it
+def _layout_of(rows: int, width: int, pooling: Pooling) -> BagLayout:
+    return BagLayout(
+        table_names=("weight",),
+        table_base=(0,),
+        table_rows=(rows,),
+        feature_names=("input",),
+        feature_table=(0,),
+        pooling=(pooling,),
+        width=width,
+    )

@@ -59,6 +59,7 @@ class BagLayout:
             raise ConfigError(f"BagLayout.pooling: got {self.pooling}, expected 'none' for all features or for none")
         if self.width < 1:
             raise ConfigError(f"BagLayout.width: got {self.width}, expected at least 1")
+        _ = self.is_pooled, self.num_rows, self.array  # computed before a compiler comes, which could not trace it
 
     @functools.cached_property
     def is_pooled(self) -> bool:

@@ -1,0 +1,109 @@
+"""Compiled modules train as eager ones do."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import terarec
+from terarec.embedding import EmbeddingCollection
+from terarec.optim import RowOptimizer
+from terarec.spec import AdaGradSpec, FeatureSpec, SGDSpec, TableSpec
+from tests.embedding.plain import random_jagged
+
+ROWS, WIDTH = 23, 5
+
+
+def inputs_of(kind: str, size: int) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(size)
+    keys = torch.randint(ROWS, (2 * size,), generator=generator)
+    offsets = torch.randint(2 * size, (size,), generator=generator).sort().values
+    offsets[0] = 0
+    return {"EmbeddingBag": (keys, offsets), "Embedding": (keys.reshape(size, 2),)}[kind]
+
+
+class Model(nn.Module):
+    """A module and a dense layer after it."""
+
+    def __init__(self, kind: str, **arguments) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = getattr(terarec, kind)(ROWS, WIDTH, **arguments)
+        self.dense = nn.Linear(WIDTH, 2)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.dense(self.table(*inputs)).tanh()
+
+
+@pytest.mark.parametrize("kind", ["EmbeddingBag", "Embedding"])
+def test_a_drop_in_trains_in_one_graph_for_every_size(kind):
+    eager = Model(kind)
+    twin = copy.deepcopy(eager)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(twin, backend=counter, fullgraph=True)
+    optimizers = [torch.optim.Adagrad(model.parameters(), lr=0.1) for model in (eager, twin)]
+    for size in (4, 6, 9, 31):
+        for model, optimizer in zip((eager, compiled), optimizers, strict=True):
+            optimizer.zero_grad()
+            model(*inputs_of(kind, size)).square().sum().backward()
+            optimizer.step()
+        assert torch.equal(eager.table.weight, twin.table.weight)
+    assert counter.frame_count == 2  # the first size alone, then any
+
+
+@pytest.mark.parametrize("how", ["sparse", "rows", "padding"])
+def test_what_no_graph_holds_runs_beside_it(how):
+    arguments = {"sparse": {"sparse": True}, "rows": {}, "padding": {"padding_idx": 3}}[how]
+    eager = Model("EmbeddingBag", mode="sum", **arguments)
+    twin = copy.deepcopy(eager)
+    compiled = torch.compile(twin, backend="aot_eager")
+    optimizers = [
+        RowOptimizer(model, SGDSpec(lr=0.1)) if how == "rows" else torch.optim.SGD(model.table.parameters(), lr=0.1)
+        for model in (eager, twin)
+    ]
+    for size in (4, 6):
+        for model, optimizer in zip((eager, compiled), optimizers, strict=True):
+            optimizer.zero_grad()
+            model(*inputs_of("EmbeddingBag", size)).square().sum().backward()
+            optimizer.step()
+        assert torch.equal(eager.table.weight, twin.table.weight)
+
+
+class WithCollection(nn.Module):
+    """A collection of two widths and a dense layer after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tables = EmbeddingCollection(
+            [TableSpec(name="a", rows=7, width=4), TableSpec(name="b", rows=11, width=6)],
+            [FeatureSpec(name="f", table="a"), FeatureSpec(name="g", table="b", pooling="mean")],
+        )
+        self.dense = nn.Linear(10, 1)
+
+    def forward(self, jagged) -> Tensor:
+        return self.dense(self.tables(jagged).pooled).sigmoid()
+
+
+@pytest.mark.parametrize(("backend", "tolerance"), [("aot_eager", 0.0), ("inductor", 1e-6)])
+def test_a_collection_trains_with_the_dense_part_compiled(backend, tolerance):
+    eager, twin = WithCollection(), WithCollection()
+    twin.load_state_dict(eager.state_dict())
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(twin, backend=counter)
+    optimizers = [
+        (RowOptimizer(model, AdaGradSpec(lr=0.1)), torch.optim.Adam(model.parameters(), lr=0.1))
+        for model in (eager, twin)
+    ]
+    before = eager.tables.table("a").clone()
+    for size in (5, 9):
+        for model, (rows, dense) in zip((eager, compiled), optimizers, strict=True):
+            dense.zero_grad()
+            model(random_jagged(("f", "g"), (7, 11), size, seed=size)).square().sum().backward()
+            dense.step()
+            rows.step()
+        torch.testing.assert_close(eager.state_dict(), twin.state_dict(), rtol=tolerance, atol=tolerance)
+    assert not torch.equal(eager.tables.table("a"), before)
+    assert counter.frame_count > 0

@@ -1,0 +1,76 @@
+"""The embedding ops inside compiled and exported graphs."""
+
+import io
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from terarec.ops import BagGradient, RowRule, bag_lookup, row_update_
+from tests.ops.bags import make_layout, make_lookup
+
+RULE = RowRule(kind="sgd", lr=0.1)
+
+
+def lookup_update_lookup(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+    """Two equal lookups, an update, and the same lookup again."""
+    layout = make_layout(8)
+    first = bag_lookup(weights, keys, offsets, layout)
+    same = bag_lookup(weights, keys, offsets, layout)
+    row_update_(weights, (), [BagGradient(keys, offsets, grad, layout)], RULE, step=1)
+    return first, same, bag_lookup(weights, keys, offsets, layout)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_lookups_around_an_update_are_neither_merged_nor_moved(backend):
+    held = make_lookup(make_layout(8), 6, 2)
+    grad = torch.ones(6, 32)
+    results = []
+    for function in (lookup_update_lookup, torch.compile(lookup_update_lookup, backend=backend)):
+        weights = held.weights.clone()
+        results.append((weights, *function(weights, held.keys, held.offsets, grad)))
+    for eager, compiled in zip(*results, strict=True):
+        assert torch.equal(eager, compiled)
+    _, first, same, last = results[1]
+    assert torch.equal(first, same)
+    assert not torch.equal(first, last)
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean", "none"])
+def test_one_graph_serves_batches_of_every_size(pooling):
+    layout = make_layout(8, pooling)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lambda *tensors: bag_lookup(*tensors, layout).sin(), backend=counter, fullgraph=True)
+    for batch in (3, 4, 7, 64, 33):
+        held = make_lookup(layout, batch, 2, seed=batch)
+        tensors = (held.weights, held.keys, held.offsets)
+        assert torch.equal(compiled(*tensors), bag_lookup(*tensors, layout).sin())
+    assert counter.frame_count <= 2  # the first size alone, then any
+
+
+class Lookup(nn.Module):
+    """A lookup that `torch.export` can take."""
+
+    def __init__(self, weights: Tensor) -> None:
+        super().__init__()
+        self.weights = nn.Buffer(weights)
+        self.layout = make_layout(8)
+
+    def forward(self, keys: Tensor, offsets: Tensor) -> Tensor:
+        return bag_lookup(self.weights, keys, offsets, self.layout)
+
+
+def test_the_op_stays_itself_in_an_exported_program():
+    held = make_lookup(make_layout(8), 6, 2)
+    module = Lookup(held.weights)
+    any_size = {0: torch.export.Dim.AUTO}
+    program = torch.export.export(module, (held.keys, held.offsets), dynamic_shapes=(any_size, any_size))
+    assert [node.name for node in program.graph.nodes if "terarec" in str(node.target)] == ["bag_lookup"]
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    loaded = torch.export.load(file).module()
+    for batch in (6, 11):
+        other = make_lookup(make_layout(8), batch, 3, seed=batch)
+        assert torch.equal(loaded(other.keys, other.offsets), module(other.keys, other.offsets))
