@@ -10,7 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import terarec
 from terarec.embedding import EmbeddingCollection
 from terarec.optim import RowOptimizer
-from terarec.spec import AdaGradSpec, FeatureSpec, SGDSpec, TableSpec
+from terarec.spec import AdaGradSpec, DynamicTableSpec, FeatureSpec, SGDSpec, TableSpec
 from tests.embedding.plain import random_jagged
 
 ROWS, WIDTH = 23, 5
@@ -72,13 +72,13 @@ def test_what_no_graph_holds_runs_beside_it(how):
 
 
 class WithCollection(nn.Module):
-    """A collection of two widths and a dense layer after it."""
+    """A collection of two widths, one table of them dynamic, and a dense layer after it."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.tables = EmbeddingCollection(
-            [TableSpec(name="a", rows=7, width=4), TableSpec(name="b", rows=11, width=6)],
+            [TableSpec(name="a", rows=7, width=4), DynamicTableSpec(name="b", width=6)],
             [FeatureSpec(name="f", table="a"), FeatureSpec(name="g", table="b", pooling="mean")],
         )
         self.dense = nn.Linear(10, 1)
