@@ -1,11 +1,12 @@
-# Everything a newcomer types. Each target builds what it needs; nothing outside .venv, build and demo-output is touched.
+# Everything a newcomer types. Each target builds what it needs; nothing outside .venv*, build and demo-output is touched.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS := .venv-peers
 CORE := $(shell find CMakeLists.txt csrc -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name CMakeLists.txt)
 
-.PHONY: demo test test-all lint bench venv wheel clean help
+.PHONY: demo test test-all lint bench peers venv wheel clean help
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 12
@@ -28,6 +29,17 @@ bench: $(STAMP)  ## every measurement of the README; appends rows to benchmarks/
 	$(BIN)/pip install --quiet -c constraints.txt polars
 	$(BIN)/python benchmarks/all.py
 
+peers: $(PEERS)/.installed  ## .venv-peers with the systems that benchmarks/peers.py compares with
+
+# FBGEMM's libraries load with the one torch they were built against. TorchRec comes without its dependencies, since it
+# asks for FBGEMM's CUDA build by name.
+$(PEERS)/.installed: constraints-peers.txt
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet -c constraints-peers.txt torch fbgemm-gpu-cpu tensorflow-cpu polars \
+		tensordict torchmetrics tqdm pyre-extensions
+	$(PEERS)/bin/pip install --quiet --no-deps -c constraints-peers.txt torchrec
+	touch $@
+
 wheel: $(STAMP)  ## a wheel in dist/
 	$(BIN)/pip wheel --no-deps -w dist .
 
@@ -40,5 +52,5 @@ $(STAMP): pyproject.toml constraints.txt $(CORE)
 	touch $@
 
 clean:           ## remove what was built and written here
-	rm -rf $(VENV) build dist demo-output
+	rm -rf $(VENV) $(PEERS) build dist demo-output
 	find src -name '*.so' -delete

@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ import torch
 import terarec
 
 RESULTS = Path(__file__).resolve().parent / "results"
-_TIMES = {"s", "ms", "us"}  # units of which less is better
+_COSTS = {"s", "ms", "us", "MiB"}  # units of which less is better
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One figure.
+    """One figure. The fields that a subclass adds become further columns.
 
     Attributes:
         case: what ran, with sizes.
         metric: what was measured.
         value: the figure.
-        unit: "s", "ms" and "us" are better when less, all others when more.
+        unit: "s", "ms", "us" and "MiB" are better when less, all others when more.
         peer: what a user would otherwise run.
         peer_value: the same figure of the peer, from the same run.
         limit: the same figure that the hardware would allow, from the same run.
@@ -71,9 +71,9 @@ def measure_in_turns(functions: Mapping[str, Callable[[], object]], repeats: int
     return {name: Timing(min(times), statistics.median(times)) for name, times in seconds.items()}
 
 
-def append_rows(name: str, rows: Iterable[Row]) -> None:
-    """Print `rows` and append them to ``results/<name>.csv`` with date, versions and hardware."""
-    path = RESULTS / f"{name}.csv"
+def append_rows(name: str, rows: Iterable[Row], *, dry: bool = False) -> None:
+    """Print `rows` and, unless `dry`, append them to ``results/<name>.csv`` with date, versions and hardware."""
+    path = Path(os.devnull) if dry else RESULTS / f"{name}.csv"
     path.parent.mkdir(exist_ok=True)
     is_new = not path.exists()
     with path.open("a", newline="") as file:
@@ -111,12 +111,17 @@ def _figures(row: Row) -> dict[str, object]:
         "ratio": "" if row.peer_value is None else f"{_better(row, row.peer_value):.3f}",
         "limit": "" if row.limit is None else f"{row.limit:.6g}",
         "share_of_limit": "" if row.limit is None else f"{_better(row, row.limit):.3f}",
+        **{field.name: _text(getattr(row, field.name)) for field in fields(row)[len(fields(Row)) :]},
     }
+
+
+def _text(value: object) -> object:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
 
 
 def _better(row: Row, other: float) -> float:
     """How many times better the row's figure is than `other`."""
-    return other / row.value if row.unit in _TIMES else row.value / other
+    return other / row.value if row.unit in _COSTS else row.value / other
 
 
 def _line(row: Row) -> str:

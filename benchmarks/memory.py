@@ -1,0 +1,84 @@
+"""Peak memory of training steps: what the process grows by, from before the tables to the highest point of the steps.
+
+The limit of a row is what the tables must take (weights and optimizer state) and twice the vectors of the batch's keys:
+for one key a bag, the pooled vectors and their gradient. Each case runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from peer_sides.cell import Inputs, Shape, draw
+from record import Row, append_rows
+
+if TYPE_CHECKING:
+    from peer_sides.terarec_tables import Tables
+
+STEPS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Tables, their rule and a batch."""
+
+    shape: Shape
+    rule: str
+    batch: int
+    keys: str
+
+    @property
+    def vector_bytes(self) -> int:
+        """Of the vectors of all keys of the batch."""
+        return 4 * self.shape.tables * self.batch * self.shape.hotness * self.shape.width
+
+
+WIDE = Shape(tables=26, rows=200_000, width=128, hotness=1)
+MANY = Shape(tables=100, rows=8192, width=16, hotness=10)
+CASES = (
+    Case(shape=WIDE, rule="sgd", batch=16384, keys="uniform"),
+    Case(shape=WIDE, rule="rowwise_adagrad", batch=16384, keys="zipf"),
+    Case(shape=WIDE, rule="adagrad", batch=16384, keys="uniform"),
+    Case(shape=MANY, rule="adagrad", batch=8192, keys="zipf"),
+)
+
+
+def grown_bytes(case: Case) -> tuple[int, int]:
+    """What this process grows by at most, and the bytes of weights and state."""
+    from peer_sides.terarec_tables import Tables
+
+    tiny = Shape(tables=2, rows=10, width=case.shape.width, hotness=1)
+    run_steps(Tables(tiny, case.rule), draw(tiny, 2, "uniform"))  # loads and starts what a process does once
+    inputs = draw(case.shape, case.batch, case.keys)
+    before = _status_bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the highest point
+    tables = Tables(case.shape, case.rule)
+    run_steps(tables, replace(inputs, grad=inputs.grad.copy()))
+    return _status_bytes("VmHWM") - before, tables.collection.memory_bytes()
+
+
+def run_steps(tables: Tables, inputs: Inputs) -> None:
+    tables.prepare(inputs)
+    for _ in range(STEPS):
+        tables.step()
+
+
+def _status_bytes(field: str) -> int:
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split(f"{field}:")[1].split()[0])
+
+
+def main() -> None:
+    fresh = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1)
+    with fresh as pool:
+        for case, (grown, held) in zip(CASES, pool.map(grown_bytes, CASES), strict=True):
+            name = f"{case.shape.name}, batch {case.batch}, {case.keys}, {case.rule}"
+            limit = (held + 2 * case.vector_bytes) / 2**20
+            append_rows("memory", [Row(case=name, metric="peak", value=grown / 2**20, unit="MiB", limit=limit)])
+
+
+if __name__ == "__main__":
+    main()

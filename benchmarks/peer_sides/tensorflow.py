@@ -1,0 +1,65 @@
+"""TensorFlow: `embedding_lookup_sparse` a table, `GradientTape`, and an optimizer that takes `IndexedSlices`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from peer_sides.cell import INITIAL_ACCUMULATOR, LR, SCALE, Inputs, Shape, threads
+
+tf.config.threading.set_intra_op_parallelism_threads(threads())
+tf.config.threading.set_inter_op_parallelism_threads(threads())
+
+
+class SparseLookups:
+    """Implements `Side`. One graph a step; the fast lookup, and the optimizers with kernels for touched rows."""
+
+    version = f"tensorflow-cpu {tf.__version__}"
+
+    def __init__(self, shape: Shape, rule: str) -> None:
+        self.shape = shape
+        size = (shape.rows, shape.width)
+        self.variables = [tf.Variable(tf.random.uniform(size, -SCALE, SCALE)) for _ in range(shape.tables)]
+        if rule == "sgd":
+            self.optimizer = tf.compat.v1.train.GradientDescentOptimizer(LR)
+        else:
+            self.optimizer = tf.compat.v1.train.AdagradOptimizer(LR, initial_accumulator_value=INITIAL_ACCUMULATOR)
+        self._forward = tf.function(self._look_up)
+        self._step = tf.function(self._train)
+
+    def load(self, tables: NDArray[np.float32]) -> None:
+        for variable, table in zip(self.variables, tables, strict=True):
+            variable.assign(table)
+
+    def prepare(self, inputs: Inputs) -> None:
+        batch, hotness = inputs.grad.shape[0], self.shape.hotness
+        places = np.stack([np.repeat(np.arange(batch), hotness), np.tile(np.arange(hotness), batch)], axis=1)
+        self.keys = [tf.SparseTensor(places, keys, (batch, hotness)) for keys in inputs.keys]
+        self.grads = [tf.constant(part) for part in np.split(inputs.grad, self.shape.tables, axis=1)]
+
+    def forward(self) -> list[tf.Tensor]:
+        return self._forward(self.keys)
+
+    def step(self) -> None:
+        self._step(self.keys, self.grads)
+
+    def pooled(self) -> NDArray[np.float32]:
+        return np.concatenate([part.numpy() for part in self.forward()], axis=1)
+
+    def tables(self) -> NDArray[np.float32]:
+        return np.stack([variable.numpy() for variable in self.variables])
+
+    def _look_up(self, keys: Sequence[tf.SparseTensor]) -> list[tf.Tensor]:
+        return [
+            tf.nn.embedding_lookup_sparse(variable, ids, None, combiner="sum", allow_fast_lookup=True)
+            for variable, ids in zip(self.variables, keys, strict=True)
+        ]
+
+    def _train(self, keys: Sequence[tf.SparseTensor], grads: Sequence[tf.Tensor]) -> None:
+        with tf.GradientTape() as tape:
+            pooled = self._look_up(keys)
+        slices = tape.gradient(pooled, self.variables, output_gradients=grads)
+        self.optimizer.apply_gradients(list(zip(slices, self.variables, strict=True)))

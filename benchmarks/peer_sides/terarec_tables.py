@@ -1,0 +1,72 @@
+"""terarec: an `EmbeddingCollection` and its `RowOptimizer`, as a model uses them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import terarec
+from peer_sides.cell import INITIAL_ACCUMULATOR, LR, SCALE, Inputs, Shape
+from terarec.batch import Jagged
+from terarec.embedding import EmbeddingCollection
+from terarec.optim import RowOptimizer
+from terarec.spec import AdaGradSpec, FeatureSpec, RowWiseAdaGradSpec, SGDSpec, TableSpec
+
+_RULES = {
+    "sgd": SGDSpec(lr=LR),
+    "adagrad": AdaGradSpec(lr=LR, initial_accumulator=INITIAL_ACCUMULATOR),
+    "rowwise_adagrad": RowWiseAdaGradSpec(lr=LR),
+}
+
+
+class _GiveGradient(torch.autograd.Function):
+    """Stands for the model: its backward yields the prepared gradient as an operation would, owned by nobody else."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, pooled: Tensor, grad: NDArray[np.float32]) -> Tensor:
+        ctx.grad = grad
+        return pooled.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, _: Tensor) -> tuple[Tensor, None]:
+        return torch.from_numpy(ctx.grad), None
+
+
+class Tables:
+    """Implements `Side`."""
+
+    version = f"terarec {terarec.__version__}, torch {torch.__version__}"
+
+    def __init__(self, shape: Shape, rule: str) -> None:
+        self.shape = shape
+        self.names = tuple(f"t{index}" for index in range(shape.tables))
+        self.collection = EmbeddingCollection(
+            [TableSpec(name=name, rows=shape.rows, width=shape.width, init_scale=SCALE) for name in self.names],
+            [FeatureSpec(name=name, table=name) for name in self.names],
+        )
+        self.optimizer = RowOptimizer(self.collection, _RULES[rule])
+
+    def load(self, tables: NDArray[np.float32]) -> None:
+        for name, table in zip(self.names, tables, strict=True):
+            self.collection.table(name).copy_(torch.from_numpy(table))
+
+    def prepare(self, inputs: Inputs) -> None:
+        keys, offsets = torch.from_numpy(inputs.keys.reshape(-1)), torch.from_numpy(inputs.offsets)
+        self.jagged = Jagged(names=self.names, keys=keys, offsets=offsets)
+        self.grad = inputs.grad
+
+    def forward(self) -> Tensor:
+        with torch.no_grad():
+            return self.collection(self.jagged).pooled
+
+    def step(self) -> None:
+        _GiveGradient.apply(self.collection(self.jagged).pooled, self.grad).backward()
+        self.optimizer.step()
+
+    def pooled(self) -> NDArray[np.float32]:
+        return self.forward().numpy()
+
+    def tables(self) -> NDArray[np.float32]:
+        return np.stack([self.collection.table(name).numpy() for name in self.names])
