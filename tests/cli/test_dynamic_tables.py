@@ -40,3 +40,26 @@ def test_a_table_that_gets_full_is_named(workshop: Workshop, tmp_path: Path) -> 
     message = refused("train", "--data", workshop.data, "--out", tmp_path / "run", *SHAPE, *limits, code=1)
     assert "holds 0 rows" in message
     assert "at most 5 allowed; expected a larger max_rows or an eviction policy" in message
+
+
+def test_keys_of_64_bits_are_trained_without_a_vocabulary(tmp_path: Path) -> None:
+    users = [(-1) ** row * (2**62 + row % 40) for row in range(400)]
+    lines = [f"{row % 40 % 2},{row % 7},{user}" for row, user in enumerate(users)]
+    (tmp_path / "log.csv").write_text("\n".join(["y,x,user", *lines]))
+    columns = ("--label", "y", "--dense", "x", "--keys", "user", "--valid-fraction", 0.25)
+    figures("prepare", "csv", tmp_path / "log.csv", "--out", tmp_path / "data", *columns)
+    train = ("train", "--data", tmp_path / "data", "--width", 4, "--bottom", "4", "--top", "4", "--batch-size", 50)
+    trained = figures(*train, "--out", tmp_path / "run", "--tables", "dynamic", "--sparse-lr", 0.5, "--epochs", 8)
+    assert trained["auc"] > 0.99
+    (table,) = figures("inspect", tmp_path / "run")["tables"]
+    assert (table["table"], table["rows"]) == ("user", 40)
+    told = figures("inspect", tmp_path / "data", "--column", "user", "--top", 3)
+    assert (told["ids_seen"], told["cardinality"]) == (40, None)
+    assert told["most_frequent"][0]["id"] in users
+    assert figures("inspect", tmp_path / "data")["embedding_rows"] == 0
+    message = refused(*train, "--out", tmp_path / "static", code=2)
+    assert "tables: got 'static', but the keys of table 'user' are any integers, expected 'dynamic'" in message
+    message = refused(
+        "prepare", "csv", tmp_path / "log.csv", "--out", tmp_path / "r", *columns, "--format", "raw", code=2
+    )
+    assert "holds no keys of 64 bits (--keys)" in message

@@ -4,13 +4,15 @@ import gzip
 import json
 import math
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.etl import CsvLayout, CsvOptions, Encoders, prepare_csv
 from terarec.formats import open_shard, read_dataset
-from terarec.spec import BucketizeEncoder
+from terarec.spec import MISSING_KEY, BucketizeEncoder
 
 TRAIN = """clicked,age,visits,city,user
 no,20, 0,Rome,7
@@ -231,3 +233,23 @@ def test_a_label_is_a_number_from_0_to_1_or_needs_positives(tmp_path, label, spl
         prepare_csv([train], tmp_path / "data", asked)
     assert not (tmp_path / "data").exists()
     assert prepare_csv([good], tmp_path / "data", CsvOptions(label="y", dense=("x",))).rows == 3
+
+
+def test_integers_may_stay_the_keys_that_they_are(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(f"y,user,c\n1,{2**63 - 1},a\n0,-5,b\n1,,a\n0,{-(2**63) + 1},b\n")
+    asked = CsvOptions(label="y", categorical=("c",), keys=("user",))
+    prepare_csv([path], tmp_path / "data", asked)
+    spec = read_dataset(tmp_path / "data")
+    assert [(column.name, column.rows) for column in spec.categorical] == [("c", 4), ("user", None)]
+    table = pq.read_table(tmp_path / "data/train/part-00000.parquet")
+    keys = [2**63 - 1, -5, MISSING_KEY, -(2**63) + 1]
+    assert table["user"].to_pylist() == keys
+    encoders = Encoders.load(tmp_path / "data")
+    raw = [2**63 - 1, -5, None, -(2**63) + 1]
+    for values in (raw, pa.array(raw * 100)):
+        encoded = encoders.encode({"user": values, "c": ["a"] * len(values)})
+        assert encoded.keys[1].tolist() == keys * (len(values) // 4)
+    for wrong in ([0.5], ["7"], [2**63], [True], np.array([1.5]), np.array([2**63], dtype=np.uint64)):
+        with pytest.raises(ConfigError, match=r"column 'user'.*expected a 64-bit integer"):
+            encoders.encode({"user": wrong, "c": ["a"]})

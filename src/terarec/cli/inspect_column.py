@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from terarec.cli.inspect_dataset import blocks, first_split, key_values, reserved_shares
 from terarec.cli.raw_values import raw_values
@@ -15,6 +16,11 @@ from terarec.cli.show import Advance
 from terarec.errors import ConfigError
 from terarec.formats import ColumnBlock, read_dataset
 from terarec.spec import RARE_ID, CategoricalColumn
+
+Counts: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Distinct ids int64[n] and how often each occurs."""
+
+_MERGED_BLOCKS = 64  # what is kept beside the counts at most
 
 
 def describe_column(path: Path, name: str, split: str | None, top: int, progress: Advance) -> dict[str, Any]:
@@ -55,24 +61,41 @@ def _told(scanned: Iterator[ColumnBlock], total: int, progress: Advance) -> Iter
 def _categories(
     path: Path, column: CategoricalColumn, scanned: Iterator[ColumnBlock], position: int, top: int
 ) -> dict[str, Any]:
-    counts = np.zeros(max(column.rows, RARE_ID + 1), dtype=np.int64)
     rows = 0
+    seen: list[Counts] = []
     for block in scanned:
-        counts += np.bincount(key_values(block.keys[position]), minlength=counts.size)
+        seen.append(np.unique(key_values(block.keys[position]).astype(np.int64), return_counts=True))
+        seen = [_merged(seen)] if len(seen) >= _MERGED_BLOCKS else seen
         rows += block.num_rows
-    ids = np.argsort(-counts, kind="stable")[:top]
-    ids = ids[counts[ids] > 0]
+    ids, counts = _merged(seen)
+    order = np.argsort(-counts, kind="stable")[:top]
     num_keys = max(int(counts.sum()), 1)
     return {
         "rows": rows,
         "cardinality": column.rows,
-        "ids_seen": int(np.count_nonzero(counts)),
-        **reserved_shares(counts, column),
+        "ids_seen": ids.size,
+        **reserved_shares(_reserved(ids, counts), column),
         "most_frequent": [
-            {"id": int(row), "value": value, "count": int(counts[row]), "share": int(counts[row]) / num_keys}
-            for row, value in zip(ids, raw_values(path, column.encoder, ids), strict=True)
+            {"id": int(ids[place]), "value": value, "count": int(counts[place]), "share": int(counts[place]) / num_keys}
+            for place, value in zip(order, raw_values(path, column.encoder, ids[order]), strict=True)
         ],
     }
+
+
+def _merged(seen: list[Counts]) -> Counts:
+    """Distinct ids of several counts, by rising id, with the sum of each one's counts."""
+    none = np.zeros(0, dtype=np.int64)
+    ids, places = np.unique(np.concatenate([none, *(ids for ids, _ in seen)]), return_inverse=True)
+    total = np.zeros(ids.size, dtype=np.int64)
+    np.add.at(total, places, np.concatenate([none, *(counts for _, counts in seen)]))
+    return ids, total
+
+
+def _reserved(ids: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How often the ids that encoders reserve occur, and in the last place all others."""
+    reserved = np.zeros(RARE_ID + 2, dtype=np.int64)
+    np.add.at(reserved, np.where((ids >= 0) & (ids <= RARE_ID), ids, RARE_ID + 1), counts)
+    return reserved
 
 
 def _numbers(scanned: Iterator[ColumnBlock], position: int) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def describe_dataset(path: Path) -> dict[str, Any]:
         "rows": sum(split["rows"] for split in splits),
         "bytes": sum(split["bytes"] for split in splits),
         "best_auc": spec.best_auc,
-        "embedding_rows": sum(column.rows for column in spec.categorical),
+        "embedding_rows": sum(column.rows or 0 for column in spec.categorical),
         "sampled_rows": 0 if sample is None else sample.num_rows,
         "splits": splits,
         "columns": [
@@ -89,6 +89,13 @@ def reserved_shares(counts: NDArray[np.int64], column: CategoricalColumn) -> dic
     return {"missing_share": missing, "rare_share": rare}
 
 
+def _reserved(keys: NDArray[Any], column: CategoricalColumn) -> NDArray[np.int64]:
+    """How often each id of a column, or at least those that encoders reserve, occurs."""
+    if column.rows is None:
+        return np.zeros(RARE_ID + 1, dtype=np.int64)
+    return np.bincount(keys, minlength=RARE_ID + 1)
+
+
 def _split(path: Path, spec: DatasetSpec, split: str) -> dict[str, Any]:
     shards = spec.shards(split)
     sizes = [open_shard(spec, path / shard.file, shard.rows).path.stat().st_size for shard in shards]
@@ -116,5 +123,5 @@ def _key_column(column: CategoricalColumn, sample: Keys | None) -> dict[str, Any
         "encoder": column.encoder.kind if column.encoder is not None else None,
         "rows": column.rows,
         "hotness": column.hotness,
-        **reserved_shares(np.bincount(keys, minlength=RARE_ID + 1), column),
+        **reserved_shares(_reserved(keys, column), column),
     }

@@ -30,6 +30,7 @@ class PrepareCsvOptions:
     categorical: Annotated[str, typer.Option(metavar=_NAMES, help="Columns of texts: ids by frequency.")] = ""
     ids: Annotated[str, typer.Option(metavar=_NAMES, help="Columns of integers, as user ids: ids by frequency.")] = ""
     buckets: Annotated[str, typer.Option(metavar="A=10,...", help="Columns of numbers: ids of so many intervals.")] = ""
+    keys: Annotated[str, typer.Option(metavar=_NAMES, help="Columns of integers: keys of dynamic tables.")] = ""
     min_count: Annotated[int, typer.Option(min=1, help="Values rarer than this share one id.")] = 1
     valid_fraction: Annotated[float, typer.Option(help="Share of the rows, from the end, for the valid split.")] = 0.0
     valid: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="A file of the valid split; repeatable.")] = (
@@ -60,6 +61,7 @@ def prepare_csv(options: PrepareCsvOptions, show: Show) -> None:
         categorical=_list(options.categorical),
         integer_categorical=_list(options.ids),
         buckets=_buckets(options.buckets),
+        keys=_list(options.keys),
         min_count=options.min_count,
         valid_fraction=options.valid_fraction,
         valid=tuple(options.valid or ()),

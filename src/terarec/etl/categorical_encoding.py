@@ -17,7 +17,7 @@ from terarec.etl.vocabulary import Vocabulary, text_and_offsets
 from terarec.formats import Keys
 from terarec.kernels.cpu.encoding import Int64Ids
 from terarec.kernels.encoding_types import RefusedValueError
-from terarec.spec import MISSING_ID, BucketizeEncoder, CategoricalColumn
+from terarec.spec import MISSING_ID, MISSING_KEY, BucketizeEncoder, CategoricalColumn
 
 CategoricalEncoding: TypeAlias = Callable[[RawColumn], Keys]
 """Encodes the raw values of one column: int64[n], or (keys, offsets) for a column of lists."""
@@ -54,8 +54,11 @@ def categorical_encoding(column: CategoricalColumn, vocabulary: Vocabulary | Non
 
 def _scalar_encoding(column: CategoricalColumn, vocabulary: Vocabulary | None) -> ScalarEncoding:
     encoder = column.encoder
+    if column.rows is None:
+        return _take_keys
     if encoder is None:
-        return lambda raw: _take_ids(raw, column.rows)
+        rows = column.rows
+        return lambda raw: _take_ids(raw, rows)
     if isinstance(encoder, BucketizeEncoder):
         boundaries = np.asarray(encoder.boundaries, dtype=np.float64)
         return lambda raw: _bucketize(raw, boundaries)
@@ -76,7 +79,10 @@ def _vocabulary_encoding(vocabulary: Vocabulary) -> ScalarEncoding:
             if isinstance(values, list):
                 return ids.find_list(values)
             if isinstance(ids, Int64Ids):
-                return _find_integers(raw, ids, accepted)
+                integers, missing = _integers(raw)
+                found = ids.find_all(integers)
+                found[missing] = MISSING_ID
+                return found
             if not isinstance(values, pa.Array) or not _is_text(values.type):
                 raise raw.mistyped(accepted)
             filled = pc.fill_null(values, "").cast(pa.large_string())
@@ -87,24 +93,48 @@ def _vocabulary_encoding(vocabulary: Vocabulary) -> ScalarEncoding:
     return encode
 
 
-def _find_integers(raw: RawColumn, ids: Int64Ids, accepted: str) -> NDArray[np.int64]:
+def _integers(raw: RawColumn) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The integers int64[n] of a NumPy or Arrow column, and which of them are missing, bool[n].
+
+    Raises:
+        ConfigError: another type.
+        RefusedValueError: an integer beyond int64.
+    """
     values: Any = raw.values
-    missing = None
+    missing = np.zeros(len(values), dtype=np.bool_)
     if isinstance(values, pa.Array):
         if not pa.types.is_integer(values.type):
-            raise raw.mistyped(accepted)
+            raise raw.mistyped(_ACCEPTED["int64"])
         if values.null_count:
             missing = values.is_null().to_numpy(zero_copy_only=False)
             values = values.fill_null(0)
         values = values.to_numpy(zero_copy_only=False)
     if values.dtype.kind not in "iu":
-        raise raw.mistyped(accepted)
+        raise raw.mistyped(_ACCEPTED["int64"])
     if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
         raise RefusedValueError(int(np.argmax(values > np.iinfo(np.int64).max)))
-    found = ids.find_all(np.ascontiguousarray(values, dtype=np.int64))
-    if missing is not None:
-        found[missing] = MISSING_ID
-    return found
+    return np.ascontiguousarray(values, dtype=np.int64), missing
+
+
+def _take_keys(raw: RawColumn) -> NDArray[np.int64]:
+    """Raw integers as they are."""
+    values = raw.values
+    try:
+        if isinstance(values, list):
+            return np.fromiter(map(_key, values, range(len(values))), dtype=np.int64, count=len(values))
+        integers, missing = _integers(raw)
+    except RefusedValueError as error:
+        raise raw.refused(error.row, _ACCEPTED["int64"]) from None
+    return np.where(missing, MISSING_KEY, integers)
+
+
+def _key(value: Any, row: int) -> int:
+    if value is None:
+        return MISSING_KEY
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_integer or not -(2**63) <= value < 2**63:
+        raise RefusedValueError(row)
+    return int(value)
 
 
 def _bucketize(raw: RawColumn, boundaries: NDArray[np.float64]) -> NDArray[np.int64]:

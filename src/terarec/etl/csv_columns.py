@@ -102,6 +102,7 @@ class CsvLearner:
                 *(self._id_column(column, column, vocabularies) for column in self._texts),
                 *(self._id_column(options.id_name(column), column, vocabularies) for column in self._integers),
                 *(self._bucket_column(column) for column in self._quantiles),
+                *(CategoricalColumn(name=column) for column in options.keys),
             ),
         )
         return CsvColumns(spec, vocabularies, reports)
@@ -161,7 +162,7 @@ def raw_columns(block: CsvBlock, options: CsvOptions) -> dict[str, pa.Array]:
     for column in options.raw_names[1:]:
         if column in options.categorical:
             raw[column] = block.columns[column]
-        elif column in options.integer_categorical:
+        elif column in options.integer_categorical or column in options.keys:
             raw[column] = block.integers(column)
         else:
             raw[column] = block.numbers(column)

@@ -47,6 +47,7 @@ class CsvOptions:
         buckets: columns of numbers -> at most so many intervals; the interval of column x becomes an id in the
             categorical column ``x_bucket``. Bounds are quantiles of the training part. x may be a number or an
             integer of the lists above as well.
+        keys: columns of integers that stay as they are, any int64: keys of dynamic tables.
         min_count: a category's values that occur less often in the training part share one id.
         valid_fraction: share of the rows, taken from the end, that becomes the split "valid".
         valid: files of the split "valid", instead of `valid_fraction`.
@@ -63,6 +64,7 @@ class CsvOptions:
     categorical: tuple[str, ...] = ()
     integer_categorical: tuple[str, ...] = ()
     buckets: Mapping[str, int] = field(default_factory=dict)
+    keys: tuple[str, ...] = ()
     min_count: int = 1
     valid_fraction: float = 0.0
     valid: tuple[Path, ...] = ()
@@ -77,7 +79,7 @@ class CsvOptions:
         checks.one_of(self, "storage", ("parquet", "raw"))
         if self.name is not None:
             checks.name(self)
-        numbers = {*self.dense, *self.log, *self.integer_categorical, *self.buckets}
+        numbers = {*self.dense, *self.log, *self.integer_categorical, *self.buckets, *self.keys}
         for column in self.categorical:
             if column in numbers:
                 checks.refuse(
@@ -92,24 +94,27 @@ class CsvOptions:
             checks.refuse(
                 self,
                 "",
-                "got no column to learn from, expected dense, log, categorical, integer_categorical or buckets "
-                "(--dense, --log, --categorical, --ids or --buckets)",
+                "got no column to learn from, expected dense, log, categorical, integer_categorical, buckets or keys "
+                "(--dense, --log, --categorical, --ids, --buckets or --keys)",
             )
+        if self.keys and self.storage == "raw":
+            checks.refuse(self, "storage", "got 'raw', which holds no keys of 64 bits (--keys), expected 'parquet'")
         for column, count in self.buckets.items():
             if isinstance(count, bool) or not isinstance(count, int) or count < 2:
                 checks.refuse(self, "buckets", f"got {count!r} for {column!r}, expected an integer >= 2")
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """The data set's columns: label, dense, log, categorical, integer_categorical, buckets."""
+        """The data set's columns: label, dense, log, categorical, integer_categorical, buckets, keys."""
         integers = (self.id_name(column) for column in self.integer_categorical)
         buckets = (self.bucket_name(column) for column in self.buckets)
-        return (self.label, *self.dense, *self.log, *self.categorical, *integers, *buckets)
+        return (self.label, *self.dense, *self.log, *self.categorical, *integers, *buckets, *self.keys)
 
     @property
     def raw_names(self) -> tuple[str, ...]:
         """The distinct columns to read from the files."""
-        named = (self.label, *self.dense, *self.log, *self.categorical, *self.integer_categorical, *self.buckets)
+        numbers = (*self.dense, *self.log)
+        named = (self.label, *numbers, *self.categorical, *self.integer_categorical, *self.buckets, *self.keys)
         return tuple(dict.fromkeys(named))
 
     def id_name(self, column: str) -> str:

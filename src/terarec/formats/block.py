@@ -111,7 +111,7 @@ def offsets_of(lengths: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def check_keys(column: CategoricalColumn, keys: Keys, where: str) -> None:
-    """Raise `FormatError` if a key of `column` is negative or not below its rows, or a list is too long.
+    """Raise `FormatError` if a key of `column` is not 0 <= key < rows, where it has rows, or a list is too long.
 
     Args:
         column: what is promised.
@@ -129,7 +129,7 @@ def check_keys(column: CategoricalColumn, keys: Keys, where: str) -> None:
                 f"expected 0 to {column.hotness}"
             )
     assert isinstance(values, np.ndarray)
-    if values.size and (int(values.min()) < 0 or int(values.max()) >= column.rows):
+    if column.rows is not None and values.size and (int(values.min()) < 0 or int(values.max()) >= column.rows):
         position = int(np.argmax((values < 0) | (values >= column.rows)))
         raise FormatError(
             f"{where}, column {column.name!r}: key {int(values[position])} at position {position}, "

@@ -17,8 +17,9 @@ GROUP_BYTES = 16 * 2**20
 
 
 def key_dtype(spec: DatasetSpec) -> np.dtype[Any]:
-    """Type in which all key columns are written: int32, or int64 if one column has more than 2^31 rows."""
-    return np.dtype(np.int64 if any(column.rows > INT32_ROWS for column in spec.categorical) else np.int32)
+    """Type in which all key columns are written: int32, or int64 if one column has more than 2^31 rows or any keys."""
+    is_wide = any(column.rows is None or column.rows > INT32_ROWS for column in spec.categorical)
+    return np.dtype(np.int64 if is_wide else np.int32)
 
 
 def record_words(spec: DatasetSpec) -> int:

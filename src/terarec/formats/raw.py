@@ -117,8 +117,9 @@ class RawShard:
 
 def _check_representable(spec: DatasetSpec, where: str) -> None:
     for column in spec.categorical:
-        if column.rows > INT32_ROWS:
-            raise FormatError(f"{where}, column {column.name!r}: {column.rows} rows, raw int32 keys reach {INT32_ROWS}")
+        if column.rows is None or column.rows > INT32_ROWS:
+            keys = "any int64 keys" if column.rows is None else f"{column.rows} rows"
+            raise FormatError(f"{where}, column {column.name!r}: {keys}, raw int32 keys reach {INT32_ROWS}")
 
 
 def _fixed_width(column: CategoricalColumn, keys: Keys, where: str) -> NDArray[Any]:

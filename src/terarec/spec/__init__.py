@@ -17,6 +17,7 @@ from terarec.spec.dataset import CategoricalColumn, DatasetSpec, DenseColumn, La
 from terarec.spec.encoder import (
     FIRST_ID,
     MISSING_ID,
+    MISSING_KEY,
     RARE_ID,
     BucketizeEncoder,
     CategoricalEncoder,
@@ -56,6 +57,7 @@ from terarec.spec.tables import DynamicTablesSpec, StaticTablesSpec, TablesSpec
 __all__ = [
     "FIRST_ID",
     "MISSING_ID",
+    "MISSING_KEY",
     "RARE_ID",
     "AdaGradSpec",
     "AdamSpec",

@@ -41,24 +41,28 @@ class DenseColumn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CategoricalColumn:
-    """Keys per sample, 0 <= key < rows.
+    """Keys per sample: ids 0 <= key < rows, or any int64.
 
     Attributes:
-        rows: number of distinct ids, reserved ones included: the rows that a table for it needs.
+        rows: number of distinct ids, reserved ones included: the rows that a static table for it needs. None: keys are
+            the raw integers, any int64, for dynamic tables; a missing one is the lowest int64.
         hotness: 1 for one key a sample (a scalar column); more for a list column of at most so many keys.
         source: the raw column that the encoder reads; None for the one of this column's name. Several columns may
             be made from one raw column, such as an age as a number and the age's interval.
     """
 
     name: str
-    rows: int
+    rows: int | None = None
     hotness: int = 1
     encoder: CategoricalEncoder | None = None
     source: str | None = None
 
     def __post_init__(self) -> None:
         checks.name(self)
-        checks.positive_int(self, "rows")
+        if self.rows is not None:
+            checks.positive_int(self, "rows")
+        elif self.encoder is not None:
+            checks.fail(self, "rows", f"the number of ids that its {self.encoder.kind!r} encoder gives")
         checks.positive_int(self, "hotness")
 
     @property

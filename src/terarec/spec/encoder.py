@@ -15,6 +15,8 @@ RARE_ID = 1
 """Id shared by the values that were too rare in the training part and by those never seen there."""
 FIRST_ID = 2
 """Id of the most frequent value; the others follow by falling count, ties by rising value."""
+MISSING_KEY = -(2**63)
+"""Key of a missing value in a column whose keys are the raw integers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from terarec.errors import ConfigError
 from terarec.spec import checks
 from terarec.spec.admission import AdmissionSpec
 from terarec.spec.eviction import LFUEviction, LRUEviction, TTLEviction
@@ -18,9 +19,18 @@ class StaticTablesSpec:
     kind: ClassVar[str] = "static"
 
     def table(
-        self, name: str, *, rows: int, width: int, initializer: Initializer = "uniform"
+        self, name: str, *, rows: int | None, width: int, initializer: Initializer = "uniform"
     ) -> TableSpec | DynamicTableSpec:
-        """The table `name` for a column of ids ``0 <= id < rows``."""
+        """The table `name` for a column of ids ``0 <= id < rows``.
+
+        Raises:
+            ConfigError: a column of any keys.
+        """
+        if rows is None:
+            raise ConfigError(
+                f"tables: got 'static', but the keys of table {name!r} are any integers, expected 'dynamic' "
+                "(--tables dynamic)"
+            )
         return TableSpec(name=name, rows=rows, width=width, initializer=initializer)
 
 
@@ -49,7 +59,7 @@ class DynamicTablesSpec:
             checks.fail(self, "max_rows", f"an integer >= 1, the size that evict={self.evict.kind!r} keeps")
 
     def table(
-        self, name: str, *, rows: int, width: int, initializer: Initializer = "uniform"
+        self, name: str, *, rows: int | None, width: int, initializer: Initializer = "uniform"
     ) -> TableSpec | DynamicTableSpec:
         """The table `name`; the column's number of ids is not needed."""
         return DynamicTableSpec(
