@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from terarec.errors import StorageError
-from terarec.kernels.registry import available
 from terarec.spec import DynamicTableSpec, EvictionSpec, by_score, freq, lfu, lru, ttl
 from terarec.storage import DynamicArena, Rows, dynamic_tables
+from tests.storage.indexes import FAST_INDEXES
 
 MAX_ROWS = 6
 KEYS = st.sampled_from([-(2**63), -3, -1, 0, 1, 2, 3, 2**40, 2**63 - 1])
@@ -168,7 +168,7 @@ class TableMachine(RuleBasedStateMachine):
             del self.held[key]
 
 
-@pytest.mark.parametrize("implementation", [name for name, reason in available().items() if not reason])
+@pytest.mark.parametrize("implementation", FAST_INDEXES)
 def test_a_table_is_a_dict_with_eviction(implementation: str) -> None:
     machine = type("Machine", (TableMachine,), {"implementation": implementation})
     run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=25, deadline=None))

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError, StorageError
-from terarec.kernels.registry import available
 from terarec.spec import (
     AdmissionSpec,
     DynamicTableSpec,
@@ -21,8 +20,8 @@ from terarec.spec import (
     ttl,
 )
 from terarec.storage import DynamicArena, DynamicTable, Rows, dynamic_tables, memory
+from tests.storage.indexes import FAST_INDEXES, INDEXES
 
-INDEXES = [name for name, reason in available().items() if not reason]
 EXTREMES = [-(2**63), -1, 0, 1, 2**31, 2**62, 2**63 - 1]
 
 
@@ -94,6 +93,7 @@ def test_a_full_table_without_a_policy_refuses_and_stays(index: str) -> None:
     assert train(held, [1, 2, 3]).unique().numel() == 3
 
 
+@pytest.mark.parametrize("index", FAST_INDEXES)
 def test_memory_that_is_out_names_the_table_and_leaves_it(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
     held = table(index)
     train(held, [1, 2])
@@ -250,6 +250,7 @@ def test_a_counting_filter_admits_never_late_and_seldom_early() -> None:
     assert keys_of(many) == {3}
 
 
+@pytest.mark.parametrize("index", FAST_INDEXES)
 @pytest.mark.parametrize("admit", [None, freq(3), prob(0.3), counting_filter(3, num_bytes=256)], ids=str)
 @pytest.mark.parametrize("evict", [lru(share=0.3), lfu(share=0.3), ttl(4, share=0.5)], ids=lambda policy: policy.kind)
 def test_a_table_goes_on_from_another_ones_export(index: str, admit: AdmissionSpec | None, evict: EvictionSpec) -> None:

@@ -85,7 +85,8 @@ class CountAdmission:
         start = 0
         while start >= 0:
             keys, counts, start = self._counts.items(start, chunk_keys)
-            yield {"admission_keys": keys, "admission_counts": counts}
+            if keys.numel():
+                yield {"admission_keys": keys, "admission_counts": counts}
 
     def import_(self, piece: Mapping[str, Tensor]) -> None:
         """Set counts."""

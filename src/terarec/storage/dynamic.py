@@ -136,10 +136,12 @@ class DynamicTable:
 
     def export_chunks(self, chunk_rows: int) -> Iterator[Rows]:
         """Everything held, `chunk_rows` rows at a time; of an empty table one chunk without rows."""
-        start = 0
+        start, is_first = 0, True
         while start >= 0:
             keys, rows, start = self._held.index.items(start, chunk_rows)
-            yield self._copy(keys, rows)
+            if keys.numel() or (start < 0 and is_first):  # an index may come upon nothing for a while
+                is_first = False
+                yield self._copy(keys, rows)
 
     def import_(self, rows: Rows) -> None:
         """Overwrite what is held for ``rows.keys``, whatever ``spec.admit`` says.
