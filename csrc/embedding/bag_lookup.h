@@ -14,6 +14,7 @@ struct FeatureLayout {
   int64_t base;  // arena row of the table's first row
   int64_t rows;  // of the table
   Pooling pooling;
+  int64_t table;  // its number in the layout
 };
 
 struct LookupCall {

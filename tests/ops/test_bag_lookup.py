@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from terarec.errors import ConfigError, KernelError, KeyOutOfRangeError
+from terarec.kernels.contract import MEAN, SUM
 from terarec.kernels.cpu import host
 from terarec.ops import BagLayout, bag_lookup
 from terarec.ops.bag_lookup import _bag_lookup_op
@@ -176,3 +177,8 @@ def test_a_layout_checks_itself(field):
     bad = {"feature_table": (0, 1), "pooling": ("sum", "none"), "table_rows": (), "width": 0}
     with pytest.raises(ConfigError, match="BagLayout"):
         BagLayout(**{**good, field: bad[field]})
+
+
+def test_the_layout_array_says_which_rows_how_and_which_table():
+    array = make_layout(8, ("mean", "sum", "mean", "mean")).array
+    assert array.tolist() == [[0, 1000, MEAN, 0], [1000, 13, SUM, 1], [0, 1000, MEAN, 0], [1013, 1, MEAN, 2]]

@@ -1,7 +1,8 @@
 """What every implementation of a kernel takes and raises. Plain tensors and numbers: names stay on the floors above.
 
-A layout array is int64[S, 3] in host memory with a row for each feature: the first arena row of its table, the rows of
-its table, and its pooling, one of `SUM`, `MEAN` and `NONE`. `NONE` holds for all features of a layout or for none.
+A layout array is int64[S, 4] in host memory with a row for each feature: the first arena row of its table, the rows of
+its table, its pooling, one of `SUM`, `MEAN` and `NONE`, and the number of its table in the layout. `NONE` holds for all
+features of a layout or for none.
 """
 
 from __future__ import annotations

@@ -73,9 +73,9 @@ class BagLayout:
 
     @functools.cached_property
     def array(self) -> Tensor:
-        """The layout array int64[S, 3] that kernels take, see `terarec.kernels.contract`."""
+        """The layout array int64[S, 4] that kernels take, see `terarec.kernels.contract`."""
         tables = zip(self.feature_table, self.pooling, strict=True)
         return torch.tensor(
-            [(self.table_base[table], self.table_rows[table], _CODES[pooling]) for table, pooling in tables],
+            [(self.table_base[table], self.table_rows[table], _CODES[pooling], table) for table, pooling in tables],
             dtype=torch.int64,
         )

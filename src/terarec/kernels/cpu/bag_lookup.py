@@ -19,7 +19,7 @@ def bag_lookup(weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, i
         weights: float32[V, D], contiguous.
         keys: int64[N].
         offsets: int64[S * B + 1], feature-major.
-        layout: layout array int64[S, 3].
+        layout: layout array int64[S, 4].
         is_pooled: whether the layout pools; known without reading it.
 
     Returns:

@@ -15,7 +15,7 @@ def bag_lookup(weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, i
         weights: [V, D], of any floating type.
         keys: int64[N].
         offsets: int64[S * B + 1], feature-major.
-        layout: layout array int64[S, 3].
+        layout: layout array int64[S, 4].
         is_pooled: whether the layout pools; known without reading it.
 
     Returns:
@@ -44,7 +44,7 @@ def spread_gradient(keys: Tensor, offsets: Tensor, grad: Tensor, layout: Tensor)
         keys: int64[N].
         offsets: int64[S * B + 1].
         grad: shaped as the result.
-        layout: layout array int64[S, 3].
+        layout: layout array int64[S, 4].
 
     Returns:
         (arena rows int64[N], gradients [N, D]), in the order of the keys.
