@@ -46,20 +46,47 @@ Report run_bag_lookup(const std::vector<int64_t>& numbers) {
   return report(bag_lookup(call));
 }
 
-// `tensors`: weights, state or 0, state or 0, width, threads. `constants`: as in RuleConstants.
-// `gradients`: for each its keys, number of keys, offsets, layout, features, batch, gradient, gradient stride.
-Report run_row_update(const std::vector<int64_t>& tensors, int rule, const std::vector<double>& constants,
-                      const std::vector<std::vector<int64_t>>& gradients) {
-  const auto number = [&](int i) { return static_cast<float>(constants[i]); };
-  const RuleConstants of_rule{number(0), number(1), number(2), number(3), number(4), number(5)};
-  UpdateCall call{at<float>(tensors[0]), at<float>(tensors[1]), at<float>(tensors[2]), tensors[3],
-                  static_cast<Rule>(rule), of_rule, {}, static_cast<int>(tensors[4])};
-  for (const std::vector<int64_t>& g : gradients) {
-    call.gradients.push_back({at<const int64_t>(g[0]), g[1], at<const int64_t>(g[2]), at<const FeatureLayout>(g[3]),
+// Each of `list`: keys, number of keys, offsets, layout, features, batch, gradient, gradient stride.
+UpdateGradients update_gradients(int64_t width, int64_t table_lr, int64_t threads,
+                                 const std::vector<std::vector<int64_t>>& list) {
+  UpdateGradients gradients{width, at<const float>(table_lr), static_cast<int>(threads), {}};
+  for (const std::vector<int64_t>& g : list) {
+    gradients.list.push_back({at<const int64_t>(g[0]), g[1], at<const int64_t>(g[2]), at<const FeatureLayout>(g[3]),
                               g[4], g[5], at<const float>(g[6]), g[7]});
   }
+  return gradients;
+}
+
+// `tensors`: weights, state or 0, state or 0, last steps or 0, width, factors of the learning rates or 0, threads.
+// `rule`: its kind, whether it sweeps, the step. `constants`: as in RuleConstants. `extras`: none, or scale, bounds of
+// values and of norms, coupled l1 and l2, beta1, beta2. `list`: see update_gradients.
+Report run_row_update(const std::vector<int64_t>& tensors, const std::vector<int64_t>& rule,
+                      const std::vector<double>& constants, const std::vector<double>& extras,
+                      const std::vector<std::vector<int64_t>>& list) {
+  const auto constant = [&](int i) { return static_cast<float>(constants[i]); };
+  const auto extra = [&](int i) { return static_cast<float>(extras[i]); };
+  const RuleConstants of_rule{constant(0), constant(1), constant(2), constant(3), constant(4),  constant(5),
+                              constant(6), constant(7), constant(8), constant(9), constant(10), constant(11)};
+  RowExtras of_rows{};
+  if (!extras.empty()) {
+    of_rows = {extra(0),  extra(1),  extra(2), extra(3), extra(4), extras[5],
+               extras[6], static_cast<int32_t>(rule[2]), at<int32_t>(tensors[3])};
+  }
+  const UpdateCall call{at<float>(tensors[0]), at<float>(tensors[1]), at<float>(tensors[2]),
+                        static_cast<Rule>(rule[0]), of_rule, extras.empty() ? nullptr : &of_rows, rule[1] != 0,
+                        update_gradients(tensors[4], tensors[5], tensors[6], list)};
   nb::gil_scoped_release unlocked;
   return report(row_update(call));
+}
+
+// The report and the sum of squares. `numbers`: width, factors of the learning rates or 0, threads, the first row that
+// counts. `list`: see update_gradients.
+std::tuple<Report, double> run_gradient_squares(const std::vector<int64_t>& numbers,
+                                                const std::vector<std::vector<int64_t>>& list) {
+  const UpdateGradients gradients = update_gradients(numbers[0], numbers[1], numbers[2], list);
+  nb::gil_scoped_release unlocked;
+  const GradientSquares squares = gradient_squares(gradients, numbers[3]);
+  return {report(squares.fault), squares.sum};
 }
 
 struct Mapping {
@@ -128,6 +155,7 @@ NB_MODULE(_embedding, m) {
   m.doc() = "Embedding kernels for CPUs, to be called by terarec.kernels.cpu alone.";
   m.def("bag_lookup", &run_bag_lookup);
   m.def("row_update", &run_row_update);
+  m.def("gradient_squares", &run_gradient_squares);
   m.def("allocate_rows", &allocate_rows);
   m.def("allocate_result", &allocate_result);
   m.def("fill_rows", &run_fill_rows);

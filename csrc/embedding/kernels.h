@@ -49,14 +49,28 @@ struct AddBags {
   float* buffer;  // width floats, used when the width is not one of those compiled in
 };
 
-enum class Rule { kSgd, kAdagrad, kRowwiseAdagrad, kAdam };
+// In the order of RULE_KINDS in kernels/contract.py.
+enum class Rule { kSgd, kAdagrad, kRowwiseAdagrad, kAdam, kMomentum, kNesterov, kRmsprop, kAdamw, kFtrl };
 
 struct RuleConstants {
-  float lr;  // of Adam: divided by the first bias correction
+  float lr;
   float eps;
-  float beta2;
+  float beta1, beta2;
   float gain1, gain2;  // 1 - beta1, 1 - beta2, subtracted in double: in float they would lose four digits
+  float first_scale;   // of Adam: 1 / first bias correction
   float second_scale;  // of Adam: 1 / sqrt(second bias correction)
+  float weight_decay;
+  float beta, l1, l2;  // of FTRL
+};
+
+// What most updates do without.
+struct RowExtras {
+  float grad_scale;
+  float clip_value, clip_norm;  // infinite: none
+  float l1, l2;                 // coupled
+  double beta1, beta2;          // of RuleConstants, for powers of them
+  int32_t step;
+  int32_t* last_steps;  // of each row, for rules that catch up; else null
 };
 
 // Updates arena rows rows[g], g < groups, each with the sum of first[g] and of more[begin[g]:begin[g + 1]].
@@ -68,6 +82,7 @@ struct UpdateRows {
   int64_t width;
   Rule rule;
   RuleConstants constants;
+  const RowExtras* extras;  // or null
   int64_t groups;
   const int64_t* rows;
   const float* const* first;
@@ -84,6 +99,7 @@ struct Kernels {
   void (*pool_bags)(const PoolBags&);
   void (*add_bags)(const AddBags&);
   void (*update_rows)(const UpdateRows&);
+  double (*sum_squares)(const UpdateRows&, int64_t first_row);  // of the summed gradients; rows before it do not count
 };
 
 // One per file in isa/. `wide` runs the 16-lane source on AVX2, so that machines without AVX-512 test it.

@@ -20,7 +20,7 @@ EMPTY = DynamicTableSpec(name="empty", width=3)
 def make(*specs, state=True):
     arena = DynamicArena(specs, seed=1)
     if state:
-        arena.attach_state((("sum", (arena.num_rows, 3)), ("step", (arena.num_rows,))), fill=0.5)
+        arena.attach_state((("sum", (arena.num_rows, 3)), ("step", (arena.num_rows,))), fills={"sum": 0.5, "step": 0.5})
     return {table.name: table for table in dynamic_tables(arena)}
 
 

@@ -6,11 +6,15 @@ from torch import nn
 
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError
-from terarec.optim import RowOptimizer
+from terarec.optim import RowOptimizer, build_dense_optimizer
 from terarec.spec import (
     AdaGradSpec,
     AdamSpec,
+    AdamWSpec,
     FeatureSpec,
+    MomentumSpec,
+    NesterovSpec,
+    RMSPropSpec,
     RowWiseAdaGradSpec,
     SGDSpec,
     SparseOptimizerSpec,
@@ -23,6 +27,10 @@ SPECS = [
     AdaGradSpec(lr=0.1, initial_accumulator=0.2),
     RowWiseAdaGradSpec(lr=0.1, initial_accumulator=0.2),
     AdamSpec(lr=0.05, beta1=0.8, beta2=0.9, eps=1e-3),  # a large eps: else gradients that cancel to noise decide
+    MomentumSpec(lr=0.02, momentum=0.8),
+    NesterovSpec(lr=0.02, momentum=0.8),
+    RMSPropSpec(lr=0.05, decay=0.9, eps=1e-3),
+    AdamWSpec(lr=0.05, beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.2),
 ]
 # Shared tables, two widths, every pooling.
 TABLES = [
@@ -55,25 +63,29 @@ class RowWiseAdagrad(torch.optim.Optimizer):
             parameter -= self.spec.lr * parameter.grad / (total.sqrt() + self.spec.eps)
 
 
-class AdamOnTouchedRows(torch.optim.Adam):
-    """`torch.optim.Adam` whose weights and moments of rows with a gradient of zero stay as they were."""
+class OnTouchedRows:
+    """An optimizer that leaves weights and state of rows with a gradient of zero as they were."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+        self.zero_grad = inner.zero_grad
 
     @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        parameters = self.param_groups[0]["params"]
-        moments = ("exp_avg", "exp_avg_sq")
-        before = [
-            (p.clone(), *(self.state[p][name].clone() if p in self.state else torch.zeros_like(p) for name in moments))
-            for p in parameters
-        ]
-        super().step()
+    def step(self) -> None:
+        parameters = self.inner.param_groups[0]["params"]
+        before = [{name: value.clone() for name, value in self._rows(p).items()} for p in parameters]
+        self.inner.step()
         for p, held in zip(parameters, before, strict=True):
             untouched = ~p.grad.any(dim=1)
-            for now, then in zip((p, *(self.state[p][name] for name in moments)), held, strict=True):
-                now[untouched] = then[untouched]
+            for name, now in self._rows(p).items():
+                now[untouched] = held[name][untouched] if name in held else 0.0
+
+    def _rows(self, p: nn.Parameter) -> dict[str, torch.Tensor]:
+        state = {name: value for name, value in self.inner.state[p].items() if getattr(value, "shape", ()) == p.shape}
+        return {"weights": p.data, **state}
 
 
-def torch_optimizer(spec: SparseOptimizerSpec, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def torch_optimizer(spec: SparseOptimizerSpec, parameters: list[nn.Parameter]) -> torch.optim.Optimizer | OnTouchedRows:
     if isinstance(spec, SGDSpec):
         return torch.optim.SGD(parameters, lr=spec.lr)
     if isinstance(spec, AdaGradSpec):
@@ -82,7 +94,7 @@ def torch_optimizer(spec: SparseOptimizerSpec, parameters: list[nn.Parameter]) -
         )
     if isinstance(spec, RowWiseAdaGradSpec):
         return RowWiseAdagrad(parameters, spec)
-    return AdamOnTouchedRows(parameters, lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps)
+    return OnTouchedRows(build_dense_optimizer(spec, parameters))
 
 
 def loss_of(pooled: torch.Tensor, sequence: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -178,7 +190,7 @@ def test_the_learning_rate_can_be_set() -> None:
     mine(random_jagged(["f0"], [6], 8)).pooled.sum().backward()
     row_optimizer.step()
     assert torch.equal(mine.table("a"), before)
-    assert row_optimizer.state_dict() == {"kind": "sgd", "lr": 0.0, "num_steps": 1}
+    assert row_optimizer.state_dict() == {"kind": "sgd", "lr": 0.0, "num_steps": 1, "num_skipped": 0}
 
 
 def test_collections_are_found_inside_models_and_counted_once() -> None:

@@ -60,7 +60,7 @@ def test_the_initialisers_have_the_stated_distribution() -> None:
 
 def test_state_is_filled_and_replaced() -> None:
     arena = Arena(SPECS)
-    arena.attach_state((("sum", (250,)),), fill=0.25)
+    arena.attach_state((("sum", (250,)),), fills={"sum": 0.25})
     assert torch.equal(arena.state["sum"], torch.full((250,), 0.25))
     assert arena.memory_bytes == 250 * 8 * 4 + 250 * 4
     arena.attach_state((("exp_avg", (250, 8)),))

@@ -18,7 +18,7 @@ def test_the_first_rows_are_the_default_rows() -> None:
     arena = DynamicArena(SPECS)
     assert torch.equal(arena.weights[:2], DEFAULTS)
     assert (arena.table_names, arena.next_row) == (("a", "b"), 2)
-    arena.attach_state((("sum", (arena.num_rows, 4)),), fill=0.25)
+    arena.attach_state((("sum", (arena.num_rows, 4)),), fills={"sum": 0.25})
     arena.weights[:2] = 7.0
     arena.state["sum"][:2] = 7.0
     arena.settle()
@@ -28,7 +28,7 @@ def test_the_first_rows_are_the_default_rows() -> None:
 
 def test_growing_keeps_rows_and_their_address() -> None:
     arena = DynamicArena(SPECS)
-    arena.attach_state((("sum", (arena.num_rows,)),), fill=0.5)
+    arena.attach_state((("sum", (arena.num_rows,)),), fills={"sum": 0.5})
     address, before = arena.weights.data_ptr(), arena.num_rows
     arena.weights[2] = 3.0
     view = arena.weights
@@ -44,7 +44,7 @@ def test_growing_keeps_rows_and_their_address() -> None:
 
 def test_rows_given_back_come_first_with_fresh_state() -> None:
     arena = DynamicArena(SPECS)
-    arena.attach_state((("sum", (arena.num_rows,)),), fill=0.5)
+    arena.attach_state((("sum", (arena.num_rows,)),), fills={"sum": 0.5})
     arena.track("count", torch.int64)
     rows = arena.claim(4, "test")
     arena.state["sum"][rows] = 9.0

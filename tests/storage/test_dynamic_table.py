@@ -187,7 +187,7 @@ def test_an_eviction_that_cannot_be_is_refused() -> None:
 
 def test_a_key_that_comes_back_starts_anew_and_is_not_reported(index: str) -> None:
     held = table(index, track_uses=True)
-    held.arena.attach_state((("sum", (held.arena.num_rows,)),), fill=0.5)
+    held.arena.attach_state((("sum", (held.arena.num_rows,)),), fills={"sum": 0.5})
     train(held, [1, 2])
     first = held.export(torch.tensor([1]))
     held.import_(Rows(keys=torch.tensor([1]), weights=torch.ones(1, 4), state={"sum": torch.ones(1)}))

@@ -47,7 +47,9 @@ def specs(*rows: int, width: int = 4) -> list[TableSpec]:
 
 def with_state(stores: list[Store]) -> list[Store]:
     arena = stores[0].arena  # type: ignore[attr-defined]
-    arena.attach_state((("exp_avg", (arena.num_rows, arena.width)), ("sum", (arena.num_rows,))), fill=0.5)
+    arena.attach_state(
+        (("exp_avg", (arena.num_rows, arena.width)), ("sum", (arena.num_rows,))), fills={"exp_avg": 0.5, "sum": 0.5}
+    )
     return stores
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
 from terarec.errors import ConfigError
-from terarec.ops.row_update import BagGradient
+from terarec.ops.row_update import BagGradient, state_dtype
 
 
 class ParameterArena:
@@ -20,12 +20,14 @@ class ParameterArena:
     Attributes:
         parameter: [V, D].
         table_names: none: the parameter's place in the model is its name.
+        num_defaults: 0, the rows at the begin that belong to no key.
         state: name -> optimizer state; empty until `attach_state`.
         is_attached: whether a row optimizer updates the rows; gradients are then deposited, and ``.grad`` stays None.
         pending: gradients since the last step.
     """
 
     table_names: tuple[str, ...] = ()
+    num_defaults = 0
 
     def __init__(self, parameter: nn.Parameter) -> None:
         self.parameter = parameter
@@ -53,14 +55,20 @@ class ParameterArena:
         """Where the rows are."""
         return self.parameter.device
 
-    def attach_state(self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fill: float = 0.0) -> None:
+    def attach_state(
+        self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fills: Mapping[str, float] | None = None
+    ) -> None:
         """Take an optimizer's state, in place of any former optimizer's; from now on gradients come here.
 
         Args:
             shapes: name and shape of each state tensor, as ``ops.row_update.state_shapes`` gives them.
-            fill: first value.
+            fills: state -> its first value, 0 for those that are not named.
         """
-        self.state = {name: torch.full(shape, fill, device=self.device) for name, shape in shapes}
+        first = fills or {}
+        self.state = {
+            name: torch.full(shape, first.get(name, 0), dtype=state_dtype(name), device=self.device)
+            for name, shape in shapes
+        }
         self.is_attached = True
 
     def take_gradients(self) -> list[BagGradient]:

@@ -27,6 +27,7 @@ IMPLEMENTATIONS = ("triton", "cpu", "ref")
 OPS = {
     "bag_lookup": "bag_lookup",
     "row_update_": "row_update",
+    "row_gradient_norm": "row_update",
     "allocate_rows": "rows",
     "reserve_rows": "rows",
     "fill_rows": "rows",

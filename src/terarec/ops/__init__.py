@@ -2,6 +2,22 @@
 
 from terarec.ops.bag_lookup import bag_lookup
 from terarec.ops.layout import BagLayout
-from terarec.ops.row_update import BagGradient, RowRule, row_update_, state_shapes
+from terarec.ops.row_update import (
+    BagGradient,
+    RowRule,
+    row_gradient_norm,
+    row_update_,
+    state_dtype,
+    state_shapes,
+)
 
-__all__ = ["BagGradient", "BagLayout", "RowRule", "bag_lookup", "row_update_", "state_shapes"]
+__all__ = [
+    "BagGradient",
+    "BagLayout",
+    "RowRule",
+    "bag_lookup",
+    "row_gradient_norm",
+    "row_update_",
+    "state_dtype",
+    "state_shapes",
+]

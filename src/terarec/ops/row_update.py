@@ -1,21 +1,20 @@
-"""`row_update_`: move the rows that a batch touched, each once, in place."""
+"""`row_update_`: move rows by the gradients of a batch, each once, in place; and the norm of those gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import astuple, dataclass, fields
 
 import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError
-from terarec.kernels.contract import RULE_KINDS, BadKeyError, LaidGradient, RowRule, RuleKind
+from terarec.kernels.contract import LAST_UPDATE, BadKeyError, LaidGradient, RowRule, RuleKind, UpdateMode
 from terarec.kernels.registry import choose
 from terarec.ops import checks
 from terarec.ops.layout import BagLayout
 
-__all__ = ["BagGradient", "RowRule", "row_update_", "state_shapes"]
+__all__ = ["BagGradient", "RowRule", "row_gradient_norm", "row_update_", "state_dtype", "state_shapes"]
 
 
 @dataclass(frozen=True)
@@ -35,27 +34,28 @@ class BagGradient:
     layout: BagLayout
 
 
-def state_shapes(kind: RuleKind, rows: int, width: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def state_shapes(
+    kind: RuleKind, rows: int, width: int, *, mode: UpdateMode = "local"
+) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Name and shape of each state tensor of a rule, in the order in which `row_update_` takes them.
 
     Args:
         kind: kind of the `RowRule`.
         rows: arena rows V.
         width: length D of a vector.
+        mode: mode of the `RowRule`.
 
     Raises:
-        ConfigError: an unknown kind.
+        ConfigError: an unknown kind or mode.
     """
-    matrix, vector = (rows, width), (rows,)
-    if kind == "sgd":
-        return ()
-    if kind == "adagrad":
-        return (("sum", matrix),)
-    if kind == "rowwise_adagrad":
-        return (("sum", vector),)
-    if kind == "adam":
-        return (("exp_avg", matrix), ("exp_avg_sq", matrix))
-    raise ConfigError(f"kind: got {kind!r}, expected one of {', '.join(map(repr, RULE_KINDS))}")
+    rule = RowRule(kind=kind, lr=1.0, mode=mode)
+    one_a_row = {LAST_UPDATE, "sum"} if kind == "rowwise_adagrad" else {LAST_UPDATE}
+    return tuple((name, (rows,) if name in one_a_row else (rows, width)) for name in rule.state_names)
+
+
+def state_dtype(name: str) -> torch.dtype:
+    """The type of the state tensor `name`: int32 for the step counters of "lazy_global", else float32."""
+    return torch.int32 if name == LAST_UPDATE else torch.float32
 
 
 def row_update_(
@@ -65,9 +65,11 @@ def row_update_(
     rule: RowRule,
     *,
     step: int,
+    table_lr: Tensor | None = None,
+    rounding_seed: int = 0,
     implementation: str = "auto",
 ) -> None:
-    """Update every row that `gradients` touch, once, with the sum of its gradients; no other row moves.
+    """Update the rows that move under `rule`, each once, by the sum of its gradients.
 
     The result is the same bit for bit whatever the number of threads.
 
@@ -75,8 +77,11 @@ def row_update_(
         weights: float32[V, D], the arena.
         state: the rule's state as `state_shapes` lists it.
         gradients: of all lookups of this step in these weights.
-        rule: how a row moves.
+        rule: which rows move, and how.
         step: number of this update, from 1.
+        table_lr: float32[T] in host memory, factors of the learning rate for the tables of the layouts; 0 leaves a
+            table's rows and state as they are.
+        rounding_seed: of the random bits with which weights of 16 bits are rounded.
         implementation: "auto", or one of `terarec.kernels.registry.IMPLEMENTATIONS` by name.
 
     Raises:
@@ -86,51 +91,109 @@ def row_update_(
     """
     if not gradients:
         return
-    _check(weights, state, gradients, rule, step)
-    laid = [LaidGradient(held.keys, held.offsets, held.grad, held.layout.array) for held in gradients]
+    _check_gradients(weights, gradients)
+    _check_state(weights, state, rule, step)
+    _check_factors(table_lr, gradients, rule)
+    laid = _laid(gradients)
     try:
         if torch.compiler.is_compiling() or type(weights) is not Tensor:
-            keys, offsets, grads, layouts = (list(column) for column in zip(*laid, strict=True))
-            numbers = [rule.lr, rule.eps, rule.beta1, rule.beta2]
+            kind, mode, *numbers = astuple(rule)
+            columns = (list(column) for column in zip(*laid, strict=True))
+            counters = [step, rounding_seed]
             _row_update_op(
-                weights, list(state), keys, offsets, grads, layouts, rule.kind, numbers, step, implementation
+                weights, list(state), *columns, f"{kind} {mode}", numbers, counters, table_lr, implementation
             )
         else:
-            _run(weights, state, laid, rule, step, implementation)
+            kernel = choose("row_update_", weights.device.type, implementation)
+            kernel(weights, state, laid, rule, step, table_lr, rounding_seed)
+            torch.autograd.graph.increment_version((weights, *state))
     except BadKeyError as error:
         raise checks.named(error, gradients[error.gradient].layout) from None
 
 
-def _check(
-    weights: Tensor, state: tuple[Tensor, ...], gradients: Sequence[BagGradient], rule: RowRule, step: int
-) -> None:
+def row_gradient_norm(
+    weights: Tensor,
+    gradients: Sequence[BagGradient],
+    rule: RowRule,
+    *,
+    table_lr: Tensor | None = None,
+    first_row: int = 0,
+    implementation: str = "auto",
+) -> float:
+    """The L2 norm over the summed gradients of all rows, times ``rule.grad_scale``.
+
+    The result is the same bit for bit whatever the number of threads.
+
+    Args:
+        weights: float32[V, D], the arena; not changed.
+        gradients: of all lookups of a step in it.
+        rule: for its `grad_scale`.
+        table_lr: as for `row_update_`; tables with the factor 0 do not count.
+        first_row: arena rows before it do not count.
+        implementation: "auto", or one of `terarec.kernels.registry.IMPLEMENTATIONS` by name.
+
+    Raises:
+        KeyOutOfRangeError: a key outside its table.
+        ConfigError: tensors that do not fit the layouts or each other.
+        KernelError: an implementation asked for by name that cannot run here.
+    """
+    if not gradients:
+        return 0.0
+    _check_gradients(weights, gradients)
+    _check_factors(table_lr, gradients, rule)
+    kernel = choose("row_gradient_norm", weights.device.type, implementation)
+    try:
+        norm: float = kernel(weights, _laid(gradients), rule, table_lr, first_row)
+        return norm
+    except BadKeyError as error:
+        raise checks.named(error, gradients[error.gradient].layout) from None
+
+
+def _laid(gradients: Sequence[BagGradient]) -> list[LaidGradient]:
+    return [LaidGradient(held.keys, held.offsets, held.grad, held.layout.array) for held in gradients]
+
+
+def _check_gradients(weights: Tensor, gradients: Sequence[BagGradient]) -> None:
     for held in gradients:
         checks.weights_fit(weights, held.layout)
         checks.bags_fit(held.keys, held.offsets, held.layout)
         checks.gradient_fits(held.grad, held.keys, held.offsets, held.layout)
-        checks.same_device((weights, *state, held.keys, held.offsets, held.grad))
-    expected = tuple(shape for _, shape in state_shapes(rule.kind, *weights.shape))
-    if tuple(tuple(held.shape) for held in state) != expected or any(held.dtype != torch.float32 for held in state):
-        got = ", ".join(f"{held.dtype}{list(held.shape)}" for held in state) or "nothing"
-        wanted = ", ".join(f"float32{list(shape)}" for shape in expected) or "nothing"
-        raise ConfigError(f"state: got {got}, expected {wanted} for {rule.kind!r}")
-    if step < 1:
-        raise ConfigError(f"step: got {step}, expected at least 1")
+        checks.same_device((weights, held.keys, held.offsets, held.grad))
 
 
-def _run(
-    weights: Tensor,
-    state: Sequence[Tensor],
-    gradients: Sequence[LaidGradient],
-    rule: RowRule,
-    step: int,
-    implementation: str,
-) -> None:
-    choose("row_update_", weights.device.type, implementation)(weights, state, gradients, rule, step)
-    torch.autograd.graph.increment_version((weights, *state))
+def _check_state(weights: Tensor, state: tuple[Tensor, ...], rule: RowRule, step: int) -> None:
+    checks.same_device((weights, *state))
+    shapes = state_shapes(rule.kind, *weights.shape, mode=rule.mode)
+    expected = [(state_dtype(name), shape) for name, shape in shapes]
+    if [(held.dtype, tuple(held.shape)) for held in state] != expected:
+        got = _listed([(held.dtype, tuple(held.shape)) for held in state])
+        raise ConfigError(f"state: got {got}, expected {_listed(expected)} for {rule.kind!r}")
+    if not 1 <= step < 2**31:
+        raise ConfigError(f"step: got {step}, expected 1 <= step < 2^31")
 
 
-# `numbers` are the rule's lr, eps, beta1 and beta2; the other lists have an entry for each gradient.
+def _check_factors(table_lr: Tensor | None, gradients: Sequence[BagGradient], rule: RowRule) -> None:
+    if table_lr is None:
+        return
+    for held in gradients:
+        tables = len(held.layout.table_names)
+        if table_lr.device.type != "cpu" or table_lr.dtype != torch.float32 or tuple(table_lr.shape) != (tables,):
+            got = f"{_listed([(table_lr.dtype, tuple(table_lr.shape))])} on {table_lr.device}"
+            raise ConfigError(f"table_lr: got {got}, expected float32[{tables}] in host memory, one for each table")
+        if rule.sweeps and len({*held.layout.table_base}) < tables and bool((table_lr != table_lr[0]).any()):
+            raise ConfigError(
+                f"table_lr: got {table_lr.tolist()} for tables that share rows, expected one factor for all of them in "
+                "mode 'global'"
+            )
+
+
+def _listed(tensors: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> str:
+    names = [f"{str(dtype).removeprefix('torch.')}{list(shape)}" for dtype, shape in tensors]
+    return ", ".join(names) or "nothing"
+
+
+# `words` are the rule's kind and mode, `numbers` its other fields in their order, `counters` the step and the rounding
+# seed; the lists before them have an entry for each gradient.
 def _row_update(
     weights: Tensor,
     state: Sequence[Tensor],
@@ -138,15 +201,18 @@ def _row_update(
     offsets: Sequence[Tensor],
     grads: Sequence[Tensor],
     layouts: Sequence[Tensor],
-    kind: str,
+    words: str,
     numbers: Sequence[float],
-    step: int,
+    counters: Sequence[int],
+    table_lr: Tensor | None,
     implementation: str,
 ) -> None:
-    lr, eps, beta1, beta2 = numbers
-    rule = RowRule(kind=cast(RuleKind, kind), lr=lr, eps=eps, beta1=beta1, beta2=beta2)
+    values = (*words.split(), *numbers)
+    rule = RowRule(**{field.name: value for field, value in zip(fields(RowRule), values, strict=True)})
     laid = [LaidGradient(*parts) for parts in zip(keys, offsets, grads, layouts, strict=True)]
-    choose("row_update_", weights.device.type, implementation)(weights, state, laid, rule, step)
+    step, rounding_seed = counters
+    kernel = choose("row_update_", weights.device.type, implementation)
+    kernel(weights, state, laid, rule, step, table_lr, rounding_seed)
 
 
 _row_update_op = torch.library.custom_op("terarec::row_update_", mutates_args=("weights", "state"))(_row_update)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,9 +10,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from terarec.errors import ConfigError
-from terarec.ops.row_update import BagGradient, RowRule, row_update_, state_shapes
-from terarec.spec import AdaGradSpec, AdamSpec, SGDSpec, SparseOptimizerSpec
+from terarec.errors import ConfigError, TrainingError
+from terarec.ops import BagGradient, row_gradient_norm, row_update_, state_shapes
+from terarec.optim.finite import find_non_finite
+from terarec.optim.rules import check_tables, row_options, row_rule, table_factors
+from terarec.spec import SparseOptimizerSpec
 from terarec.storage import Arena, DynamicArena
 
 
@@ -26,32 +29,41 @@ class RowParameters(Protocol):
 
 
 class RowOptimizer:
-    """Updates the touched rows of every embedding collection in a module.
+    """Updates the rows of every embedding collection in a module.
 
-    Each touched row moves once a step, by the sum of its gradients over all its occurrences and over all backward
-    passes since the last step. The optimizer's state per row lives beside the weights and travels with the tables
+    Each row moves once a step, by the sum of its gradients over all its occurrences and over all backward passes since
+    the last step. The optimizer's state per row lives beside the weights and travels with the tables
     (`terarec.storage.Store`); ``state_dict()`` holds the rest.
+
+    Attributes:
+        spec: the update rule and what gradients go through.
+        num_steps: steps done.
+        num_skipped: steps dropped because a gradient was not finite.
 
     Args:
         module: a model or collection, or several of them.
         spec: the update rule.
+        seed: of the random bits with which rows of 16 bits are rounded.
 
     Raises:
-        ConfigError: no tables in `module`, or two tables of one name.
+        ConfigError: no tables in `module`, two tables of one name, or options for a table that is not there.
         StorageError: not enough memory for the state.
     """
 
-    def __init__(self, module: nn.Module | Sequence[nn.Module], spec: SparseOptimizerSpec) -> None:
+    def __init__(self, module: nn.Module | Sequence[nn.Module], spec: SparseOptimizerSpec, *, seed: int = 0) -> None:
         roots = [module] if isinstance(module, nn.Module) else list(module)
         found = {id(child): child for root in roots for child in root.modules() if isinstance(child, RowParameters)}
         self._owners: list[RowParameters] = list(found.values())
-        _check_tables(self._owners)
+        _check_names(self._owners)
         self.spec = spec
-        self._rule = _rule(spec)
-        self.num_steps = 0
+        self.num_steps = self.num_skipped = 0
+        self._seed = seed
+        self._rule = row_rule(spec)
+        self._options = row_options(spec)
+        check_tables(self._options, [name for arena in self._arenas() for name in arena.table_names])
         for arena in self._arenas():
-            shapes = state_shapes(self._rule.kind, arena.num_rows, arena.width)
-            arena.attach_state(shapes, fill=getattr(spec, "initial_accumulator", 0.0))
+            shapes = state_shapes(self._rule.kind, arena.num_rows, arena.width, mode=self._rule.mode)
+            arena.attach_state(shapes, fills={"sum": getattr(spec, "initial_accumulator", 0.0)})
 
     @property
     def lr(self) -> float:
@@ -62,18 +74,37 @@ class RowOptimizer:
     def lr(self, value: float) -> None:
         self._rule = replace(self._rule, lr=float(value))
 
-    def step(self) -> None:
-        """Update the rows that have gradients and forget these; without any, nothing happens."""
+    def step(self) -> bool:
+        """Update the rows by the gradients that came and forget these; without any, nothing happens.
+
+        Returns:
+            False if the step was skipped, as ``spec.rows.non_finite`` asks for, because a gradient is not finite.
+
+        Raises:
+            TrainingError: a gradient is not finite and ``spec.rows.non_finite`` is "raise"; nothing is changed.
+        """
         taken = [owner.take_gradients() for owner in self._owners]
         gradients = [per_arena for per_owner in taken for per_arena in per_owner]
         if not any(gradients):
-            return
+            return True
+        if not self._accepts(gradients):
+            self.num_skipped += 1
+            return False
         self.num_steps += 1
-        for arena, mine in zip(self._arenas(), gradients, strict=True):
-            if mine:
-                row_update_(arena.weights, tuple(arena.state.values()), mine, self._rule, step=self.num_steps)
-                if isinstance(arena, DynamicArena):
-                    arena.settle()
+        rule = replace(self._rule, grad_scale=self._rule.grad_scale * self._clipping(gradients))
+        for index, (arena, mine) in enumerate(zip(self._arenas(), gradients, strict=True)):
+            row_update_(
+                arena.weights,
+                tuple(arena.state.values()),
+                mine,
+                rule,
+                step=self.num_steps,
+                table_lr=table_factors(self._options, arena.table_names),
+                rounding_seed=(self._seed * 2**16 + index) % 2**63,
+            )
+            if mine and isinstance(arena, DynamicArena):
+                arena.settle()
+        return True
 
     def zero_grad(self) -> None:
         """Forget the gradients gathered since the last step."""
@@ -81,8 +112,9 @@ class RowOptimizer:
             owner.take_gradients()
 
     def state_dict(self) -> dict[str, Any]:
-        """Kind, learning rate and number of steps; the state per row is in the tables."""
-        return {"kind": self.spec.kind, "lr": self.lr, "num_steps": self.num_steps}
+        """Kind, learning rate and numbers of steps; the state per row is in the tables."""
+        steps = {"num_steps": self.num_steps, "num_skipped": self.num_skipped}
+        return {"kind": self.spec.kind, "lr": self.lr, **steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` gave.
@@ -94,22 +126,40 @@ class RowOptimizer:
             raise ConfigError(f"row optimizer: got the state of {state['kind']!r}, expected {self.spec.kind!r}")
         self.lr = state["lr"]
         self.num_steps = int(state["num_steps"])
+        self.num_skipped = int(state.get("num_skipped", 0))  # older states have none
+
+    def _accepts(self, gradients: Sequence[Sequence[BagGradient]]) -> bool:
+        """Whether the step is to be done; asks no more of the gradients than the spec asks for."""
+        if self._options.non_finite == "pass":
+            return True
+        found = next(filter(None, map(find_non_finite, gradients)), None)
+        if found is not None and self._options.non_finite == "raise":
+            raise TrainingError(f"step {self.num_steps + 1}: {found}, expected finite numbers")
+        return found is None
+
+    def _clipping(self, gradients: Sequence[Sequence[BagGradient]]) -> float:
+        """What the gradients are multiplied by for ``clip_global_norm``, as `torch.nn.utils.clip_grad_norm_` does."""
+        bound = self._options.clip_global_norm
+        if bound is None:
+            return 1.0
+        norms = [
+            row_gradient_norm(
+                arena.weights,
+                mine,
+                self._rule,
+                table_lr=table_factors(self._options, arena.table_names),
+                first_row=arena.num_defaults,
+            )
+            for arena, mine in zip(self._arenas(), gradients, strict=True)
+        ]
+        norm = math.hypot(*norms)
+        return min(1.0, bound / (norm + 1e-6)) if math.isfinite(norm) else 1.0
 
     def _arenas(self) -> list[Arena | DynamicArena]:
         return [arena for owner in self._owners for arena in owner.arenas]
 
 
-def _rule(spec: SparseOptimizerSpec) -> RowRule:
-    if isinstance(spec, SGDSpec):
-        return RowRule(kind="sgd", lr=spec.lr)
-    if isinstance(spec, AdamSpec):
-        return RowRule(kind="adam", lr=spec.lr, eps=spec.eps, beta1=spec.beta1, beta2=spec.beta2)
-    if isinstance(spec, AdaGradSpec):
-        return RowRule(kind="adagrad", lr=spec.lr, eps=spec.eps)
-    return RowRule(kind="rowwise_adagrad", lr=spec.lr, eps=spec.eps)
-
-
-def _check_tables(owners: Sequence[RowParameters]) -> None:
+def _check_names(owners: Sequence[RowParameters]) -> None:
     counts = Counter(name for owner in owners for arena in owner.arenas for name in arena.table_names)
     if not any(owner.arenas for owner in owners):
         raise ConfigError("row optimizer: got a module without embedding tables, expected an EmbeddingCollection in it")

@@ -44,11 +44,17 @@ from terarec.spec.model import DLRMSpec, ModelSpec, WideDeepSpec
 from terarec.spec.optimizer import (
     AdaGradSpec,
     AdamSpec,
+    AdamWSpec,
     DenseOptimizerSpec,
+    FTRLSpec,
+    MomentumSpec,
+    NesterovSpec,
+    RMSPropSpec,
     RowWiseAdaGradSpec,
     SGDSpec,
     SparseOptimizerSpec,
 )
+from terarec.spec.row_options import RowOptions
 from terarec.spec.run import RunSpec, TrainingSpec
 from terarec.spec.serving import ServingSpec
 from terarec.spec.table import DynamicTableSpec, Initializer, TableSpec
@@ -61,6 +67,7 @@ __all__ = [
     "RARE_ID",
     "AdaGradSpec",
     "AdamSpec",
+    "AdamWSpec",
     "AdmissionSpec",
     "BucketizeEncoder",
     "CategoricalColumn",
@@ -73,6 +80,7 @@ __all__ = [
     "DynamicTableSpec",
     "DynamicTablesSpec",
     "EvictionSpec",
+    "FTRLSpec",
     "FeatureSpec",
     "FieldError",
     "FilterAdmission",
@@ -83,8 +91,12 @@ __all__ = [
     "LabelColumn",
     "LogShiftEncoder",
     "ModelSpec",
+    "MomentumSpec",
+    "NesterovSpec",
     "Pooling",
     "ProbabilityAdmission",
+    "RMSPropSpec",
+    "RowOptions",
     "RowWiseAdaGradSpec",
     "RunSpec",
     "SGDSpec",

@@ -89,7 +89,7 @@ def _decode_union(members: tuple[Any, ...], data: Any, where: str) -> Any:
     if data is None and type(None) in members:
         return None
     specs = {getattr(member, "kind", ""): member for member in members if dataclasses.is_dataclass(member)}
-    if not specs:
+    if not specs or set(specs) == {""}:  # one type, or None
         return _decode(next(member for member in members if member is not type(None)), data, where)
     if not isinstance(data, dict):
         raise _mistyped(where, data, "an object")

@@ -1,4 +1,7 @@
-"""What an optimizer is. The same specs describe the dense and the sparse side."""
+"""What an optimizer is. The same specs describe the dense and the sparse side; `rows` is for tables alone.
+
+g is the gradient (of a row of a table: the sum over its occurrences), w the weights, t the number of the step.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from terarec.spec import checks
+from terarec.spec.row_options import RowOptions
+
+_BELOW_ONE = 0.9999999
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,19 +20,49 @@ class SGDSpec:
 
     kind: ClassVar[str] = "sgd"
     lr: float = 0.1
+    rows: RowOptions | None = None
 
     def __post_init__(self) -> None:
         checks.finite_float(self, "lr", low=0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MomentumSpec:
+    """m <- momentum m + g;  w <- w - lr m, as torch.optim.SGD with momentum (Sutskever et al. 2013)."""
+
+    kind: ClassVar[str] = "momentum"
+    lr: float = 0.1
+    momentum: float = 0.9
+    rows: RowOptions | None = None
+
+    def __post_init__(self) -> None:
+        checks.finite_float(self, "lr", low=0.0)
+        checks.finite_float(self, "momentum", low=0.0, high=_BELOW_ONE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NesterovSpec:
+    """m <- momentum m + g;  w <- w - lr (g + momentum m), as torch.optim.SGD with nesterov."""
+
+    kind: ClassVar[str] = "nesterov"
+    lr: float = 0.1
+    momentum: float = 0.9
+    rows: RowOptions | None = None
+
+    def __post_init__(self) -> None:
+        checks.finite_float(self, "lr", low=0.0)
+        checks.finite_float(self, "momentum", low=0.0, high=_BELOW_ONE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AdaGradSpec:
-    """s <- s + g^2;  w <- w - lr g / (sqrt(s) + eps), as torch.optim.Adagrad without decay."""
+    """s <- s + g^2;  w <- w - lr g / (sqrt(s) + eps), as torch.optim.Adagrad without decay (Duchi et al. 2011)."""
 
     kind: ClassVar[str] = "adagrad"
     lr: float = 0.01
     eps: float = 1e-10
     initial_accumulator: float = 0.0
+    rows: RowOptions | None = None
 
     def __post_init__(self) -> None:
         checks.finite_float(self, "lr", low=0.0)
@@ -42,6 +78,7 @@ class RowWiseAdaGradSpec:
     lr: float = 0.01
     eps: float = 1e-8
     initial_accumulator: float = 0.0
+    rows: RowOptions | None = None
 
     def __post_init__(self) -> None:
         checks.finite_float(self, "lr", low=0.0)
@@ -50,10 +87,26 @@ class RowWiseAdaGradSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RMSPropSpec:
+    """v <- decay v + (1 - decay) g^2;  w <- w - lr g / (sqrt(v) + eps), as torch.optim.RMSprop (Tieleman 2012)."""
+
+    kind: ClassVar[str] = "rmsprop"
+    lr: float = 0.01
+    decay: float = 0.99
+    eps: float = 1e-8
+    rows: RowOptions | None = None
+
+    def __post_init__(self) -> None:
+        checks.finite_float(self, "lr", low=0.0)
+        checks.finite_float(self, "decay", low=0.0, high=_BELOW_ONE)
+        checks.finite_float(self, "eps", low=0.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AdamSpec:
     """Adam (Kingma & Ba 2015) with torch.optim.Adam's epsilon, outside the bias correction's root.
 
-    On tables only the touched rows move; the bias correction counts the optimizer's steps, whichever rows they touched.
+    On tables the bias correction counts the optimizer's steps, whichever rows they touched.
     """
 
     kind: ClassVar[str] = "adam"
@@ -61,13 +114,59 @@ class AdamSpec:
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
+    rows: RowOptions | None = None
 
     def __post_init__(self) -> None:
         checks.finite_float(self, "lr", low=0.0)
-        checks.finite_float(self, "beta1", low=0.0, high=0.9999999)
-        checks.finite_float(self, "beta2", low=0.0, high=0.9999999)
+        checks.finite_float(self, "beta1", low=0.0, high=_BELOW_ONE)
+        checks.finite_float(self, "beta2", low=0.0, high=_BELOW_ONE)
         checks.finite_float(self, "eps", low=0.0)
 
 
-DenseOptimizerSpec = SGDSpec | AdaGradSpec | AdamSpec
-SparseOptimizerSpec = SGDSpec | AdaGradSpec | RowWiseAdaGradSpec | AdamSpec
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdamWSpec:
+    """w <- (1 - lr weight_decay) w, then Adam's step, as torch.optim.AdamW (Loshchilov & Hutter 2019)."""
+
+    kind: ClassVar[str] = "adamw"
+    lr: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    rows: RowOptions | None = None
+
+    def __post_init__(self) -> None:
+        checks.finite_float(self, "lr", low=0.0)
+        checks.finite_float(self, "beta1", low=0.0, high=_BELOW_ONE)
+        checks.finite_float(self, "beta2", low=0.0, high=_BELOW_ONE)
+        checks.finite_float(self, "eps", low=0.0)
+        checks.finite_float(self, "weight_decay", low=0.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FTRLSpec:
+    """FTRL-Proximal (McMahan et al. 2013), with HugeCTR's eps. For tables only.
+
+    n' = n + g^2;  z <- z + g - (sqrt(n' + eps) - sqrt(n + eps)) w / lr;  n <- n';
+    w <- 0 where abs(z) <= l1, else (sign(z) l1 - z) / ((sqrt(n + eps) + beta) / lr + l2).
+    """
+
+    kind: ClassVar[str] = "ftrl"
+    lr: float = 0.05
+    beta: float = 1.0
+    l1: float = 0.0
+    l2: float = 0.0
+    eps: float = 1.1920929e-07
+    initial_accumulator: float = 0.0
+    rows: RowOptions | None = None
+
+    def __post_init__(self) -> None:
+        checks.finite_float(self, "lr", low=0.0, open_low=True)
+        for number in ("beta", "l1", "l2", "eps", "initial_accumulator"):
+            checks.finite_float(self, number, low=0.0)
+        if self.rows is not None and (self.rows.l1 or self.rows.l2):
+            checks.refuse(self, "rows", "got l1 or l2 there, expected FTRL's own l1 and l2")
+
+
+DenseOptimizerSpec = SGDSpec | MomentumSpec | NesterovSpec | AdaGradSpec | RMSPropSpec | AdamSpec | AdamWSpec
+SparseOptimizerSpec = DenseOptimizerSpec | RowWiseAdaGradSpec | FTRLSpec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from terarec.errors import ConfigError, StorageError
 from terarec.kernels.rows import allocate_rows, initialise_rows
+from terarec.ops import state_dtype
 from terarec.spec import TableSpec
 from terarec.storage import memory
 
@@ -24,11 +25,12 @@ class Arena:
         specs: the tables, all of one width.
         width: length D of a vector.
         num_rows: rows V of all tables together.
+        num_defaults: 0, the rows at the arena's begin that belong to no key.
         table_names: the tables' names.
         table_base: arena row of each table's first row.
         table_rows: rows of each table.
         weights: float32[V, D].
-        state: name -> optimizer state float32[V, D] or float32[V]; empty until `attach_state`.
+        state: name -> optimizer state float32[V, D] or [V]; empty until `attach_state`.
 
     Args:
         specs: the tables.
@@ -49,6 +51,7 @@ class Arena:
         self.table_rows = tuple(spec.rows for spec in specs)
         self.table_base = (0, *accumulate(self.table_rows))[:-1]
         self.num_rows = sum(self.table_rows)
+        self.num_defaults = 0
         self.state: dict[str, Tensor] = {}
         self.weights = self._allocate("weights", (self.num_rows, self.width), torch.device("cpu"))
         for spec, base in zip(self.specs, self.table_base, strict=True):
@@ -64,20 +67,23 @@ class Arena:
         """Bytes of weights and optimizer state."""
         return sum(tensor.numel() * tensor.element_size() for tensor in (self.weights, *self.state.values()))
 
-    def attach_state(self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fill: float = 0.0) -> None:
+    def attach_state(
+        self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fills: Mapping[str, float] | None = None
+    ) -> None:
         """Allocate an optimizer's state, in place of any former optimizer's.
 
         Args:
             shapes: name and shape of each state tensor, as ``ops.row_update.state_shapes`` gives them.
-            fill: first value.
+            fills: state -> its first value, 0 for those that are not named.
 
         Raises:
             StorageError: not enough memory.
         """
         self.state = {}
         for name, shape in shapes:
-            self.state[name] = self._allocate(f"optimizer state {name!r}", shape, self.device)
-            if fill:
+            held = self._allocate(f"optimizer state {name!r}", shape, self.device)
+            self.state[name] = held.view(state_dtype(name))  # zeros, whatever the type
+            if fill := (fills or {}).get(name, 0.0):
                 self.state[name].fill_(fill)
 
     def move(self, device: torch.device) -> None:
@@ -92,7 +98,10 @@ class Arena:
         if device.type == "meta":
             raise ConfigError("arena: got device 'meta', expected one with memory such as 'cpu' or 'cuda'")
         tensors = {"weights": self.weights, **self.state}
-        moved = {name: self._allocate(name, tuple(held.shape), device).copy_(held) for name, held in tensors.items()}
+        moved = {
+            name: self._allocate(name, tuple(held.shape), device).view(held.dtype).copy_(held)
+            for name, held in tensors.items()
+        }
         self.weights = moved.pop("weights")
         self.state = moved
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError, StorageError
+from terarec.ops import state_dtype
 from terarec.spec import DynamicTableSpec
 from terarec.storage import memory
 from terarec.storage.growing import GrowingTensor
@@ -30,6 +31,7 @@ class DynamicArena:
         table_names: the tables' names.
         seed: of the first weights.
         num_rows: rows V that have memory.
+        num_defaults: T, the rows at the arena's begin that belong to no key.
         next_row: first row that was never used.
         free_rows: int64[n], rows that were given back, in the order in which they are lent out again.
         generation: rises when rows that were given back during a `hold` can be lent out again.
@@ -52,6 +54,7 @@ class DynamicArena:
         self.table_names = tuple(spec.name for spec in specs)
         self.seed = seed
         self.num_rows = 0
+        self.num_defaults = len(specs)
         self.next_row = len(specs)
         self.free_rows = torch.empty(0, dtype=torch.int64)
         self.generation = 0
@@ -95,24 +98,26 @@ class DynamicArena:
         """Bytes of all rows there is memory for."""
         return self.num_rows * self.row_bytes
 
-    def attach_state(self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fill: float = 0.0) -> None:
+    def attach_state(
+        self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fills: Mapping[str, float] | None = None
+    ) -> None:
         """Allocate an optimizer's state, in place of any former optimizer's.
 
         Args:
             shapes: name and shape [V, ...] of each state tensor, as ``ops.row_update.state_shapes`` gives them.
-            fill: first value, of later rows too.
+            fills: state -> its first value, of later rows too; 0 for those that are not named.
 
         Raises:
             StorageError: not enough memory.
         """
         self._state = {}
         for name, shape in shapes:
-            held = GrowingTensor(tuple(shape[1:]), torch.float32, self.device)
+            held = GrowingTensor(tuple(shape[1:]), state_dtype(name), self.device)
             self._require(self.num_rows * held.row_bytes, f"optimizer state {name!r}")
             held.grow(self.num_rows)
-            held.tensor[: self.next_row] = fill
             self._state[name] = held
-            self._fills[name] = fill
+            self._fills[name] = (fills or {}).get(name, 0.0)
+            held.tensor[: self.next_row] = self._fills[name]
 
     def track(self, name: str, dtype: torch.dtype) -> None:
         """Keep a number of `dtype` for each row, from 0, in ``uses[name]``."""

@@ -56,11 +56,14 @@ class Run:
         """The loop around `model`."""
         spec = self.spec
         log = MetricsLog(self.directory.metrics, split=spec.training.eval_split)
+        rows = None
+        if self.dataset.categorical:
+            rows = RowOptimizer(self.model, spec.sparse_optimizer, seed=spec.training.seed)
         return Trainer(
             self.model,
             spec.training,
             build_dense_optimizer(spec.dense_optimizer, self.model.parameters()),
-            RowOptimizer(self.model, spec.sparse_optimizer) if self.dataset.categorical else None,
+            rows,
             callbacks=(log, self._checkpointing, *self.callbacks),
         )
 

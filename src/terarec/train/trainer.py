@@ -147,9 +147,8 @@ class Trainer:
                 "a lower learning rate may help"
             )
         loss.backward()  # type: ignore[no-untyped-call]
-        self.dense_optimizer.step()
-        if self.row_optimizer is not None:
-            self.row_optimizer.step()
+        if self.row_optimizer is None or self.row_optimizer.step():
+            self.dense_optimizer.step()
         return value
 
     def evaluate(self, reader: BatchReader) -> Evaluation:

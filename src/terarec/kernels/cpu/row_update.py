@@ -1,4 +1,4 @@
-"""Launcher of the exact row update."""
+"""Launcher of the exact row update, and of the norm of the rows' gradients."""
 
 from __future__ import annotations
 
@@ -17,16 +17,24 @@ _MAX_KEYS = 2**32 - 1  # the core counts the gradients of a table in 32 bits
 
 
 def row_update_(
-    weights: Tensor, state: Sequence[Tensor], gradients: Sequence[LaidGradient], rule: RowRule, step: int
+    weights: Tensor,
+    state: Sequence[Tensor],
+    gradients: Sequence[LaidGradient],
+    rule: RowRule,
+    step: int,
+    table_lr: Tensor | None = None,
+    rounding_seed: int = 0,
 ) -> None:
-    """Update the touched rows of `weights` and `state` in place; the same bits for any number of threads.
+    """Update the rows of `weights` and `state` that move under `rule`; the same bits for any number of threads.
 
     Args:
         weights: float32[V, D], contiguous.
-        state: the rule's state, each float32[V, D] or float32[V], contiguous.
+        state: the rule's state, each float32[V, D] or [V], contiguous.
         gradients: of one or more lookups in these weights.
-        rule: what to do with a row's gradient.
-        step: number of this update, from 1; Adam's bias correction needs it.
+        rule: which rows move, and how.
+        step: number of this update, from 1.
+        table_lr: float32[T] in host memory, factors of the learning rate by table of the layouts; 0: the table stays.
+        rounding_seed: of the random bits with which weights of 16 bits are rounded.
 
     Raises:
         BadKeyError: a key outside its table; nothing is changed.
@@ -35,24 +43,65 @@ def row_update_(
     """
     if not all(held.is_contiguous() for held in (weights, *state)):
         raise KernelError("row_update_: got weights or state that are not contiguous, expected contiguous tensors")
-    if sum(gradient.keys.shape[0] for gradient in gradients) > _MAX_KEYS:
-        raise KernelError(f"row_update_: got more than {_MAX_KEYS} keys, expected fewer in one update")
-    held = [_plain(gradient) for gradient in gradients]  # keeps copies alive during the call
-    first, second = (*(tensor.data_ptr() for tensor in state), 0, 0)[:2]
+    held = _plain(gradients)  # keeps copies alive during the call
+    wide_state = state[:-1] if rule.catches_up else state
+    first, second = (*(tensor.data_ptr() for tensor in wide_state), 0, 0)[:2]
+    last_steps = state[-1].data_ptr() if rule.catches_up else 0
+    factors = None if table_lr is None else table_lr.contiguous()
     report = _embedding.row_update(
-        [weights.data_ptr(), first, second, weights.shape[1], torch.get_num_threads()],
-        RULE_KINDS.index(rule.kind),
+        [weights.data_ptr(), first, second, last_steps, weights.shape[1], _address(factors), torch.get_num_threads()],
+        [RULE_KINDS.index(rule.kind), rule.sweeps, step],
         _constants(rule, step),
+        _extras(rule),
         [_describe(gradient) for gradient in held],
     )
     raise_if_bad(report, [gradient.keys.shape[0] for gradient in held], [gradient.layout for gradient in held])
 
 
-def _plain(gradient: LaidGradient) -> LaidGradient:
-    grad = gradient.grad
-    if grad.shape[1] > 1 and grad.stride(1) != 1:
-        grad = grad.contiguous()
-    return LaidGradient(gradient.keys.contiguous(), gradient.offsets.contiguous(), grad, gradient.layout)
+def row_gradient_norm(
+    weights: Tensor,
+    gradients: Sequence[LaidGradient],
+    rule: RowRule,
+    table_lr: Tensor | None = None,
+    first_row: int = 0,
+) -> float:
+    """The L2 norm over all rows' summed gradients times ``rule.grad_scale``; of tables with factor 0, none.
+
+    Args:
+        weights: as for `row_update_`; not changed.
+        gradients: of one or more lookups in them.
+        rule: for its `grad_scale`.
+        table_lr: as for `row_update_`.
+        first_row: arena rows before it do not count.
+
+    Raises:
+        BadKeyError: a key outside its table.
+        ConfigError: offsets that fall or do not cover the keys.
+        KernelError: 2^32 keys and more.
+    """
+    held = _plain(gradients)
+    factors = None if table_lr is None else table_lr.contiguous()
+    report, squares = _embedding.gradient_squares(
+        [weights.shape[1], _address(factors), torch.get_num_threads(), first_row],
+        [_describe(gradient) for gradient in held],
+    )
+    raise_if_bad(report, [gradient.keys.shape[0] for gradient in held], [gradient.layout for gradient in held])
+    return abs(rule.grad_scale) * math.sqrt(squares)
+
+
+def _plain(gradients: Sequence[LaidGradient]) -> list[LaidGradient]:
+    """The gradients as the core reads them: contiguous but for the distance from row to row.
+
+    Raises:
+        KernelError: more keys than the core counts.
+    """
+    if sum(gradient.keys.shape[0] for gradient in gradients) > _MAX_KEYS:
+        raise KernelError(f"row_update_: got more than {_MAX_KEYS} keys, expected fewer in one update")
+    plain = []
+    for keys, offsets, grad, layout in gradients:
+        by_row = grad.contiguous() if grad.shape[1] > 1 and grad.stride(1) != 1 else grad
+        plain.append(LaidGradient(keys.contiguous(), offsets.contiguous(), by_row, layout))
+    return plain
 
 
 def _describe(gradient: LaidGradient) -> list[int]:
@@ -72,9 +121,23 @@ def _describe(gradient: LaidGradient) -> list[int]:
 
 
 def _constants(rule: RowRule, step: int) -> list[float]:
-    """lr, eps, beta2, 1 - beta1, 1 - beta2 and Adam's factor of the root, Adam's lr being corrected for its bias."""
-    lr, second_scale = rule.lr, 1.0
-    if rule.kind == "adam":
-        lr /= 1.0 - rule.beta1**step
+    """The numbers of the core's RuleConstants."""
+    first_scale = second_scale = 1.0
+    if rule.kind in ("adam", "adamw"):
+        first_scale = 1.0 / (1.0 - rule.beta1**step)
         second_scale = 1.0 / math.sqrt(1.0 - rule.beta2**step)
-    return [lr, rule.eps, rule.beta2, 1.0 - rule.beta1, 1.0 - rule.beta2, second_scale]
+    numbers = [rule.lr, rule.eps, rule.beta1, rule.beta2, 1.0 - rule.beta1, 1.0 - rule.beta2]
+    return [*numbers, first_scale, second_scale, rule.weight_decay, rule.beta, rule.l1, rule.l2]
+
+
+def _extras(rule: RowRule) -> list[float]:
+    """The numbers of the core's RowExtras; none where the update can do without, which is faster."""
+    is_clipped = min(rule.clip_value, rule.clip_norm) < math.inf
+    if not (rule.grad_scale != 1.0 or is_clipped or rule.is_coupled or rule.catches_up):
+        return []
+    coupled = (rule.l1, rule.l2) if rule.is_coupled else (0.0, 0.0)
+    return [rule.grad_scale, rule.clip_value, rule.clip_norm, *coupled, rule.beta1, rule.beta2]
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

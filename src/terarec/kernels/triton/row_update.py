@@ -10,9 +10,12 @@ from torch import Tensor
 
 from terarec.errors import KernelError
 from terarec.kernels.contract import RULE_KINDS, LaidGradient, RowRule
+from terarec.kernels.ref import row_update as ref_row_update
 from terarec.kernels.triton import tiles
 from terarec.kernels.triton.device.update import update_kernel
 from terarec.kernels.triton.segments import segments_of
+
+_KINDS = RULE_KINDS[:4]  # that the kernel numbers
 
 
 def row_update_(
@@ -21,6 +24,8 @@ def row_update_(
     gradients: Sequence[LaidGradient],
     rule: RowRule,
     step: int,
+    table_lr: Tensor | None = None,
+    rounding_seed: int = 0,
     *,
     is_checked: bool = True,
 ) -> None:
@@ -32,13 +37,17 @@ def row_update_(
         gradients: of one or more lookups in these weights.
         rule: what to do with a row's gradient.
         step: number of this update, from 1; Adam's bias correction needs it.
+        table_lr: None, no factors yet.
+        rounding_seed: not used: weights of 16 bits are rounded to the nearest yet.
         is_checked: wait for the keys' check and raise what is wrong; if not, bad keys have no effect.
 
     Raises:
         BadKeyError: a key outside its table; nothing is changed.
         ConfigError: offsets that fall or do not cover the keys; nothing is changed.
-        KernelError: rows that are not contiguous.
+        KernelError: rows that are not contiguous, or a rule or factors that this kernel does not know.
     """
+    if table_lr is not None or rule != RowRule(kind=rule.kind, lr=rule.lr, eps=rule.eps, beta1=rule.beta1, beta2=rule.beta2) or rule.kind not in _KINDS:
+        raise KernelError(f"row_update_: got {rule} and factors {table_lr}, expected a plain rule among {_KINDS}")
     if not all(held.is_contiguous() for held in (weights, *state)):
         raise KernelError("row_update_: got weights or state that are not contiguous, expected contiguous tensors")
     num_rows, width = weights.shape
@@ -77,3 +86,14 @@ def _constants(rule: RowRule, step: int) -> tuple[float, ...]:
         lr /= 1.0 - rule.beta1**step
         root_scale = 1.0 / math.sqrt(1.0 - rule.beta2**step)
     return lr, rule.eps, rule.beta2, 1.0 - rule.beta1, 1.0 - rule.beta2, root_scale
+
+
+def row_gradient_norm(
+    weights: Tensor,
+    gradients: Sequence[LaidGradient],
+    rule: RowRule,
+    table_lr: Tensor | None = None,
+    first_row: int = 0,
+) -> float:
+    """As `terarec.kernels.ref.row_update.row_gradient_norm`, whose operations run where the tensors are."""
+    return ref_row_update.row_gradient_norm(weights, gradients, rule, table_lr, first_row)

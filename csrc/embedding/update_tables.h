@@ -1,0 +1,74 @@
+// The gradients of an update table by table, and their split into units of work.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "embedding/bag_faults.h"
+#include "embedding/bag_lookup.h"
+#include "embedding/kernels.h"
+#include "embedding/row_groups.h"
+
+namespace terarec {
+
+// What came back for one lookup.
+struct UpdateGradient {
+  const int64_t* keys;
+  int64_t num_keys;
+  const int64_t* offsets;  // features * batch + 1
+  const FeatureLayout* layout;
+  int64_t features;
+  int64_t batch;
+  const float* grad;     // [batch, features * width], or [num_keys, width] without pooling
+  int64_t grad_stride;   // floats from one row of `grad` to the next
+};
+
+// All gradients of a step in one arena.
+struct UpdateGradients {
+  int64_t width;
+  const float* table_lr;  // factor of each table's learning rate, 0 if it does not learn; or null
+  int threads;
+  std::vector<UpdateGradient> list;
+
+  int64_t num_keys() const;
+  // Threads that the work is worth.
+  int useful_threads() const;
+};
+
+// A table that learns, with the bags of all gradients and features that touch it, in call order.
+struct UpdateTable {
+  int64_t base, rows;  // tables of an arena that grows share these; a row belongs to one table even so
+  float lr_factor;
+  int64_t num_keys;
+  std::vector<BagGradients> bags;
+};
+
+struct UpdateUnit {
+  const UpdateTable* table;
+  TablePart part;
+  int64_t num_keys;  // estimate, to start the longest first
+};
+
+BagFault check_gradients(const UpdateGradients& gradients);
+
+// The tables in the order of their rows, those without a key in the batch included.
+std::vector<UpdateTable> collect_tables(const UpdateGradients& gradients);
+
+// Splits tables so that no unit has more than half of a thread's share; the longest come first.
+std::vector<UpdateUnit> split_tables(const std::vector<UpdateTable>& tables, int64_t num_keys, int threads);
+
+// The rows of a unit with their gradients, in the memory of `scratch`; where the rows are is left to the caller.
+UpdateRows group_unit(const UpdateUnit& unit, int64_t width, RowScratch& scratch);
+
+// The calling thread's memory, lent until the object goes.
+class LentScratch {
+ public:
+  LentScratch();
+  ~LentScratch();
+  RowScratch& operator*() { return scratch_; }
+
+ private:
+  RowScratch& scratch_;
+};
+
+}  // namespace terarec

@@ -1,0 +1,61 @@
+"""Specs as what kernels take: a `RowRule`, and a factor of the learning rate for each table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from terarec.errors import ConfigError
+from terarec.ops import RowRule
+from terarec.spec import RowOptions, SparseOptimizerSpec
+
+# Numbers of specs -> the fields of `RowRule` that they are.
+_NUMBERS = {
+    "eps": "eps",
+    "beta1": "beta1",
+    "beta2": "beta2",
+    "beta": "beta",
+    "momentum": "beta1",
+    "decay": "beta2",
+    "weight_decay": "weight_decay",
+    "l1": "l1",
+    "l2": "l2",
+}
+
+
+def row_options(spec: SparseOptimizerSpec) -> RowOptions:
+    """The options of `spec`, or those that hold without any."""
+    return RowOptions() if spec.rows is None else spec.rows
+
+
+def row_rule(spec: SparseOptimizerSpec) -> RowRule:
+    """The rule of `spec`."""
+    options = row_options(spec)
+    numbers = {"l1": options.l1, "l2": options.l2}
+    numbers |= {field: getattr(spec, name) for name, field in _NUMBERS.items() if hasattr(spec, name)}
+    return RowRule(
+        kind=spec.kind,
+        mode=options.mode,
+        lr=spec.lr,
+        grad_scale=1.0 / options.loss_scale,
+        clip_value=math.inf if options.clip_value is None else options.clip_value,
+        clip_norm=math.inf if options.clip_norm is None else options.clip_norm,
+        **numbers,
+    )
+
+
+def table_factors(options: RowOptions, tables: Sequence[str]) -> Tensor | None:
+    """float32[T], factors of the learning rate for `tables`, 0 for frozen ones; None if all are 1."""
+    factors = [0.0 if table in options.frozen else options.table_lr.get(table, 1.0) for table in tables]
+    return None if all(factor == 1.0 for factor in factors) else torch.tensor(factors)
+
+
+def check_tables(options: RowOptions, tables: Sequence[str]) -> None:
+    """Raise `ConfigError` if `options` name a table that is not among `tables`."""
+    for field, names in (("table_lr", options.table_lr), ("frozen", options.frozen)):
+        for name in names:
+            if name not in tables:
+                raise ConfigError(f"rows.{field}: got table {name!r}, expected one of {', '.join(map(repr, tables))}")
