@@ -10,6 +10,7 @@ from terarec.spec import (
     AdaGradSpec,
     DLRMSpec,
     DynamicTablesSpec,
+    RowOptions,
     RunSpec,
     SGDSpec,
     TrainingSpec,
@@ -65,6 +66,13 @@ def test_the_same_kind_keeps_the_other_fields() -> None:
     assert override(base, {"sparse_optimizer.kind": "adagrad"}).sparse_optimizer == AdaGradSpec(lr=0.5)
 
 
+def test_an_optional_part_comes_with_its_first_field() -> None:
+    path = "sparse_optimizer.rows"
+    changed = override(RUN, {f"{path}.mode": "global", f"{path}.table_lr": "C1:0.5, C2:0", f"{path}.frozen": "C3,C4"})
+    options = RowOptions(mode="global", table_lr={"C1": 0.5, "C2": 0.0}, frozen=("C3", "C4"))
+    assert changed.sparse_optimizer == dataclasses.replace(RUN.sparse_optimizer, rows=options)
+
+
 def test_none_takes_a_limit_away() -> None:
     limited = override(RUN, {"training.max_steps": "10"})
     assert limited.training.max_steps == 10
@@ -95,6 +103,9 @@ def test_a_spec_that_is_not_a_run_can_be_overridden() -> None:
         ("model.top", "", "model.top: got [], expected layer widths"),
         ("model.bottom", "64-8", "a last layer as wide as the embedding (16)"),
         ("dense_optimizer.lr", "nan", "lr: got nan, expected a number"),
+        ("sparse_optimizer.rows", "global", "rows: got 'global', expected one of its fields"),
+        ("sparse_optimizer.rows.table_lr", "C1", "table_lr: got 'C1', expected name:value, as in a:0.5,b:0"),
+        ("sparse_optimizer.rows.table_lr", "C1:x", "table_lr: got 'x', expected a number"),
         ("", "1", "unknown field"),
         ("model..width", "1", "unknown field"),
     ],

@@ -10,9 +10,15 @@ from terarec.errors import ConfigError
 from terarec.spec import (
     AdaGradSpec,
     AdamSpec,
+    AdamWSpec,
     DatasetSpec,
     DLRMSpec,
     FeatureSpec,
+    FTRLSpec,
+    MomentumSpec,
+    NesterovSpec,
+    RMSPropSpec,
+    RowOptions,
     RowWiseAdaGradSpec,
     RunSpec,
     ServingSpec,
@@ -31,8 +37,27 @@ models = st.one_of(
     st.tuples(widths, widths).map(lambda pair: DLRMSpec(width=pair[0][-1], bottom=pair[0], top=pair[1])),
     st.builds(WideDeepSpec, width=sizes, hidden=widths, dropout=st.floats(0, 0.9)),
 )
-row_only = st.builds(RowWiseAdaGradSpec, lr=rates)
+bounds = st.none() | st.floats(0.1, 10.0)
+options = st.none() | st.builds(
+    RowOptions,
+    mode=st.sampled_from(["local", "global", "lazy_global"]),
+    clip_value=bounds,
+    clip_norm=bounds,
+    clip_global_norm=bounds,
+    loss_scale=st.floats(0.1, 1e6),
+    table_lr=st.dictionaries(st.text(min_size=1), rates, max_size=3),
+    frozen=st.lists(st.text(min_size=1), unique=True, max_size=3).map(tuple),
+    non_finite=st.sampled_from(["pass", "raise", "skip"]),
+)
+row_only = st.one_of(
+    st.builds(RowWiseAdaGradSpec, lr=rates, rows=options),
+    st.builds(FTRLSpec, l1=rates, l2=rates, beta=rates, rows=options),
+)
 optimizers = st.one_of(
+    st.builds(MomentumSpec, lr=rates, momentum=st.floats(0, 0.99), rows=options),
+    st.builds(NesterovSpec, lr=rates, rows=options),
+    st.builds(RMSPropSpec, lr=rates, decay=st.floats(0, 0.99), rows=options),
+    st.builds(AdamWSpec, lr=rates, weight_decay=rates, rows=options),
     st.builds(SGDSpec, lr=rates),
     st.builds(AdaGradSpec, lr=rates, eps=rates, initial_accumulator=rates),
     st.builds(AdamSpec, lr=rates, beta1=st.floats(0, 0.99), beta2=st.floats(0, 0.99)),
@@ -86,6 +111,7 @@ def test_the_kind_tells_which_spec():
 def test_none_is_left_out():
     data = to_data(RunSpec(data="d"))
     assert "max_steps" not in data["training"]
+    assert "rows" not in data["sparse_optimizer"]
     shape = {"width": 16, "bottom": [512, 256, 16], "top": [512, 256]}
     assert data["model"] == {"kind": "dlrm", **shape, "tables": {"kind": "static"}}
 
@@ -147,6 +173,16 @@ MISTAKES = {
         RunSpec,
         {"data": "d", "dense_optimizer": {"kind": "rowwise_adagrad"}},
         r"dense_optimizer.kind: got",
+    ),
+    "inside an optional spec": (
+        RunSpec,
+        {"data": "d", "sparse_optimizer": {"kind": "sgd", "rows": {"mode": "lazy"}}},
+        r"\$.sparse_optimizer.rows.mode: got 'lazy', expected one of 'local', 'global', 'lazy_global'",
+    ),
+    "item of a mapping": (
+        SGDSpec,
+        {"rows": {"table_lr": {"a": "1"}}},
+        r"\$.rows.table_lr.a: got '1', expected a number",
     ),
     "null": (RunSpec, {"data": None}, r"\$.data: got null, expected a string"),
     "value": (

@@ -37,8 +37,9 @@ def override(spec: Spec, changes: Mapping[str, str]) -> Spec:
     """A copy of `spec` with the fields that `changes` names set anew.
 
     A text is read as the type of its field: integers, numbers, true/false, words, lists as ``512-256-64`` or
-    ``512,256,64``, and ``none`` where a field may be left out. Setting the ``kind`` of a part that has several
-    (``model.kind=wide_deep``) starts from the defaults of that kind; the other changes apply after it in any order.
+    ``512,256,64``, values by name as ``a:0.5,b:0``, and ``none`` where a field may be left out. Setting the ``kind`` of
+    a part that has several (``model.kind=wide_deep``) starts from the defaults of that kind; the other changes apply
+    after it in any order.
 
     Raises:
         ConfigError: an unknown path, a text that is not of the field's type, or a value that the spec refuses.
@@ -58,13 +59,14 @@ def _assign(root: type, data: dict[str, Any], path: str, text: str) -> None:
     for depth, group in enumerate(groups):
         hint = _field_hint(spec_type, group, ".".join(groups[:depth]))
         kinds = _kinds(hint)
-        if not kinds and not dataclasses.is_dataclass(hint):
+        part = _present(hint)
+        if not kinds and not dataclasses.is_dataclass(part):
             raise ConfigError(f"{path}: {'.'.join(groups[: depth + 1])} has no fields, expected it to be set itself")
         data = data.setdefault(group, _default(spec_type, group))
-        spec_type = kinds.get(data.get("kind", "")) if kinds else hint
+        spec_type = kinds.get(data.get("kind", "")) if kinds else part
         if spec_type is None and path != f"{'.'.join(groups)}.kind":
-            part = ".".join(groups[: depth + 1])
-            raise ConfigError(f"{path}: {part} is none, expected {part}.kind=... too, one of {', '.join(kinds)}")
+            inside = ".".join(groups[: depth + 1])
+            raise ConfigError(f"{path}: {inside} is none, expected {inside}.kind=... too, one of {', '.join(kinds)}")
     if leaf == "kind" and kinds:
         _choose_kind(kinds, data, path, text)
         return
@@ -104,6 +106,11 @@ def _members(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if is_union else (hint,)
 
 
+def _present(hint: Any) -> Any:
+    """What a field holds if it is not None."""
+    return next(member for member in _members(hint) if member is not type(None))
+
+
 def _kinds(hint: Any) -> dict[str, Any]:
     """The specs of a union by their kind; empty for a hint that is not such a union."""
     members = [member for member in _members(hint) if dataclasses.is_dataclass(member)]
@@ -117,7 +124,13 @@ def _read(hint: Any, text: str, path: str) -> Any:
         return None
     if any(dataclasses.is_dataclass(member) for member in members):
         raise ConfigError(f"{path}: got {text!r}, expected one of its fields to be set, as in {path}.kind=...")
-    hint = next(member for member in members if member is not type(None))
+    hint = _present(hint)
+    if typing.get_origin(hint) is Mapping:
+        item = typing.get_args(hint)[1]
+        pairs = [word.rpartition(":") for word in text.split(",")] if text else []
+        if not all(colon for _, colon, _ in pairs):
+            raise ConfigError(f"{path}: got {text!r}, expected name:value, as in a:0.5,b:0")
+        return {name.strip(): _read(item, value.strip(), path) for name, _, value in pairs}
     if typing.get_origin(hint) is tuple:
         item = typing.get_args(hint)[0]
         # A minus sign cannot be told from a dash, so only integers (all positive in our specs) take dashes.

@@ -32,7 +32,7 @@ def _place(gradient: BagGradient) -> str:
         where = f"sample {row}"
     else:
         batch_size = (gradient.offsets.numel() - 1) // len(layout.feature_names)
-        ends = gradient.offsets[batch_size::batch_size]
+        ends = gradient.offsets[batch_size::batch_size].contiguous()
         feature = int(torch.searchsorted(ends, row, right=True))
         where = f"key {int(gradient.keys[row])}"
     table = layout.table_names[layout.feature_table[feature]]

@@ -1,0 +1,34 @@
+"""docs/optimizers.md keeps its promises: its Python runs, its run description is one, its kinds are all."""
+
+import json
+import re
+from pathlib import Path
+
+from terarec.config import override, parse_assignments
+from terarec.kernels.contract import RULE_KINDS
+from terarec.spec import AdamSpec, RowOptions, RunSpec, from_data
+
+PAGE = (Path(__file__).parents[2] / "docs" / "optimizers.md").read_text()
+
+
+def test_the_python_runs_and_prints_what_its_comment_says(capsys):
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(block, "optimizers.md", "exec"), {})
+    assert capsys.readouterr().out.splitlines() == re.findall(r"print\(.*\)\s+# (.+)", block)
+
+
+def test_the_run_description_is_one():
+    (block,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    options = RowOptions(mode="lazy_global", clip_global_norm=1.0)
+    assert from_data(RunSpec, json.loads(block)).sparse_optimizer == AdamSpec(lr=0.01, rows=options)
+
+
+def test_the_command_line_sets_the_same_fields():
+    (command,) = re.findall(r"`terarec train (.*)`", PAGE)
+    changes = parse_assignments(re.findall(r"--set (\S+)", command))
+    run = override(RunSpec(data="d", sparse_optimizer=AdamSpec()), changes)
+    assert run.sparse_optimizer.rows == RowOptions(mode="lazy_global", table_lr={"shop": 0.1})
+
+
+def test_every_kind_is_told_of():
+    assert sorted(re.findall(r"^\| `\w+Spec` \| `(\w+)`", PAGE, re.MULTILINE)) == sorted(RULE_KINDS)
