@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError
-from terarec.kernels.contract import RULE_KINDS, BadKeyError, LaidGradient, RowRule
+from terarec.kernels.contract import BadKeyError, LaidGradient, RowRule
 from terarec.kernels.ref import bag_lookup as ref_lookup
 from terarec.kernels.ref import row_update as ref_update
 from terarec.kernels.ref import rows as ref_rows
 from terarec.kernels.triton.bag_lookup import bag_lookup
-from terarec.kernels.triton.row_update import row_update_
+from terarec.kernels.triton.row_update import KINDS, row_update_
 from terarec.kernels.triton.rows import fill_keyed_rows
 from terarec.ops import BagLayout, state_shapes
 from tests.ops.bags import make_layout, make_lookup
@@ -111,7 +111,7 @@ def gradients_of_every_shape_are_summed(device: torch.device) -> None:
 
 @case
 def rules_equal_the_plain_ones(device: torch.device) -> None:
-    for kind in RULE_KINDS:
+    for kind in KINDS:
         for width in (3, 16):
             layout = make_layout(width, "mean")
             rule = RowRule(kind=kind, lr=0.05, eps=1e-3, beta1=0.9, beta2=0.99)

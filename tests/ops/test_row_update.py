@@ -223,8 +223,8 @@ def test_opcheck(kind, mode):
     state = list(make_state(rule, weights))
     columns = [[getattr(held, name) for held in gradients] for name in ("keys", "offsets", "grad")]
     layouts = [held.layout.array for held in gradients]
-    words, numbers = f"{kind} {mode}", [getattr(rule, field.name) for field in dataclasses.fields(rule)][2:]
-    torch.library.opcheck(_row_update_op, (weights, state, *columns, layouts, words, numbers, [1, 0], None, "auto"))
+    words, numbers = f"{kind} {mode} auto", [getattr(rule, field.name) for field in dataclasses.fields(rule)][2:]
+    torch.library.opcheck(_row_update_op, (weights, state, *columns, layouts, words, numbers, [1, 0], None))
 
 
 def test_compiled_lookups_around_an_update_are_not_merged():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,9 +101,8 @@ def row_update_(
             kind, mode, *numbers = astuple(rule)
             columns = (list(column) for column in zip(*laid, strict=True))
             counters = [step, rounding_seed]
-            _row_update_op(
-                weights, list(state), *columns, f"{kind} {mode}", numbers, counters, table_lr, implementation
-            )
+            words = f"{kind} {mode} {implementation}"
+            _row_update_op(weights, list(state), *columns, words, numbers, counters, table_lr)
         else:
             kernel = choose("row_update_", weights.device.type, implementation)
             kernel(weights, state, laid, rule, step, table_lr, rounding_seed)
@@ -192,8 +192,8 @@ def _listed(tensors: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> str:
     return ", ".join(names) or "nothing"
 
 
-# `words` are the rule's kind and mode, `numbers` its other fields in their order, `counters` the step and the rounding
-# seed; the lists before them have an entry for each gradient.
+# `words` are the rule's kind and mode and the implementation, `numbers` the rule's other fields in their order,
+# `counters` the step and the rounding seed; the lists before them have an entry for each gradient.
 def _row_update(
     weights: Tensor,
     state: Sequence[Tensor],
@@ -205,10 +205,10 @@ def _row_update(
     numbers: Sequence[float],
     counters: Sequence[int],
     table_lr: Tensor | None,
-    implementation: str,
 ) -> None:
-    values = (*words.split(), *numbers)
-    rule = RowRule(**{field.name: value for field, value in zip(fields(RowRule), values, strict=True)})
+    kind, mode, implementation = words.split()
+    named: dict[str, Any] = dict(zip((field.name for field in fields(RowRule)), (kind, mode, *numbers), strict=True))
+    rule = RowRule(**named)
     laid = [LaidGradient(*parts) for parts in zip(keys, offsets, grads, layouts, strict=True)]
     step, rounding_seed = counters
     kernel = choose("row_update_", weights.device.type, implementation)

@@ -15,7 +15,7 @@ from terarec.kernels.triton import tiles
 from terarec.kernels.triton.device.update import update_kernel
 from terarec.kernels.triton.segments import segments_of
 
-_KINDS = RULE_KINDS[:4]  # that the kernel numbers
+KINDS = RULE_KINDS[:4]  # that the kernel numbers
 
 
 def row_update_(
@@ -46,8 +46,9 @@ def row_update_(
         ConfigError: offsets that fall or do not cover the keys; nothing is changed.
         KernelError: rows that are not contiguous, or a rule or factors that this kernel does not know.
     """
-    if table_lr is not None or rule != RowRule(kind=rule.kind, lr=rule.lr, eps=rule.eps, beta1=rule.beta1, beta2=rule.beta2) or rule.kind not in _KINDS:
-        raise KernelError(f"row_update_: got {rule} and factors {table_lr}, expected a plain rule among {_KINDS}")
+    plain = RowRule(kind=rule.kind, lr=rule.lr, eps=rule.eps, beta1=rule.beta1, beta2=rule.beta2)
+    if table_lr is not None or rule != plain or rule.kind not in KINDS:
+        raise KernelError(f"row_update_: got {rule} and table_lr {table_lr}, expected one of {', '.join(KINDS)} alone")
     if not all(held.is_contiguous() for held in (weights, *state)):
         raise KernelError("row_update_: got weights or state that are not contiguous, expected contiguous tensors")
     num_rows, width = weights.shape
