@@ -198,7 +198,7 @@ def _only_second(layout):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kind": "adadelta"}, r"^RowRule\.kind: got 'adadelta', expected one of 'sgd', 'momentum'"),
+        ({"kind": "adadelta"}, r"^RowRule\.kind: got 'adadelta', expected one of 'sgd', 'adagrad'"),
         ({"mode": "lazy"}, r"^RowRule\.mode: got 'lazy', expected one of 'local', 'global', 'lazy_global'"),
         ({"beta1": 1.0}, r"^RowRule: got beta1 1\.0 and beta2 0\.0, expected 0 <= beta < 1"),
         ({"lr": float("nan")}, r"^RowRule\.lr: got nan"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,10 +35,9 @@ def row_options(spec: SparseOptimizerSpec) -> RowOptions:
 def row_rule(spec: SparseOptimizerSpec) -> RowRule:
     """The rule of `spec`."""
     options = row_options(spec)
-    numbers = {"l1": options.l1, "l2": options.l2}
+    numbers: dict[str, Any] = {"kind": spec.kind, "l1": options.l1, "l2": options.l2}
     numbers |= {field: getattr(spec, name) for name, field in _NUMBERS.items() if hasattr(spec, name)}
     return RowRule(
-        kind=spec.kind,
         mode=options.mode,
         lr=spec.lr,
         grad_scale=1.0 / options.loss_scale,
