@@ -136,7 +136,7 @@ def test_tensors_that_do_not_fit_are_refused():
     ]:
         with pytest.raises(ConfigError, match=f"^{name}: got"):
             bag_lookup(*wrong, held.layout)
-    with pytest.raises(KernelError, match="'auto', .*'cpu', 'ref'"):
+    with pytest.raises(KernelError, match=r"'auto', .*'cpu', 'ref'"):
         bag_lookup(*good, held.layout, implementation="fast")
 
 
