@@ -1,11 +1,13 @@
 """`Batch` and `Jagged`: what they refuse, and slicing and selecting against plain Python lists."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from terarec.batch import Batch, Jagged, one_hot, select, slice_samples, to_device
+from terarec.batch import Batch, Jagged, first_keys, one_hot, select, slice_samples, to_device
 from terarec.errors import ConfigError
 
 bags_of = st.integers(0, 5).flatmap(
@@ -21,7 +23,14 @@ def batch_of(batch_size, features):
     keys = torch.tensor([key for bag in bags for key in bag], dtype=torch.int64)
     numbers = torch.arange(batch_size, dtype=torch.float32)[:, None]
     names = tuple(f"f{index}" for index in range(len(features)))
-    return Batch(dense=numbers * 10, label=numbers, sparse=Jagged(names=names, keys=keys, offsets=offsets))
+    weights = torch.arange(keys.numel(), dtype=torch.float32)
+    sparse = Jagged(names=names, keys=keys, offsets=offsets, weights=weights)
+    return Batch(dense=numbers * 10, label=numbers, sparse=sparse)
+
+
+def weights_in(jagged, batch_size):
+    """The weights as `bags_in` has the keys."""
+    return bags_in(replace(jagged, keys=jagged.weights.long()), batch_size)
 
 
 def bags_in(jagged, batch_size):
@@ -45,6 +54,8 @@ def test_slices_hold_the_samples(data, bounds):
     assert part.label[:, 0].tolist() == list(range(start, stop))
     assert part.dense[:, 0].tolist() == [10.0 * sample for sample in range(start, stop)]
     assert bags_in(part.sparse, stop - start) == [feature[start:stop] for feature in features]
+    whole = weights_in(batch_of(batch_size, features).sparse, batch_size)
+    assert weights_in(part.sparse, stop - start) == [feature[start:stop] for feature in whole]
 
 
 @given(data=bags_of, order=st.permutations(range(4)), count=st.integers(0, 4))
@@ -55,6 +66,34 @@ def test_selections_hold_the_features(data, order, count):
     picked = select(batch_of(batch_size, features).sparse, [f"f{index}" for index in chosen])
     assert picked.names == tuple(f"f{index}" for index in chosen)
     assert bags_in(picked, batch_size) == [features[index] for index in chosen]
+    whole = weights_in(batch_of(batch_size, features).sparse, batch_size)
+    assert weights_in(picked, batch_size) == [whole[index] for index in chosen]
+
+
+@given(data=bags_of, limits=st.lists(st.none() | st.integers(1, 3), min_size=4, max_size=4))
+@settings(deadline=None)
+def test_first_keys_of_each_bag(data, limits):
+    batch_size, features = data
+    sparse = batch_of(batch_size, features).sparse
+    limits = limits[: len(features)]
+    cut = first_keys(sparse, limits)
+    assert cut.names == sparse.names
+    assert bags_in(cut, batch_size) == [
+        [bag[:limit] for bag in feature] for feature, limit in zip(features, limits, strict=True)
+    ]
+    assert weights_in(cut, batch_size) == [
+        [bag[:limit] for bag in feature] for feature, limit in zip(weights_in(sparse, batch_size), limits, strict=True)
+    ]
+
+
+def test_first_keys_without_a_longer_bag_copies_nothing():
+    sparse = batch_of(2, [[[1, 2], [3]]]).sparse
+    assert first_keys(sparse, [2]) is sparse
+    with pytest.raises(ConfigError, match="limits: got 2, expected one for each of 1 features"):
+        first_keys(sparse, [2, None])
+    for offsets in ([0, 2, 1], [1, 2, 3], [0, 3, 2]):
+        with pytest.raises(ConfigError, match="offsets: expected to rise from 0 to the 3 keys"):
+            first_keys(replace(sparse, offsets=torch.tensor(offsets)), [1])
 
 
 def test_a_feature_that_is_not_there():
@@ -75,6 +114,7 @@ def test_the_same_device_keeps_the_samples():
     assert torch.equal(moved.sparse.keys, batch.sparse.keys)
     assert torch.equal(moved.sparse.offsets, batch.sparse.offsets)
     assert moved.sparse.names == batch.sparse.names
+    assert torch.equal(moved.sparse.weights, batch.sparse.weights)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +130,12 @@ def test_the_same_device_keeps_the_samples():
 def test_what_a_jagged_refuses(names, keys, offsets, message):
     with pytest.raises(ConfigError, match=message):
         Jagged(names=names, keys=keys, offsets=offsets)
+
+
+def test_weights_that_are_not_one_a_key_are_refused():
+    for wrong in (torch.ones(1), torch.ones(2, dtype=torch.float64), torch.ones(2, 1)):
+        with pytest.raises(ConfigError, match=r"Jagged: got weights .*, expected float32\[2\]"):
+            Jagged(names=("a",), keys=torch.tensor([1, 2]), offsets=torch.tensor([0, 2]), weights=wrong)
 
 
 def test_a_jagged_without_features_has_no_samples():

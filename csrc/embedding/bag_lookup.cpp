@@ -56,20 +56,21 @@ class Lookup {
       faults_.add(check.fault);
       return;
     }
-    const float* table = call_.weights + layout.base * call_.width;
+    const void* table = static_cast<const char*>(call_.weights) + layout.base * row_bytes(call_.row_type, call_.width);
     const int64_t* keys = call_.keys + offsets[0];
     if (layout.pooling == Pooling::kNone) {
+      const int64_t num_keys = offsets[unit.bags] - offsets[0];
       float* out = call_.out + offsets[0] * call_.width;
-      kernels().copy_rows({table, keys, offsets[unit.bags] - offsets[0], call_.width, out, call_.width, stream_});
+      kernels().copy_rows({table, call_.row_type, keys, num_keys, call_.width, out, call_.width, stream_});
       return;
     }
     const int64_t stride = call_.features * call_.width;
     float* out = call_.out + unit.first_bag * stride + unit.feature * call_.width;
-    if (check.all_single) {
-      kernels().copy_rows({table, keys, unit.bags, call_.width, out, stride, stream_});
+    if (check.all_single && !call_.key_weights) {
+      kernels().copy_rows({table, call_.row_type, keys, unit.bags, call_.width, out, stride, stream_});
     } else {
-      const bool mean = layout.pooling == Pooling::kMean;
-      kernels().pool_bags({table, call_.keys, offsets, unit.bags, call_.width, out, stride, mean, stream_});
+      kernels().pool_bags({table, call_.row_type, call_.keys, call_.key_weights, offsets, unit.bags, call_.width, out,
+                           stride, layout.pooling, stream_});
     }
   }
 

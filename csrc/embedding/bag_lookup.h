@@ -4,10 +4,10 @@
 #include <cstdint>
 
 #include "embedding/bag_faults.h"
+#include "embedding/pooling.h"
+#include "embedding/row_type.h"
 
 namespace terarec {
-
-enum class Pooling : int64_t { kSum = 0, kMean = 1, kNone = 2 };
 
 // One row of a layout array.
 struct FeatureLayout {
@@ -18,11 +18,13 @@ struct FeatureLayout {
 };
 
 struct LookupCall {
-  const float* weights;
+  const void* weights;
+  RowType row_type;
   int64_t width;
   const int64_t* keys;
   int64_t num_keys;
-  const int64_t* offsets;  // features * batch + 1
+  const float* key_weights;  // of each key, or null
+  const int64_t* offsets;    // features * batch + 1
   const FeatureLayout* layout;
   int64_t features;
   int64_t batch;

@@ -17,6 +17,7 @@
 #include "embedding/huge_memory.h"
 #include "embedding/kernels.h"
 #include "embedding/reserved_memory.h"
+#include "embedding/row_dots.h"
 #include "embedding/row_init.h"
 #include "embedding/row_update.h"
 
@@ -37,30 +38,47 @@ Report report(const BagFault& fault) {
   return {fault.kind, fault.gradient, fault.feature, fault.position, fault.value};
 }
 
+// `numbers`: weights, row type, width, keys, number of keys, key weights or 0, offsets, layout, features, batch, result,
+// threads.
 Report run_bag_lookup(const std::vector<int64_t>& numbers) {
   const auto address = [&](int i) { return static_cast<uintptr_t>(numbers[i]); };
-  LookupCall call{at<const float>(address(0)), numbers[1], at<const int64_t>(address(2)), numbers[3],
-                  at<const int64_t>(address(4)), at<const FeatureLayout>(address(5)), numbers[6], numbers[7],
-                  at<float>(address(8)), static_cast<int>(numbers[9])};
+  LookupCall call{at<const void>(address(0)), static_cast<RowType>(numbers[1]), numbers[2],
+                  at<const int64_t>(address(3)), numbers[4], at<const float>(address(5)),
+                  at<const int64_t>(address(6)), at<const FeatureLayout>(address(7)), numbers[8], numbers[9],
+                  at<float>(address(10)), static_cast<int>(numbers[11])};
   nb::gil_scoped_release unlocked;
   return report(bag_lookup(call));
 }
 
-// Each of `list`: keys, number of keys, offsets, layout, features, batch, gradient, gradient stride.
-UpdateGradients update_gradients(int64_t width, int64_t table_lr, int64_t threads,
-                                 const std::vector<std::vector<int64_t>>& list) {
-  UpdateGradients gradients{width, at<const float>(table_lr), static_cast<int>(threads), {}};
+// `numbers`: weights, row type, width, keys, number of keys, offsets, layout, features, batch, gradient, gradient stride,
+// dots, threads.
+Report run_row_dots(const std::vector<int64_t>& numbers) {
+  const auto address = [&](int i) { return static_cast<uintptr_t>(numbers[i]); };
+  RowDotsCall call{at<const void>(address(0)), static_cast<RowType>(numbers[1]), numbers[2],
+                   at<const int64_t>(address(3)), numbers[4], at<const int64_t>(address(5)),
+                   at<const FeatureLayout>(address(6)), numbers[7], numbers[8], at<const float>(address(9)),
+                   numbers[10], at<float>(address(11)), static_cast<int>(numbers[12])};
+  nb::gil_scoped_release unlocked;
+  return report(row_dots(call));
+}
+
+// `numbers`: weights, row type, width, factors of the learning rates or 0, threads.
+// Each of `list`: keys, number of keys, key weights or 0, offsets, layout, features, batch, gradient, gradient stride.
+UpdateGradients update_gradients(const std::vector<int64_t>& numbers, const std::vector<std::vector<int64_t>>& list) {
+  UpdateGradients gradients{at<const void>(numbers[0]), static_cast<RowType>(numbers[1]), numbers[2],
+                            at<const float>(numbers[3]), static_cast<int>(numbers[4]), {}};
   for (const std::vector<int64_t>& g : list) {
-    gradients.list.push_back({at<const int64_t>(g[0]), g[1], at<const int64_t>(g[2]), at<const FeatureLayout>(g[3]),
-                              g[4], g[5], at<const float>(g[6]), g[7]});
+    gradients.list.push_back({at<const int64_t>(g[0]), g[1], at<const float>(g[2]), at<const int64_t>(g[3]),
+                              at<const FeatureLayout>(g[4]), g[5], g[6], at<const float>(g[7]), g[8]});
   }
   return gradients;
 }
 
-// `tensors`: weights, state or 0, state or 0, last steps or 0, width, factors of the learning rates or 0, threads.
+// `rows` and `list`: see update_gradients. `state`: tensors or 0, the last of three being the last steps.
 // `rule`: its kind, whether it sweeps, the step. `constants`: as in RuleConstants. `extras`: none, or scale, bounds of
-// values and of norms, coupled l1 and l2, beta1, beta2. `list`: see update_gradients.
-Report run_row_update(const std::vector<int64_t>& tensors, const std::vector<int64_t>& rule,
+// values and of norms, coupled l1 and l2, beta1, beta2.
+Report run_row_update(const std::vector<int64_t>& rows, const std::vector<int64_t>& state,
+                      const std::vector<int64_t>& rule,
                       const std::vector<double>& constants, const std::vector<double>& extras,
                       const std::vector<std::vector<int64_t>>& list) {
   const auto constant = [&](int i) { return static_cast<float>(constants[i]); };
@@ -70,22 +88,21 @@ Report run_row_update(const std::vector<int64_t>& tensors, const std::vector<int
   RowExtras of_rows{};
   if (!extras.empty()) {
     of_rows = {extra(0),  extra(1),  extra(2), extra(3), extra(4), extras[5],
-               extras[6], static_cast<int32_t>(rule[2]), at<int32_t>(tensors[3])};
+               extras[6], static_cast<int32_t>(rule[2]), at<int32_t>(state[2])};
   }
-  const UpdateCall call{at<float>(tensors[0]), at<float>(tensors[1]), at<float>(tensors[2]),
+  const UpdateCall call{at<float>(rows[0]), at<float>(state[0]), at<float>(state[1]),
                         static_cast<Rule>(rule[0]), of_rule, extras.empty() ? nullptr : &of_rows, rule[1] != 0,
-                        update_gradients(tensors[4], tensors[5], tensors[6], list)};
+                        update_gradients(rows, list)};
   nb::gil_scoped_release unlocked;
   return report(row_update(call));
 }
 
-// The report and the sum of squares. `numbers`: width, factors of the learning rates or 0, threads, the first row that
-// counts. `list`: see update_gradients.
-std::tuple<Report, double> run_gradient_squares(const std::vector<int64_t>& numbers,
+// The report and the sum of squares. `rows` and `list`: see update_gradients. Rows before `first_row` do not count.
+std::tuple<Report, double> run_gradient_squares(const std::vector<int64_t>& rows, int64_t first_row,
                                                 const std::vector<std::vector<int64_t>>& list) {
-  const UpdateGradients gradients = update_gradients(numbers[0], numbers[1], numbers[2], list);
+  const UpdateGradients gradients = update_gradients(rows, list);
   nb::gil_scoped_release unlocked;
-  const GradientSquares squares = gradient_squares(gradients, numbers[3]);
+  const GradientSquares squares = gradient_squares(gradients, first_row);
   return {report(squares.fault), squares.sum};
 }
 
@@ -154,6 +171,7 @@ std::vector<std::string> runnable() {
 NB_MODULE(_embedding, m) {
   m.doc() = "Embedding kernels for CPUs, to be called by terarec.kernels.cpu alone.";
   m.def("bag_lookup", &run_bag_lookup);
+  m.def("row_dots", &run_row_dots);
   m.def("row_update", &run_row_update);
   m.def("gradient_squares", &run_gradient_squares);
   m.def("allocate_rows", &allocate_rows);

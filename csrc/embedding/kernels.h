@@ -6,11 +6,15 @@
 
 #include <cstdint>
 
+#include "embedding/pooling.h"
+#include "embedding/row_type.h"
+
 namespace terarec {
 
 // Copies row keys[i] of a table to out + i * out_stride, for i < count.
 struct CopyRows {
-  const float* table;
+  const void* table;
+  RowType row_type;
   const int64_t* keys;
   int64_t count;
   int64_t width;
@@ -19,29 +23,60 @@ struct CopyRows {
   bool stream;  // store past the caches; needs width % 16 == 0 and 64-byte aligned rows of `out`
 };
 
-// Sums (or averages) the rows of bag b, keys[offsets[b]:offsets[b + 1]], into out + b * out_stride, for b < bags.
+// Pools the rows of bag b, keys[offsets[b]:offsets[b + 1]], into out + b * out_stride, for b < bags.
 struct PoolBags {
-  const float* table;
+  const void* table;
+  RowType row_type;
   const int64_t* keys;
+  const float* key_weights;  // factors of the rows, or null
   const int64_t* offsets;
   int64_t bags;
   int64_t width;
   float* out;
   int64_t out_stride;
-  bool mean;
+  Pooling pooling;  // any but kNone
   bool stream;
 };
 
-// Adds the gradient of each bag to sums[key >> shift] for those of its keys with (key & mask) == part.
-// Without offsets, bag b holds the one key keys[b].
-struct AddBags {
+// Gives each key of a bag the columns of the bag's gradient in which its row is the first with the maximum, and zeros
+// in the others: spread + i * width for key offsets[0] + i.
+struct SpreadMax {
+  const void* table;
+  RowType row_type;
   const int64_t* keys;
   const int64_t* offsets;
   int64_t bags;
   int64_t width;
   const float* grad;
   int64_t grad_stride;
-  bool mean;
+  float* spread;
+  float* buffer;  // 2 * width floats
+};
+
+// Writes dots[i], the dot product of the row of keys[i] and the gradient of its bag, for the keys of all bags.
+struct DotRows {
+  const void* table;
+  RowType row_type;
+  const int64_t* keys;
+  const int64_t* offsets;
+  int64_t bags;
+  int64_t width;
+  const float* grad;
+  int64_t grad_stride;
+  float* dots;
+};
+
+// Adds the gradient of each bag to sums[key >> shift] for those of its keys with (key & mask) == part.
+// Without offsets, bag b holds the one key keys[b].
+struct AddBags {
+  const int64_t* keys;
+  const float* key_weights;  // of each key, or null
+  const int64_t* offsets;
+  int64_t bags;
+  int64_t width;
+  const float* grad;
+  int64_t grad_stride;
+  Pooling pooling;
   int64_t mask, part;
   int shift;
   float* sums;
@@ -97,6 +132,8 @@ struct Kernels {
   const char* name;
   void (*copy_rows)(const CopyRows&);
   void (*pool_bags)(const PoolBags&);
+  void (*spread_max)(const SpreadMax&);
+  void (*dot_rows)(const DotRows&);
   void (*add_bags)(const AddBags&);
   void (*update_rows)(const UpdateRows&);
   double (*sum_squares)(const UpdateRows&, int64_t first_row);  // of the summed gradients; rows before it do not count

@@ -50,9 +50,10 @@ Found find_rows(const TablePart& part, const std::vector<BagGradients>& bags, In
     for (int64_t b = 0; b < of.bags; b++, grad += of.grad_stride) {
       const int64_t begin = of.offsets ? of.offsets[b] : b;
       const int64_t end = of.offsets ? of.offsets[b + 1] : b + 1;
-      const float scale = of.mean && end - begin > 1 ? 1.0f / static_cast<float>(end - begin) : 1.0f;
+      const float factor = bag_factor(of.pooling, end - begin, of.key_weights ? of.key_weights + begin : nullptr);
       for (int64_t i = begin; i < end; i++) {
         if ((of.keys[i] & part.mask()) != part.part) continue;
+        const float scale = of.key_weights ? factor * of.key_weights[i] : factor;
         uint32_t& group = index.find(of.keys[i], rows);
         if (group == 0) {
           rows[found.groups] = part.base + of.keys[i];
@@ -100,7 +101,7 @@ int64_t RowScratch::bytes() const {
 
 RowGroups group_by_row(const TablePart& part, const std::vector<BagGradients>& bags, int64_t num_keys,
                        RowScratch& scratch) {
-  const bool scaled = std::any_of(bags.begin(), bags.end(), [](const BagGradients& of) { return of.mean; });
+  const bool scaled = std::any_of(bags.begin(), bags.end(), [](const BagGradients& of) { return of.scaled(); });
   const int64_t most_groups = std::min(num_keys, part.part_rows());
   at_least(scratch.rows, most_groups);
   at_least(scratch.first, most_groups);
@@ -138,8 +139,8 @@ RowGroups sum_by_row(const TablePart& part, const std::vector<BagGradients>& bag
   memset(sums, 0, 4 * rows * width);
   memset(touched, 0, rows);
   for (const BagGradients& of : bags) {
-    kernels().add_bags({of.keys, of.offsets, of.bags, width, of.grad, of.grad_stride, of.mean, part.mask(), part.part,
-                        part.shift, sums, touched, at_least(scratch.buffer, width)});
+    kernels().add_bags({of.keys, of.key_weights, of.offsets, of.bags, width, of.grad, of.grad_stride, of.pooling,
+                        part.mask(), part.part, part.shift, sums, touched, at_least(scratch.buffer, width)});
   }
   at_least(scratch.rows, rows);
   at_least(scratch.first, rows);

@@ -4,16 +4,21 @@
 #include <cstdint>
 #include <vector>
 
+#include "embedding/pooling.h"
+
 namespace terarec {
 
 // The bags of one feature of one gradient.
 struct BagGradients {
-  const int64_t* keys;     // absolute: offsets index it
-  const int64_t* offsets;  // of the first bag; null if every key has a gradient of its own
+  const int64_t* keys;       // absolute: offsets index it
+  const float* key_weights;  // of each key, or null
+  const int64_t* offsets;    // of the first bag; null if every key has a gradient of its own
   int64_t bags;
   const float* grad;  // of the first bag
   int64_t grad_stride;
-  bool mean;
+  Pooling pooling;  // any but kMax
+
+  bool scaled() const { return key_weights || pooling == Pooling::kMean || pooling == Pooling::kSqrtn; }
 };
 
 // The rows of a table with row % 2^shift == part: its share when 2^shift units work on the table.

@@ -86,7 +86,8 @@ BagFault row_update(const UpdateCall& call) {
   const BagFault fault = check_gradients(call.gradients);
   if (fault.kind != BagFault::kNone) return fault;
   const int threads = call.gradients.useful_threads();
-  const std::vector<UpdateTable> tables = collect_tables(call.gradients);
+  MaxGradients maxima;
+  const std::vector<UpdateTable> tables = collect_tables(call.gradients, maxima);
   const std::vector<UpdateUnit> units = split_tables(tables, call.gradients.num_keys(), threads);
   std::vector<uint8_t> touched(call.sweeps ? end_of(tables) : 0);
   uint8_t* const marks = call.sweeps ? touched.data() : nullptr;
@@ -98,7 +99,8 @@ BagFault row_update(const UpdateCall& call) {
 GradientSquares gradient_squares(const UpdateGradients& gradients, int64_t first_row) {
   const BagFault fault = check_gradients(gradients);
   if (fault.kind != BagFault::kNone) return {fault, 0.0};
-  const std::vector<UpdateTable> tables = collect_tables(gradients);
+  MaxGradients maxima;
+  const std::vector<UpdateTable> tables = collect_tables(gradients, maxima);
   const std::vector<UpdateUnit> units = split_tables(tables, gradients.num_keys(), kNormThreads);
   std::vector<double> sums(units.size());
   parallel_for(gradients.useful_threads(), units.size(), [&](int64_t unit) {

@@ -23,18 +23,25 @@ constexpr int64_t kSumKeysPerRow = 4;
 // What a thread keeps between calls at most.
 constexpr int64_t kKeptBytes = 64 << 20;
 
-void add_bags_of(const UpdateGradient& of, int64_t feature, int64_t width, UpdateTable& table) {
+void add_bags_of(const UpdateGradients& all, const UpdateGradient& of, int64_t feature, MaxGradients& maxima,
+                 UpdateTable& table) {
   const FeatureLayout& layout = of.layout[feature];
   const int64_t* offsets = of.offsets + feature * of.batch;
   const int64_t num_keys = offsets[of.batch] - offsets[0];
   if (num_keys == 0) return;
   table.num_keys += num_keys;
+  const int64_t* keys = of.keys + offsets[0];
+  const float* grad = of.grad + feature * all.width;
   if (layout.pooling == Pooling::kNone) {
-    const float* grad = of.grad + offsets[0] * of.grad_stride;
-    table.bags.push_back({of.keys + offsets[0], nullptr, num_keys, grad, of.grad_stride, false});
+    grad = of.grad + offsets[0] * of.grad_stride;
+    table.bags.push_back({keys, nullptr, nullptr, num_keys, grad, of.grad_stride, Pooling::kNone});
+  } else if (layout.pooling == Pooling::kMax) {
+    const void* rows = static_cast<const char*>(all.weights) + layout.base * row_bytes(all.row_type, all.width);
+    const float* spread =
+        maxima.add({rows, all.row_type, of.keys, offsets, of.batch, all.width, grad, of.grad_stride});
+    table.bags.push_back({keys, nullptr, nullptr, num_keys, spread, all.width, Pooling::kNone});
   } else {
-    const bool mean = layout.pooling == Pooling::kMean;
-    table.bags.push_back({of.keys, offsets, of.batch, of.grad + feature * width, of.grad_stride, mean});
+    table.bags.push_back({of.keys, of.key_weights, offsets, of.batch, grad, of.grad_stride, layout.pooling});
   }
 }
 
@@ -91,7 +98,7 @@ BagFault check_gradients(const UpdateGradients& gradients) {
   return faults.get();
 }
 
-std::vector<UpdateTable> collect_tables(const UpdateGradients& gradients) {
+std::vector<UpdateTable> collect_tables(const UpdateGradients& gradients, MaxGradients& maxima) {
   std::map<std::pair<int64_t, int64_t>, UpdateTable> tables;  // by first row and number
   for (const UpdateGradient& of : gradients.list) {
     for (int64_t f = 0; f < of.features; f++) {
@@ -102,9 +109,10 @@ std::vector<UpdateTable> collect_tables(const UpdateGradients& gradients) {
       table.base = layout.base;
       table.rows = layout.rows;
       table.lr_factor = factor;
-      add_bags_of(of, f, gradients.width, table);
+      add_bags_of(gradients, of, f, maxima, table);
     }
   }
+  maxima.fill(gradients.useful_threads());
   std::vector<UpdateTable> in_order;
   for (auto& [place, table] : tables) in_order.push_back(std::move(table));
   return in_order;

@@ -7,6 +7,7 @@
 #include "embedding/bag_faults.h"
 #include "embedding/bag_lookup.h"
 #include "embedding/kernels.h"
+#include "embedding/max_gradient.h"
 #include "embedding/row_groups.h"
 
 namespace terarec {
@@ -15,7 +16,8 @@ namespace terarec {
 struct UpdateGradient {
   const int64_t* keys;
   int64_t num_keys;
-  const int64_t* offsets;  // features * batch + 1
+  const float* key_weights;  // of each key, or null
+  const int64_t* offsets;    // features * batch + 1
   const FeatureLayout* layout;
   int64_t features;
   int64_t batch;
@@ -25,6 +27,8 @@ struct UpdateGradient {
 
 // All gradients of a step in one arena.
 struct UpdateGradients {
+  const void* weights;  // the arena, in whose rows maxima are found
+  RowType row_type;
   int64_t width;
   const float* table_lr;  // factor of each table's learning rate, 0 if it does not learn; or null
   int threads;
@@ -51,8 +55,9 @@ struct UpdateUnit {
 
 BagFault check_gradients(const UpdateGradients& gradients);
 
-// The tables in the order of their rows, those without a key in the batch included.
-std::vector<UpdateTable> collect_tables(const UpdateGradients& gradients);
+// The tables in the order of their rows, those without a key in the batch included. Features pooled by maximum come with
+// a gradient for each key, in memory of `maxima` that is filled here.
+std::vector<UpdateTable> collect_tables(const UpdateGradients& gradients, MaxGradients& maxima);
 
 // Splits tables so that no unit has more than half of a thread's share; the longest come first.
 std::vector<UpdateUnit> split_tables(const std::vector<UpdateTable>& tables, int64_t num_keys, int threads);

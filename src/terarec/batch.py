@@ -21,11 +21,13 @@ class Jagged:
         names: the S features.
         keys: int64[N].
         offsets: int64[S * B + 1], rising from 0 to N.
+        weights: float32[N], factors of the keys' vectors where they are pooled; None for ones.
     """
 
     names: tuple[str, ...]
     keys: Tensor
     offsets: Tensor
+    weights: Tensor | None = None
 
     def __post_init__(self) -> None:
         bags = self.offsets.numel() - 1
@@ -33,6 +35,11 @@ class Jagged:
             raise ConfigError(f"Jagged: got keys {self.keys.dtype}, offsets {self.offsets.dtype}, expected int64")
         if bags < 0 or (self.names and bags % len(self.names)) or (not self.names and bags):
             raise ConfigError(f"Jagged: got {bags + 1} offsets for {len(self.names)} features, expected S * B + 1")
+        weights = self.weights
+        if weights is not None and (weights.dtype != torch.float32 or weights.shape != self.keys.shape):
+            raise ConfigError(
+                f"Jagged: got weights {weights.dtype}{list(weights.shape)}, expected float32{list(self.keys.shape)}"
+            )
 
     @property
     def batch_size(self) -> int:
@@ -76,19 +83,42 @@ def select(jagged: Jagged, names: Sequence[str]) -> Jagged:
         return jagged
     batch_size = jagged.batch_size
     position = {name: index for index, name in enumerate(jagged.names)}
-    keys: list[Tensor] = []
+    parts: list[slice] = []
     lengths: list[Tensor] = []
     for name in names:
         if name not in position:
             raise ConfigError(f"feature {name!r} is not in the batch, which holds {', '.join(jagged.names)}")
         first = position[name] * batch_size
         offsets = jagged.offsets[first : first + batch_size + 1]
-        keys.append(jagged.keys[int(offsets[0]) : int(offsets[-1])])
+        parts.append(slice(int(offsets[0]), int(offsets[-1])))
         lengths.append(offsets.diff())
     zero = torch.zeros(1, dtype=torch.int64, device=jagged.keys.device)
-    all_offsets = torch.cat([zero, torch.cat(lengths).cumsum(0)]) if lengths else zero
-    all_keys = torch.cat(keys) if keys else jagged.keys[:0]
-    return Jagged(names=tuple(names), keys=all_keys, offsets=all_offsets)
+    offsets = torch.cat([zero, torch.cat(lengths).cumsum(0)]) if lengths else zero
+    return _with_parts(jagged, tuple(names), parts, offsets)
+
+
+def first_keys(jagged: Jagged, limits: Sequence[int | None]) -> Jagged:
+    """`jagged` with at most ``limits[s]`` keys, the first, in each bag of feature s; None for all.
+
+    Raises:
+        ConfigError: limits that are not one a feature, or offsets that fall or do not cover the keys.
+    """
+    if len(limits) != len(jagged.names):
+        raise ConfigError(f"limits: got {len(limits)}, expected one for each of {len(jagged.names)} features")
+    lengths = jagged.offsets.diff()
+    if jagged.offsets[0] != 0 or jagged.offsets[-1] != jagged.keys.numel() or bool((lengths < 0).any()):
+        raise ConfigError(f"offsets: expected to rise from 0 to the {jagged.keys.numel()} keys")
+    most = max(1, jagged.keys.numel())
+    limit = torch.tensor([most if limit is None else limit for limit in limits], device=lengths.device)
+    kept = lengths.minimum(limit.repeat_interleave(jagged.batch_size))
+    if torch.equal(kept, lengths):
+        return jagged
+    in_bag = torch.arange(jagged.keys.numel(), device=lengths.device)
+    in_bag -= jagged.offsets[:-1].repeat_interleave(lengths)
+    chosen = (in_bag < kept.repeat_interleave(lengths)).nonzero()[:, 0]
+    offsets = torch.cat([jagged.offsets[:1], kept.cumsum(0)])
+    weights = None if jagged.weights is None else jagged.weights[chosen]
+    return Jagged(names=jagged.names, keys=jagged.keys[chosen], offsets=offsets, weights=weights)
 
 
 def slice_samples(batch: Batch, start: int, stop: int) -> Batch:
@@ -103,14 +133,24 @@ def slice_samples(batch: Batch, start: int, stop: int) -> Batch:
         ends = sparse.offsets[1:].reshape(num_features, size)[:, start:stop]
         lengths = (ends - starts).reshape(-1)
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        keys = [sparse.keys[int(starts[s, 0]) : int(ends[s, -1])] for s in range(num_features)] if stop > start else []
-        sliced = Jagged(names=sparse.names, keys=torch.cat(keys) if keys else sparse.keys[:0], offsets=offsets)
+        parts = [slice(int(starts[s, 0]), int(ends[s, -1])) for s in range(num_features)] if stop > start else []
+        sliced = _with_parts(sparse, sparse.names, parts, offsets)
     return Batch(dense=batch.dense[start:stop], label=batch.label[start:stop], sparse=sliced)
 
 
 def to_device(batch: Batch, device: torch.device | str) -> Batch:
     """`batch` with its tensors on `device`."""
-    sparse = Jagged(
-        names=batch.sparse.names, keys=batch.sparse.keys.to(device), offsets=batch.sparse.offsets.to(device)
-    )
+    held = batch.sparse
+    weights = None if held.weights is None else held.weights.to(device)
+    sparse = Jagged(names=held.names, keys=held.keys.to(device), offsets=held.offsets.to(device), weights=weights)
     return Batch(dense=batch.dense.to(device), label=batch.label.to(device), sparse=sparse)
+
+
+def _with_parts(jagged: Jagged, names: tuple[str, ...], parts: Sequence[slice], offsets: Tensor) -> Jagged:
+    """The keys in `parts`, one after the other, with their weights."""
+
+    def joined(held: Tensor) -> Tensor:
+        return torch.cat([held[part] for part in parts]) if parts else held[:0]
+
+    weights = None if jagged.weights is None else joined(jagged.weights)
+    return Jagged(names=names, keys=joined(jagged.keys), offsets=offsets, weights=weights)

@@ -49,6 +49,10 @@ class PlainCollection(nn.Module):
             weight = self.weights[feature.table]
             if feature.pooling == "none":
                 sequences[feature.name] = weight[keys]
-            else:
-                columns.append(embedding_bag(keys, weight, offsets, mode=feature.pooling, include_last_offset=True))
+                continue
+            mode = "sum" if feature.pooling == "sqrtn" else feature.pooling
+            column = embedding_bag(keys, weight, offsets, mode=mode, include_last_offset=True)
+            if feature.pooling == "sqrtn":
+                column = column / offsets.diff().clamp(min=1).sqrt()[:, None]
+            columns.append(column)
         return torch.cat(columns, dim=1) if columns else torch.empty(jagged.batch_size, 0), sequences

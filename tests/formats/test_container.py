@@ -6,12 +6,14 @@ import json
 import numpy as np
 import pytest
 import safetensors.numpy
+import safetensors.torch
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.formats import read_tensors, write_tensors
+from terarec.formats import BFLOAT16, read_tensors, widen_bfloat16, write_tensors
 
 DTYPES = ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"]
 tensors_of = st.dictionaries(
@@ -50,6 +52,18 @@ def test_golden_bytes(tmp_path):
     assert digest == hashlib.sha256(expected).hexdigest()
 
 
+def test_bfloat16_is_what_torch_writes_and_reads(tmp_path):
+    path = tmp_path / "x.safetensors"
+    numbers = torch.tensor([[1.0, -2.5], [float("inf"), 3.0e-39]]).bfloat16()
+    write_tensors(path, {"w": numbers.view(torch.int16).numpy().view(BFLOAT16)})
+    assert torch.equal(safetensors.torch.load_file(path)["w"], numbers)
+    safetensors.torch.save_file({"w": numbers}, path)
+    found = read_tensors(path)[0]["w"]
+    assert found.dtype == BFLOAT16
+    np.testing.assert_array_equal(widen_bfloat16(found), numbers.float().numpy())
+    np.testing.assert_array_equal(widen_bfloat16(np.arange(3)), np.arange(3))
+
+
 def test_files_of_the_library_are_read(tmp_path):
     path = tmp_path / "x.safetensors"
     tensors = {"b": np.arange(3), "a": np.ones((2, 2), np.float32)}
@@ -80,7 +94,7 @@ def test_tensors_larger_than_a_piece(tmp_path):
 
 @pytest.mark.parametrize("array", [np.array(["text"]), np.array([1j]), np.array([None])])
 def test_types_that_cannot_be_stored(tmp_path, array):
-    with pytest.raises(FormatError, match=r"tensor 'x' of type .*, expected one of F16, F32"):
+    with pytest.raises(FormatError, match=r"tensor 'x' of type .*, expected one of BF16, F16, F32"):
         write_tensors(tmp_path / "x.safetensors", {"x": array})
     assert list(tmp_path.iterdir()) == []
 

@@ -72,7 +72,7 @@ def expected_update(
 
 
 def moved(gradient: LaidGradient, device: torch.device) -> LaidGradient:
-    keys, offsets, grad, layout = gradient
+    keys, offsets, grad, layout, _ = gradient
     return LaidGradient(keys.to(device), offsets.to(device), grad.to(device), layout)
 
 

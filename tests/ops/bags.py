@@ -18,6 +18,7 @@ class Lookup:
     keys: Tensor
     offsets: Tensor
     layout: BagLayout
+    key_weights: Tensor
 
 
 def make_layout(width: int, pooling: tuple[Pooling, ...] | Pooling = "sum") -> BagLayout:
@@ -45,4 +46,5 @@ def make_lookup(layout: BagLayout, batch: int, hotness: int, seed: int = 0) -> L
     features = torch.arange(bags).repeat_interleave(lengths) // max(batch, 1)
     rows = layout.array[features, 1]
     keys = (torch.rand(rows.numel(), generator=generator, dtype=torch.float64) ** 2 * rows).long()
-    return Lookup(torch.randn(layout.num_rows, layout.width, generator=generator), keys, offsets, layout)
+    weights = torch.randn(layout.num_rows, layout.width, generator=generator)
+    return Lookup(weights, keys, offsets, layout, torch.rand(keys.numel(), generator=generator) + 0.25)

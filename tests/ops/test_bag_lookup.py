@@ -9,6 +9,7 @@ from terarec.kernels.contract import MEAN, SUM
 from terarec.kernels.cpu import host
 from terarec.ops import BagLayout, bag_lookup
 from terarec.ops.bag_lookup import _bag_lookup_op
+from terarec.ops.checks import ROW_TYPES
 from tests.ops.bags import make_layout, make_lookup
 
 WIDTHS = [1, 2, 3, 8, 16, 17, 32, 33, 64, 127, 128, 130, 256, 257]
@@ -24,28 +25,47 @@ def _every_set(request):
 
 @pytest.mark.usefixtures("_every_set")
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("pooling", ["sum", "none", ("mean", "sum", "mean", "mean")])
-def test_equals_the_plain_kernel(width, pooling):
+@pytest.mark.parametrize("pooling", ["sum", "none", ("mean", "sum", "sqrtn", "max")])
+@pytest.mark.parametrize("dtype", ROW_TYPES, ids=str)
+def test_equals_the_plain_kernel(width, pooling, dtype):
     layout = make_layout(width, pooling)
     for batch, hotness in [(0, 1), (1, 1), (1, 3), (7, 4), (31, 1), (65, 2)]:
         held = make_lookup(layout, batch, hotness)
-        arguments = (held.weights, held.keys, held.offsets, layout)
+        arguments = (held.weights.to(dtype), held.keys, held.offsets, layout)
         torch.testing.assert_close(
             bag_lookup(*arguments, implementation="cpu"), bag_lookup(*arguments, implementation="ref")
         )
 
 
+@pytest.mark.usefixtures("_every_set")
+@pytest.mark.parametrize("width", WIDTHS)
+def test_weighted_keys_equal_the_plain_kernel(width):
+    layout = make_layout(width, ("mean", "sum", "sqrtn", "mean"))
+    for batch, hotness in [(0, 1), (1, 1), (7, 4), (31, 1)]:
+        held = make_lookup(layout, batch, hotness)
+        arguments = (held.weights, held.keys, held.offsets, layout)
+        torch.testing.assert_close(
+            bag_lookup(*arguments, key_weights=held.key_weights, implementation="cpu"),
+            bag_lookup(*arguments, key_weights=held.key_weights, implementation="ref"),
+        )
+
+
 @pytest.mark.parametrize("width", [1, 17, 64, 128])
-@pytest.mark.parametrize("pooling", ["sum", "mean", "none"])
-def test_the_same_bits_on_every_instruction_set_and_thread_count(width, pooling):
+@pytest.mark.parametrize("pooling", ["sum", "mean", "sqrtn", "max", "none"])
+@pytest.mark.parametrize("dtype", ROW_TYPES, ids=str)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_same_bits_on_every_instruction_set_and_thread_count(width, pooling, dtype, weighted):
     held = make_lookup(make_layout(width, pooling), 700, 5)
+    weights = held.weights.to(dtype)
+    key_weights = held.key_weights if weighted and held.layout.takes_key_weights else None
     results = []
     threads = torch.get_num_threads()
     for name in SETS:
         for count in (1, 2, 3):
             host.select(name)
             torch.set_num_threads(count)
-            results.append(bag_lookup(held.weights, held.keys, held.offsets, held.layout, implementation="cpu"))
+            arguments = (weights, held.keys, held.offsets, held.layout)
+            results.append(bag_lookup(*arguments, key_weights=key_weights, implementation="cpu"))
     host.select("auto")
     torch.set_num_threads(threads)
     assert all(torch.equal(results[0], result) for result in results)
@@ -133,9 +153,16 @@ def test_tensors_that_do_not_fit_are_refused():
         ((*good[:2], held.offsets.int()), "offsets"),
         ((*good[:2], held.offsets[:-1]), "offsets"),
         ((*good[:2], held.offsets[:0]), "offsets"),
+        ((good[0], held.keys.to("meta"), good[2]), "devices"),
     ]:
         with pytest.raises(ConfigError, match=f"^{name}: got"):
             bag_lookup(*wrong, held.layout)
+    for wrong in (held.key_weights[:-1], held.key_weights.double(), held.key_weights[None]):
+        with pytest.raises(ConfigError, match=r"^key_weights: got .*, expected float32\[20\], one a key"):
+            bag_lookup(*good, held.layout, key_weights=wrong)
+    for pooling in ("max", "none", ("sum", "max", "sum", "sum")):
+        with pytest.raises(ConfigError, match=r"^key_weights: got some with pooling"):
+            bag_lookup(*good, make_layout(8, pooling), key_weights=held.key_weights)
     with pytest.raises(KernelError, match=r"'auto', .*'cpu', 'ref'"):
         bag_lookup(*good, held.layout, implementation="fast")
 
@@ -150,11 +177,15 @@ def test_tensors_with_gaps_are_read_right():
     )
 
 
-@pytest.mark.parametrize("pooling", ["sum", "none"])
+@pytest.mark.parametrize("pooling", ["sum", "max", "none"])
 @pytest.mark.parametrize("implementation", ["cpu", "ref"])
 def test_opcheck(pooling, implementation):
     held = make_lookup(make_layout(8, pooling), 5, 3)
-    arguments = (held.weights, held.keys, held.offsets, held.layout.array, pooling != "none", implementation)
+    key_weights = held.key_weights if held.layout.takes_key_weights else None
+    arguments = (
+        *(held.weights, held.keys, held.offsets, held.layout.array, held.layout.pooling_codes),
+        *(key_weights, implementation),
+    )
     torch.library.opcheck(_bag_lookup_op, arguments)
     with_grad = (held.weights.clone().requires_grad_(), *arguments[1:])
     # Ahead-of-time tracing cannot express a sparse gradient; the other checks hold.

@@ -5,28 +5,43 @@ import mmap
 import pytest
 import torch
 
-from terarec.ops import BagGradient, BagLayout, RowRule, bag_lookup, row_update_
+from terarec.kernels.ref.quantized import dequantize_rows
+from terarec.ops import (
+    BagGradient,
+    BagLayout,
+    RowRule,
+    bag_lookup,
+    quantize_rows,
+    quantized_bag_lookup,
+    row_update_,
+)
+from terarec.ops.layout import Pooling
 
 NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux
 
 
-def forged_arena(rows: int, width: int) -> torch.Tensor:
+def forged_arena(rows: int, width: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
-    return torch.frombuffer(mmap.mmap(-1, rows * width * 4, flags=flags), dtype=torch.float32).reshape(rows, width)
+    memory = mmap.mmap(-1, rows * width * dtype.itemsize, flags=flags)
+    return torch.frombuffer(memory, dtype=dtype).reshape(rows, width)
 
 
-@pytest.mark.parametrize(("rows", "width"), [(40_000_000, 64), (2**31 + 7, 1)])
-def test_rows_past_two_to_the_31_elements(rows, width):
-    weights = forged_arena(2 * rows, width)
-    layout = BagLayout(
+def two_tables(rows: int, width: int, pooling: Pooling = "sum") -> BagLayout:
+    return BagLayout(
         table_names=("first", "second"),
         table_base=(0, rows),
         table_rows=(rows, rows),
         feature_names=("f", "g"),
         feature_table=(0, 1),
-        pooling=("sum", "sum"),
+        pooling=(pooling, pooling),
         width=width,
     )
+
+
+@pytest.mark.parametrize(("rows", "width"), [(40_000_000, 64), (2**31 + 7, 1)])
+def test_rows_past_two_to_the_31_elements(rows, width):
+    weights = forged_arena(2 * rows, width)
+    layout = two_tables(rows, width)
     keys = torch.tensor([0, rows - 1, rows - 1, 5, rows - 1, rows - 2])
     offsets = torch.tensor([0, 2, 3, 5, 6])
     grad = torch.arange(1, 4 * width + 1, dtype=torch.float32).reshape(2, 2 * width)
@@ -40,3 +55,28 @@ def test_rows_past_two_to_the_31_elements(rows, width):
     result = bag_lookup(weights, keys, offsets, layout, implementation="cpu")
     assert torch.equal(result[0, :width], weights[0] + weights[rows - 1])
     assert torch.equal(result[1], torch.cat([weights[rows - 1], weights[2 * rows - 2]]))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "max", "none"])
+@pytest.mark.parametrize(("rows", "width"), [(40_000_000, 64), (2**31 + 7, 1)])
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "codes"])
+def test_narrow_rows_past_two_to_the_31_elements(rows, width, kind, pooling):
+    vectors = torch.randn(3, width)
+    far = [0, rows - 1, 2 * rows - 1]
+    keys, offsets = torch.tensor([0, rows - 1, rows - 1]), torch.tensor([0, 2, 3])
+    layout = two_tables(rows, width, pooling)
+    if kind == "codes":
+        packed = forged_arena(2 * rows, width + 8, torch.uint8)
+        packed[far] = quantize_rows(vectors)
+        result = quantized_bag_lookup(packed, keys, offsets, layout, implementation="cpu")
+        vectors = dequantize_rows(packed[far])
+    else:
+        weights = forged_arena(2 * rows, width, getattr(torch, kind))
+        weights[far] = vectors.to(weights.dtype)
+        result = bag_lookup(weights, keys, offsets, layout, implementation="cpu")
+        vectors = weights[far].float()
+    first = {"mean": vectors[:2].mean(dim=0), "max": vectors[:2].amax(dim=0), "none": vectors[:2]}[pooling]
+    torch.testing.assert_close(
+        result if pooling == "none" else result[0],
+        torch.cat([first, vectors[2:]] if pooling == "none" else [first, vectors[2]]),
+    )

@@ -16,7 +16,7 @@ from tests.ops.bags import make_layout, make_lookup
 from tests.ops.rules import make_gradients, make_rule, make_state
 
 SETS = [*host.instruction_sets(), "wide"]
-POOLINGS = ["sum", "none", ("mean", "sum", "mean", "mean")]
+POOLINGS = ["sum", "none", ("mean", "sum", "sqrtn", "max")]
 
 
 def updated(weights, gradients, kind, implementation, mode="local"):
@@ -221,10 +221,10 @@ def test_opcheck(kind, mode):
     weights, gradients = make_gradients(8, "sum", 5, 2)
     rule = make_rule(kind, mode)
     state = list(make_state(rule, weights))
-    columns = [[getattr(held, name) for held in gradients] for name in ("keys", "offsets", "grad")]
-    layouts = [held.layout.array for held in gradients]
+    places = [part for held in gradients for part in (held.keys, held.offsets, held.layout.array)]
+    grads, nothing = [held.grad for held in gradients], [None] * len(gradients)
     words, numbers = f"{kind} {mode} auto", [getattr(rule, field.name) for field in dataclasses.fields(rule)][2:]
-    torch.library.opcheck(_row_update_op, (weights, state, *columns, layouts, words, numbers, [1, 0], None))
+    torch.library.opcheck(_row_update_op, (weights, state, places, grads, nothing, words, numbers, [1, 0], None))
 
 
 def test_compiled_lookups_around_an_update_are_not_merged():

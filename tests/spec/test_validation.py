@@ -62,8 +62,8 @@ REFUSED = [
     ),
     (
         FeatureSpec,
-        {"name": "f", "table": "t", "pooling": "max"},
-        "FeatureSpec.pooling: got 'max', expected one of 'sum', 'mean'",
+        {"name": "f", "table": "t", "pooling": "median"},
+        "FeatureSpec.pooling: got 'median', expected one of 'sum', 'mean'",
     ),
     (CategoricalColumn, {"name": "c", "rows": 5, "hotness": 0}, "CategoricalColumn.hotness: got 0"),
     (

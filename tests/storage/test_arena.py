@@ -2,12 +2,15 @@ import copy
 import math
 import subprocess
 import sys
+from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
 
 from terarec.errors import ConfigError, StorageError
 from terarec.spec import TableSpec
+from terarec.spec.table import Initializer
 from terarec.storage import Arena, memory, static_tables
 
 SPECS = [TableSpec(name="a", rows=50, width=8), TableSpec(name="b", rows=200, width=8)]
@@ -85,9 +88,23 @@ def test_available_memory_is_read_on_linux() -> None:
     assert 2**20 < available < 2**50
 
 
-def test_tables_of_two_widths_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"\[4, 8\]"):
-        Arena([SPECS[0], TableSpec(name="c", rows=3, width=4)])
+def test_tables_of_two_widths_or_types_are_refused() -> None:
+    for other in (TableSpec(name="c", rows=3, width=4), TableSpec(name="c", rows=3, width=8, dtype="float16")):
+        with pytest.raises(ConfigError, match=rf"\({other.width}, '{other.dtype}'\)"):
+            Arena([SPECS[0], other])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("initializer", ["uniform", "normal", "zeros"])
+def test_narrow_rows_start_as_rounded_float32(dtype: Literal["bfloat16", "float16"], initializer: Initializer) -> None:
+    specs = [replace(spec, rows=spec.rows * 701, width=9, initializer=initializer) for spec in SPECS]
+    wide = Arena(specs, seed=3)
+    narrow = Arena([replace(spec, dtype=dtype) for spec in specs], seed=3)
+    assert narrow.weights.dtype == narrow.dtype == getattr(torch, dtype)
+    assert torch.equal(narrow.weights, wide.weights.to(narrow.dtype))
+    assert narrow.memory_bytes * 2 == wide.memory_bytes
+    narrow.attach_state((("sum", (narrow.num_rows,)),))
+    assert narrow.state["sum"].dtype == torch.float32
 
 
 def test_a_copy_is_independent() -> None:

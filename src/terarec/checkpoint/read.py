@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from terarec.checkpoint.arrays import as_tensor
 from terarec.checkpoint.layout import (
     DENSE,
     KEYS,
@@ -122,7 +123,7 @@ class Checkpoint:
 
     def _read(self, file: str) -> tuple[dict[str, Tensor], dict[str, str]]:
         arrays, metadata = read_tensors(self.path / file, sha256=self._manifest.entry(file).sha256)
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}, metadata
+        return {name: as_tensor(array) for name, array in arrays.items()}, metadata
 
 
 def _rows(tensors: Mapping[str, Tensor], first_key: int) -> Rows:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from terarec.checkpoint.arrays import as_array
 from terarec.checkpoint.directory import keep_newest, staged, step_path
 from terarec.checkpoint.layout import (
     DENSE,
@@ -27,7 +28,6 @@ from terarec.checkpoint.layout import (
 from terarec.checkpoint.manifest import FileEntry, write_manifest
 from terarec.checkpoint.optimizer_state import flatten
 from terarec.checkpoint.state import TrainState
-from terarec.errors import ConfigError
 from terarec.formats import write_bytes, write_tensors
 from terarec.storage import Store
 
@@ -51,7 +51,7 @@ def save(directory: Path, state: TrainState, *, keep: int | None = None) -> Path
 
     Raises:
         StorageError: the disk refuses, or the step has a checkpoint already. Earlier checkpoints stay whole.
-        ConfigError: a tensor of a type that NumPy lacks, such as bfloat16.
+        ConfigError: a tensor of a type that a container lacks, such as float8.
     """
     with staged(directory, state.step) as checkpoint:
         write_manifest(checkpoint, state.step, list(_write_files(checkpoint, state)))
@@ -105,12 +105,4 @@ def _write_tensors(
 
 
 def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, npt.NDArray[np.generic]]:
-    arrays = {}
-    for name, tensor in tensors.items():
-        try:
-            arrays[name] = tensor.detach().cpu().contiguous().numpy()
-        except TypeError:
-            raise ConfigError(
-                f"checkpoint: tensor {name!r} is {tensor.dtype}, expected a type that NumPy has"
-            ) from None
-    return arrays
+    return {name: as_array(name, tensor) for name, tensor in tensors.items()}

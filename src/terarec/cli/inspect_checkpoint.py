@@ -16,7 +16,7 @@ from terarec.checkpoint.layout import DENSE, KEYS, STATE_PREFIX, WEIGHTS, parse_
 from terarec.checkpoint.manifest import Manifest, read_manifest
 from terarec.config import load_run
 from terarec.errors import ConfigError
-from terarec.formats import read_tensors
+from terarec.formats import BFLOAT16, read_tensors, widen_bfloat16
 from terarec.kernels.hash_index import new_hash_index
 from terarec.models.artifact import CHECKPOINT_DIRECTORY, RUN_FILE
 
@@ -66,7 +66,7 @@ def table_names(manifest: Manifest) -> list[str]:
 
 
 def table_pieces(checkpoint: Path, manifest: Manifest, table: str) -> Iterator[Arrays]:
-    """The tensors of `table`, piece by piece in key order: "weights" float32[n, D] and the optimizer's state.
+    """The tensors of `table`, piece by piece in key order: "weights" [n, D] and the optimizer's state.
 
     Raises:
         ConfigError: the checkpoint has no such table.
@@ -85,20 +85,22 @@ def _pieces(
         yield read_tensors(checkpoint / entry.file, sha256=entry.sha256)[0]
 
 
-def row_norms(weights: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Euclidean length float64[n] of each row of ``weights float32[n, D]``."""
-    norms: NDArray[np.float64] = np.sqrt(np.einsum("nd,nd->n", weights, weights, dtype=np.float64))
+def row_norms(weights: NDArray[Any]) -> NDArray[np.float64]:
+    """Euclidean length float64[n] of each row of ``weights [n, D]``."""
+    numbers = widen_bfloat16(weights)
+    norms: NDArray[np.float64] = np.sqrt(np.einsum("nd,nd->n", numbers, numbers, dtype=np.float64))
     return norms
 
 
 def _table(checkpoint: Path, manifest: Manifest, table: str) -> dict[str, Any]:
-    rows, width, num_bytes, total, low, high = 0, 0, 0, 0.0, math.inf, -math.inf
+    rows, width, dtype, num_bytes, total, low, high = 0, 0, "", 0, 0.0, math.inf, -math.inf
     state: dict[str, None] = {}
     index = new_hash_index()
     is_dynamic = False
     for tensors in table_pieces(checkpoint, manifest, table):
         norms = row_norms(tensors[WEIGHTS])
         rows, width = rows + norms.size, tensors[WEIGHTS].shape[1]
+        dtype = "bfloat16" if tensors[WEIGHTS].dtype == BFLOAT16 else str(tensors[WEIGHTS].dtype)
         num_bytes += sum(array.nbytes for array in tensors.values())
         total += float(norms.sum())
         low, high = min(low, float(norms.min(initial=math.inf))), max(high, float(norms.max(initial=-math.inf)))
@@ -112,6 +114,7 @@ def _table(checkpoint: Path, manifest: Manifest, table: str) -> dict[str, Any]:
         "kind": "dynamic" if is_dynamic else "static",
         "rows": rows,
         "width": width,
+        "dtype": dtype,
         "bytes": num_bytes,
         "index_bytes_per_key": index.memory_bytes / rows if is_dynamic and rows else 0.0,
         "evicted": _num_evicted(checkpoint, manifest, table),
@@ -132,5 +135,5 @@ def _shape(array: NDArray[Any]) -> str:
 
 
 def _size(array: NDArray[Any]) -> dict[str, Any]:
-    mean_square = float(np.mean(np.square(array, dtype=np.float64))) if array.size else math.nan
+    mean_square = float(np.mean(np.square(widen_bfloat16(array), dtype=np.float64))) if array.size else math.nan
     return {"parameters": array.size, "root_mean_square": math.sqrt(mean_square)}

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from terarec.batch import Jagged, select
+from terarec.batch import Jagged, first_keys, select
 from terarec.embedding.grouping import (
     AnyArena,
     AnyTableSpec,
@@ -25,6 +25,7 @@ from terarec.embedding.grouping import (
     fitted,
     lookup_groups,
 )
+from terarec.embedding.learned_weights import look_up_with_weights
 from terarec.embedding.table_state import AnyTable, entries, entry_names, load_entries
 from terarec.embedding.translation import translate
 from terarec.errors import ConfigError, StorageError
@@ -63,15 +64,15 @@ class EmbeddingOutput:
 class EmbeddingCollection(nn.Module):
     """Tables and the features that look them up.
 
-    Weights stay float32 whatever ``half()``, ``bfloat16()`` or ``to(dtype)`` ask of the module; ``to(device)`` moves
-    them. ``state_dict()`` holds views ``tables.<name>`` that share memory with the static tables, and copies
-    ``tables.<name>.keys int64[n]`` and ``tables.<name>.weights float32[n, D]`` of dynamic ones; loaded, these replace
-    all that a table held.
+    Weights keep the types of their tables whatever ``half()``, ``bfloat16()`` or ``to(dtype)`` ask of the module;
+    ``to(device)`` moves them. ``state_dict()`` holds views ``tables.<name>`` that share memory with the static tables,
+    and copies ``tables.<name>.keys int64[n]`` and ``tables.<name>.weights float32[n, D]`` of dynamic ones; loaded,
+    these replace all that a table held.
 
     A dynamic table takes up unseen keys in forward passes in training mode with gradients enabled, and only there.
 
     Args:
-        tables: the tables; the static ones of one width share an arena, and so do the dynamic ones.
+        tables: the tables; the static ones of one width and element type share an arena, and so do the dynamic ones.
         features: the features; the order of the output's columns.
         seed: of the first weights, which depend on table name, row and seed only.
 
@@ -90,6 +91,7 @@ class EmbeddingCollection(nn.Module):
         self.pending: tuple[list[BagGradient], ...] = tuple([] for _ in self.arenas)
         self._groups = lookup_groups(self.arenas, self.features)
         self._dynamic_readers = dynamic_readers(self.arenas, self.features)
+        self._has_limits = any(feature.max_keys is not None for feature in self.features)  # which need bags' lengths
         pooled = [feature for feature in self.features if feature.pooling != "none"]
         self._pooled_names = tuple(feature.name for feature in pooled)
         self.output_width = sum(self.tables[feature.table].width for feature in pooled)
@@ -98,14 +100,16 @@ class EmbeddingCollection(nn.Module):
         """Look every feature up.
 
         Args:
-            jagged: keys of at least this collection's features.
+            jagged: keys of at least this collection's features; its weights count for the features that are pooled by
+                "sum", "mean" or "sqrtn".
 
         Raises:
             ConfigError: a feature that `jagged` does not hold.
             KeyOutOfRangeError: a key outside its static table, with feature and table named.
             StorageError: memory or a dynamic table is full.
         """
-        if torch.compiler.is_compiling() and (self._dynamic_readers or (self.training and torch.is_grad_enabled())):
+        learns = self.training and torch.is_grad_enabled()
+        if torch.compiler.is_compiling() and (self._dynamic_readers or self._has_limits or learns):
             apart: EmbeddingOutput = self._look_up_apart(jagged)
             return apart
         return self._look_up(jagged)
@@ -127,8 +131,10 @@ class EmbeddingCollection(nn.Module):
         for group in self._groups:
             names = group.layout.feature_names
             part = select(rows.get(group.arena, jagged), names)
+            if any(limit is not None for limit in group.max_keys):
+                part = first_keys(part, group.max_keys)
             vectors = self._lookup(group, part)
-            if group.is_pooled:
+            if group.layout.is_pooled:
                 pooled[names] = vectors
             else:
                 sequences.update(_split_sequences(part, vectors))
@@ -147,7 +153,7 @@ class EmbeddingCollection(nn.Module):
         return taken
 
     def table(self, name: str) -> Tensor:
-        """The weights float32[rows, D] of the static table `name`, sharing memory with it.
+        """The weights [rows, D] of the static table `name`, in its type and sharing memory with it.
 
         Raises:
             ConfigError: no such table, or a dynamic one.
@@ -190,22 +196,24 @@ class EmbeddingCollection(nn.Module):
         return rows
 
     def _lookup(self, group: LookupGroup, part: Jagged) -> Tensor:
-        """The vectors of `group`, as a leaf whose gradient is deposited here when training."""
-        arena = self.arenas[group.arena]
-        layout = group.layout
-        vectors = bag_lookup(arena.weights, part.keys, part.offsets, layout)
+        """The vectors of `group`, whose gradient is deposited here when training."""
+        arena, layout = self.arenas[group.arena], group.layout
+        key_weights = part.weights if layout.takes_key_weights else None
+        pending, generation = self.pending[group.arena], _generation(arena)
+
+        def deposit(grad: Tensor) -> None:
+            _check_still_there(arena, generation)
+            factors = None if key_weights is None else key_weights.detach()
+            pending.append(BagGradient(part.keys, part.offsets, grad, layout, factors))
+
+        if key_weights is not None and key_weights.requires_grad and torch.is_grad_enabled():
+            taker = deposit if self.training else None
+            return look_up_with_weights(
+                arena.weights, part.keys, part.offsets, layout, key_weights=key_weights, deposit=taker
+            )
+        vectors = bag_lookup(arena.weights, part.keys, part.offsets, layout, key_weights=key_weights)
         if self.training and torch.is_grad_enabled():
-            pending = self.pending[group.arena]
-            generation = _generation(arena)
-
-            def deposit(leaf: Tensor) -> None:
-                if leaf.grad is not None:
-                    _check_still_there(arena, generation)
-                    pending.append(BagGradient(keys=part.keys, offsets=part.offsets, grad=leaf.grad, layout=layout))
-                    leaf.grad = None
-
-            vectors.requires_grad_()
-            vectors.register_post_accumulate_grad_hook(deposit)  # type: ignore[no-untyped-call]
+            _make_leaf(vectors, deposit)
         return vectors
 
     def _in_feature_order(self, pooled: Mapping[tuple[str, ...], Tensor], jagged: Jagged) -> Tensor:
@@ -217,10 +225,10 @@ class EmbeddingCollection(nn.Module):
         in_order = [columns[feature.name] for feature in self.features if feature.name in columns]
         if in_order:
             return torch.cat(in_order, dim=1)
-        return self.arenas[0].weights.new_empty(jagged.batch_size, 0)
+        return torch.empty(jagged.batch_size, 0, device=self.arenas[0].device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingCollection:
-        """Follow ``to(device)``; leave the weights float32."""
+        """Follow ``to(device)``; leave the weights' type."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for arena in self.arenas:
             arena.move(fn(torch.empty(0, device=arena.device)).device)
@@ -268,6 +276,18 @@ def _check_still_there(arena: AnyArena, looked_up: int) -> None:
             f"backward: rows of tables {', '.join(arena.table_names)} were evicted and given to other keys since the "
             "forward pass, expected the row optimizer's step before the next forward pass"
         )
+
+
+def _make_leaf(vectors: Tensor, deposit: Callable[[Tensor], None]) -> None:
+    """Let autograd end at `vectors`, and hand their gradient to `deposit`."""
+
+    def hand_over(leaf: Tensor) -> None:
+        if leaf.grad is not None:
+            deposit(leaf.grad)
+            leaf.grad = None
+
+    vectors.requires_grad_()
+    vectors.register_post_accumulate_grad_hook(hand_over)  # type: ignore[no-untyped-call]
 
 
 def _split_sequences(part: Jagged, vectors: Tensor) -> dict[str, Sequences]:

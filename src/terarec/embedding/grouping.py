@@ -8,27 +8,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from terarec.errors import ConfigError
-from terarec.ops.layout import BagLayout
+from terarec.ops.layout import BagLayout, Pooling
 from terarec.spec import DynamicTableSpec, FeatureSpec, TableSpec
 from terarec.storage import Arena, DynamicArena
 
 AnyTableSpec = TableSpec | DynamicTableSpec
 AnyArena = Arena | DynamicArena
 
+_KINDS: tuple[tuple[Pooling, ...], ...] = (("sum", "mean", "sqrtn"), ("max",), ("none",))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LookupGroup:
-    """The features that one call of ``ops.bag_lookup`` serves: of one arena, all pooled or all sequences.
+    """The features that one call of ``ops.bag_lookup`` serves: of one arena and one kind of pooling.
 
     Attributes:
         arena: index of the arena.
         layout: where each feature's rows are.
-        is_pooled: whether the call gives ``float32[B, S * D]`` or the vectors of every key.
+        max_keys: how many first keys of each feature's bags count, None for all.
     """
 
     arena: int
     layout: BagLayout
-    is_pooled: bool
+    max_keys: tuple[int | None, ...]
 
 
 def check_names(tables: Sequence[AnyTableSpec], features: Sequence[FeatureSpec]) -> None:
@@ -46,31 +48,36 @@ def check_names(tables: Sequence[AnyTableSpec], features: Sequence[FeatureSpec])
 
 
 def build_arenas(tables: Sequence[AnyTableSpec], *, seed: int) -> tuple[AnyArena, ...]:
-    """An arena for the static, and one for the dynamic tables of each width, in order of first appearance."""
-    static: dict[int, list[TableSpec]] = {}
+    """An arena for the static tables of each width and element type, and one for the dynamic tables of each width.
+
+    They come in the order of their first tables.
+    """
+    static: dict[tuple[int, str], list[TableSpec]] = {}
     dynamic: dict[int, list[DynamicTableSpec]] = {}
-    order: dict[tuple[bool, int], None] = {}
+    order: dict[int | tuple[int, str], None] = {}
     for table in tables:
         if isinstance(table, DynamicTableSpec):
             dynamic.setdefault(table.width, []).append(table)
+            order[table.width] = None
         else:
-            static.setdefault(table.width, []).append(table)
-        order[isinstance(table, DynamicTableSpec), table.width] = None
+            static.setdefault((table.width, table.dtype), []).append(table)
+            order[table.width, table.dtype] = None
     return tuple(
-        DynamicArena(dynamic[width], seed=seed) if is_dynamic else Arena(static[width], seed=seed)
-        for is_dynamic, width in order
+        DynamicArena(dynamic[kind], seed=seed) if isinstance(kind, int) else Arena(static[kind], seed=seed)
+        for kind in order
     )
 
 
 def lookup_groups(arenas: Sequence[AnyArena], features: Sequence[FeatureSpec]) -> list[LookupGroup]:
-    """One group per arena and kind of result, for those that have features."""
+    """One group per arena and kind of pooling: those that take key weights, "max", and "none"."""
     groups: list[LookupGroup] = []
     for index, arena in enumerate(arenas):
         mine = [feature for feature in features if feature.table in arena.table_names]
-        for is_pooled in (True, False):
-            members = [feature for feature in mine if (feature.pooling != "none") == is_pooled]
+        for poolings in _KINDS:
+            members = [feature for feature in mine if feature.pooling in poolings]
             if members:
-                groups.append(LookupGroup(arena=index, layout=_layout(arena, members), is_pooled=is_pooled))
+                max_keys = tuple(feature.max_keys for feature in members)
+                groups.append(LookupGroup(arena=index, layout=_layout(arena, members), max_keys=max_keys))
     return groups
 
 

@@ -8,7 +8,7 @@ from itertools import groupby
 
 import torch
 
-from terarec.batch import Jagged, select
+from terarec.batch import Jagged, first_keys, select
 from terarec.errors import ConfigError
 from terarec.spec import FeatureSpec
 from terarec.storage import Store
@@ -31,6 +31,8 @@ def translate(jagged: Jagged, features: Sequence[FeatureSpec], tables: Mapping[s
         StorageError: memory or a table is full.
     """
     part = select(jagged, [feature.name for feature in features])
+    if any(feature.max_keys is not None for feature in features):
+        part = first_keys(part, [feature.max_keys for feature in features])  # the others get no rows
     batch_size = part.batch_size
     if not batch_size:
         return part

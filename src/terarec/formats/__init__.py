@@ -2,6 +2,7 @@
 
 from terarec.formats.arguments import check_rows
 from terarec.formats.atomic import AtomicFile, write_bytes
+from terarec.formats.bfloat16 import BFLOAT16, widen_bfloat16
 from terarec.formats.block import ColumnBlock, Keys, merge, slice_rows
 from terarec.formats.container import read_tensors, write_tensors
 from terarec.formats.dataset import DATASET_FILE, read_dataset, write_dataset
@@ -14,6 +15,7 @@ from terarec.formats.shard import Shard, create_shard, open_shard, shard_path
 from terarec.formats.writer import ShardWriter
 
 __all__ = [
+    "BFLOAT16",
     "DATASET_FILE",
     "AtomicFile",
     "ColumnBlock",
@@ -35,6 +37,7 @@ __all__ = [
     "read_tensors",
     "shard_path",
     "slice_rows",
+    "widen_bfloat16",
     "write_bytes",
     "write_dataset",
     "write_envelope",

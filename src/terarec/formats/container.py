@@ -21,11 +21,13 @@ from numpy.typing import NDArray
 
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.atomic import AtomicFile
+from terarec.formats.bfloat16 import BFLOAT16
 
 MAX_HEADER_BYTES = 100_000_000
 METADATA = "__metadata__"
 _PIECE_BYTES = 16 * 2**20
-_DTYPES = {
+_DTYPES: dict[str, str | np.dtype[Any]] = {
+    "BF16": BFLOAT16,
     "F16": "<f2",
     "F32": "<f4",
     "F64": "<f8",

@@ -1,8 +1,8 @@
 """What every implementation of a kernel takes and raises. Plain tensors and numbers: names stay on the floors above.
 
 A layout array is int64[S, 4] in host memory with a row for each feature: the first arena row of its table, the rows of
-its table, its pooling, one of `SUM`, `MEAN` and `NONE`, and the number of its table in the layout. `NONE` holds for all
-features of a layout or for none.
+its table, its pooling, one of `SUM`, `MEAN`, `NONE`, `SQRTN` (the sum divided by the root of the number of keys) and
+`MAX`, and the number of its table in the layout. `NONE` holds for all features of a layout or for none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from torch import Tensor
 
 from terarec.errors import ConfigError, KeyOutOfRangeError
 
-SUM, MEAN, NONE = 0, 1, 2
+SUM, MEAN, NONE, SQRTN, MAX = 0, 1, 2, 3, 4
+
+ROW_TAIL_BYTES = 8
+"""Bytes after the codes of a quantized row: its scale and its offset, float32, little-endian."""
 
 RuleKind = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "momentum", "nesterov", "rmsprop", "adamw", "ftrl"]
 RULE_KINDS: tuple[RuleKind, ...] = get_args(RuleKind)
@@ -153,12 +156,14 @@ class LaidGradient(NamedTuple):
         offsets: int64[S * B + 1].
         grad: float32[B, S * D], or float32[N, D] for a layout without pooling.
         layout: the layout array.
+        key_weights: float32[N] that multiplied the keys' vectors, or None.
     """
 
     keys: Tensor
     offsets: Tensor
     grad: Tensor
     layout: Tensor
+    key_weights: Tensor | None = None
 
 
 class BadKeyError(KeyOutOfRangeError):

@@ -26,6 +26,8 @@ IMPLEMENTATIONS = ("triton", "cpu", "ref")
 """Packages of ``terarec.kernels``, the fastest first. Each has every op of `OPS`, but those on host memory alone."""
 OPS = {
     "bag_lookup": "bag_lookup",
+    "quantized_bag_lookup": "bag_lookup",
+    "row_dots": "bag_lookup",
     "row_update_": "row_update",
     "row_gradient_norm": "row_update",
     "allocate_rows": "rows",
@@ -67,7 +69,7 @@ def active(op: str, device: str) -> Choice:
     _check_op(op)
     refusals: list[str] = []
     for name in IMPLEMENTATIONS:
-        refusal = _refusal(name, device)
+        refusal = _refusal(op, name, device)
         if not refusal:
             is_fastest = name == _fastest_for(device)
             return Choice(implementation=name, why=f"the fastest on {device}" if is_fastest else "; ".join(refusals))
@@ -91,11 +93,9 @@ def choose(op: str, device: str, implementation: str = "auto") -> Callable[..., 
     elif implementation not in IMPLEMENTATIONS:
         names = ", ".join(map(repr, ("auto", *IMPLEMENTATIONS)))
         raise KernelError(f"implementation: got {implementation!r}, expected one of {names}")
-    elif refusal := _refusal_by_name(implementation, device):
+    elif refusal := _refusal_by_name(op, implementation, device):
         raise KernelError(f"{op}: implementation {implementation!r} cannot run on {device}: {refusal}")
-    function: Callable[..., Any] | None = getattr(_module(implementation, OPS[op]), op, None)
-    if function is None:
-        raise KernelError(f"{op}: implementation {implementation!r} has no such op, which works in host memory")
+    function: Callable[..., Any] = getattr(_module(implementation, OPS[op]), op)
     return function
 
 
@@ -109,19 +109,26 @@ def _fastest_for(device: str) -> str | None:
     return next((name for name in IMPLEMENTATIONS if device in (_DEVICES[name] or ())), None)
 
 
-def _refusal(name: str, device: str) -> str:
-    """Why an implementation does not run on a device type; empty if it does."""
+def _refusal(op: str, name: str, device: str) -> str:
+    """Why an implementation does not run an op on a device type; empty if it does."""
     devices = _DEVICES[name]
     if devices is not None and device not in devices:
         return f"runs on {', '.join(devices)}, not on {device}"
-    return available()[name]
+    return _lack(op, name)
 
 
-def _refusal_by_name(name: str, device: str) -> str:
+def _refusal_by_name(op: str, name: str, device: str) -> str:
     """As `_refusal`, but that Triton asked for by name may interpret its kernels on the CPU."""
     if name == "triton" and device == "cpu" and triton_interprets():
-        return available()[name]
-    return _refusal(name, device)
+        return _lack(op, name)
+    return _refusal(op, name, device)
+
+
+def _lack(op: str, name: str) -> str:
+    """Why an implementation does not run an op at all; empty if it does."""
+    if reason := available()[name]:
+        return reason
+    return "" if hasattr(_module(name, OPS[op]), op) else "it has no such op"
 
 
 def _loading_fault(name: str) -> str:

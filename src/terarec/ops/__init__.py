@@ -1,7 +1,9 @@
 """The embedding ops: one file each with schema, fake, backward and the choice of a kernel."""
 
 from terarec.ops.bag_lookup import bag_lookup
+from terarec.ops.key_weight_gradient import key_weight_gradient
 from terarec.ops.layout import BagLayout
+from terarec.ops.quantized import quantize_rows, quantized_bag_lookup
 from terarec.ops.row_update import (
     BagGradient,
     RowRule,
@@ -16,6 +18,9 @@ __all__ = [
     "BagLayout",
     "RowRule",
     "bag_lookup",
+    "key_weight_gradient",
+    "quantize_rows",
+    "quantized_bag_lookup",
     "row_gradient_norm",
     "row_update_",
     "state_dtype",

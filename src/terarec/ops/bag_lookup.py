@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from terarec.kernels.contract import BadKeyError
+from terarec.kernels.contract import MAX, NONE, BadKeyError
 from terarec.kernels.ref.bag_lookup import spread_gradient
 from terarec.kernels.registry import choose
 from terarec.ops import checks
+from terarec.ops.key_weight_gradient import key_weight_gradient_op
 from terarec.ops.layout import BagLayout
 
 
 def bag_lookup(
-    weights: Tensor, keys: Tensor, offsets: Tensor, layout: BagLayout, *, implementation: str = "auto"
+    weights: Tensor,
+    keys: Tensor,
+    offsets: Tensor,
+    layout: BagLayout,
+    *,
+    key_weights: Tensor | None = None,
+    implementation: str = "auto",
 ) -> Tensor:
     """Look up every bag's rows and pool them.
 
     The bag of feature s and sample b is ``keys[offsets[s * B + b] : offsets[s * B + b + 1]]``. The gradient with
-    respect to `weights` is a sparse COO tensor with an entry a key.
+    respect to `weights` is a sparse COO tensor with an entry a key; that with respect to `key_weights` is dense.
 
     Args:
-        weights: float32[V, D], the arena.
+        weights: float32, bfloat16 or float16 [V, D], the arena.
         keys: int64[N].
         offsets: int64[S * B + 1], feature-major, rising from 0 to N.
         layout: the S features and their tables.
+        key_weights: float32[N], factors of the keys' vectors, for poolings "sum", "mean" and "sqrtn"; the latter two
+            then divide by the sum of a bag's weights and by the root of the sum of their squares.
         implementation: "auto", or one of `terarec.kernels.registry.IMPLEMENTATIONS` by name.
 
     Returns:
@@ -40,19 +50,26 @@ def bag_lookup(
     """
     checks.weights_fit(weights, layout)
     checks.bags_fit(keys, offsets, layout)
+    checks.same_device((weights, keys, offsets))
+    if key_weights is not None:
+        checks.key_weights_fit(key_weights, keys, layout)
+        checks.same_device((weights, key_weights))
     try:
-        if _needs_dispatcher(weights):
-            result: Tensor = _bag_lookup_op(weights, keys, offsets, layout.array, layout.is_pooled, implementation)
+        if _needs_dispatcher(weights, key_weights):
+            result: Tensor = _bag_lookup_op(
+                weights, keys, offsets, layout.array, layout.pooling_codes, key_weights, implementation
+            )
             return result
-        return _run(weights, keys, offsets, layout.array, layout.is_pooled, implementation)
+        return _run(weights, keys, offsets, layout.array, layout.is_pooled, key_weights, implementation)
     except BadKeyError as error:
         raise checks.named(error, layout) from None
 
 
-def _needs_dispatcher(weights: Tensor) -> bool:
+def _needs_dispatcher(weights: Tensor, key_weights: Tensor | None) -> bool:
     """Whether autograd, a tracer or a mode has to see the call; torch's dispatcher costs about 20 us a call."""
+    learns = weights.requires_grad or (key_weights is not None and key_weights.requires_grad)
     return (
-        (weights.requires_grad and torch.is_grad_enabled())
+        (learns and torch.is_grad_enabled())
         or type(weights) is not Tensor
         or torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
@@ -60,42 +77,62 @@ def _needs_dispatcher(weights: Tensor) -> bool:
 
 
 def _run(
-    weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, is_pooled: bool, implementation: str
+    weights: Tensor,
+    keys: Tensor,
+    offsets: Tensor,
+    layout: Tensor,
+    is_pooled: bool,
+    key_weights: Tensor | None,
+    implementation: str,
 ) -> Tensor:
     kernel = choose("bag_lookup", weights.device.type, implementation)
-    result: Tensor = kernel(weights, keys, offsets, layout, is_pooled)
+    result: Tensor = kernel(weights, keys, offsets, layout, is_pooled, key_weights)
     return result
 
 
-# In the op's schema `layout` is the layout array and `is_pooled` what it says, known without reading it.
-@torch.library.custom_op("terarec::bag_lookup", mutates_args=())
-def _bag_lookup_op(
-    weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, is_pooled: bool, implementation: str
+# In the op's schema `layout` is the layout array and `pooling` its third column, known without reading it.
+def _bag_lookup(
+    weights: Tensor,
+    keys: Tensor,
+    offsets: Tensor,
+    layout: Tensor,
+    pooling: Sequence[int],
+    key_weights: Tensor | None,
+    implementation: str,
 ) -> Tensor:
-    return _run(weights, keys, offsets, layout, is_pooled, implementation)
+    return _run(weights, keys, offsets, layout, NONE not in pooling, key_weights, implementation)
+
+
+_bag_lookup_op = torch.library.custom_op("terarec::bag_lookup", mutates_args=())(_bag_lookup)
 
 
 @_bag_lookup_op.register_fake
-def _fake(
-    weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, is_pooled: bool, implementation: str
-) -> Tensor:
+def _fake(weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, pooling: Sequence[int], *_: object) -> Tensor:
     num_features, width = layout.shape[0], weights.shape[1]
-    if is_pooled:
-        return weights.new_empty((offsets.shape[0] - 1) // num_features, num_features * width)
-    return weights.new_empty(keys.shape[0], width)
+    if NONE in pooling:
+        return weights.new_empty(keys.shape[0], width, dtype=torch.float32)
+    batch_size = (offsets.shape[0] - 1) // num_features
+    return weights.new_empty(batch_size, num_features * width, dtype=torch.float32)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    weights, keys, offsets, layout, _, _ = inputs
-    ctx.save_for_backward(keys, offsets, layout)
-    ctx.weights_shape = weights.shape
+    weights, keys, offsets, layout, pooling, key_weights, implementation = inputs
+    # The way back reads the rows only where it must, so that they may move in between where it does not.
+    read = weights if MAX in pooling or ctx.needs_input_grad[5] else None
+    ctx.save_for_backward(keys, offsets, layout, key_weights, read)
+    ctx.weights_shape, ctx.weights_dtype, ctx.implementation = weights.shape, weights.dtype, implementation
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    keys, offsets, layout = ctx.saved_tensors
-    rows, values = spread_gradient(keys, offsets, grad, layout)
-    sparse = torch.sparse_coo_tensor(rows[None], values, ctx.weights_shape, check_invariants=False)
-    return sparse, None, None, None, None, None
+    keys, offsets, layout, key_weights, weights = ctx.saved_tensors
+    sparse = of_key_weights = None
+    if ctx.needs_input_grad[0]:
+        rows, values = spread_gradient(keys, offsets, grad, layout, key_weights, weights=weights)
+        values = values.to(ctx.weights_dtype)
+        sparse = torch.sparse_coo_tensor(rows[None], values, ctx.weights_shape, check_invariants=False)
+    if ctx.needs_input_grad[5]:
+        of_key_weights = key_weight_gradient_op(weights, keys, offsets, grad, layout, key_weights, ctx.implementation)
+    return sparse, None, None, None, None, of_key_weights, None
 
 
 _bag_lookup_op.register_autograd(_backward, setup_context=_save)

@@ -11,31 +11,45 @@ from terarec.errors import ConfigError, KeyOutOfRangeError
 from terarec.kernels.contract import BadKeyError
 from terarec.ops.layout import BagLayout
 
+ROW_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Element types of an arena's rows."""
+
 
 def weights_fit(weights: Tensor, layout: BagLayout) -> None:
-    """Raise unless `weights` is float32[V, D] with the width and at least the rows of `layout`."""
+    """Raise unless `weights` is [V, D] of a row type with the width and at least the rows of `layout`."""
     shape = weights.shape
-    if len(shape) != 2 or shape[1] != layout.width or shape[0] < layout.num_rows or weights.dtype != torch.float32:
+    fits = len(shape) == 2 and shape[1] == layout.width and shape[0] >= layout.num_rows
+    if not fits or weights.dtype not in ROW_TYPES:
         raise ConfigError(
-            f"weights: got {_name(weights)}, expected float32[V, {layout.width}] with V >= {layout.num_rows}"
+            f"weights: got {name(weights)}, expected float32, bfloat16 or float16 [V, {layout.width}] "
+            f"with V >= {layout.num_rows}"
         )
+
+
+def key_weights_fit(key_weights: Tensor, keys: Tensor, layout: BagLayout) -> None:
+    """Raise unless `key_weights` is float32[N] and the poolings of `layout` take it."""
+    if key_weights.dtype != torch.float32 or key_weights.shape != keys.shape:
+        raise ConfigError(f"key_weights: got {name(key_weights)}, expected float32{list(keys.shape)}, one a key")
+    if not layout.takes_key_weights:
+        raise ConfigError(f"key_weights: got some with pooling {layout.pooling}, expected 'sum', 'mean' or 'sqrtn'")
 
 
 def same_device(tensors: Sequence[Tensor]) -> None:
     """Raise unless all tensors are on one device."""
-    devices = {tensor.device for tensor in tensors}
-    if len(devices) > 1:
-        raise ConfigError(f"devices: got {', '.join(sorted(map(str, devices)))}, expected all tensors on one device")
+    first = tensors[0].device
+    if any(tensor.device != first for tensor in tensors):
+        devices = sorted({str(tensor.device) for tensor in tensors})
+        raise ConfigError(f"devices: got {', '.join(devices)}, expected all tensors on one device")
 
 
 def bags_fit(keys: Tensor, offsets: Tensor, layout: BagLayout) -> None:
     """Raise unless `keys` is int64[N] and `offsets` int64[S * B + 1] with the S of `layout`."""
     if keys.dtype != torch.int64 or keys.dim() != 1:
-        raise ConfigError(f"keys: got {_name(keys)}, expected int64[N]")
+        raise ConfigError(f"keys: got {name(keys)}, expected int64[N]")
     num_features = len(layout.feature_names)
     if offsets.dtype != torch.int64 or offsets.dim() != 1 or (offsets.shape[0] - 1) % num_features:
         raise ConfigError(
-            f"offsets: got {_name(offsets)}, expected int64[S * B + 1] for the S = {num_features} features"
+            f"offsets: got {name(offsets)}, expected int64[S * B + 1] for the S = {num_features} features"
         )
     if offsets.shape[0] == 0:
         raise ConfigError("offsets: got an empty tensor, expected int64[S * B + 1]")
@@ -49,7 +63,7 @@ def gradient_fits(grad: Tensor, keys: Tensor, offsets: Tensor, layout: BagLayout
     else:
         expected = (keys.shape[0], layout.width)
     if tuple(grad.shape) != expected or grad.dtype != torch.float32:
-        raise ConfigError(f"grad: got {_name(grad)}, expected float32{list(expected)} as the lookup's result")
+        raise ConfigError(f"grad: got {name(grad)}, expected float32{list(expected)} as the lookup's result")
 
 
 def named(error: BadKeyError, layout: BagLayout) -> KeyOutOfRangeError:
@@ -61,5 +75,6 @@ def named(error: BadKeyError, layout: BagLayout) -> KeyOutOfRangeError:
     )
 
 
-def _name(tensor: Tensor) -> str:
+def name(tensor: Tensor) -> str:
+    """Element type and shape of `tensor`, for messages."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

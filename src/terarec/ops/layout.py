@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError
-from terarec.kernels.contract import MEAN, NONE, SUM
+from terarec.kernels.contract import MAX, MEAN, NONE, SQRTN, SUM
 
-Pooling = Literal["sum", "mean", "none"]
-_CODES = {"sum": SUM, "mean": MEAN, "none": NONE}
+Pooling = Literal["sum", "mean", "sqrtn", "max", "none"]
+_CODES = {"sum": SUM, "mean": MEAN, "sqrtn": SQRTN, "max": MAX, "none": NONE}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,17 +54,30 @@ class BagLayout:
         if any(not 0 <= table < tables for table in self.feature_table):
             raise ConfigError(f"BagLayout.feature_table: got {self.feature_table}, expected 0 <= index < {tables}")
         if any(pooling not in _CODES for pooling in self.pooling):
-            raise ConfigError(f"BagLayout.pooling: got {self.pooling}, expected 'sum', 'mean' or 'none' for each")
+            raise ConfigError(
+                f"BagLayout.pooling: got {self.pooling}, expected one of {', '.join(map(repr, _CODES))} for each"
+            )
         if len({pooling == "none" for pooling in self.pooling}) > 1:
             raise ConfigError(f"BagLayout.pooling: got {self.pooling}, expected 'none' for all features or for none")
         if self.width < 1:
             raise ConfigError(f"BagLayout.width: got {self.width}, expected at least 1")
-        _ = self.is_pooled, self.num_rows, self.array  # computed before a compiler comes, which could not trace it
+        # Computed before a compiler comes, which could not trace it.
+        _ = self.is_pooled, self.num_rows, self.pooling_codes, self.takes_key_weights, self.array
 
     @functools.cached_property
     def is_pooled(self) -> bool:
         """Whether the features' bags are pooled."""
         return self.pooling[0] != "none"
+
+    @functools.cached_property
+    def pooling_codes(self) -> tuple[int, ...]:
+        """The pooling of each feature as the layout array has it."""
+        return tuple(_CODES[pooling] for pooling in self.pooling)
+
+    @functools.cached_property
+    def takes_key_weights(self) -> bool:
+        """Whether weights may multiply the keys' vectors: "max" and "none" have no use for them."""
+        return not {"max", "none"} & set(self.pooling)
 
     @functools.cached_property
     def num_rows(self) -> int:

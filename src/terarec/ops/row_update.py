@@ -27,12 +27,14 @@ class BagGradient:
         offsets: int64[S * B + 1] of the lookup.
         grad: gradient of its result: float32[B, S * D], or float32[N, D] for a layout without pooling.
         layout: the layout of the lookup.
+        key_weights: float32[N] of the lookup, or None.
     """
 
     keys: Tensor
     offsets: Tensor
     grad: Tensor
     layout: BagLayout
+    key_weights: Tensor | None = None
 
 
 def state_shapes(
@@ -99,10 +101,10 @@ def row_update_(
     try:
         if torch.compiler.is_compiling() or type(weights) is not Tensor:
             kind, mode, *numbers = astuple(rule)
-            columns = (list(column) for column in zip(*laid, strict=True))
-            counters = [step, rounding_seed]
-            words = f"{kind} {mode} {implementation}"
-            _row_update_op(weights, list(state), *columns, words, numbers, counters, table_lr)
+            places = [part for held in laid for part in (held.keys, held.offsets, held.layout)]
+            grads, key_weights = [held.grad for held in laid], [held.key_weights for held in laid]
+            words, counters = f"{kind} {mode} {implementation}", [step, rounding_seed]
+            _row_update_op(weights, list(state), places, grads, key_weights, words, numbers, counters, table_lr)
         else:
             kernel = choose("row_update_", weights.device.type, implementation)
             kernel(weights, state, laid, rule, step, table_lr, rounding_seed)
@@ -150,7 +152,7 @@ def row_gradient_norm(
 
 
 def _laid(gradients: Sequence[BagGradient]) -> list[LaidGradient]:
-    return [LaidGradient(held.keys, held.offsets, held.grad, held.layout.array) for held in gradients]
+    return [LaidGradient(held.keys, held.offsets, held.grad, held.layout.array, held.key_weights) for held in gradients]
 
 
 def _check_gradients(weights: Tensor, gradients: Sequence[BagGradient]) -> None:
@@ -159,6 +161,9 @@ def _check_gradients(weights: Tensor, gradients: Sequence[BagGradient]) -> None:
         checks.bags_fit(held.keys, held.offsets, held.layout)
         checks.gradient_fits(held.grad, held.keys, held.offsets, held.layout)
         checks.same_device((weights, held.keys, held.offsets, held.grad))
+        if held.key_weights is not None:
+            checks.key_weights_fit(held.key_weights, held.keys, held.layout)
+            checks.same_device((weights, held.key_weights))
 
 
 def _check_state(weights: Tensor, state: tuple[Tensor, ...], rule: RowRule, step: int) -> None:
@@ -193,14 +198,13 @@ def _listed(tensors: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> str:
 
 
 # `words` are the rule's kind and mode and the implementation, `numbers` the rule's other fields in their order,
-# `counters` the step and the rounding seed; the lists before them have an entry for each gradient.
+# `counters` the step and the rounding seed. `places` are each gradient's keys, offsets and layout in turn.
 def _row_update(
     weights: Tensor,
     state: Sequence[Tensor],
-    keys: Sequence[Tensor],
-    offsets: Sequence[Tensor],
+    places: Sequence[Tensor],
     grads: Sequence[Tensor],
-    layouts: Sequence[Tensor],
+    key_weights: Sequence[Tensor | None],
     words: str,
     numbers: Sequence[float],
     counters: Sequence[int],
@@ -209,7 +213,8 @@ def _row_update(
     kind, mode, implementation = words.split()
     named: dict[str, Any] = dict(zip((field.name for field in fields(RowRule)), (kind, mode, *numbers), strict=True))
     rule = RowRule(**named)
-    laid = [LaidGradient(*parts) for parts in zip(keys, offsets, grads, layouts, strict=True)]
+    parts = zip(places[0::3], places[1::3], grads, places[2::3], key_weights, strict=True)
+    laid = [LaidGradient(*held) for held in parts]
     step, rounding_seed = counters
     kernel = choose("row_update_", weights.device.type, implementation)
     kernel(weights, state, laid, rule, step, table_lr, rounding_seed)

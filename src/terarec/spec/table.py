@@ -11,11 +11,12 @@ from terarec.spec.admission import AdmissionSpec
 from terarec.spec.eviction import EvictionSpec, TTLEviction
 
 Initializer = Literal["uniform", "normal", "zeros"]
+RowType = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableSpec:
-    """A static embedding table: ``rows`` vectors of ``width`` float32 numbers, key == row.
+    """A static embedding table: ``rows`` vectors of ``width`` numbers, key == row.
 
     Attributes:
         name: unique among the tables of a model.
@@ -24,6 +25,7 @@ class TableSpec:
         initializer: distribution of the first weights.
         init_scale: half-width of the uniform, or standard deviation of the normal distribution; None takes
             1 / sqrt(rows), as the DLRM paper's code does (Naumov et al. 2019).
+        dtype: element type of the rows; lookups give float32 whatever it is.
     """
 
     name: str
@@ -31,12 +33,14 @@ class TableSpec:
     width: int
     initializer: Initializer = "uniform"
     init_scale: float | None = None
+    dtype: RowType = "float32"
 
     def __post_init__(self) -> None:
         checks.name(self)
         checks.positive_int(self, "rows")
         checks.positive_int(self, "width")
         checks.one_of(self, "initializer", ("uniform", "normal", "zeros"))
+        checks.one_of(self, "dtype", ("float32", "bfloat16", "float16"))
         if self.init_scale is not None:
             checks.finite_float(self, "init_scale", low=0.0, open_low=True)
 

@@ -1,4 +1,4 @@
-"""`Arena`: one block of memory with the rows of many tables of one width, and the optimizer state beside them."""
+"""`Arena`: one block of memory with the rows of many tables of one shape, and the optimizer state beside them."""
 
 from __future__ import annotations
 
@@ -15,45 +15,48 @@ from terarec.ops import state_dtype
 from terarec.spec import TableSpec
 from terarec.storage import memory
 
-_FLOAT_BYTES = 4
+_INITIALISED_AT_ONCE = 1 << 20  # float32 numbers held while narrow rows get their first values
 
 
 class Arena:
     """Rows of several tables, table after table.
 
     Attributes:
-        specs: the tables, all of one width.
+        specs: the tables, all of one width and element type.
         width: length D of a vector.
+        dtype: element type of the weights: float32, bfloat16 or float16.
         num_rows: rows V of all tables together.
         num_defaults: 0, the rows at the arena's begin that belong to no key.
         table_names: the tables' names.
         table_base: arena row of each table's first row.
         table_rows: rows of each table.
-        weights: float32[V, D].
+        weights: dtype[V, D].
         state: name -> optimizer state float32[V, D] or [V]; empty until `attach_state`.
 
     Args:
         specs: the tables.
-        seed: of the first weights, which depend on table name, row and seed only.
+        seed: of the first weights, which depend on table name, row and seed only; narrow ones are those of a float32
+            table rounded to the nearest.
 
     Raises:
-        ConfigError: no table, or tables of several widths.
+        ConfigError: no table, or tables of several widths or element types.
         StorageError: not enough memory; nothing was allocated then.
     """
 
     def __init__(self, specs: Sequence[TableSpec], *, seed: int = 0) -> None:
-        widths = {spec.width for spec in specs}
-        if len(widths) != 1:
-            raise ConfigError(f"arena: got tables of widths {sorted(widths)}, expected tables of one width")
+        kinds = {(spec.width, spec.dtype) for spec in specs}
+        if len(kinds) != 1:
+            raise ConfigError(f"arena: got tables of widths and types {sorted(kinds)}, expected tables of one of them")
         self.specs = tuple(specs)
-        self.width = widths.pop()
+        self.width, dtype = kinds.pop()
+        self.dtype: torch.dtype = getattr(torch, dtype)
         self.table_names = tuple(spec.name for spec in specs)
         self.table_rows = tuple(spec.rows for spec in specs)
         self.table_base = (0, *accumulate(self.table_rows))[:-1]
         self.num_rows = sum(self.table_rows)
         self.num_defaults = 0
         self.state: dict[str, Tensor] = {}
-        self.weights = self._allocate("weights", (self.num_rows, self.width), torch.device("cpu"))
+        self.weights = self._allocate("weights", (self.num_rows, self.width), torch.device("cpu"), self.dtype)
         for spec, base in zip(self.specs, self.table_base, strict=True):
             _initialise(self.weights[base : base + spec.rows], spec, seed)
 
@@ -81,8 +84,7 @@ class Arena:
         """
         self.state = {}
         for name, shape in shapes:
-            held = self._allocate(f"optimizer state {name!r}", shape, self.device)
-            self.state[name] = held.view(state_dtype(name))  # zeros, whatever the type
+            self.state[name] = self._allocate(f"optimizer state {name!r}", shape, self.device, state_dtype(name))
             if fill := (fills or {}).get(name, 0.0):
                 self.state[name].fill_(fill)
 
@@ -99,22 +101,27 @@ class Arena:
             raise ConfigError("arena: got device 'meta', expected one with memory such as 'cpu' or 'cuda'")
         tensors = {"weights": self.weights, **self.state}
         moved = {
-            name: self._allocate(name, tuple(held.shape), device).view(held.dtype).copy_(held)
+            name: self._allocate(name, tuple(held.shape), device, held.dtype).copy_(held)
             for name, held in tensors.items()
         }
         self.weights = moved.pop("weights")
         self.state = moved
 
-    def _allocate(self, purpose: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        """Zeros float32[shape], on huge pages in host memory."""
-        purpose = f"{purpose} float32{list(shape)} of {_list_tables(self.table_names)}"
+    def _allocate(
+        self, purpose: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """Zeros dtype[shape], on huge pages in host memory."""
+        wanted = math.prod(shape) * dtype.itemsize
+        purpose = f"{purpose} {str(dtype).removeprefix('torch.')}{list(shape)} of {_list_tables(self.table_names)}"
         if device.type == "cpu":
-            memory.require(math.prod(shape) * _FLOAT_BYTES, purpose)
-            return torch.from_numpy(allocate_rows(shape))
+            memory.require(wanted, purpose)
+            if dtype == torch.float32:
+                return torch.from_numpy(allocate_rows(shape))
+            floats = allocate_rows((-(-wanted // torch.float32.itemsize),))  # NumPy has no bfloat16
+            return torch.from_numpy(floats).view(dtype)[: math.prod(shape)].view(shape)
         try:
-            return torch.zeros(shape, device=device)
+            return torch.zeros(shape, device=device, dtype=dtype)
         except torch.OutOfMemoryError as error:
-            wanted = math.prod(shape) * _FLOAT_BYTES
             raise StorageError(f"{purpose}: {wanted:,} bytes asked for on {device}, which has no room") from error
 
 
@@ -127,6 +134,16 @@ def _list_tables(names: Sequence[str]) -> str:
 
 
 def _initialise(weights: Tensor, spec: TableSpec, seed: int) -> None:
-    if spec.initializer != "zeros":
-        scale = spec.init_scale if spec.init_scale is not None else 1.0 / math.sqrt(spec.rows)
+    if spec.initializer == "zeros":
+        return
+    scale = spec.init_scale if spec.init_scale is not None else 1.0 / math.sqrt(spec.rows)
+    if weights.dtype == torch.float32:
         initialise_rows(weights.numpy(), table=spec.name, seed=seed, initializer=spec.initializer, scale=scale)
+        return
+    chunk = torch.empty(max(1, _INITIALISED_AT_ONCE // spec.width), spec.width)
+    for first in range(0, spec.rows, chunk.shape[0]):
+        part = chunk[: spec.rows - first]
+        initialise_rows(
+            part.numpy(), table=spec.name, seed=seed, initializer=spec.initializer, scale=scale, first_row=first
+        )
+        weights[first : first + part.shape[0]].copy_(part)

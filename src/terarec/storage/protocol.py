@@ -17,7 +17,7 @@ class Rows:
 
     Attributes:
         keys: int64[n], distinct.
-        weights: float32[n, D].
+        weights: [n, D] of the table's element type.
         state: name of an optimizer state ("sum", "exp_avg", ...) -> float32[n, D] or float32[n].
         uses: what a dynamic table notes of a row's use: "count" int64[n], "last_step" int32[n].
     """

@@ -42,7 +42,7 @@ class StaticTable:
 
     @property
     def weights(self) -> Tensor:
-        """float32[rows, D], sharing memory with the arena."""
+        """The rows [rows, D] of the arena's element type, sharing memory with it."""
         return self._part(self.arena.weights)
 
     @property

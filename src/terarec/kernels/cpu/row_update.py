@@ -10,6 +10,7 @@ from torch import Tensor
 
 from terarec.errors import KernelError
 from terarec.kernels.contract import RULE_KINDS, LaidGradient, RowRule
+from terarec.kernels.cpu.bag_lookup import ROW_TYPES
 from terarec.kernels.cpu.host import _embedding
 from terarec.kernels.cpu.reports import raise_if_bad
 
@@ -39,8 +40,10 @@ def row_update_(
     Raises:
         BadKeyError: a key outside its table; nothing is changed.
         ConfigError: offsets that fall or do not cover the keys; nothing is changed.
-        KernelError: rows that are not contiguous, or 2^32 keys and more.
+        KernelError: rows that are not contiguous or not float32, or 2^32 keys and more.
     """
+    if weights.dtype != torch.float32:
+        raise KernelError(f"row_update_: got weights {weights.dtype}, expected torch.float32")
     if not all(held.is_contiguous() for held in (weights, *state)):
         raise KernelError("row_update_: got weights or state that are not contiguous, expected contiguous tensors")
     held = _plain(gradients)  # keeps copies alive during the call
@@ -49,7 +52,8 @@ def row_update_(
     last_steps = state[-1].data_ptr() if rule.catches_up else 0
     factors = None if table_lr is None else table_lr.contiguous()
     report = _embedding.row_update(
-        [weights.data_ptr(), first, second, last_steps, weights.shape[1], _address(factors), torch.get_num_threads()],
+        _rows(weights, factors),
+        [first, second, last_steps],
         [RULE_KINDS.index(rule.kind), rule.sweeps, step],
         _constants(rule, step),
         _extras(rule),
@@ -79,11 +83,10 @@ def row_gradient_norm(
         ConfigError: offsets that fall or do not cover the keys.
         KernelError: 2^32 keys and more.
     """
-    held = _plain(gradients)
+    held, weights = _plain(gradients), weights.contiguous()
     factors = None if table_lr is None else table_lr.contiguous()
     report, squares = _embedding.gradient_squares(
-        [weights.shape[1], _address(factors), torch.get_num_threads(), first_row],
-        [_describe(gradient) for gradient in held],
+        _rows(weights, factors), first_row, [_describe(gradient) for gradient in held]
     )
     raise_if_bad(report, [gradient.keys.shape[0] for gradient in held], [gradient.layout for gradient in held])
     return abs(rule.grad_scale) * math.sqrt(squares)
@@ -98,19 +101,32 @@ def _plain(gradients: Sequence[LaidGradient]) -> list[LaidGradient]:
     if sum(gradient.keys.shape[0] for gradient in gradients) > _MAX_KEYS:
         raise KernelError(f"row_update_: got more than {_MAX_KEYS} keys, expected fewer in one update")
     plain = []
-    for keys, offsets, grad, layout in gradients:
+    for keys, offsets, grad, layout, key_weights in gradients:
         by_row = grad.contiguous() if grad.shape[1] > 1 and grad.stride(1) != 1 else grad
-        plain.append(LaidGradient(keys.contiguous(), offsets.contiguous(), by_row, layout))
+        factors = None if key_weights is None else key_weights.contiguous()
+        plain.append(LaidGradient(keys.contiguous(), offsets.contiguous(), by_row, layout, factors))
     return plain
 
 
+def _rows(weights: Tensor, factors: Tensor | None) -> list[int]:
+    """The arena as the core's UpdateGradients take it, with the factors of the learning rates."""
+    return [
+        weights.data_ptr(),
+        ROW_TYPES[weights.dtype],
+        weights.shape[1],
+        _address(factors),
+        torch.get_num_threads(),
+    ]
+
+
 def _describe(gradient: LaidGradient) -> list[int]:
-    keys, offsets, grad, layout = gradient
+    keys, offsets, grad, layout, key_weights = gradient
     num_features = layout.shape[0]
     batch_size = (offsets.shape[0] - 1) // num_features
     return [
         keys.data_ptr(),
         keys.shape[0],
+        _address(key_weights),
         offsets.data_ptr(),
         layout.data_ptr(),
         num_features,

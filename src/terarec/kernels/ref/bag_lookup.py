@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from terarec.kernels.contract import MEAN, NONE, BadKeyError, bad_offsets
+from terarec.kernels.contract import MAX, MEAN, NONE, SQRTN, SUM, BadKeyError, bad_offsets
+from terarec.kernels.ref.quantized import dequantize_rows
 
 
-def bag_lookup(weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, is_pooled: bool) -> Tensor:
+class Located(NamedTuple):
+    """Where the keys of a lookup are.
+
+    Attributes:
+        bags: bag of each key, int64[N].
+        rows: arena row of each key, int64[N].
+        factors: of each bag, float32[S * B]: its sum is multiplied by this.
+        is_max: whether each bag is pooled by its maximum, bool[S * B].
+    """
+
+    bags: Tensor
+    rows: Tensor
+    factors: Tensor
+    is_max: Tensor
+
+
+def bag_lookup(
+    weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, is_pooled: bool, key_weights: Tensor | None = None
+) -> Tensor:
     """The vectors of every bag, pooled; or of every key, if the layout does not pool.
 
     Args:
@@ -17,27 +38,96 @@ def bag_lookup(weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, i
         offsets: int64[S * B + 1], feature-major.
         layout: layout array int64[S, 4].
         is_pooled: whether the layout pools; known without reading it.
+        key_weights: float32[N], factors of the vectors; not with `MAX` or `NONE`.
 
     Returns:
-        [B, S * D], or [N, D] in the order of the keys.
+        [B, S * D], or [N, D] in the order of the keys; float32 for the narrow types.
 
     Raises:
         BadKeyError: a key outside its table.
         ConfigError: offsets that fall or do not cover the keys.
     """
-    bags, scales, rows = locate(keys, offsets, layout)
-    vectors = weights[rows]
-    if not is_pooled:
-        return vectors
-    num_features = layout.shape[0]
-    pooled = weights.new_zeros(offsets.numel() - 1, weights.shape[1]).index_add_(0, bags, vectors)
-    pooled *= scales.to(weights.dtype)[:, None]
-    batch_size = pooled.shape[0] // num_features
-    by_feature = pooled.reshape(num_features, batch_size, weights.shape[1])
-    return by_feature.transpose(0, 1).reshape(batch_size, num_features * weights.shape[1])
+    located = locate(keys, offsets, layout, key_weights)
+    vectors = widened(weights[located.rows])
+    return pool(vectors, located, layout.shape[0], key_weights) if is_pooled else vectors
 
 
-def spread_gradient(keys: Tensor, offsets: Tensor, grad: Tensor, layout: Tensor) -> tuple[Tensor, Tensor]:
+def quantized_bag_lookup(
+    packed: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, is_pooled: bool, key_weights: Tensor | None = None
+) -> Tensor:
+    """As `bag_lookup`, from rows ``packed uint8[V, D + 8]`` by `terarec.kernels.ref.quantized.quantize_rows`."""
+    located = locate(keys, offsets, layout, key_weights)
+    vectors = dequantize_rows(packed[located.rows])
+    return pool(vectors, located, layout.shape[0], key_weights) if is_pooled else vectors
+
+
+def pool(vectors: Tensor, located: Located, num_features: int, key_weights: Tensor | None) -> Tensor:
+    """The ``vectors [N, D]`` of the keys, pooled to [B, S * D]."""
+    if key_weights is not None:
+        vectors = vectors * key_weights[:, None].to(vectors.dtype)
+    num_bags, width = located.factors.numel(), vectors.shape[1]
+    pooled = vectors.new_zeros(num_bags, width).index_add_(0, located.bags, vectors)
+    pooled *= located.factors.to(pooled.dtype)[:, None]
+    if bool(located.is_max.any()):
+        pooled = torch.where(located.is_max[:, None], bag_maxima(vectors, located.bags, num_bags), pooled)
+    by_feature = pooled.reshape(num_features, num_bags // num_features, width)
+    return by_feature.transpose(0, 1).reshape(num_bags // num_features, num_features * width)
+
+
+def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layout: Tensor) -> Tensor:
+    """The dot product of each key's row with the gradient of its bag: what `key_weight_gradient` starts from.
+
+    Args:
+        weights: [V, D], of any floating type.
+        keys: int64[N].
+        offsets: int64[S * B + 1].
+        grad: [B, S * D], of the pooled result.
+        layout: layout array int64[S, 4].
+
+    Returns:
+        [N] of the type of `grad`.
+
+    Raises:
+        BadKeyError: a key outside its table.
+        ConfigError: offsets that fall or do not cover the keys.
+    """
+    located = locate(keys, offsets, layout)
+    return (widened(weights[located.rows]) * by_bags(grad, layout.shape[0])[located.bags]).sum(dim=1)
+
+
+def key_weight_gradient(dots: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, key_weights: Tensor) -> Tensor:
+    """The gradient of `bag_lookup`'s result with respect to its key weights w.
+
+    With d the `row_dots` of a bag's keys: d for "sum"; (d - sum(w d) / sum(w)) / sum(w) for "mean";
+    (d - w sum(w d) / sum(w^2)) / sqrt(sum(w^2)) for "sqrtn". Zero where a bag's divisor is zero.
+
+    Args:
+        dots: float32[N].
+        keys: int64[N].
+        offsets: int64[S * B + 1].
+        layout: layout array int64[S, 4].
+        key_weights: float32[N].
+
+    Returns:
+        float32[N].
+    """
+    bags, _, factors, _ = locate(keys, offsets, layout, key_weights)
+    pooling = layout[:, 2].to(keys.device).repeat_interleave((offsets.numel() - 1) // layout.shape[0])[bags]
+    weighted = dots.new_zeros(factors.numel()).index_add(0, bags, key_weights * dots)[bags]
+    factor = factors[bags]
+    turned = torch.where(pooling == SQRTN, key_weights * factor * factor * weighted, factor * weighted)
+    return factor * (dots - torch.where(pooling == SUM, 0.0, turned))
+
+
+def spread_gradient(
+    keys: Tensor,
+    offsets: Tensor,
+    grad: Tensor,
+    layout: Tensor,
+    key_weights: Tensor | None = None,
+    *,
+    weights: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """The gradient of `bag_lookup`'s result as one vector a key.
 
     Args:
@@ -45,6 +135,9 @@ def spread_gradient(keys: Tensor, offsets: Tensor, grad: Tensor, layout: Tensor)
         offsets: int64[S * B + 1].
         grad: shaped as the result.
         layout: layout array int64[S, 4].
+        key_weights: float32[N] of the lookup.
+        weights: [V, D] as they were at the lookup; read if a feature is pooled by maximum, whose gradient goes, column
+            by column, to the first key of the bag that attains it.
 
     Returns:
         (arena rows int64[N], gradients [N, D]), in the order of the keys.
@@ -53,17 +146,52 @@ def spread_gradient(keys: Tensor, offsets: Tensor, grad: Tensor, layout: Tensor)
         BadKeyError: a key outside its table.
         ConfigError: offsets that fall or do not cover the keys.
     """
-    bags, scales, rows = locate(keys, offsets, layout)
+    located = locate(keys, offsets, layout, key_weights)
     if bool((layout[:, 2] == NONE).any()):
-        return rows, grad
-    num_features = layout.shape[0]
+        return located.rows, grad
+    by_bag = by_bags(grad, layout.shape[0])
+    factors = located.factors[located.bags]
+    if key_weights is not None:
+        factors = factors * key_weights
+    spread = by_bag[located.bags] * factors.to(grad.dtype)[:, None]
+    if weights is not None and bool(located.is_max.any()):
+        at_maximum = first_maxima(widened(weights[located.rows]), located.bags, by_bag.shape[0])
+        spread = torch.where(located.is_max[located.bags, None] & ~at_maximum, 0.0, spread)
+    return located.rows, spread
+
+
+def by_bags(grad: Tensor, num_features: int) -> Tensor:
+    """``[B, S * D]`` as ``[S * B, D]``, a row a bag."""
     width = grad.shape[1] // num_features
-    by_bag = grad.reshape(-1, num_features, width).transpose(0, 1).reshape(-1, width)
-    return rows, by_bag[bags] * scales.to(grad.dtype)[bags, None]
+    return grad.reshape(-1, num_features, width).transpose(0, 1).reshape(-1, width)
 
 
-def locate(keys: Tensor, offsets: Tensor, layout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(bag of each key int64[N], factor of each bag float32[S * B], arena row of each key int64[N]), all checked.
+def bag_maxima(vectors: Tensor, bags: Tensor, num_bags: int) -> Tensor:
+    """The maximum [S * B, D] of each bag's ``vectors [N, D]``; zeros for an empty bag, NaN where a vector has NaN."""
+    index = bags[:, None].expand_as(vectors)
+    empty = vectors.new_zeros(num_bags, vectors.shape[1])
+    return empty.scatter_reduce(0, index, vectors, "amax", include_self=False)
+
+
+def first_maxima(vectors: Tensor, bags: Tensor, num_bags: int) -> Tensor:
+    """Whether each vector is the first of its bag that holds the maximum of a column, bool[N, D]."""
+    largest = bag_maxima(vectors, bags, num_bags)[bags]
+    attains = (vectors == largest) | (vectors.isnan() & largest.isnan())
+    position = torch.arange(bags.numel(), device=bags.device)[:, None].expand_as(vectors)
+    never = bags.numel()
+    index = bags[:, None].expand_as(vectors)
+    first = position.new_full((num_bags, vectors.shape[1]), never)
+    first = first.scatter_reduce(0, index, torch.where(attains, position, never), "amin")
+    return first[bags] == position
+
+
+def widened(vectors: Tensor) -> Tensor:
+    """`vectors` of a narrow floating type as float32; others as they are."""
+    return vectors.float() if vectors.dtype in (torch.bfloat16, torch.float16) else vectors
+
+
+def locate(keys: Tensor, offsets: Tensor, layout: Tensor, key_weights: Tensor | None = None) -> Located:
+    """Where the keys are, all of them and the offsets checked.
 
     Raises:
         BadKeyError: a key outside its table.
@@ -80,9 +208,23 @@ def locate(keys: Tensor, offsets: Tensor, layout: Tensor) -> tuple[Tensor, Tenso
     if bool(outside.any()):
         position = int(outside.nonzero()[0])
         raise BadKeyError(int(features[position]), position, int(keys[position]), int(limits[position]))
-    is_mean = (layout[:, 2] == MEAN).repeat_interleave(batch_size)
-    scales = torch.where(is_mean & (lengths > 1), lengths.clamp(min=1).float().reciprocal(), 1.0)
-    return bags, scales, layout[features, 0] + keys
+    pooling = layout[:, 2].repeat_interleave(batch_size)
+    factors = bag_factors(bags, lengths, pooling, key_weights)
+    return Located(bags, layout[features, 0] + keys, factors, pooling == MAX)
+
+
+def bag_factors(bags: Tensor, lengths: Tensor, pooling: Tensor, key_weights: Tensor | None) -> Tensor:
+    """What the sum of each bag is multiplied by, float32[S * B].
+
+    Mean and sqrtn divide by n and sqrt(n), or with key weights w by sum(w) and sqrt(sum(w^2)), as TensorFlow's
+    embedding_lookup_sparse does; where that is zero, the bag gives zeros.
+    """
+    ones = lengths.new_ones(bags.numel(), dtype=torch.float32) if key_weights is None else key_weights
+    zeros = ones.new_zeros(lengths.numel())
+    total = zeros.index_add(0, bags, ones)
+    norm = zeros.index_add(0, bags, ones * ones).sqrt()
+    divisor = torch.where(pooling == MEAN, total, torch.where(pooling == SQRTN, norm, 1.0))
+    return torch.where(divisor == 0.0, 0.0, divisor.reciprocal())
 
 
 def _check_offsets(offsets: Tensor, num_keys: int) -> None:

@@ -47,7 +47,7 @@ def row_update_(
         ConfigError: offsets that fall or do not cover the keys; nothing is changed.
     """
     dtype = torch.promote_types(weights.dtype, torch.float32)
-    touched = _combined(gradients, table_lr, dtype)
+    touched = _combined(weights, gradients, table_lr)
     if rule.sweeps:
         touched = _with_other_rows(touched, gradients, table_lr)
     rows, factors, grad = touched
@@ -84,16 +84,17 @@ def row_gradient_norm(
         BadKeyError: a key outside its table.
         ConfigError: offsets that fall or do not cover the keys.
     """
-    rows, _, grad = _combined(gradients, table_lr, torch.promote_types(weights.dtype, torch.float32))
+    rows, _, grad = _combined(weights, gradients, table_lr)
     return abs(rule.grad_scale) * float(grad[rows >= first_row].double().norm())
 
 
-def _combined(gradients: Sequence[LaidGradient], table_lr: Tensor | None, dtype: torch.dtype) -> _RowGradients:
+def _combined(weights: Tensor, gradients: Sequence[LaidGradient], table_lr: Tensor | None) -> _RowGradients:
     """The rows with a key in a table that learns, each with the sum of its gradients."""
+    dtype = torch.promote_types(weights.dtype, torch.float32)
     all_rows, all_factors, all_values = [], [], []
     for index, gradient in enumerate(gradients):
         try:
-            rows, values = spread_gradient(*gradient)
+            rows, values = spread_gradient(*gradient, weights=weights)
         except BadKeyError as error:
             error.gradient = index
             raise

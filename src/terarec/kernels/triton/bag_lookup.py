@@ -6,12 +6,20 @@ import torch
 import triton
 from torch import Tensor
 
+from terarec.errors import KernelError
 from terarec.kernels.triton import layouts, status, tiles
 from terarec.kernels.triton.device.lookup import lookup_kernel
 
 
 def bag_lookup(
-    weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, is_pooled: bool, *, is_checked: bool = True
+    weights: Tensor,
+    keys: Tensor,
+    offsets: Tensor,
+    layout: Tensor,
+    is_pooled: bool,
+    key_weights: Tensor | None = None,
+    *,
+    is_checked: bool = True,
 ) -> Tensor:
     """The vectors of every bag, pooled; or of every key, if the layout does not pool.
 
@@ -21,6 +29,7 @@ def bag_lookup(
         offsets: int64[S * B + 1], feature-major.
         layout: layout array int64[S, 4], in host memory.
         is_pooled: whether the layout pools; known without reading it.
+        key_weights: None; these kernels take none.
         is_checked: wait for the result and raise what is wrong; if not, a bad key's vector is zeros.
 
     Returns:
@@ -29,7 +38,10 @@ def bag_lookup(
     Raises:
         BadKeyError: a key outside its table.
         ConfigError: offsets that fall or do not cover the keys.
+        KernelError: key weights, or a pooling other than `SUM`, `MEAN` and `NONE`.
     """
+    if key_weights is not None:
+        raise KernelError("bag_lookup: got key weights, expected none on Triton")
     weights, keys, offsets = weights.contiguous(), keys.contiguous(), offsets.contiguous()
     num_features, width, num_keys = layout.shape[0], weights.shape[1], keys.shape[0]
     batch_size = (offsets.shape[0] - 1) // num_features

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from terarec.kernels.contract import NONE, SUM
+from terarec.errors import KernelError
+from terarec.kernels.contract import MEAN, NONE, SUM
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,9 +30,16 @@ _held: MutableMapping[Tensor, dict[torch.device, DeviceLayout]] = WeakIdKeyDicti
 
 
 def on_device(layout: Tensor, device: torch.device) -> DeviceLayout:
-    """`layout`, which does not change, on `device`."""
+    """`layout`, which does not change, on `device`.
+
+    Raises:
+        KernelError: a pooling that these kernels lack.
+    """
     by_device = _held.setdefault(layout, {})
     if device not in by_device:
+        lacking = set(layout[:, 2].tolist()) - {SUM, MEAN, NONE}
+        if lacking:
+            raise KernelError(f"layout: got the pooling codes {sorted(lacking)}, expected {SUM}, {MEAN} or {NONE}")
         by_device[device] = DeviceLayout(
             array=layout.to(device).contiguous(), is_plain=bool(((layout[:, 2] == SUM) | (layout[:, 2] == NONE)).all())
         )

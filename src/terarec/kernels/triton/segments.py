@@ -9,6 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
+from terarec.errors import KernelError
 from terarec.kernels.contract import NONE, LaidGradient
 from terarec.kernels.triton import layouts, status, tiles
 from terarec.kernels.triton.device.locate import locate_kernel
@@ -102,7 +103,9 @@ def _locate(
 ) -> None:
     first_key = first_source = 0
     bags, _ = tiles.whole_rows(1)
-    for number, (keys, offsets, _, layout) in enumerate(gradients):
+    for number, (keys, offsets, _, layout, key_weights) in enumerate(gradients):
+        if key_weights is not None:
+            raise KernelError("row_update_: got key weights, expected none on Triton")
         num_features, num_keys = layout.shape[0], keys.shape[0]
         batch_size = (offsets.shape[0] - 1) // num_features
         if batch_size == 0:

@@ -1,0 +1,38 @@
+// The gradients of bags pooled by their maximum, as a gradient for each key.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "embedding/bag_lookup.h"
+
+namespace terarec {
+
+// The bags of one feature pooled by maximum, with the gradient of their result.
+struct MaxBags {
+  const void* table;  // the feature's first row, as it was at the lookup
+  RowType row_type;
+  const int64_t* keys;     // absolute: offsets index it
+  const int64_t* offsets;  // of the first bag
+  int64_t bags;
+  int64_t width;
+  const float* grad;  // of the first bag
+  int64_t grad_stride;
+};
+
+class MaxGradients {
+ public:
+  // Memory for the gradients [keys, width] of the feature's keys, which `fill` writes.
+  const float* add(const MaxBags& bags);
+  void fill(int threads) const;
+
+ private:
+  struct Spread {
+    MaxBags bags;
+    std::unique_ptr<float[]> gradients;
+  };
+  std::vector<Spread> spreads_;
+};
+
+}  // namespace terarec

@@ -1,0 +1,79 @@
+"""Gradients of key weights, against formulas in float64 that autograd derives."""
+
+import pytest
+import torch
+
+from terarec.errors import ConfigError, KeyOutOfRangeError
+from terarec.kernels.cpu import host
+from terarec.kernels.registry import choose
+from terarec.ops import bag_lookup, key_weight_gradient
+from terarec.ops.key_weight_gradient import key_weight_gradient_op
+from tests.ops.bags import make_layout, make_lookup
+from tests.ops.test_poolings import by_formula
+
+SETS = [*host.instruction_sets(), "wide"]
+
+
+@pytest.mark.parametrize("implementation", ["cpu", "ref"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("pooling", ["sum", "mean", "sqrtn", ("sum", "mean", "sqrtn", "mean")])
+def test_follows_the_formula(implementation, dtype, pooling):
+    held = make_lookup(make_layout(19, pooling), 9, 3, seed=4)
+    weights = held.weights.to(dtype)
+    exact = held.key_weights.double().requires_grad_()
+    expected = by_formula(held, weights.double(), exact)
+    key_weights = held.key_weights.clone().requires_grad_()
+    arguments = (weights, held.keys, held.offsets, held.layout)
+    result = bag_lookup(*arguments, key_weights=key_weights, implementation=implementation)
+    grad = torch.randn(result.shape)
+    result.backward(grad)
+    expected.backward(grad.double())
+    torch.testing.assert_close(key_weights.grad.double(), exact.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [1, 15, 16, 33, 64])
+def test_dots_have_the_same_bits_on_every_instruction_set_and_thread_count(width):
+    held = make_lookup(make_layout(width), 3000, 2)
+    grad = torch.randn(3000, 4 * width)
+    arguments = (held.weights, held.keys, held.offsets, grad, held.layout.array)
+    expected = choose("row_dots", "cpu", "ref")(*arguments)
+    threads, results = torch.get_num_threads(), []
+    for name in SETS:
+        for count in (1, 3):
+            host.select(name)
+            torch.set_num_threads(count)
+            results.append(choose("row_dots", "cpu", "cpu")(*arguments))
+    host.select("auto")
+    torch.set_num_threads(threads)
+    torch.testing.assert_close(results[0], expected, rtol=1e-4, atol=1e-5)
+    assert all(torch.equal(results[0], result) for result in results)
+
+
+@pytest.mark.parametrize("implementation", ["cpu", "ref"])
+def test_zero_weights_have_gradients_of_zero_where_they_divide(implementation):
+    held = make_lookup(make_layout(4, ("mean", "sqrtn", "sum", "mean")), 3, 1)
+    arguments = (held.weights, held.keys, held.offsets, torch.ones(3, 16), held.layout)
+    gradient = key_weight_gradient(*arguments, key_weights=torch.zeros(12), implementation=implementation)
+    assert torch.equal(gradient[:6], torch.zeros(6))
+    assert torch.equal(gradient[9:], torch.zeros(3))
+    torch.testing.assert_close(gradient[6:9], held.weights[held.keys[6:9]].sum(dim=1))
+
+
+@pytest.mark.parametrize("implementation", ["cpu", "ref"])
+def test_what_does_not_fit_is_refused(implementation):
+    held = make_lookup(make_layout(4), 3, 1)
+    grad, key_weights = torch.ones(3, 16), held.key_weights
+    good = (held.weights, held.keys, held.offsets)
+    with pytest.raises(ConfigError, match=r"^grad: got"):
+        key_weight_gradient(*good, grad[:2], held.layout, key_weights=key_weights, implementation=implementation)
+    with pytest.raises(ConfigError, match=r"^key_weights: got some with pooling"):
+        key_weight_gradient(*good, grad, make_layout(4, "max"), key_weights=key_weights, implementation=implementation)
+    held.keys[5] = -1
+    with pytest.raises(KeyOutOfRangeError, match="feature 'b': got key -1 at position 5"):
+        key_weight_gradient(*good, grad, held.layout, key_weights=key_weights, implementation=implementation)
+
+
+def test_opcheck():
+    held = make_lookup(make_layout(8, "mean"), 5, 3)
+    arguments = (held.weights, held.keys, held.offsets, torch.randn(5, 32), held.layout.array, held.key_weights)
+    torch.library.opcheck(key_weight_gradient_op, (*arguments, "auto"))

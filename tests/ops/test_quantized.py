@@ -1,0 +1,138 @@
+"""Rows of 8-bit codes: the error of packing, and lookups against the plain kernel and the rows they stand for."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from terarec.errors import ConfigError, KernelError, KeyOutOfRangeError
+from terarec.kernels.cpu import host
+from terarec.kernels.ref.quantized import dequantize_rows
+from terarec.ops import bag_lookup, quantize_rows, quantized_bag_lookup
+from terarec.ops.quantized import _quantized_bag_lookup_op
+from tests.ops.bags import make_layout, make_lookup
+
+SETS = [*host.instruction_sets(), "wide"]
+ROUNDING = 2.0**-22  # of the largest value: what float32 loses beside the codes
+
+
+@given(
+    numbers=st.lists(
+        st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(2.0**126), max_value=2.0**126)
+    ),
+    width=st.integers(1, 9),
+)
+@settings(deadline=None)
+def test_no_value_moves_by_more_than_half_a_code(numbers, width):
+    weights = torch.tensor(numbers[: len(numbers) // width * width], dtype=torch.float32).reshape(-1, width)
+    packed = quantize_rows(weights)
+    assert (packed.dtype, packed.shape) == (torch.uint8, (weights.shape[0], width + 8))
+    exact, found = weights.double(), dequantize_rows(packed).double()
+    ranges = exact.amax(dim=1) - exact.amin(dim=1)
+    bound = ranges / 510 + ROUNDING * exact.abs().amax(dim=1) + 2e-43
+    assert bool(((exact - found).abs() <= bound[:, None]).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_random_rows_keep_the_bound_and_their_ends(dtype):
+    weights = (torch.randn(3001, 33) * torch.logspace(-6, 3, 3001)[:, None]).to(dtype)
+    found = dequantize_rows(quantize_rows(weights)).double()
+    exact = weights.double()
+    bound = (exact.amax(dim=1) - exact.amin(dim=1)) / 510 + ROUNDING * exact.abs().amax(dim=1)
+    assert bool(((exact - found).abs() <= bound[:, None]).all())
+    torch.testing.assert_close(found.amin(dim=1), exact.amin(dim=1))
+    torch.testing.assert_close(found.amax(dim=1), exact.amax(dim=1), rtol=1e-6, atol=0)
+
+
+def test_constant_rows_stay_as_they_are():
+    weights = torch.tensor([[0.1], [-3e38], [0.0], [1e-45]]).expand(4, 7)
+    assert torch.equal(dequantize_rows(quantize_rows(weights)), weights)
+
+
+def test_the_bytes_of_a_row():
+    packed = quantize_rows(torch.tensor([[-1.0, 0.0, 254.0]]))
+    assert packed[0].tolist() == [0, 1, 255, 0, 0, 128, 63, 0, 0, 128, 191]  # codes, 1.0, -1.0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_values_that_are_not_finite_are_refused(value):
+    weights = torch.zeros(50, 4)
+    weights[37, 2] = value
+    with pytest.raises(ConfigError, match=r"^weights\[37\]: got values that are not finite"):
+        quantize_rows(weights)
+
+
+def test_what_cannot_be_packed_is_refused():
+    with pytest.raises(ConfigError, match=r"^weights\[0\]: got .* or of infinite range"):
+        quantize_rows(torch.tensor([[-3e38, 3e38]]))
+    for wrong in (torch.zeros(3), torch.zeros(3, 2, dtype=torch.float64)):
+        with pytest.raises(ConfigError, match=r"^weights: got .*, expected float32, bfloat16 or float16 \[V, D\]"):
+            quantize_rows(wrong)
+
+
+@pytest.fixture(params=SETS)
+def _every_set(request):
+    host.select(request.param)
+    yield
+    host.select("auto")
+
+
+@pytest.mark.usefixtures("_every_set")
+@pytest.mark.parametrize("width", [1, 3, 8, 16, 17, 64, 128, 130, 256])
+@pytest.mark.parametrize("pooling", ["none", ("mean", "sum", "sqrtn", "max")])
+def test_equals_the_plain_kernel_and_a_lookup_of_the_values(width, pooling):
+    layout = make_layout(width, pooling)
+    for batch, hotness in [(0, 1), (1, 3), (31, 1), (65, 4)]:
+        held = make_lookup(layout, batch, hotness)
+        packed = quantize_rows(held.weights)
+        arguments = (held.keys, held.offsets, layout)
+        result = quantized_bag_lookup(packed, *arguments, implementation="cpu")
+        torch.testing.assert_close(result, quantized_bag_lookup(packed, *arguments, implementation="ref"))
+        torch.testing.assert_close(result, bag_lookup(dequantize_rows(packed), *arguments))
+
+
+@pytest.mark.parametrize("width", [17, 64])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_same_bits_on_every_instruction_set_and_thread_count(width, weighted):
+    held = make_lookup(make_layout(width, ("mean", "sum", "sqrtn", "sum")), 700, 5)
+    packed, key_weights = quantize_rows(held.weights), held.key_weights if weighted else None
+    threads, results = torch.get_num_threads(), []
+    for name in SETS:
+        for count in (1, 2, 3):
+            host.select(name)
+            torch.set_num_threads(count)
+            arguments = (packed, held.keys, held.offsets, held.layout)
+            results.append(quantized_bag_lookup(*arguments, key_weights=key_weights, implementation="cpu"))
+    host.select("auto")
+    torch.set_num_threads(threads)
+    torch.testing.assert_close(
+        results[0], quantized_bag_lookup(*arguments, key_weights=key_weights, implementation="ref")
+    )
+    assert all(torch.equal(results[0], result) for result in results)
+
+
+@pytest.mark.parametrize("implementation", ["cpu", "ref"])
+def test_what_does_not_fit_is_refused(implementation):
+    held = make_lookup(make_layout(8), 5, 1)
+    packed = quantize_rows(held.weights)
+    arguments = (held.keys, held.offsets, held.layout)
+    for wrong in (held.weights, packed[:, :15], packed[:1000], packed.view(torch.int8)):
+        with pytest.raises(ConfigError, match=r"^packed: got .*, expected uint8\[V, 16\] with V >= 1014"):
+            quantized_bag_lookup(wrong, *arguments, implementation=implementation)
+    with pytest.raises(ConfigError, match=r"^key_weights: got"):
+        quantized_bag_lookup(packed, *arguments, key_weights=torch.ones(3), implementation=implementation)
+    held.keys[7] = 13
+    with pytest.raises(KeyOutOfRangeError, match="feature 'b': got key 13 at position 7"):
+        quantized_bag_lookup(packed, *arguments, implementation=implementation)
+    with pytest.raises(KernelError, match="implementation"):
+        quantized_bag_lookup(packed, *arguments, implementation="fast")
+
+
+@pytest.mark.parametrize("pooling", ["sum", "none"])
+def test_opcheck(pooling):
+    held = make_lookup(make_layout(8, pooling), 5, 3)
+    packed = quantize_rows(held.weights)
+    codes = held.layout.pooling_codes
+    torch.library.opcheck(
+        _quantized_bag_lookup_op, (packed, held.keys, held.offsets, held.layout.array, codes, None, "auto")
+    )
