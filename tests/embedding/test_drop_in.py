@@ -52,15 +52,58 @@ BAGS = {
 
 
 @pytest.mark.parametrize("bags", BAGS)
-@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("padding_idx", [None, 7, -1])
 def test_bags_equal_torch(bags, mode, sparse, padding_idx):
     keys, offsets, include_last = BAGS[bags]
+    sparse = sparse and mode != "max"  # torch has no such gradient
     mine, theirs = pair(
         "EmbeddingBag", mode=mode, sparse=sparse, padding_idx=padding_idx, include_last_offset=include_last
     )
     assert_alike(mine, theirs, *([keys] if offsets is None else [keys, offsets]))
+
+
+@pytest.mark.parametrize("padding_idx", [None, 7])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("two_dimensional", [False, True])
+def test_weights_of_keys_and_their_gradient(padding_idx, sparse, two_dimensional):
+    mine, theirs = pair("EmbeddingBag", mode="sum", padding_idx=padding_idx, sparse=sparse)
+    keys, offsets = (KEYS.reshape(4, 3), None) if two_dimensional else (KEYS, OFFSETS)
+    factors = [torch.linspace(-1, 2, 12).reshape(keys.shape).requires_grad_() for _ in range(2)]
+    for module, weights in zip((mine, theirs), factors, strict=True):
+        module(keys, offsets, weights).square().sum().backward()
+    torch.testing.assert_close(factors[0].grad, factors[1].grad)
+    torch.testing.assert_close(mine.weight.grad.to_dense(), theirs.weight.grad.to_dense())
+    alone = factors[0].detach().requires_grad_()
+    mine.requires_grad_(False)(keys, offsets, alone).square().sum().backward()
+    torch.testing.assert_close(alone.grad, factors[1].grad)
+
+
+@pytest.mark.parametrize("kind", ["EmbeddingBag", "Embedding"])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("padding_idx", [None, 7])
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_gradients_divided_by_how_often_a_key_occurs(kind, sparse, padding_idx, mode):
+    """By torch's formula, not its kernel: on CPUs that divides by other keys' counts (pytorch issue 190063)."""
+    arguments = {"mode": mode} if kind == "EmbeddingBag" else {}
+    inputs = (KEYS, OFFSETS) if kind == "EmbeddingBag" else (KEYS,)
+    mine, theirs = pair(kind, padding_idx=padding_idx, **arguments)
+    mine.scale_grad_by_freq, mine.sparse = True, sparse
+    for module in (mine, theirs):
+        module(*inputs).square().sum().backward()
+    expected = theirs.weight.grad / KEYS.bincount(minlength=ROWS).clamp(min=1)[:, None]
+    torch.testing.assert_close(mine.weight.grad.to_dense(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_narrow_weights(dtype, mode):
+    tolerance = 4 * torch.finfo(dtype).eps  # torch pools in the narrow type, the engine in float32
+    mine, theirs = pair("EmbeddingBag", mode=mode, dtype=dtype)
+    assert_alike(mine, theirs, KEYS, OFFSETS, tolerance=tolerance)
+    mine, theirs = pair("Embedding")
+    assert_alike(mine.to(dtype), theirs.to(dtype), KEYS, tolerance=tolerance)
 
 
 @pytest.mark.parametrize("max_norm", [None, 1.0])
@@ -178,6 +221,20 @@ def test_gradients_flow_to_what_made_the_weight():
 def test_inputs_that_do_not_fit_are_refused(inputs, message):
     with pytest.raises(ConfigError, match=message):
         terarec.EmbeddingBag(ROWS, WIDTH, mode="sum")(*inputs)
+
+
+def test_what_torch_refuses_is_refused():
+    for mode in ("mean", "max"):
+        with pytest.raises(ConfigError, match=f"^per_sample_weights: got some in mode '{mode}', expected mode 'sum'"):
+            terarec.EmbeddingBag(ROWS, WIDTH, mode=mode)(KEYS, OFFSETS, torch.ones(12))
+    with pytest.raises(ConfigError, match=r"^scale_grad_by_freq: got True in mode 'max'"):
+        terarec.EmbeddingBag(ROWS, WIDTH, mode="max", scale_grad_by_freq=True)(KEYS, OFFSETS)
+
+
+def test_a_jagged_nested_input():
+    mine, theirs = pair("EmbeddingBag", mode="sum")
+    nested = torch.nested.nested_tensor_from_jagged(KEYS, torch.cat([OFFSETS, torch.tensor([12])]))
+    assert_alike(mine, theirs, nested)
 
 
 def test_a_key_outside_and_a_wrong_type_are_refused():

@@ -25,16 +25,19 @@ class Model(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.bag = library.EmbeddingBag(5, 4, mode="mean", padding_idx=2)
+        self.largest = library.EmbeddingBag(5, 4, mode="max")
+        self.weighted = library.EmbeddingBag(5, 4, mode="sum")
         self.words = library.Embedding(6, 4, padding_idx=0)
         self.tied = library.Embedding(6, 4)
         self.tied.weight = self.words.weight
         self.dense = nn.Linear(4, 1)
 
     def forward(self, keys: Tensor) -> Tensor:
-        return self.dense(self.bag(keys) + self.words(keys).sum(1) + self.tied(keys + 1).mean(1))
+        bags = self.bag(keys) + self.largest(keys) + self.weighted(keys, None, keys.float())
+        return self.dense(bags + self.words(keys).sum(1) + self.tied(keys + 1).mean(1))
 
     def tables(self) -> list[Tensor]:
-        return [self.bag.weight, self.words.weight]
+        return [self.bag.weight, self.largest.weight, self.weighted.weight, self.words.weight]
 
 
 @pytest.mark.parametrize(("spec", "optimizer"), CASES, ids=["sgd", "adagrad"])

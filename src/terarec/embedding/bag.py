@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from terarec.embedding.bags import bags_of, without_key
 from terarec.embedding.drop_in import DropIn
+from terarec.errors import ConfigError
 from terarec.ops.layout import Pooling
 
 
@@ -46,6 +47,10 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
             KeyOutOfRangeError: a key outside 0 <= key < V.
             ConfigError: arguments that do not fit each other.
         """
+        if per_sample_weights is not None and self.mode != "sum":
+            raise ConfigError(f"per_sample_weights: got some in mode {self.mode!r}, expected mode 'sum'")
+        if self.scale_grad_by_freq and self.mode == "max":
+            raise ConfigError("scale_grad_by_freq: got True in mode 'max', expected mode 'sum' or 'mean'")
         bags = bags_of(input, offsets, per_sample_weights, self.include_last_offset)
         if self.padding_idx is not None:
             bags = without_key(bags, self.padding_idx)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import torch
@@ -9,11 +10,11 @@ from torch import Tensor
 
 from terarec.embedding.bags import Bags, without_key
 from terarec.embedding.parameter_arena import ParameterArena
-from terarec.errors import ConfigError
 from terarec.ops.bag_lookup import bag_lookup
+from terarec.ops.key_weight_gradient import key_weight_gradient
 from terarec.ops.layout import BagLayout
 from terarec.ops.row_update import BagGradient
-from terarec.ops.weight_gradient import dense_gradient, sparse_gradient
+from terarec.ops.weight_gradient import dense_gradient, group_keys, per_key, sparse_gradient
 
 
 class GradientRule(NamedTuple):
@@ -31,6 +32,11 @@ class GradientRule(NamedTuple):
     by_frequency: bool = False
     without_key: int | None = None
 
+    @property
+    def attached(self) -> ParameterArena | None:
+        """The arena that takes the gradient, if one does."""
+        return self.arena if self.arena is not None and self.arena.is_attached else None
+
 
 def look_up(weight: Tensor, bags: Bags, layout: BagLayout, rule: GradientRule) -> Tensor:
     """The pooled vectors [B, D] of `bags`, in the type of `weight`.
@@ -45,49 +51,80 @@ def look_up(weight: Tensor, bags: Bags, layout: BagLayout, rule: GradientRule) -
         KeyOutOfRangeError: a key outside 0 <= key < V.
         ConfigError: offsets that fall or do not cover the keys, or a weight of a type that no kernel takes.
     """
-    if bags.key_weights is not None or rule.by_frequency:
-        raise ConfigError("per_sample_weights, scale_grad_by_freq: got one of them, which no kernel takes yet")
-    if not torch.is_grad_enabled() or not weight.requires_grad:
+    learns = weight.requires_grad or (bags.key_weights is not None and bags.key_weights.requires_grad)
+    if not learns or not torch.is_grad_enabled():
         return _vectors(weight, bags, layout)
-    is_put_aside = rule.arena is not None and rule.arena.is_attached
-    if torch.compiler.is_compiling() and (rule.sparse or is_put_aside):
+    if torch.compiler.is_compiling() and (rule.sparse or rule.attached or rule.by_frequency or not _is_linear(layout)):
         apart: Tensor = _look_up_apart(weight, bags, layout, rule)
         return apart
-    result: Tensor = _Lookup.apply(weight, bags.keys, bags.offsets, layout, rule)  # type: ignore[no-untyped-call]
+    result: Tensor = _Lookup.apply(weight, *bags, layout, rule)  # type: ignore[no-untyped-call]
     return result
-
-
-def _vectors(weight: Tensor, bags: Bags, layout: BagLayout) -> Tensor:
-    return bag_lookup(weight.detach(), bags.keys, bags.offsets, layout).to(weight.dtype)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _look_up_apart(weight: Tensor, bags: Bags, layout: BagLayout, rule: GradientRule) -> Tensor:
-    """Outside a compiled graph: it can hold neither a sparse gradient nor one that is put aside."""
+    """Outside a compiled graph: it holds no gradient that is sparse, is put aside, or depends on what the keys are."""
     return look_up(weight, bags, layout, rule)
+
+
+def _vectors(weight: Tensor, bags: Bags, layout: BagLayout) -> Tensor:
+    keys, offsets, key_weights = bags
+    return bag_lookup(weight.detach(), keys, offsets, layout, key_weights=key_weights).to(weight.dtype)
 
 
 class _Lookup(torch.autograd.Function):
     @staticmethod
-    def forward(weight: Tensor, keys: Tensor, offsets: Tensor, layout: BagLayout, rule: GradientRule) -> Tensor:
-        return _vectors(weight, Bags(keys, offsets), layout)
+    def forward(
+        weight: Tensor, keys: Tensor, offsets: Tensor, key_weights: Tensor | None, layout: BagLayout, rule: GradientRule
+    ) -> Tensor:
+        held = None if key_weights is None else key_weights.detach()
+        return _vectors(weight, Bags(keys, offsets, held), layout)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        weight, keys, offsets, ctx.layout, ctx.rule = inputs
+        weight, keys, offsets, key_weights, ctx.layout, ctx.rule = inputs
         ctx.dtype = weight.dtype
-        ctx.save_for_backward(keys, offsets)
+        # The way back reads the rows only where it must, so that they may move in between where it does not.
+        is_read = not _is_linear(ctx.layout) or ctx.needs_input_grad[3]
+        ctx.save_for_backward(keys, offsets, key_weights, weight if is_read else None)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        bags = Bags(*ctx.saved_tensors)
+        keys, offsets, key_weights, weight = ctx.saved_tensors
         rule: GradientRule = ctx.rule
-        if rule.without_key is not None:
-            bags = without_key(bags, rule.without_key)
-        gradient = BagGradient(bags.keys, bags.offsets, grad.float(), ctx.layout)
-        if rule.arena is not None and rule.arena.is_attached:
-            rule.arena.pending.append(gradient)
-            return None, None, None, None, None
-        of_weight = (sparse_gradient if rule.sparse else dense_gradient)(gradient, ctx.dtype)
-        return of_weight, None, None, None, None
+        rows = None if weight is None else weight.detach()
+        gradient = BagGradient(keys, offsets, grad.float(), ctx.layout, key_weights)
+        of_weight = of_key_weights = None
+        if rows is not None and ctx.needs_input_grad[3]:
+            of_key_weights = key_weight_gradient(
+                rows, keys, offsets, gradient.grad, ctx.layout, key_weights=key_weights
+            )
+        if ctx.needs_input_grad[0]:
+            gradient = _ruled(gradient, rule)
+            if rule.attached:
+                rule.attached.pending.append(per_key(gradient, rows))
+            else:
+                of_weight = (sparse_gradient if rule.sparse else dense_gradient)(gradient, ctx.dtype, rows)
+        return of_weight, None, None, of_key_weights, None, None
+
+
+def _ruled(gradient: BagGradient, rule: GradientRule) -> BagGradient:
+    """`gradient` without a key that learns nothing, and with what `by_frequency` asks for."""
+    keys, offsets, factors = gradient.keys, gradient.offsets, gradient.key_weights
+    if rule.without_key is not None:
+        keys, offsets, factors = without_key(Bags(keys, offsets, factors), rule.without_key)
+    layout = gradient.layout
+    if rule.by_frequency:
+        _, places = group_keys(keys, layout.num_rows)
+        shares = places.bincount()[places].float().reciprocal()
+        if layout.pooling == ("mean",):  # as a sum with factors, since with factors a mean divides by their sum
+            lengths = offsets.diff()
+            shares = shares / lengths.repeat_interleave(lengths)
+            layout = dataclasses.replace(layout, pooling=("sum",))
+        factors = shares if factors is None else shares * factors
+    return BagGradient(keys, offsets, gradient.grad, layout, factors)
+
+
+def _is_linear(layout: BagLayout) -> bool:
+    return layout.pooling != ("max",)
