@@ -53,10 +53,11 @@ def test_a_drop_in_trains_in_one_graph_for_every_size(kind):
     assert counter.frame_count == 2  # the first size alone, then any
 
 
+@pytest.mark.parametrize("kind", ["EmbeddingBag", "Embedding"])
 @pytest.mark.parametrize("how", ["sparse", "rows", "padding"])
-def test_what_no_graph_holds_runs_beside_it(how):
+def test_what_no_graph_holds_runs_beside_it(kind, how):
     arguments = {"sparse": {"sparse": True}, "rows": {}, "padding": {"padding_idx": 3}}[how]
-    eager = Model("EmbeddingBag", mode="sum", **arguments)
+    eager = Model(kind, **arguments)
     twin = copy.deepcopy(eager)
     compiled = torch.compile(twin, backend="aot_eager")
     optimizers = [
@@ -66,7 +67,7 @@ def test_what_no_graph_holds_runs_beside_it(how):
     for size in (4, 6):
         for model, optimizer in zip((eager, compiled), optimizers, strict=True):
             optimizer.zero_grad()
-            model(*inputs_of("EmbeddingBag", size)).square().sum().backward()
+            model(*inputs_of(kind, size)).square().sum().backward()
             optimizer.step()
         assert torch.equal(eager.table.weight, twin.table.weight)
 

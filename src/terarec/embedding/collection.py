@@ -131,7 +131,7 @@ class EmbeddingCollection(nn.Module):
         for group in self._groups:
             names = group.layout.feature_names
             part = select(rows.get(group.arena, jagged), names)
-            if any(limit is not None for limit in group.max_keys):
+            if self._has_limits and any(limit is not None for limit in group.max_keys):
                 part = first_keys(part, group.max_keys)
             vectors = self._lookup(group, part)
             if group.layout.is_pooled:
@@ -199,6 +199,8 @@ class EmbeddingCollection(nn.Module):
         """The vectors of `group`, whose gradient is deposited here when training."""
         arena, layout = self.arenas[group.arena], group.layout
         key_weights = part.weights if layout.takes_key_weights else None
+        if not torch.is_grad_enabled() or not (self.training or _learns(key_weights)):
+            return bag_lookup(arena.weights, part.keys, part.offsets, layout, key_weights=key_weights)
         pending, generation = self.pending[group.arena], _generation(arena)
 
         def deposit(grad: Tensor) -> None:
@@ -206,14 +208,13 @@ class EmbeddingCollection(nn.Module):
             factors = None if key_weights is None else key_weights.detach()
             pending.append(BagGradient(part.keys, part.offsets, grad, layout, factors))
 
-        if key_weights is not None and key_weights.requires_grad and torch.is_grad_enabled():
+        if key_weights is not None and _learns(key_weights):
             taker = deposit if self.training else None
             return look_up_with_weights(
                 arena.weights, part.keys, part.offsets, layout, key_weights=key_weights, deposit=taker
             )
         vectors = bag_lookup(arena.weights, part.keys, part.offsets, layout, key_weights=key_weights)
-        if self.training and torch.is_grad_enabled():
-            _make_leaf(vectors, deposit)
+        _make_leaf(vectors, deposit)
         return vectors
 
     def _in_feature_order(self, pooled: Mapping[tuple[str, ...], Tensor], jagged: Jagged) -> Tensor:
@@ -276,6 +277,10 @@ def _check_still_there(arena: AnyArena, looked_up: int) -> None:
             f"backward: rows of tables {', '.join(arena.table_names)} were evicted and given to other keys since the "
             "forward pass, expected the row optimizer's step before the next forward pass"
         )
+
+
+def _learns(key_weights: Tensor | None) -> bool:
+    return key_weights is not None and key_weights.requires_grad
 
 
 def _make_leaf(vectors: Tensor, deposit: Callable[[Tensor], None]) -> None:

@@ -37,6 +37,11 @@ class GradientRule(NamedTuple):
         """The arena that takes the gradient, if one does."""
         return self.arena if self.arena is not None and self.arena.is_attached else None
 
+    @property
+    def is_traceable(self) -> bool:
+        """Whether a compiled graph can hold the way back: it is dense, and no shape in it depends on the keys."""
+        return not (self.sparse or self.attached or self.by_frequency or self.without_key is not None)
+
 
 def look_up(weight: Tensor, bags: Bags, layout: BagLayout, rule: GradientRule) -> Tensor:
     """The pooled vectors [B, D] of `bags`, in the type of `weight`.
@@ -54,7 +59,7 @@ def look_up(weight: Tensor, bags: Bags, layout: BagLayout, rule: GradientRule) -
     learns = weight.requires_grad or (bags.key_weights is not None and bags.key_weights.requires_grad)
     if not learns or not torch.is_grad_enabled():
         return _vectors(weight, bags, layout)
-    if torch.compiler.is_compiling() and (rule.sparse or rule.attached or rule.by_frequency or not _is_linear(layout)):
+    if torch.compiler.is_compiling() and not (rule.is_traceable and _is_linear(layout)):
         apart: Tensor = _look_up_apart(weight, bags, layout, rule)
         return apart
     result: Tensor = _Lookup.apply(weight, *bags, layout, rule)  # type: ignore[no-untyped-call]
@@ -63,7 +68,7 @@ def look_up(weight: Tensor, bags: Bags, layout: BagLayout, rule: GradientRule) -
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _look_up_apart(weight: Tensor, bags: Bags, layout: BagLayout, rule: GradientRule) -> Tensor:
-    """Outside a compiled graph: it holds no gradient that is sparse, is put aside, or depends on what the keys are."""
+    """`look_up` outside a compiled graph."""
     return look_up(weight, bags, layout, rule)
 
 
