@@ -55,6 +55,23 @@ def test_equals_torch_step_after_step(spec, optimizer):
         torch.testing.assert_close(mine.tables(), theirs.tables(), rtol=1e-5, atol=1e-6)
 
 
+def test_training_goes_on_where_it_stopped():
+    spec = AdaGradSpec(lr=0.1)
+    one, other = Model(terarec), Model(terarec)
+    optimizers = [RowOptimizer(model, spec) for model in (one, other)]
+    for step in range(3):
+        if step == 2:
+            other.load_state_dict(one.state_dict())
+            optimizers[1].load_state_dict(optimizers[0].state_dict())
+        for model, rows in list(zip((one, other), optimizers, strict=True))[: 1 + step // 2]:
+            model(KEYS).square().sum().backward()
+            rows.step()
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(one.tables(), other.tables(), strict=True))
+    assert len(optimizers[0].state_dict()["rows"]) == 4  # the tied weight's once
+    with pytest.raises(ConfigError, match=r"^row optimizer: got rows of \[\], expected"):
+        optimizers[0].load_state_dict({"kind": "adagrad", "lr": 0.1, "num_steps": 1})
+
+
 def test_a_frozen_weight_and_evaluation_put_nothing_aside():
     model = Model(terarec)
     RowOptimizer(model, SGDSpec(lr=0.1))

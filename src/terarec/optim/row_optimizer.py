@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
-from torch import nn
+from torch import Tensor, nn
 
 from terarec.errors import ConfigError, TrainingError
 from terarec.ops import BagGradient, row_gradient_norm, row_update_, state_shapes
@@ -112,18 +112,30 @@ class RowOptimizer:
             owner.take_gradients()
 
     def state_dict(self) -> dict[str, Any]:
-        """Kind, learning rate and numbers of steps; the state per row is in the tables."""
+        """Kind, learning rate and numbers of steps; the state per row is in the tables.
+
+        That of weights without a table, such as `terarec.EmbeddingBag`'s, is here: "rows" lists it in the order of
+        their modules.
+        """
         steps = {"num_steps": self.num_steps, "num_skipped": self.num_skipped}
-        return {"kind": self.spec.kind, "lr": self.lr, **steps}
+        rows = [dict(arena.state) for arena in self._arenas_without_tables()]
+        return {"kind": self.spec.kind, "lr": self.lr, **steps, **({"rows": rows} if rows else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` gave.
 
         Raises:
-            ConfigError: the state of another kind of optimizer.
+            ConfigError: the state of another kind of optimizer, or of other weights.
         """
         if state["kind"] != self.spec.kind:
             raise ConfigError(f"row optimizer: got the state of {state['kind']!r}, expected {self.spec.kind!r}")
+        held = [dict(arena.state) for arena in self._arenas_without_tables()]
+        loaded = state.get("rows", [])
+        if _shapes(held) != _shapes(loaded):
+            raise ConfigError(f"row optimizer: got rows of {_shapes(loaded)}, expected {_shapes(held)}")
+        for mine, theirs in zip(held, loaded, strict=True):
+            for name, tensor in mine.items():
+                tensor.copy_(theirs[name])
         self.lr = state["lr"]
         self.num_steps = int(state["num_steps"])
         self.num_skipped = int(state.get("num_skipped", 0))  # older states have none
@@ -155,8 +167,16 @@ class RowOptimizer:
         norm = math.hypot(*norms)
         return min(1.0, bound / (norm + 1e-6)) if math.isfinite(norm) else 1.0
 
+    def _arenas_without_tables(self) -> list[Arena | DynamicArena]:
+        """Each once, though modules may share it."""
+        return list({id(arena): arena for arena in self._arenas() if not arena.table_names}.values())
+
     def _arenas(self) -> list[Arena | DynamicArena]:
         return [arena for owner in self._owners for arena in owner.arenas]
+
+
+def _shapes(states: Sequence[Mapping[str, Tensor]]) -> list[dict[str, list[int]]]:
+    return [{name: list(tensor.shape) for name, tensor in state.items()} for state in states]
 
 
 def _check_names(owners: Sequence[RowParameters]) -> None:
