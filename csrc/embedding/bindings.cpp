@@ -20,6 +20,7 @@
 #include "embedding/row_dots.h"
 #include "embedding/row_init.h"
 #include "embedding/row_update.h"
+#include "embedding/split_mix.h"
 
 namespace nb = nanobind;
 using namespace terarec;
@@ -62,10 +63,10 @@ Report run_row_dots(const std::vector<int64_t>& numbers) {
   return report(row_dots(call));
 }
 
-// `numbers`: weights, row type, width, factors of the learning rates or 0, threads.
 // Each of `list`: keys, number of keys, key weights or 0, offsets, layout, features, batch, gradient, gradient stride.
+// `numbers`: weights, row type, width, factors of the learning rates or 0, threads.
 UpdateGradients update_gradients(const std::vector<int64_t>& numbers, const std::vector<std::vector<int64_t>>& list) {
-  UpdateGradients gradients{at<const void>(numbers[0]), static_cast<RowType>(numbers[1]), numbers[2],
+  UpdateGradients gradients{at<void>(numbers[0]), static_cast<RowType>(numbers[1]), numbers[2],
                             at<const float>(numbers[3]), static_cast<int>(numbers[4]), {}};
   for (const std::vector<int64_t>& g : list) {
     gradients.list.push_back({at<const int64_t>(g[0]), g[1], at<const float>(g[2]), at<const int64_t>(g[3]),
@@ -74,33 +75,31 @@ UpdateGradients update_gradients(const std::vector<int64_t>& numbers, const std:
   return gradients;
 }
 
-// `rows` and `list`: see update_gradients. `state`: tensors or 0, the last of three being the last steps.
-// `rule`: its kind, whether it sweeps, the step. `constants`: as in RuleConstants. `extras`: none, or scale, bounds of
+// `numbers`, `list`: see update_gradients. `state`: two tensors or 0, last steps or 0. `rule`: its kind, whether it
+// sweeps, the step, the seed of the rounding. `constants`: as in RuleConstants. `extras`: none, or scale, bounds of
 // values and of norms, coupled l1 and l2, beta1, beta2.
-Report run_row_update(const std::vector<int64_t>& rows, const std::vector<int64_t>& state,
-                      const std::vector<int64_t>& rule,
-                      const std::vector<double>& constants, const std::vector<double>& extras,
-                      const std::vector<std::vector<int64_t>>& list) {
+Report run_row_update(const std::vector<int64_t>& numbers, const std::vector<int64_t>& state,
+                      const std::vector<int64_t>& rule, const std::vector<double>& constants,
+                      const std::vector<double>& extras, const std::vector<std::vector<int64_t>>& list) {
   const auto constant = [&](int i) { return static_cast<float>(constants[i]); };
   const auto extra = [&](int i) { return static_cast<float>(extras[i]); };
   const RuleConstants of_rule{constant(0), constant(1), constant(2), constant(3), constant(4),  constant(5),
                               constant(6), constant(7), constant(8), constant(9), constant(10), constant(11)};
   RowExtras of_rows{};
   if (!extras.empty()) {
-    of_rows = {extra(0),  extra(1),  extra(2), extra(3), extra(4), extras[5],
-               extras[6], static_cast<int32_t>(rule[2]), at<int32_t>(state[2])};
+    of_rows = {extra(0),  extra(1),  extra(2), extra(3), extra(4), extras[5], extras[6], static_cast<int32_t>(rule[2]),
+               at<int32_t>(state[2]), stream_of_update(static_cast<uint64_t>(rule[3]), static_cast<uint64_t>(rule[2]))};
   }
-  const UpdateCall call{at<float>(rows[0]), at<float>(state[0]), at<float>(state[1]),
-                        static_cast<Rule>(rule[0]), of_rule, extras.empty() ? nullptr : &of_rows, rule[1] != 0,
-                        update_gradients(rows, list)};
+  const UpdateCall call{at<float>(state[0]), at<float>(state[1]), static_cast<Rule>(rule[0]), of_rule,
+                        extras.empty() ? nullptr : &of_rows, rule[1] != 0, update_gradients(numbers, list)};
   nb::gil_scoped_release unlocked;
   return report(row_update(call));
 }
 
-// The report and the sum of squares. `rows` and `list`: see update_gradients. Rows before `first_row` do not count.
-std::tuple<Report, double> run_gradient_squares(const std::vector<int64_t>& rows, int64_t first_row,
+// The report and the sum of squares of the rows from `first_row` on. `numbers`, `list`: see update_gradients.
+std::tuple<Report, double> run_gradient_squares(const std::vector<int64_t>& numbers, int64_t first_row,
                                                 const std::vector<std::vector<int64_t>>& list) {
-  const UpdateGradients gradients = update_gradients(rows, list);
+  const UpdateGradients gradients = update_gradients(numbers, list);
   nb::gil_scoped_release unlocked;
   const GradientSquares squares = gradient_squares(gradients, first_row);
   return {report(squares.fault), squares.sum};

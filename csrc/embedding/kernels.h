@@ -105,13 +105,18 @@ struct RowExtras {
   float l1, l2;                 // coupled
   double beta1, beta2;          // of RuleConstants, for powers of them
   int32_t step;
-  int32_t* last_steps;  // of each row, for rules that catch up; else null
+  int32_t* last_steps;     // of each row, for rules that catch up; else null
+  uint64_t update_stream;  // of the bits that round narrow rows
 };
+
+// Floats of memory that the update of a row needs: its gradient, its copy and its random bits.
+static inline int64_t update_floats(int64_t width) { return 3 * width + 1; }
 
 // Updates arena rows rows[g], g < groups, each with the sum of first[g] and of more[begin[g]:begin[g + 1]].
 // Most rows of a large table occur once, so that further gradients are kept apart.
 struct UpdateRows {
-  float* weights;
+  void* weights;
+  RowType row_type;  // narrow only with `extras`
   float* state0;
   float* state1;
   int64_t width;
@@ -125,7 +130,7 @@ struct UpdateRows {
   const float* const* more;
   const float* first_scales;  // factors of the gradients, or null
   const float* more_scales;
-  float* buffer;  // width floats
+  float* buffer;  // update_floats(width) floats
 };
 
 struct Kernels {

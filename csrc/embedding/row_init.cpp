@@ -4,20 +4,14 @@
 #include <cmath>
 
 #include "common/parallel.h"
+#include "embedding/split_mix.h"
 
 namespace terarec {
 namespace {
 
-constexpr uint64_t kStep = 0x9E3779B97F4A7C15u;
 constexpr double kTwoPi = 6.283185307179586476925286766559;
 constexpr int64_t kUnitFloats = 1 << 19;   // 2 MiB: a huge page is first touched by one thread
 constexpr int64_t kKeyedFloats = 1 << 14;  // of a unit of keyed rows: some 20 us of work
-
-uint64_t mix(uint64_t bits) {
-  bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9u;
-  bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EBu;
-  return bits ^ (bits >> 31);
-}
 
 struct Pair {
   float even, odd;
@@ -37,7 +31,7 @@ Pair normal(uint32_t high, uint32_t low, double scale) {
 template <Pair (*kDraw)(uint32_t, uint32_t, double)>
 void fill_row(float* row, int64_t width, uint64_t stream, double scale) {
   for (int64_t c = 0; c < width; c += 2) {
-    stream += kStep;
+    stream += kMixStep;
     const uint64_t bits = mix(stream);
     const Pair pair = kDraw(static_cast<uint32_t>(bits >> 32), static_cast<uint32_t>(bits), scale);
     row[c] = pair.even;
@@ -48,7 +42,7 @@ void fill_row(float* row, int64_t width, uint64_t stream, double scale) {
 // The row of number `number` in the table of the mixed seed `seed`.
 template <class Call>
 void fill_row(const Call& call, uint64_t seed, float* row, int64_t number) {
-  const uint64_t stream = mix(seed + (static_cast<uint64_t>(number) + 1) * kStep);
+  const uint64_t stream = mix(seed + (static_cast<uint64_t>(number) + 1) * kMixStep);
   if (call.normal) fill_row<normal>(row, call.width, stream, call.scale);
   else fill_row<uniform>(row, call.width, stream, call.scale);
 }

@@ -15,7 +15,8 @@ constexpr int64_t kSweepRows = 4096;
 constexpr int kNormThreads = 16;
 
 void complete(const UpdateCall& call, float lr_factor, UpdateRows& rows) {
-  rows.weights = call.weights;
+  rows.weights = call.gradients.weights;
+  rows.row_type = call.gradients.row_type;
   rows.state0 = call.state0;
   rows.state1 = call.state1;
   rows.rule = call.rule;
@@ -43,7 +44,7 @@ void sweep_rows(const UpdateCall& call, float lr_factor, int64_t begin, int64_t 
   }
   const std::vector<float> zeros(width);
   const std::vector<const float*> first(untouched.size(), zeros.data());
-  std::vector<float> buffer(2 * width);
+  std::vector<float> buffer(update_floats(width));
   UpdateRows rows{};
   rows.width = width;
   rows.groups = untouched.size();
@@ -88,6 +89,7 @@ BagFault row_update(const UpdateCall& call) {
   const int threads = call.gradients.useful_threads();
   MaxGradients maxima;
   const std::vector<UpdateTable> tables = collect_tables(call.gradients, maxima);
+  maxima.fill(threads);
   const std::vector<UpdateUnit> units = split_tables(tables, call.gradients.num_keys(), threads);
   std::vector<uint8_t> touched(call.sweeps ? end_of(tables) : 0);
   uint8_t* const marks = call.sweeps ? touched.data() : nullptr;
@@ -101,6 +103,7 @@ GradientSquares gradient_squares(const UpdateGradients& gradients, int64_t first
   if (fault.kind != BagFault::kNone) return {fault, 0.0};
   MaxGradients maxima;
   const std::vector<UpdateTable> tables = collect_tables(gradients, maxima);
+  maxima.fill(gradients.useful_threads());
   const std::vector<UpdateUnit> units = split_tables(tables, gradients.num_keys(), kNormThreads);
   std::vector<double> sums(units.size());
   parallel_for(gradients.useful_threads(), units.size(), [&](int64_t unit) {

@@ -10,7 +10,6 @@
 namespace terarec {
 
 struct UpdateCall {
-  float* weights;
   float* state0;
   float* state1;
   Rule rule;

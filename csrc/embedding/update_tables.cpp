@@ -23,23 +23,25 @@ constexpr int64_t kSumKeysPerRow = 4;
 // What a thread keeps between calls at most.
 constexpr int64_t kKeptBytes = 64 << 20;
 
-void add_bags_of(const UpdateGradients& all, const UpdateGradient& of, int64_t feature, MaxGradients& maxima,
+void add_bags_of(const UpdateGradients& gradients, const UpdateGradient& of, int64_t feature, MaxGradients& maxima,
                  UpdateTable& table) {
   const FeatureLayout& layout = of.layout[feature];
+  const int64_t width = gradients.width;
   const int64_t* offsets = of.offsets + feature * of.batch;
   const int64_t num_keys = offsets[of.batch] - offsets[0];
   if (num_keys == 0) return;
   table.num_keys += num_keys;
   const int64_t* keys = of.keys + offsets[0];
-  const float* grad = of.grad + feature * all.width;
+  const float* grad = of.grad + feature * width;
   if (layout.pooling == Pooling::kNone) {
     grad = of.grad + offsets[0] * of.grad_stride;
     table.bags.push_back({keys, nullptr, nullptr, num_keys, grad, of.grad_stride, Pooling::kNone});
   } else if (layout.pooling == Pooling::kMax) {
-    const void* rows = static_cast<const char*>(all.weights) + layout.base * row_bytes(all.row_type, all.width);
+    const void* first_row =
+        static_cast<const char*>(gradients.weights) + layout.base * row_bytes(gradients.row_type, width);
     const float* spread =
-        maxima.add({rows, all.row_type, of.keys, offsets, of.batch, all.width, grad, of.grad_stride});
-    table.bags.push_back({keys, nullptr, nullptr, num_keys, spread, all.width, Pooling::kNone});
+        maxima.add({first_row, gradients.row_type, of.keys, offsets, of.batch, width, grad, of.grad_stride});
+    table.bags.push_back({keys, nullptr, nullptr, num_keys, spread, width, Pooling::kNone});
   } else {
     table.bags.push_back({of.keys, of.key_weights, offsets, of.batch, grad, of.grad_stride, layout.pooling});
   }
@@ -112,7 +114,6 @@ std::vector<UpdateTable> collect_tables(const UpdateGradients& gradients, MaxGra
       add_bags_of(gradients, of, f, maxima, table);
     }
   }
-  maxima.fill(gradients.useful_threads());
   std::vector<UpdateTable> in_order;
   for (auto& [place, table] : tables) in_order.push_back(std::move(table));
   return in_order;
@@ -147,7 +148,7 @@ UpdateRows group_unit(const UpdateUnit& unit, int64_t width, RowScratch& scratch
   rows.more = scratch.more.data();
   rows.first_scales = found.scaled ? scratch.first_scales.data() : nullptr;
   rows.more_scales = scratch.more_scales.data();
-  rows.buffer = at_least(scratch.buffer, 2 * width);
+  rows.buffer = at_least(scratch.buffer, update_floats(width));
   return rows;
 }
 

@@ -27,7 +27,7 @@ struct UpdateGradient {
 
 // All gradients of a step in one arena.
 struct UpdateGradients {
-  const void* weights;  // the arena, in whose rows maxima are found
+  void* weights;  // as they were at the lookup
   RowType row_type;
   int64_t width;
   const float* table_lr;  // factor of each table's learning rate, 0 if it does not learn; or null
@@ -55,8 +55,8 @@ struct UpdateUnit {
 
 BagFault check_gradients(const UpdateGradients& gradients);
 
-// The tables in the order of their rows, those without a key in the batch included. Features pooled by maximum come with
-// a gradient for each key, in memory of `maxima` that is filled here.
+// The tables in the order of their rows, those without a key in the batch included. Features pooled by maximum come
+// with a gradient for each key, in memory of `maxima` that is yet to be filled.
 std::vector<UpdateTable> collect_tables(const UpdateGradients& gradients, MaxGradients& maxima);
 
 // Splits tables so that no unit has more than half of a thread's share; the longest come first.

@@ -77,7 +77,7 @@ def row_update_(
     The result is the same bit for bit whatever the number of threads.
 
     Args:
-        weights: float32[V, D], the arena.
+        weights: float32, bfloat16 or float16 [V, D], the arena.
         state: the rule's state as `state_shapes` lists it.
         gradients: of all lookups of this step in these weights.
         rule: which rows move, and how.

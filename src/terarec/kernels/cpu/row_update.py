@@ -29,7 +29,7 @@ def row_update_(
     """Update the rows of `weights` and `state` that move under `rule`; the same bits for any number of threads.
 
     Args:
-        weights: float32[V, D], contiguous.
+        weights: float32, bfloat16 or float16 [V, D], contiguous.
         state: the rule's state, each float32[V, D] or [V], contiguous.
         gradients: of one or more lookups in these weights.
         rule: which rows move, and how.
@@ -40,10 +40,8 @@ def row_update_(
     Raises:
         BadKeyError: a key outside its table; nothing is changed.
         ConfigError: offsets that fall or do not cover the keys; nothing is changed.
-        KernelError: rows that are not contiguous or not float32, or 2^32 keys and more.
+        KernelError: rows that are not contiguous, or 2^32 keys and more.
     """
-    if weights.dtype != torch.float32:
-        raise KernelError(f"row_update_: got weights {weights.dtype}, expected torch.float32")
     if not all(held.is_contiguous() for held in (weights, *state)):
         raise KernelError("row_update_: got weights or state that are not contiguous, expected contiguous tensors")
     held = _plain(gradients)  # keeps copies alive during the call
@@ -52,11 +50,11 @@ def row_update_(
     last_steps = state[-1].data_ptr() if rule.catches_up else 0
     factors = None if table_lr is None else table_lr.contiguous()
     report = _embedding.row_update(
-        _rows(weights, factors),
+        _numbers(weights, factors),
         [first, second, last_steps],
-        [RULE_KINDS.index(rule.kind), rule.sweeps, step],
+        [RULE_KINDS.index(rule.kind), rule.sweeps, step, rounding_seed],
         _constants(rule, step),
-        _extras(rule),
+        _extras(rule, weights),
         [_describe(gradient) for gradient in held],
     )
     raise_if_bad(report, [gradient.keys.shape[0] for gradient in held], [gradient.layout for gradient in held])
@@ -83,10 +81,10 @@ def row_gradient_norm(
         ConfigError: offsets that fall or do not cover the keys.
         KernelError: 2^32 keys and more.
     """
-    held, weights = _plain(gradients), weights.contiguous()
+    held = _plain(gradients)
     factors = None if table_lr is None else table_lr.contiguous()
     report, squares = _embedding.gradient_squares(
-        _rows(weights, factors), first_row, [_describe(gradient) for gradient in held]
+        _numbers(weights, factors), first_row, [_describe(gradient) for gradient in held]
     )
     raise_if_bad(report, [gradient.keys.shape[0] for gradient in held], [gradient.layout for gradient in held])
     return abs(rule.grad_scale) * math.sqrt(squares)
@@ -103,20 +101,9 @@ def _plain(gradients: Sequence[LaidGradient]) -> list[LaidGradient]:
     plain = []
     for keys, offsets, grad, layout, key_weights in gradients:
         by_row = grad.contiguous() if grad.shape[1] > 1 and grad.stride(1) != 1 else grad
-        factors = None if key_weights is None else key_weights.contiguous()
-        plain.append(LaidGradient(keys.contiguous(), offsets.contiguous(), by_row, layout, factors))
+        of_keys = None if key_weights is None else key_weights.contiguous()
+        plain.append(LaidGradient(keys.contiguous(), offsets.contiguous(), by_row, layout, of_keys))
     return plain
-
-
-def _rows(weights: Tensor, factors: Tensor | None) -> list[int]:
-    """The arena as the core's UpdateGradients take it, with the factors of the learning rates."""
-    return [
-        weights.data_ptr(),
-        ROW_TYPES[weights.dtype],
-        weights.shape[1],
-        _address(factors),
-        torch.get_num_threads(),
-    ]
 
 
 def _describe(gradient: LaidGradient) -> list[int]:
@@ -146,13 +133,20 @@ def _constants(rule: RowRule, step: int) -> list[float]:
     return [*numbers, first_scale, second_scale, rule.weight_decay, rule.beta, rule.l1, rule.l2]
 
 
-def _extras(rule: RowRule) -> list[float]:
+def _extras(rule: RowRule, weights: Tensor) -> list[float]:
     """The numbers of the core's RowExtras; none where the update can do without, which is faster."""
     is_clipped = min(rule.clip_value, rule.clip_norm) < math.inf
-    if not (rule.grad_scale != 1.0 or is_clipped or rule.is_coupled or rule.catches_up):
+    is_narrow = weights.dtype != torch.float32
+    if not (rule.grad_scale != 1.0 or is_clipped or rule.is_coupled or rule.catches_up or is_narrow):
         return []
     coupled = (rule.l1, rule.l2) if rule.is_coupled else (0.0, 0.0)
     return [rule.grad_scale, rule.clip_value, rule.clip_norm, *coupled, rule.beta1, rule.beta2]
+
+
+def _numbers(weights: Tensor, factors: Tensor | None) -> list[int]:
+    """What the core's update_gradients takes beside the gradients."""
+    row_type, threads = ROW_TYPES[weights.dtype], torch.get_num_threads()
+    return [weights.data_ptr(), row_type, weights.shape[1], _address(factors), threads]
 
 
 def _address(tensor: Tensor | None) -> int:

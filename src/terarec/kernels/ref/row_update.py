@@ -46,12 +46,11 @@ def row_update_(
         BadKeyError: a key outside its table; nothing is changed.
         ConfigError: offsets that fall or do not cover the keys; nothing is changed.
     """
-    dtype = torch.promote_types(weights.dtype, torch.float32)
     touched = _combined(weights, gradients, table_lr)
     if rule.sweeps:
         touched = _with_other_rows(touched, gradients, table_lr)
     rows, factors, grad = touched
-    moved = weights[rows].to(dtype)
+    moved = weights[rows].to(grad.dtype)
     held = [tensor[rows] for tensor in state]
     lr = rule.lr * factors[:, None]
     grad = transform(grad, moved, rule)
