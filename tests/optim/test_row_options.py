@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -193,3 +194,35 @@ def test_options_for_a_table_that_is_not_there_are_refused() -> None:
     for options in (RowOptions(frozen=("z",)), RowOptions(table_lr={"z": 2.0})):
         with pytest.raises(ConfigError, match=r"^rows\.(frozen|table_lr): got table 'z', expected one of 'a', 'c'"):
             RowOptimizer(EmbeddingCollection(TABLES, FEATURES), FTRLSpec(rows=options))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_tables_train_as_wide_ones_and_go_on_where_they_stopped(dtype) -> None:
+    tables = [replace(table, dtype=dtype) for table in TABLES]
+    spec = AdamSpec(lr=0.05)
+
+    def trained(first: int, last: int, held: EmbeddingCollection, optimizer: RowOptimizer) -> EmbeddingCollection:
+        for step in range(first, last):
+            backward(held, step)
+            optimizer.step()
+        return held
+
+    whole = EmbeddingCollection(tables, FEATURES, seed=2)
+    trained(0, 6, whole, RowOptimizer(whole, spec, seed=7))
+    first = EmbeddingCollection(tables, FEATURES, seed=2)
+    first_optimizer = RowOptimizer(first, spec, seed=7)
+    trained(0, 3, first, first_optimizer)
+    second = EmbeddingCollection(tables, FEATURES, seed=9)
+    second_optimizer = RowOptimizer(second, spec, seed=7)
+    second_optimizer.load_state_dict(first_optimizer.state_dict())
+    for name, table in first.tables.items():
+        for chunk in table.export_chunks(4):
+            second.tables[name].import_(chunk)
+    trained(3, 6, second, second_optimizer)
+    other = EmbeddingCollection(tables, FEATURES, seed=2)
+    trained(0, 6, other, RowOptimizer(other, spec, seed=8))
+    wide = after(spec, steps=6)
+    for name in "abc":
+        assert torch.equal(second.table(name), whole.table(name))
+        torch.testing.assert_close(whole.table(name).float(), wide.table(name), rtol=0.1, atol=0.02)
+    assert any(not torch.equal(other.table(name), whole.table(name)) for name in "abc")
