@@ -15,6 +15,7 @@ from tests.checkpoint.small_state import make_state
 USERS = DynamicTableSpec(name="users", width=3, admit=freq(2), evict=lru(share=0.2), max_rows=20)
 ITEMS = DynamicTableSpec(name="items", width=3, admit=counting_filter(2, num_bytes=64))
 EMPTY = DynamicTableSpec(name="empty", width=3)
+NARROW = DynamicTableSpec(name="narrow", width=3, dtype="bfloat16")
 
 
 def make(*specs, state=True):
@@ -71,6 +72,14 @@ def test_what_is_loaded_goes_on_as_what_was_saved(tmp_path, monkeypatch, shard_b
     assert contents(loaded) == contents(tables)
     assert loaded["users"].num_evicted == tables["users"].num_evicted > 0
     assert torch.equal(loaded["users"].take_evicted(), tables["users"].take_evicted())
+
+
+def test_narrow_rows_come_back_as_they_were(tmp_path):
+    tables, loaded = make(NARROW), make(NARROW)
+    tables["narrow"].rows(torch.arange(-9, 9), train=True)
+    load(saved(tmp_path, tables)).load_tables(loaded, with_state=True)
+    assert loaded["narrow"].arena.weights.dtype == torch.bfloat16
+    assert contents(loaded) == contents(tables)
 
 
 def test_loading_replaces_what_a_table_held(tmp_path):

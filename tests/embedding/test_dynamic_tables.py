@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,8 +14,15 @@ from terarec.optim import RowOptimizer
 from terarec.spec import (
     AdaGradSpec,
     AdamSpec,
+    AdamWSpec,
     DynamicTableSpec,
     FeatureSpec,
+    FTRLSpec,
+    MomentumSpec,
+    NesterovSpec,
+    RMSPropSpec,
+    RowOptions,
+    RowType,
     RowWiseAdaGradSpec,
     SGDSpec,
     SparseOptimizerSpec,
@@ -22,6 +30,7 @@ from terarec.spec import (
     freq,
     lru,
 )
+from terarec.storage import DynamicArena
 from tests.embedding.plain import random_jagged
 
 NAMES, ROWS = ("f0", "f1", "f2", "f3", "f4", "f5"), (700, 11, 700, 5, 11, 13)
@@ -44,6 +53,12 @@ OPTIMIZERS = [
     AdaGradSpec(lr=0.1, initial_accumulator=0.2),
     RowWiseAdaGradSpec(lr=0.1, initial_accumulator=0.2),
     AdamSpec(lr=0.05),
+    MomentumSpec(lr=0.02),
+    NesterovSpec(lr=0.02),
+    RMSPropSpec(lr=0.02),
+    AdamWSpec(lr=0.02),
+    FTRLSpec(lr=0.1, initial_accumulator=0.1),
+    AdamSpec(lr=0.05, rows=RowOptions(mode="lazy_global", clip_global_norm=3.0)),
 ]
 
 
@@ -63,7 +78,7 @@ def step(collection: EmbeddingCollection, optimizer: RowOptimizer | None, jagged
     return [vectors.detach() for vectors in given]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda spec: spec.kind)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda spec: f"{spec.kind}{'-lazy' * (spec.rows is not None)}")
 @pytest.mark.parametrize("dynamic", ["abcd", "a", "bd"])
 def test_equals_static_tables_bit_for_bit_on_a_closed_vocabulary(dynamic: str, optimizer: SparseOptimizerSpec) -> None:
     static = EmbeddingCollection(STATIC, FEATURES, seed=4)
@@ -79,6 +94,43 @@ def test_equals_static_tables_bit_for_bit_on_a_closed_vocabulary(dynamic: str, o
             expected = static.tables[name].export(chunk.keys)
             assert torch.equal(chunk.weights, expected.weights)
             assert all(torch.equal(chunk.state[key], expected.state[key]) for key in expected.state)
+
+
+@pytest.mark.parametrize("optimizer", [AdamSpec(lr=0.05), MomentumSpec(lr=0.02)], ids=lambda spec: spec.kind)
+def test_equals_static_tables_when_all_rows_move_each_step(optimizer: SparseOptimizerSpec) -> None:
+    optimizer = replace(optimizer, rows=RowOptions(mode="global"))
+    static = EmbeddingCollection(STATIC, FEATURES, seed=4)
+    dynamic = EmbeddingCollection([dynamic_twin(table) for table in STATIC], FEATURES, seed=4)
+    for table in STATIC:
+        dynamic.tables[table.name].rows(torch.arange(table.rows), train=True)
+    both = [(collection, RowOptimizer(collection, optimizer)) for collection in (static, dynamic)]
+    for seed in range(4):
+        ours, theirs = (step(collection, rows, random_jagged(NAMES, ROWS, 13, seed=seed)) for collection, rows in both)
+        assert all(map(torch.equal, ours, theirs))
+    for name, table in static.tables.items():
+        assert torch.equal(dynamic.tables[name].export(torch.arange(len(table))).weights, table.weights)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_rows_are_looked_up_as_static_ones_and_go_through_a_state_dict(dtype: RowType) -> None:
+    narrow = [replace(table, dtype=dtype) for table in STATIC]
+    static = EmbeddingCollection(narrow, FEATURES, seed=4)
+    twins = [replace(dynamic_twin(table), dtype=dtype) for table in narrow]
+    dynamic, other = (EmbeddingCollection(twins, FEATURES, seed=seed) for seed in (4, 5))
+    jagged = random_jagged(NAMES, ROWS, 40)
+    assert torch.equal(dynamic(jagged).pooled, static(jagged).pooled)
+    assert {arena.weights.dtype for arena in dynamic.arenas} == {getattr(torch, dtype)}
+    other.load_state_dict(dynamic.state_dict())
+    assert torch.equal(other.eval()(jagged).pooled, dynamic.eval()(jagged).pooled)
+
+
+def test_wide_and_narrow_tables_of_both_kinds_mix() -> None:
+    tables = [replace(dynamic_twin(STATIC[0]), dtype="bfloat16"), STATIC[1], dynamic_twin(STATIC[2]), STATIC[3]]
+    mine = EmbeddingCollection(tables, FEATURES, seed=4)
+    assert len(mine.arenas) == 4
+    assert mine(random_jagged(NAMES, ROWS, 13)).pooled.shape == (13, mine.output_width)
+    with pytest.raises(ConfigError, match="widths and types"):
+        DynamicArena([tables[0], tables[2]])
 
 
 def test_gradients_of_several_lookups_survive_growth() -> None:

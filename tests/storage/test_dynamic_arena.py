@@ -94,7 +94,7 @@ def test_a_copy_is_independent() -> None:
 
 
 def test_tables_of_two_widths_and_devices_without_memory_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"\[4, 8\]"):
+    with pytest.raises(ConfigError, match="widths and types"):
         DynamicArena([SPECS[0], DynamicTableSpec(name="c", width=8)])
     with pytest.raises(ConfigError, match="meta"):
         DynamicArena(SPECS).move(torch.device("meta"))

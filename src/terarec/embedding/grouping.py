@@ -48,23 +48,23 @@ def check_names(tables: Sequence[AnyTableSpec], features: Sequence[FeatureSpec])
 
 
 def build_arenas(tables: Sequence[AnyTableSpec], *, seed: int) -> tuple[AnyArena, ...]:
-    """An arena for the static tables of each width and element type, and one for the dynamic tables of each width.
+    """An arena for the static, and one for the dynamic tables of each width and element type.
 
     They come in the order of their first tables.
     """
     static: dict[tuple[int, str], list[TableSpec]] = {}
-    dynamic: dict[int, list[DynamicTableSpec]] = {}
-    order: dict[int | tuple[int, str], None] = {}
+    dynamic: dict[tuple[int, str], list[DynamicTableSpec]] = {}
+    order: dict[tuple[bool, tuple[int, str]], None] = {}
     for table in tables:
+        kind = (table.width, table.dtype)
         if isinstance(table, DynamicTableSpec):
-            dynamic.setdefault(table.width, []).append(table)
-            order[table.width] = None
+            dynamic.setdefault(kind, []).append(table)
         else:
-            static.setdefault((table.width, table.dtype), []).append(table)
-            order[table.width, table.dtype] = None
+            static.setdefault(kind, []).append(table)
+        order[isinstance(table, DynamicTableSpec), kind] = None
     return tuple(
-        DynamicArena(dynamic[kind], seed=seed) if isinstance(kind, int) else Arena(static[kind], seed=seed)
-        for kind in order
+        DynamicArena(dynamic[kind], seed=seed) if is_dynamic else Arena(static[kind], seed=seed)
+        for is_dynamic, kind in order
     )
 
 

@@ -52,5 +52,5 @@ def load_entries(table: AnyTable, prefix: str, state: Mapping[str, Any]) -> tupl
         table.weights.copy_(weights)
     else:
         table.clear()
-        table.import_(Rows(keys=keys.to(table.arena.device), weights=weights))
+        table.import_(Rows(keys=keys.to(table.arena.device), weights=weights.to(table.arena.dtype)))
     return [], None

@@ -57,7 +57,7 @@ from terarec.spec.optimizer import (
 from terarec.spec.row_options import RowOptions
 from terarec.spec.run import RunSpec, TrainingSpec
 from terarec.spec.serving import ServingSpec
-from terarec.spec.table import DynamicTableSpec, Initializer, TableSpec
+from terarec.spec.table import DynamicTableSpec, Initializer, RowType, TableSpec
 from terarec.spec.tables import DynamicTablesSpec, StaticTablesSpec, TablesSpec
 
 __all__ = [
@@ -97,6 +97,7 @@ __all__ = [
     "ProbabilityAdmission",
     "RMSPropSpec",
     "RowOptions",
+    "RowType",
     "RowWiseAdaGradSpec",
     "RunSpec",
     "SGDSpec",

@@ -55,6 +55,7 @@ class DynamicTableSpec:
         initializer: distribution of a row's first weights, which depend on (table name, key, seed) alone.
         init_scale: half-width of the uniform, or standard deviation of the normal distribution; 0.05 is what
             HugeCTR's hash tables take, as there is no number of rows to derive it from.
+        dtype: element type of the rows; lookups give float32 whatever it is.
         default: the vector of a key without a row: one number for all columns, or `width` of them.
         admit: which unseen keys get a row in training (`freq`, `prob`, `counting_filter`); None: all.
         evict: which rows go when the table is full (`lru`, `lfu`, `ttl`, `by_score`); None: a full table is an error.
@@ -68,6 +69,7 @@ class DynamicTableSpec:
     width: int
     initializer: Initializer = "uniform"
     init_scale: float = 0.05
+    dtype: RowType = "float32"
     default: float | tuple[float, ...] = 0.0
     admit: AdmissionSpec | None = None
     evict: EvictionSpec | None = None
@@ -80,6 +82,7 @@ class DynamicTableSpec:
         checks.positive_int(self, "width")
         checks.one_of(self, "initializer", ("uniform", "normal", "zeros"))
         checks.finite_float(self, "init_scale", low=0.0, open_low=True)
+        checks.one_of(self, "dtype", ("float32", "bfloat16", "float16"))
         if isinstance(self.default, tuple):
             if len(self.default) != self.width or not all(map(math.isfinite, self.default)):
                 checks.fail(self, "default", f"one finite number or {self.width} (the width) of them")

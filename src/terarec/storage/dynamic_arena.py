@@ -1,4 +1,4 @@
-"""`DynamicArena`: one growing block with the rows of all dynamic tables of one width."""
+"""`DynamicArena`: one growing block with the rows of all dynamic tables of one width and element type."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class DynamicArena:
     Rows that are given back while gradients may be under way to them (`hold` to `let_go`) are lent out only afterwards.
 
     Attributes:
-        specs: the T tables, all of one width.
+        specs: the T tables, all of one width and element type.
         width: length D of a vector.
+        dtype: element type of the weights.
         table_names: the tables' names.
         seed: of the first weights.
         num_rows: rows V that have memory.
@@ -41,16 +42,17 @@ class DynamicArena:
         seed: of the first weights, which depend on table name, key and seed only.
 
     Raises:
-        ConfigError: no table, or tables of several widths.
+        ConfigError: no table, or tables of several widths or element types.
         StorageError: not enough memory.
     """
 
     def __init__(self, specs: Sequence[DynamicTableSpec], *, seed: int = 0) -> None:
-        widths = {spec.width for spec in specs}
-        if len(widths) != 1:
-            raise ConfigError(f"arena: got tables of widths {sorted(widths)}, expected tables of one width")
+        kinds = {(spec.width, spec.dtype) for spec in specs}
+        if len(kinds) != 1:
+            raise ConfigError(f"arena: got tables of widths and types {sorted(kinds)}, expected tables of one of them")
         self.specs = tuple(specs)
-        self.width = widths.pop()
+        self.width, dtype = kinds.pop()
+        self.dtype: torch.dtype = getattr(torch, dtype)
         self.table_names = tuple(spec.name for spec in specs)
         self.seed = seed
         self.num_rows = 0
@@ -61,7 +63,7 @@ class DynamicArena:
         self._is_held = False
         self._given_back: list[Tensor] = []
         self._defaults = torch.stack([torch.tensor(spec.default).expand(self.width) for spec in specs])
-        self._weights = GrowingTensor((self.width,), torch.float32, torch.device("cpu"))
+        self._weights = GrowingTensor((self.width,), self.dtype, torch.device("cpu"))
         self._state: dict[str, GrowingTensor] = {}
         self._fills: dict[str, float] = {}
         self._uses: dict[str, GrowingTensor] = {}
@@ -75,7 +77,7 @@ class DynamicArena:
 
     @property
     def weights(self) -> Tensor:
-        """float32[V, D]; in host memory always at one address."""
+        """[V, D] of `dtype`; in host memory always at one address."""
         return self._weights.tensor
 
     @property
