@@ -14,6 +14,7 @@
 #include "common/cpu.h"
 #include "common/parallel.h"
 #include "embedding/bag_lookup.h"
+#include "embedding/bind_hash_index.h"
 #include "embedding/huge_memory.h"
 #include "embedding/kernels.h"
 #include "embedding/reserved_memory.h"
@@ -181,6 +182,7 @@ NB_MODULE(_embedding, m) {
   m.def("commit", [](uintptr_t reserved, size_t begin, size_t end) {
     return commit_memory(at<void>(reserved), begin, end);
   });
+  bind_hash_index(m);
   m.def("select", [](const std::string& name) { return select_kernels(name.c_str()); });
   m.def("selected", []() { return std::string(kernels().name); });
   m.def("runnable", &runnable);

@@ -27,8 +27,4 @@ bool commit_memory(void* reserved, size_t begin, size_t end) {
   return true;
 }
 
-void decommit_memory(void* reserved, size_t begin, size_t end) {
-  mmap(static_cast<char*>(reserved) + begin, end - begin, PROT_NONE, kReserve | MAP_FIXED, -1, 0);
-}
-
 }  // namespace terarec

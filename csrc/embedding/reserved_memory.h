@@ -14,7 +14,4 @@ void* reserve_memory(size_t bytes);
 // their values. The system gives each page its memory when it is first touched. False if it refuses.
 bool commit_memory(void* reserved, size_t begin, size_t end);
 
-// Gives the memory of whole huge pages back and keeps their address space.
-void decommit_memory(void* reserved, size_t begin, size_t end);
-
 }  // namespace terarec

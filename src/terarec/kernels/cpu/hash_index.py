@@ -1,5 +1,116 @@
-"""The hash index of host memory; the compiled one is to come under this name."""
+"""Launcher of the hash index in host memory."""
 
-from terarec.kernels.ref.hash_index import HashIndex
+from __future__ import annotations
 
-__all__ = ["HashIndex"]
+import secrets
+
+import torch
+from torch import Tensor
+
+from terarec.errors import StorageError
+from terarec.kernels.cpu.host import _embedding
+from terarec.kernels.index_arguments import (
+    check_next_row,
+    check_rows,
+    check_span,
+    check_vector,
+    no_rows_left,
+)
+
+
+class HashIndex:
+    """int64 key -> row, 0 <= row < 2^36: 15 to 19 bytes a key, on torch's threads.
+
+    It does what `terarec.kernels.ref.hash_index.HashIndex` does, with the same results whatever the number of threads.
+    Each index hashes with a seed of its own, so that nobody can choose keys that crowd it; the order of `items`
+    follows the hash, so it differs from index to index.
+
+    Attributes:
+        device: the CPU.
+    """
+
+    def __init__(self, *, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self._core = _embedding.HashIndex(secrets.randbits(64))
+
+    def __len__(self) -> int:
+        """Keys held, exactly."""
+        return self._core.size()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the system gave: at most 24 a key besides some tens of KiB."""
+        return self._core.memory_bytes()
+
+    def find(self, keys: Tensor) -> Tensor:
+        """Rows int64[N] of ``keys int64[N]``, -1 where absent."""
+        keys = check_vector("keys", keys, self.device)
+        rows = torch.empty_like(keys)
+        self._core.find(keys.data_ptr(), keys.shape[0], rows.data_ptr(), torch.get_num_threads())
+        return rows
+
+    def insert(self, keys: Tensor, free_rows: Tensor, next_row: int) -> tuple[Tensor, Tensor]:
+        """Find keys and take up the absent ones; see `terarec.kernels.ref.hash_index.HashIndex.insert`."""
+        keys = check_vector("keys", keys, self.device)
+        free_rows = check_vector("free_rows", free_rows, self.device)
+        check_rows("free_rows", free_rows)
+        check_next_row(next_row)
+        rows, new_keys = torch.empty_like(keys), torch.empty_like(keys)
+        try:
+            num_new = self._core.insert(
+                keys.data_ptr(),
+                keys.shape[0],
+                rows.data_ptr(),
+                free_rows.data_ptr(),
+                free_rows.shape[0],
+                next_row,
+                new_keys.data_ptr(),
+                torch.get_num_threads(),
+            )
+        except MemoryError:
+            raise self._out_of_memory(keys.shape[0]) from None
+        if num_new < 0:
+            raise no_rows_left(next_row, len(set(keys[rows < 0].tolist())) - free_rows.shape[0])
+        new_keys = new_keys[:num_new]
+        return rows, new_keys.clone() if 2 * num_new < keys.shape[0] else new_keys
+
+    def assign(self, keys: Tensor, rows: Tensor) -> None:
+        """Give ``keys int64[N]`` the ``rows int64[N]``, whatever they had; of a repeated key the last counts."""
+        keys = check_vector("keys", keys, self.device)
+        rows = check_vector("rows", rows, self.device, length=keys.shape[0])
+        check_rows("rows", rows)
+        try:
+            self._core.assign(keys.data_ptr(), keys.shape[0], rows.data_ptr(), torch.get_num_threads())
+        except MemoryError:
+            raise self._out_of_memory(keys.shape[0]) from None
+
+    def count(self, keys: Tensor) -> Tensor:
+        """Add 1 to the value of each of ``keys int64[N]`` per occurrence: the value int64[N] after each."""
+        keys = check_vector("keys", keys, self.device)
+        values = torch.empty_like(keys)
+        try:
+            self._core.count(keys.data_ptr(), keys.shape[0], values.data_ptr(), torch.get_num_threads())
+        except MemoryError:
+            raise self._out_of_memory(keys.shape[0]) from None
+        return values
+
+    def erase(self, keys: Tensor) -> Tensor:
+        """Forget ``keys int64[N]``: the rows int64[N] they had, -1 where absent or already erased in this call."""
+        keys = check_vector("keys", keys, self.device)
+        rows = torch.empty_like(keys)
+        self._core.erase(keys.data_ptr(), keys.shape[0], rows.data_ptr(), torch.get_num_threads())
+        return rows
+
+    def items(self, start: int = 0, most: int | None = None) -> tuple[Tensor, Tensor, int]:
+        """Keys, their rows, and where to go on: -1 at the end. The order stays while nothing changes."""
+        check_span(start, most)
+        room = len(self) if most is None else min(most, len(self))
+        keys, rows = torch.empty(2, room, dtype=torch.int64)
+        following, written = self._core.items(start, room, keys.data_ptr(), rows.data_ptr())
+        return keys[:written], rows[:written], following
+
+    def _out_of_memory(self, keys: int) -> StorageError:
+        return StorageError(
+            f"hash index of {len(self):,} keys in {self.memory_bytes:,} bytes: "
+            f"no memory for up to {keys:,} keys more, the system refused it"
+        )

@@ -1,0 +1,151 @@
+"""The hash index against a Python dict, Polars and TorchRec's managed collisions: find, insert with growth, memory.
+
+Keys are random int64. An insertion is of all keys in batches of the usual size (26 features x 16384), from an empty
+index on, so it includes all growth. Polars does what a user of it would write: a join with a table of keys and rows,
+and for insertion an anti-join, unique and concatenation per batch. TorchRec runs where `.venv-peers` has it
+(``make peers``), in that interpreter. ``--large`` adds 100 M keys, which take 4 GB.
+"""
+
+import argparse
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from record import Row, append_rows
+from torch import Tensor
+
+from terarec.kernels.hash_index import new_hash_index
+
+BATCH = 26 * 16384
+SEARCHED = 1 << 20
+REPEATS = 9
+PEERS = Path(__file__).resolve().parents[1] / ".venv-peers" / "bin" / "python"
+NO_ROWS = torch.empty(0, dtype=torch.int64)
+
+
+def keys_of(count: int) -> Tensor:
+    """Random keys, nearly all distinct."""
+    return torch.randint(-(2**63), 2**63 - 1, (count,), generator=torch.Generator().manual_seed(0))
+
+
+def searched_of(keys: Tensor) -> Tensor:
+    """Some of the keys, in random order."""
+    return keys[torch.randint(keys.numel(), (SEARCHED,), generator=torch.Generator().manual_seed(1))]
+
+
+def best_rate(function: Callable[[], object], count: int) -> float:
+    """Millions a second: the fastest of some runs, since whatever else runs here can only slow them."""
+    seconds = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - start)
+    return count / min(seconds) / 1e6
+
+
+def insert_ours(keys: Tensor) -> tuple[object, list[float]]:
+    """The index of all keys, and the seconds of each batch."""
+    index, seconds = new_hash_index("cpu", "cpu"), []
+    for batch in torch.split(keys, BATCH):
+        held = len(index)
+        start = time.perf_counter()
+        index.insert(batch, NO_ROWS, held)
+        seconds.append(time.perf_counter() - start)
+    return index, seconds
+
+
+def ours(keys: Tensor) -> dict[str, float]:
+    """Figures of the index for so many keys."""
+    index, seconds = insert_ours(keys)
+    for _ in range(2):
+        again, others = insert_ours(keys)
+        del again
+        seconds = [min(pair) for pair in zip(seconds, others, strict=True)]
+    searched = searched_of(keys)
+    absent = keys_of(keys.numel() + SEARCHED)[keys.numel() :]
+    return {
+        "insert": keys.numel() / sum(seconds) / 1e6,
+        "find": best_rate(lambda: index.find(searched), SEARCHED),
+        "find absent": best_rate(lambda: index.find(absent), SEARCHED),
+        "stall": (max(seconds) - sorted(seconds)[len(seconds) // 2]) * 1e3,
+        "bytes": index.memory_bytes / len(index),
+    }
+
+
+def python_dict(keys: Tensor) -> dict[str, float]:
+    """The same with a dict."""
+    held: dict[int, int] = {}
+    start = time.perf_counter()
+    for key in keys.tolist():
+        held.setdefault(key, len(held))
+    seconds = time.perf_counter() - start
+    searched = searched_of(keys)[: SEARCHED // 8]
+    find = best_rate(lambda: torch.tensor([held.get(key, -1) for key in searched.tolist()]), searched.numel())
+    return {"insert": keys.numel() / seconds / 1e6, "find": find}
+
+
+def polars(keys: Tensor) -> dict[str, float]:
+    """The same with joins."""
+    import polars as pl
+
+    held = pl.DataFrame(schema={"key": pl.Int64, "row": pl.Int64})
+    start = time.perf_counter()
+    for batch in torch.split(keys, BATCH):
+        frame = pl.DataFrame({"key": batch.numpy()})
+        new = frame.join(held, on="key", how="anti").unique(maintain_order=True)
+        rows = pl.Series("row", range(held.height, held.height + new.height), dtype=pl.Int64)
+        held = pl.concat([held, new.with_columns(rows)])
+    seconds = time.perf_counter() - start
+    searched = pl.DataFrame({"key": searched_of(keys).numpy()})
+    find = best_rate(lambda: searched.join(held, on="key", how="left", maintain_order="left"), SEARCHED)
+    return {"insert": keys.numel() / seconds / 1e6, "find": find}
+
+
+def torchrec(count: int) -> dict[str, float]:
+    """The same with `MCHManagedCollisionModule`, in the interpreter of `.venv-peers`; empty where it is missing."""
+    if not PEERS.exists():
+        return {}
+    script = Path(__file__).with_name("hash_index_torchrec.py")
+    result = subprocess.run([str(PEERS), str(script), str(count)], capture_output=True, text=True, check=False)
+    if result.returncode:
+        print(f"TorchRec left out: {result.stderr.strip().splitlines()[-1]}", flush=True)
+        return {}
+    figures: dict[str, float] = json.loads(result.stdout.splitlines()[-1])
+    return figures
+
+
+def rows_of(count: int, with_peers: bool) -> list[Row]:
+    """The figures for so many keys."""
+    keys = keys_of(count)
+    figures = ours(keys)
+    peers = {"dict": python_dict(keys), "polars": polars(keys), "torchrec": torchrec(count)} if with_peers else {}
+    case = f"hash index, {count // 1_000_000} M keys, batches of {BATCH}"
+    rows = []
+    for metric in ("insert", "find"):
+        named = [(peer, found[metric]) for peer, found in peers.items() if metric in found] or [("", None)]
+        rows += [
+            Row(case=case, metric=metric, value=figures[metric], unit="M keys/s", peer=peer, peer_value=value)
+            for peer, value in named
+        ]
+    rows.append(Row(case=case, metric="find absent keys", value=figures["find absent"], unit="M keys/s"))
+    rows.append(Row(case=case, metric="longest batch above the median", value=figures["stall"], unit="ms"))
+    rows.append(Row(case=case, metric="memory of a key", value=figures["bytes"], unit="bytes"))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--large", action="store_true", help="100 M keys, too")
+    parser.add_argument("--without-peers", action="store_true", help="ours alone")
+    chosen = parser.parse_args()
+    for count in (1_000_000, 10_000_000):
+        append_rows("hash_index", rows_of(count, not chosen.without_peers))
+    if chosen.large:
+        append_rows("hash_index", rows_of(100_000_000, False))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+// One cache line of a hash index: five keys, their rows, and how many keys had to pass it by.
+#pragma once
+
+#include <cstdint>
+
+namespace terarec {
+
+// Keys fill a bucket from slot 0 on, so any int64 can be a key. `word` holds the number of keys (3 bits), the number of
+// keys that found this bucket full and lie in a later one (9 bits, which stay at 511 once they get there), and the high
+// 4 bits of each row. Since a passing key is counted out again when it is erased, there are no tombstones, and the
+// search for an absent key ends at the first bucket that none has passed.
+struct alignas(64) Bucket {
+  static constexpr int kSlots = 5;
+  static constexpr uint32_t kOnePassed = 1u << 3;
+  static constexpr uint32_t kMostPassed = 511u << 3;
+
+  int64_t keys[kSlots];
+  uint32_t low[kSlots];
+  uint32_t word;
+
+  int count() const { return static_cast<int>(word & 7); }
+  bool full() const { return count() == kSlots; }
+  bool passed() const { return (word & kMostPassed) != 0; }
+  void pass() { if ((word & kMostPassed) != kMostPassed) word += kOnePassed; }
+  void unpass() { if ((word & kMostPassed) != kMostPassed) word -= kOnePassed; }
+
+  // Bit i: slot i holds the key.
+  uint32_t match(int64_t key) const {
+    const uint32_t equal = (keys[0] == key) | (keys[1] == key) << 1 | (keys[2] == key) << 2 | (keys[3] == key) << 3 |
+                           (keys[4] == key) << 4;
+    return equal & ((1u << count()) - 1);
+  }
+
+  int64_t row(int slot) const { return low[slot] | static_cast<int64_t>(word >> (12 + 4 * slot) & 15) << 32; }
+
+  void set_row(int slot, int64_t row) {
+    low[slot] = static_cast<uint32_t>(row);
+    const int shift = 12 + 4 * slot;
+    word = (word & ~(15u << shift)) | static_cast<uint32_t>(row >> 32) << shift;
+  }
+
+  void add(int64_t key, int64_t row) {
+    const int slot = count();
+    keys[slot] = key;
+    set_row(slot, row);
+    word++;
+  }
+
+  // The last key takes the place of the removed one.
+  void remove(int slot) {
+    const int last = count() - 1;
+    keys[slot] = keys[last];
+    set_row(slot, row(last));
+    word--;
+  }
+};
+
+static_assert(sizeof(Bucket) == 64, "a bucket is a cache line");
+
+}  // namespace terarec

@@ -1,0 +1,335 @@
+#include "embedding/hash_index.h"
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "common/parallel.h"
+
+namespace terarec {
+namespace {
+
+// Keys whose buckets are fetched ahead of the one that is looked at.
+constexpr int64_t kAhead = 32;
+// Keys of a unit of a search.
+constexpr int64_t kFindKeys = 4096;
+// Keys of a unit that sorts or numbers.
+constexpr int64_t kBlockKeys = 32768;
+// Below this many keys one thread is done before others would have started.
+constexpr int64_t kParallelKeys = 4096;
+
+constexpr int kSegments = HashSegment::kSegments;
+
+// What `rows` holds for an absent key until its row is known: kAbsent, or for a repeated one kRepeated - the position
+// of its first occurrence.
+constexpr int64_t kAbsent = -1;
+constexpr int64_t kRepeated = -2;
+constexpr int64_t kUnknown = -1;  // number of absent keys
+
+int useful_threads(int64_t keys, int threads) { return keys < kParallelKeys ? 1 : threads; }
+
+// Of a table of open addressing for `size` entries.
+uint64_t table_mask(int64_t size) {
+  uint64_t slots = 16;
+  while (slots < 2 * static_cast<uint64_t>(size)) slots *= 2;
+  return slots - 1;
+}
+
+int64_t num_blocks(int64_t size) { return (size + kBlockKeys - 1) / kBlockKeys; }
+
+// Calls visit(position) for the positions of a block.
+template <class Visit>
+void for_block(int64_t block, int64_t size, Visit&& visit) {
+  const int64_t end = std::min(size, (block + 1) * kBlockKeys);
+  for (int64_t i = block * kBlockKeys; i < end; i++) visit(i);
+}
+
+// Numbers the absent keys of a call in its order, repeated ones left out.
+int64_t number_new_keys(KeySpan keys, int64_t* rows, const NewRows& new_rows, int64_t* new_keys, int threads) {
+  const int64_t blocks = num_blocks(keys.size);
+  std::vector<int64_t> first(blocks + 1);
+  parallel_for(threads, blocks, [&](int64_t block) {
+    int64_t found = 0;
+    for_block(block, keys.size, [&](int64_t i) { found += rows[i] == kAbsent; });
+    first[block + 1] = found;
+  });
+  for (int64_t block = 0; block < blocks; block++) first[block + 1] += first[block];
+  const int64_t fresh = std::max<int64_t>(0, first[blocks] - new_rows.num_free) * new_rows.step;
+  if (new_rows.next + fresh > HashIndex::kMostRows) return -1;
+  parallel_for(threads, blocks, [&](int64_t block) {
+    int64_t j = first[block];
+    for_block(block, keys.size, [&](int64_t i) {
+      if (rows[i] != kAbsent) return;
+      if (new_keys) new_keys[j] = keys.keys[i];
+      rows[i] = new_rows.row(j++);
+    });
+  });
+  return first[blocks];
+}
+
+}  // namespace
+
+HashIndex::~HashIndex() {
+  for (HashSegment& segment : segments_) segment.release(memory_);
+}
+
+int64_t HashIndex::size() const {
+  int64_t size = 0;
+  for (const HashSegment& segment : segments_) size += segment.size();
+  return size;
+}
+
+// Looks for all keys of the block in their homes, then for those that passed theirs by in the buckets after it, and so
+// on; no bucket is looked at before it was fetched. Without branches on what is found, which nobody can predict.
+int64_t HashIndex::find_block(KeySpan keys, int64_t* rows) const {
+  static const Bucket none{};
+  uint16_t list[kFindKeys];  // the keys that are still looked for
+  int64_t size = keys.size, absent = 0;
+  for (int64_t i = 0; i < size; i++) list[i] = static_cast<uint16_t>(i);
+  for (int64_t step = 0; size > 0; step++) {
+    const Bucket* ahead[kAhead];
+    const auto fetch = [&](int64_t j) {
+      const uint64_t hash = hash_(keys.keys[list[j]]);
+      const HashSegment& of = segment(hash);
+      const Bucket* bucket = step < of.buckets().size() ? &of.after_home(hash, step) : &none;
+      __builtin_prefetch(bucket);
+      ahead[j % kAhead] = bucket;
+    };
+    for (int64_t j = 0; j < std::min(kAhead, size); j++) fetch(j);
+    int64_t left = 0;
+    for (int64_t j = 0; j < size; j++) {
+      const uint16_t i = list[j];
+      const Bucket& bucket = *ahead[j % kAhead];
+      if (j + kAhead < size) fetch(j + kAhead);
+      const uint32_t match = bucket.match(keys.keys[i]);
+      const int64_t row = bucket.row(__builtin_ctz(match | 1u << (Bucket::kSlots - 1)));
+      rows[i] = match ? row : kAbsent;
+      list[left] = i;
+      left += !match & bucket.passed();
+      absent += !match & !bucket.passed();
+    }
+    size = left;
+  }
+  return absent;
+}
+
+int64_t HashIndex::find(KeySpan keys, int64_t* rows, int threads) const {
+  std::atomic<int64_t> absent{0};
+  const int64_t units = (keys.size + kFindKeys - 1) / kFindKeys;
+  parallel_for(useful_threads(keys.size, threads), units, [&](int64_t unit) {
+    const int64_t first = unit * kFindKeys, size = std::min(kFindKeys, keys.size - first);
+    absent.fetch_add(find_block({keys.keys + first, size}, rows + first), std::memory_order_relaxed);
+  });
+  return absent;
+}
+
+// Finds all keys and returns how many are absent. If most of a sample are, then what takes them up had better look for
+// all of them itself: those outside the sample seem absent, and kUnknown is returned.
+int64_t HashIndex::find_unless_new(KeySpan keys, int64_t* rows, int threads) const {
+  const int64_t sample = std::min(kFindKeys, keys.size), rest = keys.size - sample;
+  const int64_t absent = find_block({keys.keys, sample}, rows);
+  if (rest == 0 || 2 * absent < sample) return absent + find({keys.keys + sample, rest}, rows + sample, threads);
+  std::fill(rows + sample, rows + keys.size, kAbsent);
+  return kUnknown;
+}
+
+// The keys whose row is kAbsent: a counting sort in blocks.
+HashIndex::Sorted HashIndex::sort_absent(KeySpan keys, const int64_t* rows, int threads) const {
+  const int64_t blocks = num_blocks(keys.size);
+  std::vector<std::array<int64_t, kSegments>> counts(blocks);
+  parallel_for(threads, blocks, [&](int64_t block) {
+    counts[block].fill(0);
+    for_block(block, keys.size, [&](int64_t i) { counts[block][number(hash_(keys.keys[i]))] += rows[i] == kAbsent; });
+  });
+  Sorted sorted{};
+  int64_t total = 0;
+  for (int s = 0; s < kSegments; s++) {
+    sorted.begin[s] = total;
+    for (int64_t block = 0; block < blocks; block++) {
+      const int64_t count = counts[block][s];
+      counts[block][s] = total;
+      total += count;
+    }
+    sorted.size[s] = total - sorted.begin[s];
+  }
+  sorted.entries.reset(new Entry[total]);
+  parallel_for(threads, blocks, [&](int64_t block) {
+    for_block(block, keys.size, [&](int64_t i) {
+      if (rows[i] == kAbsent) sorted.entries[counts[block][number(hash_(keys.keys[i]))]++] = Entry(keys.keys[i], i);
+    });
+  });
+  return sorted;
+}
+
+// Writes the rows of a segment's keys that are held after all; the others stay in `absent`.
+void HashIndex::drop_held(Sorted& absent, int number, int64_t* rows) const {
+  int64_t keys[kFindKeys], found[kFindKeys];
+  Entry* entries = absent.of(number);
+  int64_t left = 0;
+  for (int64_t begin = 0; begin < absent.size[number]; begin += kFindKeys) {
+    const int64_t size = std::min(kFindKeys, absent.size[number] - begin);
+    for (int64_t i = 0; i < size; i++) keys[i] = entries[begin + i].key();
+    find_block({keys, size}, found);
+    for (int64_t i = 0; i < size; i++) {
+      const Entry entry = entries[begin + i];
+      if (found[i] == kAbsent) entries[left++] = entry;
+      else rows[entry.at()] = found[i];
+    }
+  }
+  absent.size[number] = left;
+}
+
+// Marks every occurrence but the first of a segment's absent keys; returns how many distinct keys these are.
+int64_t HashIndex::mark_repeats(const Sorted& absent, int number, int64_t* rows) const {
+  static thread_local std::vector<uint32_t> first;  // open addressing: number of an entry + 1
+  Entry* entries = absent.of(number);
+  const int64_t size = absent.size[number];
+  const uint64_t mask = table_mask(size);
+  first.assign(mask + 1, 0);
+  int64_t distinct = 0;
+  for (int64_t e = 0; e < size; e++) {
+    uint64_t at = hash_(entries[e].key()) & mask;
+    while (first[at] && entries[first[at] - 1].key() != entries[e].key()) at = (at + 1) & mask;
+    if (first[at]) {
+      rows[entries[e].at()] = kRepeated - entries[first[at] - 1].at();
+      entries[e].make_repeat();
+    } else {
+      first[at] = static_cast<uint32_t>(e + 1);
+      distinct++;
+    }
+  }
+  return distinct;
+}
+
+// Puts a segment's absent keys where they belong, with row 0: while their cache lines are at hand, which they are no
+// more when the rows are known.
+void HashIndex::place(Sorted& absent, int number, int64_t distinct) {
+  HashSegment& segment = segments_[number];
+  segment.reserve(number, distinct, memory_, hash_);
+  Entry* entries = absent.of(number);
+  const int64_t size = absent.size[number];
+  for (int64_t e = 0; e < size; e++) {
+    if (e + kAhead < size) segment.fetch(hash_(entries[e + kAhead].key()));
+    const int64_t key = entries[e].key();
+    if (!entries[e].is_repeat()) entries[e].set_place(segment.place(hash_(key), key, 0));
+  }
+  absent.is_placed[number] = true;
+}
+
+// Undoes `place`: the last key of a bucket goes first, so that the others' slots stay what they were.
+void HashIndex::take_back(const Sorted& absent) {
+  for (int number = 0; number < kSegments; number++) {
+    if (!absent.is_placed[number]) continue;
+    const Entry* entries = absent.of(number);
+    for (int64_t e = absent.size[number] - 1; e >= 0; e--) {
+      if (entries[e].is_repeat()) continue;
+      const int64_t key = entries[e].bucket()->keys[entries[e].slot()];
+      segments_[number].erase(hash_(key), key);
+    }
+  }
+}
+
+// Gives the keys that were placed their rows, and the repeated ones those of the first.
+void HashIndex::write_rows(const Sorted& absent, int number, int64_t* rows) {
+  const Entry* entries = absent.of(number);
+  const int64_t size = absent.size[number];
+  for (int64_t e = 0; e < size; e++) {
+    if (e + kAhead < size) {
+      __builtin_prefetch(rows + entries[e + kAhead].at());
+      if (!entries[e + kAhead].is_repeat()) __builtin_prefetch(entries[e + kAhead].bucket(), 1);
+    }
+    int64_t& row = rows[entries[e].at()];
+    if (entries[e].is_repeat()) row = rows[kRepeated - row];
+    else entries[e].bucket()->set_row(entries[e].slot(), row);
+  }
+}
+
+int64_t HashIndex::insert(KeySpan keys, int64_t* rows, const NewRows& new_rows, int64_t* new_keys, int threads) {
+  const int64_t num_absent = find_unless_new(keys, rows, threads);
+  if (num_absent == 0) return 0;
+  threads = useful_threads(num_absent == kUnknown ? keys.size : num_absent, threads);
+  Sorted absent = sort_absent(keys, rows, threads);
+  int64_t num_new = -1;
+  try {
+    parallel_for(threads, kSegments, [&](int64_t s) {
+      const int number = static_cast<int>(s);
+      if (num_absent == kUnknown) drop_held(absent, number, rows);
+      if (absent.size[s]) place(absent, number, mark_repeats(absent, number, rows));
+    });
+    num_new = number_new_keys(keys, rows, new_rows, new_keys, threads);
+  } catch (const std::bad_alloc&) {
+    take_back(absent);
+    throw;
+  }
+  if (num_new < 0) take_back(absent);
+  else parallel_for(threads, kSegments, [&](int64_t s) { write_rows(absent, static_cast<int>(s), rows); });
+  return num_new;
+}
+
+// Sees to it that all keys are held, new ones with row 0, then calls apply(bucket, slot, position) for each in order.
+template <class Apply>
+void HashIndex::upsert(KeySpan keys, int64_t* rows, int threads, Apply&& apply) {
+  threads = useful_threads(keys.size, threads);
+  std::fill(rows, rows + keys.size, kAbsent);
+  const Sorted all = sort_absent(keys, rows, threads);
+  insert(keys, rows, {nullptr, 0, 0, 0}, nullptr, threads);
+  parallel_for(threads, kSegments, [&](int64_t s) {
+    const HashSegment& segment = segments_[s];
+    const Entry* entries = all.of(s);
+    const int64_t size = all.size[s];
+    for (int64_t e = 0; e < size; e++) {
+      if (e + kAhead < size) segment.fetch(hash_(entries[e + kAhead].key()));
+      const BucketSlot found = segment.find(hash_(entries[e].key()), entries[e].key());
+      apply(*found.bucket, found.slot, entries[e].at());
+    }
+  });
+}
+
+void HashIndex::assign(KeySpan keys, const int64_t* rows, int threads) {
+  const std::unique_ptr<int64_t[]> found(new int64_t[keys.size]);
+  upsert(keys, found.get(), threads, [&](Bucket& bucket, int slot, int64_t at) { bucket.set_row(slot, rows[at]); });
+}
+
+void HashIndex::count(KeySpan keys, int64_t* rows, int threads) {
+  upsert(keys, rows, threads, [&](Bucket& bucket, int slot, int64_t at) {
+    rows[at] = std::min(bucket.row(slot) + 1, kMostRows - 1);
+    bucket.set_row(slot, rows[at]);
+  });
+}
+
+void HashIndex::erase(KeySpan keys, int64_t* rows, int threads) {
+  threads = useful_threads(keys.size, threads);
+  std::fill(rows, rows + keys.size, kAbsent);
+  const Sorted all = sort_absent(keys, rows, threads);
+  parallel_for(threads, kSegments, [&](int64_t s) {
+    HashSegment& segment = segments_[s];
+    const Entry* entries = all.of(s);
+    const int64_t size = all.size[s];
+    for (int64_t e = 0; e < size; e++) {
+      if (e + kAhead < size) segment.fetch(hash_(entries[e + kAhead].key()));
+      rows[entries[e].at()] = segment.erase(hash_(entries[e].key()), entries[e].key());
+    }
+    segment.shrink(memory_, hash_);
+  });
+}
+
+// A position is a segment's number, then the slot's in it.
+int64_t HashIndex::items(int64_t start, int64_t most, int64_t* keys, int64_t* rows, int64_t* written) const {
+  constexpr int kSlotBits = 62 - HashSegment::kSegmentBits;
+  *written = 0;
+  int64_t skipped = start & ((int64_t{1} << kSlotBits) - 1);
+  for (int64_t s = start >> kSlotBits; s < kSegments; s++, skipped = 0) {
+    const BucketArray& buckets = segments_[s].buckets();
+    for (int64_t b = skipped / Bucket::kSlots; b < buckets.size(); b++) {
+      const Bucket& bucket = buckets[b];
+      for (int i = b == skipped / Bucket::kSlots ? skipped % Bucket::kSlots : 0; i < bucket.count(); i++) {
+        if (*written == most) return s << kSlotBits | (b * Bucket::kSlots + i);
+        keys[*written] = bucket.keys[i];
+        rows[(*written)++] = bucket.row(i);
+      }
+    }
+  }
+  return -1;
+}
+
+}  // namespace terarec

@@ -1,0 +1,173 @@
+"""What the compiled hash index promises besides: threads, memory, and speed that churn does not take away."""
+
+import threading
+
+import pytest
+import torch
+
+from terarec.errors import StorageError
+from terarec.kernels.cpu import _embedding
+from terarec.kernels.cpu.hash_index import HashIndex
+
+NO_ROWS = torch.empty(0, dtype=torch.int64)
+BYTES_A_KEY = 24
+FIXED_BYTES = 40 << 10
+
+
+@pytest.fixture
+def threads():
+    """Sets torch's number of threads for the test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def draw(count, keys, seed=0):
+    return torch.randint(-keys // 2, keys // 2, (count,), generator=torch.Generator().manual_seed(seed)) * 0x123456789
+
+
+def test_threads_change_nothing(threads):
+    def run(number):
+        threads(number)
+        index, results, held = HashIndex(), [], 0
+        for step in range(6):
+            keys = draw(30_011, 60_000, step)
+            rows, new_keys = index.insert(keys, torch.arange(10_000_000, 10_000_100), held)
+            held += max(0, new_keys.numel() - 100)
+            results += [rows, new_keys, index.count(keys[::3]), index.erase(keys[::5]), index.find(keys)]
+            index.assign(keys[:7000], torch.arange(7000))
+        keys, rows, _ = index.items()
+        order = keys.argsort()
+        return [*results, keys[order], rows[order]]
+
+    for one, four in zip(run(1), run(4), strict=True):
+        assert torch.equal(one, four)
+
+
+def test_large_calls_take_new_keys_in_their_order(threads):
+    """Most of the keys are new, most are held, and many are repeated: the paths that only large calls take."""
+    threads(3)
+    index, model = HashIndex(), {}
+    for step, span in enumerate((10**6, 10**6, 30_000, 4000, 10**9)):
+        keys = draw(50_021, span, step)
+        rows, new_keys = index.insert(keys, NO_ROWS, len(model))
+        expected = [key for key in dict.fromkeys(keys.tolist()) if key not in model]
+        model.update(zip(expected, range(len(model), len(model) + len(expected)), strict=True))
+        assert new_keys.tolist() == expected
+        assert rows.tolist() == [model[key] for key in keys.tolist()]
+    assert len(index) == len(model)
+
+
+def test_a_large_call_that_runs_out_of_rows_changes_nothing():
+    index = HashIndex()
+    keys = draw(20_000, 10**6)
+    index.insert(keys[:5000], NO_ROWS, 0)
+    before = index.items()
+    with pytest.raises(StorageError, match=r"for \d+ new keys, expected rows below 2\^36"):
+        index.insert(keys, NO_ROWS, 2**36 - 100)
+    assert len(index) == before[0].numel()
+    order, expected = index.items()[0].argsort(), before[0].argsort()
+    assert torch.equal(index.items()[0][order], before[0][expected])
+    assert torch.equal(index.items()[1][order], before[1][expected])
+    assert torch.equal(index.find(keys) < 0, ~torch.isin(keys, before[0]))
+
+
+@pytest.mark.parametrize("batch", [97, 4001, 200_003])
+def test_memory_stays_within_its_bound_at_every_size(batch):
+    index = HashIndex()
+    keys = torch.arange(1_500_000) * -7919
+    for start in range(0, min(keys.numel(), 400 * batch), batch):
+        index.insert(keys[start : start + batch], NO_ROWS, start)
+        assert index.memory_bytes <= BYTES_A_KEY * len(index) + FIXED_BYTES
+    held = len(index)
+    while len(index):
+        index.erase(keys[: held // 10])
+        keys = keys[held // 10 :]
+        assert index.memory_bytes <= BYTES_A_KEY * len(index) + FIXED_BYTES
+
+
+def test_a_large_index_shares_huge_pages():
+    """From some 3.5 M keys on; below, buckets come from the heap."""
+    index = HashIndex()
+    keys = torch.arange(5_000_000) << 20
+    for start in range(0, keys.numel(), 1_000_000):
+        index.insert(keys[start : start + 1_000_000], NO_ROWS, start)
+        assert index.memory_bytes <= BYTES_A_KEY * len(index) + FIXED_BYTES
+    assert torch.equal(index.find(keys), torch.arange(keys.numel()))
+    assert torch.equal(index.erase(keys[::2]), torch.arange(0, keys.numel(), 2))
+    assert torch.equal(index.find(keys[1::2]), torch.arange(1, keys.numel(), 2))
+    assert index.memory_bytes <= BYTES_A_KEY * len(index) + FIXED_BYTES
+
+
+def test_churn_leaves_memory_and_rows_as_they_were():
+    index, held = HashIndex(), 20_000
+    keys = torch.arange(600_000) * 4096
+    index.insert(keys[:held], NO_ROWS, 0)
+    rows = torch.arange(held)
+    for start in range(0, keys.numel() - held, 1000):
+        freed = index.erase(keys[start : start + 1000])
+        assert torch.equal(freed, rows[:1000])
+        new = index.insert(keys[start + held : start + held + 1000], freed, held)[0]
+        rows = torch.cat([rows[1000:], new])
+    assert len(index) == held
+    assert torch.equal(index.find(keys[-held:]), rows)
+    assert not (index.find(keys[:-held]) + 1).any()
+    assert index.memory_bytes <= BYTES_A_KEY * held + FIXED_BYTES
+
+
+def unmix(bits):
+    """The key of a hash without seed: the inverse of SplitMix64's finalizer."""
+    mask = 2**64 - 1
+    bits ^= bits >> 31 ^ bits >> 62
+    bits = bits * pow(0x94D049BB133111EB, -1, 2**64) & mask
+    bits ^= bits >> 27 ^ bits >> 54
+    bits = bits * pow(0xBF58476D1CE4E5B9, -1, 2**64) & mask
+    bits ^= bits >> 30 ^ bits >> 60
+    return bits - 2**64 if bits >> 63 else bits
+
+
+def test_keys_that_crowd_one_bucket_are_found_and_forgotten():
+    """Whoever knew the seed could do this. More keys pass a bucket than its counter holds."""
+    index = HashIndex()
+    index._core = _embedding.HashIndex(0)
+    crowd = torch.tensor([unmix(number) for number in range(1, 4001)])
+    others = torch.arange(4000) << 40
+    for _ in range(3):
+        assert torch.equal(index.insert(crowd, NO_ROWS, 0)[0], torch.arange(4000))
+        index.insert(others, NO_ROWS, 4000)
+        assert torch.equal(index.find(crowd), torch.arange(4000))
+        assert torch.equal(index.find(others), torch.arange(4000, 8000))
+        assert torch.equal(index.erase(crowd), torch.arange(4000))
+        assert not (index.find(crowd) + 1).any()
+        assert torch.equal(index.find(others), torch.arange(4000, 8000))
+        index.erase(others)
+        assert len(index) == 0
+        assert index.items()[0].numel() == 0
+
+
+def test_finds_may_overlap():
+    index = HashIndex()
+    keys = draw(100_000, 10**9)
+    rows = index.insert(keys, NO_ROWS, 0)[0]
+    matches = []
+
+    def search():
+        matches.extend(torch.equal(index.find(keys), rows) for _ in range(5))
+
+    searching = [threading.Thread(target=search) for _ in range(3)]
+    for thread in searching:
+        thread.start()
+    for thread in searching:
+        thread.join()
+    assert matches == [True] * 15
+
+
+def test_two_indexes_hash_differently():
+    keys = torch.arange(1000)
+    orders = []
+    for _ in range(2):
+        index = HashIndex()
+        index.insert(keys, NO_ROWS, 0)
+        orders.append(index.items()[0])
+    assert not torch.equal(*orders)
+    assert torch.equal(orders[0].sort().values, orders[1].sort().values)
