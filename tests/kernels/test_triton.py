@@ -1,5 +1,10 @@
 """Every Triton kernel against the plain ones, interpreted on the CPU; ``benchmarks/gpu.py`` compiles the same cases."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -7,7 +12,43 @@ pytest.importorskip("triton", reason="Triton is installed on Linux alone")
 
 from tests.kernels.triton_cases import CASES
 
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = {
+    "claim_kernel",
+    "count_low_kernel",
+    "dots_kernel",
+    "fill_kernel",
+    "find_kernel",
+    "heads_kernel",
+    "key_parts_kernel",
+    "locate_kernel",
+    "lookup_kernel",
+    "part_parts_kernel",
+    "squares_kernel",
+    "starts_kernel",
+    "update_kernel",
+    "winners_kernel",
+    "write_low_kernel",
+}
+
 
 @pytest.mark.parametrize("name", CASES)
 def test_triton(name):
     CASES[name](torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("cuda",),
+        pytest.param(("cuda", "--all"), marks=pytest.mark.slow),
+        pytest.param(("hip", "--all"), marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
+)
+def test_every_kernel_compiles_to_machine_code(arguments, tmp_path):
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    program = [sys.executable, "-m", "tests.kernels.triton_compile", *arguments]
+    result = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert {line.split()[0] for line in result.stdout.splitlines()} == KERNELS

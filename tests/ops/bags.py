@@ -1,6 +1,7 @@
 """Random lookups for the tests of the embedding ops."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -8,6 +9,8 @@ from torch import Tensor
 from terarec.ops import BagLayout
 from terarec.ops.layout import Pooling
 
+IMPLEMENTATIONS = ["cpu", "ref", *(["triton"] if find_spec("triton") else [])]
+"""All there are here; Triton's interpret their kernels, so that tests of many keys leave them out."""
 TABLE_ROWS = (1000, 13, 1)
 FEATURE_TABLE = (0, 1, 0, 2)  # the first and third feature share a table
 

@@ -10,7 +10,7 @@ from terarec.kernels.cpu import host
 from terarec.ops import BagLayout, bag_lookup
 from terarec.ops.bag_lookup import _bag_lookup_op
 from terarec.ops.checks import ROW_TYPES
-from tests.ops.bags import make_layout, make_lookup
+from tests.ops.bags import IMPLEMENTATIONS, make_layout, make_lookup
 
 WIDTHS = [1, 2, 3, 8, 16, 17, 32, 33, 64, 127, 128, 130, 256, 257]
 SETS = [*host.instruction_sets(), "wide"]
@@ -106,7 +106,7 @@ def test_equals_torch_with_its_sparse_gradient(mode):
     torch.testing.assert_close(weights.grad.to_dense(), bags.weight.grad.to_dense())
 
 
-@pytest.mark.parametrize("implementation", ["cpu", "ref"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("position", "key"), [(0, -1), (3, 1000), (57, -(2**63)), (180, 2**63 - 1)])
 def test_a_key_outside_its_table_is_named(implementation, position, key):
     held = make_lookup(make_layout(8), 50, 1)
@@ -130,7 +130,7 @@ def test_of_several_bad_keys_the_first_is_named(implementation):
         bag_lookup(held.weights, held.keys, held.offsets, held.layout, implementation=implementation)
 
 
-@pytest.mark.parametrize("implementation", ["cpu", "ref"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
     ("index", "value"), [(0, 1), (200, 199), (200, 201), (100, 300), (100, -1), (57, 55), (57, 2**62)]
 )
@@ -178,7 +178,7 @@ def test_tensors_with_gaps_are_read_right():
 
 
 @pytest.mark.parametrize("pooling", ["sum", "max", "none"])
-@pytest.mark.parametrize("implementation", ["cpu", "ref"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_opcheck(pooling, implementation):
     held = make_lookup(make_layout(8, pooling), 5, 3)
     key_weights = held.key_weights if held.layout.takes_key_weights else None

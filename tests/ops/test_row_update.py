@@ -12,7 +12,7 @@ from terarec.kernels.contract import RULE_KINDS
 from terarec.kernels.cpu import host
 from terarec.ops import BagGradient, RowRule, bag_lookup, row_update_, state_shapes
 from terarec.ops.row_update import _row_update_op
-from tests.ops.bags import make_layout, make_lookup
+from tests.ops.bags import IMPLEMENTATIONS, make_layout, make_lookup
 from tests.ops.rules import make_gradients, make_rule, make_state
 
 SETS = [*host.instruction_sets(), "wide"]
@@ -141,7 +141,7 @@ def test_adam_equals_dense_adam_where_all_rows_are_touched(implementation):
         torch.testing.assert_close(weights, dense.detach(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("implementation", ["cpu", "ref"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_bad_key_changes_nothing(implementation, which):
     weights, gradients = make_gradients(16, "sum", 40, 1)
@@ -154,7 +154,7 @@ def test_a_bad_key_changes_nothing(implementation, which):
     assert torch.equal(state[0], torch.ones_like(weights))
 
 
-@pytest.mark.parametrize("implementation", ["cpu", "ref"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_not_a_number_passes_through_to_its_row_alone(implementation):
     weights, gradients = make_gradients(16, "sum", 40, 1)
     gradients[0].grad[5, 3] = float("nan")
@@ -164,7 +164,7 @@ def test_not_a_number_passes_through_to_its_row_alone(implementation):
     assert int(moved.isnan().sum()) == 1
 
 
-@pytest.mark.parametrize("implementation", ["cpu", "ref"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_gradients_with_gaps_are_read_right(implementation):
     weights, gradients = make_gradients(16, "sum", 40, 2)
     expected, _ = updated(weights, gradients, "sgd", "ref")

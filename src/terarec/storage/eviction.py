@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError
+from terarec.kernels.row_scan import rows_at_most
 from terarec.spec import EvictionSpec, LFUEviction, ScoreEviction, TTLEviction
 
 COUNT, LAST_STEP = "count", "last_step"
@@ -41,10 +42,10 @@ def doomed(
         ConfigError: a score function that gives something else than a number for each key.
     """
     scores = _scores(policy, keys, uses)
-    candidates = ~spared
     if isinstance(policy, TTLEviction):
-        candidates &= scores <= clock - policy.steps
-    found = candidates.nonzero().squeeze(1)
+        found = rows_at_most(scores, clock - policy.steps, spared)
+    else:
+        found = (~spared).nonzero().squeeze(1)
     if found.numel() > most:
         found = _lowest(scores, keys, found, most)
     return keys[found].sort().values

@@ -1,4 +1,4 @@
-"""Launcher of the pooled lookup."""
+"""Launchers of the pooled lookup, from rows of floats or of codes, and of the way back to key weights."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import torch
 import triton
 from torch import Tensor
 
-from terarec.errors import KernelError
+from terarec.kernels.contract import ROW_TAIL_BYTES
 from terarec.kernels.triton import layouts, status, tiles
-from terarec.kernels.triton.device.lookup import lookup_kernel
+from terarec.kernels.triton.device.lookup import dots_kernel, lookup_kernel
 
 
 def bag_lookup(
@@ -24,13 +24,14 @@ def bag_lookup(
     """The vectors of every bag, pooled; or of every key, if the layout does not pool.
 
     Args:
-        weights: [V, D], contiguous, of any floating type.
+        weights: [V, D], of any floating type.
         keys: int64[N].
         offsets: int64[S * B + 1], feature-major.
         layout: layout array int64[S, 4], in host memory.
         is_pooled: whether the layout pools; known without reading it.
-        key_weights: None; these kernels take none.
-        is_checked: wait for the result and raise what is wrong; if not, a bad key's vector is zeros.
+        key_weights: float32[N], factors of the vectors; not with `MAX` or `NONE`.
+        is_checked: wait for the result and raise what is wrong; if not, a bad key's vector is zeros, or left out of a
+            maximum.
 
     Returns:
         float32[B, S * D], or float32[N, D] in the order of the keys.
@@ -38,26 +39,88 @@ def bag_lookup(
     Raises:
         BadKeyError: a key outside its table.
         ConfigError: offsets that fall or do not cover the keys.
-        KernelError: key weights, or a pooling other than `SUM`, `MEAN` and `NONE`.
     """
-    if key_weights is not None:
-        raise KernelError("bag_lookup: got key weights, expected none on Triton")
-    weights, keys, offsets = weights.contiguous(), keys.contiguous(), offsets.contiguous()
-    num_features, width, num_keys = layout.shape[0], weights.shape[1], keys.shape[0]
+    width = weights.shape[1]
+    return _look_up(weights.contiguous(), width, (keys, offsets, key_weights), layout, is_pooled, is_checked)
+
+
+def quantized_bag_lookup(
+    packed: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, is_pooled: bool, key_weights: Tensor | None = None
+) -> Tensor:
+    """As `bag_lookup`, from rows ``packed uint8[V, D + 8]`` by `terarec.kernels.ref.quantized.quantize_rows`."""
+    width = packed.shape[1] - ROW_TAIL_BYTES
+    return _look_up(packed.contiguous(), width, (keys, offsets, key_weights), layout, is_pooled, is_checked=True)
+
+
+def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layout: Tensor) -> Tensor:
+    """The dot product of each key's row with the gradient of its bag.
+
+    Args:
+        weights: [V, D], of any floating type.
+        keys: int64[N].
+        offsets: int64[S * B + 1].
+        grad: float32[B, S * D], of the pooled result.
+        layout: layout array int64[S, 4], in host memory.
+
+    Returns:
+        float32[N].
+
+    Raises:
+        BadKeyError: a key outside its table.
+        ConfigError: offsets that fall or do not cover the keys.
+    """
+    keys, offsets = keys.contiguous(), offsets.contiguous()
+    batch_size = (offsets.shape[0] - 1) // layout.shape[0]
+    dots = torch.empty(keys.shape[0], device=keys.device)
+    if batch_size == 0:
+        status.check_no_bags(keys, offsets)
+        return dots
+    found = status.new_status(keys.device)
+    bags, block = tiles.whole_rows(weights.shape[1])
+    dots_kernel[(triton.cdiv(batch_size, bags), layout.shape[0])](
+        weights.contiguous(),
+        keys,
+        offsets,
+        layouts.on_device(layout, keys.device).array,
+        grad.contiguous(),
+        dots,
+        found,
+        keys.shape[0],
+        batch_size,
+        WIDTH=weights.shape[1],
+        BLOCK=block,
+        BAGS=bags,
+        COLUMNS=layout.shape[1],
+    )
+    status.raise_if_bad(found, keys, offsets, layout)
+    return dots
+
+
+def _look_up(
+    rows: Tensor,
+    width: int,
+    bags_of: tuple[Tensor, Tensor, Tensor | None],
+    layout: Tensor,
+    is_pooled: bool,
+    is_checked: bool,
+) -> Tensor:
+    """`bags_of` are the keys, the offsets and the key weights."""
+    keys, offsets, key_weights = bags_of
+    keys, offsets = keys.contiguous(), offsets.contiguous()
+    num_features, num_keys = layout.shape[0], keys.shape[0]
     batch_size = (offsets.shape[0] - 1) // num_features
     shape = (batch_size, num_features * width) if is_pooled else (num_keys, width)
-    out = torch.empty(shape, dtype=torch.float32, device=weights.device)
+    out = torch.empty(shape, dtype=torch.float32, device=rows.device)
     if batch_size == 0:
         status.check_no_bags(keys, offsets)
         return out
-    if not (is_pooled or is_checked):
-        out.zero_()
-    held = layouts.on_device(layout, weights.device)
-    found = status.new_status(weights.device)
+    held = layouts.on_device(layout, rows.device)
+    found = status.new_status(rows.device)
     bags, block = tiles.parts_of_rows(width)
     lookup_kernel[(triton.cdiv(batch_size, bags), num_features, triton.cdiv(width, block))](
-        weights,
+        rows,
         keys,
+        keys if key_weights is None else key_weights.contiguous(),
         offsets,
         held.array,
         out,
@@ -69,6 +132,9 @@ def bag_lookup(
         BAGS=bags,
         COLUMNS=layout.shape[1],
         IS_POOLED=is_pooled,
+        IS_WEIGHTED=key_weights is not None,
+        HAS_MAX=held.has_max,
+        IS_QUANTIZED=rows.dtype == torch.uint8,
     )
     if is_checked:
         status.raise_if_bad(found, keys, offsets, layout)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from terarec.errors import KernelError
-from terarec.kernels.contract import MEAN, NONE, SUM
+from terarec.kernels.contract import MAX, MEAN, NONE, SQRTN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,28 +18,29 @@ class DeviceLayout:
 
     Attributes:
         array: the layout array on the device.
-        is_plain: whether every bag is summed, or none pooled, so that no key's gradient is scaled.
+        is_pooled: whether it pools.
+        is_scaled: whether a bag's sum is divided.
+        has_max: whether a bag is pooled by its maximum.
     """
 
     array: Tensor
-    is_plain: bool
+    is_pooled: bool
+    is_scaled: bool
+    has_max: bool
 
 
 _held: MutableMapping[Tensor, dict[torch.device, DeviceLayout]] = WeakIdKeyDictionary()
 
 
 def on_device(layout: Tensor, device: torch.device) -> DeviceLayout:
-    """`layout`, which does not change, on `device`.
-
-    Raises:
-        KernelError: a pooling that these kernels lack.
-    """
+    """`layout`, which does not change, on `device`."""
     by_device = _held.setdefault(layout, {})
     if device not in by_device:
-        lacking = set(layout[:, 2].tolist()) - {SUM, MEAN, NONE}
-        if lacking:
-            raise KernelError(f"layout: got the pooling codes {sorted(lacking)}, expected {SUM}, {MEAN} or {NONE}")
+        codes = set(layout[:, 2].tolist())
         by_device[device] = DeviceLayout(
-            array=layout.to(device).contiguous(), is_plain=bool(((layout[:, 2] == SUM) | (layout[:, 2] == NONE)).all())
+            array=layout.to(device).contiguous(),
+            is_pooled=NONE not in codes,
+            is_scaled=bool(codes & {MEAN, SQRTN}),
+            has_max=MAX in codes,
         )
     return by_device[device]

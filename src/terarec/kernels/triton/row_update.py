@@ -1,21 +1,20 @@
-"""Launcher of the exact row update."""
+"""Launcher of the exact row update, and of the norm of the rows' gradients."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import torch
 import triton
 from torch import Tensor
 
 from terarec.errors import KernelError
 from terarec.kernels.contract import RULE_KINDS, LaidGradient, RowRule
-from terarec.kernels.ref import row_update as ref_row_update
 from terarec.kernels.triton import tiles
-from terarec.kernels.triton.device.update import update_kernel
+from terarec.kernels.triton.device.update import squares_kernel, update_kernel
 from terarec.kernels.triton.segments import segments_of
-
-KINDS = RULE_KINDS[:4]  # that the kernel numbers
+from terarec.kernels.triton.splitmix import step_stream
 
 
 def row_update_(
@@ -29,64 +28,65 @@ def row_update_(
     *,
     is_checked: bool = True,
 ) -> None:
-    """Update the touched rows of `weights` and `state` in place; the same bits every time.
+    """Update the rows of `weights` and `state` that move under `rule`; the same bits every time.
 
     Args:
         weights: [V, D], contiguous, of any floating type.
-        state: the rule's state, each float32[V, D] or float32[V], contiguous.
+        state: the rule's state, each float32[V, D] or [V], contiguous.
         gradients: of one or more lookups in these weights.
-        rule: what to do with a row's gradient.
-        step: number of this update, from 1; Adam's bias correction needs it.
-        table_lr: None, no factors yet.
-        rounding_seed: not used: weights of 16 bits are rounded to the nearest yet.
+        rule: which rows move, and how.
+        step: number of this update, from 1.
+        table_lr: float32[T] in host memory, factors of the learning rate by table of the layouts; 0: the table stays.
+        rounding_seed: of the random bits with which weights of 16 bits are rounded.
         is_checked: wait for the keys' check and raise what is wrong; if not, bad keys have no effect.
 
     Raises:
         BadKeyError: a key outside its table; nothing is changed.
         ConfigError: offsets that fall or do not cover the keys; nothing is changed.
-        KernelError: rows that are not contiguous, or a rule or factors that this kernel does not know.
+        KernelError: rows that are not contiguous.
     """
-    plain = RowRule(kind=rule.kind, lr=rule.lr, eps=rule.eps, beta1=rule.beta1, beta2=rule.beta2)
-    if table_lr is not None or rule != plain or rule.kind not in KINDS:
-        raise KernelError(f"row_update_: got {rule} and table_lr {table_lr}, expected one of {', '.join(KINDS)} alone")
     if not all(held.is_contiguous() for held in (weights, *state)):
         raise KernelError("row_update_: got weights or state that are not contiguous, expected contiguous tensors")
-    num_rows, width = weights.shape
-    held = segments_of(gradients, num_rows, width, is_checked)
-    if held is None:
-        return
-    num_keys = held.rows.shape[0]
-    tile_rows, block = tiles.whole_rows(width)
-    update_kernel[(triton.cdiv(num_keys, tile_rows),)](
-        weights,
-        *(*state, weights, weights)[:2],
-        held.grads,
-        held.order,
-        held.sources,
-        held.scales,
-        held.rows,
-        held.segments,
-        held.starts,
-        held.key_parts,
-        held.part_parts,
-        num_keys,
-        num_rows,
-        *_constants(rule, step),
-        RULE=RULE_KINDS.index(rule.kind),
-        WIDTH=width,
-        BLOCK=block,
-        SEGMENTS=tile_rows,
-        IS_PLAIN=held.is_plain,
-    )
+    held = segments_of(gradients, weights, table_lr, is_checked)
+    tile_rows, block = tiles.whole_rows(weights.shape[1])
+    wide_state = state[:-1] if rule.catches_up else state
+    touched = torch.zeros(weights.shape[0] if rule.sweeps else 0, dtype=torch.uint8, device=weights.device)
 
+    def launch(rows: int, lr: float, first_row: int, is_sweep: bool) -> None:
+        update_kernel[(triton.cdiv(rows, tile_rows),)](
+            weights,
+            *(*wide_state, weights, weights)[:2],
+            state[-1] if rule.catches_up else weights,
+            touched,
+            *held.of_keys(),
+            held.factors,
+            *held.of_rows(),
+            held.num_keys,
+            weights.shape[0],
+            first_row,
+            rows,
+            step,
+            step_stream(rounding_seed, step),
+            lr,
+            *_constants(rule, step),
+            RULE=RULE_KINDS.index(rule.kind),
+            WIDTH=weights.shape[1],
+            BLOCK=block,
+            SEGMENTS=tile_rows,
+            IS_PLAIN=held.is_plain,
+            HAS_MAX=held.has_max,
+            HAS_FACTORS=table_lr is not None,
+            IS_TRANSFORMED=_is_transformed(rule),
+            CATCHES_UP=rule.catches_up,
+            SWEEPS=rule.sweeps,
+            IS_SWEEP=is_sweep,
+        )
 
-def _constants(rule: RowRule, step: int) -> tuple[float, ...]:
-    """lr, eps, beta2, 1 - beta1, 1 - beta2 and Adam's factor of the root, Adam's lr being corrected for its bias."""
-    lr, root_scale = rule.lr, 1.0
-    if rule.kind == "adam":
-        lr /= 1.0 - rule.beta1**step
-        root_scale = 1.0 / math.sqrt(1.0 - rule.beta2**step)
-    return lr, rule.eps, rule.beta2, 1.0 - rule.beta1, 1.0 - rule.beta2, root_scale
+    if held.num_keys:
+        launch(held.num_keys, rule.lr, 0, is_sweep=False)
+    if rule.sweeps:
+        for base, rows, factor in _swept_ranges(gradients, table_lr):
+            launch(rows, rule.lr * factor, base, is_sweep=True)
 
 
 def row_gradient_norm(
@@ -96,5 +96,60 @@ def row_gradient_norm(
     table_lr: Tensor | None = None,
     first_row: int = 0,
 ) -> float:
-    """As `terarec.kernels.ref.row_update.row_gradient_norm`, whose operations run where the tensors are."""
-    return ref_row_update.row_gradient_norm(weights, gradients, rule, table_lr, first_row)
+    """The L2 norm over all rows' summed gradients times ``rule.grad_scale``; of tables with factor 0, none.
+
+    Args:
+        weights: as for `row_update_`; not changed.
+        gradients: of one or more lookups in them.
+        rule: for its `grad_scale`.
+        table_lr: as for `row_update_`.
+        first_row: arena rows before it do not count.
+
+    Raises:
+        BadKeyError: a key outside its table.
+        ConfigError: offsets that fall or do not cover the keys.
+    """
+    held = segments_of(gradients, weights, table_lr, is_checked=True)
+    if held.num_keys == 0:
+        return 0.0
+    tile_rows, block = tiles.whole_rows(weights.shape[1])
+    squares = torch.zeros(held.num_keys, dtype=torch.float64, device=weights.device)
+    squares_kernel[(triton.cdiv(held.num_keys, tile_rows),)](
+        *held.of_keys(),
+        *held.of_rows(),
+        squares,
+        held.num_keys,
+        weights.shape[0],
+        first_row,
+        WIDTH=weights.shape[1],
+        BLOCK=block,
+        SEGMENTS=tile_rows,
+        IS_PLAIN=held.is_plain,
+        HAS_MAX=held.has_max,
+    )
+    return abs(rule.grad_scale) * math.sqrt(float(squares.sum()))
+
+
+def _swept_ranges(gradients: Sequence[LaidGradient], table_lr: Tensor | None) -> Iterator[tuple[int, int, float]]:
+    """First row, rows and factor of the learning rate of the tables that are looked up and learn."""
+    tables = {tuple(line) for gradient in gradients for line in gradient.layout[:, [0, 1, 3]].tolist()}
+    by_base = {base: (rows, 1.0 if table_lr is None else float(table_lr[table])) for base, rows, table in tables}
+    for base, (rows, factor) in sorted(by_base.items()):
+        if factor and rows:
+            yield base, rows, factor
+
+
+def _is_transformed(rule: RowRule) -> bool:
+    return rule.grad_scale != 1.0 or min(rule.clip_value, rule.clip_norm) < math.inf or rule.is_coupled
+
+
+def _constants(rule: RowRule, step: int) -> tuple[float, ...]:
+    """The kernel's numbers from eps to coupled_l2."""
+    first_scale = root_scale = 1.0
+    if rule.kind in ("adam", "adamw"):
+        first_scale = 1.0 / (1.0 - rule.beta1**step)
+        root_scale = 1.0 / math.sqrt(1.0 - rule.beta2**step)
+    decays = (rule.beta1, rule.beta2, 1.0 - rule.beta1, 1.0 - rule.beta2)
+    coupled = (rule.l1, rule.l2) if rule.is_coupled else (0.0, 0.0)
+    shared = (rule.weight_decay, rule.beta, rule.l1, rule.l2, rule.grad_scale, rule.clip_value, rule.clip_norm)
+    return (rule.eps, *decays, first_scale, root_scale, *shared, *coupled)

@@ -9,10 +9,8 @@ import torch
 import triton
 from torch import Tensor
 
-from terarec.errors import KernelError
-from terarec.kernels.contract import NONE, LaidGradient
-from terarec.kernels.triton import layouts, status, tiles
-from terarec.kernels.triton.device.locate import locate_kernel
+from terarec.kernels.contract import LaidGradient
+from terarec.kernels.triton import tiles
 from terarec.kernels.triton.device.segments import (
     CHUNK,
     heads_kernel,
@@ -20,21 +18,19 @@ from terarec.kernels.triton.device.segments import (
     part_parts_kernel,
     starts_kernel,
 )
+from terarec.kernels.triton.located import Located, locate
 
 _BLOCK = 1024
-_INT32_ROWS = 2**31 - 1
+_INT32_KEYS = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segments:
-    """N > 0 keys by rows; what the fused update reads.
+    """N keys by rows; what the fused update reads.
 
     Attributes:
         grads: float32[R, D].
-        order: int64[N], the key at each sorted position.
-        sources: int64[N], the row of `grads` that holds a key's gradient.
-        scales: float32[N], the factor of that gradient; empty if all are 1.
-        rows: [N], sorted arena rows; bad keys have the row V, which no arena has, at the end.
+        located: the keys, sorted by row.
         segments: [N], the number of distinct rows up to and with each sorted position.
         starts: int64[U + 1, and more], the first sorted position of each segment.
         key_parts: float32[2 * blocks, D], see `device.segments`.
@@ -42,111 +38,83 @@ class Segments:
     """
 
     grads: Tensor
-    order: Tensor
-    sources: Tensor
-    scales: Tensor
-    rows: Tensor
+    located: Located
     segments: Tensor
     starts: Tensor
     key_parts: Tensor
     part_parts: Tensor
 
     @property
+    def num_keys(self) -> int:
+        """N."""
+        return self.located.rows.shape[0]
+
+    @property
     def is_plain(self) -> bool:
         """Whether no gradient is scaled."""
-        return self.scales.shape[0] == 0
+        return self.located.scales.shape[0] == 0
+
+    @property
+    def has_max(self) -> bool:
+        """Whether a bag is pooled by its maximum."""
+        return self.located.places.shape[0] > 0
+
+    @property
+    def factors(self) -> Tensor:
+        """Factors float32[N] of the learning rate; empty if all are 1."""
+        return self.located.factors
+
+    def of_keys(self) -> tuple[Tensor, ...]:
+        """The kernels' arguments from ``grads`` to ``winners``."""
+        located = self.located
+        return self.grads, located.sources, located.scales, located.places, located.winners
+
+    def of_rows(self) -> tuple[Tensor, ...]:
+        """The kernels' arguments from ``sorted_rows`` to ``part_parts``."""
+        return self.located.rows, self.segments, self.starts, self.key_parts, self.part_parts
 
 
-def segments_of(gradients: Sequence[LaidGradient], num_rows: int, width: int, is_checked: bool) -> Segments | None:
-    """Sort the keys of `gradients` and sum the parts of long segments; None without keys.
+def segments_of(
+    gradients: Sequence[LaidGradient], weights: Tensor, table_lr: Tensor | None, is_checked: bool
+) -> Segments:
+    """Sort the keys of `gradients` and sum the parts of long segments.
 
     Args:
-        gradients: of one or more lookups.
-        num_rows: arena rows V.
-        width: length D of a vector.
+        gradients: of one or more lookups in `weights`.
+        weights: [V, D].
+        table_lr: float32[T] in host memory, factors of the learning rate; keys of tables with 0 have no effect.
         is_checked: wait for the keys' check and raise what is wrong; if not, bad keys have no effect.
 
     Raises:
         BadKeyError: a key outside its table.
         ConfigError: offsets that fall or do not cover the keys.
     """
-    num_keys = sum(gradient.keys.shape[0] for gradient in gradients)
-    device = gradients[0].keys.device
-    row_type = torch.int32 if num_rows < _INT32_ROWS else torch.int64  # half the passes of the sort
-    rows = torch.full((num_keys,), num_rows, dtype=row_type, device=device)
-    sources = torch.zeros(num_keys, dtype=torch.int64, device=device)
-    is_plain = all(layouts.on_device(gradient.layout, device).is_plain for gradient in gradients)
-    scales = torch.ones(0 if is_plain else num_keys, device=device)
-    _locate(gradients, rows, sources, scales, num_rows, is_checked)
-    if num_keys == 0:
-        return None
+    width, device = weights.shape[1], weights.device
+    located = locate(gradients, weights, table_lr, is_checked).by_row()
+    segments, starts = _cut(located.rows)
     grads = [gradient.grad.reshape(-1, width) for gradient in gradients]
-    sorted_rows, order = torch.sort(rows, stable=True)
-    segments, starts = _cut(sorted_rows)
-    return _with_parts(
-        Segments(
-            grads=torch.cat(grads) if len(grads) > 1 else grads[0].contiguous(),
-            order=order,
-            sources=sources,
-            scales=scales,
-            rows=sorted_rows,
-            segments=segments,
-            starts=starts,
-            key_parts=_parts(num_keys, CHUNK.value, width, device),
-            part_parts=_parts(num_keys, CHUNK.value**2, width, device),
-        )
+    held = Segments(
+        grads=torch.cat(grads) if len(grads) > 1 else grads[0].contiguous(),
+        located=located,
+        segments=segments,
+        starts=starts,
+        key_parts=_parts(located.rows.shape[0], CHUNK.value, width, device),
+        part_parts=_parts(located.rows.shape[0], CHUNK.value**2, width, device),
     )
-
-
-def _locate(
-    gradients: Sequence[LaidGradient], rows: Tensor, sources: Tensor, scales: Tensor, no_row: int, is_checked: bool
-) -> None:
-    first_key = first_source = 0
-    bags, _ = tiles.whole_rows(1)
-    for number, (keys, offsets, _, layout, key_weights) in enumerate(gradients):
-        if key_weights is not None:
-            raise KernelError("row_update_: got key weights, expected none on Triton")
-        num_features, num_keys = layout.shape[0], keys.shape[0]
-        batch_size = (offsets.shape[0] - 1) // num_features
-        if batch_size == 0:
-            status.check_no_bags(keys, offsets)
-            continue
-        held = layouts.on_device(layout, keys.device)
-        found = status.new_status(keys.device)
-        is_pooled = int(layout[0, 2]) != NONE
-        mine = slice(first_key, first_key + num_keys)
-        keys, offsets = keys.contiguous(), offsets.contiguous()
-        locate_kernel[(triton.cdiv(batch_size, bags), num_features)](
-            keys,
-            offsets,
-            held.array,
-            rows[mine],
-            sources[mine],
-            scales[mine],
-            found,
-            num_keys,
-            batch_size,
-            first_source,
-            no_row,
-            BAGS=bags,
-            COLUMNS=layout.shape[1],
-            IS_POOLED=is_pooled,
-            IS_PLAIN=scales.shape[0] == 0,
-        )
-        if is_checked:
-            status.raise_if_bad(found, keys, offsets, layout, number)
-        first_key += num_keys
-        first_source += batch_size * num_features if is_pooled else num_keys
+    _sum_parts(held)
+    return held
 
 
 def _cut(sorted_rows: Tensor) -> tuple[Tensor, Tensor]:
     """`Segments.segments` and `Segments.starts`."""
     num_keys, device = sorted_rows.shape[0], sorted_rows.device
     heads = torch.empty(num_keys, dtype=torch.int32, device=device)
+    starts = torch.empty(num_keys + 1, dtype=torch.int64, device=device)
+    if num_keys == 0:
+        return heads, starts
     grid = (triton.cdiv(num_keys, _BLOCK),)
     heads_kernel[grid](sorted_rows, heads, num_keys, BLOCK=_BLOCK)
-    segments = torch.cumsum(heads, 0, dtype=torch.int32 if num_keys <= _INT32_ROWS else torch.int64)
-    starts = torch.empty(num_keys + 1, dtype=torch.int64, device=device)
+    segments = torch.cumsum(heads, 0, dtype=torch.int32 if num_keys <= _INT32_KEYS else torch.int64)
     starts_kernel[grid](sorted_rows, segments, starts, num_keys, BLOCK=_BLOCK)
     return segments, starts
 
@@ -157,35 +125,31 @@ def _parts(num_keys: int, unit: int, width: int, device: torch.device) -> Tensor
     return torch.empty(slots, width, device=device)
 
 
-def _with_parts(held: Segments) -> Segments:
-    """`held` with its parts summed."""
-    num_keys, width = held.rows.shape[0], held.grads.shape[1]
+def _sum_parts(held: Segments) -> None:
+    width = held.grads.shape[1]
     tile_rows, block = tiles.whole_rows(width)
     tile_rows = min(tile_rows, CHUNK.value)
-    if num_keys > CHUNK.value:
-        key_parts_kernel[(triton.cdiv(num_keys, CHUNK.value),)](
-            held.grads,
-            held.order,
-            held.sources,
-            held.scales,
+    if held.num_keys > CHUNK.value:
+        key_parts_kernel[(triton.cdiv(held.num_keys, CHUNK.value),)](
+            *held.of_keys(),
             held.segments,
             held.starts,
             held.key_parts,
-            num_keys,
+            held.num_keys,
             WIDTH=width,
             BLOCK=block,
             ROWS=tile_rows,
             IS_PLAIN=held.is_plain,
+            HAS_MAX=held.has_max,
         )
-    if num_keys > CHUNK.value**2:
-        part_parts_kernel[(triton.cdiv(num_keys, CHUNK.value**2),)](
+    if held.num_keys > CHUNK.value**2:
+        part_parts_kernel[(triton.cdiv(held.num_keys, CHUNK.value**2),)](
             held.key_parts,
             held.segments,
             held.starts,
             held.part_parts,
-            num_keys,
+            held.num_keys,
             WIDTH=width,
             BLOCK=block,
             ROWS=tile_rows,
         )
-    return held

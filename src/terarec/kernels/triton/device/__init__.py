@@ -1,5 +1,6 @@
 """Device code: what `triton.jit` compiles. Offsets are int64 throughout, since rows * width passes 2^31.
 
-Loops with bounds that are known only on the device are written with ``while``: Triton 3.6's interpreter cannot count
-``range`` over them with NumPy 2.4.
+A loaded row number carries its own mask (-1 where there is none): Triton 3.6 does not compile tiles of fewer rows than
+threads in which one mask serves a load of one dimension and one of two (its pass that removes conversions of layouts
+gives the mask another layout). `tests/kernels/triton_compile.py` compiles every kernel without a GPU.
 """

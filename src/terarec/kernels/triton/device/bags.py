@@ -9,6 +9,8 @@ from terarec.kernels import contract
 
 NOTHING = tl.constexpr(2**63 - 1)  # what a word of the status holds while nothing is wrong
 MEAN = tl.constexpr(contract.MEAN)
+SQRTN = tl.constexpr(contract.SQRTN)
+MAX = tl.constexpr(contract.MAX)
 
 
 @triton.jit
@@ -46,7 +48,14 @@ def report_bad_keys(status, bad):
 
 
 @triton.jit
-def bag_scale(pooling, length):
-    """What the sum of each bag, or the gradient of each of its keys, is multiplied by: float32 [BAGS]."""
-    count = tl.maximum(length, 1).to(tl.float32)
-    return tl.where(pooling == MEAN, tl.div_rn(tl.full(count.shape, 1.0, tl.float32), count), 1.0)
+def bag_factor(pooling, total, squares):
+    """What the sum of each bag is multiplied by: float32 [BAGS].
+
+    Args:
+        pooling: code of the feature.
+        total: sums of the keys' weights, or numbers of keys.
+        squares: sums of their squares, or numbers of keys.
+    """
+    divisor = tl.where(pooling == MEAN, total, tl.where(pooling == SQRTN, tl.sqrt_rn(squares), 1.0))
+    one = tl.full(divisor.shape, 1.0, tl.float32)
+    return tl.where(divisor == 0.0, 0.0, tl.div_rn(one, tl.where(divisor == 0.0, 1.0, divisor)))

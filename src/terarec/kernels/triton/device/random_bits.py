@@ -23,3 +23,10 @@ def pair_bits(stream, number, pair):
     """Bits uint64 [ROWS, PAIRS] for pairs of columns of the rows with these numbers: high half even, low half odd."""
     of_row = mix(stream.to(tl.uint64, bitcast=True) + (number.to(tl.uint64, bitcast=True) + 1) * STEP)
     return mix(of_row[:, None] + ((pair.to(tl.uint64) + 1) * STEP)[None, :])
+
+
+@triton.jit
+def column_bits(stream, number, column):
+    """32 bits, uint32 [ROWS, BLOCK], for each column of the rows with these numbers."""
+    bits = pair_bits(stream, number, column // 2)
+    return tl.where((column % 2 == 0)[None, :], bits >> 32, bits & 0xFFFFFFFF).to(tl.uint32)

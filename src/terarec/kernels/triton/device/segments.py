@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from terarec.kernels.triton.device.loops import times
+
 CHUNK = tl.constexpr(64)
 
 
@@ -38,14 +40,20 @@ def starts_kernel(sorted_rows, segments, starts, num_keys, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def key_gradients(grads, order, sources, scales, at, is_key, column, WIDTH: tl.constexpr, IS_PLAIN: tl.constexpr):
+def key_gradients(
+    grads, sources, scales, places, winners, at, is_key, column,
+    WIDTH: tl.constexpr, IS_PLAIN: tl.constexpr, HAS_MAX: tl.constexpr,
+):  # fmt: skip
     """Gradients float32 [R, BLOCK] of the keys at sorted positions ``at [R]``; zeros where there is none."""
-    key = tl.load(order + at, mask=is_key, other=0)
-    source = tl.load(sources + key, mask=is_key, other=0)
-    mask = is_key[:, None] & (column < WIDTH)[None, :]
+    source = tl.load(sources + at, mask=is_key, other=-1)
+    mask = (source >= 0)[:, None] & (column < WIDTH)[None, :]
     grad = tl.load(grads + source[:, None] * WIDTH + column[None, :], mask=mask, other=0.0)
     if IS_PLAIN == 0:
-        grad *= tl.load(scales + key, mask=is_key, other=0.0)[:, None]
+        grad *= tl.load(scales + at, mask=is_key, other=0.0)[:, None]
+    if HAS_MAX:
+        place = tl.load(places + at, mask=is_key, other=-1)[:, None]
+        winner = tl.load(winners + source[:, None] * WIDTH + column[None, :], mask=mask & (place >= 0), other=-1)
+        grad = tl.where((place >= 0) & (winner != place), 0.0, grad)
     return grad
 
 
@@ -57,14 +65,14 @@ def part_slots(block, start, UNIT: tl.constexpr):
 
 @triton.jit
 def _part_of_keys(
-    grads, order, sources, scales, begin, end, column,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, IS_PLAIN: tl.constexpr,
+    grads, sources, scales, places, winners, begin, end, column,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, IS_PLAIN: tl.constexpr, HAS_MAX: tl.constexpr,
 ):  # fmt: skip
     total = tl.zeros((BLOCK,), tl.float32)
-    while begin < end:
-        at = begin + tl.arange(0, ROWS)
-        total += tl.sum(key_gradients(grads, order, sources, scales, at, at < end, column, WIDTH, IS_PLAIN), 0)
-        begin += ROWS
+    for first in range(times(begin), times(end), ROWS):
+        at = first + tl.arange(0, ROWS)
+        grad = key_gradients(grads, sources, scales, places, winners, at, at < end, column, WIDTH, IS_PLAIN, HAS_MAX)
+        total += tl.sum(grad, 0)
     return total
 
 
@@ -74,23 +82,22 @@ def _part_of_parts(
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     total = tl.zeros((BLOCK,), tl.float32)
-    block = begin // UNIT
     last = (end - 1) // UNIT
-    while block <= last:
+    for block in range(times(begin // UNIT), times(last + 1), ROWS):
         at = block + tl.arange(0, ROWS)
         slot = part_slots(at, start, UNIT)
         mask = (at <= last)[:, None] & (column < WIDTH)[None, :]
         total += tl.sum(tl.load(parts + slot[:, None] * WIDTH + column[None, :], mask=mask, other=0.0), 0)
-        block += ROWS
     return total
 
 
 @triton.jit(do_not_specialize=["num_keys"])
 def key_parts_kernel(
     grads,  # float32[R, WIDTH]
-    order,  # int64[N]: key at each sorted position
-    sources,  # int64[N]
+    sources,  # int64[N], as the further ones in sorted order
     scales,  # float32[N]
+    places,  # int32[N]
+    winners,  # int32[R, WIDTH]
     segments,  # [N]
     starts,  # int64[U + 1]
     parts,  # float32[2 * blocks, WIDTH]
@@ -99,6 +106,7 @@ def key_parts_kernel(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     IS_PLAIN: tl.constexpr,
+    HAS_MAX: tl.constexpr,
 ):
     """Sum the block's part of the long segment that comes in, or starts with it, and of the one that goes out."""
     block = tl.program_id(0).to(tl.int64)
@@ -110,13 +118,17 @@ def key_parts_kernel(
     if end - start > CHUNK:
         begin = tl.maximum(start, first)
         total = _part_of_keys(
-            grads, order, sources, scales, begin, tl.minimum(end, stop), column, WIDTH, BLOCK, ROWS, IS_PLAIN
-        )
+            grads, sources, scales, places, winners, begin, tl.minimum(end, stop), column,
+            WIDTH, BLOCK, ROWS, IS_PLAIN, HAS_MAX,
+        )  # fmt: skip
         tl.store(parts + part_slots(block, start, CHUNK) * WIDTH + column, total, mask=column < WIDTH)
     other = tl.load(segments + stop - 1).to(tl.int64) - 1
     start, end = tl.load(starts + other), tl.load(starts + other + 1)
     if (other != one) & (end - start > CHUNK):
-        total = _part_of_keys(grads, order, sources, scales, start, stop, column, WIDTH, BLOCK, ROWS, IS_PLAIN)
+        total = _part_of_keys(
+            grads, sources, scales, places, winners, start, stop, column,
+            WIDTH, BLOCK, ROWS, IS_PLAIN, HAS_MAX,
+        )  # fmt: skip
         tl.store(parts + part_slots(block, start, CHUNK) * WIDTH + column, total, mask=column < WIDTH)
 
 
@@ -152,8 +164,8 @@ def part_parts_kernel(
 
 @triton.jit
 def segment_gradients(
-    grads, order, sources, scales, starts, key_parts, part_parts, segment, is_segment,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr, IS_PLAIN: tl.constexpr,
+    grads, sources, scales, places, winners, starts, key_parts, part_parts, segment, is_segment,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr, IS_PLAIN: tl.constexpr, HAS_MAX: tl.constexpr,
 ):  # fmt: skip
     """Sums float32 [SEGMENTS, BLOCK] of the gradients of a tile of segments, short and long."""
     column = tl.arange(0, BLOCK)
@@ -161,12 +173,11 @@ def segment_gradients(
     end = tl.load(starts + segment + 1, mask=is_segment, other=0)
     length = end - start
     total = tl.zeros((SEGMENTS, BLOCK), tl.float32)
-    keys = tl.where(length <= CHUNK, length, 0)
-    longest = tl.max(keys, 0)
-    j = 0
-    while j < longest:
-        total += key_gradients(grads, order, sources, scales, start + j, j < keys, column, WIDTH, IS_PLAIN)
-        j += 1
+    keys = length * (length <= CHUNK).to(tl.int64)
+    for j in range(times(tl.max(keys, 0))):
+        total += key_gradients(
+            grads, sources, scales, places, winners, start + j, j < keys, column, WIDTH, IS_PLAIN, HAS_MAX
+        )
     total += _parts_of_segments(
         key_parts, start, end, (length > CHUNK) & (length <= CHUNK * CHUNK), CHUNK, WIDTH, BLOCK, SEGMENTS
     )
@@ -180,13 +191,10 @@ def _parts_of_segments(
 ):
     column = tl.arange(0, BLOCK)
     first = start // UNIT
-    count = tl.where(is_long, (end - 1) // UNIT - first + 1, 0)
+    count = ((end - 1) // UNIT - first + 1) * is_long.to(tl.int64)
     total = tl.zeros((SEGMENTS, BLOCK), tl.float32)
-    most = tl.max(count, 0)
-    j = 0
-    while j < most:
+    for j in range(times(tl.max(count, 0))):
         mask = (j < count)[:, None] & (column < WIDTH)[None, :]
         slot = part_slots(first + j, start, UNIT)
         total += tl.load(parts + slot[:, None] * WIDTH + column[None, :], mask=mask, other=0.0)
-        j += 1
     return total
