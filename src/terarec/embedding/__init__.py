@@ -1,7 +1,9 @@
 """Embedding tables as one module: fused lookups forward, gradients of rows backward; and torch's modules on them."""
 
 from terarec.embedding.bag import EmbeddingBag
-from terarec.embedding.collection import EmbeddingCollection, EmbeddingOutput, Sequences
+from terarec.embedding.collection import EmbeddingCollection
+from terarec.embedding.output import EmbeddingOutput, Sequences
+from terarec.embedding.quantized import QuantizedCollection
 from terarec.embedding.replace import replace_embeddings
 from terarec.embedding.table import Embedding
 
@@ -10,6 +12,7 @@ __all__ = [
     "EmbeddingBag",
     "EmbeddingCollection",
     "EmbeddingOutput",
+    "QuantizedCollection",
     "Sequences",
     "replace_embeddings",
 ]

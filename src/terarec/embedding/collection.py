@@ -8,13 +8,13 @@ rows in place. So no gradient as large as a table ever exists, and the tables ar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from terarec.batch import Jagged, first_keys, select
+from terarec.batch import Jagged
 from terarec.embedding.grouping import (
     AnyArena,
     AnyTableSpec,
@@ -26,6 +26,8 @@ from terarec.embedding.grouping import (
     lookup_groups,
 )
 from terarec.embedding.learned_weights import look_up_with_weights
+from terarec.embedding.output import EmbeddingOutput, assemble, bags_of
+from terarec.embedding.quantized import QuantizedCollection
 from terarec.embedding.table_state import AnyTable, entries, entry_names, load_entries
 from terarec.embedding.translation import translate
 from terarec.errors import ConfigError, StorageError
@@ -33,32 +35,6 @@ from terarec.ops.bag_lookup import bag_lookup
 from terarec.ops.row_update import BagGradient
 from terarec.spec import FeatureSpec
 from terarec.storage import Arena, DynamicArena, DynamicTable, dynamic_tables, static_tables
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sequences:
-    """The unpooled vectors of one feature: sample b holds ``values[offsets[b] : offsets[b + 1]]``.
-
-    Attributes:
-        values: float32[n, D] for the feature's n keys.
-        offsets: int64[B + 1].
-    """
-
-    values: Tensor
-    offsets: Tensor
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EmbeddingOutput:
-    """What a lookup gives.
-
-    Attributes:
-        pooled: float32[B, sum(D)], the pooled features side by side in feature order.
-        sequences: unpooled feature -> its vectors.
-    """
-
-    pooled: Tensor
-    sequences: Mapping[str, Sequences]
 
 
 class EmbeddingCollection(nn.Module):
@@ -93,7 +69,6 @@ class EmbeddingCollection(nn.Module):
         self._dynamic_readers = dynamic_readers(self.arenas, self.features)
         self._has_limits = any(feature.max_keys is not None for feature in self.features)  # which need bags' lengths
         pooled = [feature for feature in self.features if feature.pooling != "none"]
-        self._pooled_names = tuple(feature.name for feature in pooled)
         self.output_width = sum(self.tables[feature.table].width for feature in pooled)
 
     def forward(self, jagged: Jagged) -> EmbeddingOutput:
@@ -126,19 +101,19 @@ class EmbeddingCollection(nn.Module):
 
     def _look_up(self, jagged: Jagged) -> EmbeddingOutput:
         rows = self._translate(jagged)
-        pooled: dict[tuple[str, ...], Tensor] = {}
-        sequences: dict[str, Sequences] = {}
+        looked_up = []
         for group in self._groups:
-            names = group.layout.feature_names
-            part = select(rows.get(group.arena, jagged), names)
-            if self._has_limits and any(limit is not None for limit in group.max_keys):
-                part = first_keys(part, group.max_keys)
-            vectors = self._lookup(group, part)
-            if group.layout.is_pooled:
-                pooled[names] = vectors
-            else:
-                sequences.update(_split_sequences(part, vectors))
-        return EmbeddingOutput(pooled=self._in_feature_order(pooled, jagged), sequences=sequences)
+            part = bags_of(rows.get(group.arena, jagged), group)
+            looked_up.append((group, part, self._lookup(group, part)))
+        return assemble(self.features, looked_up, batch_size=jagged.batch_size, device=self.arenas[0].device)
+
+    def quantized(self) -> QuantizedCollection:
+        """A copy for inference whose rows are 8-bit codes, of D + 8 bytes each.
+
+        Raises:
+            ConfigError: dynamic tables, or a value that is not finite, with its arena row.
+        """
+        return QuantizedCollection(self.arenas, self._groups, self.features)
 
     def take_gradients(self) -> list[list[BagGradient]]:
         """Hand over, and forget, the gradients that backward passes left here: one list per arena."""
@@ -217,17 +192,6 @@ class EmbeddingCollection(nn.Module):
         _make_leaf(vectors, deposit)
         return vectors
 
-    def _in_feature_order(self, pooled: Mapping[tuple[str, ...], Tensor], jagged: Jagged) -> Tensor:
-        if len(pooled) == 1:
-            return next(iter(pooled.values()))
-        columns: dict[str, Tensor] = {}
-        for names, vectors in pooled.items():
-            columns.update(zip(names, torch.split(vectors, vectors.shape[1] // len(names), dim=1), strict=True))
-        in_order = [columns[feature.name] for feature in self.features if feature.name in columns]
-        if in_order:
-            return torch.cat(in_order, dim=1)
-        return torch.empty(jagged.batch_size, 0, device=self.arenas[0].device)
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingCollection:
         """Follow ``to(device)``; leave the weights' type."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -293,17 +257,3 @@ def _make_leaf(vectors: Tensor, deposit: Callable[[Tensor], None]) -> None:
 
     vectors.requires_grad_()
     vectors.register_post_accumulate_grad_hook(hand_over)  # type: ignore[no-untyped-call]
-
-
-def _split_sequences(part: Jagged, vectors: Tensor) -> dict[str, Sequences]:
-    """Cut ``vectors float32[N, D]`` of several features into one `Sequences` each."""
-    batch_size = part.batch_size
-    starts = part.offsets[::batch_size] if batch_size else part.offsets.expand(len(part.names) + 1)
-    values = torch.split(vectors, starts.diff().tolist())
-    return {
-        name: Sequences(
-            values=values[index],
-            offsets=part.offsets[index * batch_size : (index + 1) * batch_size + 1] - starts[index],
-        )
-        for index, name in enumerate(part.names)
-    }

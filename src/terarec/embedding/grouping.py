@@ -25,12 +25,12 @@ class LookupGroup:
     Attributes:
         arena: index of the arena.
         layout: where each feature's rows are.
-        max_keys: how many first keys of each feature's bags count, None for all.
+        max_keys: how many first keys of each feature's bags count, None for all; None if none is limited.
     """
 
     arena: int
     layout: BagLayout
-    max_keys: tuple[int | None, ...]
+    max_keys: tuple[int | None, ...] | None
 
 
 def check_names(tables: Sequence[AnyTableSpec], features: Sequence[FeatureSpec]) -> None:
@@ -76,7 +76,8 @@ def lookup_groups(arenas: Sequence[AnyArena], features: Sequence[FeatureSpec]) -
         for poolings in _KINDS:
             members = [feature for feature in mine if feature.pooling in poolings]
             if members:
-                max_keys = tuple(feature.max_keys for feature in members)
+                limits = tuple(feature.max_keys for feature in members)
+                max_keys = None if limits.count(None) == len(limits) else limits
                 groups.append(LookupGroup(arena=index, layout=_layout(arena, members), max_keys=max_keys))
     return groups
 
