@@ -152,10 +152,11 @@ HashIndex::Sorted HashIndex::sort_absent(KeySpan keys, const int64_t* rows, int 
     }
     sorted.size[s] = total - sorted.begin[s];
   }
-  sorted.entries.reset(new Entry[total]);
+  sorted.entries = CallMemory(total * sizeof(Entry));
+  Entry* entries = sorted.of(0);
   parallel_for(threads, blocks, [&](int64_t block) {
     for_block(block, keys.size, [&](int64_t i) {
-      if (rows[i] == kAbsent) sorted.entries[counts[block][number(hash_(keys.keys[i]))]++] = Entry(keys.keys[i], i);
+      if (rows[i] == kAbsent) entries[counts[block][number(hash_(keys.keys[i]))]++] = Entry(keys.keys[i], i);
     });
   });
   return sorted;
@@ -286,8 +287,9 @@ void HashIndex::upsert(KeySpan keys, int64_t* rows, int threads, Apply&& apply) 
 }
 
 void HashIndex::assign(KeySpan keys, const int64_t* rows, int threads) {
-  const std::unique_ptr<int64_t[]> found(new int64_t[keys.size]);
-  upsert(keys, found.get(), threads, [&](Bucket& bucket, int slot, int64_t at) { bucket.set_row(slot, rows[at]); });
+  const CallMemory found(keys.size * sizeof(int64_t));
+  upsert(keys, static_cast<int64_t*>(found.get()), threads,
+         [&](Bucket& bucket, int slot, int64_t at) { bucket.set_row(slot, rows[at]); });
 }
 
 void HashIndex::count(KeySpan keys, int64_t* rows, int threads) {

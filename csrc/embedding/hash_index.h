@@ -12,10 +12,10 @@
 
 #include <array>
 #include <cstdint>
-#include <memory>
 
 #include "embedding/bucket_memory.h"
 #include "embedding/hash_segment.h"
+#include "embedding/huge_memory.h"
 
 namespace terarec {
 
@@ -103,11 +103,11 @@ class HashIndex {
 
   // Keys of a call, segment after segment, those of a segment in the order of the call.
   struct Sorted {
-    std::unique_ptr<Entry[]> entries;
+    CallMemory entries;
     std::array<int64_t, HashSegment::kSegments> begin, size;
     std::array<bool, HashSegment::kSegments> is_placed;
 
-    Entry* of(int segment) const { return entries.get() + begin[segment]; }
+    Entry* of(int segment) const { return static_cast<Entry*>(entries.get()) + begin[segment]; }
   };
 
   static int number(uint64_t hash) { return static_cast<int>(hash >> (64 - HashSegment::kSegmentBits)); }

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <list>
 #include <mutex>
+#include <new>
+#include <utility>
 
 #include "common/parallel.h"
 
@@ -103,5 +105,26 @@ void touch_pages(void* memory, size_t bytes, int threads) {
 
 void* take_result(size_t bytes) { return pool().take(bytes); }
 void give_result_back(void* memory) { pool().give_back(memory); }
+
+CallMemory::CallMemory(size_t bytes) : is_pooled_(bytes >= kHugePage) {
+  memory_ = is_pooled_ ? take_result(bytes) : ::operator new(bytes);
+  if (!memory_) throw std::bad_alloc();
+}
+
+CallMemory::~CallMemory() {
+  if (!memory_) return;
+  if (is_pooled_) give_result_back(memory_);
+  else ::operator delete(memory_);
+}
+
+CallMemory::CallMemory(CallMemory&& other) noexcept : memory_(other.memory_), is_pooled_(other.is_pooled_) {
+  other.memory_ = nullptr;
+}
+
+CallMemory& CallMemory::operator=(CallMemory&& other) noexcept {
+  std::swap(memory_, other.memory_);
+  std::swap(is_pooled_, other.is_pooled_);
+  return *this;
+}
 
 }  // namespace terarec

@@ -23,4 +23,20 @@ void touch_pages(void* memory, size_t bytes, int threads);
 void* take_result(size_t bytes);
 void give_result_back(void* memory);
 
+// Memory for a call, its content unspecified: what is large comes from the results' memory. Throws std::bad_alloc.
+class CallMemory {
+ public:
+  CallMemory() = default;
+  explicit CallMemory(size_t bytes);
+  ~CallMemory();
+  CallMemory(CallMemory&& other) noexcept;
+  CallMemory& operator=(CallMemory&& other) noexcept;
+
+  void* get() const { return memory_; }
+
+ private:
+  void* memory_ = nullptr;
+  bool is_pooled_ = false;
+};
+
 }  // namespace terarec

@@ -8,9 +8,7 @@ from torch import Tensor
 from terarec.kernels.contract import ROW_TAIL_BYTES
 from terarec.kernels.cpu.host import _embedding
 from terarec.kernels.cpu.reports import raise_if_bad
-
-# Results at least this large come from the core's own huge pages, which it keeps; smaller ones malloc recycles itself.
-_OWN_RESULT_FLOATS = 1 << 20
+from terarec.kernels.cpu.results import empty_floats
 
 ROW_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.uint8: 3}
 """Element type -> number of the core's RowType; uint8 are rows of codes."""
@@ -118,7 +116,7 @@ def _look_up(
     key_weights = None if key_weights is None else key_weights.contiguous()
     num_features, num_keys = layout.shape[0], keys.shape[0]
     batch_size = (offsets.shape[0] - 1) // num_features
-    out = _result(batch_size, num_features * width) if is_pooled else _result(num_keys, width)
+    out = empty_floats(batch_size, num_features * width) if is_pooled else empty_floats(num_keys, width)
     report = _embedding.bag_lookup(
         [
             rows.data_ptr(),
@@ -137,11 +135,3 @@ def _look_up(
     )
     raise_if_bad(report, (num_keys,), (layout,))
     return out
-
-
-def _result(rows: int, columns: int) -> Tensor:
-    if rows * columns >= _OWN_RESULT_FLOATS:
-        held = _embedding.allocate_result(rows, columns)
-        if held is not None:
-            return torch.from_numpy(held)
-    return torch.empty(rows, columns)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from terarec.errors import StorageError
 from terarec.kernels.cpu.host import _embedding
+from terarec.kernels.cpu.results import empty_integers
 from terarec.kernels.index_arguments import (
     check_next_row,
     check_rows,
@@ -19,7 +20,7 @@ from terarec.kernels.index_arguments import (
 
 
 class HashIndex:
-    """int64 key -> row, 0 <= row < 2^36: 15 to 19 bytes a key, on torch's threads.
+    """int64 key -> row, 0 <= row < 2^36: some 21 bytes a key, on torch's threads.
 
     It does what `terarec.kernels.ref.hash_index.HashIndex` does, with the same results whatever the number of threads.
     Each index hashes with a seed of its own, so that nobody can choose keys that crowd it; the order of `items`
@@ -45,7 +46,7 @@ class HashIndex:
     def find(self, keys: Tensor) -> Tensor:
         """Rows int64[N] of ``keys int64[N]``, -1 where absent."""
         keys = check_vector("keys", keys, self.device)
-        rows = torch.empty_like(keys)
+        rows = empty_integers(keys.shape[0])
         self._core.find(keys.data_ptr(), keys.shape[0], rows.data_ptr(), torch.get_num_threads())
         return rows
 
@@ -55,7 +56,7 @@ class HashIndex:
         free_rows = check_vector("free_rows", free_rows, self.device)
         check_rows("free_rows", free_rows)
         check_next_row(next_row)
-        rows, new_keys = torch.empty_like(keys), torch.empty_like(keys)
+        rows, new_keys = empty_integers(keys.shape[0]), empty_integers(keys.shape[0])
         try:
             num_new = self._core.insert(
                 keys.data_ptr(),
@@ -87,7 +88,7 @@ class HashIndex:
     def count(self, keys: Tensor) -> Tensor:
         """Add 1 to the value of each of ``keys int64[N]`` per occurrence: the value int64[N] after each."""
         keys = check_vector("keys", keys, self.device)
-        values = torch.empty_like(keys)
+        values = empty_integers(keys.shape[0])
         try:
             self._core.count(keys.data_ptr(), keys.shape[0], values.data_ptr(), torch.get_num_threads())
         except MemoryError:
@@ -97,7 +98,7 @@ class HashIndex:
     def erase(self, keys: Tensor) -> Tensor:
         """Forget ``keys int64[N]``: the rows int64[N] they had, -1 where absent or already erased in this call."""
         keys = check_vector("keys", keys, self.device)
-        rows = torch.empty_like(keys)
+        rows = empty_integers(keys.shape[0])
         self._core.erase(keys.data_ptr(), keys.shape[0], rows.data_ptr(), torch.get_num_threads())
         return rows
 
