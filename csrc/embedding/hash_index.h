@@ -5,8 +5,8 @@
 // What changes the index sorts the keys of a call by segment, keeping their order, and gives each segment to one
 // thread; so results are those of taking the keys one by one, whatever the number of threads.
 //
-// A segment that is full is rebuilt 1.75 times larger in one sequential pass. The segments' sizes are staggered, so that
-// they are rebuilt one after the other: a call that takes up a share p of the keys held rebuilds about 2 p of the
+// A segment that is full is rebuilt 1.75 times larger in one sequential pass. The segments' sizes are staggered, so
+// that they are rebuilt one after the other: a call that takes up a share p of the keys held rebuilds about 2 p of the
 // index, and memory per key is the same at any size.
 #pragma once
 
@@ -71,7 +71,7 @@ class HashIndex {
   // Gives each key a row, the last one if a key is repeated. Throws std::bad_alloc, having changed nothing.
   void assign(KeySpan keys, const int64_t* rows, int threads);
 
-  // Adds 1 to each key's row per occurrence, from 0 to kMostRows - 1, and writes the row after each. Throws like assign.
+  // Adds 1 to each key's row per occurrence, from 0 to kMostRows - 1, and writes the row after each. Throws as assign.
   void count(KeySpan keys, int64_t* rows, int threads);
 
   // Removes keys; writes the row that each had, or -1.
