@@ -61,7 +61,7 @@ class Sides:
 
         return step
 
-    def torch(self, *, is_bf16: bool, is_compiled: bool = False) -> Step:
+    def plain(self, *, is_bf16: bool, is_compiled: bool = False) -> Step:
         """`nn.EmbeddingBag` over one merged table with sparse gradients, and `optim.SGD`."""
         layers, optimizer = self._layers(is_compiled)
         held = self.tables
