@@ -20,12 +20,14 @@ def entry_names(table: AnyTable, prefix: str) -> tuple[str, ...]:
 
 
 def entries(table: AnyTable, prefix: str) -> dict[str, Tensor]:
-    """What ``state_dict`` holds of `table`: its weights, shared, or copies of its keys and weights."""
+    """What ``state_dict`` holds of `table`: its weights, shared, or copies of its rising keys and their weights."""
     if isinstance(table, StaticTable):
         values: tuple[Tensor, ...] = (table.weights,)
     else:
-        (rows,) = table.export_chunks(max(1, len(table)))
-        values = (rows.keys, rows.weights)
+        pieces = list(table.export_chunks(max(1, len(table))))
+        # An index lists keys in an order of its own, which differs from process to process.
+        keys, order = torch.cat([piece.keys for piece in pieces]).sort()
+        values = (keys, torch.cat([piece.weights for piece in pieces])[order])
     return dict(zip(entry_names(table, prefix), values, strict=True))
 
 
