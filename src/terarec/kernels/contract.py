@@ -128,6 +128,22 @@ class RowRule:
         return self.kind != "ftrl" and (self.l1 > 0.0 or self.l2 > 0.0)
 
     @property
+    def coupled(self) -> tuple[float, float]:
+        """l1 and l2 as they enter the gradient: zeros where they do not."""
+        return (self.l1, self.l2) if self.is_coupled else (0.0, 0.0)
+
+    @property
+    def is_transformed(self) -> bool:
+        """Whether gradients are scaled, clipped or regularised before the formula takes them."""
+        return self.grad_scale != 1.0 or min(self.clip_value, self.clip_norm) < math.inf or self.is_coupled
+
+    def bias_scales(self, step: int) -> tuple[float, float]:
+        """What the first moment and the root of the second are multiplied by at `step`: ones but for Adam's kinds."""
+        if self.kind not in ("adam", "adamw"):
+            return 1.0, 1.0
+        return 1.0 / (1.0 - self.beta1**step), 1.0 / math.sqrt(1.0 - self.beta2**step)
+
+    @property
     def state_names(self) -> tuple[str, ...]:
         """The states beside the weights, in the order in which kernels take them."""
         return (*_STATES[self.kind], LAST_UPDATE) if self.catches_up else _STATES[self.kind]

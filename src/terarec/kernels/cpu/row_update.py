@@ -125,22 +125,15 @@ def _describe(gradient: LaidGradient) -> list[int]:
 
 def _constants(rule: RowRule, step: int) -> list[float]:
     """The numbers of the core's RuleConstants."""
-    first_scale = second_scale = 1.0
-    if rule.kind in ("adam", "adamw"):
-        first_scale = 1.0 / (1.0 - rule.beta1**step)
-        second_scale = 1.0 / math.sqrt(1.0 - rule.beta2**step)
     numbers = [rule.lr, rule.eps, rule.beta1, rule.beta2, 1.0 - rule.beta1, 1.0 - rule.beta2]
-    return [*numbers, first_scale, second_scale, rule.weight_decay, rule.beta, rule.l1, rule.l2]
+    return [*numbers, *rule.bias_scales(step), rule.weight_decay, rule.beta, rule.l1, rule.l2]
 
 
 def _extras(rule: RowRule, weights: Tensor) -> list[float]:
     """The numbers of the core's RowExtras; none where the update can do without, which is faster."""
-    is_clipped = min(rule.clip_value, rule.clip_norm) < math.inf
-    is_narrow = weights.dtype != torch.float32
-    if not (rule.grad_scale != 1.0 or is_clipped or rule.is_coupled or rule.catches_up or is_narrow):
+    if not (rule.is_transformed or rule.catches_up or weights.dtype != torch.float32):
         return []
-    coupled = (rule.l1, rule.l2) if rule.is_coupled else (0.0, 0.0)
-    return [rule.grad_scale, rule.clip_value, rule.clip_norm, *coupled, rule.beta1, rule.beta2]
+    return [rule.grad_scale, rule.clip_value, rule.clip_norm, *rule.coupled, rule.beta1, rule.beta2]
 
 
 def _numbers(weights: Tensor, factors: Tensor | None) -> list[int]:

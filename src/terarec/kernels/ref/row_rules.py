@@ -13,6 +13,8 @@ from terarec.kernels.contract import RowRule
 
 def transform(grad: Tensor, weights: Tensor, rule: RowRule) -> Tensor:
     """The gradients [n, D] of rows `weights` as the rule's formula takes them: scaled, clipped, regularised."""
+    if not rule.is_transformed:
+        return grad
     grad = (grad * rule.grad_scale).clamp(-rule.clip_value, rule.clip_value)
     if rule.clip_norm < math.inf:
         norm = grad.square().sum(dim=1, keepdim=True).sqrt()
@@ -96,8 +98,8 @@ def _adam(weights: Tensor, state: Sequence[Tensor], grad: Tensor, rule: RowRule,
         weights *= 1.0 - lr * rule.weight_decay
     first += (1.0 - rule.beta1) * (grad - first)
     second.mul_(rule.beta2).add_((1.0 - rule.beta2) * (grad * grad))
-    root = second.sqrt() / math.sqrt(1.0 - rule.beta2**step)
-    weights -= lr / (1.0 - rule.beta1**step) * (first / (root + rule.eps))
+    first_scale, root_scale = rule.bias_scales(step)
+    weights -= lr * first_scale * (first / (second.sqrt() * root_scale + rule.eps))
 
 
 def _ftrl(weights: Tensor, state: Sequence[Tensor], grad: Tensor, rule: RowRule, lr: Tensor) -> None:

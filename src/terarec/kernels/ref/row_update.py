@@ -12,6 +12,7 @@ from terarec.kernels.contract import BadKeyError, LaidGradient, RowRule
 from terarec.kernels.ref.bag_lookup import spread_gradient
 from terarec.kernels.ref.rounding import round_rows
 from terarec.kernels.ref.row_rules import catch_up_, move_, transform
+from terarec.kernels.swept_tables import swept_ranges
 
 
 class _RowGradients(NamedTuple):
@@ -125,14 +126,12 @@ def _with_other_rows(
     touched: _RowGradients, gradients: Sequence[LaidGradient], table_lr: Tensor | None
 ) -> _RowGradients:
     """`touched`, and with gradients of zero all other rows of the tables that are looked up and learn."""
-    tables = {tuple(row) for gradient in gradients for row in gradient.layout[:, [0, 1, 3]].tolist()}
-    device = touched.rows.device
-    factor_of = {base: 1.0 if table_lr is None else float(table_lr[table]) for base, _, table in tables}
-    ranges = {base: torch.arange(base, base + rows, device=device) for base, rows, _ in tables if factor_of[base]}
+    ranges = swept_ranges(gradients, table_lr)
     if not ranges:
         return touched
-    everything = torch.cat(list(ranges.values()))
-    factors = torch.cat([torch.full(rows.shape, factor_of[base]) for base, rows in ranges.items()]).to(touched.factors)
+    device = touched.rows.device
+    everything = torch.cat([torch.arange(base, base + rows, device=device) for base, rows, _ in ranges])
+    factors = torch.cat([torch.full((rows,), factor) for _, rows, factor in ranges]).to(touched.factors)
     rest = ~torch.isin(everything, touched.rows)
     zeros = touched.grad.new_zeros(int(rest.sum()), touched.grad.shape[1])
     return _RowGradients(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from terarec.errors import KernelError
 from terarec.kernels.contract import RULE_KINDS, LaidGradient, RowRule
+from terarec.kernels.swept_tables import swept_ranges
 from terarec.kernels.triton import tiles
 from terarec.kernels.triton.device.update import squares_kernel, update_kernel
 from terarec.kernels.triton.segments import segments_of
@@ -76,7 +77,7 @@ def row_update_(
             IS_PLAIN=held.is_plain,
             HAS_MAX=held.has_max,
             HAS_FACTORS=table_lr is not None,
-            IS_TRANSFORMED=_is_transformed(rule),
+            IS_TRANSFORMED=rule.is_transformed,
             CATCHES_UP=rule.catches_up,
             SWEEPS=rule.sweeps,
             IS_SWEEP=is_sweep,
@@ -85,7 +86,7 @@ def row_update_(
     if held.num_keys:
         launch(held.num_keys, rule.lr, 0, is_sweep=False)
     if rule.sweeps:
-        for base, rows, factor in _swept_ranges(gradients, table_lr):
+        for base, rows, factor in swept_ranges(gradients, table_lr):
             launch(rows, rule.lr * factor, base, is_sweep=True)
 
 
@@ -130,26 +131,8 @@ def row_gradient_norm(
     return abs(rule.grad_scale) * math.sqrt(float(squares.sum()))
 
 
-def _swept_ranges(gradients: Sequence[LaidGradient], table_lr: Tensor | None) -> Iterator[tuple[int, int, float]]:
-    """First row, rows and factor of the learning rate of the tables that are looked up and learn."""
-    tables = {tuple(line) for gradient in gradients for line in gradient.layout[:, [0, 1, 3]].tolist()}
-    by_base = {base: (rows, 1.0 if table_lr is None else float(table_lr[table])) for base, rows, table in tables}
-    for base, (rows, factor) in sorted(by_base.items()):
-        if factor and rows:
-            yield base, rows, factor
-
-
-def _is_transformed(rule: RowRule) -> bool:
-    return rule.grad_scale != 1.0 or min(rule.clip_value, rule.clip_norm) < math.inf or rule.is_coupled
-
-
 def _constants(rule: RowRule, step: int) -> tuple[float, ...]:
     """The kernel's numbers from eps to coupled_l2."""
-    first_scale = root_scale = 1.0
-    if rule.kind in ("adam", "adamw"):
-        first_scale = 1.0 / (1.0 - rule.beta1**step)
-        root_scale = 1.0 / math.sqrt(1.0 - rule.beta2**step)
     decays = (rule.beta1, rule.beta2, 1.0 - rule.beta1, 1.0 - rule.beta2)
-    coupled = (rule.l1, rule.l2) if rule.is_coupled else (0.0, 0.0)
     shared = (rule.weight_decay, rule.beta, rule.l1, rule.l2, rule.grad_scale, rule.clip_value, rule.clip_norm)
-    return (rule.eps, *decays, first_scale, root_scale, *shared, *coupled)
+    return (rule.eps, *decays, *rule.bias_scales(step), *shared, *rule.coupled)
