@@ -1,0 +1,89 @@
+"""Normalised discounted cumulative gain of one ranking of all samples."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from terarec.errors import ConfigError
+from terarec.metrics.columns import FloatColumns, Values, as_columns, mean_over_labels
+
+
+class NDCG:
+    """Exact streaming NDCG: DCG / ideal DCG with DCG = sum of label / log2(rank + 1), ranks from 1 by falling score.
+
+    All samples since the last `reset` make one ranking, as HugeCTR's `MetricsType.NDCG` has it; there are no queries.
+    Samples of one score share the mean of their gains, so that the order of the input has no effect.
+
+    Memory: 8 bytes a score; `compute` needs some 40 more for each of one label's while it sorts them.
+
+    With L labels, each has its own ranking. A label that is 0 throughout has no ideal: it is NaN, and so is the mean.
+
+    Example:
+        >>> NDCG().update(np.array([0.3, 0.2, 0.1]), np.array([0, 1, 0])).compute()
+        0.6309297535714575
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget every sample."""
+        self._batches: list[tuple[FloatColumns, FloatColumns]] = []
+
+    def update(self, scores: Values, labels: Values) -> NDCG:
+        """Take in a batch: `scores` and `labels` (gains), each [B] or [B, L].
+
+        Raises:
+            ConfigError: a NaN score, a label that is no finite number >= 0, or shapes that do not match (this batch
+                or an earlier one).
+        """
+        score_columns, label_columns = as_columns("NDCG", scores, labels)
+        bad = ~((label_columns >= 0) & (label_columns < np.inf))
+        if bad.any():
+            raise ConfigError(f"NDCG.update: got the label {label_columns[bad][0]}, expected finite numbers >= 0")
+        self._expect_labels(score_columns.shape[1])
+        self._batches.append((score_columns.copy(), label_columns.copy()))  # the caller may reuse his buffers
+        return self
+
+    def merge(self, other: NDCG) -> NDCG:
+        """Take in everything that `other` has seen; `other` stays as it is."""
+        if other._batches:
+            self._expect_labels(other._batches[0][0].shape[1])
+            self._batches.extend(other._batches)
+        return self
+
+    def per_label(self) -> tuple[float, ...]:
+        """The gain of every label; NaN where all of its labels are 0. Empty before the first update."""
+        num_labels = self._batches[0][0].shape[1] if self._batches else 0
+        return tuple(
+            _gain(*(np.concatenate([part[:, label] for part in parts]) for parts in zip(*self._batches, strict=True)))
+            for label in range(num_labels)
+        )
+
+    def compute(self) -> float:
+        """The mean over the labels; NaN before the first update or if a label has no gain."""
+        return mean_over_labels(self.per_label())
+
+    def _expect_labels(self, num_labels: int) -> None:
+        if self._batches and self._batches[0][0].shape[1] != num_labels:
+            before = self._batches[0][0].shape[1]
+            raise ConfigError(f"NDCG.update: got {num_labels} labels, expected {before} as before")
+
+
+def _gain(scores: FloatColumns, labels: FloatColumns) -> float:
+    """NDCG of one label's samples."""
+    discounts = 1.0 / np.log2(np.arange(2, len(scores) + 2))
+    ideal = float(np.sort(labels)[::-1] @ discounts)
+    if ideal == 0.0:
+        return math.nan
+    order = np.argsort(scores)[::-1]
+    falling = scores[order]
+    starts = np.flatnonzero(np.concatenate([[True], falling[1:] != falling[:-1]]))  # of samples of one score
+    return float(_sums(labels[order], starts) / np.diff(starts, append=len(scores)) @ _sums(discounts, starts)) / ideal
+
+
+def _sums(values: npt.NDArray[np.floating], starts: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
+    return np.add.reduceat(values, starts, dtype=np.float64)
