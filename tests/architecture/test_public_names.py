@@ -18,6 +18,7 @@ ROOMS = [
     "errors",
     "etl",
     "formats",
+    "formats.hugectr",
     "kernels.contract",
     "kernels.hash_index",
     "kernels.registry",

@@ -59,3 +59,26 @@ def test_a_file_that_does_not_fit_is_named_by_its_place(tmp_path: Path) -> None:
 
     with pytest.raises(StorageError, match=rf"^{tmp_path / 'out' / 'part'}: File too large$"):
         write()
+
+
+def test_what_may_be_replaced_is_whole_until_then(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with new_directory(out) as partial:
+        (partial / "key").write_text("old")
+
+    def write(name: str, *, fails: bool) -> None:
+        with new_directory(out, replaceable="key|value") as partial:
+            (partial / name).write_text("new")
+            assert (out / "key").read_text() == "old"
+            if fails:
+                raise StorageError("no more")
+
+    with pytest.raises(StorageError, match="no more"):
+        write("value", fails=True)
+    assert [path.name for path in out.iterdir()] == ["key"]
+    write("value", fails=False)
+    assert [path.name for path in out.iterdir()] == ["value"]
+    assert list(tmp_path.iterdir()) == [out]
+    refused = pytest.raises(ConfigError, match="holds 'value', expected a directory with nothing of others in it")
+    with refused, new_directory(out, replaceable="key"):
+        pass

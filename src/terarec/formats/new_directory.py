@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,30 +16,31 @@ from terarec.spec import FieldError
 
 
 @contextmanager
-def new_directory(out: Path) -> Iterator[Path]:
+def new_directory(out: Path, *, replaceable: str | None = None) -> Iterator[Path]:
     """A directory beside `out` to write into, renamed to `out` when the block ends well and removed otherwise.
 
     All that it holds is on the disk before it is renamed, and its new name is when the block ends.
 
-    A kill leaves the directory beside (``<out>.partial-<process>``), and no `out`.
+    A kill leaves the directory beside (``<out>.partial-<process>``), and no `out`, or the former one; between the two
+    renames that replace a former one, that is whole as ``<out>.former-<process>``.
 
     Args:
-        out: must not exist, or be an empty directory.
+        out: must not exist, or be an empty directory, or one that may be replaced.
+        replaceable: pattern of the names in a directory that may be replaced; None for none.
 
     Raises:
         ConfigError: `out` is a file, or holds something.
         StorageError: the disk is full, or refuses to write there.
     """
     out = out.resolve()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FieldError("", "out", f"{out} exists and is not empty, expected a new or an empty directory")
+    _check_replaceable(out, replaceable)
     partial = out.with_name(f"{out.name}.partial-{os.getpid()}")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         yield partial
         flush_tree(partial)
-        os.replace(partial, out)
+        _put(partial, out)
         flush(out.parent)
     except StorageError as error:
         # A file's own error names it where it was written; the user knows `out` alone.
@@ -51,3 +53,25 @@ def new_directory(out: Path) -> Iterator[Path]:
         raise StorageError(f"{out}: {what}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _check_replaceable(out: Path, pattern: str | None) -> None:
+    if not out.exists():
+        return
+    names = sorted(entry.name for entry in out.iterdir()) if out.is_dir() else [out.name]
+    if names and (pattern is None or not out.is_dir()):
+        raise FieldError("", "out", f"{out} exists and is not empty, expected a new or an empty directory")
+    for name in names:
+        if not re.fullmatch(pattern or "", name):
+            raise FieldError("", "out", f"{out} holds {name!r}, expected a directory with nothing of others in it")
+
+
+def _put(partial: Path, out: Path) -> None:
+    """Rename `partial` to `out`; a directory can take the place of an empty one alone."""
+    if not out.exists() or not any(out.iterdir()):
+        os.replace(partial, out)
+        return
+    former = out.with_name(f"{out.name}.former-{os.getpid()}")
+    os.replace(out, former)
+    os.replace(partial, out)
+    shutil.rmtree(former)

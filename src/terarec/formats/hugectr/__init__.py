@@ -1,0 +1,35 @@
+"""HugeCTR's files. Described in docs/hugectr-formats.md."""
+
+from terarec.formats.hugectr.batch_norm import SUFFIX as STATISTICS_SUFFIX
+from terarec.formats.hugectr.batch_norm import BatchNormStatistics, read_statistics, write_statistics
+from terarec.formats.hugectr.collection_dump import CollectionDump, DumpedTable, open_collection, write_collection
+from terarec.formats.hugectr.dense_model import read_floats, write_floats
+from terarec.formats.hugectr.sparse_file import SparseFileLayout, read_sparse_file, write_sparse_file
+from terarec.formats.hugectr.sparse_folder import SparseFolder, open_sparse_folder, write_sparse_folder
+from terarec.formats.hugectr.sparse_rows import CHUNK_ROWS, SparseRows
+from terarec.formats.hugectr.sparse_states import SparseStates, StateLayout, open_sparse_states, write_sparse_states
+
+__all__ = [
+    "CHUNK_ROWS",
+    "STATISTICS_SUFFIX",
+    "BatchNormStatistics",
+    "CollectionDump",
+    "DumpedTable",
+    "SparseFileLayout",
+    "SparseFolder",
+    "SparseRows",
+    "SparseStates",
+    "StateLayout",
+    "open_collection",
+    "open_sparse_folder",
+    "open_sparse_states",
+    "read_floats",
+    "read_sparse_file",
+    "read_statistics",
+    "write_collection",
+    "write_floats",
+    "write_sparse_file",
+    "write_sparse_folder",
+    "write_sparse_states",
+    "write_statistics",
+]

@@ -1,0 +1,72 @@
+"""``<dense model>.ntp.json``: what layers learn without gradients. Described in docs/hugectr-formats.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.errors import DataNotFoundError, FormatError
+from terarec.formats.atomic import write_bytes
+
+SUFFIX = ".ntp.json"
+
+
+class BatchNormStatistics(NamedTuple):
+    """Running mean and variance of a BatchNorm layer, float32[n] each."""
+
+    mean: NDArray[np.float32]
+    var: NDArray[np.float32]
+
+
+def write_statistics(path: Path, layers: Sequence[BatchNormStatistics]) -> None:
+    """Write the statistics of BatchNorm layers, in the order of the layers.
+
+    Raises:
+        StorageError: the disk is full; nothing is left behind.
+    """
+    described = [{"type": "BatchNorm", "mean": _numbers(mean), "var": _numbers(var)} for mean, var in layers]
+    write_bytes(path, json.dumps({"layers": described}, indent=2).encode() + b"\n")
+
+
+def read_statistics(path: Path) -> list[BatchNormStatistics]:
+    """Read what `write_statistics` wrote.
+
+    Raises:
+        DataNotFoundError: no such file.
+        FormatError: no JSON, or other contents.
+    """
+    if not path.is_file():
+        raise DataNotFoundError(f"{path}: no such file")
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise FormatError(f"{path}: not JSON ({error})") from None
+    layers = content.get("layers") if isinstance(content, dict) else None
+    if not isinstance(layers, list):
+        raise FormatError(f'{path}: expected an object with a list "layers"')
+    return [_statistics(layer, f"{path}: layers[{index}]") for index, layer in enumerate(layers)]
+
+
+def _statistics(layer: Any, where: str) -> BatchNormStatistics:
+    if not isinstance(layer, dict) or layer.get("type") != "BatchNorm":
+        raise FormatError(f'{where}: expected an object with "type": "BatchNorm"')
+    mean, var = (_array(layer.get(name), f"{where}.{name}") for name in ("mean", "var"))
+    if len(mean) != len(var):
+        raise FormatError(f"{where}: got {len(mean)} means and {len(var)} variances, expected as many")
+    return BatchNormStatistics(mean, var)
+
+
+def _array(values: Any, where: str) -> NDArray[np.float32]:
+    if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
+        raise FormatError(f"{where}: expected a list of numbers")
+    return np.array(values, np.float32)
+
+
+def _numbers(array: NDArray[np.float32]) -> list[float]:
+    """As the shortest decimal numbers that give the same float32 again."""
+    return [float(str(number)) for number in np.asarray(array, np.float32)]

@@ -1,0 +1,85 @@
+"""Files of equal records without a word about themselves, which is how HugeCTR keeps weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.errors import DataNotFoundError, FormatError
+from terarec.formats.atomic import AtomicFile
+
+
+@dataclass(frozen=True, slots=True)
+class PlainFile:
+    """A file of `count` records of `dtype` that start at byte `header_bytes`; nothing of it is held in memory."""
+
+    path: Path
+    dtype: np.dtype[Any]
+    header_bytes: int
+    count: int
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """The records ``start <= i < stop``, which must be there.
+
+        Raises:
+            FormatError: the file has become shorter since it was opened.
+        """
+        offset = self.header_bytes + start * self.dtype.itemsize
+        records = np.fromfile(self.path, self.dtype, stop - start, offset=offset)
+        if len(records) != stop - start:
+            end = offset + records.nbytes
+            raise FormatError(f"{self.path}: ended at byte {end}, expected {self.count} records of {self.dtype}")
+        return records
+
+
+def open_plain(path: Path, dtype: np.dtype[Any], *, header_bytes: int = 0) -> PlainFile:
+    """Look at a file without reading it.
+
+    Raises:
+        DataNotFoundError: no such file.
+        FormatError: a size that no whole number of records has.
+    """
+    if not path.is_file():
+        raise DataNotFoundError(f"{path}: no such file")
+    size = path.stat().st_size
+    count, rest = divmod(size - header_bytes, dtype.itemsize)
+    if size < header_bytes or rest:
+        after = f" after {header_bytes} bytes of header" if header_bytes else ""
+        raise FormatError(f"{path}: holds {size} bytes, expected records of {dtype.itemsize} bytes{after}")
+    return PlainFile(path, dtype, header_bytes, count)
+
+
+def write_plain(path: Path, chunks: Iterable[NDArray[Any]], dtype: np.dtype[Any], *, header: bytes = b"") -> int:
+    """Write `chunks` atomically one after the other, each in turn as little-endian `dtype`.
+
+    Returns:
+        Number of records.
+
+    Raises:
+        StorageError: the disk is full; nothing is left behind.
+    """
+    file = AtomicFile(path)
+    count = 0
+    with file.guard(), file.partial.open("wb") as stream:
+        stream.write(header)
+        for chunk in chunks:
+            stream.write(as_bytes(chunk, dtype))
+            count += chunk.size
+    file.commit()
+    return count
+
+
+def as_bytes(array: NDArray[Any], dtype: np.dtype[Any]) -> memoryview:
+    """The bytes of `array` as rows of `dtype`, copied only if they lie otherwise."""
+    return np.ascontiguousarray(array, dtype=dtype).reshape(-1).view(np.uint8).data
+
+
+def spans(count: int, chunk: int) -> Iterator[tuple[int, int]]:
+    """Start and stop of runs of at most `chunk` that cover ``0 <= i < count``."""
+    for start in range(0, count, chunk):
+        yield start, min(start + chunk, count)

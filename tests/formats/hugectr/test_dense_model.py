@@ -1,0 +1,104 @@
+"""Float files and BatchNorm statistics: golden bytes, round trips, damage."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from terarec.errors import DataNotFoundError, FormatError
+from terarec.formats.hugectr import BatchNormStatistics, read_floats, read_statistics, write_floats, write_statistics
+
+shapes = st.lists(st.lists(st.integers(0, 4), min_size=0, max_size=3).map(tuple), max_size=5)
+floats = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=6)
+
+
+def test_golden_bytes(tmp_path):
+    path = tmp_path / "_dense_0.model"
+    write_floats(path, [np.array([[1.0, 2.0], [3.0, 4.0]], np.float32), np.array([0.5, -0.5], np.float32)])
+    assert path.read_bytes() == struct.pack("<6f", 1, 2, 3, 4, 0.5, -0.5)
+
+
+def test_columns_are_written_row_by_row(tmp_path):
+    path = tmp_path / "x.model"
+    write_floats(path, [np.arange(6, dtype=np.float32).reshape(2, 3).T])
+    assert path.read_bytes() == struct.pack("<6f", 0, 3, 1, 4, 2, 5)
+
+
+@given(shapes=shapes, seed=st.integers(0, 9))
+@settings(max_examples=40, deadline=None)
+def test_arrays_come_back(tmp_path_factory, shapes, seed):
+    path = tmp_path_factory.mktemp("floats") / "x.model"
+    generator = np.random.default_rng(seed)
+    arrays = [generator.standard_normal(shape).astype(np.float32) for shape in shapes]
+    write_floats(path, arrays)
+    found = read_floats(path, [(f"array {index}", shape) for index, shape in enumerate(shapes)])
+    assert len(found) == len(arrays)
+    for mine, theirs in zip(found, arrays, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_an_optimizer_without_states_has_an_empty_file(tmp_path):
+    write_floats(tmp_path / "x.model", [])
+    assert (tmp_path / "x.model").read_bytes() == b""
+    assert read_floats(tmp_path / "x.model", []) == []
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (20, r"holds 20 bytes, expected 24: fc2.bias \[2\] is bytes 16 to 24"),
+        (8, r"holds 8 bytes, expected 24: fc1.kernel \[2, 2\] is bytes 0 to 16"),
+        (28, "holds 28 bytes, expected 24: the last array ends at byte 24"),
+        (22, "holds 22 bytes, expected records of 4 bytes"),
+    ],
+)
+def test_a_wrong_size_is_refused(tmp_path, size, message):
+    path = tmp_path / "x.model"
+    path.write_bytes(bytes(size))
+    with pytest.raises(FormatError, match=message):
+        read_floats(path, [("fc1.kernel", (2, 2)), ("fc2.bias", (2,))])
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(DataNotFoundError, match=r"absent.model: no such file"):
+        read_floats(tmp_path / "absent.model", [])
+    with pytest.raises(DataNotFoundError, match=r"absent.ntp.json: no such file"):
+        read_statistics(tmp_path / "absent.ntp.json")
+
+
+@given(mean=floats)
+@settings(max_examples=40, deadline=None)
+def test_statistics_come_back_exactly(tmp_path_factory, mean):
+    path = tmp_path_factory.mktemp("ntp") / "x.ntp.json"
+    written = BatchNormStatistics(np.array(mean, np.float32), np.array(mean[::-1], np.float32))
+    write_statistics(path, [written, written])
+    for found in read_statistics(path):
+        np.testing.assert_array_equal(found.mean, written.mean)
+        np.testing.assert_array_equal(found.var, written.var)
+
+
+def test_statistics_are_plain_json(tmp_path):
+    path = tmp_path / "x.ntp.json"
+    write_statistics(path, [BatchNormStatistics(np.array([0.1], np.float32), np.array([2.0], np.float32))])
+    assert json.loads(path.read_text()) == {"layers": [{"type": "BatchNorm", "mean": [0.1], "var": [2.0]}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", 'expected an object with a list "layers"'),
+        ('{"layers": 3}', 'expected an object with a list "layers"'),
+        ('{"layers": [{"type": "GRU"}]}', r'layers\[0\]: expected an object with "type": "BatchNorm"'),
+        ('{"layers": [{"type": "BatchNorm", "mean": [1], "var": ["a"]}]}', r"layers\[0\].var: expected a list"),
+        ('{"layers": [{"type": "BatchNorm", "mean": [1], "var": []}]}', "got 1 means and 0 variances"),
+    ],
+)
+def test_damaged_statistics_are_refused(tmp_path, text, message):
+    path = tmp_path / "x.ntp.json"
+    path.write_text(text)
+    with pytest.raises(FormatError, match=message):
+        read_statistics(path)
