@@ -85,7 +85,8 @@ Report run_row_update(const std::vector<int64_t>& numbers, const std::vector<int
   const auto constant = [&](int i) { return static_cast<float>(constants[i]); };
   const auto extra = [&](int i) { return static_cast<float>(extras[i]); };
   const RuleConstants of_rule{constant(0), constant(1), constant(2), constant(3), constant(4),  constant(5),
-                              constant(6), constant(7), constant(8), constant(9), constant(10), constant(11)};
+                              constant(6), constant(7), constant(8), constant(9), constant(10), constant(11),
+                              constant(12)};
   RowExtras of_rows{};
   if (!extras.empty()) {
     of_rows = {extra(0),  extra(1),  extra(2), extra(3), extra(4), extras[5], extras[6], static_cast<int32_t>(rule[2]),

@@ -92,10 +92,11 @@ struct RuleConstants {
   float eps;
   float beta1, beta2;
   float gain1, gain2;  // 1 - beta1, 1 - beta2, subtracted in double: in float they would lose four digits
-  float first_scale;   // of Adam: 1 / first bias correction
+  float first_scale;   // of Adam: 1 / first bias correction; of momentum: what multiplies the gradient
   float second_scale;  // of Adam: 1 / sqrt(second bias correction)
   float weight_decay;
   float beta, l1, l2;  // of FTRL
+  float eps_hat;       // of Adam: what is added to the root of the second moment before second_scale
 };
 
 // What most updates do without.

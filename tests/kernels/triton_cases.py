@@ -230,6 +230,15 @@ def rows_catch_up_in_the_lazy_global_mode(device: torch.device) -> None:
 
 
 @case
+def rates_in_the_momentum_and_epsilon_hat(device: torch.device) -> None:
+    layout = make_layout(3)
+    forms = {"momentum": {"lr_in_momentum": True}, "nesterov": {"lr_in_momentum": True}, "adam": {"eps_hat": 0.05}}
+    for kind, form in forms.items():
+        rule = rule_of(kind, mode="lazy_global", **form)
+        compare_updates(device, layout, [gradient_of(layout, 9, 3, 1)], rule, steps=[1, 9, 300])
+
+
+@case
 def gradients_are_scaled_clipped_and_regularised(device: torch.device) -> None:
     layout = make_layout(16)
     for more in (

@@ -31,6 +31,9 @@ SPECS = [
     NesterovSpec(lr=0.02, momentum=0.8),
     RMSPropSpec(lr=0.05, decay=0.9, eps=1e-3),
     AdamWSpec(lr=0.05, beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.2),
+    AdamSpec(lr=0.05, beta1=0.8, beta2=0.9, eps=1e-2, eps_hat=True),
+    MomentumSpec(lr=0.02, momentum=0.8, lr_in_momentum=True),
+    NesterovSpec(lr=0.02, momentum=0.8, lr_in_momentum=True),
 ]
 # Shared tables, two widths, every pooling.
 TABLES = [

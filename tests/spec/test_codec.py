@@ -49,18 +49,16 @@ options = st.none() | st.builds(
     frozen=st.lists(st.text(min_size=1), unique=True, max_size=3).map(tuple),
     non_finite=st.sampled_from(["pass", "raise", "skip"]),
 )
-row_only = st.one_of(
-    st.builds(RowWiseAdaGradSpec, lr=rates, rows=options),
-    st.builds(FTRLSpec, l1=rates, l2=rates, beta=rates, rows=options),
-)
+row_only = st.builds(RowWiseAdaGradSpec, lr=rates, rows=options)
 optimizers = st.one_of(
-    st.builds(MomentumSpec, lr=rates, momentum=st.floats(0, 0.99), rows=options),
-    st.builds(NesterovSpec, lr=rates, rows=options),
+    st.builds(FTRLSpec, l1=rates, l2=rates, beta=rates, rows=options),
+    st.builds(MomentumSpec, lr=rates, momentum=st.floats(0, 0.99), lr_in_momentum=st.booleans(), rows=options),
+    st.builds(NesterovSpec, lr=rates, lr_in_momentum=st.booleans(), rows=options),
     st.builds(RMSPropSpec, lr=rates, decay=st.floats(0, 0.99), rows=options),
     st.builds(AdamWSpec, lr=rates, weight_decay=rates, rows=options),
     st.builds(SGDSpec, lr=rates),
     st.builds(AdaGradSpec, lr=rates, eps=rates, initial_accumulator=rates),
-    st.builds(AdamSpec, lr=rates, beta1=st.floats(0, 0.99), beta2=st.floats(0, 0.99)),
+    st.builds(AdamSpec, lr=rates, beta1=st.floats(0, 0.99), beta2=st.floats(0, 0.99), eps_hat=st.booleans()),
 )
 trainings = st.builds(
     TrainingSpec,

@@ -97,6 +97,8 @@ REFUSED = [
     (TrainingSpec, {"eval_every": 0}, "TrainingSpec.eval_every: got 0"),
     (RunSpec, {"data": ""}, "RunSpec.data: got '', expected the path of a prepared data set"),
     (MomentumSpec, {"momentum": 1.0}, r"MomentumSpec.momentum: got 1.0, expected a number from 0 to 0.9999999"),
+    (MomentumSpec, {"lr_in_momentum": 2}, r"MomentumSpec.lr_in_momentum: got 2, expected one of False, True"),
+    (AdamSpec, {"eps_hat": 1e-7}, r"AdamSpec.eps_hat: got 1e-07, expected one of False, True"),
     (FTRLSpec, {"lr": 0.0}, "FTRLSpec.lr: got 0.0, expected a finite number > 0"),
     (FTRLSpec, {"rows": RowOptions(l1=0.1)}, "FTRLSpec.rows: got l1 or l2 there, expected FTRL's own"),
     (RowOptions, {"mode": "lazy"}, "RowOptions.mode: got 'lazy', expected one of 'local', 'global', 'lazy_global'"),

@@ -53,10 +53,15 @@ class RowRule:
     * "rowwise_adagrad": s <- s + mean(g^2), one number a row;  w <- w - lr g / (sqrt(s) + eps)
     * "rmsprop": v <- beta2 v + (1 - beta2) g^2;  w <- w - lr g / (sqrt(v) + eps)
     * "adam": m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2;
-      w <- w - lr / (1 - beta1^t) m / (sqrt(v / (1 - beta2^t)) + eps), t being the caller's step
+      w <- w - lr / (1 - beta1^t) m / (sqrt(v / (1 - beta2^t)) + eps + eps_hat / sqrt(1 - beta2^t)), t being the
+      caller's step: eps_hat is added to sqrt(v) itself
     * "adamw": w <- (1 - lr weight_decay) w, then as "adam"
     * "ftrl": n' = n + g^2;  z <- z + g - (sqrt(n' + eps) - sqrt(n + eps)) w / lr;  n <- n';
       w <- 0 where abs(z) <= l1, else (sign(z) l1 - z) / ((sqrt(n + eps) + beta) / lr + l2)
+
+    With `lr_in_momentum` m holds movements, which steps of other rates leave alone: "momentum": m <- beta1 m - lr g;
+    w <- w + m.  "nesterov": m <- beta1 m - lr g;  w <- w + beta1 m - lr g. These are the formulas above for a rate of
+    -1 and the gradient -lr g.
 
     Before that g passes, in this order: g <- grad_scale g;  g <- clamp(g, -clip_value, clip_value);
     g <- g min(1, clip_norm / norm(g));  and, but for "ftrl", g <- g + l2 w + l1 sign(w).
@@ -68,14 +73,16 @@ class RowRule:
     * momentum: w <- w - lr c m;  m <- beta1^k m, where c = beta1 + ... + beta1^k; "nesterov": c is beta1 times that
     * rmsprop: v <- beta2^k v
     * adamw: w <- (1 - lr weight_decay)^k w, then as "adam"
-    * adam: w <- w - lr / (1 - beta1^p) c m / (sqrt(v / (1 - beta2^p)) + eps);  m <- beta1^k m;  v <- beta2^k v. As this
-      has no closed form, v and the bias corrections are held at step p, as HugeCTR's LazyGlobal does.
+    * adam: w <- w - lr / (1 - beta1^p) c m / (sqrt(v / (1 - beta2^p)) + eps + eps_hat / sqrt(1 - beta2^p));
+      m <- beta1^k m;  v <- beta2^k v. As this has no closed form, v and the bias corrections are held at step p, as
+      HugeCTR's LazyGlobal does.
 
     Attributes:
         kind: one of the above.
         mode: which rows move.
         lr: learning rate; a table's factor multiplies it.
         eps: see the formulas.
+        eps_hat: of "adam" and "adamw".
         beta1: momentum, or decay of the first moment, in [0, 1).
         beta2: decay of the second moment, in [0, 1).
         beta: of "ftrl".
@@ -85,12 +92,14 @@ class RowRule:
         grad_scale: multiplies gradients first; one over the loss scale.
         clip_value: bound of every element of a row's gradient.
         clip_norm: bound of the norm of a row's gradient.
+        lr_in_momentum: whether the momentum of "momentum" and "nesterov" adds up movements instead of gradients.
     """
 
     kind: RuleKind
     mode: UpdateMode = "local"
     lr: float
     eps: float = 0.0
+    eps_hat: float = 0.0
     beta1: float = 0.0
     beta2: float = 0.0
     beta: float = 0.0
@@ -100,6 +109,7 @@ class RowRule:
     grad_scale: float = 1.0
     clip_value: float = math.inf
     clip_norm: float = math.inf
+    lr_in_momentum: bool = False
 
     def __post_init__(self) -> None:
         _check_choice("kind", self.kind, RULE_KINDS)
@@ -108,12 +118,16 @@ class RowRule:
             raise ConfigError(f"RowRule: got beta1 {self.beta1!r} and beta2 {self.beta2!r}, expected 0 <= beta < 1")
         if not math.isfinite(self.lr):
             raise ConfigError(f"RowRule.lr: got {self.lr!r}, expected a finite number")
-        for name in ("eps", "beta", "l1", "l2", "weight_decay"):
+        for name in ("eps", "eps_hat", "beta", "l1", "l2", "weight_decay"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"RowRule.{name}: got {getattr(self, name)!r}, expected a finite number >= 0")
         for name in ("clip_value", "clip_norm"):
             if not getattr(self, name) > 0.0:
                 raise ConfigError(f"RowRule.{name}: got {getattr(self, name)!r}, expected a number > 0")
+        if self.lr_in_momentum and self.kind not in ("momentum", "nesterov"):
+            raise ConfigError(
+                f"RowRule.lr_in_momentum: got kind {self.kind!r}, expected 'momentum' or 'nesterov' with it"
+            )
         if self.kind == "ftrl" and self.lr <= 0.0:
             raise ConfigError(f"RowRule.lr: got {self.lr!r}, expected a number > 0 for 'ftrl', which divides by it")
         if self.mode == "lazy_global" and self.is_coupled:
@@ -137,8 +151,15 @@ class RowRule:
         """Whether gradients are scaled, clipped or regularised before the formula takes them."""
         return self.grad_scale != 1.0 or min(self.clip_value, self.clip_norm) < math.inf or self.is_coupled
 
-    def bias_scales(self, step: int) -> tuple[float, float]:
-        """What the first moment and the root of the second are multiplied by at `step`: ones but for Adam's kinds."""
+    @property
+    def rate(self) -> float:
+        """What the formulas above take for lr."""
+        return -1.0 if self.lr_in_momentum else self.lr
+
+    def scales(self, step: int) -> tuple[float, float]:
+        """What a step multiplies by: Adam its first moment and the root of its second, momentum its gradient."""
+        if self.lr_in_momentum:
+            return -self.lr, 1.0
         if self.kind not in ("adam", "adamw"):
             return 1.0, 1.0
         return 1.0 / (1.0 - self.beta1**step), 1.0 / math.sqrt(1.0 - self.beta2**step)

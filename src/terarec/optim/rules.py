@@ -11,7 +11,7 @@ from torch import Tensor
 
 from terarec.errors import ConfigError
 from terarec.ops import RowRule
-from terarec.spec import RowOptions, SparseOptimizerSpec
+from terarec.spec import AdamSpec, RowOptions, SparseOptimizerSpec
 
 # Numbers of specs -> the fields of `RowRule` that they are.
 _NUMBERS = {
@@ -22,6 +22,7 @@ _NUMBERS = {
     "momentum": "beta1",
     "decay": "beta2",
     "weight_decay": "weight_decay",
+    "lr_in_momentum": "lr_in_momentum",
     "l1": "l1",
     "l2": "l2",
 }
@@ -37,6 +38,8 @@ def row_rule(spec: SparseOptimizerSpec) -> RowRule:
     options = row_options(spec)
     numbers: dict[str, Any] = {"kind": spec.kind, "l1": options.l1, "l2": options.l2}
     numbers |= {field: getattr(spec, name) for name, field in _NUMBERS.items() if hasattr(spec, name)}
+    if isinstance(spec, AdamSpec) and spec.eps_hat:
+        numbers |= {"eps": 0.0, "eps_hat": spec.eps}
     return RowRule(
         mode=options.mode,
         lr=spec.lr,

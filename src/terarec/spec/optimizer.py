@@ -28,30 +28,41 @@ class SGDSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MomentumSpec:
-    """m <- momentum m + g;  w <- w - lr m, as torch.optim.SGD with momentum (Sutskever et al. 2013)."""
+    """m <- momentum m + g;  w <- w - lr m, as torch.optim.SGD with momentum (Sutskever et al. 2013).
+
+    With `lr_in_momentum` m <- momentum m - lr g;  w <- w + m, as in the paper and in HugeCTR: the same while lr stays,
+    but where it changes past gradients keep the rate of their step.
+    """
 
     kind: ClassVar[str] = "momentum"
     lr: float = 0.1
     momentum: float = 0.9
+    lr_in_momentum: bool = False
     rows: RowOptions | None = None
 
     def __post_init__(self) -> None:
         checks.finite_float(self, "lr", low=0.0)
         checks.finite_float(self, "momentum", low=0.0, high=_BELOW_ONE)
+        checks.one_of(self, "lr_in_momentum", (False, True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NesterovSpec:
-    """m <- momentum m + g;  w <- w - lr (g + momentum m), as torch.optim.SGD with nesterov."""
+    """m <- momentum m + g;  w <- w - lr (g + momentum m), as torch.optim.SGD with nesterov.
+
+    With `lr_in_momentum` m <- momentum m - lr g;  w <- w + momentum m - lr g, as HugeCTR has it: see `MomentumSpec`.
+    """
 
     kind: ClassVar[str] = "nesterov"
     lr: float = 0.1
     momentum: float = 0.9
+    lr_in_momentum: bool = False
     rows: RowOptions | None = None
 
     def __post_init__(self) -> None:
         checks.finite_float(self, "lr", low=0.0)
         checks.finite_float(self, "momentum", low=0.0, high=_BELOW_ONE)
+        checks.one_of(self, "lr_in_momentum", (False, True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +115,11 @@ class RMSPropSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdamSpec:
-    """Adam (Kingma & Ba 2015) with torch.optim.Adam's epsilon, outside the bias correction's root.
+    """Adam (Kingma & Ba 2015), as torch.optim.Adam: eps is added to the root of the corrected second moment.
+
+    With `eps_hat` eps is the paper's epsilon hat, which is added before the correction, as TensorFlow, Keras and
+    HugeCTR have it:  w <- w - lr sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + eps). A first step is then up to
+    1 / sqrt(1 - beta2) times smaller for gradients near eps.
 
     On tables the bias correction counts the optimizer's steps, whichever rows they touched.
     """
@@ -114,6 +129,7 @@ class AdamSpec:
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
+    eps_hat: bool = False
     rows: RowOptions | None = None
 
     def __post_init__(self) -> None:
@@ -121,6 +137,7 @@ class AdamSpec:
         checks.finite_float(self, "beta1", low=0.0, high=_BELOW_ONE)
         checks.finite_float(self, "beta2", low=0.0, high=_BELOW_ONE)
         checks.finite_float(self, "eps", low=0.0)
+        checks.one_of(self, "eps_hat", (False, True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +162,7 @@ class AdamWSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FTRLSpec:
-    """FTRL-Proximal (McMahan et al. 2013), with HugeCTR's eps. For tables only.
+    """FTRL-Proximal (McMahan et al. 2013), with HugeCTR's eps.
 
     n' = n + g^2;  z <- z + g - (sqrt(n' + eps) - sqrt(n + eps)) w / lr;  n <- n';
     w <- 0 where abs(z) <= l1, else (sign(z) l1 - z) / ((sqrt(n + eps) + beta) / lr + l2).
@@ -168,5 +185,5 @@ class FTRLSpec:
             checks.refuse(self, "rows", "got l1 or l2 there, expected FTRL's own l1 and l2")
 
 
-DenseOptimizerSpec = SGDSpec | MomentumSpec | NesterovSpec | AdaGradSpec | RMSPropSpec | AdamSpec | AdamWSpec
-SparseOptimizerSpec = DenseOptimizerSpec | RowWiseAdaGradSpec | FTRLSpec
+DenseOptimizerSpec = SGDSpec | MomentumSpec | NesterovSpec | AdaGradSpec | RMSPropSpec | AdamSpec | AdamWSpec | FTRLSpec
+SparseOptimizerSpec = DenseOptimizerSpec | RowWiseAdaGradSpec

@@ -125,8 +125,8 @@ def _describe(gradient: LaidGradient) -> list[int]:
 
 def _constants(rule: RowRule, step: int) -> list[float]:
     """The numbers of the core's RuleConstants."""
-    numbers = [rule.lr, rule.eps, rule.beta1, rule.beta2, 1.0 - rule.beta1, 1.0 - rule.beta2]
-    return [*numbers, *rule.bias_scales(step), rule.weight_decay, rule.beta, rule.l1, rule.l2]
+    numbers = [rule.rate, rule.eps, rule.beta1, rule.beta2, 1.0 - rule.beta1, 1.0 - rule.beta2]
+    return [*numbers, *rule.scales(step), rule.weight_decay, rule.beta, rule.l1, rule.l2, rule.eps_hat]
 
 
 def _extras(rule: RowRule, weights: Tensor) -> list[float]:

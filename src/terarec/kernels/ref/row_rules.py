@@ -31,7 +31,7 @@ def catch_up_(weights: Tensor, state: Sequence[Tensor], rule: RowRule, lr: Tenso
         weights: [n, D].
         state: as the rule names it.
         rule: of mode "lazy_global".
-        lr: learning rate of each row, [n, 1].
+        lr: the rule's rate for each row, [n, 1].
         step: the update that follows.
     """
     last = state[-1].to(weights.dtype)[:, None]
@@ -57,7 +57,8 @@ def _drift(state: Sequence[Tensor], rule: RowRule, last: Tensor, missed: Tensor)
         return rule.beta1 * momenta
     seen = last.clamp(min=1)  # a row that no step touched has no momentum
     root = state[1].sqrt() / (1.0 - rule.beta2**seen).sqrt()
-    drift = momenta / (1.0 - rule.beta1**seen) / (root + rule.eps)
+    eps = rule.eps + rule.eps_hat / (1.0 - rule.beta2**seen).sqrt()
+    drift = momenta / (1.0 - rule.beta1**seen) / (root + eps)
     return torch.where(last > 0, drift, 0.0)
 
 
@@ -69,12 +70,13 @@ def move_(weights: Tensor, state: Sequence[Tensor], grad: Tensor, rule: RowRule,
         state: as the rule names it, each [n, D], or [n] for one number a row.
         grad: [n, D].
         rule: names the formula.
-        lr: learning rate of each row, [n, 1].
+        lr: the rule's rate for each row, [n, 1].
         step: number of the update, from 1.
     """
     if rule.kind == "sgd":
         weights -= lr * grad
     elif rule.kind in ("momentum", "nesterov"):
+        grad = rule.scales(step)[0] * grad
         state[0].mul_(rule.beta1).add_(grad)
         weights -= lr * (state[0] if rule.kind == "momentum" else grad + rule.beta1 * state[0])
     elif rule.kind == "adagrad":
@@ -98,8 +100,9 @@ def _adam(weights: Tensor, state: Sequence[Tensor], grad: Tensor, rule: RowRule,
         weights *= 1.0 - lr * rule.weight_decay
     first += (1.0 - rule.beta1) * (grad - first)
     second.mul_(rule.beta2).add_((1.0 - rule.beta2) * (grad * grad))
-    first_scale, root_scale = rule.bias_scales(step)
-    weights -= lr * first_scale * (first / (second.sqrt() * root_scale + rule.eps))
+    first_scale, root_scale = rule.scales(step)
+    eps = rule.eps + rule.eps_hat * root_scale
+    weights -= lr * first_scale * (first / (second.sqrt() * root_scale + eps))
 
 
 def _ftrl(weights: Tensor, state: Sequence[Tensor], grad: Tensor, rule: RowRule, lr: Tensor) -> None:

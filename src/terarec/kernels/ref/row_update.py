@@ -53,7 +53,7 @@ def row_update_(
     rows, factors, grad = touched
     moved = weights[rows].to(grad.dtype)
     held = [tensor[rows] for tensor in state]
-    lr = rule.lr * factors[:, None]
+    lr = rule.rate * factors[:, None]
     grad = transform(grad, moved, rule)
     if rule.catches_up:
         catch_up_(moved, held, rule, lr, step)

@@ -84,10 +84,10 @@ def row_update_(
         )
 
     if held.num_keys:
-        launch(held.num_keys, rule.lr, 0, is_sweep=False)
+        launch(held.num_keys, rule.rate, 0, is_sweep=False)
     if rule.sweeps:
         for base, rows, factor in swept_ranges(gradients, table_lr):
-            launch(rows, rule.lr * factor, base, is_sweep=True)
+            launch(rows, rule.rate * factor, base, is_sweep=True)
 
 
 def row_gradient_norm(
@@ -135,4 +135,4 @@ def _constants(rule: RowRule, step: int) -> tuple[float, ...]:
     """The kernel's numbers from eps to coupled_l2."""
     decays = (rule.beta1, rule.beta2, 1.0 - rule.beta1, 1.0 - rule.beta2)
     shared = (rule.weight_decay, rule.beta, rule.l1, rule.l2, rule.grad_scale, rule.clip_value, rule.clip_norm)
-    return (rule.eps, *decays, *rule.bias_scales(step), *shared, *rule.coupled)
+    return (rule.eps, rule.eps_hat, *decays, *rule.scales(step), *shared, *rule.coupled)

@@ -44,7 +44,18 @@ def power(one_less_base, exponent):
 
 @triton.jit
 def catch_up(
-    weight, first, second, last, lr, step, eps, one_less_beta1, one_less_beta2, weight_decay, RULE: tl.constexpr
+    weight,
+    first,
+    second,
+    last,
+    lr,
+    step,
+    eps,
+    eps_hat,
+    one_less_beta1,
+    one_less_beta2,
+    weight_decay,
+    RULE: tl.constexpr,
 ):
     """(weight, first, second) after the steps that rows missed since ``last int32 [ROWS, 1]``."""
     missed = step - 1 - last
@@ -62,7 +73,7 @@ def catch_up(
             seen = tl.maximum(last, 1)  # a row that no step touched has no momentum
             bias = (1.0 - power(one_less_beta1, seen)).to(tl.float32)
             root_bias = tl.sqrt(1.0 - power(one_less_beta2, seen)).to(tl.float32)
-            root = tl.div_rn(tl.sqrt_rn(second), root_bias + tl.zeros_like(second))
+            root = tl.div_rn(tl.sqrt_rn(second) + eps_hat, root_bias + tl.zeros_like(second))
             drift = tl.where(last > 0, tl.div_rn(tl.div_rn(drift, bias + tl.zeros_like(drift)), root + eps), 0.0)
             second *= power(one_less_beta2, missed).to(tl.float32)
         weight -= lr * drift
@@ -85,13 +96,14 @@ def ftrl(weight, total, linear, grad, lr, eps, beta, l1, l2):
 
 @triton.jit
 def move(
-    weight, first, second, grad, lr, eps, beta1, beta2, one_less_beta1, one_less_beta2, first_scale, root_scale,
-    weight_decay, beta, l1, l2, WIDTH: tl.constexpr, RULE: tl.constexpr,
+    weight, first, second, grad, lr, eps, eps_hat, beta1, beta2, one_less_beta1, one_less_beta2, first_scale,
+    root_scale, weight_decay, beta, l1, l2, WIDTH: tl.constexpr, RULE: tl.constexpr,
 ):  # fmt: skip
     """(weight, first, second) after the rule's step; ``lr [ROWS, 1]``, states as the rule names them."""
     if RULE == SGD:
         weight -= lr * grad
     elif (RULE == MOMENTUM) | (RULE == NESTEROV):
+        grad *= first_scale
         first = beta1 * first + grad
         weight -= lr * (first if RULE == MOMENTUM else grad + beta1 * first)
     elif RULE == ADAGRAD:
@@ -110,5 +122,6 @@ def move(
             weight *= 1.0 - lr * weight_decay
         first += one_less_beta1 * (grad - first)
         second = beta2 * second + one_less_beta2 * (grad * grad)
-        weight -= lr * first_scale * tl.div_rn(first, tl.sqrt_rn(second) * root_scale + eps)
+        root = tl.sqrt_rn(second) * root_scale + (eps + eps_hat * root_scale)
+        weight -= lr * first_scale * tl.div_rn(first, root)
     return weight, first, second

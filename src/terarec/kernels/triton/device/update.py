@@ -42,6 +42,7 @@ def update_kernel(
     stream,  # int64: of the roundings
     lr,
     eps,
+    eps_hat,
     beta1,
     beta2,
     one_less_beta1,
@@ -119,6 +120,7 @@ def update_kernel(
                 rate,
                 step,
                 eps,
+                eps_hat,
                 one_less_beta1,
                 one_less_beta2,
                 weight_decay,
@@ -126,7 +128,7 @@ def update_kernel(
             )
             tl.store(last_steps + row, tl.zeros((SEGMENTS,), tl.int32) + step, mask=is_row)
         weight, one_state, other_state = rules.move(
-            weight, one_state, other_state, grad, rate, eps, beta1, beta2, one_less_beta1, one_less_beta2,
+            weight, one_state, other_state, grad, rate, eps, eps_hat, beta1, beta2, one_less_beta1, one_less_beta2,
             first_scale, root_scale, weight_decay, beta, l1, l2, WIDTH, RULE,
         )  # fmt: skip
         if RULE != SGD:
