@@ -13,6 +13,7 @@ ROOMS = [
     "checkpoint",
     "config",
     "data",
+    "data.records",
     "data.synthetic",
     "embedding",
     "errors",

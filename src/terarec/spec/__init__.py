@@ -54,6 +54,7 @@ from terarec.spec.optimizer import (
     SGDSpec,
     SparseOptimizerSpec,
 )
+from terarec.spec.records import RecordLayout, SparseInput
 from terarec.spec.row_options import RowOptions
 from terarec.spec.run import RunSpec, TrainingSpec
 from terarec.spec.serving import ServingSpec
@@ -96,6 +97,7 @@ __all__ = [
     "Pooling",
     "ProbabilityAdmission",
     "RMSPropSpec",
+    "RecordLayout",
     "RowOptions",
     "RowType",
     "RowWiseAdaGradSpec",
@@ -105,6 +107,7 @@ __all__ = [
     "ScoreFunction",
     "ServingSpec",
     "ShardSpec",
+    "SparseInput",
     "SparseOptimizerSpec",
     "StandardizeEncoder",
     "StaticTablesSpec",

@@ -1,9 +1,20 @@
-"""HugeCTR's files. Described in docs/hugectr-formats.md."""
+"""HugeCTR's files: bytes <-> NumPy and Arrow. Described in docs/hugectr-formats.md."""
 
 from terarec.formats.hugectr.batch_norm import SUFFIX as STATISTICS_SUFFIX
 from terarec.formats.hugectr.batch_norm import BatchNormStatistics, read_statistics, write_statistics
 from terarec.formats.hugectr.collection_dump import CollectionDump, DumpedTable, open_collection, write_collection
 from terarec.formats.hugectr.dense_model import read_floats, write_floats
+from terarec.formats.hugectr.file_list import read_file_list, write_file_list
+from terarec.formats.hugectr.fixed_records import (
+    FieldTypes,
+    FixedRecordFile,
+    FixedRecordWriter,
+    raw_async_types,
+    raw_types,
+)
+from terarec.formats.hugectr.keyset import read_keyset, write_keyset
+from terarec.formats.hugectr.norm import NormFile
+from terarec.formats.hugectr.norm_writer import NormWriter
 from terarec.formats.hugectr.sparse_file import SparseFileLayout, read_sparse_file, write_sparse_file
 from terarec.formats.hugectr.sparse_folder import SparseFolder, open_sparse_folder, write_sparse_folder
 from terarec.formats.hugectr.sparse_rows import CHUNK_ROWS, SparseRows
@@ -15,6 +26,11 @@ __all__ = [
     "BatchNormStatistics",
     "CollectionDump",
     "DumpedTable",
+    "FieldTypes",
+    "FixedRecordFile",
+    "FixedRecordWriter",
+    "NormFile",
+    "NormWriter",
     "SparseFileLayout",
     "SparseFolder",
     "SparseRows",
@@ -23,11 +39,17 @@ __all__ = [
     "open_collection",
     "open_sparse_folder",
     "open_sparse_states",
+    "raw_async_types",
+    "raw_types",
+    "read_file_list",
     "read_floats",
+    "read_keyset",
     "read_sparse_file",
     "read_statistics",
     "write_collection",
+    "write_file_list",
     "write_floats",
+    "write_keyset",
     "write_sparse_file",
     "write_sparse_folder",
     "write_sparse_states",

@@ -1,0 +1,7 @@
+"""Reading HugeCTR's data files as batches, asynchronously; docs/hugectr-formats.md describes the files."""
+
+from terarec.data.records.reader import RecordReader
+from terarec.data.records.sources import NormSource, RawAsyncSource, RawSource, RecordSource
+from terarec.spec import RecordLayout, SparseInput
+
+__all__ = ["NormSource", "RawAsyncSource", "RawSource", "RecordLayout", "RecordReader", "RecordSource", "SparseInput"]

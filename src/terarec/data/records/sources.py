@@ -1,0 +1,127 @@
+"""Where samples of HugeCTR's files come from: groups of records, read in any order by any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from terarec.errors import ConfigError
+from terarec.formats import ColumnBlock
+from terarec.formats.hugectr import (
+    FieldTypes,
+    FixedRecordFile,
+    NormFile,
+    raw_async_types,
+    raw_types,
+    read_file_list,
+)
+from terarec.spec import RecordLayout
+
+_GROUP_ROWS = 16_384
+"""Records of a fixed-width file that are read at once: 2.6 MB of Criteo's."""
+
+
+class RecordSource(Protocol):
+    """Samples in groups.
+
+    Attributes:
+        layout: what a sample holds.
+        group_rows: records in each group, in input order, before any are left out.
+    """
+
+    layout: RecordLayout
+    group_rows: Sequence[int]
+
+    def read(self, group: int) -> tuple[ColumnBlock, int]:
+        """The records of a group, keys final, and how many failed their checksum; safe from any thread."""
+        ...
+
+
+class NormSource:
+    """Norm files. A file is one group, so that `RecordReader` holds about ``threads + 2`` of them in memory.
+
+    Args:
+        file_list: path or URL of the list that names them.
+        layout: what a sample holds; keys are taken as they are.
+        checksum: whether records have a checksum; one that fails leaves its record out.
+
+    Raises:
+        DataNotFoundError: no such list or file.
+        FormatError: the list, or the header of a file, is not what it should be.
+    """
+
+    def __init__(self, file_list: str | Path, layout: RecordLayout, *, checksum: bool) -> None:
+        self.layout = layout
+        self._files = [NormFile(path, layout, checksum=checksum) for path in read_file_list(file_list)]
+        self.group_rows: Sequence[int] = [file.num_records for file in self._files]
+
+    def read(self, group: int) -> tuple[ColumnBlock, int]:
+        """The records of file `group` and the number of those left out."""
+        return self._files[group].read()
+
+
+class _FixedSource:
+    def __init__(self, path: str | Path, layout: RecordLayout, types: FieldTypes, num_samples: int) -> None:
+        if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
+            raise ConfigError(f"num_samples is {num_samples!r}, expected an integer >= 1")
+        self.layout = layout
+        self._file = FixedRecordFile(path, layout, types, num_samples)
+        self.group_rows: Sequence[int] = [
+            min(_GROUP_ROWS, num_samples - start) for start in range(0, num_samples, _GROUP_ROWS)
+        ]
+
+    def read(self, group: int) -> tuple[ColumnBlock, int]:
+        """The records of group `group`; none are ever left out."""
+        start = group * _GROUP_ROWS
+        return self._file.read(start, start + self.group_rows[group]), 0
+
+
+class RawSource(_FixedSource):
+    """A Raw file.
+
+    Args:
+        path: path or URL of the file.
+        layout: what a sample holds: one key a slot. The sizes of the slots before are added to it.
+        num_samples: records to read; the file may hold more.
+        float_label_dense: whether labels and dense numbers are float32; otherwise they are int32, and a dense
+            number becomes ln(x + 1).
+
+    Raises:
+        ConfigError: a layout that Raw files cannot have, or `num_samples` below 1.
+        DataNotFoundError: no such file.
+        FormatError: the file's size does not fit.
+    """
+
+    def __init__(self, path: str | Path, layout: RecordLayout, *, num_samples: int, float_label_dense: bool) -> None:
+        super().__init__(path, layout, raw_types(layout, float_label_dense=float_label_dense), num_samples)
+
+
+class RawAsyncSource(_FixedSource):
+    """A RawAsync file. No offsets are added to its keys.
+
+    Args:
+        path: path or URL of the file.
+        layout: what a sample holds: exactly `nnz_per_slot` keys a slot.
+        num_samples: records to read; the file may hold more.
+        is_dense_float: whether dense numbers are float32; otherwise they are integers x and become ln(x + 1).
+        multi_hot: the form with int32 labels and uint32 or int64 keys; otherwise records are as in Raw files, and
+            `is_dense_float` tells the type of labels, too.
+
+    Raises:
+        ConfigError: a layout that such files cannot have, or `num_samples` below 1.
+        DataNotFoundError: no such file.
+        FormatError: the file's size does not fit.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        layout: RecordLayout,
+        *,
+        num_samples: int,
+        is_dense_float: bool = True,
+        multi_hot: bool = True,
+    ) -> None:
+        types = raw_async_types(layout, is_dense_float=is_dense_float, multi_hot=multi_hot)
+        super().__init__(path, layout, types, num_samples)

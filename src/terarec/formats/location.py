@@ -1,0 +1,132 @@
+"""Reading files wherever they lie: on a disk, or behind any URL that fsspec knows (``s3://``, ``gs://``, ``hdfs://``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.errors import ConfigError, DataNotFoundError, FormatError, MissingDependencyError
+
+
+class Location(Protocol):
+    """A file to read from, by any thread.
+
+    Attributes:
+        name: its path or URL, for messages.
+        size: its bytes.
+    """
+
+    name: str
+    size: int
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """The bytes ``start <= i < stop``.
+
+        Raises:
+            FormatError: the file has become shorter than it was.
+        """
+        ...
+
+    def open(self) -> Any:
+        """What PyArrow opens: a path, or a binary file object of its own that the caller closes."""
+        ...
+
+
+def is_remote(path: str | Path) -> bool:
+    """Whether `path` is a URL such as ``s3://bucket/key``."""
+    return "://" in str(path)
+
+
+def locate(path: str | Path) -> Location:
+    """The file at `path`, a path or a URL.
+
+    Raises:
+        DataNotFoundError: there is no such file.
+        ConfigError: a URL of a kind that fsspec does not know.
+        MissingDependencyError: fsspec, or the library that it needs for this kind of URL, is not installed.
+    """
+    return _RemoteFile(str(path)) if is_remote(path) else _LocalFile(Path(path))
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a small file.
+
+    Raises:
+        FormatError: not UTF-8; besides what `locate` raises.
+    """
+    file = locate(path)
+    try:
+        return file.read(0, file.size).tobytes().decode()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: byte {error.start} is not UTF-8 text") from None
+
+
+class _LocalFile:
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise DataNotFoundError(f"{path}: no such file")
+        self.name = str(path)
+        self.size = path.stat().st_size
+        self._path = path
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        content = np.empty(stop - start, dtype=np.uint8)
+        view = content.data
+        done = 0
+        with self._path.open("rb", buffering=0) as stream:
+            stream.seek(start)
+            while done < len(view):  # one read call stops at 2 GiB
+                count = stream.readinto(view[done:])
+                if not count:
+                    raise _cut_short(self.name, start + done, stop)
+                done += count
+        return content
+
+    def open(self) -> Any:
+        return str(self._path)
+
+
+class _RemoteFile:
+    def __init__(self, url: str) -> None:
+        self.name = url
+        self._files, self._path = file_system(url)
+        try:
+            self.size = int(self._files.size(self._path))
+        except FileNotFoundError:
+            raise DataNotFoundError(f"{url}: no such file") from None
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        content = self._files.cat_file(self._path, start=start, end=stop) if stop > start else b""
+        if len(content) != stop - start:
+            raise _cut_short(self.name, start + len(content), stop)
+        return np.frombuffer(content, dtype=np.uint8)
+
+    def open(self) -> Any:
+        return self._files.open(self._path, "rb")
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Fsspec's file system for `url`, and the path in it.
+
+    Raises:
+        ConfigError: a URL of a kind that fsspec does not know.
+        MissingDependencyError: fsspec, or the library that it needs for this kind of URL, is not installed.
+    """
+    try:
+        import fsspec  # only remote paths need it
+    except ImportError as error:
+        raise MissingDependencyError(f"{url}: remote files need fsspec: pip install fsspec") from error
+    try:
+        files, path = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        raise MissingDependencyError(f"{url}: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{url}: {error}, expected a path or a URL that fsspec knows") from None
+    return files, path
+
+
+def _cut_short(name: str, found: int, stop: int) -> FormatError:
+    return FormatError(f"{name}: ends at byte {found}, expected at least {stop} bytes as when it was opened")

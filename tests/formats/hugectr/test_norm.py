@@ -1,0 +1,226 @@
+"""Norm files: their bytes, round trips, and one error for each way to be wrong."""
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from terarec.errors import DataNotFoundError, FormatError
+from terarec.formats.hugectr import NormFile, NormWriter
+from tests.formats.hugectr.samples import assert_same_rows, framed, layouts, make_layout, make_rows, norm_bytes
+
+ONE_HOT = ((1, True),) * 3
+
+
+def write(path, layout, rows, *, checksum):
+    with NormWriter(path, layout, checksum=checksum) as writer:
+        writer.write(*rows)
+        assert writer.close() == len(rows[0])
+
+
+def saved(tmp_path, content: bytes):
+    path = tmp_path / "gen_0.data"
+    path.write_bytes(content)
+    return path
+
+
+def test_golden_bytes_with_checksums(tmp_path):
+    layout = make_layout(slots=((2, False), (1, True)))
+    rows = (np.array([[1.0]]), np.array([[0.5, -2.0]]), [(np.array([7, 300]), np.array([0, 2])), np.array([9])])
+    write(tmp_path / "x.data", layout, rows, checksum=True)
+    header = struct.pack("<i8qB", 64, 1, 1, 1, 2, 2, 0, 0, 0, 7)
+    payload = struct.pack("<3fi2IiI", 1, 0.5, -2, 2, 7, 300, 1, 9)
+    assert (tmp_path / "x.data").read_bytes() == header + struct.pack("<i", 32) + payload + bytes([sum(payload) % 256])
+    assert list(tmp_path.iterdir()) == [tmp_path / "x.data"]
+
+
+def test_golden_bytes_without_checksums(tmp_path):
+    layout = make_layout(dense=0, slots=((2, False),), key_bytes=8)
+    rows = (np.array([[1.0], [0.0]]), np.zeros((2, 0)), [(np.array([-1, 2**40]), np.array([0, 2, 2]))])
+    write(tmp_path / "x.data", layout, rows, checksum=False)
+    expected = struct.pack("<8q", 0, 2, 1, 0, 1, 0, 0, 0) + struct.pack("<fi2qfi", 1, 2, -1, 2**40, 0, 0)
+    assert (tmp_path / "x.data").read_bytes() == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(layouts(), st.integers(0, 6), st.booleans(), st.integers(0, 2**32))
+def test_round_trip(tmp_path_factory, layout, num_rows, checksum, seed):
+    path = tmp_path_factory.mktemp("norm") / "x.data"
+    rows = make_rows(layout, num_rows, seed)
+    write(path, layout, rows, checksum=checksum)
+    assert path.read_bytes() == norm_bytes(layout, *rows, checksum=checksum)
+    file = NormFile(path, layout, checksum=checksum)
+    assert file.num_records == num_rows
+    block, skipped = file.read()
+    assert skipped == 0
+    assert_same_rows(block, *rows)
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+def test_one_key_a_slot_comes_as_plain_columns(tmp_path, checksum):
+    layout = make_layout(slots=ONE_HOT)
+    rows = make_rows(layout, 1200)
+    write(tmp_path / "x.data", layout, rows, checksum=checksum)
+    block, _ = NormFile(tmp_path / "x.data", layout, checksum=checksum).read()
+    assert all(isinstance(column, np.ndarray) and column.dtype == np.int64 for column in block.keys)
+    assert_same_rows(block, *rows)
+
+
+@pytest.mark.parametrize("slots", [ONE_HOT, ((1, True), (3, False))])
+def test_a_record_with_a_wrong_checksum_is_skipped_and_counted(tmp_path, slots):
+    layout = make_layout(slots=slots)
+    label, dense, keys = make_rows(layout, 50)
+    content = norm_bytes(layout, label, dense, keys, checksum=True)
+    byte = 69
+    damaged = bytearray(content)
+    for record in range(50):
+        (length,) = struct.unpack_from("<i", content, byte)
+        if record in (0, 7, 49):
+            damaged[byte + 4 + 5] ^= 16
+        byte += length + 5
+    block, skipped = NormFile(saved(tmp_path, bytes(damaged)), layout, checksum=True).read()
+    kept = [record for record in range(50) if record not in (0, 7, 49)]
+    assert skipped == 3
+    np.testing.assert_array_equal(block.label[:, 0], kept)
+    np.testing.assert_array_equal(block.dense, dense[kept])
+    assert all(len(column[1]) == 48 if isinstance(column, tuple) else len(column) == 47 for column in block.keys)
+
+
+def test_a_file_of_nothing_but_wrong_checksums(tmp_path):
+    layout = make_layout()
+    content = bytearray(norm_bytes(layout, *make_rows(layout, 1), checksum=True))
+    content[-1] ^= 1
+    block, skipped = NormFile(saved(tmp_path, bytes(content)), layout, checksum=True).read()
+    assert (block.num_rows, skipped) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "message"),
+    [
+        (0, 0, "byte 4: error_check is 0, expected 1"),
+        (1, -1, "byte 12: number_of_records is -1, expected 0 or more"),
+        (2, 2, "byte 20: label_dim is 2, expected 1"),
+        (3, 1, "byte 28: dense_dim is 1, expected 2"),
+        (4, 27, "byte 36: slot_num is 27, expected 2"),
+    ],
+)
+def test_a_wrong_header(tmp_path, word, value, message):
+    layout = make_layout()
+    fields = [1, 0, 1, 2, 2, 0, 0, 0]
+    fields[word] = value
+    path = saved(tmp_path, framed(struct.pack("<8q", *fields)))
+    with pytest.raises(FormatError, match=f"gen_0.data: {message}$"):
+        NormFile(path, layout, checksum=True)
+
+
+def test_the_other_kind_of_file(tmp_path):
+    layout = make_layout()
+    rows = make_rows(layout, 1)
+    with pytest.raises(FormatError, match=r"byte 0: the header's length is 0, expected 64 \(a file with checksums\)"):
+        NormFile(saved(tmp_path, norm_bytes(layout, *rows, checksum=False)), layout, checksum=True)
+    with pytest.raises(FormatError, match=r"byte 0: error_check is 4294967360, expected 0"):
+        NormFile(saved(tmp_path, norm_bytes(layout, *rows, checksum=True)), layout, checksum=False)
+
+
+@pytest.mark.parametrize("size", [0, 3, 68])
+def test_a_header_cut_short(tmp_path, size):
+    path = saved(tmp_path, norm_bytes(make_layout(), *make_rows(make_layout(), 1), checksum=True)[:size])
+    with pytest.raises(FormatError, match=f"gen_0.data: ends at byte {size}, expected a header of 69 bytes"):
+        NormFile(path, make_layout(), checksum=True)
+
+
+@pytest.mark.parametrize("byte", range(4, 69))
+def test_a_flipped_bit_in_a_checked_header(tmp_path, byte):
+    content = bytearray(norm_bytes(make_layout(), *make_rows(make_layout(), 1), checksum=True))
+    content[byte] ^= 2
+    with pytest.raises(FormatError, match=r"byte 68: the header's checksum is [0-9]+, its bytes sum to [0-9]+"):
+        NormFile(saved(tmp_path, bytes(content)), make_layout(), checksum=True)
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+@pytest.mark.parametrize("slots", [ONE_HOT, ((1, True), (3, False))])
+def test_a_file_cut_anywhere_after_its_header(tmp_path, slots, checksum):
+    layout = make_layout(slots=slots)
+    content = norm_bytes(layout, *make_rows(layout, 3, seed=1), checksum=checksum)
+    for size in range(69 if checksum else 64, len(content)):
+        with pytest.raises(FormatError, match=r"gen_0.data: (ends at byte|record 0 at|record [12] at|holds)"):
+            NormFile(saved(tmp_path, content[:size]), layout, checksum=checksum).read()
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+@pytest.mark.parametrize("slots", [ONE_HOT, ((1, True), (3, False))])
+def test_a_file_that_goes_on(tmp_path, slots, checksum):
+    layout = make_layout(slots=slots)
+    content = norm_bytes(layout, *make_rows(layout, 3, seed=1), checksum=checksum)
+    path = saved(tmp_path, content + b"\0\0\0\0")
+    with pytest.raises(FormatError, match=f"holds {len(content) + 4} bytes, its 3 records end at byte {len(content)}"):
+        NormFile(path, layout, checksum=checksum).read()
+
+
+def test_a_frame_that_leaves_the_file(tmp_path):
+    layout = make_layout(slots=ONE_HOT)
+    content = bytearray(norm_bytes(layout, *make_rows(layout, 3), checksum=True))
+    struct.pack_into("<i", content, 69, -5)
+    path = saved(tmp_path, bytes(content))
+    with pytest.raises(FormatError, match=r"record 0 at byte 69: its length is -5, expected 0 to 118, the bytes"):
+        NormFile(path, layout, checksum=True).read()
+
+
+def test_a_count_of_keys_that_does_not_fit_its_record(tmp_path):
+    layout = make_layout(slots=((3, False),))
+    header = struct.pack("<8q", 1, 2, 1, 2, 1, 0, 0, 0)
+    good = framed(struct.pack("<3fiI", 0, 0, 0, 1, 5))
+    for count, message in [
+        (2, "holds 20 bytes, its fields take at least 24"),
+        (0, "holds 20 bytes, its fields take 16"),
+    ]:
+        wrong = framed(struct.pack("<3fiI", 0, 0, 0, count, 5))
+        path = saved(tmp_path, framed(header) + good + wrong)
+        with pytest.raises(FormatError, match=f"record at byte 98: {message}"):
+            NormFile(path, layout, checksum=True).read()
+
+
+def test_a_negative_count_of_keys(tmp_path):
+    layout = make_layout(slots=((3, False),))
+    content = struct.pack("<8q", 0, 1, 1, 2, 1, 0, 0, 0) + struct.pack("<3fi", 0, 0, 0, -1)
+    with pytest.raises(FormatError, match=r"record 0, slot 'in0.0' at byte 76: -1 keys, expected 0 or more"):
+        NormFile(saved(tmp_path, content), layout, checksum=False).read()
+
+
+@pytest.mark.parametrize(("count", "fixed", "expected"), [(3, False, "0 to 2"), (1, True, "exactly 2")])
+@pytest.mark.parametrize("others", [0, 1])
+def test_more_or_fewer_keys_than_the_layout_says(tmp_path, count, fixed, expected, others):
+    layout = make_layout(dense=0, slots=((2, fixed),))
+    usual = struct.pack("<fi2I", 0, 2, 1, 1) * others
+    content = (
+        struct.pack("<8q", 0, 1 + others, 1, 0, 1, 0, 0, 0)
+        + usual
+        + struct.pack(f"<fi{count}I", 0, count, *[1] * count)
+    )
+    with pytest.raises(FormatError, match=rf"slot 'in0.0': record {others} holds {count} keys, expected {expected}"):
+        NormFile(saved(tmp_path, content), layout, checksum=False).read()
+
+
+def test_no_such_file(tmp_path):
+    with pytest.raises(DataNotFoundError, match=r"nowhere.data: no such file"):
+        NormFile(tmp_path / "nowhere.data", make_layout(), checksum=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ((np.zeros((1, 2)), np.zeros((1, 2)), [np.zeros(1, int)]), r"got label \[1, 2\], expected \[1, 1\]"),
+        ((np.zeros((1, 1)), np.zeros((1, 1)), [np.zeros(1, int)]), r"got dense \[1, 1\], expected \[1, 2\]"),
+        ((np.zeros((1, 1)), np.zeros((1, 2)), []), "got keys of 0 slots, expected 1"),
+        ((np.zeros((1, 1)), np.zeros((1, 2)), [np.zeros(2, int)]), "got 2 bags of 2 keys for 1 rows"),
+        ((np.zeros((1, 1)), np.zeros((1, 2)), [np.array([-1])]), "key -1 at position 0, expected 0 to 4294967295"),
+        ((np.zeros((1, 1)), np.zeros((1, 2)), [(np.zeros(3, int), np.array([0, 3]))]), "holds 3 keys, expected 0 to 2"),
+    ],
+)
+def test_rows_that_a_file_cannot_hold(tmp_path, rows, message):
+    layout = make_layout(slots=((2, False),))
+    with NormWriter(tmp_path / "x.data", layout, checksum=True) as writer, pytest.raises(FormatError, match=message):
+        writer.write(*rows)
+    assert list(tmp_path.iterdir()) == []
