@@ -21,3 +21,4 @@ ALLOWED: dict[str, set[str]] = {
 ALLOWED["train"] = set(ALLOWED) - {"etl"}
 ALLOWED["serve"] = {"spec", "formats", "batch", "etl", "embedding", "models", "checkpoint"}
 ALLOWED["cli"] = set(ALLOWED)
+ALLOWED["hugectr"] = set(ALLOWED) - {"cli"}

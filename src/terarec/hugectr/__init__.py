@@ -1,0 +1,97 @@
+"""HugeCTR's own interface, releases 2.3 to 25.03: ``import terarec.hugectr as hugectr`` and a script for HugeCTR runs.
+
+The names, parameters and what becomes of each are in `terarec.hugectr.tables` and in docs/hugectr-compat.md. What is
+loaded here computes nothing; models come with their names' first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from terarec.hugectr import data, enums
+from terarec.hugectr.embedding_collection import (
+    EmbeddingCollectionConfig,
+    EmbeddingCollectionPlaceholder,
+    EmbeddingPlanner,
+)
+from terarec.hugectr.enums import *  # noqa: F403
+from terarec.hugectr.tables.callback import TrainingCallback
+from terarec.hugectr.tables.data_input import DataReaderSparseParam, Input
+from terarec.hugectr.tables.dense_layer import DenseLayer, DenseLayerComputeConfig, DenseLayerSwitchs, GroupDenseLayer
+from terarec.hugectr.tables.embedding_collection import EmbeddingTableConfig
+from terarec.hugectr.tables.low_level import SolverConfig
+from terarec.hugectr.tables.optimizer import OptParamsPy
+from terarec.hugectr.tables.reader import AsyncParam, DataReaderParams
+from terarec.hugectr.tables.solver import Solver
+from terarec.hugectr.tables.sparse_embedding import HybridEmbeddingParam, SparseEmbedding
+from terarec.hugectr.tables.training_cache import (
+    EmbeddingTrainingCacheParams,
+    HMemCacheConfig,
+    ModelOversubscriberParams,
+)
+
+if TYPE_CHECKING:
+    from terarec.hugectr.schedulers import LearningRateScheduler
+
+CreateSolver = Solver
+CreateOptimizer = OptParamsPy
+CreateETC = EmbeddingTrainingCacheParams
+CreateHMemCache = HMemCacheConfig
+CreateMOS = ModelOversubscriberParams
+EmbeddingTablePlaceHolder = EmbeddingTableConfig
+solver_parser_helper = SolverConfig
+
+__version__ = "25.3.0"
+"""The newest release whose interface this is."""
+
+# What computes is loaded when a script first names it: torch takes seconds.
+_ON_USE = {
+    "LearningRateScheduler": "terarec.hugectr.schedulers",
+}
+
+__all__ = [
+    "AsyncParam",
+    "CreateETC",
+    "CreateHMemCache",
+    "CreateMOS",
+    "CreateOptimizer",
+    "CreateSolver",
+    "DataReaderParams",
+    "DataReaderSparseParam",
+    "DenseLayer",
+    "DenseLayerComputeConfig",
+    "DenseLayerSwitchs",
+    "EmbeddingCollectionConfig",
+    "EmbeddingCollectionPlaceholder",
+    "EmbeddingPlanner",
+    "EmbeddingTableConfig",
+    "EmbeddingTablePlaceHolder",
+    "EmbeddingTrainingCacheParams",
+    "GroupDenseLayer",
+    "HMemCacheConfig",
+    "HybridEmbeddingParam",
+    "Input",
+    "LearningRateScheduler",
+    "ModelOversubscriberParams",
+    "OptParamsPy",
+    "Solver",
+    "SolverConfig",
+    "SparseEmbedding",
+    "TrainingCallback",
+    "data",
+    "solver_parser_helper",
+    *enums.__all__,
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ON_USE:
+        return getattr(importlib.import_module(_ON_USE[name]), name)
+    owners = enums.owners_of(name)
+    if len(owners) > 1:
+        spellings = " or ".join(f"{type(owner).__name__}.{name}" for owner in owners)
+        raise AttributeError(f"hugectr.{name} is ambiguous: write {spellings}")
+    if owners:
+        return owners[0]
+    raise AttributeError(f"terarec.hugectr has no {name!r}; docs/hugectr-compat.md lists what it has")

@@ -1,0 +1,234 @@
+"""EmbeddingCollectionConfig and EmbeddingPlanner: lookups in tables, and the plan of their places."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, IllegalCallError, WrongInputError
+from terarec.hugectr.tables.embedding_collection import (
+    EMBEDDING_COLLECTION_CONFIG,
+    EMBEDDING_LOOKUP,
+    PLAN_FILE,
+    PLAN_MATRIX,
+    PLANNER_LOOKUP,
+    SHARD,
+    EmbeddingTableConfig,
+)
+from terarec.hugectr.tables.record import Record
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingLookup:
+    """One lookup of a collection.
+
+    Attributes:
+        table: where it looks.
+        bottom_name: sparse input that it reads.
+        top_name: its output: [B, 1, ev_size] for sum and average, [B, 1, hotness * ev_size] for concat.
+        combiner: "sum", "average" or "concat".
+    """
+
+    table: EmbeddingTableConfig
+    bottom_name: str
+    top_name: str
+    combiner: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardPlan:
+    """Where a collection's tables lie: checked and kept, without effect on results.
+
+    Attributes:
+        matrix: names of the tables of every GPU.
+        strategy: ("mp" or "dp", tables as names or (name, number of column parts)) for every group.
+        compression: names of tables by what GPUs send of them.
+    """
+
+    matrix: tuple[tuple[str, ...], ...]
+    strategy: tuple[tuple[str, tuple[Any, ...]], ...]
+    compression: Mapping[Any, Sequence[str]]
+
+    def check(self, tables: Sequence[str]) -> None:
+        """Raise unless every one of `tables` is in one group and on some GPU, copies on all, and no other is named."""
+        grouped = [_name(table) for _, group in self.strategy for table in group]
+        placed = {table for gpu in self.matrix for table in gpu}
+        for table in dict.fromkeys([*grouped, *placed]):
+            if table not in tables:
+                raise WrongInputError(f"shard: got a table {table!r}, expected tables with a lookup: {_listed(tables)}")
+        for table in tables:
+            if grouped.count(table) != 1:
+                raise WrongInputError(
+                    f"shard: shard_strategy: table {table!r} is in {grouped.count(table)} groups, expected one"
+                )
+            if table not in placed:
+                raise WrongInputError(f"shard: shard_matrix: table {table!r} is on no GPU, expected at least one")
+        copies = [_name(table) for kind, group in self.strategy if kind == "dp" for table in group]
+        for gpu, held in enumerate(self.matrix):
+            missing = [table for table in copies if table not in held]
+            if missing:
+                raise WrongInputError(f"shard: shard_matrix: GPU {gpu} lacks the dp table {missing[0]!r}")
+
+
+def _name(table: Any) -> str:
+    return table if isinstance(table, str) else str(table[0])
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+class EmbeddingCollectionConfig(Record, forms=(EMBEDDING_COLLECTION_CONFIG,)):
+    """An embedding collection: the one object of a model's description that grows, by its two methods.
+
+    Attributes:
+        lookups: one `EmbeddingLookup` each.
+        concatenated_name: the one output [B, sum of widths] of the form with lists; empty for one output a lookup.
+        plan: what `shard` was given, or None.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._values.update(lookups=(), concatenated_name="", plan=None)
+
+    def embedding_lookup(self, *args: Any, **kwargs: Any) -> None:
+        """Add a lookup, or with lists several whose outputs are joined; then it is the collection's only call.
+
+        Raises:
+            WrongInputError: a value of another kind, lists of different lengths, or an output with a name in use.
+            IllegalCallError: a call beside one with lists.
+        """
+        given = EMBEDDING_LOOKUP.read(args, kwargs)
+        if self.concatenated_name or (isinstance(given["table_config"], list) and self.lookups):
+            raise IllegalCallError("embedding_lookup: got a second call beside one with lists, expected one call alone")
+        if isinstance(given["table_config"], list):
+            self._values.update(concatenated_name=given["top_name"], lookups=_of_lists(given))
+        else:
+            self._values["lookups"] = (*self.lookups, _lookup(EMBEDDING_LOOKUP.name, given, self.lookups))
+
+    def shard(self, *args: Any, **kwargs: Any) -> None:
+        """Check and keep where the tables lie.
+
+        Raises:
+            WrongInputError: a table without a lookup, in no group or in several, on no GPU, or a copy that one lacks.
+        """
+        given = SHARD.read(args, kwargs)
+        plan = ShardPlan(
+            matrix=tuple(tuple(gpu) for gpu in given["shard_matrix"]),
+            strategy=tuple((kind, tuple(tables)) for kind, tables in given["shard_strategy"]),
+            compression=given["compression_strategy"],
+        )
+        plan.check(self.table_names())
+        self._values["plan"] = plan
+
+    def table_names(self) -> list[str]:
+        """Names of the tables, in the order of their first lookups."""
+        return list(dict.fromkeys(lookup.table.name for lookup in self.lookups))
+
+
+def _lookup(owner: str, given: Mapping[str, Any], others: Sequence[EmbeddingLookup]) -> EmbeddingLookup:
+    for name in ("bottom_name", "combiner"):
+        if not isinstance(given[name], str):
+            raise WrongInputError(f"{owner}: {name}: got a list, expected one, as table_config is one")
+    if any(lookup.top_name == given["top_name"] for lookup in others):
+        raise WrongInputError(f"{owner}: top_name: got {given['top_name']!r} a second time, expected a new name")
+    same = [lookup.table for lookup in others if lookup.table.name == given["table_config"].name]
+    if any(table != given["table_config"] for table in same):
+        raise WrongInputError(f"{owner}: table_config: got another table named {same[0].name!r}, expected a new name")
+    combiner = "average" if given["combiner"] == "mean" else given["combiner"]
+    return EmbeddingLookup(
+        table=given["table_config"], bottom_name=given["bottom_name"], top_name=given["top_name"], combiner=combiner
+    )
+
+
+def _of_lists(given: Mapping[str, Any]) -> tuple[EmbeddingLookup, ...]:
+    tables, bottoms, combiners = given["table_config"], given["bottom_name"], given["combiner"]
+    if (
+        not isinstance(bottoms, list)
+        or not isinstance(combiners, list)
+        or not len(tables) == len(bottoms) == len(combiners)
+    ):
+        raise WrongInputError(
+            f"{EMBEDDING_LOOKUP.name}: got {len(tables)} tables, bottom_name {bottoms} and combiner {combiners}, "
+            f"expected a list of {len(tables)} of each"
+        )
+    lookups: tuple[EmbeddingLookup, ...] = ()
+    for place, (table, bottom, combiner) in enumerate(zip(tables, bottoms, combiners, strict=True)):
+        one = {"table_config": table, "bottom_name": bottom, "combiner": combiner}
+        lookups += (_lookup(EMBEDDING_LOOKUP.name, {**one, "top_name": f"{given['top_name']}{place}"}, lookups),)
+    return lookups
+
+
+class EmbeddingPlanner:
+    """How 3.7 to 4.1 spell an embedding collection."""
+
+    def __init__(self) -> None:
+        self._collection = EmbeddingCollectionConfig()
+
+    def embedding_lookup(self, *args: Any, **kwargs: Any) -> None:
+        """Add a lookup; the errors are those of `EmbeddingCollectionConfig.embedding_lookup`."""
+        self._collection.embedding_lookup(**PLANNER_LOOKUP.read(args, kwargs))
+
+    def create_embedding_collection(self, *args: Any, **kwargs: Any) -> EmbeddingCollectionConfig:
+        """The collection of all lookups, with the plan from a file (3.7 to 4.0) or from matrices (4.1).
+
+        Raises:
+            FileCannotOpenError: the plan's file does not exist.
+            BrokenFileError: it is no JSON, or not laid out as a plan.
+            WrongInputError: as `EmbeddingCollectionConfig.shard`.
+        """
+        is_file = "plan_file" in kwargs or (len(args) == 1 and isinstance(args[0], str))
+        if is_file:
+            self._collection.shard(*_plan_of_file(PLAN_FILE.read(args, kwargs)["plan_file"], self._collection))
+        else:
+            self._collection.shard(*_plan_of_matrices(PLAN_MATRIX.read(args, kwargs), self._collection))
+        return self._collection
+
+
+EmbeddingCollectionPlaceholder = EmbeddingCollectionConfig
+"""What 3.7 to 4.1 call the planner's collection."""
+
+
+def _plan_of_matrices(given: Mapping[str, Any], collection: EmbeddingCollectionConfig) -> tuple[Any, Any]:
+    names = collection.table_names()
+    groups, kinds = given["emb_table_group_strategy"], given["emb_table_placement_strategy"]
+    if len(groups) != len(kinds):
+        raise WrongInputError(
+            f"{PLAN_MATRIX.name}: got {len(groups)} groups and {len(kinds)} placements, expected as many of each"
+        )
+    if any(len(gpu) != len(names) for gpu in given["shard_matrix"]):
+        raise WrongInputError(f"{PLAN_MATRIX.name}: shard_matrix: expected {len(names)} numbers for every GPU")
+    matrix = [[name for name, is_there in zip(names, gpu, strict=True) if is_there] for gpu in given["shard_matrix"]]
+    # Groups and columns go by the number of a table, which is its name in those releases.
+    return matrix, [(kind, [str(table) for table in group]) for kind, group in zip(kinds, groups, strict=True)]
+
+
+def _plan_of_file(path: str, collection: EmbeddingCollectionConfig) -> tuple[Any, Any]:
+    """A plan file lists for every GPU its groups: lookups by number, and how the group is placed."""
+    if not Path(path).is_file():
+        raise FileCannotOpenError(f"{PLAN_FILE.name}: plan_file: {path!r} does not exist")
+    try:
+        plan = json.loads(Path(path).read_text())
+        held = [
+            [
+                (group["table_placement_strategy"], [int(lookup) for lookup in group["local_embedding_list"]])
+                for group in gpu
+            ]
+            for gpu in plan
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BrokenFileError(f"{path}: not a plan: {error!r}; expected a list of groups for every GPU") from None
+    lookups = collection.lookups
+    if any(not 0 <= lookup < len(lookups) for gpu in held for _, group in gpu for lookup in group):
+        raise BrokenFileError(f"{path}: names a lookup beyond the {len(lookups)} of the collection")
+
+    def names(group: Sequence[int]) -> list[str]:
+        return list(dict.fromkeys(lookups[number].table.name for number in group))
+
+    matrix = [[name for _, group in gpu for name in names(group)] for gpu in held]
+    kinds = {name: kind for gpu in held for kind, group in gpu for name in names(group)}
+    strategy = [(kind, [name for name, own in kinds.items() if own == kind]) for kind in dict.fromkeys(kinds.values())]
+    return matrix, strategy

@@ -1,0 +1,366 @@
+"""HugeCTR's enumerations: every member of every release.
+
+The members are also names of the package itself (``hugectr.Adam``), unless two enumerations share the name.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Error_t(Enum):  # noqa: N801
+    """What went wrong; `terarec.hugectr.errors` has an exception for each member that can occur here."""
+
+    Success = 0
+    FileCannotOpen = 1
+    BrokenFile = 2
+    OutOfMemory = 3
+    OutOfBound = 4
+    WrongInput = 5
+    IllegalCall = 6
+    NotInitialized = 7
+    UnSupportedFormat = 8
+    InvalidEnv = 9
+    MpiError = 10
+    CublasError = 11
+    CudnnError = 12
+    CudaDriverError = 13
+    CudaRuntimeError = 14
+    NcclError = 15
+    DataCheckError = 16
+    UnspecificError = 17
+    EndOfFile = 18
+
+
+class Check_t(Enum):  # noqa: N801
+    """Whether the records of a Norm file carry checksums."""
+
+    Sum = 0
+    Non = 1
+
+
+class DataReaderType_t(Enum):  # noqa: N801
+    """Format of the data files."""
+
+    Norm = 0
+    Raw = 1
+    Parquet = 2
+    RawAsync = 3
+
+
+class SourceType_t(Enum):  # noqa: N801
+    """How a source names its files."""
+
+    FileList = 0
+    Mmap = 1
+    Parquet = 2
+
+
+class FileSystemType_t(Enum):  # noqa: N801
+    """Where files lie; releases 3.4 to 4.0 called it DataSourceType_t."""
+
+    Local = 0
+    HDFS = 1
+    S3 = 2
+    GCS = 3
+    Other = 4
+
+
+DataSourceType_t = FileSystemType_t
+
+
+class TrainPSType_t(Enum):  # noqa: N801
+    """Where an embedding training cache keeps its tables."""
+
+    Staged = 0
+    Cached = 1
+
+
+class Embedding_t(Enum):  # noqa: N801
+    """Kind of an embedding."""
+
+    DistributedSlotSparseEmbeddingHash = 0
+    LocalizedSlotSparseEmbeddingHash = 1
+    LocalizedSlotSparseEmbeddingOneHot = 2
+    HybridSparseEmbedding = 3
+
+
+class Initializer_t(Enum):  # noqa: N801
+    """How weights start."""
+
+    Default = 0
+    Uniform = 1
+    XavierNorm = 2
+    XavierUniform = 3
+    Zero = 4
+
+
+class Layer_t(Enum):  # noqa: N801
+    """Kind of a dense layer."""
+
+    BatchNorm = 0
+    LayerNorm = 1
+    BinaryCrossEntropyLoss = 2
+    Reshape = 3
+    Select = 4
+    Concat = 5
+    CrossEntropyLoss = 6
+    Dropout = 7
+    ElementwiseMultiply = 8
+    ELU = 9
+    InnerProduct = 10
+    MLP = 11
+    Interaction = 12
+    MultiCrossEntropyLoss = 13
+    ReLU = 14
+    ReLUHalf = 15
+    Sigmoid = 16
+    Slice = 17
+    WeightMultiply = 18
+    FmOrder2 = 19
+    Add = 20
+    ReduceSum = 21
+    Softmax = 22
+    Gather = 23
+    PReLU_Dice = 24
+    GRU = 25
+    MatrixMultiply = 26
+    MultiHeadAttention = 27
+    Scale = 28
+    FusedReshapeConcat = 29
+    FusedReshapeConcatGeneral = 30
+    Sub = 31
+    ReduceMean = 32
+    MultiCross = 33
+    Cast = 34
+    SequenceMask = 35
+    FusedInnerProduct = 36
+
+
+# Older spellings. Aliases inside the class would be listed by `__members__`, where scripts look for kinds of layers.
+LAYER_SYNONYMS = {"DotProduct": Layer_t.ElementwiseMultiply, "Multiply": Layer_t.WeightMultiply}
+for _synonym, _layer in LAYER_SYNONYMS.items():
+    setattr(Layer_t, _synonym, _layer)
+
+
+class GroupLayer_t(Enum):  # noqa: N801
+    """Kind of a group of dense layers."""
+
+    GroupFusedInnerProduct = 0
+
+
+class Alignment_t(Enum):  # noqa: N801
+    """How the asynchronous reader pads its keys on a GPU."""
+
+    Auto = 0
+    Non = 1
+
+
+class LrPolicy_t(Enum):  # noqa: N801
+    """How the learning rate moves: by warm-up and decay alone."""
+
+    fixed = 0
+
+
+class Optimizer_t(Enum):  # noqa: N801
+    """Kind of an optimizer."""
+
+    Ftrl = 0
+    Adam = 1
+    RMSProp = 2
+    AdaGrad = 3
+    MomentumSGD = 4
+    Nesterov = 5
+    SGD = 6
+
+
+class Update_t(Enum):  # noqa: N801
+    """Which rows of a table a step moves."""
+
+    Local = 0
+    Global = 1
+    LazyGlobal = 2
+
+
+class Activation_t(Enum):  # noqa: N801
+    """Activation behind a fully connected layer."""
+
+    Relu = 0
+    Non = 1
+
+
+class FcPosition_t(Enum):  # noqa: N801
+    """Place of a FusedInnerProduct in its chain."""
+
+    Non = 0
+    Head = 1
+    Body = 2
+    Tail = 3
+    Isolated = 4
+
+
+class Regularizer_t(Enum):  # noqa: N801
+    """Norm of the weights that a loss adds."""
+
+    L1 = 0
+    L2 = 1
+
+
+class MetricsRawType(Enum):
+    """What a metric is made from."""
+
+    Loss = 0
+    Pred = 1
+    Label = 2
+
+
+class MetricsType(Enum):
+    """Metrics of an evaluation."""
+
+    AUC = 0
+    AverageLoss = 1
+    HitRate = 2
+    NDCG = 3
+    SMAPE = 4
+
+
+class DeviceLayout(Enum):
+    """Order of the devices of several nodes."""
+
+    LocalFirst = 0
+    NodeFirst = 1
+
+
+class AllReduceAlgo(Enum):
+    """How GPUs sum dense gradients."""
+
+    OneShot = 0
+    NCCL = 1
+
+
+class Distribution_t(Enum):  # noqa: N801
+    """Distribution of generated keys."""
+
+    Uniform = 0
+    PowerLaw = 1
+
+
+class PowerLaw_t(Enum):  # noqa: N801
+    """Exponent of the power law of generated keys: 0.9, 1.1, 1.3, or the user's."""
+
+    Long = 0
+    Medium = 1
+    Short = 2
+    Specific = 3
+
+
+class Tensor_t(Enum):  # noqa: N801
+    """Which of the last two batches `Model.check_out_tensor` shows."""
+
+    Train = 0
+    Evaluate = 1
+
+
+class CommunicationStrategy(Enum):
+    """How GPUs of an embedding collection exchange vectors."""
+
+    Uniform = 0
+    Hierarchical = 1
+
+
+class CompressionStrategy(Enum):
+    """What GPUs of an embedding collection send."""
+
+    Reduction = 0
+    Unique = 1
+
+
+class DataReaderSparse_t(Enum):  # noqa: N801
+    """How readers up to 3.0 spread the keys over GPUs."""
+
+    Distributed = 0
+    Localized = 1
+
+
+class HybridEmbeddingType(Enum):
+    """How a hybrid embedding places infrequent rows."""
+
+    Distributed = 0
+
+
+class CommunicationType(Enum):
+    """Wires between the GPUs of a hybrid embedding."""
+
+    IB_NVLink_Hier = 0
+    IB_NVLink = 1
+    NVLink_SingleNode = 2
+
+
+class DatabaseType_t(Enum):  # noqa: N801
+    """Store behind the parameter server."""
+
+    disabled = 0
+    hash_map = 1
+    parallel_hash_map = 2
+    multi_process_hash_map = 3
+    redis_cluster = 4
+    rocks_db = 5
+
+
+class DatabaseOverflowPolicy_t(Enum):  # noqa: N801
+    """Which rows a full store drops."""
+
+    evict_oldest = 0
+    evict_random = 1
+    evict_least_used = 2
+
+
+class UpdateSourceType_t(Enum):  # noqa: N801
+    """Where a parameter server hears of new rows."""
+
+    null = 0
+    kafka_message_queue = 1
+
+
+__all__ = [  # noqa: RUF022 - in the order of this file
+    "DataSourceType_t",
+    "Error_t",
+    "Check_t",
+    "DataReaderType_t",
+    "SourceType_t",
+    "FileSystemType_t",
+    "TrainPSType_t",
+    "Embedding_t",
+    "Initializer_t",
+    "Layer_t",
+    "GroupLayer_t",
+    "Alignment_t",
+    "LrPolicy_t",
+    "Optimizer_t",
+    "Update_t",
+    "Activation_t",
+    "FcPosition_t",
+    "Regularizer_t",
+    "MetricsRawType",
+    "MetricsType",
+    "DeviceLayout",
+    "AllReduceAlgo",
+    "Distribution_t",
+    "PowerLaw_t",
+    "Tensor_t",
+    "CommunicationStrategy",
+    "CompressionStrategy",
+    "DataReaderSparse_t",
+    "HybridEmbeddingType",
+    "CommunicationType",
+    "DatabaseType_t",
+    "DatabaseOverflowPolicy_t",
+    "UpdateSourceType_t",
+]
+ENUMS: tuple[type[Enum], ...] = tuple(globals()[name] for name in __all__[1:])
+"""Every enumeration, once, in the order of this file."""
+
+
+def owners_of(member: str) -> list[Enum]:
+    """The members named `member`, one for each enumeration that has one."""
+    return [enum[member] for enum in ENUMS if member in enum.__members__]

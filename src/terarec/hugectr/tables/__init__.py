@@ -1,0 +1,1 @@
+"""The tables of the facade: for every callable of HugeCTR, one row per parameter."""

@@ -1,0 +1,194 @@
+"""DataReaderParams and AsyncParam."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from terarec.hugectr.enums import Alignment_t, Check_t, DataReaderType_t
+from terarec.hugectr.tables.data_source import DataSourceParams
+from terarec.hugectr.tables.kinds import TEXT, TRUTH, instance, listed, member, one_or_list, whole
+from terarec.hugectr.tables.record import Record
+from terarec.hugectr.tables.table import Parameter, Status, Table
+
+_IO = "it only tunes how an asynchronous reader asks a disk for the same bytes"
+_SHUFFLE = "batches come in the order of the file, one of the orders that it allows"
+
+_THREADS = (
+    Parameter(name="num_threads", kind=whole(1), meaning="threads that read", status=Status.IGNORED, why=_IO),
+    Parameter(
+        name="num_batches_per_thread", kind=whole(1), meaning="batches ahead of each", status=Status.IGNORED, why=_IO
+    ),
+)
+_REQUESTS = Parameter(
+    name="max_num_requests_per_thread",
+    kind=whole(0),
+    default=0,
+    since="4.1",
+    meaning="requests in flight",
+    status=Status.IGNORED,
+    why=_IO,
+)
+_BLOCK = Parameter(
+    name="io_block_size", kind=whole(0), until="4.0", meaning="bytes of a request", status=Status.IGNORED, why=_IO
+)
+_DEPTH = (
+    Parameter(name="io_depth", kind=whole(0), default=0, meaning="requests at a time", status=Status.IGNORED, why=_IO),
+    Parameter(
+        name="io_alignment", kind=whole(0), default=0, meaning="bytes of alignment", status=Status.IGNORED, why=_IO
+    ),
+    Parameter(
+        name="shuffle", kind=TRUTH, default=False, meaning="batches in any order", status=Status.IGNORED, why=_SHUFFLE
+    ),
+    Parameter(
+        name="aligned_type",
+        kind=member(Alignment_t),
+        default=Alignment_t.Non,
+        meaning="padding of keys on a GPU",
+        status=Status.IGNORED,
+        why=_IO,
+    ),
+)
+_FORM = (
+    Parameter(
+        name="multi_hot_reader",
+        kind=TRUTH,
+        default=True,
+        since="23.02",
+        meaning="every slot has its number of keys and dense values are floats or not by is_dense_float; False: one "
+        "key a slot, dense values as integers (the layout of Raw)",
+    ),
+    Parameter(
+        name="is_dense_float",
+        kind=TRUTH,
+        default=True,
+        since="23.02",
+        meaning="dense values are float32 in the file, else uint32 that are read as log(x + 1)",
+    ),
+)
+
+ASYNC_PARAM = Table(
+    name="AsyncParam",
+    meaning="how RawAsync reads",
+    rows=(*_THREADS, _REQUESTS, *_DEPTH, *_FORM),
+)
+
+
+def _has_block_size(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    # The third place was the block size when there were seven; since 23.02 there are nine.
+    return len(args) == 7 or "io_block_size" in kwargs
+
+
+ASYNC_PARAM_3_1 = Table(
+    name="AsyncParam",
+    meaning="how RawAsync reads (3.1 to 4.3)",
+    rows=(*_THREADS, _BLOCK, *_DEPTH),
+    fits=_has_block_size,
+    # Before 23.02 RawAsync files had Raw's layout: one key a slot, integers that are read as log(x + 1).
+    derive=lambda values: {"max_num_requests_per_thread": 0, "multi_hot_reader": False, "is_dense_float": False},
+)
+
+
+class AsyncParam(Record, forms=(ASYNC_PARAM, ASYNC_PARAM_3_1)):
+    """How RawAsync reads."""
+
+
+_NUM_SAMPLES = tuple(
+    Parameter(name=name, kind=whole(0), default=0, meaning=f"samples of the {what} file; Raw and RawAsync need it")
+    for name, what in (("num_samples", "training"), ("eval_num_samples", "evaluation"))
+)
+
+READ_BY_ALL = (
+    Parameter(
+        name="cache_eval_data",
+        kind=whole(0),
+        default=0,
+        meaning="evaluation batches kept on the GPU",
+        status=Status.IGNORED,
+        why="it only keeps batches from being read twice",
+    ),
+    *_NUM_SAMPLES,
+    Parameter(
+        name="float_label_dense",
+        kind=TRUTH,
+        default=False,
+        meaning="Raw holds labels and dense values as float32, else integers that are read as log(x + 1)",
+    ),
+)
+NUM_WORKERS = Parameter(name="num_workers", kind=whole(1), default=12, meaning="threads that read")
+SLOT_SIZES = Parameter(
+    name="slot_size_array",
+    kind=listed(whole(0)),
+    default=[],
+    meaning="number of keys of every slot; Parquet and Raw add the sizes before a slot to its keys",
+)
+
+
+def samples_are_counted(values: Mapping[str, Any]) -> str | None:
+    """The rule that files without a header come with their number of samples."""
+    kind = values["data_reader_type"]
+    for name in ("num_samples", "eval_num_samples"):
+        if kind in (DataReaderType_t.Raw, DataReaderType_t.RawAsync) and not values[name]:
+            return f"{name}: got 0, expected the number of samples, which a {kind.name} file does not tell"
+    return None
+
+
+def _keyset_for_each_source(values: Mapping[str, Any]) -> str | None:
+    sources, keysets = values["source"], values["keyset"]
+    if keysets and len(keysets) != len(sources):
+        return f"keyset: got {len(keysets)} files, expected one for each of the {len(sources)} sources"
+    return None
+
+
+DATA_READER_PARAMS = Table(
+    name="DataReaderParams",
+    meaning="where the data lies and how it is read",
+    rows=(
+        Parameter(name="data_reader_type", kind=member(DataReaderType_t), meaning="format of the files"),
+        Parameter(
+            name="source", kind=one_or_list(TEXT), meaning="training data: a file list (Norm, Parquet) or a file"
+        ),
+        Parameter(
+            name="keyset",
+            kind=one_or_list(TEXT),
+            default=[],
+            until="23.12",
+            meaning="files with the keys of each source, for the training cache",
+        ),
+        Parameter(name="eval_source", kind=TEXT, meaning="evaluation data"),
+        Parameter(
+            name="check_type", kind=member(Check_t), default=Check_t.Non, meaning="whether Norm records have checksums"
+        ),
+        *READ_BY_ALL,
+        Parameter(
+            name="read_file_sequentially",
+            kind=TRUTH,
+            default=False,
+            since="3.9",
+            meaning="files in the order of the list",
+            status=Status.IGNORED,
+            why="samples always come in the order of the files, whatever the number of threads",
+        ),
+        NUM_WORKERS,
+        SLOT_SIZES,
+        Parameter(
+            name="data_source_params",
+            kind=instance(DataSourceParams),
+            default=DataSourceParams(),
+            since="3.6",
+            meaning="file system of the data",
+        ),
+        Parameter(
+            name="async_param",
+            kind=instance(AsyncParam),
+            default=AsyncParam(16, 4, 512000, 4, 512, False, Alignment_t.Non),
+            since="3.1",
+            meaning="how RawAsync reads",
+        ),
+    ),
+    rules=(samples_are_counted, _keyset_for_each_source),
+)
+
+
+class DataReaderParams(Record, forms=(DATA_READER_PARAMS,)):
+    """Where the data lies and how it is read; ``source`` and ``keyset`` are always lists."""
