@@ -23,7 +23,7 @@ class DenseLayers(nn.Module):
     def __init__(self, features: int) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
-        self.bottom = MLP(_NUM_DENSE, _BOTTOM, generator=generator, relu_last=True)
+        self.bottom = MLP(_NUM_DENSE, _BOTTOM, generator=generator, relus=(True,) * len(_BOTTOM))
         self.interaction = DotInteraction(features + 1, WIDTH)
         self.top = MLP(self.interaction.out_width, _TOP, generator=generator)
 

@@ -11,7 +11,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 @pytest.mark.parametrize("relu_last", [False, True])
 def test_equals_linear_layers_with_relu_between(relu_last: bool) -> None:
-    mlp = MLP(5, (7, 3, 2), generator=generator(), relu_last=relu_last)
+    mlp = MLP(5, (7, 3, 2), generator=generator(), relus=(True, True, relu_last))
     x = torch.randn(11, 5)
     expected = x
     for index, layer in enumerate(mlp.layers):

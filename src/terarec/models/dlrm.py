@@ -30,7 +30,7 @@ class DLRM(nn.Module):
             missing = "categorical" if dataset.dense else "dense"
             raise ConfigError(f"DLRM: data set {dataset.name!r} has no {missing} column, expected at least one")
         generator = torch.Generator().manual_seed(seed)
-        self.bottom = MLP(len(dataset.dense), spec.bottom, generator=generator, relu_last=True)
+        self.bottom = MLP(len(dataset.dense), spec.bottom, generator=generator, relus=(True,) * len(spec.bottom))
         self.embedding = EmbeddingCollection(
             [spec.tables.table(column.name, rows=column.rows, width=spec.width) for column in dataset.categorical],
             [FeatureSpec(name=column.name, table=column.name) for column in dataset.categorical],

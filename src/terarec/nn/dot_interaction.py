@@ -19,12 +19,13 @@ class DotInteraction(nn.Module):
     Args:
         num_vectors: number F of vectors a sample.
         width: length D of a vector.
+        num_zeros: columns of zeros at the end; by default as many as make the width a multiple of 16.
     """
 
     _lower: Tensor
     _pair_of: Tensor
 
-    def __init__(self, num_vectors: int, width: int) -> None:
+    def __init__(self, num_vectors: int, width: int, *, num_zeros: int | None = None) -> None:
         super().__init__()
         rows, columns = torch.tril_indices(num_vectors, num_vectors, offset=-1)
         pair_of = torch.zeros(num_vectors, num_vectors, dtype=torch.int64)
@@ -33,11 +34,12 @@ class DotInteraction(nn.Module):
         self.register_buffer("_pair_of", pair_of.flatten(), persistent=False)
         self.num_vectors = num_vectors
         self.width = width
+        self.num_zeros = -(width + rows.numel()) % _ALIGNMENT if num_zeros is None else num_zeros
 
     @property
     def out_width(self) -> int:
-        """D + F (F - 1) / 2, rounded up to a multiple of 16."""
-        return -(-(self.width + self._lower.numel()) // _ALIGNMENT) * _ALIGNMENT
+        """D + F (F - 1) / 2 + num_zeros."""
+        return self.width + self._lower.numel() + self.num_zeros
 
     def forward(self, first: Tensor, others: Tensor) -> Tensor:
         """Interact.

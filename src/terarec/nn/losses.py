@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from terarec.nn.layer import Layer, TensorShape
+from terarec.nn.layer_option import LayerOption, choice, list_of, number
+from terarec.nn.regularizer import Regularizer
+
+_REGULARIZER = (
+    choice(
+        "regularizer", "penalty on the dense weights that belongs to the loss", ("none", "l1", "l2"), default="none"
+    ),
+    number("strength", "lambda of the penalty", default=0.0, low=0.0),
+)
 
 
 def logistic_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -14,3 +29,87 @@ def logistic_loss(logits: Tensor, labels: Tensor) -> Tensor:
         labels: float32[B, L] in [0, 1].
     """
     return binary_cross_entropy_with_logits(logits.float(), labels)
+
+
+class Loss(Layer):
+    """Base of the losses: ``forward(logit, label)`` is a scalar, the mean over the batch, and `predict` probabilities.
+
+    Attributes:
+        regularizer: the penalty that its user adds for the weights of the model, or None.
+    """
+
+    OPTIONS: ClassVar[tuple[LayerOption, ...]] = _REGULARIZER
+    BOTTOMS = (2, 2)
+
+    def __init__(self, shapes: Sequence[TensorShape], *, regularizer: Any, strength: float) -> None:
+        super().__init__(())
+        self.regularizer = None if regularizer == "none" else Regularizer(regularizer, strength)
+
+    def predict(self, logit: Tensor) -> Tensor:
+        """Probabilities, float32, of the logits' shape."""
+        return logit.float().sigmoid()
+
+
+class BinaryCrossEntropy(Loss):
+    """Binary cross entropy of one logit."""
+
+    KIND = "binary_cross_entropy"
+    SHAPES = "logit [B, 1], label [B, 1] -> scalar"
+    FORMULA = "mean of log(1 + exp(x)) - x y; prediction 1 / (1 + exp(-x))"
+
+    def __init__(self, shapes: Sequence[TensorShape], *, regularizer: str, strength: float) -> None:
+        good = shapes[0] == shapes[1] and shapes[0].dims == (1,)
+        self.require(good, shapes, "a logit [B, 1] and a label [B, 1]")
+        super().__init__(shapes, regularizer=regularizer, strength=strength)
+
+    def forward(self, logit: Tensor, label: Tensor) -> Tensor:
+        """float[B, 1] twice -> scalar."""
+        return logistic_loss(logit, label)
+
+
+class CrossEntropy(Loss):
+    """Cross entropy of two classes, of which a label of at least 1/2 names the second."""
+
+    KIND = "cross_entropy"
+    SHAPES = "logits [B, 2], label [B, 1] -> scalar"
+    FORMULA = "mean of -log softmax(x)[class]; prediction softmax(x)"
+
+    def __init__(self, shapes: Sequence[TensorShape], *, regularizer: str, strength: float) -> None:
+        logits, label = shapes
+        good = logits.dims == (2,) and label.dims == (1,) and logits.rows == label.rows
+        self.require(good, shapes, "logits [B, 2] and a label [B, 1]")
+        super().__init__(shapes, regularizer=regularizer, strength=strength)
+
+    def forward(self, logit: Tensor, label: Tensor) -> Tensor:
+        """float[B, 2] and float[B, 1] -> scalar."""
+        return cross_entropy(logit.float(), (label.squeeze(1) >= 0.5).long())
+
+    def predict(self, logit: Tensor) -> Tensor:
+        """Probabilities of both classes, float32[B, 2]."""
+        return logit.float().softmax(1)
+
+
+class MultiCrossEntropy(Loss):
+    """Weighted binary cross entropies of several labels; a label below -1/2 is unknown and adds nothing."""
+
+    KIND = "multi_cross_entropy"
+    OPTIONS = (list_of(number("target_weights", "weight of each label")), *_REGULARIZER)
+    SHAPES = "logits [B, d], labels [B, d] -> scalar"
+    FORMULA = "sum of w_j (log(1 + exp(x)) - x y) over the known labels, over B d; prediction 1 / (1 + exp(-x))"
+
+    _weights: Tensor
+
+    def __init__(
+        self, shapes: Sequence[TensorShape], *, target_weights: tuple[float, ...], regularizer: str, strength: float
+    ) -> None:
+        logits, labels = shapes
+        self.require(logits == labels and len(logits.dims) == 1, shapes, "logits [B, d] and labels [B, d]")
+        count = logits.dims[0]
+        self.require(len(target_weights) == count, shapes, f"{count} weights", target_weights=target_weights)
+        super().__init__(shapes, regularizer=regularizer, strength=strength)
+        self.register_buffer("_weights", torch.tensor(target_weights), persistent=False)
+
+    def forward(self, logit: Tensor, label: Tensor) -> Tensor:
+        """float[B, d] twice -> scalar."""
+        weights = self._weights * (label >= -0.5)
+        return binary_cross_entropy_with_logits(logit.float(), label, weight=weights)

@@ -1,0 +1,77 @@
+"""Normalization over the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import batch_norm
+
+from terarec.nn.initializers import by_scheme, constant, scheme_option
+from terarec.nn.layer import FileTensor, TensorShape, WeightedLayer, whole
+from terarec.nn.layer_option import number
+
+
+class BatchNorm(WeightedLayer):
+    """Columns with the mean and variance of the batch taken out (Ioffe and Szegedy 2015).
+
+    Evaluation uses running statistics, `running_mean` and `running_var` (unbiased), which training moves by `factor`
+    towards those of each batch.
+    """
+
+    KIND = "batch_norm"
+    OPTIONS = (
+        number("factor", "weight of a batch in the running statistics", default=1.0, low=0.0),
+        number("eps", "added to the variance", default=1e-5, low=0.0),
+        scheme_option("gamma_init", "first gamma: zero, or all others 1"),
+        scheme_option("beta_init", "first beta: 0 whatever is chosen"),
+    )
+    SHAPES = "[B, n] -> [B, n]"
+    FORMULA = "y = gamma (x - mean) / sqrt(var + eps) + beta; running <- (1 - factor) running + factor batch"
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(
+        self,
+        shapes: Sequence[TensorShape],
+        *,
+        factor: float,
+        eps: float,
+        gamma_init: str,
+        beta_init: str,
+        generator: torch.Generator,
+    ) -> None:
+        (shape,) = shapes
+        self.require(len(shape.dims) == 1, shapes, "one input of two dimensions")
+        super().__init__(shapes)
+        self.factor = factor
+        self.eps = eps
+        self.gamma = nn.Parameter(torch.empty(shape.dims))
+        self.beta = nn.Parameter(torch.empty(shape.dims))
+        by_scheme(gamma_init, default=constant(1.0)).fill_(self.gamma, generator)
+        by_scheme(beta_init, default=constant(0.0)).fill_(self.beta, generator)
+        self.register_buffer("running_mean", torch.zeros(shape.dims))
+        self.register_buffer("running_var", torch.ones(shape.dims))
+
+    def file_tensors(self) -> list[FileTensor]:
+        """The two vectors gamma [n] and beta [n]."""
+        return [FileTensor(self.gamma, whole), FileTensor(self.beta, whole)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float[B, n] -> float[B, n].
+
+        Raises:
+            ValueError: the batch has one row while training, which has no variance.
+        """
+        return batch_norm(
+            x,
+            self.running_mean,
+            self.running_var,
+            weight=self.gamma,
+            bias=self.beta,
+            training=self.training,
+            momentum=self.factor,
+            eps=self.eps,
+        )

@@ -1,0 +1,70 @@
+"""A gated recurrent unit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from terarec.nn.initializers import by_scheme, constant, scheme_option, uniform, xavier_uniform
+from terarec.nn.layer import FileTensor, TensorShape, WeightedLayer, whole
+from terarec.nn.layer_option import integer
+
+
+class GRU(WeightedLayer):
+    """One layer, one direction, from a state of 0, with the biases of the input alone (Cho et al. 2014, cuDNN's form).
+
+    Rows are sequence-major: row t*B + b is step t of sequence b.
+    """
+
+    KIND = "gru"
+    OPTIONS = (
+        integer("num_output", "width h of the state"),
+        integer("sequence_length", "steps t"),
+        integer("vector_size", "width v of a step's input"),
+        scheme_option("weight_init", "first W and R"),
+        scheme_option("bias_init", "first b"),
+    )
+    SHAPES = "[t*B, v] (or of t*v elements a sample) -> [t*B, h]"
+    FORMULA = (
+        "r, z = sigmoid(W x + b + R s); n = tanh(W_n x + b_n + r * R_n s); s <- (1 - z) * n + z * s; y = s; "
+        "W and R Xavier-uniform, b uniform within 1/sqrt(h)"
+    )
+
+    def __init__(
+        self,
+        shapes: Sequence[TensorShape],
+        *,
+        num_output: int,
+        sequence_length: int,
+        vector_size: int,
+        weight_init: str,
+        bias_init: str,
+        generator: torch.Generator,
+    ) -> None:
+        (shape,) = shapes
+        good = shape.numel == sequence_length * vector_size
+        self.require(good, shapes, f"{sequence_length} steps of {vector_size}")
+        super().__init__([TensorShape(sequence_length, (num_output,))])
+        self.sequence_length = sequence_length
+        self.vector_size = vector_size
+        self.gru = nn.GRU(vector_size, num_output, device="meta").to_empty(device="cpu")
+        own = uniform(1.0 / math.sqrt(num_output))
+        weight_x, weight_state, bias, unused_bias = self.gru.parameters()
+        for weight, fan_in in ((weight_x, vector_size), (weight_state, num_output)):
+            fans = (fan_in, num_output)
+            by_scheme(weight_init, default=xavier_uniform(*fans), fans=fans).fill_(weight, generator)
+        by_scheme(bias_init, default=own).fill_(bias, generator)
+        constant(0.0).fill_(unused_bias.requires_grad_(False), generator)
+
+    def file_tensors(self) -> list[FileTensor]:
+        """W [3 h, v], R [3 h, h] and b [3 h], of the reset gate, the update gate and the new state."""
+        return [FileTensor(weight, whole) for weight in list(self.gru.parameters())[:3]]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float[t*B, v] -> float[t*B, h]."""
+        states, _ = self.gru(x.reshape(self.sequence_length, -1, self.vector_size))
+        out: Tensor = states.flatten(0, 1)
+        return out

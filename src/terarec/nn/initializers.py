@@ -1,0 +1,124 @@
+"""First weights: distributions, and the names by which a layer's options choose among them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from terarec.nn.layer_option import LayerOption, choice
+
+SCHEMES = ("default", "uniform", "xavier_norm", "xavier_uniform", "zero")
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """What weights are drawn from.
+
+    Attributes:
+        kind: "normal" (mean 0), "uniform" (around 0) or "constant".
+        scale: standard deviation, greatest absolute value, or the value.
+    """
+
+    kind: Literal["normal", "uniform", "constant"]
+    scale: float
+
+    def fill_(self, tensor: Tensor, generator: torch.Generator) -> None:
+        """Draw `tensor` anew."""
+        with torch.no_grad():
+            if self.kind == "normal":
+                tensor.normal_(0.0, self.scale, generator=generator)
+            elif self.kind == "uniform":
+                tensor.uniform_(-self.scale, self.scale, generator=generator)
+            else:
+                tensor.fill_(self.scale)
+
+
+def normal(std: float) -> Distribution:
+    """Normal with mean 0."""
+    return Distribution("normal", std)
+
+
+def uniform(limit: float) -> Distribution:
+    """Uniform in [-limit, limit)."""
+    return Distribution("uniform", limit)
+
+
+def constant(value: float) -> Distribution:
+    """Always `value`."""
+    return Distribution("constant", value)
+
+
+def xavier_normal(fan_in: int, fan_out: int) -> Distribution:
+    """Normal with variance 2 / (in + out) (Glorot and Bengio 2010)."""
+    return normal(math.sqrt(2.0 / (fan_in + fan_out)))
+
+
+def xavier_uniform(fan_in: int, fan_out: int) -> Distribution:
+    """Uniform with variance 2 / (in + out) (Glorot and Bengio 2010)."""
+    return uniform(math.sqrt(6.0 / (fan_in + fan_out)))
+
+
+def scheme_option(name: str, meaning: str) -> LayerOption:
+    """An option that chooses the first weights by name."""
+    return choice(name, meaning, SCHEMES, default="default")
+
+
+def by_scheme(
+    scheme: str,
+    *,
+    default: Distribution,
+    uniform: Distribution | None = None,
+    fans: tuple[int, int] | None = None,
+) -> Distribution:
+    """The distribution that `scheme` names.
+
+    Args:
+        scheme: one of `SCHEMES`.
+        default: the layer's own.
+        uniform: what "uniform" means for this weight; the default if the layer does not tell them apart.
+        fans: (in, out) of the two Xavier schemes; they mean the default where the layer does not tell them apart.
+    """
+    if scheme == "zero":
+        return constant(0.0)
+    if scheme == "uniform" and uniform is not None:
+        return uniform
+    if scheme == "xavier_norm" and fans is not None:
+        return xavier_normal(*fans)
+    if scheme == "xavier_uniform" and fans is not None:
+        return xavier_uniform(*fans)
+    return default
+
+
+def linear_distributions(
+    fan_in: int, fan_out: int, weight_init: str = "default", bias_init: str = "default"
+) -> tuple[Distribution, Distribution]:
+    """First weight and bias of a fully connected layer.
+
+    By default the weight is Xavier-normal and the bias normal with variance 1 / out, as in the DLRM paper's code
+    (Naumov et al. 2019) and HugeCTR's InnerProduct; "uniform" has limits 1 / (in + out) and 1 / out.
+    """
+    weight = by_scheme(
+        weight_init,
+        default=xavier_normal(fan_in, fan_out),
+        uniform=uniform(1.0 / (fan_in + fan_out)),
+        fans=(fan_in, fan_out),
+    )
+    bias = by_scheme(
+        bias_init, default=normal(math.sqrt(1.0 / fan_out)), uniform=uniform(1.0 / fan_out), fans=(0, fan_out)
+    )
+    return weight, bias
+
+
+def new_linear(
+    fan_in: int, fan_out: int, *, weight: Distribution, bias: Distribution | None, generator: torch.Generator
+) -> nn.Linear:
+    """A fully connected layer whose first weights come from `generator` alone; without bias if `bias` is None."""
+    layer = nn.Linear(fan_in, fan_out, bias=bias is not None, device="meta").to_empty(device="cpu")
+    weight.fill_(layer.weight, generator)
+    if bias is not None:
+        bias.fill_(layer.bias, generator)
+    return layer

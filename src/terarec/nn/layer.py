@@ -1,0 +1,126 @@
+"""What every layer of the registry is: a module made from the shapes of its inputs that knows those of its outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from terarec.errors import ConfigError
+from terarec.nn.layer_option import LayerOption
+
+
+@dataclass(frozen=True, slots=True)
+class TensorShape:
+    """The shape of a tensor whatever the batch: it is [rows * B, ...dims].
+
+    Attributes:
+        rows: rows that each sample has: 1, unless a layer moved a dimension into the first one.
+        dims: the lengths behind the first dimension.
+    """
+
+    rows: int
+    dims: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Elements a sample."""
+        return self.rows * math.prod(self.dims)
+
+    def __str__(self) -> str:
+        rows = "B" if self.rows == 1 else f"{self.rows}*B"
+        return f"[{', '.join([rows, *map(str, self.dims)])}]"
+
+
+class Layer(nn.Module):
+    """Base of the layers: built from the shapes of its inputs and from the options that `OPTIONS` lists.
+
+    A subclass takes ``(shapes, *, <each option>)``; options have their defaults in `OPTIONS` alone, so
+    `terarec.nn.registry.build_layer` is the way to make one. ``forward(*bottoms)`` returns a tensor, or a tuple of them
+    where there is more than one output. No input is written to.
+
+    Attributes:
+        KIND: its name in the registry.
+        OPTIONS: what it accepts beside the shapes.
+        BOTTOMS: least and greatest number of inputs; no greatest where it is None.
+        SHAPES: the shapes in words, for the documentation.
+        FORMULA: what it computes, for the documentation.
+        output_shapes: shape of each output; empty for a loss, whose output is a scalar.
+    """
+
+    KIND: ClassVar[str]
+    OPTIONS: ClassVar[tuple[LayerOption, ...]] = ()
+    BOTTOMS: ClassVar[tuple[int, int | None]] = (1, 1)
+    SHAPES: ClassVar[str]
+    FORMULA: ClassVar[str]
+
+    output_shapes: tuple[TensorShape, ...]
+
+    def __init__(self, output_shapes: Sequence[TensorShape]) -> None:
+        super().__init__()
+        self.output_shapes = tuple(output_shapes)
+
+    @classmethod
+    def refuse(cls, shapes: Sequence[TensorShape], expected: str, **options: object) -> NoReturn:
+        """Raise ConfigError: these inputs (under these options) are not what the layer accepts."""
+        given = "".join(f", {name}={value!r}" for name, value in options.items())
+        raise ConfigError(f"layer {cls.KIND}: inputs {', '.join(map(str, shapes))}{given}, expected {expected}")
+
+    @classmethod
+    def require(cls, condition: bool, shapes: Sequence[TensorShape], expected: str, **options: object) -> None:
+        """`refuse` unless `condition`."""
+        if not condition:
+            cls.refuse(shapes, expected, **options)
+
+
+class FileTensor(NamedTuple):
+    """One tensor of a layer's part of a weight file.
+
+    Attributes:
+        tensor: the parameter that holds it, or a buffer where the file has weights that the model does not use.
+        view: of `tensor`, or of a tensor of its shape such as an optimizer's state, the part and orientation that
+            the file holds.
+    """
+
+    tensor: Tensor
+    view: Callable[[Tensor], Tensor]
+
+
+class WeightedLayer(Layer):
+    """A layer with weights: its constructor also takes ``generator``, the source of the first ones."""
+
+    def file_tensors(self) -> list[FileTensor]:
+        """Its weights as a file holds them: row-major, matrices [in, out], in the order of HugeCTR's dense files."""
+        raise NotImplementedError
+
+    def file_parameters(self) -> list[Tensor]:
+        """Views of the weights, in the order and orientation of `file_tensors`."""
+        return [entry.view(entry.tensor.detach()) for entry in self.file_tensors()]
+
+    def set_file_parameters(self, tensors: Sequence[Tensor]) -> None:
+        """Take weights in the order and orientation of `file_parameters`.
+
+        Raises:
+            ConfigError: the number of tensors or a shape is another; nothing was changed.
+        """
+        own = self.file_parameters()
+        shapes, expected = [tuple(tensor.shape) for tensor in tensors], [tuple(tensor.shape) for tensor in own]
+        if shapes != expected:
+            raise ConfigError(f"layer {self.KIND}: weights of shapes {shapes}, expected {expected}")
+        with torch.no_grad():
+            for mine, tensor in zip(own, tensors, strict=True):
+                mine.copy_(tensor)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The `view` of a weight that a file holds as it is."""
+    return tensor
+
+
+def transposed(tensor: Tensor) -> Tensor:
+    """The `view` of a matrix that is kept [out, in] and stored [in, out]."""
+    return tensor.t()

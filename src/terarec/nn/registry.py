@@ -1,0 +1,169 @@
+"""The layers by name: what a model described as data is built from."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, cast
+
+import torch
+
+from terarec.errors import ConfigError
+from terarec.nn.activations import ELU, Cast, ReLU, Sigmoid
+from terarec.nn.attention import AttentionScores, AttentionValues, MultiHeadAttention
+from terarec.nn.batch_norm import BatchNorm
+from terarec.nn.concat import Concat
+from terarec.nn.dropout import Dropout
+from terarec.nn.elementwise import Add, ElementwiseMultiply, Sub
+from terarec.nn.fm_order2 import FmOrder2
+from terarec.nn.gather import Gather
+from terarec.nn.group_dense import GroupDense
+from terarec.nn.gru import GRU
+from terarec.nn.inner_product import FusedInnerProduct, InnerProduct
+from terarec.nn.interaction import Interaction
+from terarec.nn.layer import Layer, TensorShape, WeightedLayer
+from terarec.nn.layer_norm import LayerNorm
+from terarec.nn.layer_option import REQUIRED, LayerOption
+from terarec.nn.losses import BinaryCrossEntropy, CrossEntropy, Loss, MultiCrossEntropy
+from terarec.nn.matrix_multiply import MatrixMultiply
+from terarec.nn.mlp import MLPLayer
+from terarec.nn.multi_cross import MultiCross
+from terarec.nn.prelu_dice import PReLUDice
+from terarec.nn.reduce import ReduceMean, ReduceSum
+from terarec.nn.reshape import Reshape
+from terarec.nn.reshape_concat import FusedReshapeConcat, FusedReshapeConcatGeneral
+from terarec.nn.scale import Scale
+from terarec.nn.select import Select
+from terarec.nn.sequence_mask import SequenceMask
+from terarec.nn.slice import Slice
+from terarec.nn.softmax import Softmax
+from terarec.nn.weight_multiply import WeightMultiply
+
+_MODULES: tuple[type[Layer], ...] = (
+    # Trained
+    InnerProduct,
+    FusedInnerProduct,
+    MLPLayer,
+    GroupDense,
+    MultiCross,
+    WeightMultiply,
+    BatchNorm,
+    LayerNorm,
+    GRU,
+    # Interactions
+    Interaction,
+    FmOrder2,
+    MultiHeadAttention,
+    AttentionScores,
+    AttentionValues,
+    SequenceMask,
+    # Activations
+    ReLU,
+    Sigmoid,
+    ELU,
+    PReLUDice,
+    Softmax,
+    Dropout,
+    # Arithmetic
+    Add,
+    Sub,
+    ElementwiseMultiply,
+    MatrixMultiply,
+    ReduceSum,
+    ReduceMean,
+    # Shapes
+    Concat,
+    Reshape,
+    Slice,
+    Select,
+    Gather,
+    Scale,
+    FusedReshapeConcat,
+    FusedReshapeConcatGeneral,
+    Cast,
+    # Losses
+    BinaryCrossEntropy,
+    CrossEntropy,
+    MultiCrossEntropy,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """One kind of layer, as tables and pages need it.
+
+    Attributes:
+        kind: its name.
+        module: its class, whose docstring, `SHAPES`, `FORMULA` and `BOTTOMS` describe it.
+    """
+
+    kind: str
+    module: type[Layer]
+
+    @property
+    def options(self) -> tuple[LayerOption, ...]:
+        """What `build_layer` accepts for it."""
+        return self.module.OPTIONS
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether its output is a scalar, and it has `predict`."""
+        return issubclass(self.module, Loss)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether it has ``file_parameters``."""
+        return issubclass(self.module, WeightedLayer)
+
+
+LAYERS: Mapping[str, LayerKind] = MappingProxyType({module.KIND: LayerKind(module.KIND, module) for module in _MODULES})
+
+
+def build_layer(
+    kind: str, shapes: Sequence[TensorShape], options: Mapping[str, Any], *, generator: torch.Generator
+) -> Layer:
+    """Make a layer.
+
+    Args:
+        kind: a key of `LAYERS`.
+        shapes: of its inputs.
+        options: by name; the others have their defaults.
+        generator: source of its first weights.
+
+    Raises:
+        ConfigError: there is no such kind or option, a value is not accepted, or the shapes do not fit; the message
+            names the kind, the option and all shapes.
+    """
+    if kind not in LAYERS:
+        near = difflib.get_close_matches(kind, LAYERS, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ConfigError(f"there is no layer {kind!r}{hint}; there are {', '.join(LAYERS)}")
+    module = LAYERS[kind].module
+    low, high = module.BOTTOMS
+    if not low <= len(shapes) <= (len(shapes) if high is None else high):
+        count = f"{low} or more" if high is None else f"{low}" if low == high else f"{low} to {high}"
+        module.refuse(shapes, f"{count} inputs")
+    arguments: dict[str, Any] = _complete(LAYERS[kind], options)
+    if LAYERS[kind].has_weights:
+        arguments["generator"] = generator
+    return cast(Any, module)(tuple(shapes), **arguments)  # type: ignore[no-any-return]
+
+
+def _complete(kind: LayerKind, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option of `kind` with its value, the given ones checked."""
+    names = [option.name for option in kind.options]
+    for name in given:
+        if name not in names:
+            accepted = f"expected {', '.join(names)}" if names else "it takes none"
+            raise ConfigError(f"layer {kind.kind}: there is no option {name!r}, {accepted}")
+    values = {}
+    for option in kind.options:
+        if option.name in given:
+            values[option.name] = option.value(kind.kind, given[option.name])
+        elif option.default is REQUIRED:
+            raise ConfigError(f"layer {kind.kind}: {option.name} is missing, expected {option.accepted}")
+        else:
+            values[option.name] = option.default
+    return values
