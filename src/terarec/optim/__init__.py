@@ -1,7 +1,8 @@
 """Optimizers: exact updates of touched rows for tables, `torch.optim` for the dense layers, and schedules for both."""
 
 from terarec.optim.dense import build_dense_optimizer
+from terarec.optim.dense_state import dense_states
 from terarec.optim.row_optimizer import RowOptimizer, RowParameters
 from terarec.optim.schedule import LearningRateSchedule
 
-__all__ = ["LearningRateSchedule", "RowOptimizer", "RowParameters", "build_dense_optimizer"]
+__all__ = ["LearningRateSchedule", "RowOptimizer", "RowParameters", "build_dense_optimizer", "dense_states"]
