@@ -85,27 +85,27 @@ class EmbeddingCollection(nn.Module):
         """
         learns = self.training and torch.is_grad_enabled()
         if torch.compiler.is_compiling() and (self._dynamic_readers or self._has_limits or learns):
-            apart: EmbeddingOutput = self._look_up_apart(jagged)
+            apart: EmbeddingOutput = self._look_up_apart(jagged, learns)
             return apart
-        return self._look_up(jagged)
+        return self._look_up(jagged, learns)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _look_up_apart(self, jagged: Jagged) -> EmbeddingOutput:
+    def _look_up_apart(self, jagged: Jagged, learns: bool) -> EmbeddingOutput:
         """`_look_up` outside a compiled graph, which would lose the hooks that take gradients and an index that grows.
 
         The graph after it takes the vectors as an input that needs a gradient, so nothing is copied. An op in the graph
         whose backward puts the gradient aside would have to copy it: the compiler reuses the memory of what no later
         node reads.
         """
-        return self._look_up(jagged)
+        return self._look_up(jagged, learns)
 
-    def _look_up(self, jagged: Jagged) -> EmbeddingOutput:
-        rows = self._translate(jagged)
+    def _look_up(self, jagged: Jagged, learns: bool) -> EmbeddingOutput:
+        rows = self._translate(jagged, learns) if self._dynamic_readers else {}
         looked_up = []
         for group in self._groups:
             part = bags_of(rows.get(group.arena, jagged), group)
-            looked_up.append((group, part, self._lookup(group, part)))
-        return assemble(self.features, looked_up, batch_size=jagged.batch_size, device=self.arenas[0].device)
+            looked_up.append((group, part, self._lookup(group, part, learns)))
+        return assemble(self.features, looked_up, jagged)
 
     def quantized(self) -> QuantizedCollection:
         """A copy for inference whose rows are 8-bit codes, of D + 8 bytes each.
@@ -153,16 +153,13 @@ class EmbeddingCollection(nn.Module):
             lines.append(f"{name}: {size} x {table.width} <- {', '.join(readers) or 'no feature'}")
         return "\n".join(lines)
 
-    def _translate(self, jagged: Jagged) -> dict[int, Jagged]:
+    def _translate(self, jagged: Jagged, learns: bool) -> dict[int, Jagged]:
         """Number of a dynamic arena -> its features with arena rows as keys."""
-        if not self._dynamic_readers:
-            return {}
-        train = self.training and torch.is_grad_enabled()
         rows = {}
         for index, readers in self._dynamic_readers.items():
             arena = self.arenas[index]
-            rows[index] = translate(jagged, readers, self.tables, train=train)
-            if train and isinstance(arena, DynamicArena):
+            rows[index] = translate(jagged, readers, self.tables, train=learns)
+            if learns and isinstance(arena, DynamicArena):
                 arena.hold()
         for number, group in enumerate(self._groups):
             layout = fitted(group.layout, self.arenas[group.arena])
@@ -170,27 +167,31 @@ class EmbeddingCollection(nn.Module):
                 self._groups[number] = replace(group, layout=layout)
         return rows
 
-    def _lookup(self, group: LookupGroup, part: Jagged) -> Tensor:
-        """The vectors of `group`, whose gradient is deposited here when training."""
-        arena, layout = self.arenas[group.arena], group.layout
+    def _lookup(self, group: LookupGroup, part: Jagged, learns: bool) -> Tensor:
+        """The vectors of `group`, whose gradient is deposited here if its rows learn."""
+        weights, layout = self.arenas[group.arena].weights, group.layout
         key_weights = part.weights if layout.takes_key_weights else None
-        if not torch.is_grad_enabled() or not (self.training or _learns(key_weights)):
-            return bag_lookup(arena.weights, part.keys, part.offsets, layout, key_weights=key_weights)
-        pending, generation = self.pending[group.arena], _generation(arena)
+        deposit = self._deposit_of(group, part, key_weights) if learns else None
+        if key_weights is not None and key_weights.requires_grad and torch.is_grad_enabled():
+            return look_up_with_weights(
+                weights, part.keys, part.offsets, layout, key_weights=key_weights, deposit=deposit
+            )
+        vectors = bag_lookup(weights, part.keys, part.offsets, layout, key_weights=key_weights)
+        if deposit is not None:
+            _make_leaf(vectors, deposit)
+        return vectors
+
+    def _deposit_of(self, group: LookupGroup, part: Jagged, key_weights: Tensor | None) -> Callable[[Tensor], None]:
+        """What takes the gradient of the vectors of `group`, and puts it aside for the row optimizer."""
+        arena, pending = self.arenas[group.arena], self.pending[group.arena]
+        generation = _generation(arena)
 
         def deposit(grad: Tensor) -> None:
             _check_still_there(arena, generation)
             factors = None if key_weights is None else key_weights.detach()
-            pending.append(BagGradient(part.keys, part.offsets, grad, layout, factors))
+            pending.append(BagGradient(part.keys, part.offsets, grad, group.layout, factors))
 
-        if key_weights is not None and _learns(key_weights):
-            taker = deposit if self.training else None
-            return look_up_with_weights(
-                arena.weights, part.keys, part.offsets, layout, key_weights=key_weights, deposit=taker
-            )
-        vectors = bag_lookup(arena.weights, part.keys, part.offsets, layout, key_weights=key_weights)
-        _make_leaf(vectors, deposit)
-        return vectors
+        return deposit
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingCollection:
         """Follow ``to(device)``; leave the weights' type."""
@@ -241,10 +242,6 @@ def _check_still_there(arena: AnyArena, looked_up: int) -> None:
             f"backward: rows of tables {', '.join(arena.table_names)} were evicted and given to other keys since the "
             "forward pass, expected the row optimizer's step before the next forward pass"
         )
-
-
-def _learns(key_weights: Tensor | None) -> bool:
-    return key_weights is not None and key_weights.requires_grad
 
 
 def _make_leaf(vectors: Tensor, deposit: Callable[[Tensor], None]) -> None:

@@ -48,18 +48,17 @@ def bags_of(jagged: Jagged, group: LookupGroup) -> Jagged:
 def assemble(
     features: Sequence[FeatureSpec],
     looked_up: Sequence[tuple[LookupGroup, Jagged, Tensor]],
-    *,
-    batch_size: int,
-    device: torch.device,
+    jagged: Jagged,
 ) -> EmbeddingOutput:
     """One output from the vectors of all groups.
 
     Args:
         features: in the order of the output's columns.
         looked_up: each group with its bags and what `terarec.ops.bag_lookup` gave for them.
-        batch_size: number of samples B.
-        device: of the output where no feature is pooled.
+        jagged: what was looked up; gives the size and the device of the output where no feature is pooled.
     """
+    if len(looked_up) == 1 and looked_up[0][0].layout.is_pooled:
+        return EmbeddingOutput(pooled=looked_up[0][2], sequences={})
     pooled: dict[tuple[str, ...], Tensor] = {}
     sequences: dict[str, Sequences] = {}
     for group, part, vectors in looked_up:
@@ -67,8 +66,8 @@ def assemble(
             pooled[group.layout.feature_names] = vectors
         else:
             sequences.update(_split_sequences(part, vectors))
-    columns = _in_feature_order(features, pooled) if pooled else torch.empty(batch_size, 0, device=device)
-    return EmbeddingOutput(pooled=columns, sequences=sequences)
+    nothing = torch.empty(jagged.batch_size, 0, device=jagged.keys.device)
+    return EmbeddingOutput(pooled=_in_feature_order(features, pooled) if pooled else nothing, sequences=sequences)
 
 
 def _in_feature_order(features: Sequence[FeatureSpec], pooled: Mapping[tuple[str, ...], Tensor]) -> Tensor:

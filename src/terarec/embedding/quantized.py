@@ -58,7 +58,7 @@ class QuantizedCollection(nn.Module):
             packed = self.get_buffer(f"rows_{group.arena}")
             vectors = quantized_bag_lookup(packed, part.keys, part.offsets, group.layout, key_weights=key_weights)
             looked_up.append((group, part, vectors))
-        return assemble(self.features, looked_up, batch_size=jagged.batch_size, device=self.get_buffer("rows_0").device)
+        return assemble(self.features, looked_up, jagged)
 
     def memory_bytes(self) -> int:
         """Bytes of all packed rows."""

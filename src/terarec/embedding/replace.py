@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 from typing import TypeVar
 
-import torch
 from torch import nn
 
 from terarec.embedding.bag import EmbeddingBag
 from terarec.embedding.table import Embedding
+from terarec.ops.checks import ROW_TYPES
 
 _LOGGER = logging.getLogger(__name__)
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _REPLACEMENTS: dict[type[nn.Module], type[nn.Module]] = {nn.EmbeddingBag: EmbeddingBag, nn.Embedding: Embedding}
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def replace_embeddings(model: _Model) -> _Model:
@@ -54,6 +53,6 @@ def _refusal(module: nn.EmbeddingBag | nn.Embedding) -> str:
         return f"{type(module).__name__} is a subclass, which may compute something else"
     if "forward" in vars(module):
         return "its forward was patched"
-    if module.weight.dtype not in _DTYPES:
+    if module.weight.dtype not in ROW_TYPES:
         return f"its weights are {str(module.weight.dtype).removeprefix('torch.')}, not float32, bfloat16 or float16"
     return ""

@@ -55,5 +55,5 @@ def new_hash_index(device: torch.device | str = "cpu", implementation: str = "au
         KernelError: an implementation that does not run on `device`.
     """
     device = torch.device(device)
-    index: HashIndex = choose("HashIndex", device.type, implementation)(device=device)
+    index: HashIndex = choose("HashIndex", device, implementation)(device=device)
     return index

@@ -79,12 +79,14 @@ def active(op: str, device: str) -> Choice:
 
 
 @functools.cache
-def choose(op: str, device: str, implementation: str = "auto") -> Callable[..., Any]:
-    """The function that runs `op` on a device type.
+def choose(op: str, device: str | torch.device, implementation: str = "auto") -> Callable[..., Any]:
+    """The function that runs `op` on a device, or on those of a type.
 
     Raises:
         KernelError: an unknown op or implementation, or one asked for by name that cannot run here.
     """
+    if isinstance(device, torch.device):  # its type takes as long to read as the rest of this call
+        return choose(op, device.type, implementation)
     _check_op(op)
     if implementation == "auto":
         choice = active(op, device)

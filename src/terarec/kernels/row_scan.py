@@ -18,5 +18,5 @@ def rows_at_most(scores: Tensor, limit: float, spared: Tensor) -> Tensor:
     Returns:
         int64[m].
     """
-    rows: Tensor = choose("rows_at_most", scores.device.type)(scores, limit, spared)
+    rows: Tensor = choose("rows_at_most", scores.device)(scores, limit, spared)
     return rows

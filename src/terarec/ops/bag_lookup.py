@@ -13,7 +13,8 @@ from terarec.kernels.ref.bag_lookup import spread_gradient
 from terarec.kernels.registry import choose
 from terarec.ops import checks
 from terarec.ops.key_weight_gradient import key_weight_gradient_op
-from terarec.ops.layout import BagLayout
+from terarec.ops.layout import BagLayout, result_shape
+from terarec.ops.tracing import is_traced
 
 
 def bag_lookup(
@@ -49,44 +50,19 @@ def bag_lookup(
         KernelError: an implementation asked for by name that cannot run here.
     """
     checks.weights_fit(weights, layout)
-    checks.bags_fit(keys, offsets, layout)
-    checks.same_device((weights, keys, offsets))
-    if key_weights is not None:
-        checks.key_weights_fit(key_weights, keys, layout)
-        checks.same_device((weights, key_weights))
+    checks.lookup_fits(weights, keys, offsets, layout, key_weights)
+    learns = weights.requires_grad or (key_weights is not None and key_weights.requires_grad)
+    result: Tensor
     try:
-        if _needs_dispatcher(weights, key_weights):
-            result: Tensor = _bag_lookup_op(
+        if (learns and torch.is_grad_enabled()) or is_traced(weights):
+            result = _bag_lookup_op(
                 weights, keys, offsets, layout.array, layout.pooling_codes, key_weights, implementation
             )
-            return result
-        return _run(weights, keys, offsets, layout.array, layout.is_pooled, key_weights, implementation)
+        else:
+            kernel = choose("bag_lookup", weights.device, implementation)
+            result = kernel(weights, keys, offsets, layout.array, layout.is_pooled, key_weights)
     except BadKeyError as error:
         raise checks.named(error, layout) from None
-
-
-def _needs_dispatcher(weights: Tensor, key_weights: Tensor | None) -> bool:
-    """Whether autograd, a tracer or a mode has to see the call; torch's dispatcher costs about 20 us a call."""
-    learns = weights.requires_grad or (key_weights is not None and key_weights.requires_grad)
-    return (
-        (learns and torch.is_grad_enabled())
-        or type(weights) is not Tensor
-        or torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-    )
-
-
-def _run(
-    weights: Tensor,
-    keys: Tensor,
-    offsets: Tensor,
-    layout: Tensor,
-    is_pooled: bool,
-    key_weights: Tensor | None,
-    implementation: str,
-) -> Tensor:
-    kernel = choose("bag_lookup", weights.device.type, implementation)
-    result: Tensor = kernel(weights, keys, offsets, layout, is_pooled, key_weights)
     return result
 
 
@@ -100,7 +76,9 @@ def _bag_lookup(
     key_weights: Tensor | None,
     implementation: str,
 ) -> Tensor:
-    return _run(weights, keys, offsets, layout, NONE not in pooling, key_weights, implementation)
+    kernel = choose("bag_lookup", weights.device, implementation)
+    result: Tensor = kernel(weights, keys, offsets, layout, NONE not in pooling, key_weights)
+    return result
 
 
 _bag_lookup_op = torch.library.custom_op("terarec::bag_lookup", mutates_args=())(_bag_lookup)
@@ -108,11 +86,8 @@ _bag_lookup_op = torch.library.custom_op("terarec::bag_lookup", mutates_args=())
 
 @_bag_lookup_op.register_fake
 def _fake(weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, pooling: Sequence[int], *_: object) -> Tensor:
-    num_features, width = layout.shape[0], weights.shape[1]
-    if NONE in pooling:
-        return weights.new_empty(keys.shape[0], width, dtype=torch.float32)
-    batch_size = (offsets.shape[0] - 1) // num_features
-    return weights.new_empty(batch_size, num_features * width, dtype=torch.float32)
+    shape = result_shape(keys, offsets, layout.shape[0], weights.shape[1], NONE not in pooling)
+    return weights.new_empty(shape, dtype=torch.float32)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

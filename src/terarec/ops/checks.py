@@ -9,7 +9,7 @@ from torch import Tensor
 
 from terarec.errors import ConfigError, KeyOutOfRangeError
 from terarec.kernels.contract import BadKeyError
-from terarec.ops.layout import BagLayout
+from terarec.ops.layout import BagLayout, result_shape
 
 ROW_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Element types of an arena's rows."""
@@ -26,24 +26,19 @@ def weights_fit(weights: Tensor, layout: BagLayout) -> None:
         )
 
 
-def key_weights_fit(key_weights: Tensor, keys: Tensor, layout: BagLayout) -> None:
-    """Raise unless `key_weights` is float32[N] and the poolings of `layout` take it."""
-    if key_weights.dtype != torch.float32 or key_weights.shape != keys.shape:
-        raise ConfigError(f"key_weights: got {name(key_weights)}, expected float32{list(keys.shape)}, one a key")
-    if not layout.takes_key_weights:
-        raise ConfigError(f"key_weights: got some with pooling {layout.pooling}, expected 'sum', 'mean' or 'sqrtn'")
+def lookup_fits(
+    rows: Tensor,
+    keys: Tensor,
+    offsets: Tensor,
+    layout: BagLayout,
+    key_weights: Tensor | None = None,
+    grad: Tensor | None = None,
+) -> None:
+    """Raise unless keys, offsets, weights of keys and gradient fit `layout` and lie beside `rows`.
 
-
-def same_device(tensors: Sequence[Tensor]) -> None:
-    """Raise unless all tensors are on one device."""
-    first = tensors[0].device
-    if any(tensor.device != first for tensor in tensors):
-        devices = sorted({str(tensor.device) for tensor in tensors})
-        raise ConfigError(f"devices: got {', '.join(devices)}, expected all tensors on one device")
-
-
-def bags_fit(keys: Tensor, offsets: Tensor, layout: BagLayout) -> None:
-    """Raise unless `keys` is int64[N] and `offsets` int64[S * B + 1] with the S of `layout`."""
+    `keys` is int64[N], `offsets` int64[S * B + 1], `key_weights` float32[N] if the poolings take some, and `grad`
+    float32 of the shape of the result.
+    """
     if keys.dtype != torch.int64 or keys.dim() != 1:
         raise ConfigError(f"keys: got {name(keys)}, expected int64[N]")
     num_features = len(layout.feature_names)
@@ -53,15 +48,33 @@ def bags_fit(keys: Tensor, offsets: Tensor, layout: BagLayout) -> None:
         )
     if offsets.shape[0] == 0:
         raise ConfigError("offsets: got an empty tensor, expected int64[S * B + 1]")
+    if grad is not None:
+        _gradient_fits(grad, keys, offsets, layout)
+        same_device(rows, (grad,))
+    if key_weights is not None:
+        _key_weights_fit(key_weights, keys, layout)
+        same_device(rows, (key_weights,))
+    same_device(rows, (keys, offsets))
 
 
-def gradient_fits(grad: Tensor, keys: Tensor, offsets: Tensor, layout: BagLayout) -> None:
-    """Raise unless `grad` is shaped as the result of looking up `keys`."""
-    num_features = len(layout.feature_names)
-    if layout.is_pooled:
-        expected = ((offsets.shape[0] - 1) // num_features, num_features * layout.width)
-    else:
-        expected = (keys.shape[0], layout.width)
+def same_device(first: Tensor, others: Sequence[Tensor]) -> None:
+    """Raise unless all tensors are on one device."""
+    device = first.device
+    for tensor in others:
+        if tensor.device != device:
+            devices = sorted({str(held.device) for held in (first, *others)})
+            raise ConfigError(f"devices: got {', '.join(devices)}, expected all tensors on one device")
+
+
+def _key_weights_fit(key_weights: Tensor, keys: Tensor, layout: BagLayout) -> None:
+    if key_weights.dtype != torch.float32 or key_weights.shape != keys.shape:
+        raise ConfigError(f"key_weights: got {name(key_weights)}, expected float32{list(keys.shape)}, one a key")
+    if not layout.takes_key_weights:
+        raise ConfigError(f"key_weights: got some with pooling {layout.pooling}, expected 'sum', 'mean' or 'sqrtn'")
+
+
+def _gradient_fits(grad: Tensor, keys: Tensor, offsets: Tensor, layout: BagLayout) -> None:
+    expected = result_shape(keys, offsets, len(layout.feature_names), layout.width, layout.is_pooled)
     if tuple(grad.shape) != expected or grad.dtype != torch.float32:
         raise ConfigError(f"grad: got {name(grad)}, expected float32{list(expected)} as the lookup's result")
 

@@ -42,10 +42,7 @@ def key_weight_gradient(
         KernelError: an implementation asked for by name that cannot run here.
     """
     checks.weights_fit(weights, layout)
-    checks.bags_fit(keys, offsets, layout)
-    checks.gradient_fits(grad, keys, offsets, layout)
-    checks.key_weights_fit(key_weights, keys, layout)
-    checks.same_device((weights, keys, offsets, grad, key_weights))
+    checks.lookup_fits(weights, keys, offsets, layout, key_weights, grad)
     try:
         gradient: Tensor = key_weight_gradient_op(
             weights, keys, offsets, grad, layout.array, key_weights, implementation
@@ -65,7 +62,7 @@ def _key_weight_gradient(
     key_weights: Tensor,
     implementation: str,
 ) -> Tensor:
-    dots = choose("row_dots", weights.device.type, implementation)(weights, keys, offsets, grad, layout)
+    dots = choose("row_dots", weights.device, implementation)(weights, keys, offsets, grad, layout)
     return by_formula(dots, keys, offsets, layout, key_weights)
 
 

@@ -92,3 +92,18 @@ class BagLayout:
             [(self.table_base[table], self.table_rows[table], _CODES[pooling], table) for table, pooling in tables],
             dtype=torch.int64,
         )
+
+
+def result_shape(keys: Tensor, offsets: Tensor, num_features: int, width: int, is_pooled: bool) -> tuple[int, int]:
+    """(B, S * D), the shape of what a lookup gives; (N, D) without pooling.
+
+    Args:
+        keys: int64[N].
+        offsets: int64[S * B + 1].
+        num_features: S.
+        width: length D of a vector.
+        is_pooled: whether the features' bags are pooled.
+    """
+    if is_pooled:
+        return (offsets.shape[0] - 1) // num_features, num_features * width
+    return keys.shape[0], width

@@ -12,7 +12,8 @@ from terarec.kernels.contract import NONE, ROW_TAIL_BYTES, BadKeyError
 from terarec.kernels.ref import quantized
 from terarec.kernels.registry import choose
 from terarec.ops import checks
-from terarec.ops.layout import BagLayout
+from terarec.ops.layout import BagLayout, result_shape
+from terarec.ops.tracing import is_traced
 
 
 def quantize_rows(weights: Tensor) -> Tensor:
@@ -70,15 +71,16 @@ def quantized_bag_lookup(
         raise ConfigError(
             f"packed: got {checks.name(packed)}, expected uint8[V, {columns}] with V >= {layout.num_rows}"
         )
-    checks.bags_fit(keys, offsets, layout)
-    checks.same_device((packed, keys, offsets))
-    if key_weights is not None:
-        checks.key_weights_fit(key_weights, keys, layout)
-        checks.same_device((packed, key_weights))
+    checks.lookup_fits(packed, keys, offsets, layout, key_weights)
+    result: Tensor
     try:
-        result: Tensor = _quantized_bag_lookup_op(
-            packed, keys, offsets, layout.array, layout.pooling_codes, key_weights, implementation
-        )
+        if is_traced(packed):
+            result = _quantized_bag_lookup_op(
+                packed, keys, offsets, layout.array, layout.pooling_codes, key_weights, implementation
+            )
+        else:
+            kernel = choose("quantized_bag_lookup", packed.device, implementation)
+            result = kernel(packed, keys, offsets, layout.array, layout.is_pooled, key_weights)
     except BadKeyError as error:
         raise checks.named(error, layout) from None
     return result
@@ -94,7 +96,7 @@ def _quantized_bag_lookup(
     key_weights: Tensor | None,
     implementation: str,
 ) -> Tensor:
-    kernel = choose("quantized_bag_lookup", packed.device.type, implementation)
+    kernel = choose("quantized_bag_lookup", packed.device, implementation)
     result: Tensor = kernel(packed, keys, offsets, layout, NONE not in pooling, key_weights)
     return result
 
@@ -106,7 +108,6 @@ _quantized_bag_lookup_op = torch.library.custom_op("terarec::quantized_bag_looku
 
 @_quantized_bag_lookup_op.register_fake
 def _fake(packed: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, pooling: Sequence[int], *_: object) -> Tensor:
-    num_features, width = layout.shape[0], packed.shape[1] - ROW_TAIL_BYTES
-    if NONE in pooling:
-        return packed.new_empty(keys.shape[0], width, dtype=torch.float32)
-    return packed.new_empty((offsets.shape[0] - 1) // num_features, num_features * width, dtype=torch.float32)
+    width = packed.shape[1] - ROW_TAIL_BYTES
+    shape = result_shape(keys, offsets, layout.shape[0], width, NONE not in pooling)
+    return packed.new_empty(shape, dtype=torch.float32)

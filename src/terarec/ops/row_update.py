@@ -14,6 +14,7 @@ from terarec.kernels.contract import LAST_UPDATE, BadKeyError, LaidGradient, Row
 from terarec.kernels.registry import choose
 from terarec.ops import checks
 from terarec.ops.layout import BagLayout
+from terarec.ops.tracing import is_traced
 
 __all__ = ["BagGradient", "RowRule", "row_gradient_norm", "row_update_", "state_dtype", "state_shapes"]
 
@@ -99,14 +100,14 @@ def row_update_(
     _check_factors(table_lr, gradients, rule)
     laid = _laid(gradients)
     try:
-        if torch.compiler.is_compiling() or type(weights) is not Tensor:
+        if is_traced(weights):
             kind, mode, *numbers = astuple(rule)
             places = [part for held in laid for part in (held.keys, held.offsets, held.layout)]
             grads, key_weights = [held.grad for held in laid], [held.key_weights for held in laid]
             words, counters = f"{kind} {mode} {implementation}", [step, rounding_seed]
             _row_update_op(weights, list(state), places, grads, key_weights, words, numbers, counters, table_lr)
         else:
-            kernel = choose("row_update_", weights.device.type, implementation)
+            kernel = choose("row_update_", weights.device, implementation)
             kernel(weights, state, laid, rule, step, table_lr, rounding_seed)
             torch.autograd.graph.increment_version((weights, *state))
     except BadKeyError as error:
@@ -143,7 +144,7 @@ def row_gradient_norm(
         return 0.0
     _check_gradients(weights, gradients)
     _check_factors(table_lr, gradients, rule)
-    kernel = choose("row_gradient_norm", weights.device.type, implementation)
+    kernel = choose("row_gradient_norm", weights.device, implementation)
     try:
         norm: float = kernel(weights, _laid(gradients), rule, table_lr, first_row)
         return norm
@@ -158,16 +159,11 @@ def _laid(gradients: Sequence[BagGradient]) -> list[LaidGradient]:
 def _check_gradients(weights: Tensor, gradients: Sequence[BagGradient]) -> None:
     for held in gradients:
         checks.weights_fit(weights, held.layout)
-        checks.bags_fit(held.keys, held.offsets, held.layout)
-        checks.gradient_fits(held.grad, held.keys, held.offsets, held.layout)
-        checks.same_device((weights, held.keys, held.offsets, held.grad))
-        if held.key_weights is not None:
-            checks.key_weights_fit(held.key_weights, held.keys, held.layout)
-            checks.same_device((weights, held.key_weights))
+        checks.lookup_fits(weights, held.keys, held.offsets, held.layout, held.key_weights, held.grad)
 
 
 def _check_state(weights: Tensor, state: tuple[Tensor, ...], rule: RowRule, step: int) -> None:
-    checks.same_device((weights, *state))
+    checks.same_device(weights, state)
     shapes = state_shapes(rule.kind, *weights.shape, mode=rule.mode)
     expected = [(state_dtype(name), shape) for name, shape in shapes]
     if [(held.dtype, tuple(held.shape)) for held in state] != expected:
@@ -216,7 +212,7 @@ def _row_update(
     parts = zip(places[0::3], places[1::3], grads, places[2::3], key_weights, strict=True)
     laid = [LaidGradient(*held) for held in parts]
     step, rounding_seed = counters
-    kernel = choose("row_update_", weights.device.type, implementation)
+    kernel = choose("row_update_", weights.device, implementation)
     kernel(weights, state, laid, rule, step, table_lr, rounding_seed)
 
 

@@ -9,9 +9,7 @@ from terarec.kernels.contract import ROW_TAIL_BYTES
 from terarec.kernels.cpu.host import _embedding
 from terarec.kernels.cpu.reports import raise_if_bad
 from terarec.kernels.cpu.results import empty_floats
-
-ROW_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.uint8: 3}
-"""Element type -> number of the core's RowType; uint8 are rows of codes."""
+from terarec.kernels.cpu.tensors import ROW_TYPES, address
 
 
 def bag_lookup(
@@ -124,7 +122,7 @@ def _look_up(
             width,
             keys.data_ptr(),
             num_keys,
-            0 if key_weights is None else key_weights.data_ptr(),
+            address(key_weights),
             offsets.data_ptr(),
             layout.data_ptr(),
             num_features,

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from terarec.errors import KernelError
 from terarec.kernels.contract import RULE_KINDS, LaidGradient, RowRule
-from terarec.kernels.cpu.bag_lookup import ROW_TYPES
 from terarec.kernels.cpu.host import _embedding
 from terarec.kernels.cpu.reports import raise_if_bad
+from terarec.kernels.cpu.tensors import ROW_TYPES, address
 
 _MAX_KEYS = 2**32 - 1  # the core counts the gradients of a table in 32 bits
 
@@ -113,7 +113,7 @@ def _describe(gradient: LaidGradient) -> list[int]:
     return [
         keys.data_ptr(),
         keys.shape[0],
-        _address(key_weights),
+        address(key_weights),
         offsets.data_ptr(),
         layout.data_ptr(),
         num_features,
@@ -139,8 +139,4 @@ def _extras(rule: RowRule, weights: Tensor) -> list[float]:
 def _numbers(weights: Tensor, factors: Tensor | None) -> list[int]:
     """What the core's update_gradients takes beside the gradients."""
     row_type, threads = ROW_TYPES[weights.dtype], torch.get_num_threads()
-    return [weights.data_ptr(), row_type, weights.shape[1], _address(factors), threads]
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+    return [weights.data_ptr(), row_type, weights.shape[1], address(factors), threads]
