@@ -2,6 +2,7 @@
 
 ``TERAREC_CPU`` = ``generic``, ``avx2`` or ``avx512`` forces the instruction set of the compiled kernels.
 ``TRITON_INTERPRET`` = ``1``, which is Triton's own, makes its kernels run on the CPU, slowly.
+``HUGECTR_DISABLE_OVERFLOW_CHECK`` = ``1``, which is HugeCTR's own, lets the facade's tables outgrow their workspace.
 """
 
 from __future__ import annotations
@@ -30,3 +31,8 @@ def forced_cpu() -> str | None:
 def triton_interprets() -> bool:
     """Whether Triton, loaded now, would interpret its kernels on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def checks_overflow() -> bool:
+    """Whether tables of the HugeCTR facade are held to the size of their workspace."""
+    return os.environ.get("HUGECTR_DISABLE_OVERFLOW_CHECK") != "1"

@@ -40,6 +40,13 @@ from terarec.spec.eviction import (
 )
 from terarec.spec.feature import FeatureSpec, Pooling
 from terarec.spec.field_error import FieldError
+from terarec.spec.graph import (
+    GraphEmbedding,
+    GraphFeature,
+    GraphLabel,
+    GraphLayer,
+    GraphSpec,
+)
 from terarec.spec.model import DLRMSpec, ModelSpec, WideDeepSpec
 from terarec.spec.optimizer import (
     AdaGradSpec,
@@ -86,6 +93,11 @@ __all__ = [
     "FieldError",
     "FilterAdmission",
     "FrequencyAdmission",
+    "GraphEmbedding",
+    "GraphFeature",
+    "GraphLabel",
+    "GraphLayer",
+    "GraphSpec",
     "Initializer",
     "LFUEviction",
     "LRUEviction",

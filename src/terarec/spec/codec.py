@@ -51,6 +51,8 @@ def from_data(spec_type: type[Spec], data: object, where: str = "$") -> Spec:
 
 
 def _decode(hint: Any, data: Any, where: str) -> Any:
+    if hint is Any:
+        return data
     origin = typing.get_origin(hint)
     if origin in (Union, types.UnionType):
         return _decode_union(typing.get_args(hint), data, where)
@@ -89,8 +91,10 @@ def _decode_union(members: tuple[Any, ...], data: Any, where: str) -> Any:
     if data is None and type(None) in members:
         return None
     specs = {getattr(member, "kind", ""): member for member in members if dataclasses.is_dataclass(member)}
-    if not specs or set(specs) == {""}:  # one type, or None
-        return _decode(next(member for member in members if member is not type(None)), data, where)
+    if not specs or set(specs) == {""}:  # one type, or None; or a number or a list of them
+        plain = [member for member in members if member is not type(None)]
+        lists = [member for member in plain if typing.get_origin(member) is tuple]
+        return _decode((lists if lists and isinstance(data, list) else plain)[0], data, where)
     if not isinstance(data, dict):
         raise _mistyped(where, data, "an object")
     kind = data.get("kind")

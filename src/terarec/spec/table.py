@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from terarec.spec import checks
 from terarec.spec.admission import AdmissionSpec
@@ -28,6 +28,7 @@ class TableSpec:
         dtype: element type of the rows; lookups give float32 whatever it is.
     """
 
+    kind: ClassVar[str] = "static"
     name: str
     rows: int
     width: int
@@ -65,6 +66,7 @@ class DynamicTableSpec:
         report_evicted: keep the keys that went until ``take_evicted`` is called. 8 bytes a key.
     """
 
+    kind: ClassVar[str] = "dynamic"
     name: str
     width: int
     initializer: Initializer = "uniform"

@@ -3,6 +3,7 @@
 from terarec.train.callback import Callback
 from terarec.train.evaluation import Evaluation, evaluate
 from terarec.train.fit_report import FitReport
+from terarec.train.graph import GraphTrainer
 from terarec.train.predict import PredictReport, predict
 from terarec.train.progress import ProgressBar
 from terarec.train.run import Run, build
@@ -13,6 +14,7 @@ __all__ = [
     "Callback",
     "Evaluation",
     "FitReport",
+    "GraphTrainer",
     "PredictReport",
     "ProgressBar",
     "Run",

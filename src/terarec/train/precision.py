@@ -25,14 +25,14 @@ def autocast(precision: Precision) -> torch.autocast:
 @functools.cache
 def warn_if_slow(precision: Precision) -> None:
     """Log, once, if this processor multiplies in `precision` slower than in float32."""
-    if precision == "bf16" and not _has_bf16_units():
+    if precision == "bf16" and not has_bf16_units():
         _logger.warning(
             "precision 'bf16': this processor has neither AVX512-BF16 nor AMX and emulates bfloat16; "
             "'fp32' is faster here"
         )
 
 
-def _has_bf16_units() -> bool:
+def has_bf16_units() -> bool:
     """Whether /proc/cpuinfo names such a unit; True where there is no such file to ask."""
     if not _CPUINFO.exists():
         return True

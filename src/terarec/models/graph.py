@@ -1,0 +1,180 @@
+"""A model made of named tensors, as a `GraphSpec` describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from terarec.batch import Batch
+from terarec.embedding import EmbeddingCollection
+from terarec.errors import ConfigError
+from terarec.models.graph_embedding import build_collection, embed, embedding_shapes
+from terarec.nn.layer import Layer, TensorShape
+from terarec.nn.losses import Loss
+from terarec.nn.registry import build_layer
+from terarec.spec import GraphLabel, GraphLayer, GraphSpec
+
+
+class GraphModel(nn.Module):
+    """Inputs, embeddings, layers and losses that hand named tensors on.
+
+    An ordinary module: train it with `terarec.train.GraphTrainer` or in a loop of your own, by `loss`, ``backward()``,
+    a `torch.optim` optimizer over ``parameters()`` and a `terarec.optim.RowOptimizer` over the tables.
+
+    Attributes:
+        spec: what it was made from.
+        shapes: shape of every tensor but the losses.
+        embeddings: name -> tables with their features.
+        layers: in the order of ``spec.layers``, the losses among them.
+
+    Args:
+        spec: the graph.
+        seed: of the first weights.
+
+    Raises:
+        ConfigError: shapes or options that do not fit, with both shapes; no loss; a loss of no label.
+        StorageError: not enough memory for the tables.
+    """
+
+    def __init__(self, spec: GraphSpec, *, seed: int = 0) -> None:
+        super().__init__()
+        self.spec = spec
+        self.shapes = _input_shapes(spec)
+        generator = torch.Generator().manual_seed(seed)
+        built = [(layer, _build(layer, self.shapes, generator)) for layer in spec.layers]
+        self.layers = nn.ModuleList(module for _, module in built)
+        self._losses = [(layer, module) for layer, module in built if isinstance(module, Loss)]
+        self._steps = [(layer, module) for layer, module in built if not isinstance(module, Loss)]
+        self._weight_of = _loss_weights(spec, [layer for layer, _ in self._losses])
+        self.embeddings = nn.ModuleDict(
+            {embedding.name: build_collection(embedding, seed=seed) for embedding in spec.embeddings}
+        )
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Every tensor of the graph by name, but for the losses.
+
+        Raises:
+            ConfigError: a batch without the columns that the graph reads.
+            KeyOutOfRangeError: a key outside its static table.
+        """
+        tensors = self._inputs(batch)
+        for layer, module in self._steps:
+            tops = module(*(tensors[name] for name in layer.bottoms))
+            tensors.update(zip(layer.tops, (tops,) if isinstance(tops, Tensor) else tops, strict=True))
+        return tensors
+
+    def losses(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Name of each loss -> its mean over the batch, without weight, from what `forward` gave."""
+        return {
+            layer.tops[0]: module(tensors[layer.bottoms[0]], tensors[layer.bottoms[1]])
+            for layer, module in self._losses
+        }
+
+    def total_loss(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """What training minimises, a scalar: the sum of weight times loss, and the losses' penalties."""
+        total: Tensor | None = None
+        for name, loss in self.losses(tensors).items():
+            weighted = loss if self._weight_of[name] == 1.0 else loss * self._weight_of[name]
+            total = weighted if total is None else total + weighted
+        assert total is not None  # a graph has losses
+        for layer, module in self._losses:
+            if module.regularizer is not None:
+                batch_size = tensors[layer.bottoms[1]].shape[0]
+                total = total + module.regularizer.penalty(self.layers.parameters(), batch_size)
+        return total
+
+    def predictions(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Label -> its probabilities [B, n] under the loss that reads it, from what `forward` gave."""
+        return {layer.bottoms[1]: module.predict(tensors[layer.bottoms[0]]) for layer, module in self._losses}
+
+    def logits(self) -> dict[str, str]:
+        """The tensors that losses read -> their labels."""
+        return {layer.bottoms[0]: layer.bottoms[1] for layer, _ in self._losses}
+
+    def loss(self, batch: Batch) -> Tensor:
+        """`total_loss` of `batch`."""
+        return self.total_loss(self(batch))
+
+    def predict(self, batch: Batch) -> Tensor:
+        """Probabilities [B, n] of all losses side by side, in the order of the spec's layers."""
+        return torch.cat(list(self.predictions(self(batch)).values()), dim=1)
+
+    def tensor(self, batch: Batch, name: str) -> Tensor:
+        """The tensor `name` for `batch`; losses are scalars.
+
+        Raises:
+            ConfigError: no tensor of that name.
+        """
+        losses = list(self._weight_of)
+        if name not in self.shapes and name not in losses:
+            raise ConfigError(f"tensor: got {name!r}, expected one of {', '.join((*self.shapes, *losses))}")
+        tensors = self(batch)
+        return tensors[name] if name in tensors else self.losses(tensors)[name]
+
+    def collection(self, name: str) -> EmbeddingCollection:
+        """The embedding `name`.
+
+        Raises:
+            ConfigError: no embedding of that name.
+        """
+        if name not in self.embeddings:
+            raise ConfigError(f"embedding: got {name!r}, expected one of {', '.join(self.embeddings) or 'none'}")
+        return cast(EmbeddingCollection, self.embeddings[name])
+
+    def _inputs(self, batch: Batch) -> dict[str, Tensor]:
+        spec = self.spec
+        dims = [label.dim for label in spec.labels]
+        if batch.label.shape[1] != sum(dims) or (spec.dense_dim and batch.dense.shape[1] != spec.dense_dim):
+            raise ConfigError(
+                f"batch: got {batch.label.shape[1]} label and {batch.dense.shape[1]} dense columns, expected "
+                f"{sum(dims)} ({', '.join(label.name for label in spec.labels)}) and {spec.dense_dim}"
+            )
+        tensors = dict(zip((label.name for label in spec.labels), torch.split(batch.label, dims, dim=1), strict=True))
+        if spec.dense_dim:
+            tensors[spec.dense_name] = batch.dense
+        for embedding in spec.embeddings:
+            tensors |= embed(embedding, self.collection(embedding.name), batch.sparse)
+        return tensors
+
+
+def _loss_weights(spec: GraphSpec, losses: list[GraphLayer]) -> dict[str, float]:
+    """Top of each loss -> weight of the label that it reads."""
+    if not losses:
+        raise ConfigError("graph: got no loss layer, expected at least one, such as binary_cross_entropy")
+    labels: dict[str, GraphLabel] = {label.name: label for label in spec.labels}
+    for loss in losses:
+        if len(loss.bottoms) != 2 or loss.bottoms[1] not in labels:
+            raise ConfigError(
+                f"{loss.kind} {loss.tops[0]!r}: got bottoms {list(loss.bottoms)}, expected logits and one of the "
+                f"labels {', '.join(labels)}"
+            )
+    return {loss.tops[0]: labels[loss.bottoms[1]].weight for loss in losses}
+
+
+def _input_shapes(spec: GraphSpec) -> dict[str, TensorShape]:
+    shapes = {label.name: TensorShape(1, (label.dim,)) for label in spec.labels}
+    if spec.dense_dim:
+        shapes[spec.dense_name] = TensorShape(1, (spec.dense_dim,))
+    for embedding in spec.embeddings:
+        shapes |= embedding_shapes(embedding)
+    return shapes
+
+
+def _build(layer: GraphLayer, shapes: dict[str, TensorShape], generator: torch.Generator) -> Layer:
+    """The module of `layer`, whose tops' shapes are added to `shapes`; a loss has none."""
+    for name in layer.bottoms:
+        if name not in shapes:
+            raise ConfigError(f"{layer.kind} {layer.tops[0]!r} reads {name!r}, which is a loss, expected a tensor")
+    bottoms = [shapes[name] for name in layer.bottoms]
+    try:
+        module = build_layer(layer.kind, bottoms, layer.options, generator=generator)
+    except ConfigError as error:
+        raise ConfigError(f"layer {layer.tops[0]!r} (bottoms {', '.join(layer.bottoms)}): {error}") from None
+    tops = module.output_shapes
+    if len(layer.tops) != max(1, len(tops)):
+        raise ConfigError(f"{layer.kind}: got tops {', '.join(layer.tops)}, expected {max(1, len(tops))} of them")
+    shapes.update(zip(layer.tops, tops, strict=False))
+    return module

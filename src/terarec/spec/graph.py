@@ -1,0 +1,214 @@
+"""What a model made of named tensors is: inputs, embeddings, layers and losses.
+
+`terarec.models.GraphModel` builds it. A tensor may be read by any number of layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from terarec.spec import checks
+from terarec.spec.table import DynamicTableSpec, TableSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphLabel:
+    """Some columns of the batch's labels, as a tensor [B, dim]; labels are cut off in the order of the spec.
+
+    Attributes:
+        name: of the tensor.
+        dim: columns.
+        weight: factor of the losses that read this label in the sum that is minimised.
+    """
+
+    name: str
+    dim: int = 1
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks.name(self)
+        checks.positive_int(self, "dim")
+        checks.finite_float(self, "weight")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphFeature:
+    """A feature of the batch that looks a table up.
+
+    Attributes:
+        name: unique among the features of its embedding; the name of the top where its output is "apart".
+        table: name of the table.
+        pooling: "sum" or "mean" of the vectors of a bag, zeros for an empty one; "concat" puts the vectors of its first
+            `max_keys` keys side by side, and zeros behind them where there are fewer.
+        column: name of the feature in the batch; None takes `name`.
+        max_keys: only so many first keys of each bag count; None for all.
+    """
+
+    name: str
+    table: str
+    pooling: Literal["sum", "mean", "concat"] = "sum"
+    column: str | None = None
+    max_keys: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.name(self)
+        checks.name(self, "table")
+        checks.one_of(self, "pooling", ("sum", "mean", "concat"))
+        if self.column is not None:
+            checks.name(self, "column")
+        if self.max_keys is not None:
+            checks.positive_int(self, "max_keys")
+        elif self.pooling == "concat":
+            checks.fail(self, "max_keys", "an integer >= 1 for pooling 'concat'")
+
+    @property
+    def read_column(self) -> str:
+        """Name of the feature in the batch."""
+        return self.name if self.column is None else self.column
+
+    @property
+    def vectors(self) -> int:
+        """How many vectors a sample gets: 1, or `max_keys` for "concat"."""
+        return self.max_keys if self.pooling == "concat" and self.max_keys else 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphEmbedding:
+    """Tables and the features that read them, looked up together.
+
+    Attributes:
+        name: unique in the graph; the name of the top, but for the output "apart".
+        tables: the tables; the names are unique in the graph.
+        features: in the order of the output.
+        output: "stacked" gives [B, S, D], for which all vectors must have one width; "flat" [B, sum of widths];
+            "apart" one top [B, 1, width] for each feature, with the feature's name.
+        optimizer: which of the row optimizers handed to the trainer moves these tables.
+    """
+
+    name: str
+    tables: tuple[TableSpec | DynamicTableSpec, ...]
+    features: tuple[GraphFeature, ...]
+    output: Literal["stacked", "flat", "apart"] = "stacked"
+    optimizer: str = "default"
+
+    def __post_init__(self) -> None:
+        checks.name(self)
+        checks.one_of(self, "output", ("stacked", "flat", "apart"))
+        for place in ("tables", "features"):
+            if not getattr(self, place):
+                checks.fail(self, place, "at least one")
+            checks.distinct(self, place, [item.name for item in getattr(self, place)])
+        known = {table.name for table in self.tables}
+        for feature in self.features:
+            if feature.table not in known:
+                checks.refuse(
+                    self,
+                    "features",
+                    f"{feature.name!r} got table {feature.table!r}, expected one of {', '.join(sorted(known))}",
+                )
+        widths = {self.width_of(feature) for feature in self.features}
+        if self.output == "stacked" and len(widths) > 1:
+            checks.refuse(self, "output", f"got 'stacked' for vectors of widths {sorted(widths)}, expected one width")
+        if "." in self.name:
+            checks.fail(self, "name", "a name without dots")
+
+    @property
+    def tops(self) -> tuple[str, ...]:
+        """The tensors that this embedding gives."""
+        return tuple(feature.name for feature in self.features) if self.output == "apart" else (self.name,)
+
+    def width_of(self, feature: GraphFeature) -> int:
+        """How many numbers a sample gets for `feature`."""
+        width = next(table.width for table in self.tables if table.name == feature.table)
+        return width * feature.vectors
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphLayer:
+    """A layer of `terarec.nn.registry`, or a loss.
+
+    Attributes:
+        kind: its name there.
+        bottoms: the tensors that it reads; a loss reads the logits and the label.
+        tops: the names of what it gives.
+        options: its options; lists are kept as tuples.
+    """
+
+    kind: str
+    bottoms: tuple[str, ...]
+    tops: tuple[str, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        checks.name(self, "kind")
+        for place in ("bottoms", "tops"):
+            if not getattr(self, place):
+                checks.fail(self, place, "at least one tensor")
+        object.__setattr__(self, "options", _without_lists(dict(self.options)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphSpec:
+    """A model as a graph of named tensors.
+
+    Attributes:
+        labels: in the order of the label's columns.
+        dense_name: of the tensor [B, dense_dim].
+        dense_dim: number of dense inputs; 0 for none, and then there is no such tensor.
+        embeddings: looked up first.
+        layers: from the bottom to the top: each reads tensors that are there by then.
+    """
+
+    labels: tuple[GraphLabel, ...]
+    dense_name: str = "dense"
+    dense_dim: int = 0
+    embeddings: tuple[GraphEmbedding, ...] = ()
+    layers: tuple[GraphLayer, ...] = ()
+
+    def __post_init__(self) -> None:
+        checks.name(self, "dense_name")
+        checks.positive_int(self, "dense_dim", minimum=0)
+        if not self.labels:
+            checks.fail(self, "labels", "at least one")
+        tables = [table.name for embedding in self.embeddings for table in embedding.tables]
+        checks.distinct(self, "embeddings", [embedding.name for embedding in self.embeddings])
+        checks.distinct(self, "embeddings", tables)
+        known: dict[str, str] = {}
+        for place, name in self._inputs():
+            self._add(known, place, name)
+        for layer in self.layers:
+            for bottom in layer.bottoms:
+                if bottom not in known:
+                    checks.refuse(
+                        self,
+                        "layers",
+                        f"{layer.kind} {layer.tops[0]!r} reads {bottom!r}, which no input, embedding or earlier layer "
+                        f"gives, expected one of {', '.join(known)}",
+                    )
+            for top in layer.tops:
+                self._add(known, "layers", top)
+
+    def _inputs(self) -> Iterator[tuple[str, str]]:
+        """The field that describes each input or embedding, and the name of its tensor."""
+        for label in self.labels:
+            yield "labels", label.name
+        if self.dense_dim:
+            yield "dense_name", self.dense_name
+        for embedding in self.embeddings:
+            for top in embedding.tops:
+                yield "embeddings", top
+
+    def _add(self, known: dict[str, str], place: str, name: str) -> None:
+        if name in known:
+            checks.refuse(self, place, f"the tensor {name!r} is there already (in {known[name]}), expected a new name")
+        known[name] = place
+
+
+def _without_lists(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_lists(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(_without_lists(item) for item in value)
+    return value
