@@ -8,27 +8,28 @@
 namespace terarec {
 namespace {
 
-// Keys of a unit of work: enough to make prefetching and a thread's start free, few enough to stay in the L1 cache.
-constexpr int64_t kUnitKeys = 4096;
+// Keys that are checked, then looked up: enough to make prefetching free, few enough to stay in the L1 cache.
+constexpr int64_t kBlockKeys = 4096;
+// No unit of work has more than this share of a thread's keys. Long units bring a table's rows to the L2 cache of one
+// core: 1.2 x faster than blocks of 4096 keys with 100 x 8192 x 64, ten keys (two Zen 3 cores).
+constexpr int64_t kThreadUnits = 8;
 // Below this many bytes of rows one thread is done before others would have started.
 constexpr int64_t kParallelBytes = 64 << 10;
 // Outputs that would not stay in the caches anyway are stored past them: 1.5 x faster on 16384 x 26 x 128 floats.
 constexpr int64_t kStreamBytes = 16 << 20;
 
-struct Unit {
+struct Block {
   int64_t feature, first_bag, bags;
 };
 
 class Lookup {
  public:
   explicit Lookup(const LookupCall& call) : call_(call) {
-    const int64_t hotness = std::max<int64_t>(1, call.num_keys / std::max<int64_t>(1, call.features * call.batch));
-    block_ = std::max<int64_t>(1, kUnitKeys / hotness);
-    if (call.threads > 1) {  // a few units for every thread, if that leaves units of some size
-      const int64_t even = call.features * call.batch / (4 * call.threads);
-      block_ = std::min(block_, std::max<int64_t>(even, 64));
-    }
-    blocks_ = (call.batch + block_ - 1) / block_;
+    const int64_t bags = std::max<int64_t>(1, call.features * call.batch);
+    block_ = std::max<int64_t>(1, kBlockKeys / std::max<int64_t>(1, call.num_keys / bags));
+    const int64_t parts = parts_of_features();
+    unit_bags_ = std::max<int64_t>(std::min<int64_t>(64, call.batch), (call.batch + parts - 1) / parts);
+    units_ = unit_bags_ ? (call.batch + unit_bags_ - 1) / unit_bags_ : 0;
     const int64_t out_bytes = 4 * call.width * std::max(call.features * call.batch, call.num_keys);
     stream_ = out_bytes >= kStreamBytes && call.width % 16 == 0 && reinterpret_cast<uintptr_t>(call.out) % 64 == 0;
   }
@@ -37,45 +38,56 @@ class Lookup {
     faults_.add(check_ends(call_.offsets, call_.features * call_.batch, call_.num_keys));
     if (faults_.get().kind != BagFault::kNone) return faults_.get();
     const int threads = 4 * call_.width * call_.num_keys < kParallelBytes ? 1 : call_.threads;
-    parallel_for(threads, call_.features * blocks_, [this](int64_t unit) {
-      const int64_t first = unit % blocks_ * block_;
-      look_up({unit / blocks_, first, std::min(block_, call_.batch - first)});
+    parallel_for(threads, call_.features * units_, [this](int64_t unit) {
+      const int64_t begin = unit % units_ * unit_bags_, end = std::min(begin + unit_bags_, call_.batch);
+      for (int64_t b = begin; b < end; b += block_) look_up({unit / units_, b, std::min(block_, end - b)});
     });
     return faults_.get();
   }
 
  private:
-  void look_up(const Unit& unit) {
-    const FeatureLayout& layout = call_.layout[unit.feature];
-    const int64_t first_bag = unit.feature * call_.batch + unit.first_bag;
+  // Into how many units the features are to be split, by the one with the most keys. The offsets are still unchecked.
+  int64_t parts_of_features() const {
+    if (call_.threads <= 1 || call_.num_keys == 0) return 1;
+    int64_t most = 0;
+    for (int64_t f = 0; f < call_.features; f++) {
+      const auto bounded = [&](int64_t b) { return std::clamp<int64_t>(call_.offsets[b], 0, call_.num_keys); };
+      most = std::max(most, bounded((f + 1) * call_.batch) - bounded(f * call_.batch));
+    }
+    return most * kThreadUnits * call_.threads / call_.num_keys + 1;
+  }
+
+  void look_up(const Block& block) {
+    const FeatureLayout& layout = call_.layout[block.feature];
+    const int64_t first_bag = block.feature * call_.batch + block.first_bag;
     const int64_t* offsets = call_.offsets + first_bag;
-    BagCheck check = check_bags({call_.keys, call_.num_keys, offsets, unit.bags, layout.rows});
+    BagCheck check = check_bags({call_.keys, call_.num_keys, offsets, block.bags, layout.rows});
     if (check.fault.kind != BagFault::kNone) {
       if (check.fault.kind == BagFault::kOffset) check.fault.position += first_bag;
-      check.fault.feature = unit.feature;
+      check.fault.feature = block.feature;
       faults_.add(check.fault);
       return;
     }
     const void* table = static_cast<const char*>(call_.weights) + layout.base * row_bytes(call_.row_type, call_.width);
     const int64_t* keys = call_.keys + offsets[0];
     if (layout.pooling == Pooling::kNone) {
-      const int64_t num_keys = offsets[unit.bags] - offsets[0];
+      const int64_t num_keys = offsets[block.bags] - offsets[0];
       float* out = call_.out + offsets[0] * call_.width;
       kernels().copy_rows({table, call_.row_type, keys, num_keys, call_.width, out, call_.width, stream_});
       return;
     }
     const int64_t stride = call_.features * call_.width;
-    float* out = call_.out + unit.first_bag * stride + unit.feature * call_.width;
+    float* out = call_.out + block.first_bag * stride + block.feature * call_.width;
     if (check.all_single && !call_.key_weights) {
-      kernels().copy_rows({table, call_.row_type, keys, unit.bags, call_.width, out, stride, stream_});
+      kernels().copy_rows({table, call_.row_type, keys, block.bags, call_.width, out, stride, stream_});
     } else {
-      kernels().pool_bags({table, call_.row_type, call_.keys, call_.key_weights, offsets, unit.bags, call_.width, out,
+      kernels().pool_bags({table, call_.row_type, call_.keys, call_.key_weights, offsets, block.bags, call_.width, out,
                            stride, layout.pooling, stream_});
     }
   }
 
   const LookupCall& call_;
-  int64_t block_, blocks_;
+  int64_t block_, unit_bags_, units_;
   bool stream_;
   FirstFault faults_;
 };
