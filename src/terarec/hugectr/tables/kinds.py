@@ -79,6 +79,12 @@ def member(enum: type[Enum]) -> Kind:
     return Kind(f"a member of {enum.__name__}", lambda value: value if isinstance(value, enum) else _reject(value))
 
 
+def named_member(enum: type[Enum]) -> Kind:
+    """Names of members of `enum`, as JSON files have them; kept as the member."""
+    expected = "one of " + ", ".join(map(repr, enum.__members__))
+    return Kind(expected, lambda value: enum.__members__.get(_text(value)) or _reject(value))
+
+
 def one_of(*accepted: object) -> Kind:
     """The values `accepted`; True is not 1."""
     choices = {(type(choice), choice) for choice in accepted}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from terarec.hugectr.errors import IllegalCallError
 from terarec.hugectr.tables.table import Table
@@ -50,6 +50,19 @@ class Record:
         if name not in rows:
             raise AttributeError(f"{type(self).__name__} has no {name!r} to set; it has {', '.join(rows)}")
         self._values[name] = rows[name].accept(type(self).__name__, value)
+
+    def with_values(self, **changes: Any) -> Self:
+        """A copy with other values.
+
+        Raises:
+            WrongInputError: a value that its parameter does not take.
+        """
+        rows = {row.name: row for form in reversed(self.FORMS) for row in form.rows}
+        owner = type(self).__name__
+        found = {name: rows[name].accept(owner, value) if name in rows else value for name, value in changes.items()}
+        copy = object.__new__(type(self))
+        object.__setattr__(copy, "_values", {**self._values, **found})
+        return copy
 
     def values(self) -> Mapping[str, Any]:
         """Every value by its name."""

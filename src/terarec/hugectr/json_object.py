@@ -1,0 +1,102 @@
+"""Objects of a JSON file, whose errors name the path to what is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from terarec.formats.atomic import write_bytes
+from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongInputError
+from terarec.hugectr.tables.kinds import Kind
+from terarec.hugectr.tables.table import REQUIRED
+
+
+class JsonObject:
+    """One ``{...}`` of a file; every key is to be taken, what is left over is an error.
+
+    Args:
+        data: the object.
+        where: path to it, such as ``graph.json: layers[3]``.
+
+    Raises:
+        WrongInputError: anything else than an object.
+    """
+
+    def __init__(self, data: Any, where: str) -> None:
+        if not isinstance(data, Mapping):
+            raise WrongInputError(f"{where}: got {data!r}, expected an object")
+        self.where = where
+        self._data = data
+        self._left = set(data)
+
+    def has(self, key: str) -> bool:
+        """Whether there is a value of `key`."""
+        return key in self._data
+
+    def take(self, key: str, kind: Kind, default: Any = REQUIRED) -> Any:
+        """The value of `key`, or `default`.
+
+        Raises:
+            WrongInputError: no value without a default, or one of another kind.
+        """
+        if key not in self._data:
+            if default is REQUIRED:
+                raise WrongInputError(f"{self.where}: no {key}, expected {kind.expected}")
+            return default
+        self._left.discard(key)
+        try:
+            return kind.read(self._data[key])
+        except (ValueError, TypeError):
+            found = self._data[key]
+            raise WrongInputError(f"{self.where}.{key}: got {found!r}, expected {kind.expected}") from None
+
+    def child(self, key: str) -> JsonObject:
+        """The object of `key`; an empty one where there is none."""
+        self._left.discard(key)
+        return JsonObject(self._data.get(key, {}), f"{self.where}.{key}")
+
+    def children(self, key: str) -> list[JsonObject]:
+        """The objects in the list of `key`.
+
+        Raises:
+            WrongInputError: no list.
+        """
+        self._left.discard(key)
+        found = self._data.get(key)
+        if not isinstance(found, list):
+            raise WrongInputError(f"{self.where}.{key}: got {found!r}, expected a list")
+        return [JsonObject(item, f"{self.where}.{key}[{place}]") for place, item in enumerate(found)]
+
+    def finish(self, ignored: Collection[str] = ()) -> None:
+        """Raise if a key was not taken and is not among `ignored`.
+
+        Raises:
+            WrongInputError: naming the first one.
+        """
+        left = sorted(self._left - set(ignored))
+        if left:
+            known = ", ".join(sorted((set(self._data) - self._left) | set(ignored)))
+            raise WrongInputError(f"{self.where}: got an unknown key {left[0]!r}, beside {known}")
+
+
+def read_json(path: str) -> JsonObject:
+    """The object in the file `path`.
+
+    Raises:
+        FileCannotOpenError: no such file.
+        BrokenFileError: no JSON.
+    """
+    if not Path(path).is_file():
+        raise FileCannotOpenError(f"{path}: does not exist, expected a JSON file")
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BrokenFileError(f"{path}: not JSON: {error}") from None
+    return JsonObject(data, str(path))
+
+
+def write_json(path: str, data: Any) -> None:
+    """Write `data` as the file `path`, beside it first."""
+    write_bytes(Path(path), (json.dumps(data, indent=2) + "\n").encode())

@@ -1,0 +1,161 @@
+"""Training files of 2.3 to 3.0: clauses solver, optimizer and layers in one JSON file."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from terarec.hugectr.enums import Check_t, DataReaderType_t, MetricsType
+from terarec.hugectr.errors import WrongInputError
+from terarec.hugectr.graph_json import Part, read_parts
+from terarec.hugectr.json_object import JsonObject, read_json
+from terarec.hugectr.optimizer_json import read_optimizer_with_schedule
+from terarec.hugectr.schedulers import LearningRateScheduler
+from terarec.hugectr.tables import solver_json
+from terarec.hugectr.tables.kinds import TEXT, TRUTH, listed, named_member, one_of, whole
+from terarec.hugectr.tables.low_level import SolverConfig
+from terarec.hugectr.tables.optimizer import OptimizerWithSchedule
+from terarec.hugectr.tables.reader import DataReaderParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """What a training file says besides its solver.
+
+    Attributes:
+        optimizer: with the learning rate and its schedule.
+        reader: where the data lies.
+        parts: the `Input`, the embeddings and the layers, in their order.
+    """
+
+    optimizer: OptimizerWithSchedule
+    reader: DataReaderParams
+    parts: tuple[Part, ...]
+
+
+def read_training(path: str) -> Training:
+    """The clauses ``optimizer`` and ``layers`` of the file `path`.
+
+    Raises:
+        FileCannotOpenError: no such file.
+        BrokenFileError: no JSON.
+        WrongInputError: an unknown kind or key, or a value that is not accepted; the message has its path.
+    """
+    data = read_json(path)
+    layers = data.children("layers")
+    parts = read_parts(layers)
+    return Training(
+        optimizer=read_optimizer_with_schedule(data.child("optimizer")), reader=_read_reader(layers[0]), parts=parts
+    )
+
+
+def read_solver(path: str) -> SolverConfig:
+    """The clause ``solver`` of the file `path`, which is what the low-level interface calls SolverParser.
+
+    Raises:
+        FileCannotOpenError: no such file.
+        BrokenFileError: no JSON.
+        WrongInputError: an unknown key, or a value that is not accepted; the message has its path.
+    """
+    data = read_json(path).child("solver")
+    data.take("lr_policy", solver_json.LR_POLICY)
+    given = {key.parameter: data.take(key.name, key.kind, key.default) for key in solver_json.KEYS}
+    given["batchsize_eval"] = data.take("batchsize_eval", whole(1), given["batchsize"])
+    given |= _read_length(data) | _read_precision(data)
+    given["max_eval_batches"] = _read_eval_batches(data, given["batchsize_eval"])
+    devices = data.take("gpu", solver_json.GPU)
+    given["vvgpu"] = devices if isinstance(devices[0], list) else [devices]
+    given["i64_input_key"] = data.take("input_key_type", solver_json.KEY_TYPES, "I32") == "I64"
+    of_run = {
+        "metrics_spec": _read_metrics(data),
+        "snapshot_prefix": given.pop("snapshot_prefix"),
+        "export_predictions_prefix": given.pop("export_predictions_prefix"),
+    }
+    data.take("auc_threshold", solver_json.THRESHOLD, 1.0)
+    data.finish()
+    try:
+        return SolverConfig(**given).with_values(**of_run)
+    except WrongInputError as error:
+        raise WrongInputError(f"{data.where}: {error}") from None
+
+
+def get_learning_rate_scheduler(configure_file: str) -> LearningRateScheduler:
+    """The schedule in the clause ``optimizer`` of a training file.
+
+    Raises:
+        FileCannotOpenError: no such file.
+        BrokenFileError: no JSON.
+        WrongInputError: an unknown kind or key, or a value that is not accepted.
+    """
+    found = read_optimizer_with_schedule(read_json(configure_file).child("optimizer"))
+    return LearningRateScheduler(
+        found.learning_rate,
+        found.warmup_steps,
+        found.decay_start,
+        found.decay_steps,
+        found.decay_power,
+        found.end_lr,
+    )
+
+
+def _read_length(data: JsonObject) -> dict[str, Any]:
+    iterations, epochs = data.take("max_iter", whole(1), 0), data.take("num_epochs", whole(1), 0)
+    if iterations and epochs:
+        raise WrongInputError(f"{data.where}: got max_iter and num_epochs, expected one of them")
+    epochs = epochs if iterations or epochs else 1
+    return {"max_iter": iterations, "num_epochs": epochs, "repeat_dataset": bool(iterations)}
+
+
+def _read_precision(data: JsonObject) -> dict[str, Any]:
+    scaler = data.take("mixed_precision", solver_json.MIXED_PRECISION, None)
+    return {} if scaler is None else {"use_mixed_precision": True, "scaler": scaler}
+
+
+def _read_eval_batches(data: JsonObject, batchsize: int) -> int:
+    ways = {
+        # The name of 2.3.
+        "eval_batches": data.take("eval_batches", whole(1), None),
+        "max_eval_batches": data.take("max_eval_batches", whole(1), None),
+        "max_eval_samples": data.take("max_eval_samples", whole(1), None),
+    }
+    given = {key: value for key, value in ways.items() if value is not None}
+    if len(given) != 1:
+        raise WrongInputError(f"{data.where}: got {', '.join(given) or 'none'} of {', '.join(ways)}, expected one")
+    (key, value), *_ = given.items()
+    return math.ceil(value / batchsize) if key == "max_eval_samples" else int(value)
+
+
+def _read_metrics(data: JsonObject) -> dict[MetricsType, float]:
+    found: dict[MetricsType, float] = {}
+    for text in data.take("eval_metrics", solver_json.METRICS, ["AUC"]):
+        name, _, target = text.partition(":")
+        try:
+            found[named_member(MetricsType).read(name)] = float(target or 1.0)
+        except ValueError:
+            known = ", ".join(MetricsType.__members__)
+            raise WrongInputError(
+                f"{data.where}.eval_metrics: got {text!r}, expected one of {known}, or 'AUC:0.8' for a target"
+            ) from None
+    return found
+
+
+def _read_reader(data: JsonObject) -> DataReaderParams:
+    # `read_input` has taken the other half of this clause, and looked for keys that neither half knows.
+    checks = {"None": Check_t.Non, "Sum": Check_t.Sum}
+    given = {
+        "data_reader_type": data.take("format", named_member(DataReaderType_t), DataReaderType_t.Norm),
+        "source": data.take("source", TEXT),
+        "eval_source": data.take("eval_source", TEXT),
+        "check_type": checks[data.take("check", one_of(*checks))],
+        "cache_eval_data": data.take("cache_eval_data", whole(0), 0),
+        "num_workers": data.take("num_workers", whole(1), 12),
+        "num_samples": data.take("num_samples", whole(0), 0),
+        "eval_num_samples": data.take("eval_num_samples", whole(0), 0),
+        "float_label_dense": data.take("float_label_dense", TRUTH, False),
+        "slot_size_array": data.take("slot_size_array", listed(whole(0)), []),
+    }
+    try:
+        return DataReaderParams(**given)
+    except WrongInputError as error:
+        raise WrongInputError(f"{data.where}: {error}") from None
