@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.formats.atomic import write_bytes
 from terarec.formats.envelope import open_envelope, write_envelope
-from terarec.spec import DatasetSpec, ShardSpec, from_data, to_data
+from terarec.formats.hugectr.file_list import write_file_list
+from terarec.formats.hugectr.parquet_metadata import METADATA_FILE, write_parquet_metadata
+from terarec.spec import DatasetSpec, from_data, to_data
 
 DATASET_FILE = "dataset.json"
 FORMAT = "terarec.dataset"
@@ -55,20 +54,13 @@ def write_dataset(spec: DatasetSpec, directory: Path, *, location: Path | None =
             if shard.file.split("/")[:-1] != [split]:
                 raise FormatError(f"{directory}: shard {shard.file!r} of split {split!r}, expected {split}/<file>")
         if spec.storage == "parquet" and shards:
-            file_list = [str(len(shards)), *(str(((location or directory) / shard.file).resolve()) for shard in shards)]
-            write_bytes(directory / split / "_file_list.txt", ("\n".join(file_list) + "\n").encode())
-            write_bytes(directory / split / "_metadata.json", json.dumps(_metadata(spec, shards)).encode())
+            files = [((location or directory) / shard.file).resolve() for shard in shards]
+            write_file_list(directory / split / "_file_list.txt", files)
+            write_parquet_metadata(
+                directory / split / METADATA_FILE,
+                [(shard.file.split("/")[-1], shard.rows) for shard in shards],
+                [column.name for column in spec.labels],
+                [column.name for column in spec.dense],
+                [column.name for column in spec.categorical],
+            )
     write_envelope(directory / DATASET_FILE, FORMAT, VERSION, {"dataset": to_data(spec)})
-
-
-def _metadata(spec: DatasetSpec, shards: tuple[ShardSpec, ...]) -> dict[str, Any]:
-    """HugeCTR's ``_metadata.json``: files by base name, columns by position in the file."""
-    first_dense = len(spec.labels)
-    first_key = first_dense + len(spec.dense)
-    columns = [{"col_name": name, "index": position} for position, name in enumerate(spec.column_names)]
-    return {
-        "file_stats": [{"file_name": shard.file.split("/")[-1], "num_rows": shard.rows} for shard in shards],
-        "cats": columns[first_key:],
-        "conts": columns[first_dense:first_key],
-        "labels": columns[:first_dense],
-    }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from terarec.errors import DataNotFoundError, FormatError
+from terarec.formats.arrow_columns import arrow_errors, column_array
 from terarec.formats.block import ColumnBlock, Keys, check_keys
 from terarec.formats.group_buffer import GroupBuffer
 from terarec.formats.layout import default_group_rows, key_dtype
@@ -103,7 +104,7 @@ class ParquetShard:
         self._spec = spec
         if not path.is_file():
             raise DataNotFoundError(f"{path}: no such shard")
-        with _as_format_error(str(path)):
+        with arrow_errors(str(path)):
             self._metadata = pq.read_metadata(path)
             schema = self._metadata.schema.to_arrow_schema()
         _check_schema(schema, spec, str(path))
@@ -124,7 +125,7 @@ class ParquetShard:
         spec = self._spec
         # A file handle of its own for every call: PyArrow's reader is not meant for several threads at once.
         with (
-            _as_format_error(where),
+            arrow_errors(where),
             pq.ParquetFile(self.path, metadata=self._metadata, page_checksum_verification=True) as file,
         ):
             table = file.read_row_group(index, columns=list(spec.column_names), use_threads=False)
@@ -133,8 +134,8 @@ class ParquetShard:
         dense = np.empty((num_rows, len(spec.dense)), dtype=np.float32)
         floats = (*label.T, *dense.T)  # writable views of the matrices' columns
         for name, target in zip(spec.column_names, floats, strict=False):
-            target[:] = _array(table, name, where).to_numpy()
-        keys = tuple(_keys(_array(table, column.name, where), column, where) for column in spec.categorical)
+            target[:] = column_array(table, name, where).to_numpy()
+        keys = tuple(_keys(column_array(table, column.name, where), column, where) for column in spec.categorical)
         return ColumnBlock(label=label, dense=dense, keys=keys)
 
 
@@ -142,15 +143,6 @@ def _to_arrow(keys: NDArray[Any] | tuple[NDArray[Any], NDArray[np.int32]]) -> pa
     if isinstance(keys, tuple):
         return pa.ListArray.from_arrays(pa.array(keys[1]), pa.array(keys[0]))
     return pa.array(keys)
-
-
-def _array(table: pa.Table, name: str, where: str) -> pa.Array:
-    column = table.column(name)
-    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # which copies even one chunk
-    nulls = array.null_count or (array.flatten().null_count if pa.types.is_list(array.type) else 0)
-    if nulls:
-        raise FormatError(f"{where}, column {name!r}: {nulls} {'null' if nulls == 1 else 'nulls'}, expected none")
-    return array
 
 
 def _keys(array: pa.Array, column: CategoricalColumn, where: str) -> Keys:
@@ -181,13 +173,3 @@ def _check_schema(schema: pa.Schema, spec: DatasetSpec, where: str) -> None:
             expected = "list of int32 or int64"
         if not good:
             raise FormatError(f"{where}, column {name!r}: type is {found_type}, expected {expected}")
-
-
-@contextmanager
-def _as_format_error(where: str) -> Iterator[None]:
-    """Turn PyArrow's errors about a damaged file into `FormatError`."""
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise FormatError(f"{where}: cannot be read as Parquet ({reason}), expected a whole Parquet file") from error

@@ -14,8 +14,9 @@ class SparseInput:
 
     Attributes:
         name: of the input; its slots are the features ``<name>.0``, ``<name>.1``, ...
-        nnz_per_slot: per slot, the most keys that a sample holds, or exactly so many where `is_fixed_length`.
-        is_fixed_length: whether every sample holds exactly `nnz_per_slot` keys.
+        nnz_per_slot: per slot, the most keys that a sample holds.
+        is_fixed_length: a promise that every sample holds the same number of keys. Files that tell the numbers are
+            believed instead; only RawAsync needs it, and then takes exactly `nnz_per_slot` keys.
     """
 
     name: str
@@ -79,11 +80,6 @@ class RecordLayout:
     def most_keys(self) -> tuple[int, ...]:
         """Per slot, the most keys that a sample holds."""
         return tuple(count for sparse in self.inputs for count in sparse.nnz_per_slot)
-
-    @property
-    def least_keys(self) -> tuple[int, ...]:
-        """Per slot, the fewest keys that a sample holds: 0, or as many as the most."""
-        return tuple(count if sparse.is_fixed_length else 0 for sparse in self.inputs for count in sparse.nnz_per_slot)
 
     @property
     def key_offsets(self) -> tuple[int, ...]:

@@ -25,9 +25,11 @@ def make_rows(layout: RecordLayout, num_rows: int, seed: int = 0, *, high: int =
     label[:, 0] = np.arange(num_rows)
     dense = rng.integers(0, 100, (num_rows, layout.dense_dim)).astype(np.float32)
     keys = []
-    for least, most in zip(layout.least_keys, layout.most_keys, strict=True):
-        offsets = np.concatenate([[0], np.cumsum(rng.integers(least, most + 1, num_rows))]).astype(np.int64)
-        keys.append((rng.integers(0, high, offsets[-1]), offsets))
+    for sparse in layout.inputs:
+        for most in sparse.nnz_per_slot:
+            least = most if sparse.is_fixed_length else 0
+            offsets = np.concatenate([[0], np.cumsum(rng.integers(least, most + 1, num_rows))]).astype(np.int64)
+            keys.append((rng.integers(0, high, offsets[-1]), offsets))
     return label, dense, keys
 
 

@@ -122,6 +122,13 @@ def test_a_file_cut_after_it_was_opened(tmp_path):
         file.read(0, 2)
 
 
+def test_raw_holds_one_key_a_slot_whatever_the_layout_allows(tmp_path):
+    layout = make_layout(dense=0, slots=((2, False),) * 2)
+    (tmp_path / "x.bin").write_bytes(struct.pack("<f2i", 0, 5, 6))
+    block = FixedRecordFile(tmp_path / "x.bin", layout, raw_types(layout, float_label_dense=True)).read(0, 1)
+    assert [column.tolist() for column in block.keys] == [[5], [6]]
+
+
 def test_a_negative_integer_has_no_logarithm(tmp_path):
     layout = make_layout(slots=())
     (tmp_path / "x.bin").write_bytes(struct.pack("<6i", 0, 1, 2, 0, 3, -2))
@@ -134,10 +141,8 @@ def test_a_negative_integer_has_no_logarithm(tmp_path):
 def test_layouts_that_records_of_one_size_cannot_have():
     with pytest.raises(ConfigError, match=r"Raw: got 8-byte keys, expected 4-byte keys"):
         raw_types(make_layout(slots=ONE_HOT, key_bytes=8), float_label_dense=True)
-    with pytest.raises(ConfigError, match=r"Raw: got nnz_per_slot \[1, 3\], expected one key a slot"):
-        raw_types(make_layout(), float_label_dense=True)
-    with pytest.raises(ConfigError, match=r"RawAsync without multi_hot: got nnz_per_slot"):
-        raw_async_types(make_layout(), is_dense_float=True, multi_hot=False)
+    with pytest.raises(ConfigError, match=r"RawAsync without multi_hot: got 8-byte keys"):
+        raw_async_types(make_layout(key_bytes=8), is_dense_float=True, multi_hot=False)
     with pytest.raises(ConfigError, match=r"RawAsync: input 'in1' has up to 3 keys a slot, expected is_fixed_length"):
         raw_async_types(make_layout(), is_dense_float=True, multi_hot=True)
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
-from terarec.errors import ConfigError
+from terarec.errors import ConfigError, FormatError
 from terarec.formats import ColumnBlock
 from terarec.formats.hugectr import (
+    METADATA_FILE,
     FieldTypes,
     FixedRecordFile,
     NormFile,
+    ParquetRecordFile,
+    base_name,
     raw_async_types,
     raw_types,
     read_file_list,
+    read_parquet_metadata,
 )
 from terarec.spec import RecordLayout
 
@@ -82,7 +88,7 @@ class RawSource(_FixedSource):
 
     Args:
         path: path or URL of the file.
-        layout: what a sample holds: one key a slot. The sizes of the slots before are added to it.
+        layout: what a sample holds; whatever its `nnz_per_slot`, one key a slot. Keys get the slots' offsets.
         num_samples: records to read; the file may hold more.
         float_label_dense: whether labels and dense numbers are float32; otherwise they are int32, and a dense
             number becomes ln(x + 1).
@@ -125,3 +131,39 @@ class RawAsyncSource(_FixedSource):
     ) -> None:
         types = raw_async_types(layout, is_dense_float=is_dense_float, multi_hot=multi_hot)
         super().__init__(path, layout, types, num_samples)
+
+
+class ParquetSource:
+    """Parquet files with a ``_metadata.json`` in the directory of the first. A row group is one group.
+
+    Args:
+        file_list: path or URL of the list that names them.
+        layout: what a row holds. The sizes of the slots before are added to keys.
+
+    Attributes:
+        left_out: files of the list that the metadata does not know, which are passed over as HugeCTR does.
+
+    Raises:
+        DataNotFoundError: no such list or file, or no metadata.
+        FormatError: the list, the metadata or a file is not what it should be, or no file is left.
+    """
+
+    def __init__(self, file_list: str | Path, layout: RecordLayout) -> None:
+        self.layout = layout
+        paths = read_file_list(file_list)
+        if not paths:
+            raise FormatError(f"{file_list}: names no files, expected Parquet files")
+        first = paths[0]
+        metadata = read_parquet_metadata(first.removesuffix(base_name(first)) + METADATA_FILE)
+        self.left_out = tuple(path for path in paths if base_name(path) not in metadata.num_rows)
+        if len(self.left_out) == len(paths):
+            raise FormatError(f"{metadata.path}: $.file_stats names none of the {len(paths)} files of {file_list}")
+        kept = [path for path in paths if path not in self.left_out]
+        self._files = [ParquetRecordFile(path, layout, metadata) for path in kept]
+        self._first_group = list(accumulate((len(file.group_rows) for file in self._files), initial=0))
+        self.group_rows: Sequence[int] = [rows for file in self._files for rows in file.group_rows]
+
+    def read(self, group: int) -> tuple[ColumnBlock, int]:
+        """The rows of row group `group`, counted over all files; none are ever left out."""
+        file = bisect_right(self._first_group, group) - 1
+        return self._files[file].read(group - self._first_group[file]), 0

@@ -15,6 +15,14 @@ from terarec.formats.hugectr.fixed_records import (
 from terarec.formats.hugectr.keyset import read_keyset, write_keyset
 from terarec.formats.hugectr.norm import NormFile
 from terarec.formats.hugectr.norm_writer import NormWriter
+from terarec.formats.hugectr.parquet_metadata import (
+    METADATA_FILE,
+    ParquetMetadata,
+    base_name,
+    read_parquet_metadata,
+    write_parquet_metadata,
+)
+from terarec.formats.hugectr.parquet_records import ParquetRecordFile
 from terarec.formats.hugectr.sparse_file import SparseFileLayout, read_sparse_file, write_sparse_file
 from terarec.formats.hugectr.sparse_folder import SparseFolder, open_sparse_folder, write_sparse_folder
 from terarec.formats.hugectr.sparse_rows import CHUNK_ROWS, SparseRows
@@ -22,6 +30,7 @@ from terarec.formats.hugectr.sparse_states import SparseStates, StateLayout, ope
 
 __all__ = [
     "CHUNK_ROWS",
+    "METADATA_FILE",
     "STATISTICS_SUFFIX",
     "BatchNormStatistics",
     "CollectionDump",
@@ -31,11 +40,14 @@ __all__ = [
     "FixedRecordWriter",
     "NormFile",
     "NormWriter",
+    "ParquetMetadata",
+    "ParquetRecordFile",
     "SparseFileLayout",
     "SparseFolder",
     "SparseRows",
     "SparseStates",
     "StateLayout",
+    "base_name",
     "open_collection",
     "open_sparse_folder",
     "open_sparse_states",
@@ -44,12 +56,14 @@ __all__ = [
     "read_file_list",
     "read_floats",
     "read_keyset",
+    "read_parquet_metadata",
     "read_sparse_file",
     "read_statistics",
     "write_collection",
     "write_file_list",
     "write_floats",
     "write_keyset",
+    "write_parquet_metadata",
     "write_sparse_file",
     "write_sparse_folder",
     "write_sparse_states",

@@ -30,25 +30,24 @@ def check_records(
     if len(keys) != layout.num_slots:
         raise FormatError(f"{where}: got keys of {len(keys)} slots, expected {layout.num_slots}")
     bags = []
-    for name, slot_keys, least, most in zip(layout.slot_names, keys, layout.least_keys, layout.most_keys, strict=True):
+    for name, slot_keys, most in zip(layout.slot_names, keys, layout.most_keys, strict=True):
         values, offsets = bags_of(slot_keys)
         if len(offsets) != num_rows + 1 or offsets[0] != 0 or offsets[-1] != len(values):
             raise FormatError(
                 f"{where}, slot {name!r}: got {len(offsets) - 1} bags of {len(values)} keys for {num_rows} rows"
             )
-        check_bag_lengths(np.diff(offsets), least, most, f"{where}, slot {name!r}")
+        check_bag_lengths(np.diff(offsets), most, f"{where}, slot {name!r}")
         check_key_range(values, layout.key_bytes, f"{where}, slot {name!r}")
         bags.append((values, offsets))
     return bags
 
 
-def check_bag_lengths(lengths: NDArray[Any], least: int, most: int, where: str) -> None:
-    """Raise `FormatError`, which starts with `where`, if a bag does not hold `least` to `most` keys."""
-    wrong = (lengths < least) | (lengths > most)
+def check_bag_lengths(lengths: NDArray[Any], most: int, where: str) -> None:
+    """Raise `FormatError`, which starts with `where`, if a bag does not hold 0 to `most` keys."""
+    wrong = (lengths < 0) | (lengths > most)
     if wrong.any():
         record = int(np.argmax(wrong))
-        expected = f"exactly {most}" if least == most else f"{least} to {most}"
-        raise FormatError(f"{where}: record {record} holds {int(lengths[record])} keys, expected {expected}")
+        raise FormatError(f"{where}: record {record} holds {int(lengths[record])} keys, expected 0 to {most}")
 
 
 def bags_of(keys: Keys) -> tuple[NDArray[Any], NDArray[np.int64]]:

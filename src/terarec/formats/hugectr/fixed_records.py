@@ -30,12 +30,14 @@ class FieldTypes:
         label: float32, or int32, of which float32 is made.
         dense: float32, or an integer x, of which float32 ln(x + 1) is made.
         keys: int32, uint32 or int64.
+        keys_per_slot: of every record.
         adds_offsets: whether a reader adds to every key the sizes of the slots before.
     """
 
     label: np.dtype[Any]
     dense: np.dtype[Any]
     keys: np.dtype[Any]
+    keys_per_slot: tuple[int, ...]
     adds_offsets: bool
 
 
@@ -43,11 +45,9 @@ def raw_types(layout: RecordLayout, *, float_label_dense: bool) -> FieldTypes:
     """The types of Raw files.
 
     Raises:
-        ConfigError: 8-byte keys, or a slot of other than exactly one key.
+        ConfigError: 8-byte keys.
     """
-    _check_one_hot(layout, "Raw")
-    number = _FLOAT if float_label_dense else _INT32
-    return FieldTypes(label=number, dense=number, keys=_INT32, adds_offsets=True)
+    return _one_hot_types(layout, "Raw", is_float=float_label_dense, adds_offsets=True)
 
 
 def raw_async_types(layout: RecordLayout, *, is_dense_float: bool, multi_hot: bool) -> FieldTypes:
@@ -57,14 +57,13 @@ def raw_async_types(layout: RecordLayout, *, is_dense_float: bool, multi_hot: bo
         ConfigError: a slot whose number of keys varies; and for the one-hot form what `raw_types` refuses.
     """
     if not multi_hot:
-        _check_one_hot(layout, "RawAsync without multi_hot")
-        number = _FLOAT if is_dense_float else _INT32
-        return FieldTypes(label=number, dense=number, keys=_INT32, adds_offsets=False)
+        return _one_hot_types(layout, "RawAsync without multi_hot", is_float=is_dense_float, adds_offsets=False)
     _check_fixed(layout, "RawAsync")
     return FieldTypes(
         label=_INT32,
         dense=_FLOAT if is_dense_float else _UINT32,
         keys=_UINT32 if layout.key_bytes == 4 else _INT64,
+        keys_per_slot=layout.most_keys,
         adds_offsets=False,
     )
 
@@ -78,16 +77,17 @@ def _check_fixed(layout: RecordLayout, kind: str) -> None:
             )
 
 
-def _check_one_hot(layout: RecordLayout, kind: str) -> None:
+def _one_hot_types(layout: RecordLayout, kind: str, *, is_float: bool, adds_offsets: bool) -> FieldTypes:
     if layout.key_bytes != 4:
         raise ConfigError(f"{kind}: got {layout.key_bytes}-byte keys, expected 4-byte keys")
-    if any(count != 1 for count in layout.most_keys):
-        raise ConfigError(f"{kind}: got nnz_per_slot {list(layout.most_keys)}, expected one key a slot")
+    number = _FLOAT if is_float else _INT32
+    ones = (1,) * layout.num_slots
+    return FieldTypes(label=number, dense=number, keys=_INT32, keys_per_slot=ones, adds_offsets=adds_offsets)
 
 
 def record_bytes(layout: RecordLayout, types: FieldTypes) -> int:
     """Bytes of a record."""
-    return 4 * (layout.label_dim + layout.dense_dim) + types.keys.itemsize * sum(layout.most_keys)
+    return 4 * (layout.label_dim + layout.dense_dim) + types.keys.itemsize * sum(types.keys_per_slot)
 
 
 class FixedRecordFile:
@@ -153,9 +153,9 @@ class FixedRecordFile:
 
 
 def _keys(records: Strided, layout: RecordLayout, types: FieldTypes, num_rows: int) -> tuple[Keys, ...]:
-    width = sum(layout.most_keys)
+    width = sum(types.keys_per_slot)
     matrix = records.matrix(4 * (layout.label_dim + layout.dense_dim), types.keys, width)
-    if all(count == 1 for count in layout.most_keys):
+    if all(count == 1 for count in types.keys_per_slot):
         keys = np.empty((width, num_rows), dtype=np.int64)
         copy_transposed(matrix, keys)
         if types.adds_offsets and layout.slot_sizes:
@@ -163,7 +163,7 @@ def _keys(records: Strided, layout: RecordLayout, types: FieldTypes, num_rows: i
         return tuple(keys)
     columns: list[Keys] = []
     first = 0
-    for count in layout.most_keys:
+    for count in types.keys_per_slot:
         values = matrix[:, first : first + count].astype(np.int64).reshape(-1)
         columns.append(values if count == 1 else (values, np.arange(num_rows + 1, dtype=np.int64) * count))
         first += count
@@ -207,9 +207,9 @@ class FixedRecordWriter:
         records.matrix(0, types.label, layout.label_dim)[:] = _whole(label, types.label, "label", where)
         dense_fields = records.matrix(4 * layout.label_dim, types.dense, layout.dense_dim)
         dense_fields[:] = _whole(dense, types.dense, "dense", where)
-        key_fields = records.matrix(4 * (layout.label_dim + layout.dense_dim), types.keys, sum(layout.most_keys))
+        key_fields = records.matrix(4 * (layout.label_dim + layout.dense_dim), types.keys, sum(types.keys_per_slot))
         first = 0
-        for name, count, (values, _) in zip(layout.slot_names, layout.most_keys, bags, strict=True):
+        for name, count, (values, _) in zip(layout.slot_names, types.keys_per_slot, bags, strict=True):
             if len(values) != count * len(label):
                 raise FormatError(f"{where}, slot {name!r}: got {len(values)} keys, expected {count} in each record")
             if types.keys == _INT32 and values.size and values.max() > np.iinfo(np.int32).max:

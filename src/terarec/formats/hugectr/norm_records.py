@@ -49,8 +49,8 @@ def decode_even(content: NDArray[np.uint8], spans: Spans, layout: RecordLayout, 
             return None
         slots.append((byte, width, count))
         byte += width * step
-    for name, count, least, most in zip(layout.slot_names, counts, layout.least_keys, layout.most_keys, strict=True):
-        check_bag_lengths(np.array([count]), least, most, f"{where}, slot {name!r}")
+    for name, count, most in zip(layout.slot_names, counts, layout.most_keys, strict=True):
+        check_bag_lengths(np.array([count]), most, f"{where}, slot {name!r}")
     label = np.ascontiguousarray(records.matrix(0, _FLOAT, layout.label_dim))
     dense = np.ascontiguousarray(records.matrix(4 * layout.label_dim, _FLOAT, layout.dense_dim))
     num_rows = len(spans.starts)
@@ -96,9 +96,9 @@ def decode_uneven(content: NDArray[np.uint8], spans: Spans, layout: RecordLayout
     label = reader.take(_FLOAT, layout.label_dim)
     dense = reader.take(_FLOAT, layout.dense_dim)
     keys: list[Keys] = []
-    for name, least, most in zip(layout.slot_names, layout.least_keys, layout.most_keys, strict=True):
+    for name, most in zip(layout.slot_names, layout.most_keys, strict=True):
         counts = reader.take(_COUNT, 1)[:, 0].astype(np.int64)
-        check_bag_lengths(counts, least, most, f"{where}, slot {name!r}")
+        check_bag_lengths(counts, most, f"{where}, slot {name!r}")
         values = reader.take_bags(key_dtype(layout.key_bytes), counts).astype(np.int64)
         keys.append(values if (counts == 1).all() else (values, offsets_of(counts)))
     reader.finish()

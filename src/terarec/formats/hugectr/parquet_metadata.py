@@ -1,0 +1,127 @@
+"""``_metadata.json`` beside Parquet files: their rows, and which column is what. See docs/hugectr-formats.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from terarec.errors import FormatError
+from terarec.formats.atomic import write_bytes
+from terarec.formats.location import read_text
+
+METADATA_FILE = "_metadata.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParquetMetadata:
+    """The content of a ``_metadata.json``.
+
+    Attributes:
+        path: of the file, for messages.
+        num_rows: rows of each file, by base name.
+        labels: positions of the label columns, rising.
+        dense: positions of the dense columns, rising.
+        keys: positions of the key columns, rising: slot k is the k-th.
+    """
+
+    path: str
+    num_rows: Mapping[str, int]
+    labels: tuple[int, ...]
+    dense: tuple[int, ...]
+    keys: tuple[int, ...]
+
+
+def read_parquet_metadata(path: str | Path) -> ParquetMetadata:
+    """Read a ``_metadata.json``; fields that HugeCTR does not read are passed over.
+
+    Raises:
+        DataNotFoundError: no such file.
+        FormatError: not JSON, or a field is missing or wrong (JSON path).
+    """
+    try:
+        data = json.loads(read_text(path))
+    except ValueError as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(f"{path}: not JSON ({error}), expected a {METADATA_FILE}") from None
+    where = f"{path}: $"
+    num_rows: dict[str, int] = {}
+    for index, entry in enumerate(_field(data, "file_stats", list, where)):
+        here = f"{where}.file_stats[{index}]"
+        name = base_name(_field(entry, "file_name", str, here))
+        num_rows[name] = _count(entry, "num_rows", here)
+    positions = {kind: _positions(data, kind, where) for kind in ("labels", "conts", "cats")}
+    repeated = [index for index in positions["labels"] if index in positions["conts"] + positions["cats"]]
+    repeated += [index for index in positions["conts"] if index in positions["cats"]]
+    if repeated:
+        raise FormatError(f"{where}: column {repeated[0]} is of two kinds, expected one of labels, conts and cats")
+    return ParquetMetadata(
+        path=str(path),
+        num_rows=num_rows,
+        labels=positions["labels"],
+        dense=positions["conts"],
+        keys=positions["cats"],
+    )
+
+
+def write_parquet_metadata(
+    path: Path, files: Sequence[tuple[str, int]], labels: Sequence[str], dense: Sequence[str], keys: Sequence[str]
+) -> None:
+    """Write a ``_metadata.json``, atomically.
+
+    Args:
+        path: of the file.
+        files: base name and rows of each Parquet file.
+        labels: names of the label columns, which the files hold first.
+        dense: names of the dense columns, which follow.
+        keys: names of the key columns, the last.
+
+    Raises:
+        StorageError: the disk is full.
+    """
+    columns = [{"col_name": name, "index": index} for index, name in enumerate([*labels, *dense, *keys])]
+    first_dense, first_key = len(labels), len(labels) + len(dense)
+    content = {
+        "file_stats": [{"file_name": name, "num_rows": rows} for name, rows in files],
+        "cats": columns[first_key:],
+        "conts": columns[first_dense:first_key],
+        "labels": columns[:first_dense],
+    }
+    write_bytes(path, json.dumps(content).encode())
+
+
+def base_name(path: str) -> str:
+    """The last part of a path or URL."""
+    return path.rsplit("/", 1)[-1]
+
+
+def _positions(data: Any, kind: str, where: str) -> tuple[int, ...]:
+    entries = _field(data, kind, list, where)
+    positions = sorted(_count(entry, "index", f"{where}.{kind}[{i}]") for i, entry in enumerate(entries))
+    if len(set(positions)) != len(positions):
+        raise FormatError(f"{where}.{kind}: an index occurs twice in {positions}")
+    return tuple(positions)
+
+
+def _count(entry: Any, name: str, where: str) -> int:
+    value = _field(entry, name, int, where)
+    if isinstance(value, bool) or value < 0:
+        _refuse(f"{where}.{name}", value, "an integer >= 0")
+    return int(value)
+
+
+def _field(entry: Any, name: str, kind: type, where: str) -> Any:
+    if not isinstance(entry, dict):
+        _refuse(where, entry, "an object")
+    if name not in entry:
+        raise FormatError(f"{where}.{name}: missing")
+    if not isinstance(entry[name], kind):
+        _refuse(f"{where}.{name}", entry[name], {list: "a list", str: "a string", int: "an integer"}[kind])
+    return entry[name]
+
+
+def _refuse(where: str, value: Any, expected: str) -> NoReturn:
+    raise FormatError(f"{where}: got {value!r}, expected {expected}")

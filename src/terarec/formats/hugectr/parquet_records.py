@@ -1,0 +1,191 @@
+"""HugeCTR's Parquet files -> columns. See docs/hugectr-formats.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from terarec.errors import FormatError
+from terarec.formats.arrow_columns import arrow_errors, column_array
+from terarec.formats.block import ColumnBlock, Keys
+from terarec.formats.hugectr.arguments import check_bag_lengths
+from terarec.formats.hugectr.parquet_metadata import ParquetMetadata, base_name
+from terarec.formats.location import locate
+from terarec.spec import RecordLayout
+
+_KEY_TYPES = {4: (pa.int32(), pa.uint32()), 8: (pa.int64(), pa.uint64())}
+
+
+class ParquetRecordFile:
+    """One Parquet file, read by row groups from any thread.
+
+    Args:
+        path: a path or URL.
+        layout: what its rows hold.
+        metadata: which column is what.
+
+    Attributes:
+        num_records: its rows.
+        group_rows: rows of each row group that has any.
+
+    Raises:
+        DataNotFoundError: no such file.
+        FormatError: no Parquet file, another number of rows than the metadata promises, columns that are not there or
+            of a wrong type.
+    """
+
+    def __init__(self, path: str, layout: RecordLayout, metadata: ParquetMetadata) -> None:
+        self._file = locate(path)
+        self._layout = layout
+        self._footer: Any = None
+        with arrow_errors(path), self._opened() as file:
+            self._footer = file.metadata
+            schema = file.schema_arrow
+        self.num_records: int = self._footer.num_rows
+        promised = metadata.num_rows[base_name(path)]
+        if self.num_records != promised:
+            raise FormatError(f"{path}: holds {self.num_records} rows, expected {promised} ({metadata.path})")
+        sizes = [self._footer.row_group(group).num_rows for group in range(self._footer.num_row_groups)]
+        self._groups = [group for group, rows in enumerate(sizes) if rows]
+        self.group_rows = tuple(sizes[group] for group in self._groups)
+        self._labels = _fields(schema, metadata.labels, path)
+        self._dense = _fields(schema, metadata.dense, path)
+        self._keys = _fields(schema, metadata.keys, path)
+        _check_counts(metadata, layout, path)
+        for fields, is_good, expected in (
+            (self._labels, _is_number, "a number"),
+            (self._dense, _is_number_or_list, "a number or a list of floats"),
+        ):
+            for field in fields:
+                if not is_good(field.type):
+                    raise FormatError(f"{path}, column {field.name!r}: type is {field.type}, expected {expected}")
+        for field in self._keys:
+            _check_key_type(field, layout.key_bytes, path)
+
+    def read(self, group: int) -> ColumnBlock:
+        """The rows of row group `group`, keys int64 with the slots' offsets.
+
+        Raises:
+            FormatError: a damaged page, a null, more keys in a list than the layout says, or lists of floats of
+                different lengths.
+        """
+        where = f"{self._file.name}: row group {group}"
+        names = [field.name for field in (*self._labels, *self._dense, *self._keys)]
+        with arrow_errors(where), self._opened() as file:
+            table = file.read_row_group(self._groups[group], columns=names, use_threads=False)
+        num_rows = self.group_rows[group]
+        dense = _floats(table, self._dense, num_rows, where)
+        if dense.shape[1] != self._layout.dense_dim:
+            raise FormatError(f"{where}: holds {dense.shape[1]} dense numbers, expected {self._layout.dense_dim}")
+        return ColumnBlock(
+            label=_floats(table, self._labels, num_rows, where),
+            dense=dense,
+            keys=self._key_columns(table, num_rows, where),
+        )
+
+    def _key_columns(self, table: pa.Table, num_rows: int, where: str) -> tuple[Keys, ...]:
+        scalars = np.empty((len(self._keys), num_rows), dtype=np.int64)
+        columns: list[Keys] = []
+        for index, (field, offset, most) in enumerate(
+            zip(self._keys, self._layout.key_offsets, self._layout.most_keys, strict=True)
+        ):
+            array = column_array(table, field.name, where)
+            if pa.types.is_list(field.type):
+                starts = array.offsets.to_numpy().astype(np.int64)
+                values = array.values.to_numpy()[starts[0] : starts[-1]].astype(np.int64)
+                values += offset
+                starts -= starts[0]
+                check_bag_lengths(np.diff(starts), most, f"{where}, column {field.name!r}")
+                columns.append((values, starts))
+            else:
+                np.add(array.to_numpy(), offset, out=scalars[index], dtype=np.int64, casting="unsafe")
+                columns.append(scalars[index])
+        return tuple(columns)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        """A file of its own for every call: PyArrow's reader is not meant for several threads at once."""
+        source = self._file.open()
+        try:
+            with pq.ParquetFile(source, metadata=self._footer, page_checksum_verification=True) as file:
+                yield file
+        finally:
+            if hasattr(source, "close"):
+                source.close()
+
+
+def _fields(schema: pa.Schema, positions: Sequence[int], path: str) -> list[pa.Field]:
+    """The columns at `positions`."""
+    fields = []
+    for position in positions:
+        if position >= len(schema):
+            raise FormatError(f"{path}: holds {len(schema)} columns, expected one at index {position}")
+        field = schema.field(position)
+        if len(schema.get_all_field_indices(field.name)) > 1:
+            raise FormatError(f"{path}, column {field.name!r}: occurs twice, expected distinct names")
+        fields.append(field)
+    return fields
+
+
+def _check_counts(metadata: ParquetMetadata, layout: RecordLayout, path: str) -> None:
+    for what, positions, expected in (
+        ("labels", metadata.labels, layout.label_dim),
+        ("key columns (cats)", metadata.keys, layout.num_slots),
+    ):
+        if len(positions) != expected:
+            raise FormatError(f"{path}: {metadata.path} names {len(positions)} {what}, expected {expected}")
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind))
+
+
+def _is_number_or_list(kind: pa.DataType) -> bool:
+    listed = pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
+    return bool(pa.types.is_floating(kind.value_type)) if listed else _is_number(kind)
+
+
+def _check_key_type(field: pa.Field, key_bytes: int, path: str) -> None:
+    kind = field.type.value_type if pa.types.is_list(field.type) else field.type
+    if kind not in _KEY_TYPES[key_bytes]:
+        expected = " or ".join(str(accepted) for accepted in _KEY_TYPES[key_bytes])
+        raise FormatError(
+            f"{path}, column {field.name!r}: type is {field.type}, expected {expected} ({key_bytes}-byte keys), "
+            "or lists of it"
+        )
+
+
+def _floats(table: pa.Table, fields: Sequence[pa.Field], num_rows: int, where: str) -> NDArray[np.float32]:
+    """``float32[num_rows, sum of widths]`` of number columns and of lists of one length."""
+    columns: list[NDArray[Any]] = []
+    for field in fields:
+        array = column_array(table, field.name, where)
+        if pa.types.is_list(field.type) or pa.types.is_fixed_size_list(field.type):
+            columns += list(_matrix(array, num_rows, f"{where}, column {field.name!r}").T)
+        else:
+            columns.append(array.to_numpy(zero_copy_only=False))
+    result = np.empty((num_rows, len(columns)), dtype=np.float32)
+    for target, column in zip(result.T, columns, strict=True):
+        target[:] = column
+    return result
+
+
+def _matrix(array: pa.Array, num_rows: int, where: str) -> NDArray[Any]:
+    """``[num_rows, width]`` from lists of one length."""
+    values = array.flatten().to_numpy()
+    width = len(values) // num_rows
+    if pa.types.is_list(array.type):
+        lengths = np.diff(array.offsets.to_numpy())
+        if (lengths != width).any():
+            row = int(np.argmax(lengths != lengths[0]))
+            raise FormatError(
+                f"{where}: row {row} holds {int(lengths[row])} numbers, expected {int(lengths[0])} as in row 0"
+            )
+    matrix: NDArray[Any] = values.reshape(num_rows, width)
+    return matrix

@@ -1,0 +1,98 @@
+"""ParquetSource: files of a list, those that the metadata knows; terarec's own data sets, too."""
+
+import dataclasses
+
+import fsspec
+import numpy as np
+import pytest
+
+from terarec.data.records import ParquetSource, RecordLayout, RecordReader, SparseInput
+from terarec.errors import DataNotFoundError, FormatError
+from terarec.formats.hugectr import write_file_list
+from tests.data.records.samples import drained
+from tests.data.sources import row_numbers
+from tests.formats.samples import make_block, make_spec, write_split
+
+LAYOUT = RecordLayout(
+    label_dim=1,
+    dense_dim=2,
+    inputs=(SparseInput(name="data", nnz_per_slot=(1, 3), is_fixed_length=False),),
+    slot_sizes=(50, 51),
+)
+
+
+@pytest.fixture
+def split(tmp_path):
+    """A terarec data set of three shards of a few row groups: the split's directory, and its rows."""
+    spec = make_spec()
+    block = make_block(spec, 100)
+    write_split(tmp_path, spec, block, cuts=(30, 70), rows_per_group=16)
+    return tmp_path / "train", block
+
+
+def read_all(source, batch_size=9, threads=2):
+    return drained(RecordReader(source, batch_size=batch_size, repeat=False, drop_last=False, threads=threads))
+
+
+def test_a_data_set_of_terarec_is_read_as_it_is(split):
+    directory, block = split
+    source = ParquetSource(directory / "_file_list.txt", LAYOUT)
+    assert sum(source.group_rows) == 100
+    (batch,) = read_all(source, 100)
+    assert batch.sparse.names == ("data.0", "data.1")
+    np.testing.assert_array_equal(batch.label, block.label)
+    np.testing.assert_array_equal(batch.dense, block.dense)
+    np.testing.assert_array_equal(batch.sparse.keys[:100], block.keys[0])
+    np.testing.assert_array_equal(batch.sparse.keys[100:], block.keys[1][0] + 50)
+    np.testing.assert_array_equal(batch.sparse.offsets[100:] - 100, block.keys[1][1])
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_rows_come_in_the_order_of_the_list(split, threads):
+    directory, _ = split
+    write_file_list(directory / "turned.txt", [directory / f"part-0000{i}.parquet" for i in (2, 0)])
+    batches = read_all(ParquetSource(directory / "turned.txt", LAYOUT), threads=threads)
+    assert row_numbers(batches) == [*range(70, 100), *range(30)]
+
+
+def test_files_that_the_metadata_does_not_know_are_passed_over(split):
+    directory, _ = split
+    unknown = directory / "other.parquet"
+    write_file_list(directory / "list.txt", [directory / "part-00001.parquet", unknown])
+    source = ParquetSource(directory / "list.txt", LAYOUT)
+    assert source.left_out == (str(unknown),)
+    assert row_numbers(read_all(source)) == list(range(30, 70))
+
+
+def test_behind_a_url(split):
+    directory, _ = split
+    files = fsspec.filesystem("memory")
+    for path in directory.iterdir():
+        files.pipe(f"/terarec/{path.name}", path.read_bytes())
+    files.pipe("/terarec/list.txt", b"2\n/terarec/part-00000.parquet\n/terarec/part-00001.parquet\n")
+    try:
+        assert row_numbers(read_all(ParquetSource("memory://terarec/list.txt", LAYOUT))) == list(range(70))
+    finally:
+        files.rm("/terarec", recursive=True)
+
+
+def test_wrong_lists(split):
+    directory, _ = split
+    write_file_list(directory / "list.txt", [])
+    with pytest.raises(FormatError, match=r"list.txt: names no files, expected Parquet files"):
+        ParquetSource(directory / "list.txt", LAYOUT)
+    write_file_list(directory / "list.txt", [directory / "other.parquet"])
+    with pytest.raises(FormatError, match=r"_metadata.json: \$.file_stats names none of the 1 files of .*list.txt"):
+        ParquetSource(directory / "list.txt", LAYOUT)
+    (directory / "part-00000.parquet").unlink()
+    with pytest.raises(DataNotFoundError, match=r"part-00000.parquet: no such file"):
+        ParquetSource(directory / "_file_list.txt", LAYOUT)
+    (directory / "_metadata.json").unlink()
+    with pytest.raises(DataNotFoundError, match=r"_metadata.json: no such file"):
+        ParquetSource(directory / "_file_list.txt", LAYOUT)
+
+
+def test_the_other_key_type(split):
+    directory, _ = split
+    with pytest.raises(FormatError, match=r"column 'C0': type is int32, expected int64 or uint64 \(8-byte keys\)"):
+        ParquetSource(directory / "_file_list.txt", dataclasses.replace(LAYOUT, key_bytes=8))

@@ -1,0 +1,207 @@
+"""Parquet files as HugeCTR reads them: columns by index, and one error for each way to be wrong."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from terarec.errors import DataNotFoundError, FormatError
+from terarec.formats.hugectr import (
+    ParquetMetadata,
+    ParquetRecordFile,
+    read_parquet_metadata,
+    write_parquet_metadata,
+)
+from tests.formats.hugectr.samples import assert_same_rows, make_layout
+
+LAYOUT = make_layout(dense=2, slots=((1, True), (3, False)), key_bytes=8, sizes=(100, 100))
+COLUMNS = {
+    "y": pa.array([1.0, 0.0], pa.float32()),
+    "a": pa.array([0.5, 1.5], pa.float32()),
+    "b": pa.array([2.5, 3.5], pa.float32()),
+    "u": pa.array([7, 8], pa.int64()),
+    "v": pa.array([[1, 2], []], pa.list_(pa.int64())),
+}
+EXPECTED = ([[1.0], [0.0]], [[0.5, 2.5], [1.5, 3.5]], [np.array([7, 8]), (np.array([101, 102]), np.array([0, 2, 2]))])
+
+
+def metadata(rows=2, labels=(0,), dense=(1, 2), keys=(3, 4)):
+    return ParquetMetadata(path="m.json", num_rows={"x.parquet": rows}, labels=labels, dense=dense, keys=keys)
+
+
+def saved(tmp_path, columns, **options):
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet", **options)
+    return str(tmp_path / "x.parquet")
+
+
+def read(tmp_path, columns=COLUMNS, layout=LAYOUT, **positions):
+    return ParquetRecordFile(saved(tmp_path, columns), layout, metadata(**positions)).read(0)
+
+
+def test_rows_get_the_offsets_of_their_slots(tmp_path):
+    assert_same_rows(read(tmp_path), *EXPECTED)
+
+
+def test_columns_go_by_position(tmp_path):
+    columns = {name: COLUMNS[name] for name in ("v", "b", "y", "u", "a")}
+    block = read(
+        tmp_path,
+        columns,
+        labels=(2,),
+        dense=(1, 4),
+        keys=(0, 3),
+        layout=make_layout(dense=2, slots=((3, False), (1, True)), key_bytes=8, sizes=(100, 100)),
+    )
+    assert block.dense.tolist() == [[2.5, 0.5], [3.5, 1.5]]
+    assert block.keys[0][0].tolist() == [1, 2]
+    assert block.keys[1].tolist() == [107, 108]
+
+
+def test_row_groups_come_one_by_one_and_empty_ones_do_not_count(tmp_path):
+    writer = pq.ParquetWriter(tmp_path / "x.parquet", pa.table(COLUMNS).schema)
+    for part in (slice(0, 1), slice(0, 0), slice(1, 2)):
+        writer.write_table(pa.table({name: array[part] for name, array in COLUMNS.items()}))
+    writer.close()
+    file = ParquetRecordFile(str(tmp_path / "x.parquet"), LAYOUT, metadata())
+    assert (file.num_records, file.group_rows) == (2, (1, 1))
+    assert [file.read(group).dense.tolist() for group in range(2)] == [[[0.5, 2.5]], [[1.5, 3.5]]]
+
+
+def test_offsets_are_added_to_padding_keys_and_slots_of_size_0_share_them(tmp_path):
+    layout = make_layout(dense=0, slots=((1, True),) * 3, key_bytes=8, sizes=(50, 0, 9))
+    columns = {"y": COLUMNS["y"], **{name: pa.array([-1, 3], pa.int64()) for name in "uvw"}}
+    block = read(tmp_path, columns, layout, dense=(), keys=(1, 2, 3))
+    assert [column.tolist() for column in block.keys] == [[-1, 3], [49, 53], [49, 53]]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.list_(pa.float64(), 2)])
+def test_lists_of_floats_fill_several_dense_numbers(tmp_path, kind):
+    columns = {**COLUMNS, "a": pa.array([[1.0, 2.0], [3.0, 4.0]], kind)}
+    layout = make_layout(dense=3, slots=((1, True), (3, False)), key_bytes=8)
+    assert read(tmp_path, columns, layout).dense.tolist() == [[1.0, 2.0, 2.5], [3.0, 4.0, 3.5]]
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int64(), pa.float64(), pa.bool_()])
+def test_labels_of_other_types(tmp_path, kind):
+    block = read(tmp_path, {**COLUMNS, "y": pa.array([1, 0]).cast(kind)})
+    assert block.label.tolist() == [[1.0], [0.0]]
+
+
+def test_4_byte_keys(tmp_path):
+    layout = make_layout(dense=2, slots=((1, True), (3, False)), sizes=(100, 100))
+    columns = {**COLUMNS, "u": COLUMNS["u"].cast(pa.int32()), "v": COLUMNS["v"].cast(pa.list_(pa.uint32()))}
+    assert_same_rows(read(tmp_path, columns, layout), *EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"u": pa.array([7, 8], pa.int32())}, r"column 'u': type is int32, expected int64 or uint64 \(8-byte keys\)"),
+        ({"u": pa.array([7.0, 8.0])}, r"column 'u': type is double, expected int64"),
+        ({"v": pa.array([[1], []], pa.list_(pa.int32()))}, r"column 'v': type is list<.*int32>, expected int64"),
+        ({"y": pa.array(["1", "0"])}, r"column 'y': type is string, expected a number"),
+        ({"a": pa.array(["1", "0"])}, r"column 'a': type is string, expected a number or a list of floats"),
+        ({"u": pa.array([7, None], pa.int64())}, r"row group 0, column 'u': 1 null, expected none"),
+        ({"v": pa.array([[7, None], []], pa.list_(pa.int64()))}, r"column 'v': 1 null, expected none"),
+        ({"a": pa.array([1.0, None])}, r"column 'a': 1 null, expected none"),
+        ({"v": pa.array([[1], [1, 2, 3, 4]])}, r"column 'v': record 1 holds 4 keys, expected 0 to 3"),
+        ({"a": pa.array([[1.0], [2.0, 3.0]])}, r"column 'a': row 1 holds 2 numbers, expected 1 as in row 0"),
+        ({"a": pa.array([[1.0, 2.0], [3.0, 4.0]])}, r"row group 0: holds 3 dense numbers, expected 2"),
+    ],
+)
+def test_wrong_columns(tmp_path, changes, message):
+    with pytest.raises(FormatError, match=rf"x.parquet.*{message}"):
+        read(tmp_path, {**COLUMNS, **changes})
+
+
+@pytest.mark.parametrize(
+    ("positions", "message"),
+    [
+        ({"rows": 3}, r"holds 2 rows, expected 3 \(m.json\)"),
+        ({"keys": (3, 5)}, r"holds 5 columns, expected one at index 5"),
+        ({"keys": (3,)}, r"m.json names 1 key columns \(cats\), expected 2"),
+        ({"labels": (0, 1), "dense": (2,)}, r"m.json names 2 labels, expected 1"),
+    ],
+)
+def test_metadata_that_does_not_fit(tmp_path, positions, message):
+    with pytest.raises(FormatError, match=rf"x.parquet: {message}"):
+        read(tmp_path, **positions)
+
+
+def test_damaged_files(tmp_path):
+    path = saved(tmp_path, COLUMNS, write_page_checksum=True, use_dictionary=False)
+    content = bytearray((tmp_path / "x.parquet").read_bytes())
+    file = ParquetRecordFile(path, LAYOUT, metadata())
+    messages = []
+    for byte in range(4, 400, 7):
+        damaged = bytearray(content)
+        damaged[byte] ^= 255
+        (tmp_path / "x.parquet").write_bytes(damaged)
+        try:
+            assert_same_rows(file.read(0), *EXPECTED)  # some bytes of a page's header say nothing
+        except FormatError as error:
+            messages.append(str(error))
+    assert len(messages) > 30
+    assert all("row group 0: cannot be read as Parquet" in message for message in messages)
+    (tmp_path / "x.parquet").write_bytes(content[:-5])
+    with pytest.raises(FormatError, match=r"x.parquet: cannot be read as Parquet"):
+        ParquetRecordFile(path, LAYOUT, metadata())
+    (tmp_path / "x.parquet").unlink()
+    with pytest.raises(DataNotFoundError, match=r"x.parquet: no such file"):
+        ParquetRecordFile(path, LAYOUT, metadata())
+
+
+def test_metadata_goes_round(tmp_path):
+    write_parquet_metadata(tmp_path / "_metadata.json", [("a.parquet", 3)], ["y"], ["I1"], ["C1", "C2"])
+    assert json.loads((tmp_path / "_metadata.json").read_text()) == {
+        "file_stats": [{"file_name": "a.parquet", "num_rows": 3}],
+        "cats": [{"col_name": "C1", "index": 2}, {"col_name": "C2", "index": 3}],
+        "conts": [{"col_name": "I1", "index": 1}],
+        "labels": [{"col_name": "y", "index": 0}],
+    }
+    found = read_parquet_metadata(tmp_path / "_metadata.json")
+    assert (found.num_rows, found.labels, found.dense, found.keys) == ({"a.parquet": 3}, (0,), (1,), (2, 3))
+
+
+def test_metadata_of_other_programs(tmp_path):
+    content = {
+        "file_stats": [{"file_name": "/data/train/a.parquet", "num_rows": 3}],
+        "cats": [{"index": 7}, {"col_name": "C1", "index": 4, "more": 1}],
+        "conts": [],
+        "labels": [{"index": 0}],
+        "data_info": {},
+    }
+    (tmp_path / "_metadata.json").write_text(json.dumps(content))
+    found = read_parquet_metadata(tmp_path / "_metadata.json")
+    assert (found.num_rows, found.keys) == ({"a.parquet": 3}, (4, 7))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cats": None}, r"\$.cats: got None, expected a list"),
+        ({"file_stats": [{"num_rows": 3}]}, r"\$.file_stats\[0\].file_name: missing"),
+        (
+            {"file_stats": [{"file_name": "a", "num_rows": -1}]},
+            r".*num_rows: got -1, expected an integer >= 0",
+        ),
+        ({"file_stats": [{"file_name": "a", "num_rows": True}]}, r".*num_rows: got True, expected an integer >= 0"),
+        ({"labels": [{"index": "0"}]}, r"\$.labels\[0\].index: got '0', expected an integer"),
+        ({"labels": [3]}, r"\$.labels\[0\]: got 3, expected an object"),
+        ({"conts": [{"index": 1}, {"index": 1}]}, r"\$.conts: an index occurs twice in \[1, 1\]"),
+        ({"conts": [{"index": 0}]}, r"\$: column 0 is of two kinds, expected one of labels, conts and cats"),
+    ],
+)
+def test_wrong_metadata(tmp_path, changes, message):
+    content = {"file_stats": [], "cats": [], "conts": [], "labels": [{"index": 0}], **changes}
+    (tmp_path / "_metadata.json").write_text(json.dumps(content))
+    with pytest.raises(FormatError, match=rf"_metadata.json: {message}"):
+        read_parquet_metadata(tmp_path / "_metadata.json")
+
+
+def test_metadata_that_is_no_json(tmp_path):
+    (tmp_path / "_metadata.json").write_text('{"cats": [')
+    with pytest.raises(FormatError, match=r"_metadata.json: not JSON \(.*\), expected a _metadata.json"):
+        read_parquet_metadata(tmp_path / "_metadata.json")
