@@ -1,18 +1,23 @@
 """Reading HugeCTR's data files as batches, asynchronously; docs/hugectr-formats.md describes the files."""
 
+from terarec.data.records.generate import GeneratedRecords, generate_records
+from terarec.data.records.generated_rows import RecordGenerator
 from terarec.data.records.keysets import distinct_keys
 from terarec.data.records.reader import RecordReader
 from terarec.data.records.sources import NormSource, ParquetSource, RawAsyncSource, RawSource, RecordSource
 from terarec.spec import RecordLayout, SparseInput
 
 __all__ = [
+    "GeneratedRecords",
     "NormSource",
     "ParquetSource",
     "RawAsyncSource",
     "RawSource",
+    "RecordGenerator",
     "RecordLayout",
     "RecordReader",
     "RecordSource",
     "SparseInput",
     "distinct_keys",
+    "generate_records",
 ]
