@@ -32,6 +32,7 @@ from terarec.hugectr.tables.training_cache import (
 )
 
 if TYPE_CHECKING:
+    from terarec.hugectr.model import Model
     from terarec.hugectr.schedulers import LearningRateScheduler
 
 CreateSolver = Solver
@@ -48,6 +49,7 @@ __version__ = "25.3.0"
 # What computes is loaded when a script first names it: torch takes seconds.
 _ON_USE = {
     "LearningRateScheduler": "terarec.hugectr.schedulers",
+    "Model": "terarec.hugectr.model",
 }
 
 __all__ = [
@@ -73,6 +75,7 @@ __all__ = [
     "HybridEmbeddingParam",
     "Input",
     "LearningRateScheduler",
+    "Model",
     "ModelOversubscriberParams",
     "OptParamsPy",
     "Solver",

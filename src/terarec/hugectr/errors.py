@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError, TerarecError
+from terarec.errors import (
+    ConfigError,
+    DataNotFoundError,
+    FormatError,
+    StorageError,
+    TerarecError,
+    TrainingError,
+)
 from terarec.hugectr.enums import Error_t
 
 
@@ -50,3 +57,9 @@ class BrokenFileError(HugeCTRError, FormatError):
     """A file does not hold what its format promises."""
 
     error = Error_t.BrokenFile
+
+
+class LossCannotConvergeError(HugeCTRError, TrainingError):
+    """The loss is no longer a number."""
+
+    error = Error_t.DataCheckError

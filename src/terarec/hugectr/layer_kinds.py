@@ -1,0 +1,122 @@
+"""HugeCTR's dense layers as terarec's: the kind of each, and where its options come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from terarec.hugectr.enums import Activation_t, Initializer_t, Layer_t, Regularizer_t
+from terarec.nn.registry import LAYERS
+from terarec.spec import GraphLayer
+
+KINDS = {
+    Layer_t.BatchNorm: "batch_norm",
+    Layer_t.LayerNorm: "layer_norm",
+    Layer_t.BinaryCrossEntropyLoss: "binary_cross_entropy",
+    Layer_t.Reshape: "reshape",
+    Layer_t.Select: "select",
+    Layer_t.Concat: "concat",
+    Layer_t.CrossEntropyLoss: "cross_entropy",
+    Layer_t.Dropout: "dropout",
+    Layer_t.ElementwiseMultiply: "elementwise_multiply",
+    Layer_t.ELU: "elu",
+    Layer_t.InnerProduct: "inner_product",
+    Layer_t.FusedInnerProduct: "fused_inner_product",
+    Layer_t.MLP: "mlp",
+    Layer_t.Interaction: "interaction",
+    Layer_t.MultiCrossEntropyLoss: "multi_cross_entropy",
+    Layer_t.ReLU: "relu",
+    Layer_t.ReLUHalf: "relu",
+    Layer_t.Sigmoid: "sigmoid",
+    Layer_t.Slice: "slice",
+    Layer_t.WeightMultiply: "weight_multiply",
+    Layer_t.FmOrder2: "fm_order2",
+    Layer_t.Add: "add",
+    Layer_t.ReduceSum: "reduce_sum",
+    Layer_t.Softmax: "softmax",
+    Layer_t.Gather: "gather",
+    Layer_t.PReLU_Dice: "prelu_dice",
+    Layer_t.GRU: "gru",
+    Layer_t.MatrixMultiply: "matrix_multiply",
+    Layer_t.MultiHeadAttention: "multi_head_attention",
+    Layer_t.Scale: "scale",
+    Layer_t.FusedReshapeConcat: "fused_reshape_concat",
+    Layer_t.FusedReshapeConcatGeneral: "fused_reshape_concat_general",
+    Layer_t.Sub: "sub",
+    Layer_t.ReduceMean: "reduce_mean",
+    Layer_t.MultiCross: "multi_cross",
+    Layer_t.Cast: "cast",
+    Layer_t.SequenceMask: "sequence_mask",
+}
+"""Every layer's kind in `terarec.nn.registry`."""
+
+LOSSES = (Layer_t.BinaryCrossEntropyLoss, Layer_t.CrossEntropyLoss, Layer_t.MultiCrossEntropyLoss)
+
+SOURCES = {
+    "weight_init": "weight_init_type",
+    "bias_init": "bias_init_type",
+    "gamma_init": "gamma_init_type",
+    "beta_init": "beta_init_type",
+    "activation": "act_type",
+    "alpha": "elu_alpha",
+    "rate": "dropout_rate",
+    "target_weights": "target_weight_vec",
+    "regularizer": "regularizer_type",
+    "strength": "lambda",
+    "seq_length": "SeqLength",
+}
+"""The options whose parameter of `DenseLayer` has another name."""
+
+_MEMBERS = {
+    Initializer_t.Default: "default",
+    Initializer_t.Uniform: "uniform",
+    Initializer_t.XavierNorm: "xavier_norm",
+    Initializer_t.XavierUniform: "xavier_uniform",
+    Initializer_t.Zero: "zero",
+    Activation_t.Relu: "relu",
+    Activation_t.Non: "none",
+    Regularizer_t.L1: "l1",
+    Regularizer_t.L2: "l2",
+}
+
+# A second tensor of these carries gradients between kernels of a GPU; it is neither made nor read here.
+_HAS_SCRATCH = {Layer_t.FusedInnerProduct, Layer_t.MLP, Layer_t.Interaction}
+
+
+def graph_layer(layer: Any) -> GraphLayer:
+    """A `DenseLayer` as a layer of a graph."""
+    kind = KINDS[layer.layer_type]
+    bottoms, tops = list(layer.bottom_names), list(layer.top_names)
+    if layer.layer_type in _HAS_SCRATCH:
+        tops = tops[:1]
+        bottoms = bottoms if layer.layer_type is Layer_t.Interaction else bottoms[:1]
+    given = layer.values()
+    options = {
+        option.name: _native(given[SOURCES.get(option.name, option.name)])
+        for option in LAYERS[kind].options
+        if SOURCES.get(option.name, option.name) in given
+    }
+    if layer.layer_type is Layer_t.MLP and not layer.num_outputs:
+        options["num_outputs"] = (layer.num_output,)
+    if layer.layer_type is Layer_t.Scale:
+        options["factor"] = int(layer.factor)
+    if layer.layer_type in LOSSES and not layer.use_regularizer:
+        options |= {"regularizer": "none", "strength": 0.0}
+    return GraphLayer(kind=kind, bottoms=tuple(bottoms), tops=tuple(tops), options=options)
+
+
+def group_layer(layer: Any) -> GraphLayer:
+    """A `GroupDenseLayer` as a layer of a graph: all its layers have ReLU, the last one what it names."""
+    options = {"num_outputs": tuple(layer.num_outputs), "last_activation": _native(layer.last_act_type)}
+    return GraphLayer(
+        kind="group_dense",
+        bottoms=tuple(layer.bottom_name_list[:1]),
+        tops=tuple(layer.top_name_list[-1:]),
+        options=options,
+    )
+
+
+def _native(value: Any) -> Any:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(_native(item) for item in value)
+    return _MEMBERS.get(value, value) if isinstance(value, (Initializer_t, Activation_t, Regularizer_t)) else value

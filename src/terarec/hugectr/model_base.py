@@ -1,0 +1,110 @@
+"""The part of `Model` that the others build on: what was added, and what was made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from terarec.hugectr.engine import Engine
+from terarec.hugectr.errors import IllegalCallError, WrongInputError
+from terarec.hugectr.log import Log
+from terarec.hugectr.network import Network
+from terarec.hugectr.readers import DataReader, record_layout, source_opener
+from terarec.hugectr.summary import summary_lines
+from terarec.hugectr.tables.data_input import Input
+from terarec.hugectr.tables.optimizer import OptParamsPy
+from terarec.models import GraphModel
+
+
+class ModelBase:
+    """A model that is built part by part and then compiled.
+
+    Attributes:
+        solver: what `CreateSolver` made.
+        reader_params: the `DataReaderParams`; of release 3.0 the `Input`, which says the same.
+    """
+
+    def __init__(self, solver: Any, reader_params: Any, opt_params: Any, etc_params: Any) -> None:
+        if isinstance(reader_params, OptParamsPy):
+            reader_params, opt_params = None, reader_params
+        if not isinstance(opt_params, OptParamsPy):
+            raise WrongInputError(f"Model: opt_params: got {opt_params!r}, expected what CreateOptimizer makes")
+        self.solver, self.reader_params = solver, reader_params
+        self._optimizer, self._etc_params = opt_params, etc_params
+        self._network = Network(solver, opt_params)
+        self._log = Log(solver.compat_release)
+        self._engine: Engine | None = None
+
+    def add(self, part: Any) -> None:
+        """Add an `Input`, an embedding or a layer on top of what is there.
+
+        Raises:
+            IllegalCallError: after `compile`, before the `Input`, or a second `Input`.
+            WrongInputError: a tensor that is not there, or one that is there already.
+        """
+        if self._engine is not None:
+            raise IllegalCallError("add: the model is compiled, expected every add before compile")
+        self._network.add(part)
+        if isinstance(part, Input) and self.reader_params is None:
+            self.reader_params = part
+
+    def compile(self, loss_names: Sequence[str] = (), loss_weights: Sequence[float] = ()) -> None:
+        """Build the model.
+
+        Args:
+            loss_names: labels whose losses get weights.
+            loss_weights: the weights.
+
+        Raises:
+            IllegalCallError: a second time, or without an `Input`.
+            WrongInputError: no loss, a label that is not there, shapes or options that do not fit.
+        """
+        if self._engine is not None:
+            raise IllegalCallError("compile: the model is compiled, expected one call")
+        if len(loss_names) != len(loss_weights):
+            raise WrongInputError(f"compile: got {len(loss_names)} loss_names and {len(loss_weights)} loss_weights")
+        solver, reader = self.solver, self.reader_params
+        plan = self._network.plan(dict(zip(loss_names, map(float, loss_weights), strict=True)))
+        layout = record_layout(solver, reader, self._network.inputs, adds_offsets=plan.adds_offsets)
+        shared: dict[str, Any] = {"repeat": solver.repeat_dataset, "threads": reader.num_workers}
+        train_reader = DataReader(
+            source_opener(reader, layout, num_samples=reader.num_samples),
+            reader.source[0],
+            batch_size=solver.batchsize,
+            drop_last=solver.drop_incomplete_batch,
+            **shared,
+        )
+        eval_reader = DataReader(
+            source_opener(reader, layout, num_samples=reader.eval_num_samples),
+            reader.eval_source,
+            batch_size=solver.batchsize_eval,
+            drop_last=False,
+            **shared,
+        )
+        self._engine = Engine(plan, solver, self._optimizer, train_reader=train_reader, eval_reader=eval_reader)
+        devices = sum(map(len, solver.vvgpu))
+        if devices > 1:
+            self._log(f"vvgpu names {devices} devices: training runs on this one, with the same results")
+
+    @property
+    def module(self) -> GraphModel:
+        """The model as an ordinary `torch.nn.Module`, to be trained in any loop; its weights are this model's.
+
+        Raises:
+            IllegalCallError: before `compile`.
+        """
+        return self._compiled("module").model
+
+    def summary(self) -> None:
+        """Print the inputs, and the layers with their shapes.
+
+        Raises:
+            IllegalCallError: before `compile`.
+        """
+        for line in summary_lines(self._compiled("summary").model, self._network.parts):
+            self._log.bare(line)
+
+    def _compiled(self, call: str) -> Engine:
+        if self._engine is None:
+            raise IllegalCallError(f"{call}: the model is not compiled, expected Model.compile() before")
+        return self._engine

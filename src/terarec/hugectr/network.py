@@ -1,0 +1,222 @@
+"""What a script adds to a model, as a `GraphSpec` with the optimizers of its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from terarec.errors import ConfigError
+from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
+from terarec.hugectr.embeddings import HAS_STATIC_TABLES, capacity, collection_graph, sparse_embedding
+from terarec.hugectr.errors import IllegalCallError, WrongInputError
+from terarec.hugectr.layer_kinds import LOSSES, graph_layer, group_layer
+from terarec.hugectr.optimizers import embedding_optimizer, optimizer_rule
+from terarec.hugectr.tables.data_input import Input
+from terarec.hugectr.tables.dense_layer import DenseLayer, GroupDenseLayer
+from terarec.hugectr.tables.sparse_embedding import SparseEmbedding
+from terarec.spec import GraphEmbedding, GraphLabel, GraphLayer, GraphSpec, SparseOptimizerSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What a model is compiled from.
+
+    Attributes:
+        spec: the graph.
+        rules: update rules of tables, by the names that the graph's embeddings give them.
+        capacities: `SparseEmbedding` -> most keys.
+        collections: for each embedding collection, the names of its embeddings in the graph.
+        adds_offsets: whether readers add the sizes of slots to keys.
+    """
+
+    spec: GraphSpec
+    rules: Mapping[str, SparseOptimizerSpec]
+    capacities: Mapping[str, int]
+    collections: Sequence[Sequence[str]]
+    adds_offsets: bool
+
+
+class Network:
+    """The parts of a model in the order in which they were added.
+
+    Attributes:
+        parts: what was added.
+
+    Args:
+        solver: what `CreateSolver` made.
+        optimizer: the model's optimizer, which embeddings without one of their own take.
+    """
+
+    def __init__(self, solver: Any, optimizer: Any) -> None:
+        self.parts: list[Any] = []
+        self._solver, self._optimizer = solver, optimizer
+        self._known: list[str] = []
+
+    @property
+    def inputs(self) -> Any:
+        """The `Input`.
+
+        Raises:
+            IllegalCallError: none was added yet.
+        """
+        if not self.parts:
+            raise IllegalCallError("Model: got no Input, expected one before everything else")
+        return self.parts[0]
+
+    def of_kind(self, *kinds: type) -> list[Any]:
+        """The parts of `kinds`, in their order."""
+        return [part for part in self.parts if isinstance(part, kinds)]
+
+    def add(self, part: Any) -> None:
+        """Add a part on top of those that are there.
+
+        Raises:
+            WrongInputError: another kind of object, a bottom that is not there, or a top that is.
+            IllegalCallError: a part before the `Input`, or a second one.
+        """
+        if isinstance(part, Input) == bool(self.parts):
+            name = type(part).__name__
+            raise IllegalCallError(f"add: got {name} as part {len(self.parts) + 1}, expected one Input, the first part")
+        reads, makes = _names(part)
+        sparse = [slots.top_name for slots in self.inputs.data_reader_sparse_param_array] if self.parts else []
+        known = sparse if isinstance(part, SparseEmbedding | EmbeddingCollectionConfig) else self._known
+        for name in reads:
+            if name not in known:
+                raise WrongInputError(
+                    f"add: {_title(part)} reads {name!r}, expected one of {', '.join(known) or 'none'}"
+                )
+        for name in makes:
+            if name in self._known or makes.count(name) > 1:
+                raise WrongInputError(
+                    f"add: {_title(part)} makes {name!r}, which is there already, expected a new name"
+                )
+        self._known += makes
+        self.parts.append(part)
+
+    def plan(self, loss_weights: Mapping[str, float]) -> Plan:
+        """The graph of all parts.
+
+        Args:
+            loss_weights: label -> weight of its loss, in place of what the `Input` says.
+
+        Raises:
+            WrongInputError: names, labels, slots or regularizers that do not fit.
+        """
+        rules: dict[str, SparseOptimizerSpec] = {}
+        embeddings: list[GraphEmbedding] = []
+        layers: list[GraphLayer] = []
+        capacities: dict[str, int] = {}
+        collections: list[list[str]] = []
+        for part in self.of_kind(SparseEmbedding):
+            optimizer = part.optimizer or self._optimizer
+            key = _key_of(embedding_optimizer(optimizer, self._solver.lr), rules)
+            embeddings.append(sparse_embedding(part, slots=self._slots(part.bottom_name), optimizer=key))
+            if part.embedding_type not in HAS_STATIC_TABLES:
+                devices = sum(map(len, self._solver.vvgpu))
+                capacities[part.sparse_embedding_name] = capacity(part, optimizer, devices)
+        for number, part in enumerate(self.of_kind(EmbeddingCollectionConfig)):
+            keys = {
+                lookup.table.name: _key_of(
+                    optimizer_rule(lookup.table.opt_params or self._optimizer, self._solver.lr), rules
+                )
+                for lookup in part.lookups
+            }
+            found, joined = collection_graph(part, number=number, optimizers=keys, hotness=self._hotness())
+            embeddings += found
+            layers += joined
+            collections.append([embedding.name for embedding in found])
+        layers += [self._layer(part) for part in self.of_kind(DenseLayer, GroupDenseLayer)]
+        try:
+            spec = GraphSpec(
+                labels=self._labels(loss_weights),
+                dense_name=self.inputs.dense_name,
+                dense_dim=self.inputs.dense_dim,
+                embeddings=tuple(embeddings),
+                layers=tuple(layers),
+            )
+        except ConfigError as error:
+            raise WrongInputError(f"compile: {error}") from None
+        return Plan(
+            spec=spec,
+            rules=rules,
+            capacities=capacities,
+            collections=collections,
+            adds_offsets=self._adds_offsets(),
+        )
+
+    def _labels(self, loss_weights: Mapping[str, float]) -> tuple[GraphLabel, ...]:
+        """The labels by name, as HugeCTR cuts the columns."""
+        inputs = self.inputs
+        weights = dict(zip(inputs.label_names, inputs.label_weights, strict=True))
+        for name in loss_weights:
+            if name not in weights:
+                raise WrongInputError(f"compile: loss_names: got {name!r}, expected labels: {', '.join(weights)}")
+        weights |= loss_weights
+        dims = dict(zip(inputs.label_names, inputs.label_dims, strict=True))
+        return tuple(GraphLabel(name=name, dim=dims[name], weight=weights[name]) for name in sorted(dims))
+
+    def _layer(self, part: Any) -> GraphLayer:
+        if isinstance(part, GroupDenseLayer):
+            return group_layer(part)
+        losses = [other for other in self.of_kind(DenseLayer) if other.layer_type in LOSSES]
+        if part.layer_type in LOSSES and part.use_regularizer and len(losses) > 1:
+            raise WrongInputError(f"{_title(part)}: got a regularizer beside other losses, expected none with several")
+        return graph_layer(part)
+
+    def _adds_offsets(self) -> bool:
+        kinds = {part.embedding_type in HAS_STATIC_TABLES for part in self.of_kind(SparseEmbedding)}
+        if len(kinds) == 2:
+            raise WrongInputError(
+                "compile: got OneHot or Hybrid embeddings, whose keys count from 0 in each slot, beside hash "
+                "embeddings, expected one sort"
+            )
+        return kinds == {False}
+
+    def _slots(self, bottom: str) -> int:
+        return next(int(slots.slot_num) for slots in self._sparse() if slots.top_name == bottom)
+
+    def _hotness(self) -> dict[str, int]:
+        return {slots.top_name: slots.nnz_per_slot[0] for slots in self._sparse()}
+
+    def _sparse(self) -> Sequence[Any]:
+        found: Sequence[Any] = self.inputs.data_reader_sparse_param_array
+        return found
+
+
+def _names(part: Any) -> tuple[list[str], list[str]]:
+    """What `part` reads and what it makes.
+
+    Raises:
+        WrongInputError: an object that is no part of a model.
+    """
+    if isinstance(part, Input):
+        return [], [*part.label_names, *([part.dense_name] if part.dense_dim else [])]
+    if isinstance(part, SparseEmbedding):
+        return [part.bottom_name], [part.sparse_embedding_name]
+    if isinstance(part, EmbeddingCollectionConfig):
+        tops = [part.concatenated_name] if part.concatenated_name else [lookup.top_name for lookup in part.lookups]
+        return [lookup.bottom_name for lookup in part.lookups], tops
+    if isinstance(part, DenseLayer):
+        return list(part.bottom_names), list(part.top_names)
+    if isinstance(part, GroupDenseLayer):
+        return list(part.bottom_name_list), list(part.top_name_list)
+    raise WrongInputError(
+        f"add: got {type(part).__name__}, expected Input, SparseEmbedding, EmbeddingCollectionConfig, DenseLayer or "
+        "GroupDenseLayer"
+    )
+
+
+def _title(part: Any) -> str:
+    kind = part.layer_type.name if isinstance(part, DenseLayer) else type(part).__name__
+    return f"{kind} {', '.join(map(repr, _names(part)[1]))}"
+
+
+def _key_of(rule: SparseOptimizerSpec, rules: dict[str, SparseOptimizerSpec]) -> str:
+    """The name of `rule` in `rules`, where it is put if it is new."""
+    for name, held in rules.items():
+        if held == rule:
+            return name
+    name = f"rows{len(rules)}"
+    rules[name] = rule
+    return name

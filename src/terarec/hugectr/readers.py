@@ -1,0 +1,127 @@
+"""`DataReaderParams` as readers of records."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from terarec.batch import Batch
+from terarec.data.records import (
+    NormSource,
+    ParquetSource,
+    RawAsyncSource,
+    RawSource,
+    RecordLayout,
+    RecordReader,
+    RecordSource,
+    SparseInput,
+)
+from terarec.hugectr.enums import Check_t, DataReaderType_t
+
+OpenSource = Callable[[str], RecordSource]
+
+
+class DataReader:
+    """One of the two readers of a model, as `Model.get_data_reader_train` and ``..._eval`` hand them out.
+
+    Args:
+        open_source: opens the data of a name.
+        name: of the first data.
+        batch_size: samples of a batch.
+        repeat: whether the data starts over at its end.
+        drop_last: whether a short last batch is left out.
+        threads: threads that read.
+    """
+
+    def __init__(
+        self, open_source: OpenSource, name: str, *, batch_size: int, repeat: bool, drop_last: bool, threads: int
+    ) -> None:
+        self._open = open_source
+        self.name = name
+        self._options: dict[str, Any] = {
+            "batch_size": batch_size,
+            "repeat": repeat,
+            "drop_last": drop_last,
+            "threads": min(threads, os.cpu_count() or 1),
+        }
+        self._reader: RecordReader | None = None
+        self._is_eof = False
+
+    def set_source(self, file: str = "") -> None:
+        """Read `file` from its start on, or the data that is being read if no name is given.
+
+        Raises:
+            DataNotFoundError: no such data.
+            FormatError: data that does not hold what it should.
+        """
+        source = self._open(file or self.name)
+        if self._reader is None:
+            self._reader = RecordReader(source, **self._options)
+        else:
+            self._reader.set_source(source)
+        self.name, self._is_eof = file or self.name, False
+
+    def is_started(self) -> bool:
+        """Whether there is data to read."""
+        return self._reader is not None
+
+    def is_eof(self) -> bool:
+        """Whether the last batch asked for was behind the end of the data."""
+        return self._is_eof
+
+    def next_batch(self) -> Batch | None:
+        """The next batch; None from the end of the data on, until `set_source` starts over."""
+        if self._reader is None or self._is_eof:
+            return None
+        batch = self._reader.next_batch()
+        self._is_eof = batch is None
+        return batch
+
+    def close(self) -> None:
+        """End the threads that read."""
+        if self._reader is not None:
+            self._reader.close()
+
+
+def record_layout(solver: Any, reader: Any, inputs: Any, *, adds_offsets: bool) -> RecordLayout:
+    """What a sample of the files holds.
+
+    Args:
+        solver: what `CreateSolver` made.
+        reader: the `DataReaderParams`.
+        inputs: the `Input`.
+        adds_offsets: whether the sizes of the slots before are added to keys, where the format asks for that.
+    """
+    return RecordLayout(
+        label_dim=sum(inputs.label_dims),
+        dense_dim=inputs.dense_dim,
+        inputs=tuple(
+            SparseInput(
+                name=slots.top_name, nnz_per_slot=tuple(slots.nnz_per_slot), is_fixed_length=slots.is_fixed_length
+            )
+            for slots in inputs.data_reader_sparse_param_array
+        ),
+        key_bytes=8 if solver.i64_input_key else 4,
+        slot_sizes=tuple(reader.slot_size_array) if adds_offsets else (),
+    )
+
+
+def source_opener(reader: Any, layout: RecordLayout, *, num_samples: int) -> OpenSource:
+    """Opens data in the format of `reader`."""
+    kind = reader.data_reader_type
+    if kind is DataReaderType_t.Norm:
+        return lambda name: NormSource(name, layout, checksum=reader.check_type is Check_t.Sum)
+    if kind is DataReaderType_t.Parquet:
+        return lambda name: ParquetSource(name, layout)
+    if kind is DataReaderType_t.Raw:
+        is_float = reader.float_label_dense
+        return lambda name: RawSource(name, layout, num_samples=num_samples, float_label_dense=is_float)
+    options = reader.async_param
+    return lambda name: RawAsyncSource(
+        name,
+        layout,
+        num_samples=num_samples,
+        is_dense_float=options.is_dense_float,
+        multi_hot=options.multi_hot_reader,
+    )

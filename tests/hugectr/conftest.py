@@ -1,0 +1,33 @@
+"""Planted and random data for the scripts of these tests, written once."""
+
+import pytest
+import torch
+
+from tests.hugectr.planted import Planted, write_norm
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Layers this small only wait for each other on several threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def planted(tmp_path_factory):
+    """Training list, evaluation list, and the best AUC that can be reached on the latter."""
+    directory = tmp_path_factory.mktemp("planted")
+    valid = Planted(5_000, seed=1)
+    return write_norm(directory / "train", Planted(20_000)), write_norm(directory / "valid", valid), valid.best_auc
+
+
+@pytest.fixture(scope="session")
+def random_labels(tmp_path_factory):
+    """Training and evaluation lists whose labels follow from nothing."""
+    directory = tmp_path_factory.mktemp("random")
+    return (
+        write_norm(directory / "train", Planted(20_000, is_random=True)),
+        write_norm(directory / "valid", Planted(5_000, seed=1, is_random=True)),
+    )

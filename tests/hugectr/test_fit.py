@@ -1,0 +1,135 @@
+"""`Model.fit`: what is due when, by release; the ends of a training; callbacks; epochs."""
+
+import re
+
+import pytest
+
+import terarec.hugectr as hugectr
+from terarec.hugectr.errors import LossCannotConvergeError
+from tests.hugectr.scripts import auc_of, dcn, to_loss
+from tests.hugectr.scripts import model as new_model
+
+
+def iterations(told):
+    return [int(number) for number in re.findall(r"Iter: (\d+) ", told)]
+
+
+@pytest.mark.parametrize(
+    ("release", "shown", "evaluations"),
+    [("25.03", [4, 8, 12], 2), ("23.06", [4, 8, 12], 2), ("23.02", [4, 8], 1), ("3.1", [4, 8], 1)],
+)
+def test_a_release_shows_after_or_before_an_interval_is_full(planted, capsys, release, shown, evaluations):
+    dcn(*planted[:2], compat_release=release).fit(max_iter=12, display=4, eval_interval=6)
+    told = capsys.readouterr().out
+    assert iterations(told) == shown
+    assert told.count("Evaluation, AUC") == evaluations
+    assert ("[HUGECTR]" in told) == (release == "3.1")
+
+
+@pytest.mark.parametrize(("release", "done"), [("25.03", 80), ("23.12", 82), ("3.1", 82)])
+def test_epochs_count_on_and_older_releases_count_the_end_of_data(planted, capsys, release, done):
+    made = dcn(*planted[:2], repeat_dataset=False, compat_release=release)
+    made.fit(num_epochs=2, display=30, eval_interval=50)
+    told = capsys.readouterr().out
+    assert f"Finish 2 epochs {done} global iterations with batchsize 500 in" in told
+    assert told.count("--Epoch ") == 2
+    assert iterations(told) == [30, 60]
+    assert "Evaluation, AUC: 0." in told
+    assert not made.train()
+
+
+def test_epochs_find_what_is_planted(planted):
+    *sources, best_auc = planted
+    made = dcn(*sources, repeat_dataset=False)
+    made.fit(num_epochs=3, display=0, eval_interval=0)
+    assert auc_of(made) > 0.95 * best_auc
+
+
+def test_a_script_walks_over_its_epochs_itself(planted):
+    made = dcn(*planted[:2], repeat_dataset=False)
+    made.get_data_reader_train().set_source(planted[0])
+    count = 0
+    while made.train():
+        count += 1
+    assert count == 40
+    assert made.get_data_reader_train().is_eof()
+    made.get_data_reader_train().set_source()
+    assert made.train()
+
+
+def test_a_short_last_batch_is_left_out_unless_asked_for(planted):
+    counts = []
+    for drops in (True, False):
+        made = dcn(*planted[:2], repeat_dataset=False, batchsize=600, drop_incomplete_batch=drops)
+        made.get_data_reader_train().set_source(planted[0])
+        counts.append(sum(iter(made.train, False)))
+    assert counts == [33, 34]
+
+
+def test_training_ends_when_auc_is_above_the_target(planted, capsys):
+    made = dcn(*planted[:2], metrics_spec={hugectr.MetricsType.AUC: 0.6})
+    made.fit(max_iter=100, display=0, eval_interval=20)
+    told = capsys.readouterr().out
+    assert re.search(r"Hit target accuracy AUC 0.60000 at (20|40) / 100 iterations with batchsize 500", told)
+    assert "Finish" not in told
+
+
+def test_a_target_that_is_met_but_not_passed_does_not_end_it(planted, capsys):
+    made = dcn(*planted[:2], metrics_spec={hugectr.MetricsType.AUC: 1.0})
+    made.get_eval_metrics = lambda: [("AUC", 1.0)]
+    made.fit(max_iter=4, display=0, eval_interval=2)
+    assert "Finish 4 iterations" in capsys.readouterr().out
+
+
+def test_a_loss_that_is_no_number_is_an_error_where_it_is_shown(planted):
+    with pytest.raises(LossCannotConvergeError, match="the loss of iteration 2 is NaN"):
+        diverging(planted).fit(max_iter=4, display=2)
+    diverging(planted, gen_loss_summary=False).fit(max_iter=4, display=2, eval_interval=0)
+
+
+def diverging(planted, **settings):
+    made = new_model(*planted[:2], optimizer={"optimizer_type": hugectr.Optimizer_t.SGD}, lr=1e30, **settings)
+    for bottom, top in (("dense", "a"), ("a", "b"), ("b", "c")):
+        made.add(
+            hugectr.DenseLayer(
+                layer_type=hugectr.Layer_t.InnerProduct, bottom_names=[bottom], top_names=[top], num_output=4
+            )
+        )
+    return to_loss(made, "c")
+
+
+class Watcher(hugectr.TrainingCallback):
+    def __init__(self, stop_at=None):
+        super().__init__()
+        self.calls, self.stop_at = [], stop_at
+
+    def on_training_start(self):
+        self.calls.append("start")
+
+    def on_training_end(self, current_iter):
+        self.calls.append(("end", current_iter))
+
+    def on_eval_start(self, current_iter):
+        self.calls.append(("eval", current_iter))
+        return False
+
+    def on_eval_end(self, current_iter, eval_results):
+        self.calls.append(sorted(eval_results))
+        return current_iter == self.stop_at
+
+
+def test_callbacks_are_told_and_may_end_the_training(planted):
+    patient, hasty = Watcher(), Watcher(stop_at=3)
+    dcn(*planted[:2], training_callbacks=[patient]).fit(max_iter=5, display=0, eval_interval=2)
+    assert patient.calls == ["start", ("eval", 1), ["AUC"], ("eval", 3), ["AUC"], ("end", 4)]
+    dcn(*planted[:2], training_callbacks=[hasty]).fit(max_iter=5, display=0, eval_interval=2)
+    assert hasty.calls[-2:] == [["AUC"], ("end", 3)]
+
+
+def test_a_second_fit_goes_on(planted):
+    whole = dcn(*planted[:2])
+    whole.fit(max_iter=6, display=0, eval_interval=0)
+    halves = dcn(*planted[:2])
+    for _ in range(2):
+        halves.fit(max_iter=3, display=0, eval_interval=0)
+    assert whole.get_current_loss() == halves.get_current_loss()

@@ -1,0 +1,338 @@
+"""`Model` as scripts use it: it learns, its calls have HugeCTR's meaning, and misuse is told."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import terarec.hugectr as hugectr
+from terarec.data.records import NormSource, RecordReader
+from terarec.errors import ConfigError
+from terarec.hugectr.enums import Error_t
+from terarec.hugectr.errors import HugeCTRError, IllegalCallError, OutOfBoundError, WrongInputError
+from terarec.models import GraphModel
+from terarec.optim import RowOptimizer
+from terarec.spec import (
+    AdamSpec,
+    DynamicTableSpec,
+    GraphEmbedding,
+    GraphFeature,
+    GraphLabel,
+    GraphLayer,
+    GraphSpec,
+    RowOptions,
+    SGDSpec,
+)
+from terarec.train import GraphTrainer
+from tests.hugectr.planted import layout
+from tests.hugectr.scripts import Layer, auc_of, dcn, embed, layer, model, to_loss
+
+
+def losses_of(made, steps):
+    """The curve of a script's own loop."""
+    made.start_data_reading()
+    schedule, losses = made.get_learning_rate_scheduler(), []
+    for _ in range(steps):
+        made.set_learning_rate(schedule.get_next())
+        assert made.train()
+        losses.append(made.get_current_loss())
+    return losses
+
+
+def test_a_script_finds_what_is_planted(planted, capsys):
+    *sources, best_auc = planted
+    made = dcn(*sources)
+    made.summary()
+    made.fit(max_iter=160, display=40, eval_interval=80)
+    told = capsys.readouterr().out
+    assert (
+        "MultiCross                              all                           cross                         (None, 35)"
+        in told
+    )
+    assert told.count("Iter: ") == 4
+    assert told.count("Evaluation, AUC: ") == 2
+    assert "Finish 160 iterations with batchsize: 500 in " in told
+    assert auc_of(made) > 0.95 * best_auc
+
+
+def test_random_labels_teach_nothing(random_labels):
+    made = dcn(*random_labels)
+    made.fit(max_iter=60, display=0, eval_interval=0)
+    assert abs(auc_of(made) - 0.5) < 0.03
+
+
+def test_the_same_model_described_natively_has_the_same_curve_bit_for_bit(planted):
+    source, eval_source, _ = planted
+    features = tuple(GraphFeature(name=f"data.{slot}", table="embedding") for slot in range(4))
+    dense = {"weight_init": "default", "bias_init": "default"}
+    spec = GraphSpec(
+        labels=(GraphLabel(name="label"),),
+        dense_dim=3,
+        embeddings=(
+            GraphEmbedding(
+                name="embedding",
+                tables=(DynamicTableSpec(name="embedding", width=8, init_scale=0.05),),
+                features=features,
+            ),
+        ),
+        layers=tuple(
+            GraphLayer(kind=kind, bottoms=tuple(bottoms.split()), tops=(top,), options=options)
+            for kind, bottoms, top, options in (
+                ("reshape", "embedding", "flat", {"leading_dim": 32}),
+                ("concat", "flat dense", "all", {"axis": 1}),
+                ("multi_cross", "all", "cross", {"num_layers": 2}),
+                ("inner_product", "all", "hidden", {"num_output": 32, **dense}),
+                ("relu", "hidden", "active", {}),
+                ("dropout", "active", "dropped", {"rate": 0.1}),
+                ("concat", "cross dropped", "both", {"axis": 1}),
+                ("inner_product", "both", "logit", {"num_output": 1, **dense}),
+                ("binary_cross_entropy", "logit label", "loss", {}),
+            )
+        ),
+    )
+    adam = AdamSpec(lr=0.01, eps=1e-7, eps_hat=True)
+    torch.manual_seed(5)
+    trainer = GraphTrainer(
+        GraphModel(spec, seed=5),
+        adam,
+        {"default": AdamSpec(lr=0.01, eps=1e-7, eps_hat=True, rows=RowOptions(mode="global"))},
+    )
+    reader = RecordReader(
+        NormSource(source, layout(), checksum=True), batch_size=500, repeat=True, drop_last=True, threads=1
+    )
+    native = [float(trainer.step(reader.next_batch())) for _ in range(45)]
+    reader.close()
+    assert losses_of(dcn(source, eval_source), 45) == native
+
+
+def test_more_devices_than_there_are_change_nothing_and_are_told_of_once(planted, capsys):
+    one = losses_of(dcn(*planted[:2]), 5)
+    told = capsys.readouterr().out
+    four = losses_of(dcn_on([[0, 1], [2, 3]], planted), 5)
+    assert one == four
+    assert "devices" not in told
+    assert capsys.readouterr().out.count("vvgpu names 4 devices: training runs on this one, with the same results") == 1
+
+
+def dcn_on(devices, planted):
+    made = hugectr.Model(
+        hugectr.CreateSolver(
+            vvgpu=devices, batchsize=500, batchsize_eval=500, lr=0.01, seed=5, i64_input_key=True, max_eval_batches=10
+        ),
+        hugectr.DataReaderParams(
+            data_reader_type=hugectr.DataReaderType_t.Norm,
+            source=planted[0],
+            eval_source=planted[1],
+            check_type=hugectr.Check_t.Sum,
+        ),
+        hugectr.CreateOptimizer(),
+    )
+    return build_dcn(made)
+
+
+def build_dcn(made):
+    made.add(
+        hugectr.Input(1, "label", 3, "dense", [hugectr.DataReaderSparseParam("data", 1, True, 4)]),
+    )
+    embed(made, "embedding", 8)
+    layer(made, Layer.Reshape, "embedding", "flat", leading_dim=32)
+    layer(made, Layer.Concat, "flat dense", "all")
+    layer(made, Layer.MultiCross, "all", "cross", num_layers=2)
+    layer(made, Layer.InnerProduct, "all", "hidden", num_output=32)
+    layer(made, Layer.ReLU, "hidden", "active")
+    layer(made, Layer.Dropout, "active", "dropped", dropout_rate=0.1)
+    layer(made, Layer.Concat, "cross dropped", "both")
+    return to_loss(made, "both")
+
+
+def test_seed_0_is_another_model_each_time(planted):
+    assert losses_of(dcn(*planted[:2], seed=0), 1) != losses_of(dcn(*planted[:2], seed=0), 1)
+
+
+def test_the_module_may_be_trained_in_a_loop_of_ones_own(planted):
+    made = dcn(*planted[:2])
+    module = made.module
+    assert isinstance(module, torch.nn.Module)
+    dense, rows = torch.optim.Adam(module.parameters(), lr=0.01), RowOptimizer(module, SGDSpec(lr=0.1))
+    reader = RecordReader(
+        NormSource(planted[0], layout(), checksum=True), batch_size=500, repeat=True, drop_last=True, threads=1
+    )
+    losses = []
+    for _ in range(30):
+        dense.zero_grad()
+        loss = module.loss(reader.next_batch())
+        loss.backward()
+        dense.step()
+        rows.step()
+        losses.append(loss.item())
+    reader.close()
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_metrics_are_of_the_batches_since_they_were_last_asked_for(planted):
+    made = dcn(*planted[:2], metrics_spec={hugectr.MetricsType.AverageLoss: 0.0, hugectr.MetricsType.AUC: 1.0})
+    made.start_data_reading()
+    made.eval()
+    (_, first), (_, auc) = made.get_eval_metrics()
+    made.eval()
+    (_, second), _ = made.get_eval_metrics()
+    assert math.isfinite(first)
+    assert first != second
+    assert 0 < auc < 1
+
+
+def test_tensors_of_the_last_iterations_can_be_looked_at(planted, tmp_path):
+    made = dcn(*planted[:2])
+    with pytest.raises(IllegalCallError, match="no iteration of Train yet"):
+        made.check_out_tensor("flat", hugectr.Tensor_t.Train)
+    losses_of(made, 1)
+    made.eval()
+    assert made.check_out_tensor("embedding", hugectr.Tensor_t.Train).shape == (500, 4, 8)
+    assert made.check_out_tensor("both", hugectr.Tensor_t.Evaluate).dtype == np.float32
+    predictions = made.check_out_tensor("logit", hugectr.Tensor_t.Evaluate)
+    assert predictions.min() > 0
+    assert predictions.max() < 1
+    with pytest.raises(WrongInputError, match="got 'flatt', expected one of label, dense, embedding, flat"):
+        made.check_out_tensor("flatt", hugectr.Tensor_t.Train)
+    files = [tmp_path / "predictions", tmp_path / "labels"]
+    for _ in range(2):
+        made.export_predictions(*map(str, files))
+    written = [np.array(file.read_text().split(" ")[:-1], np.float32) for file in files]
+    np.testing.assert_allclose(written[0], np.tile(predictions[:, 0], 2), rtol=1e-5)
+    assert set(written[1]) == {0.0, 1.0}
+
+
+def rows_of(table):
+    (chunk,) = table.export_chunks(1000)
+    return chunk.weights.clone()
+
+
+def test_frozen_parts_do_not_move(planted):
+    made = dcn(*planted[:2])
+    losses_of(made, 1)
+    weights = [weight.detach().clone() for weight in made.module.parameters()]
+    table = made.module.collection("embedding").tables["embedding"]
+    rows = rows_of(table)
+    made.freeze_dense()
+    made.freeze_embedding("embedding")
+    made.train()
+    assert all(map(torch.equal, weights, made.module.parameters()))
+    assert torch.equal(rows_of(table), rows)
+    made.unfreeze_embedding()
+    made.train()
+    assert all(map(torch.equal, weights, made.module.parameters()))
+    assert not torch.equal(rows_of(table), rows)
+    made.unfreeze_dense()
+    made.train()
+    assert not all(map(torch.equal, weights, made.module.parameters()))
+    with pytest.raises(WrongInputError, match="got 'wide', expected one of embedding"):
+        made.freeze_embedding("wide")
+
+
+def test_another_schedule_starts_at_its_first_step(planted):
+    made = dcn(*planted[:2])
+    losses_of(made, 3)
+    made.reset_learning_rate_scheduler(base_lr=1.0, warmup_steps=4)
+    assert [made.get_learning_rate_scheduler().get_next() for _ in range(3)] == [0.25, 0.5, 0.75]
+
+
+def test_more_keys_than_the_workspace_has_room_for_are_an_error(planted, monkeypatch):
+    def narrow():
+        made = model(*planted[:2])
+        embed(made, "embedding", 8, workspace=0, slot_size_array=[10] * 4)
+        layer(made, Layer.Reshape, "embedding", "flat", leading_dim=32)
+        made = to_loss(made, "flat")
+        made.start_data_reading()
+        return made
+
+    with pytest.raises(OutOfBoundError, match="'embedding': holds 80 keys, expected at most 40") as error:
+        narrow().train()
+    assert error.value.error is Error_t.OutOfBound
+    monkeypatch.setenv("HUGECTR_DISABLE_OVERFLOW_CHECK", "1")
+    assert narrow().train()
+
+
+class TestMisuse:
+    def test_calls_before_compile(self, planted):
+        made = model(*planted[:2])
+        for call in (made.fit, made.train, made.eval, made.summary, made.start_data_reading, made.get_current_loss):
+            with pytest.raises(IllegalCallError, match=r"not compiled, expected Model.compile\(\) before"):
+                call()
+
+    def test_adding_after_compile_and_compiling_twice(self, planted):
+        made = dcn(*planted[:2])
+        with pytest.raises(IllegalCallError, match="expected every add before compile"):
+            layer(made, Layer.ReLU, "both", "late")
+        with pytest.raises(IllegalCallError, match="compile: the model is compiled"):
+            made.compile()
+
+    def test_training_before_reading_was_started(self, planted):
+        with pytest.raises(IllegalCallError, match=r"train: .* expected start_data_reading\(\) before"):
+            dcn(*planted[:2]).train()
+
+    def test_parts_in_the_wrong_order(self, planted):
+        made = model(*planted[:2])
+        with pytest.raises(IllegalCallError, match="got Input as part 2, expected one Input"):
+            made.add(hugectr.Input(1, "label", 3, "dense", []))
+        bare = hugectr.Model(made.solver, made.reader_params, hugectr.CreateOptimizer())
+        with pytest.raises(IllegalCallError, match="got DenseLayer as part 1"):
+            layer(bare, Layer.ReLU, "dense", "x")
+        with pytest.raises(WrongInputError, match="add: got str, expected Input"):
+            made.add("ReLU")
+
+    def test_names_that_are_not_there_or_are_there_already(self, planted):
+        made = model(*planted[:2])
+        with pytest.raises(WrongInputError, match="ReLU 'x' reads 'dens', expected one of label, dense"):
+            layer(made, Layer.ReLU, "dens", "x")
+        with pytest.raises(WrongInputError, match="SparseEmbedding 'e' reads 'dense', expected one of data"):
+            embed(made, "e", 8, bottom="dense")
+        with pytest.raises(WrongInputError, match="ReLU 'dense' makes 'dense', which is there already"):
+            layer(made, Layer.ReLU, "dense", "dense")
+
+    def test_shapes_that_do_not_fit_name_both(self, planted):
+        made = model(*planted[:2])
+        layer(made, Layer.InnerProduct, "dense", "x", num_output=3)
+        layer(made, Layer.InnerProduct, "dense", "y", num_output=4)
+        layer(made, Layer.Add, "x y", "z")
+        with pytest.raises(WrongInputError, match=r"layer 'z' \(bottoms x, y\): .*\[B, 3\], \[B, 4\]"):
+            to_loss(made, "z")
+
+    def test_a_model_without_a_loss(self, planted):
+        made = model(*planted[:2])
+        layer(made, Layer.InnerProduct, "dense", "x")
+        with pytest.raises(WrongInputError, match="compile: graph: got no loss layer"):
+            made.compile()
+
+    def test_losses_that_are_not_there(self, planted):
+        made = model(*planted[:2])
+        layer(made, Layer.InnerProduct, "dense", "x")
+        layer(made, Layer.BinaryCrossEntropyLoss, "x label", "loss")
+        with pytest.raises(WrongInputError, match="got 1 loss_names and 0 loss_weights"):
+            made.compile(["label"])
+        with pytest.raises(WrongInputError, match="loss_names: got 'click', expected labels: label"):
+            made.compile(["click"], [1.0])
+
+    def test_a_batch_that_does_not_divide(self):
+        with pytest.raises(WrongInputError, match="batchsize: got 501, expected a multiple of the 2 devices"):
+            hugectr.CreateSolver(vvgpu=[[0, 1]], batchsize=501)
+
+    def test_numbers_of_iterations_that_the_mode_needs(self, planted):
+        with pytest.raises(WrongInputError, match="max_iter: got 0, expected more than 0"):
+            dcn(*planted[:2]).fit(max_iter=0)
+        with pytest.raises(WrongInputError, match="num_epochs: got 0, expected more than 0"):
+            dcn(*planted[:2], repeat_dataset=False).fit(max_iter=10)
+        with pytest.raises(IllegalCallError, match="start_data_reading: got repeat_dataset=False"):
+            dcn(*planted[:2], repeat_dataset=False).start_data_reading()
+        with pytest.raises(IllegalCallError, match="set_source: got repeat_dataset=True"):
+            dcn(*planted[:2]).set_source("a", "b")
+
+    def test_an_optimizer_that_is_none(self, planted):
+        made = model(*planted[:2])
+        with pytest.raises(WrongInputError, match="opt_params: got 'Adam', expected what CreateOptimizer makes"):
+            hugectr.Model(made.solver, made.reader_params, "Adam")
+
+    def test_every_error_is_a_runtime_error_and_one_of_terarec(self):
+        assert issubclass(WrongInputError, ConfigError)
+        assert issubclass(WrongInputError, HugeCTRError)
+        assert issubclass(IllegalCallError, RuntimeError)
