@@ -31,9 +31,10 @@ class MatrixMultiply(Layer):
             out = right.dims
         else:
             good = len(left.dims) == len(right.dims) and left.rows == right.rows and left.dims[:-2] == right.dims[:-2]
-            inner, out_width = right.dims[-2:][::-1] if transpose_b and good else right.dims[-2:]
-            self.require(good and left.dims[-1] == inner, shapes, "matrices m x n and n x k", transpose_b=transpose_b)
-            out = (*left.dims[:-1], out_width)
+            inner, out_width = (-1, -2) if transpose_b else (-2, -1)
+            good = good and left.dims[-1] == right.dims[inner]
+            self.require(good, shapes, "matrices m x n and n x k", transpose_b=transpose_b)
+            out = (*left.dims[:-1], right.dims[out_width])
         super().__init__([TensorShape(left.rows, out)])
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:

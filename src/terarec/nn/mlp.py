@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from terarec.nn.dropout import dropout
 from terarec.nn.initializers import (
     Distribution,
     by_scheme,
@@ -64,8 +65,8 @@ class MLP(nn.Module):
             x = layer(x)
             if relu:
                 x = nn.functional.relu_(x)
-            if self.dropout and index < last:
-                x = nn.functional.dropout(x, self.dropout, self.training)
+            if self.training and self.dropout and index < last:
+                x = dropout(x, self.dropout)
         return x
 
 

@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+import torch
+
+from terarec.errors import ConfigError
+from terarec.nn import MLP
+from tests.nn.formula import draw, make
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.25, 0.1, 0.9, 0.999999])
+@pytest.mark.parametrize("shape", [(1, 1), (7, 13), (64, 2, 515)])
+def test_elements_are_zeroed_or_scaled_and_so_are_gradients(rate: float, shape: tuple[int, ...]) -> None:
+    layer = make("dropout", [shape[1:]], {"rate": rate})
+    x = torch.from_numpy(draw(shape[0], shape[1:])[0]).requires_grad_()
+    torch.manual_seed(4)
+    out = layer(x)
+    kept = out != 0
+    units = 256 if (rate * 256).is_integer() else 65536
+    scale = units / (units - min(round(rate * units), units - 1))
+    torch.testing.assert_close(out, torch.where(kept, x * scale, 0.0))
+    spread = 5 * np.sqrt(rate * (1 - rate) / kept.numel()) + 2e-5
+    assert abs(kept.double().mean().item() - (1 - rate)) <= max(spread, 1 / kept.numel())
+    weight = torch.randn_like(out)
+    (out * weight).sum().backward()
+    torch.testing.assert_close(x.grad, torch.where(kept, weight * scale, 0.0))
+
+
+def test_neighbours_are_independent() -> None:
+    torch.manual_seed(1)
+    kept = (make("dropout", [(4096,)], {"rate": 0.5})(torch.ones(64, 4096)) != 0).double() - 0.5
+    for lag in (1, 2, 3, 4, 7, 8, 64):
+        assert abs((kept[:, lag:] * kept[:, :-lag]).mean().item()) < 0.25 * 5 / np.sqrt(kept[:, lag:].numel())
+
+
+def test_the_draw_depends_on_the_seed_and_not_on_the_threads() -> None:
+    layer, x = make("dropout", [(999,)], {"rate": 0.3}), torch.ones(101, 999)
+    outs = []
+    threads = torch.get_num_threads()
+    try:
+        for count, seed in ((1, 0), (3, 0), (1, 1)):
+            torch.set_num_threads(count)
+            torch.manual_seed(seed)
+            outs.append(layer(x))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(outs[0], outs[1])
+    assert not torch.equal(outs[0], outs[2])
+
+
+def test_it_acts_while_training_only_and_not_at_rate_zero() -> None:
+    x = torch.randn(5, 3)
+    assert torch.equal(make("dropout", [(3,)]).eval()(x), x)
+    assert torch.equal(make("dropout", [(3,)], {"rate": 0.0})(x), x)
+    assert make("dropout", [(3,)])(x.bfloat16()).dtype == torch.bfloat16
+    assert make("dropout", [(3,)])(x[:0]).shape == (0, 3)
+
+
+def test_compiled_code_drops_too() -> None:
+    mlp = torch.compile(MLP(4, (64, 64), generator=torch.Generator(), dropout=0.5), backend="eager")
+    x = torch.randn(8, 4)
+    assert not torch.equal(mlp(x), mlp(x))
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan"), "half"])
+def test_a_wrong_rate_is_refused(rate: object) -> None:
+    with pytest.raises(ConfigError, match=r"layer dropout: rate is .*, expected a number >= 0 and < 1"):
+        make("dropout", [(3,)], {"rate": rate})
