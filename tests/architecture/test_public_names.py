@@ -18,6 +18,7 @@ ROOMS = [
     "embedding",
     "errors",
     "etl",
+    "export",
     "formats",
     "formats.hugectr",
     "hugectr",

@@ -25,7 +25,8 @@ class MatrixMultiply(Layer):
     def __init__(self, shapes: Sequence[TensorShape], *, transpose_b: bool) -> None:
         left, right = shapes
         self.transpose_b = transpose_b
-        if len(left.dims) == 1:
+        self.is_of_batches = len(left.dims) == 1
+        if self.is_of_batches:
             good = len(right.dims) in (1, 2) and not transpose_b
             self.require(good, shapes, "a second input of two or three dimensions, not transposed")
             out = right.dims
@@ -43,6 +44,6 @@ class MatrixMultiply(Layer):
         Raises:
             RuntimeError: the rows of a batch are not as many as the columns of the first input of two dimensions.
         """
-        if left.dim() == 2:
+        if self.is_of_batches:
             return (left @ right.flatten(1)).reshape(-1, *right.shape[1:])
         return left @ (right.transpose(-1, -2) if self.transpose_b else right)

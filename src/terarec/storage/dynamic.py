@@ -71,6 +71,10 @@ class DynamicTable:
     def __len__(self) -> int:
         return len(self._held.index)
 
+    def keys(self) -> Tensor:
+        """The keys that have rows, int64[n], rising: an index's own order differs from process to process."""
+        return self._held.items()[0].sort().values
+
     def rows(self, keys: Tensor, *, train: bool) -> Tensor:
         """Arena rows int64[n] of ``keys int64[n]``; the default row for a key that has none.
 

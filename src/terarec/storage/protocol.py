@@ -55,6 +55,9 @@ class Store(Protocol):
     def __len__(self) -> int:
         """Number of keys held."""
 
+    def keys(self) -> Tensor:
+        """The keys held, int64[n], rising."""
+
     def rows(self, keys: Tensor, *, train: bool) -> Tensor:
         """Arena rows int64[n] of ``keys int64[n]``; with `train`, a store that grows may take up unseen keys.
 

@@ -63,6 +63,10 @@ class StaticTable:
     def __len__(self) -> int:
         return self.spec.rows
 
+    def keys(self) -> Tensor:
+        """All keys, int64[rows], rising."""
+        return torch.arange(len(self), device=self.arena.device)
+
     def rows(self, keys: Tensor, *, train: bool) -> Tensor:
         """Arena rows int64[n] of ``keys int64[n]``.
 

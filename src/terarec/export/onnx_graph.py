@@ -1,0 +1,100 @@
+"""`OnnxGraph`: nodes, constants, inputs and outputs of an ONNX graph under construction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.errors import MissingDependencyError
+
+OPSET = 18
+"""The first in which every reduction takes its axes as an input; ONNX Runtime 1.14 and later run it."""
+IR_VERSION = 8
+"""The one that came with opset 18, so that runtimes of its time open the file."""
+
+
+def onnx_library() -> ModuleType:
+    """The ``onnx`` package.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    try:
+        import onnx
+    except ImportError:
+        raise MissingDependencyError("onnx: not installed, expected pip install 'terarec[onnx]'") from None
+    return onnx
+
+
+class OnnxGraph:
+    """Builds a graph node by node; values are known by their names.
+
+    Attributes:
+        scope: prefix of the names of the values that come next, for those who look at the graph.
+    """
+
+    def __init__(self) -> None:
+        self._onnx = onnx_library()
+        self._nodes: list[Any] = []
+        self._constants: list[Any] = []
+        self._inputs: list[Any] = []
+        self._outputs: list[Any] = []
+        self._count = 0
+        self.scope = ""
+
+    def input(self, name: str, dtype: type[np.generic], dims: Sequence[int | None]) -> str:
+        """An input [B, ...dims]; None leaves a length open."""
+        self._inputs.append(self._value_info(name, dtype, dims))
+        return name
+
+    def output(self, name: str, value: str, dims: Sequence[int]) -> None:
+        """Give `value` float32[B, ...dims] out as `name`."""
+        self._nodes.append(self._onnx.helper.make_node("Identity", [value], [name]))
+        self._outputs.append(self._value_info(name, np.float32, dims))
+
+    def constant(self, array: NDArray[Any]) -> str:
+        """A constant of float32, int64 or bool."""
+        name = self._new_name("constant")
+        self._constants.append(self._onnx.numpy_helper.from_array(np.ascontiguousarray(array), name))
+        return name
+
+    def number(self, value: float) -> str:
+        """A float32 scalar."""
+        return self.constant(np.array(value, np.float32))
+
+    def integers(self, *values: int) -> str:
+        """An int64 vector, as shapes and axes are given."""
+        return self.constant(np.array(values, np.int64))
+
+    def node(self, operator: str, *inputs: str, **attributes: Any) -> str:
+        """A node with one output, whose name is returned."""
+        output = self._new_name(operator)
+        self._nodes.append(self._onnx.helper.make_node(operator, list(inputs), [output], **attributes))
+        return output
+
+    def reshape(self, value: str, *dims: int) -> str:
+        """`value` as [-1, ...dims], row-major."""
+        return self.node("Reshape", value, self.integers(-1, *dims))
+
+    def slice(self, value: str, start: int, stop: int, *, axis: int) -> str:
+        """``start <= i < stop`` along `axis`."""
+        return self.node("Slice", value, self.integers(start), self.integers(stop), self.integers(axis))
+
+    def model(self, name: str) -> Any:
+        """The ``onnx.ModelProto``, checked by ONNX."""
+        helper = self._onnx.helper
+        graph = helper.make_graph(self._nodes, name, self._inputs, self._outputs, self._constants)
+        opsets = [helper.make_opsetid("", OPSET)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="terarec")
+
+    def _value_info(self, name: str, dtype: type[np.generic], dims: Sequence[int | None]) -> Any:
+        kind = self._onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        return self._onnx.helper.make_tensor_value_info(name, kind, ["batch", *dims])
+
+    def _new_name(self, what: str) -> str:
+        self._count += 1
+        return f"{self.scope}/{what}_{self._count}"

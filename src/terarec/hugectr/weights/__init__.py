@@ -1,0 +1,34 @@
+"""Between a model and HugeCTR's model files. docs/hugectr-formats.md describes the files."""
+
+from terarec.hugectr.weights.collection import dump_collection, dump_folder, load_collection
+from terarec.hugectr.weights.dense import (
+    load_dense,
+    load_dense_optimizer_states,
+    save_dense,
+    save_dense_optimizer_states,
+)
+from terarec.hugectr.weights.embedding_file import EmbeddingFile, file_of
+from terarec.hugectr.weights.file_names import FileNames
+from terarec.hugectr.weights.sparse import (
+    load_sparse,
+    load_sparse_optimizer_states,
+    save_sparse,
+    save_sparse_optimizer_states,
+)
+
+__all__ = [
+    "EmbeddingFile",
+    "FileNames",
+    "dump_collection",
+    "dump_folder",
+    "file_of",
+    "load_collection",
+    "load_dense",
+    "load_dense_optimizer_states",
+    "load_sparse",
+    "load_sparse_optimizer_states",
+    "save_dense",
+    "save_dense_optimizer_states",
+    "save_sparse",
+    "save_sparse_optimizer_states",
+]

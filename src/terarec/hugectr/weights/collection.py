@@ -1,0 +1,110 @@
+"""The tables of an embedding collection as HugeCTR's dumps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from terarec.formats.hugectr import (
+    CollectionDump,
+    DumpedTable,
+    SparseRows,
+    open_collection,
+    write_collection,
+)
+from terarec.hugectr.errors import BrokenFileError, OutOfBoundError, WrongInputError
+from terarec.hugectr.weights.embedding_file import pieces
+from terarec.storage import DynamicTable, Rows, StaticTable
+
+Tables = Mapping[str, StaticTable | DynamicTable]
+
+
+def dump_folder(path: Path, number: int) -> Path:
+    """Where the dump of the collection `number` of a model lies below `path`."""
+    return path / f"embedding_collection_{number}"
+
+
+def dump_collection(tables: Tables, folder: Path, *, names: Sequence[str] = (), key_bytes: Literal[4, 8] = 8) -> None:
+    """Write tables, each with rising keys.
+
+    Args:
+        tables: all tables of the collection, in the order of its configuration, which numbers them.
+        folder: see `dump_folder`.
+        names: which tables; all if empty.
+        key_bytes: 4 or 8, as ``i64_input_key`` says.
+
+    Raises:
+        WrongInputError: a table that is not there.
+        StorageError: the disk is full; nothing is left behind.
+    """
+    chosen = {
+        DumpedTable(number, len(table), table.width): table
+        for number, (name, table) in enumerate(tables.items())
+        if name in _checked(tables, names)
+    }
+    write_collection(folder, list(chosen), lambda described: _chunks(chosen[described]), key_bytes=key_bytes)
+
+
+def load_collection(tables: Tables, folder: Path, *, names: Sequence[str] = ()) -> None:
+    """Take tables from a dump, in the place of the rows that they hold.
+
+    Rows of static tables that the dump does not name stay.
+
+    Args:
+        tables: all tables of the collection, in the order of its configuration, which numbers them.
+        folder: see `dump_folder`.
+        names: which tables; all that the dump holds if empty.
+
+    Raises:
+        WrongInputError: a table that is not there.
+        DataNotFoundError: no dump.
+        FormatError: damaged, without a table that was named, or of another width; nothing is changed then.
+        OutOfBoundError: a key outside its static table; nothing is changed then.
+    """
+    wanted = _checked(tables, names)
+    dump = open_collection(folder)
+    found = {described.table_id: described for described in dump.tables}
+    chosen = []
+    for number, (name, table) in enumerate(tables.items()):
+        if name in wanted and (names or number in found):
+            if number not in found:
+                raise BrokenFileError(f"{folder}: holds no table {number} ({name!r}), expected what load names")
+            _check(dump, found[number], table)
+            chosen.append((found[number], table))
+    for described, table in chosen:
+        table.clear()
+        for chunk in dump.chunks(described):
+            device = table.arena.device
+            weights = torch.from_numpy(chunk.vectors).to(device, table.arena.dtype)
+            table.import_(Rows(keys=torch.from_numpy(chunk.keys).to(device), weights=weights))
+
+
+def _checked(tables: Tables, names: Sequence[str]) -> set[str]:
+    for name in names:
+        if name not in tables:
+            raise WrongInputError(f"table_names: got {name!r}, expected some of {', '.join(tables)}")
+    return set(names or tables)
+
+
+def _chunks(table: StaticTable | DynamicTable) -> Iterator[SparseRows]:
+    for keys in pieces(table.keys()):
+        yield SparseRows(keys.cpu().numpy(), table.export(keys).weights.float().cpu().numpy())
+
+
+def _check(dump: CollectionDump, described: DumpedTable, table: StaticTable | DynamicTable) -> None:
+    """Raise unless `table` can take what the dump holds for it."""
+    where = f"{dump.path}, table {described.table_id} ({table.name!r})"
+    if described.width != table.width:
+        raise BrokenFileError(f"{where}: has width {described.width}, expected {table.width}")
+    keys = np.concatenate([np.empty(0, np.int64), *(chunk.keys for chunk in dump.chunks(described))])
+    distinct, counts = np.unique(keys, return_counts=True)
+    if len(distinct) != len(keys):
+        raise BrokenFileError(f"{where}: holds key {distinct[counts > 1][0]} twice, expected distinct keys")
+    if isinstance(table, StaticTable):
+        outside = distinct[(distinct < 0) | (distinct >= len(table))]
+        if len(outside):
+            raise OutOfBoundError(f"{where}: holds key {outside[0]}, expected 0 <= key < {len(table)}")

@@ -1,0 +1,138 @@
+"""The layers of a model, and their optimizer's states, as HugeCTR's files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, optim
+
+from terarec.errors import ConfigError, FormatError
+from terarec.formats.hugectr import (
+    STATISTICS_SUFFIX,
+    BatchNormStatistics,
+    read_floats,
+    read_statistics,
+    write_floats,
+    write_statistics,
+)
+from terarec.models import GraphModel
+from terarec.nn.batch_norm import BatchNorm
+from terarec.nn.layer import FileTensor, WeightedLayer
+from terarec.optim import dense_states
+
+_KNOWN = ((), ("momentum",), ("sum",), ("exp_avg", "exp_avg_sq"), ("sum", "linear"))
+"""States, in file order, of the optimizers that HugeCTR has."""
+
+
+def save_dense(model: GraphModel, path: Path) -> None:
+    """Write the weights of the layers to `path`, and what BatchNorm layers measured beside it.
+
+    Raises:
+        StorageError: the disk is full.
+    """
+    write_floats(path, (_array(entry.view(entry.tensor)) for _, entry in _entries(model)))
+    layers = _batch_norms(model)
+    if layers:
+        write_statistics(
+            _statistics_path(path),
+            [BatchNormStatistics(_array(layer.running_mean), _array(layer.running_var)) for layer in layers],
+        )
+
+
+def load_dense(model: GraphModel, path: Path) -> None:
+    """Take the weights of the layers from `path`, and what BatchNorm layers measured if that lies beside it.
+
+    Raises:
+        DataNotFoundError: no such file.
+        FormatError: a file of another model; nothing is changed then.
+    """
+    entries = list(_entries(model))
+    arrays = read_floats(path, [(name, _shape(entry)) for name, entry in entries])
+    beside = _statistics_path(path)
+    statistics = read_statistics(beside) if beside.is_file() else []
+    layers = _batch_norms(model)
+    widths = [(len(found.mean), len(layer.running_mean)) for found, layer in zip(statistics, layers, strict=False)]
+    if statistics and (len(statistics) != len(layers) or any(found != own for found, own in widths)):
+        raise FormatError(
+            f"{beside}: holds BatchNorm layers of widths {[len(found.mean) for found in statistics]}, expected "
+            f"{[len(layer.running_mean) for layer in layers]}"
+        )
+    with torch.no_grad():
+        for (_, entry), array in zip(entries, arrays, strict=True):
+            entry.view(entry.tensor).copy_(torch.from_numpy(array))
+        for found, layer in zip(statistics, layers, strict=False):
+            layer.running_mean.copy_(torch.from_numpy(found.mean))
+            layer.running_var.copy_(torch.from_numpy(found.var))
+
+
+def save_dense_optimizer_states(model: GraphModel, optimizer: optim.Optimizer, path: Path) -> None:
+    """Write the optimizer's states of the layers, one state after the other.
+
+    Raises:
+        ConfigError: an optimizer that HugeCTR does not have.
+        StorageError: the disk is full.
+    """
+    states = _states(optimizer)
+    entries = [entry for _, entry in _entries(model)]
+    write_floats(path, (_array(entry.view(_state_of(entry, held))) for held in states.values() for entry in entries))
+
+
+def load_dense_optimizer_states(model: GraphModel, optimizer: optim.Optimizer, path: Path) -> None:
+    """Take the optimizer's states from what `save_dense_optimizer_states` wrote; the number of its steps stays.
+
+    Raises:
+        ConfigError: an optimizer that HugeCTR does not have.
+        DataNotFoundError: no such file.
+        FormatError: a file of another model or optimizer; nothing is changed then.
+    """
+    states = _states(optimizer)
+    entries = [(name, entry, state) for state in states for name, entry in _entries(model)]
+    arrays = read_floats(path, [(f"{state} of {name}", _shape(entry)) for name, entry, state in entries])
+    for (_, entry, state), array in zip(entries, arrays, strict=True):
+        entry.view(_state_of(entry, states[state])).copy_(torch.from_numpy(array))
+
+
+def _entries(model: GraphModel) -> Iterator[tuple[str, FileTensor]]:
+    """Each part of the file with its name."""
+    for layer, module in zip(model.spec.layers, model.layers, strict=True):
+        if isinstance(module, WeightedLayer):
+            for number, entry in enumerate(module.file_tensors()):
+                yield f"{layer.kind} {layer.tops[0]!r}, weight {number}", entry
+
+
+def _shape(entry: FileTensor) -> tuple[int, ...]:
+    return tuple(entry.view(entry.tensor).shape)
+
+
+def _array(tensor: Tensor) -> NDArray[np.float32]:
+    array: NDArray[np.float32] = tensor.detach().float().cpu().numpy()
+    return array
+
+
+def _batch_norms(model: GraphModel) -> list[BatchNorm]:
+    return [module for module in model.layers if isinstance(module, BatchNorm)]
+
+
+def _statistics_path(path: Path) -> Path:
+    return path.with_name(path.name + STATISTICS_SUFFIX)
+
+
+def _states(optimizer: optim.Optimizer) -> dict[str, dict[int, Tensor]]:
+    """Name of each state -> id of a weight -> the optimizer's own tensor."""
+    states = dense_states(optimizer)
+    if tuple(states) not in _KNOWN:
+        raise ConfigError(
+            f"optimizer states: got {', '.join(states)} of {type(optimizer).__name__}, expected those of an optimizer "
+            "that HugeCTR has (with momentum in HugeCTR's form)"
+        )
+    weights = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    return {name: dict(zip(weights, held, strict=True)) for name, held in states.items()}
+
+
+def _state_of(entry: FileTensor, held: Mapping[int, Tensor]) -> Tensor:
+    """The state of a weight; zeros for a bias that is switched off, for which files have a place, too."""
+    return held.get(id(entry.tensor), torch.zeros_like(entry.tensor, requires_grad=False))

@@ -1,0 +1,181 @@
+"""Every kind of layer: ONNX Runtime's predictions are the model's."""
+
+import numpy as np
+import pytest
+import torch
+
+from terarec.batch import Batch, Jagged
+from terarec.errors import ConfigError
+from terarec.export import EXPORTED_KINDS
+from terarec.nn.registry import LAYERS
+from tests.export.samples import close, dense_graph, exported, layer
+
+B = 5
+NOT_EXPORTED = {"cast"}
+THREE_BY_FOUR = layer("reshape", "dense", "cube", shape=[-1, 3, 4])
+# Name -> (layers on "dense" [B, 12], the tensor that they end with, its elements a sample)
+CASES = {
+    "inner_product": ([layer("inner_product", "dense", "x", num_output=3)], 3),
+    "inner_product of three dimensions": (
+        [THREE_BY_FOUR, layer("inner_product", "cube", "x", num_output=2)],
+        6,
+    ),
+    "fused_inner_product": ([layer("fused_inner_product", "dense", "x", num_output=3)], 3),
+    "fused_inner_product without activation": (
+        [layer("fused_inner_product", "dense", "x", num_output=3, activation="none")],
+        3,
+    ),
+    "mlp": ([layer("mlp", "dense", "x", num_outputs=[7, 3], activations=["relu", "none"])], 3),
+    "mlp without biases": ([layer("mlp", "dense", "x", num_outputs=[7, 3], biases=[False, False])], 3),
+    "group_dense": ([layer("group_dense", "dense", "x", num_outputs=[7, 3], last_activation="none")], 3),
+    "multi_cross": ([layer("multi_cross", "dense", "x", num_layers=3)], 12),
+    "multi_cross of low rank": ([layer("multi_cross", "dense", "x", num_layers=2, projection_dim=4)], 12),
+    "batch_norm": ([layer("batch_norm", "dense", "x", eps=0.01)], 12),
+    "layer_norm": ([THREE_BY_FOUR, layer("layer_norm", "cube", "x", eps=0.01)], 12),
+    "prelu_dice": ([layer("prelu_dice", "dense", "x", alpha=0.3, eps=0.01)], 12),
+    "relu": ([layer("relu", "dense", "x")], 12),
+    "sigmoid": ([layer("sigmoid", "dense", "x")], 12),
+    "elu": ([layer("elu", "dense", "x", alpha=0.7)], 12),
+    "dropout": ([layer("dropout", "dense", "x", rate=0.5)], 12),
+    "add": ([layer("elu", "dense", "y"), layer("add", "dense y dense", "x")], 12),
+    "sub": ([layer("elu", "dense", "y"), layer("sub", "dense y", "x")], 12),
+    "elementwise_multiply": ([layer("elu", "dense", "y"), layer("elementwise_multiply", "dense y y", "x")], 12),
+    "concat": ([layer("elu", "dense", "y"), layer("concat", "dense y", "x")], 24),
+    "concat of three dimensions": ([THREE_BY_FOUR, layer("concat", "cube cube", "x", axis=2)], 24),
+    "reshape to more rows": ([layer("reshape", "dense", "x", leading_dim=4)], 12),
+    "reshape with steps": ([layer("reshape", "dense", "x", leading_dim=2, time_step=3)], 12),
+    "reshape of slots": ([THREE_BY_FOUR, layer("reshape", "cube", "x", selected=True, selected_slots=[2, 0])], 8),
+    "select": ([THREE_BY_FOUR, layer("select", "cube", "x", dim=1, index=[2, 0, 2])], 12),
+    "gather": ([layer("gather", "dense", "x", indices=[4, 0, 1, 1, 2])], 12),
+    "slice": (
+        [layer("slice", "dense", "a b c", ranges=[[0, 4], [2, 9], [9, 12]]), layer("concat", "c b a", "x")],
+        14,
+    ),
+    "reduce_sum": ([THREE_BY_FOUR, layer("reduce_sum", "cube", "x", axis=1)], 4),
+    "reduce_mean": ([THREE_BY_FOUR, layer("reduce_mean", "cube", "x", axis=2)], 3),
+    "scale of elements": ([layer("scale", "dense", "x", axis=0, factor=3)], 36),
+    "scale of rows": ([layer("scale", "dense", "x", axis=1, factor=3)], 36),
+    "softmax": ([THREE_BY_FOUR, layer("softmax", "cube", "x")], 12),
+    "softmax with a mask": ([layer("sigmoid", "dense", "m"), layer("softmax", "dense m", "x", factor=0.5)], 12),
+    "matrix_multiply": (
+        [
+            THREE_BY_FOUR,
+            layer("reshape", "dense", "other", shape=[-1, 4, 3]),
+            layer("matrix_multiply", "cube other", "x"),
+        ],
+        9,
+    ),
+    "matrix_multiply transposed": (
+        [THREE_BY_FOUR, layer("matrix_multiply", "cube cube", "x", transpose_b=True)],
+        9,
+    ),
+    "matrix_multiply of batches": (
+        [layer("slice", "dense", "a b", ranges=[[0, 5], [0, 12]]), layer("matrix_multiply", "a b", "x")],
+        12,
+    ),
+    "matrix_multiply of a batch and a cube": (
+        [THREE_BY_FOUR, layer("slice", "dense", "a", ranges=[[0, 5]]), layer("matrix_multiply", "a cube", "x")],
+        12,
+    ),
+    "multi_head_attention": (
+        [THREE_BY_FOUR, layer("multi_head_attention", "cube cube cube", "x", num_attention_heads=2)],
+        12,
+    ),
+    "multi_head_attention with a mask": (
+        [
+            THREE_BY_FOUR,
+            layer("slice", "dense", "l k", ranges=[[0, 1], [1, 2]]),
+            layer("sequence_mask", "l k", "mask", max_sequence_len_from=3, max_sequence_len_to=3),
+            layer("multi_head_attention", "cube cube cube mask", "x", num_attention_heads=2),
+        ],
+        12,
+    ),
+    "attention in two halves": (
+        [
+            THREE_BY_FOUR,
+            layer("attention_scores", "cube cube cube", "scores values", num_attention_heads=2),
+            layer("softmax", "scores", "weights"),
+            layer("attention_values", "weights values", "x"),
+        ],
+        12,
+    ),
+    "fused_reshape_concat": (
+        [THREE_BY_FOUR, layer("fused_reshape_concat", "cube cube", "x y")],
+        16,
+    ),
+    "fused_reshape_concat_general": (
+        [THREE_BY_FOUR, layer("fused_reshape_concat_general", "cube cube", "x")],
+        24,
+    ),
+    "gru": ([layer("gru", "dense", "x", num_output=3, sequence_length=4, vector_size=3)], 12),
+    "weight_multiply": ([layer("weight_multiply", "dense", "x", weight_dims=[12, 2])], 24),
+    "fm_order2": ([layer("fm_order2", "dense", "x", out_dim=4)], 4),
+    "interaction": (
+        [THREE_BY_FOUR, layer("slice", "dense", "a", ranges=[[0, 4]]), layer("interaction", "a cube", "x")],
+        11,
+    ),
+}
+
+
+def batch(dense_dim, label_dim=1):
+    dense = torch.rand(B, dense_dim, generator=torch.Generator().manual_seed(1)) * 4 - 2
+    return Batch(
+        dense=dense,
+        label=torch.zeros(B, label_dim),
+        sparse=Jagged(names=(), keys=torch.empty(0, dtype=torch.int64), offsets=torch.zeros(1, dtype=torch.int64)),
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_predictions_are_the_models(tmp_path, name):
+    layers, elements = CASES[name]
+    ends = [
+        layer("reshape", "x", "flat", leading_dim=elements),
+        layer("multi_cross_entropy", "flat label", "loss", target_weights=[1.0] * elements),
+    ]
+    model = dense_graph(12, [*layers, *ends], label_dim=elements)
+    samples = batch(12, elements)
+    found = exported(model, tmp_path, {"dense": samples.dense.numpy()})
+    assert list(found) == ["label"]
+    close(found["label"], model.predict(samples))
+
+
+def test_every_kind_of_the_registry_is_tried():
+    tried = {part.kind for layers, _ in CASES.values() for part in layers}
+    losses = {"binary_cross_entropy", "cross_entropy", "multi_cross_entropy"}
+    assert tried | losses == set(EXPORTED_KINDS)
+    assert set(LAYERS) - set(EXPORTED_KINDS) == NOT_EXPORTED
+
+
+@pytest.mark.parametrize(("kind", "width"), [("binary_cross_entropy", 1), ("cross_entropy", 2)])
+def test_losses_give_their_predictions(tmp_path, kind, width):
+    model = dense_graph(3, [layer("inner_product", "dense", "x", num_output=width), layer(kind, "x label", "loss")])
+    samples = batch(3)
+    found = exported(model, tmp_path, {"dense": samples.dense.numpy()})
+    close(found["label"], model.predict(samples))
+
+
+def test_the_batch_is_open(tmp_path):
+    model = dense_graph(
+        4, [layer("inner_product", "dense", "x", num_output=1), layer("binary_cross_entropy", "x label", "loss")]
+    )
+    exported(model, tmp_path, {"dense": np.zeros((1, 4), np.float32)})
+    from tests.export.samples import run
+
+    for size in (0, 1, 17):
+        assert run(tmp_path / "model.onnx", {"dense": np.zeros((size, 4), np.float32)})["label"].shape == (size, 1)
+
+
+def test_a_kind_without_a_form_is_refused(tmp_path):
+    model = dense_graph(
+        1, [layer("cast", "dense", "x", dtype="float32"), layer("binary_cross_entropy", "x label", "loss")]
+    )
+    with pytest.raises(ConfigError, match="layer cast: has no form in ONNX files, expected one of add, "):
+        exported(model, tmp_path, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_prediction_that_needs_the_label_is_refused(tmp_path):
+    model = dense_graph(1, [layer("add", "dense label", "x"), layer("binary_cross_entropy", "x label", "loss")])
+    with pytest.raises(ConfigError, match="layer 'x': reads the label 'label', which predictions do not have"):
+        exported(model, tmp_path, {})
