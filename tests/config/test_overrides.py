@@ -13,6 +13,7 @@ from terarec.spec import (
     RowOptions,
     RunSpec,
     SGDSpec,
+    TableSpec,
     TrainingSpec,
     WideDeepSpec,
     freq,
@@ -143,6 +144,10 @@ def test_parts_that_are_left_out_start_from_their_kind() -> None:
     assert override(RUN, {"model.kind": "wide_deep", "model.tables.kind": "dynamic"}).model == WideDeepSpec(
         tables=DynamicTablesSpec()
     )
+    narrow = override(RUN, {"model.tables.dtype": "bfloat16"}).model.tables
+    assert narrow.table("t", rows=5, width=4) == TableSpec(name="t", rows=5, width=4, dtype="bfloat16")
+    with pytest.raises(ConfigError, match=r"model\.tables.*dtype.*'float64'.*'bfloat16'"):
+        override(RUN, {"model.tables.dtype": "float64"})
     message = r"model\.tables\.admit is none, expected model\.tables\.admit\.kind=\.\.\. too, one of freq"
     with pytest.raises(ConfigError, match=message):
         override(RUN, {"model.tables.kind": "dynamic", "model.tables.admit.count": "3"})

@@ -1,6 +1,7 @@
-"""Compiled modules train as eager ones do."""
+"""Compiled modules train as eager ones do, and are held whole by the graphs of evaluation."""
 
 import copy
+import io
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import terarec
+from terarec.batch import Jagged
 from terarec.embedding import EmbeddingCollection
 from terarec.optim import RowOptimizer
 from terarec.spec import AdaGradSpec, DynamicTableSpec, FeatureSpec, SGDSpec, TableSpec
@@ -108,3 +110,49 @@ def test_a_collection_trains_with_the_dense_part_compiled(backend, tolerance):
         torch.testing.assert_close(eager.state_dict(), twin.state_dict(), rtol=tolerance, atol=tolerance)
     assert not torch.equal(eager.tables.table("a"), before)
     assert counter.frame_count > 0
+
+
+class OnTensors(nn.Module):
+    """A collection over plain tensors, which an exported program takes."""
+
+    def __init__(self, pooling: str, is_quantized: bool) -> None:
+        super().__init__()
+        self.tables: nn.Module = EmbeddingCollection(
+            [TableSpec(name="a", rows=7, width=4), TableSpec(name="b", rows=11, width=4)],
+            [FeatureSpec(name="f", table="a", pooling=pooling), FeatureSpec(name="g", table="b", pooling=pooling)],
+        ).eval()
+        if is_quantized:
+            self.tables = self.tables.quantized()
+
+    def forward(self, keys: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:
+        jagged = Jagged(names=("f", "g"), keys=keys, offsets=offsets, weights=weights)
+        return self.tables(jagged).pooled.tanh()
+
+
+def weighted_bags(size: int) -> tuple[Tensor, Tensor, Tensor]:
+    jagged = random_jagged(("f", "g"), (7, 11), size, seed=size)
+    return jagged.keys, jagged.offsets, torch.linspace(0.5, 1.5, jagged.keys.numel())
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean", "sqrtn", "max"])
+@pytest.mark.parametrize("is_quantized", [False, True])
+def test_in_evaluation_one_graph_takes_weights_of_keys_for_every_size(pooling, is_quantized):
+    torch.compiler.reset()  # compiled code of other cases counts against the most that there may be
+    model = OnTensors(pooling, is_quantized)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    for size in (3, 4, 9, 30):
+        assert torch.equal(compiled(*weighted_bags(size)), model(*weighted_bags(size)))
+    assert counter.frame_count <= 2  # the first size alone, then any
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean", "sqrtn", "max"])
+def test_an_exported_collection_takes_weights_of_keys(pooling):
+    model = OnTensors(pooling, is_quantized=False)
+    any_size = {0: torch.export.Dim.AUTO}
+    file = io.BytesIO()
+    torch.export.save(torch.export.export(model, weighted_bags(5), dynamic_shapes=(any_size,) * 3), file)
+    file.seek(0)
+    loaded = torch.export.load(file).module()
+    for size in (5, 2, 30):
+        assert torch.equal(loaded(*weighted_bags(size)), model(*weighted_bags(size)))

@@ -8,7 +8,6 @@ from terarec.errors import ConfigError, KernelError, KeyOutOfRangeError
 from terarec.kernels.contract import MEAN, SUM
 from terarec.kernels.cpu import host
 from terarec.ops import BagLayout, bag_lookup
-from terarec.ops.bag_lookup import _bag_lookup_op
 from terarec.ops.checks import ROW_TYPES
 from tests.ops.bags import IMPLEMENTATIONS, make_layout, make_lookup
 
@@ -174,23 +173,6 @@ def test_tensors_with_gaps_are_read_right():
     torch.testing.assert_close(
         bag_lookup(wide[:, ::2], keys, held.offsets, held.layout, implementation="cpu"),
         bag_lookup(wide[:, ::2].contiguous(), held.keys, held.offsets, held.layout, implementation="ref"),
-    )
-
-
-@pytest.mark.parametrize("pooling", ["sum", "max", "none"])
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_opcheck(pooling, implementation):
-    held = make_lookup(make_layout(8, pooling), 5, 3)
-    key_weights = held.key_weights if held.layout.takes_key_weights else None
-    arguments = (
-        *(held.weights, held.keys, held.offsets, held.layout.array, held.layout.pooling_codes),
-        *(key_weights, implementation),
-    )
-    torch.library.opcheck(_bag_lookup_op, arguments)
-    with_grad = (held.weights.clone().requires_grad_(), *arguments[1:])
-    # Ahead-of-time tracing cannot express a sparse gradient; the other checks hold.
-    torch.library.opcheck(
-        _bag_lookup_op, with_grad, test_utils=("test_schema", "test_autograd_registration", "test_faketensor")
     )
 
 

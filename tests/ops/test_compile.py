@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from terarec.ops import BagGradient, RowRule, bag_lookup, row_update_
+from terarec.ops import BagGradient, RowRule, bag_lookup, quantize_rows, quantized_bag_lookup, row_update_
 from tests.ops.bags import make_layout, make_lookup
 
 RULE = RowRule(kind="sgd", lr=0.1)
@@ -37,15 +37,24 @@ def test_lookups_around_an_update_are_neither_merged_nor_moved(backend):
     assert not torch.equal(first, last)
 
 
-@pytest.mark.parametrize("pooling", ["sum", "mean", "none"])
-def test_one_graph_serves_batches_of_every_size(pooling):
+@pytest.mark.parametrize(
+    ("pooling", "is_weighted"), [("sum", False), ("mean", False), ("none", False), ("max", False), ("sqrtn", True)]
+)
+@pytest.mark.parametrize("op", [bag_lookup, quantized_bag_lookup])
+def test_one_graph_serves_batches_of_every_size(op, pooling, is_weighted):
+    torch.compiler.reset()  # compiled code of other cases counts against the most that there may be
     layout = make_layout(8, pooling)
+
+    def function(rows: Tensor, keys: Tensor, offsets: Tensor, key_weights: Tensor | None) -> Tensor:
+        return op(rows, keys, offsets, layout, key_weights=key_weights).sin()
+
     counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(lambda *tensors: bag_lookup(*tensors, layout).sin(), backend=counter, fullgraph=True)
+    compiled = torch.compile(function, backend=counter, fullgraph=True)
     for batch in (3, 4, 7, 64, 33):
         held = make_lookup(layout, batch, 2, seed=batch)
-        tensors = (held.weights, held.keys, held.offsets)
-        assert torch.equal(compiled(*tensors), bag_lookup(*tensors, layout).sin())
+        rows = held.weights if op is bag_lookup else quantize_rows(held.weights)
+        tensors = (rows, held.keys, held.offsets, held.key_weights if is_weighted else None)
+        assert torch.equal(compiled(*tensors), function(*tensors))
     assert counter.frame_count <= 2  # the first size alone, then any
 
 

@@ -7,7 +7,6 @@ from terarec.errors import ConfigError, KeyOutOfRangeError
 from terarec.kernels.cpu import host
 from terarec.kernels.registry import choose
 from terarec.ops import bag_lookup, key_weight_gradient
-from terarec.ops.key_weight_gradient import key_weight_gradient_op
 from tests.ops.bags import make_layout, make_lookup
 from tests.ops.test_poolings import by_formula
 
@@ -71,9 +70,3 @@ def test_what_does_not_fit_is_refused(implementation):
     held.keys[5] = -1
     with pytest.raises(KeyOutOfRangeError, match="feature 'b': got key -1 at position 5"):
         key_weight_gradient(*good, grad, held.layout, key_weights=key_weights, implementation=implementation)
-
-
-def test_opcheck():
-    held = make_lookup(make_layout(8, "mean"), 5, 3)
-    arguments = (held.weights, held.keys, held.offsets, torch.randn(5, 32), held.layout.array, held.key_weights)
-    torch.library.opcheck(key_weight_gradient_op, (*arguments, "auto"))

@@ -9,7 +9,6 @@ from terarec.errors import ConfigError, KernelError, KeyOutOfRangeError
 from terarec.kernels.cpu import host
 from terarec.kernels.ref.quantized import dequantize_rows
 from terarec.ops import bag_lookup, quantize_rows, quantized_bag_lookup
-from terarec.ops.quantized import _quantized_bag_lookup_op
 from tests.ops.bags import make_layout, make_lookup
 
 SETS = [*host.instruction_sets(), "wide"]
@@ -126,13 +125,3 @@ def test_what_does_not_fit_is_refused(implementation):
         quantized_bag_lookup(packed, *arguments, implementation=implementation)
     with pytest.raises(KernelError, match="implementation"):
         quantized_bag_lookup(packed, *arguments, implementation="fast")
-
-
-@pytest.mark.parametrize("pooling", ["sum", "none"])
-def test_opcheck(pooling):
-    held = make_lookup(make_layout(8, pooling), 5, 3)
-    packed = quantize_rows(held.weights)
-    codes = held.layout.pooling_codes
-    torch.library.opcheck(
-        _quantized_bag_lookup_op, (packed, held.keys, held.offsets, held.layout.array, codes, None, "auto")
-    )

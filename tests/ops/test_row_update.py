@@ -1,7 +1,6 @@
 """`row_update_`: every implementation against the plain one, torch's optimizers and the contract."""
 
 import copy
-import dataclasses
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from terarec.errors import ConfigError, KeyOutOfRangeError
 from terarec.kernels.contract import RULE_KINDS
 from terarec.kernels.cpu import host
 from terarec.ops import BagGradient, RowRule, bag_lookup, row_update_, state_shapes
-from terarec.ops.row_update import _row_update_op
 from tests.ops.bags import IMPLEMENTATIONS, make_layout, make_lookup
 from tests.ops.rules import make_gradients, make_rule, make_state
 
@@ -214,17 +212,6 @@ def test_autograd_sees_that_the_rows_changed():
     row_update_(held, (), gradients, make_rule("sgd"), step=1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.sum().backward()
-
-
-@pytest.mark.parametrize(("kind", "mode"), [("sgd", "local"), ("adam", "lazy_global")])
-def test_opcheck(kind, mode):
-    weights, gradients = make_gradients(8, "sum", 5, 2)
-    rule = make_rule(kind, mode)
-    state = list(make_state(rule, weights))
-    places = [part for held in gradients for part in (held.keys, held.offsets, held.layout.array)]
-    grads, nothing = [held.grad for held in gradients], [None] * len(gradients)
-    words, numbers = f"{kind} {mode} auto", [getattr(rule, field.name) for field in dataclasses.fields(rule)][2:]
-    torch.library.opcheck(_row_update_op, (weights, state, places, grads, nothing, words, numbers, [1, 0], None))
 
 
 def test_compiled_lookups_around_an_update_are_not_merged():

@@ -111,7 +111,7 @@ def test_none_is_left_out():
     assert "max_steps" not in data["training"]
     assert "rows" not in data["sparse_optimizer"]
     shape = {"width": 16, "bottom": [512, 256, 16], "top": [512, 256]}
-    assert data["model"] == {"kind": "dlrm", **shape, "tables": {"kind": "static"}}
+    assert data["model"] == {"kind": "dlrm", **shape, "tables": {"kind": "static", "dtype": "float32"}}
 
 
 D = {"name": "d", "storage": "raw", "labels": [{"name": "y"}], "dense": [], "categorical": [{"name": "c", "rows": 2}]}

@@ -15,6 +15,7 @@ from terarec.spec import (
     DynamicTablesSpec,
     RowWiseAdaGradSpec,
     SGDSpec,
+    StaticTablesSpec,
     WideDeepSpec,
     counting_filter,
     freq,
@@ -35,11 +36,18 @@ def dynamic(model, **tables):
     return dataclasses.replace(model, tables=DynamicTablesSpec(**tables))
 
 
+def narrow(model, dtype):
+    """`model` with static tables of narrow rows."""
+    return dataclasses.replace(model, tables=StaticTablesSpec(dtype=dtype))
+
+
 CASES = {
     "adam, adagrad": (DLRM, AdamSpec(), AdaGradSpec(lr=0.05)),
     "adagrad, adam, dropout": (WIDE_DEEP, AdaGradSpec(initial_accumulator=0.1), AdamSpec()),
     "sgd, rowwise adagrad, dropout": (WIDE_DEEP, SGDSpec(), RowWiseAdaGradSpec(initial_accumulator=0.2)),
     "sgd, sgd": (DLRM, SGDSpec(), SGDSpec()),
+    "bfloat16": (narrow(DLRM, "bfloat16"), AdamSpec(), AdaGradSpec(lr=0.05)),
+    "float16": (narrow(WIDE_DEEP, "float16"), AdamSpec(), AdamSpec()),
     "dynamic, lru, freq": (dynamic(DLRM, evict=lru(), max_rows=110, admit=freq(2)), AdamSpec(), AdamSpec(lr=0.01)),
     "dynamic, lfu, filter": (
         dynamic(WIDE_DEEP, evict=lfu(), max_rows=110, admit=counting_filter(2, num_bytes=4096)),

@@ -248,8 +248,9 @@ def _make_leaf(vectors: Tensor, deposit: Callable[[Tensor], None]) -> None:
     """Let autograd end at `vectors`, and hand their gradient to `deposit`."""
 
     def hand_over(leaf: Tensor) -> None:
-        if leaf.grad is not None:
-            deposit(leaf.grad)
+        grad = leaf.grad
+        if grad is not None:
+            deposit(grad)
             leaf.grad = None
 
     vectors.requires_grad_()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from terarec.spec import checks
 from terarec.spec.admission import AdmissionSpec
@@ -12,6 +12,7 @@ from terarec.spec.eviction import EvictionSpec, TTLEviction
 
 Initializer = Literal["uniform", "normal", "zeros"]
 RowType = Literal["float32", "bfloat16", "float16"]
+ROW_TYPES: tuple[RowType, ...] = get_args(RowType)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +42,7 @@ class TableSpec:
         checks.positive_int(self, "rows")
         checks.positive_int(self, "width")
         checks.one_of(self, "initializer", ("uniform", "normal", "zeros"))
-        checks.one_of(self, "dtype", ("float32", "bfloat16", "float16"))
+        checks.one_of(self, "dtype", ROW_TYPES)
         if self.init_scale is not None:
             checks.finite_float(self, "init_scale", low=0.0, open_low=True)
 
@@ -84,7 +85,7 @@ class DynamicTableSpec:
         checks.positive_int(self, "width")
         checks.one_of(self, "initializer", ("uniform", "normal", "zeros"))
         checks.finite_float(self, "init_scale", low=0.0, open_low=True)
-        checks.one_of(self, "dtype", ("float32", "bfloat16", "float16"))
+        checks.one_of(self, "dtype", ROW_TYPES)
         if isinstance(self.default, tuple):
             if len(self.default) != self.width or not all(map(math.isfinite, self.default)):
                 checks.fail(self, "default", f"one finite number or {self.width} (the width) of them")

@@ -9,14 +9,22 @@ from terarec.errors import ConfigError
 from terarec.spec import checks
 from terarec.spec.admission import AdmissionSpec
 from terarec.spec.eviction import LFUEviction, LRUEviction, TTLEviction
-from terarec.spec.table import DynamicTableSpec, Initializer, TableSpec
+from terarec.spec.table import ROW_TYPES, DynamicTableSpec, Initializer, RowType, TableSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StaticTablesSpec:
-    """As many rows as the data set says that the column has ids."""
+    """As many rows as the data set says that the column has ids.
+
+    Attributes:
+        dtype: element type of the rows of every table.
+    """
 
     kind: ClassVar[str] = "static"
+    dtype: RowType = "float32"
+
+    def __post_init__(self) -> None:
+        checks.one_of(self, "dtype", ROW_TYPES)
 
     def table(
         self, name: str, *, rows: int | None, width: int, initializer: Initializer = "uniform"
@@ -31,7 +39,7 @@ class StaticTablesSpec:
                 f"tables: got 'static', but the keys of table {name!r} are any integers, expected 'dynamic' "
                 "(--tables dynamic)"
             )
-        return TableSpec(name=name, rows=rows, width=width, initializer=initializer)
+        return TableSpec(name=name, rows=rows, width=width, initializer=initializer, dtype=self.dtype)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,96 @@
+"""Every registered op under `torch.library.opcheck`: schema, autograd, fake tensors, ahead-of-time dispatch."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.library import opcheck
+
+from terarec.ops import quantize_rows
+from terarec.ops.bag_lookup import _bag_lookup_op
+from terarec.ops.key_weight_gradient import key_weight_gradient_op
+from terarec.ops.quantized import _quantized_bag_lookup_op
+from terarec.ops.row_update import _row_update_op
+from tests.ops.bags import IMPLEMENTATIONS, make_layout, make_lookup
+from tests.ops.rules import make_gradients, make_rule, make_state
+
+LOOKUPS = [("sum", False), ("max", False), ("none", False), ("sum", True), ("mean", True), ("sqrtn", True)]
+"""Poolings, without and with weights of keys."""
+
+
+def lookup_arguments(rows, held, is_weighted, implementation="auto"):
+    key_weights = held.key_weights.clone() if is_weighted else None
+    return (rows, held.keys, held.offsets, held.layout.array, held.layout.pooling_codes, key_weights, implementation)
+
+
+def test_these_are_all_ops():
+    registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("terarec::")}
+    checked = (_bag_lookup_op, key_weight_gradient_op, _quantized_bag_lookup_op, _row_update_op)
+    assert registered == {op._qualname for op in checked}
+
+
+@pytest.mark.parametrize(("pooling", "is_weighted"), LOOKUPS)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_bag_lookup(pooling, is_weighted, implementation):
+    held = make_lookup(make_layout(8, pooling), 5, 3)
+    opcheck(_bag_lookup_op, lookup_arguments(held.weights, held, is_weighted, implementation))
+
+
+@pytest.mark.parametrize(("pooling", "is_weighted"), LOOKUPS)
+def test_bag_lookup_with_a_gradient_of_the_rows(pooling, is_weighted):
+    """All but ``test_aot_dispatch_dynamic``, which traces the way back from the rows, too.
+
+    That is plain PyTorch that reads the offsets in order to check them, and ends in a sparse COO tensor: no graph holds
+    either. Compiled training takes the ways back of `terarec.embedding`: a dense gradient, or one that is put aside.
+    """
+    held = make_lookup(make_layout(8, pooling), 5, 3)
+    arguments = lookup_arguments(held.weights.clone().requires_grad_(), held, is_weighted)
+    opcheck(_bag_lookup_op, arguments, test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean", "sqrtn"])
+def test_bag_lookup_with_a_gradient_of_the_weights_of_keys(pooling):
+    held = make_lookup(make_layout(8, pooling), 5, 3)
+    arguments = lookup_arguments(held.weights, held, True)
+    arguments[5].requires_grad_()
+    opcheck(_bag_lookup_op, arguments)
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean", "sqrtn"])
+def test_key_weight_gradient(pooling):
+    held = make_lookup(make_layout(8, pooling), 5, 3)
+    arguments = (held.weights, held.keys, held.offsets, torch.randn(5, 32), held.layout.array, held.key_weights)
+    opcheck(key_weight_gradient_op, (*arguments, "auto"))
+
+
+@pytest.mark.parametrize(("pooling", "is_weighted"), LOOKUPS)
+def test_quantized_bag_lookup(pooling, is_weighted):
+    held = make_lookup(make_layout(8, pooling), 5, 3)
+    opcheck(_quantized_bag_lookup_op, lookup_arguments(quantize_rows(held.weights), held, is_weighted))
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "pooling", "dtype"),
+    [
+        ("sgd", "local", "none", torch.float32),
+        ("adagrad", "global", "max", torch.bfloat16),
+        ("adam", "lazy_global", "sum", torch.float32),
+        ("ftrl", "global", "mean", torch.float16),
+    ],
+)
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_row_update(kind, mode, pooling, dtype, is_weighted):
+    weights, gradients = make_gradients(8, pooling, 5, 2)
+    takes = is_weighted and gradients[0].layout.takes_key_weights
+    key_weights = [torch.rand(held.keys.shape) if takes else None for held in gradients]
+    rule = make_rule(kind, mode)
+    places = [part for held in gradients for part in (held.keys, held.offsets, held.layout.array)]
+    numbers = [getattr(rule, field.name) for field in dataclasses.fields(rule)][2:]
+    table_lr = torch.tensor([1.0, 0.0, 0.5]) if is_weighted else None
+    opcheck(
+        _row_update_op,
+        (
+            *(weights.to(dtype), list(make_state(rule, weights)), places, [held.grad for held in gradients]),
+            *(key_weights, f"{kind} {mode} auto", numbers, [1, 7], table_lr),
+        ),
+    )
