@@ -39,7 +39,9 @@ def weights_of(layer: Layer) -> list[Array]:
     return [weight.numpy().copy() for weight in layer.file_parameters()] if isinstance(layer, WeightedLayer) else []
 
 
-def compare(layer: Layer, formula: Callable[..., Any], inputs: Sequence[Array], rtol: float = 1e-7) -> None:
+def compare(
+    layer: Layer, formula: Callable[..., Any], inputs: Sequence[Array], rtol: float = 1e-7, gradient_atol: float = 1e-6
+) -> None:
     """`layer` and ``formula(*inputs, *file_parameters)`` agree in outputs, shapes and all gradients."""
     arrays = [*inputs, *weights_of(layer)]
     expected = as_tuple(formula(*arrays))
@@ -61,7 +63,7 @@ def compare(layer: Layer, formula: Callable[..., Any], inputs: Sequence[Array], 
     for index, gradient in enumerate(got_gradients):
         wanted = finite_differences(formula, arrays, index, cotangents)
         assert gradient is not None
-        np.testing.assert_allclose(gradient.numpy(), wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(gradient.numpy(), wanted, rtol=1e-5, atol=gradient_atol)
 
 
 def check_shapes(layer: Layer, outputs: Sequence[torch.Tensor], first_length: int) -> None:

@@ -2,80 +2,66 @@ import numpy as np
 import pytest
 import torch
 
-from terarec.nn.dropout import dropout
-
-ONES = torch.ones(400, 301)
-
-
-def drawn(rate, x=ONES, seed=3):
-    torch.manual_seed(seed)
-    return dropout(x, rate, is_training=True)
+from terarec.errors import ConfigError
+from terarec.nn import MLP
+from tests.nn.formula import draw, make
 
 
-@pytest.mark.parametrize("rate", [0.05, 0.3, 0.5, 0.9])
-def test_rate_and_mean_are_as_asked(rate):
-    """Six standard deviations of the binomial share of 120,400 elements."""
-    y = drawn(rate)
-    deviation = (rate * (1 - rate) / y.numel()) ** 0.5
-    assert abs(float((y == 0).float().mean()) - rate) < 6 * deviation
-    kept = y[y != 0]
-    torch.testing.assert_close(kept, torch.full_like(kept, 1 / (1 - rate)), rtol=2e-4, atol=0.0)
+@pytest.mark.parametrize("rate", [0.5, 0.25, 0.1, 0.9, 0.999999])
+@pytest.mark.parametrize("shape", [(1, 1), (7, 13), (64, 2, 515)])
+def test_elements_are_zeroed_or_scaled_and_so_are_gradients(rate: float, shape: tuple[int, ...]) -> None:
+    layer = make("dropout", [shape[1:]], {"rate": rate})
+    x = torch.from_numpy(draw(shape[0], shape[1:])[0]).requires_grad_()
+    torch.manual_seed(4)
+    out = layer(x)
+    kept = out != 0
+    units = 256 if (rate * 256).is_integer() else 65536
+    scale = units / (units - min(round(rate * units), units - 1))
+    torch.testing.assert_close(out, torch.where(kept, x * scale, 0.0))
+    spread = 5 * np.sqrt(rate * (1 - rate) / kept.numel()) + 2e-5
+    assert abs(kept.double().mean().item() - (1 - rate)) <= max(spread, 1 / kept.numel())
+    weight = torch.randn_like(out)
+    (out * weight).sum().backward()
+    torch.testing.assert_close(x.grad, torch.where(kept, weight * scale, 0.0))
 
 
-def test_elements_are_dropped_apart():
-    """Neither neighbours nor rows repeat: the correlations vanish."""
-    mask = (drawn(0.5) == 0).double().numpy() - 0.5
-    for shift in (1, 2, 3, 4, 301):
-        flat = mask.reshape(-1)
-        assert abs(np.mean(flat[shift:] * flat[:-shift])) < 0.25 * 6 / flat.size**0.5
+def test_neighbours_are_independent() -> None:
+    torch.manual_seed(1)
+    kept = (make("dropout", [(4096,)], {"rate": 0.5})(torch.ones(64, 4096)) != 0).double() - 0.5
+    for lag in (1, 2, 3, 4, 7, 8, 64):
+        assert abs((kept[:, lag:] * kept[:, :-lag]).mean().item()) < 0.25 * 5 / np.sqrt(kept[:, lag:].numel())
 
 
-def test_the_gradient_takes_the_same_mask():
-    x = torch.randn(7, 5, requires_grad=True)
-    y = drawn(0.4, x)
-    weight = torch.randn(7, 5)
-    (y * weight).sum().backward()
-    torch.testing.assert_close(x.grad, torch.where(y == 0, 0.0, weight * y.detach() / x.detach()))
-
-
-def test_torchs_state_decides_whatever_the_threads():
+def test_the_draw_depends_on_the_seed_and_not_on_the_threads() -> None:
+    layer, x = make("dropout", [(999,)], {"rate": 0.3}), torch.ones(101, 999)
+    outs = []
     threads = torch.get_num_threads()
-    results = []
-    for count in (1, 3):
-        torch.set_num_threads(count)
-        results.append(drawn(0.5))
-    torch.set_num_threads(threads)
-    assert torch.equal(*results)
-    torch.manual_seed(3)
-    state = torch.get_rng_state()
-    first, second = (dropout(ONES, 0.5, is_training=True) for _ in range(2))
-    assert not torch.equal(first, second)
-    torch.set_rng_state(state)
-    assert torch.equal(dropout(ONES, 0.5, is_training=True), first)
+    try:
+        for count, seed in ((1, 0), (3, 0), (1, 1)):
+            torch.set_num_threads(count)
+            torch.manual_seed(seed)
+            outs.append(layer(x))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(outs[0], outs[1])
+    assert not torch.equal(outs[0], outs[2])
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4), (2, 3, 5)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_any_shape_and_type(shape, dtype):
-    y = drawn(0.5, torch.ones(shape, dtype=dtype))
-    assert (y.shape, y.dtype) == (torch.Size(shape), dtype)
-    assert set(y.unique().tolist()) <= {0.0, 2.0}
+def test_it_acts_while_training_only_and_not_at_rate_zero() -> None:
+    x = torch.randn(5, 3)
+    assert torch.equal(make("dropout", [(3,)]).eval()(x), x)
+    assert torch.equal(make("dropout", [(3,)], {"rate": 0.0})(x), x)
+    assert make("dropout", [(3,)])(x.bfloat16()).dtype == torch.bfloat16
+    assert make("dropout", [(3,)])(x[:0]).shape == (0, 3)
 
 
-def test_nothing_happens_outside_training_or_at_rate_zero():
-    state = torch.get_rng_state()
-    assert dropout(ONES, 0.5, is_training=False) is ONES
-    assert dropout(ONES, 0.0, is_training=True) is ONES
-    assert torch.equal(torch.get_rng_state(), state)
+def test_compiled_code_drops_too() -> None:
+    mlp = torch.compile(MLP(4, (64, 64), generator=torch.Generator(), dropout=0.5), backend="eager")
+    x = torch.randn(8, 4)
+    assert not torch.equal(mlp(x), mlp(x))
 
 
-def test_nearly_everything_may_be_dropped():
-    y = drawn(0.9999999)
-    assert float((y != 0).float().mean()) < 1e-3
-    assert torch.isfinite(y).all()
-
-
-def test_compiled_code_drops_as_well():
-    torch.manual_seed(0)
-    y = torch.compile(lambda x: dropout(x, 0.5, is_training=True), backend="eager", fullgraph=True)(ONES)
-    assert 0.45 < float((y == 0).float().mean()) < 0.55
+@pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan"), "half"])
+def test_a_wrong_rate_is_refused(rate: object) -> None:
+    with pytest.raises(ConfigError, match=r"layer dropout: rate is .*, expected a number >= 0 and < 1"):
+        make("dropout", [(3,)], {"rate": rate})

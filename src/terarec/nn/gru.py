@@ -48,6 +48,7 @@ class GRU(WeightedLayer):
         good = shape.numel == sequence_length * vector_size
         self.require(good, shapes, f"{sequence_length} steps of {vector_size}")
         super().__init__([TensorShape(sequence_length, (num_output,))])
+        self.input_rows = shape.rows
         self.sequence_length = sequence_length
         self.vector_size = vector_size
         self.gru = nn.GRU(vector_size, num_output, device="meta").to_empty(device="cpu")
@@ -65,6 +66,7 @@ class GRU(WeightedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """float[t*B, v] -> float[t*B, h]."""
-        states, _ = self.gru(x.reshape(self.sequence_length, -1, self.vector_size))
+        batch_size = x.shape[0] // self.input_rows
+        states, _ = self.gru(x.flatten().view(self.sequence_length, batch_size, self.vector_size))
         out: Tensor = states.flatten(0, 1)
         return out

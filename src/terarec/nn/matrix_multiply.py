@@ -25,15 +25,17 @@ class MatrixMultiply(Layer):
     def __init__(self, shapes: Sequence[TensorShape], *, transpose_b: bool) -> None:
         left, right = shapes
         self.transpose_b = transpose_b
-        if len(left.dims) == 1:
+        self.is_of_batches = len(left.dims) == 1
+        if self.is_of_batches:
             good = len(right.dims) in (1, 2) and not transpose_b
             self.require(good, shapes, "a second input of two or three dimensions, not transposed")
             out = right.dims
         else:
             good = len(left.dims) == len(right.dims) and left.rows == right.rows and left.dims[:-2] == right.dims[:-2]
-            inner, out_width = right.dims[-2:][::-1] if transpose_b and good else right.dims[-2:]
-            self.require(good and left.dims[-1] == inner, shapes, "matrices m x n and n x k", transpose_b=transpose_b)
-            out = (*left.dims[:-1], out_width)
+            inner, out_width = (-1, -2) if transpose_b else (-2, -1)
+            good = good and left.dims[-1] == right.dims[inner]
+            self.require(good, shapes, "matrices m x n and n x k", transpose_b=transpose_b)
+            out = (*left.dims[:-1], right.dims[out_width])
         super().__init__([TensorShape(left.rows, out)])
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
@@ -42,6 +44,6 @@ class MatrixMultiply(Layer):
         Raises:
             RuntimeError: the rows of a batch are not as many as the columns of the first input of two dimensions.
         """
-        if left.dim() == 2:
+        if self.is_of_batches:
             return (left @ right.flatten(1)).reshape(-1, *right.shape[1:])
         return left @ (right.transpose(-1, -2) if self.transpose_b else right)

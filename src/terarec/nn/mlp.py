@@ -65,8 +65,8 @@ class MLP(nn.Module):
             x = layer(x)
             if relu:
                 x = nn.functional.relu_(x)
-            if self.dropout and index < last:
-                x = dropout(x, self.dropout, is_training=self.training)
+            if self.training and self.dropout and index < last:
+                x = dropout(x, self.dropout)
         return x
 
 

@@ -75,4 +75,5 @@ class Reshape(Layer):
         slots = self.get_buffer("_slots") if self._buffers["_slots"] is not None else None
         if slots is not None:
             x = x.index_select(1, slots)
-        return x.reshape(-1, *self.output_shapes[0].dims)
+        # In two steps, because an export with any batch size may not find the one view of all.
+        return x.flatten().view(-1, *self.output_shapes[0].dims)

@@ -13,6 +13,8 @@ from terarec.nn.layer_option import number
 def masked_softmax(x: Tensor, mask: Tensor) -> Tensor:
     """exp(z_i) / (sum of exp(z_j) + 1e-6) over the last dimension, z = x - 10000 (1 - mask) less its maximum.
 
+    The gradient takes the maximum for a constant, as HugeCTR's does.
+
     Args:
         x: float[..., n].
         mask: 1 where an element counts and 0 where it does not; broadcast against `x`.
