@@ -11,7 +11,7 @@ from terarec.hugectr import Embedding_t, SparseEmbedding
 from terarec.hugectr.errors import BrokenFileError, OutOfBoundError
 from terarec.hugectr.weights import (
     EmbeddingFile,
-    file_of,
+    embedding_file,
     load_sparse,
     load_sparse_optimizer_states,
     save_sparse,
@@ -64,7 +64,7 @@ def saved(net: GraphModel, kind: Embedding_t, *, devices: int = 1) -> EmbeddingF
         bottom_name="data",
         slot_size_array=[10, 4],
     )
-    return file_of(params, collection(net), devices=devices, capacity=20 * devices)
+    return embedding_file(params, collection(net), devices=devices, capacity=20 * devices)
 
 
 def collection(net: GraphModel) -> EmbeddingCollection:
@@ -253,7 +253,7 @@ def test_more_rows_than_a_buffer_has_are_refused(tmp_path):
 
 def test_a_large_embedding_is_written_in_chunks(tmp_path, monkeypatch):
     kind = Embedding_t.LocalizedSlotSparseEmbeddingHash
-    monkeypatch.setattr("terarec.hugectr.weights.embedding_file.CHUNK_ROWS", 2)
+    monkeypatch.setattr("terarec.hugectr.weights.embedding_files.CHUNK_ROWS", 2)
     monkeypatch.setattr("terarec.hugectr.weights.sparse.CHUNK_ROWS", 3)
     net = make(kind)
     train(net, RowOptimizer(net, AdaGradSpec(lr=0.1)))

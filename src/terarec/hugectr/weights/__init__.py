@@ -7,7 +7,7 @@ from terarec.hugectr.weights.dense import (
     save_dense,
     save_dense_optimizer_states,
 )
-from terarec.hugectr.weights.embedding_file import EmbeddingFile, file_of
+from terarec.hugectr.weights.embedding_files import EmbeddingFile, embedding_file
 from terarec.hugectr.weights.file_names import FileNames
 from terarec.hugectr.weights.sparse import (
     load_sparse,
@@ -21,7 +21,7 @@ __all__ = [
     "FileNames",
     "dump_collection",
     "dump_folder",
-    "file_of",
+    "embedding_file",
     "load_collection",
     "load_dense",
     "load_dense_optimizer_states",

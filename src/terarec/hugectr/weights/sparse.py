@@ -23,7 +23,7 @@ from terarec.formats.hugectr import (
     write_sparse_states,
 )
 from terarec.hugectr.errors import BrokenFileError, OutOfBoundError
-from terarec.hugectr.weights.embedding_file import EmbeddingFile
+from terarec.hugectr.weights.embedding_files import EmbeddingFile
 from terarec.kernels.contract import LAST_UPDATE
 from terarec.storage import Rows, StaticTable
 

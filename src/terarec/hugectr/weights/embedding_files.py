@@ -127,7 +127,7 @@ class EmbeddingFile:
         return (slots if self.has_slots else keys) % self.devices
 
 
-def file_of(
+def embedding_file(
     params: Any, collection: EmbeddingCollection, *, devices: int, capacity: int, key_bytes: Literal[4, 8] = 8
 ) -> EmbeddingFile:
     """The file of a `SparseEmbedding`.

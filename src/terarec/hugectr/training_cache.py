@@ -1,0 +1,168 @@
+"""Training pass by pass: what `CreateETC` and `CreateMOS` ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from terarec.batch import Jagged
+from terarec.embedding import EmbeddingCollection
+from terarec.formats.hugectr import read_keyset
+from terarec.hugectr.errors import WrongInputError
+from terarec.hugectr.tables.training_cache import ModelOversubscriberParams
+from terarec.hugectr.weights import EmbeddingFile, FileNames, load_sparse, save_sparse
+from terarec.hugectr.weights.rows import held_rows
+from terarec.kernels.hash_index import HashIndex, new_hash_index
+
+IncrementalModel = list[tuple[NDArray[np.int64], NDArray[np.float32]]]
+
+
+class TrainingCache:
+    """The passes of a model: which keys each may touch, and where the rows go in the end.
+
+    All rows lie in host memory, with their optimizer states, so a pass moves nothing: it equals training without a
+    cache as long as the keysets hold what the data holds, and a key that they do not hold is refused. (HugeCTR keeps
+    the states of a "Cached" table from pass to pass, too; those of a "Staged" one start anew in every pass there.)
+
+    Args:
+        params: what `CreateETC` or `CreateMOS` made.
+        files: the embeddings, in the order of the model; rows are loaded into them from the folders that are there.
+        collections: their tables with the features that read them.
+        key_bytes: 4 or 8 bytes a key in keysets, as ``i64_input_key`` says.
+
+    Raises:
+        WrongInputError: another number of folders than embeddings, or folders that should be there, or should not.
+        FormatError: a folder that does not fit its embedding.
+    """
+
+    def __init__(
+        self, params: Any, files: Sequence[EmbeddingFile], collections: Sequence[EmbeddingCollection], *, key_bytes: int
+    ) -> None:
+        self._files, self._key_bytes = list(files), key_bytes
+        paths = _paths(params, self._files)
+        for file, path in zip(self._files, paths, strict=False):
+            if _has_rows(path):
+                load_sparse(file, path)
+        # One file of the older form is where to start from alone.
+        self._folders = [] if any(path.is_file() for path in paths) else paths
+        self._consumed = [np.empty(0, np.int64) for _ in self._files]
+        self._passes = [_Pass(file, collection) for file, collection in zip(self._files, collections, strict=True)]
+
+    def update(self, keyset_file: str | Sequence[str]) -> None:
+        """Begin the next pass.
+
+        Args:
+            keyset_file: the keys that it may touch; one file for all embeddings, or one for each.
+
+        Raises:
+            WrongInputError: another number of files than embeddings, or one without keys.
+            DataNotFoundError: no such file.
+            FormatError: a size that no whole number of keys has.
+        """
+        paths = [keyset_file] * len(self._files) if isinstance(keyset_file, str) else list(keyset_file)
+        if len(paths) != len(self._files):
+            raise WrongInputError(f"update: got {len(paths)} keysets, expected one, or {len(self._files)}: one each")
+        read = {path: read_keyset(path, self._key_bytes) for path in dict.fromkeys(paths)}
+        for path, keys in read.items():
+            if not len(keys):
+                raise WrongInputError(f"update: {path} holds no key, expected those of the pass")
+        indexes = {path: _index(keys) for path, keys in read.items()}
+        for number, (path, one) in enumerate(zip(paths, self._passes, strict=True)):
+            one.begin(path, indexes[path])
+            self._consumed[number] = np.union1d(self._consumed[number], read[path])
+
+    def store(self, snapshot_file_list: Sequence[str]) -> None:
+        """Write each embedding as one file of the form that releases up to 3.0 have.
+
+        Raises:
+            WrongInputError: another number of files than embeddings.
+            StorageError: the disk is full.
+        """
+        if len(snapshot_file_list) != len(self._files):
+            raise WrongInputError(f"store: got {len(snapshot_file_list)} files, expected {len(self._files)}")
+        for file, path in zip(self._files, snapshot_file_list, strict=True):
+            save_sparse(file, Path(path), single_file=True)
+
+    def save(self, names: FileNames) -> None:
+        """Write each embedding to its folder, or to that of `names` where none was given.
+
+        Raises:
+            StorageError: the disk is full.
+        """
+        for number, file in enumerate(self._files):
+            save_sparse(file, self._folders[number] if self._folders else names.sparse(number))
+
+    def incremental_model(self) -> IncrementalModel:
+        """Keys int64[n] and vectors float32[n, D] of each embedding: what passes since the last call may have changed.
+
+        These are the rows of all keys of the keysets; a key that has no row is left out.
+        """
+        found = [held_rows(file, keys) for file, keys in zip(self._files, self._consumed, strict=True)]
+        self._consumed = [np.empty(0, np.int64) for _ in self._files]
+        return found
+
+
+class _Pass:
+    """Refuses the keys of training batches that the keyset of the pass does not hold."""
+
+    def __init__(self, file: EmbeddingFile, collection: EmbeddingCollection) -> None:
+        self._name = file.name
+        bases = dict(zip((table.name for table in file.tables), file.bases, strict=True))
+        self._base_of = {feature.name: bases[feature.table] for feature in collection.features}
+        self._path = ""
+        self._index: HashIndex | None = None
+        collection.register_forward_pre_hook(self._check)
+
+    def begin(self, path: str, index: HashIndex) -> None:
+        self._path, self._index = path, index
+
+    def _check(self, collection: nn.Module, inputs: tuple[Jagged]) -> None:
+        if self._index is None or not (collection.training and torch.is_grad_enabled()):
+            return
+        (jagged,) = inputs
+        ends = jagged.offsets[:: jagged.batch_size].tolist() if jagged.batch_size else []
+        for name, start, stop in zip(jagged.names, ends, ends[1:], strict=False):
+            if name in self._base_of:
+                keys = jagged.keys[start:stop] + self._base_of[name]
+                absent = self._index.find(keys) < 0
+                if bool(absent.any()):
+                    raise WrongInputError(
+                        f"embedding {self._name!r}: got key {int(keys[absent][0])} of {name!r} in a batch, expected "
+                        f"one of the {len(self._index):,} keys of the pass in {self._path}"
+                    )
+
+
+def _index(keys: NDArray[np.int64]) -> HashIndex:
+    index = new_hash_index()
+    index.insert(torch.from_numpy(keys), torch.empty(0, dtype=torch.int64), 0)
+    return index
+
+
+def _paths(params: Any, files: Sequence[EmbeddingFile]) -> list[Path]:
+    """Where the rows of each embedding lie, or will; none where a script from release 3.0 starts from scratch."""
+    is_older = isinstance(params, ModelOversubscriberParams)
+    name = "sparse_models"
+    if is_older:
+        name = "dest_sparse_models" if params.train_from_scratch else "trained_sparse_models"
+    elif len(params.ps_types) != len(files):
+        raise WrongInputError(f"ps_types: got {len(params.ps_types)}, expected one for each of {len(files)} embeddings")
+    paths = [Path(path) for path in getattr(params, name)]
+    if len(paths) != len(files) and (paths or not is_older):
+        raise WrongInputError(f"{name}: got {len(paths)} folders, expected one for each of {len(files)} embeddings")
+    for path in paths:
+        if name == "dest_sparse_models" and _has_rows(path):
+            raise WrongInputError(f"{name}: {path} holds rows, expected a new folder with train_from_scratch=True")
+        if name == "trained_sparse_models" and not _has_rows(path):
+            raise WrongInputError(f"{name}: {path} holds no rows, expected some with train_from_scratch=False")
+    return paths
+
+
+def _has_rows(path: Path) -> bool:
+    keys = path if path.is_file() else path / "key"
+    return keys.is_file() and keys.stat().st_size > 0

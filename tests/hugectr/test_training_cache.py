@@ -1,0 +1,188 @@
+"""Training pass by pass equals training without a cache; keysets bound what a pass may touch; rows come and go."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from terarec.errors import DataNotFoundError, FormatError
+from terarec.formats.hugectr import open_sparse_folder, write_keyset
+from terarec.hugectr import CreateETC, CreateHMemCache, CreateMOS, Embedding_t, SparseEmbedding, TrainPSType_t
+from terarec.hugectr.errors import WrongInputError
+from terarec.hugectr.training_cache import TrainingCache
+from terarec.hugectr.weights import FileNames, embedding_file
+from terarec.models import GraphModel
+from terarec.spec import AdamSpec
+from terarec.train import GraphTrainer
+from tests.hugectr.graphs import WIDTH, batch, dynamic, embedding, model, static
+
+KINDS = {
+    Embedding_t.DistributedSlotSparseEmbeddingHash: dynamic("e"),
+    Embedding_t.LocalizedSlotSparseEmbeddingHash: dynamic("e.0", "e.1"),
+    Embedding_t.LocalizedSlotSparseEmbeddingOneHot: static(**{"e.0": 10, "e.1": 5}),
+}
+HASH = next(iter(KINDS))
+BATCHES = [batch([[7], [3], [7]], [[1], [2], [1]]), batch([[5], [3], [9]], [[1], [3], [4]], seed=1)]
+SPEC = AdamSpec(lr=0.1, eps_hat=True)
+STAGED, CACHED = TrainPSType_t.Staged, TrainPSType_t.Cached
+
+
+def make(kind: Embedding_t) -> tuple[GraphModel, GraphTrainer]:
+    net = model(embedding(KINDS[kind], slots=2))
+    return net, GraphTrainer(net, SPEC, {"default": SPEC})
+
+
+def cache_of(net: GraphModel, params: object, kind: Embedding_t = HASH) -> TrainingCache:
+    described = SparseEmbedding(
+        embedding_type=kind,
+        workspace_size_per_gpu_in_mb=1,
+        embedding_vec_size=WIDTH,
+        combiner="sum",
+        sparse_embedding_name="e",
+        bottom_name="data",
+        slot_size_array=[10, 5],
+    )
+    held = net.collection("e")
+    return TrainingCache(params, [embedding_file(described, held, devices=1, capacity=99)], [held], key_bytes=4)
+
+
+def etc(*folders: Path, ps_type: TrainPSType_t = STAGED) -> object:
+    return CreateETC(ps_types=[ps_type], sparse_models=list(map(str, folders)))
+
+
+def keysets(directory: Path, kind: Embedding_t = HASH) -> list[str]:
+    moved = [0, 10] if kind is Embedding_t.LocalizedSlotSparseEmbeddingOneHot else [0, 0]
+    paths = []
+    for number, samples in enumerate(BATCHES):
+        own = [
+            samples.sparse.keys[samples.sparse.offsets[3 * slot] : samples.sparse.offsets[3 * slot + 3]] + moved[slot]
+            for slot in (0, 1)
+        ]
+        paths.append(str(directory / f"{number}.keyset"))
+        write_keyset(Path(paths[-1]), torch.cat(own).unique().flip(0).numpy(), 4)
+    return paths
+
+
+@pytest.mark.parametrize("ps_type", [STAGED, CACHED])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_passes_equal_training_without_a_cache(tmp_path, kind, ps_type):
+    (plain, trainer), (net, cached) = make(kind), make(kind)
+    cache = cache_of(net, etc(tmp_path / "rows", ps_type=ps_type), kind)
+    paths = keysets(tmp_path, kind)
+    for _ in range(2):
+        for path, samples in zip(paths, BATCHES, strict=True):
+            cache.update(path)
+            assert torch.equal(cached.step(samples), trainer.step(samples))
+    assert torch.equal(net.eval().predict(BATCHES[0]), plain.eval().predict(BATCHES[0]))
+    assert torch.equal(net.predict(BATCHES[1]), plain.predict(BATCHES[1]))
+
+
+def test_a_key_outside_the_keyset_is_refused_in_training_alone(tmp_path):
+    net, trainer = make(HASH)
+    cache = cache_of(net, etc(tmp_path / "rows"))
+    cache.update(keysets(tmp_path)[0])
+    trainer.step(BATCHES[0])
+    with pytest.raises(WrongInputError, match=r"'e': got key 5 of 'data.0' in a batch, expected one of the 4 keys"):
+        trainer.step(BATCHES[1])
+    assert net.collection("e").tables["e"].keys().tolist() == [1, 2, 3, 7]
+    trainer.evaluate(BATCHES[1])
+
+
+def test_rows_are_written_to_their_folder_and_read_from_there(tmp_path):
+    net, trainer = make(HASH)
+    cache = cache_of(net, etc(tmp_path / "rows"))
+    cache.update(keysets(tmp_path)[0])
+    trainer.step(BATCHES[0])
+    cache.save(FileNames(str(tmp_path / "wdl"), 3))
+    assert open_sparse_folder(tmp_path / "rows", WIDTH).keys().tolist() == [1, 2, 3, 7]
+    assert not list(tmp_path.glob("wdl*"))
+    other, _ = make(HASH)
+    cache_of(other, etc(tmp_path / "rows"))
+    mine, theirs = (one.collection("e").tables["e"] for one in (net, other))
+    assert torch.equal(mine.export(mine.keys()).weights, theirs.export(theirs.keys()).weights)
+
+
+def test_the_incremental_model_holds_what_passes_since_the_last_one_may_have_changed(tmp_path):
+    net, trainer = make(HASH)
+    cache = cache_of(net, etc(tmp_path / "rows"))
+    first, second = keysets(tmp_path)
+    write_keyset(Path(first), np.array([2, 7, 3, 1, 77]), 4)
+    cache.update(first)
+    trainer.step(BATCHES[0])
+    ((keys, vectors),) = cache.incremental_model()
+    assert keys.tolist() == [1, 2, 3, 7]  # nothing was seen of key 77
+    assert (keys.dtype, vectors.dtype) == (np.int64, np.float32)
+    cache.update(second)
+    trainer.step(BATCHES[1])
+    ((keys, vectors),) = cache.incremental_model()
+    assert keys.tolist() == [1, 3, 4, 5, 9]
+    table = net.collection("e").tables["e"]
+    np.testing.assert_array_equal(vectors, table.export(torch.from_numpy(keys)).weights.numpy())
+    ((keys, vectors),) = cache.incremental_model()
+    assert (keys.shape, vectors.shape) == ((0,), (0, WIDTH))
+
+
+def test_moved_keys_name_the_rows_of_slots_that_count_from_zero(tmp_path):
+    kind = Embedding_t.LocalizedSlotSparseEmbeddingOneHot
+    net, trainer = make(kind)
+    cache = cache_of(net, etc(tmp_path / "rows"), kind)
+    cache.update(keysets(tmp_path, kind)[1])
+    trainer.step(BATCHES[1])
+    ((keys, vectors),) = cache.incremental_model()
+    assert keys.tolist() == [3, 5, 9, 11, 13, 14]
+    np.testing.assert_array_equal(vectors[3:], net.collection("e").table("e.1")[[1, 3, 4]].numpy())
+
+
+def test_the_older_spelling(tmp_path):
+    net, trainer = make(HASH)
+    scratch = CreateMOS(train_from_scratch=True, dest_sparse_models=[str(tmp_path / "rows")])
+    cache = cache_of(net, scratch)
+    cache.update([keysets(tmp_path)[0]])
+    trainer.step(BATCHES[0])
+    cache.save(FileNames("unused", 0))
+    assert open_sparse_folder(tmp_path / "rows", WIDTH).count == 4
+    with pytest.raises(WrongInputError, match=r"dest_sparse_models: .* holds rows, expected a new folder"):
+        cache_of(net, scratch)
+    trained = CreateMOS(train_from_scratch=False, trained_sparse_models=[str(tmp_path / "rows")])
+    other, _ = make(HASH)
+    cache_of(other, trained)
+    assert len(other.collection("e").tables["e"]) == 4
+    absent = CreateMOS(train_from_scratch=False, trained_sparse_models=[str(tmp_path / "absent")])
+    with pytest.raises(WrongInputError, match=r"trained_sparse_models: .* holds no rows, expected some"):
+        cache_of(net, absent)
+
+
+def test_release_3_0_stores_single_files_and_starts_from_them(tmp_path):
+    net, trainer = make(HASH)
+    cache = cache_of(net, CreateMOS(train_from_scratch=True))
+    cache.update(keysets(tmp_path)[0])
+    trainer.step(BATCHES[0])
+    cache.store([str(tmp_path / "0_sparse.model")])
+    assert (tmp_path / "0_sparse.model").stat().st_size == 4 * (8 + 4 * WIDTH)
+    other, _ = make(HASH)
+    trained = CreateMOS(train_from_scratch=False, trained_sparse_models=[str(tmp_path / "0_sparse.model")])
+    cache_of(other, trained).save(FileNames(str(tmp_path / "_"), 7))
+    assert open_sparse_folder(tmp_path / "_0_sparse_7.model", WIDTH).keys().tolist() == [1, 2, 3, 7]
+    with pytest.raises(WrongInputError, match="store: got 2 files, expected 1"):
+        cache.store(["a", "b"])
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    net, _ = make(HASH)
+    cache = cache_of(net, etc(tmp_path / "rows"))
+    with pytest.raises(DataNotFoundError, match=r"absent.keyset: no such file"):
+        cache.update(str(tmp_path / "absent.keyset"))
+    (tmp_path / "x.keyset").write_bytes(b"")
+    with pytest.raises(WrongInputError, match=r"x.keyset holds no key"):
+        cache.update(str(tmp_path / "x.keyset"))
+    (tmp_path / "x.keyset").write_bytes(b"12345")
+    with pytest.raises(FormatError, match="holds 5 bytes"):
+        cache.update(str(tmp_path / "x.keyset"))
+    with pytest.raises(WrongInputError, match="update: got 2 keysets, expected one, or 1: one each"):
+        cache.update(["a", "b"])
+    with pytest.raises(WrongInputError, match="sparse_models: got 0 folders, expected one for each of 1 embeddings"):
+        cache_of(net, CreateETC(ps_types=[STAGED]))
+    two = CreateETC([STAGED, CACHED], ["a", "b"], ["."], [CreateHMemCache(2, 0.5, 0)])
+    with pytest.raises(WrongInputError, match="ps_types: got 2, expected one for each of 1 embeddings"):
+        cache_of(net, two)
