@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from terarec.hugectr.enums import Activation_t, Initializer_t, Layer_t, Regularizer_t
+from terarec.hugectr.errors import WrongInputError
 from terarec.nn.registry import LAYERS
 from terarec.spec import GraphLayer
 
@@ -63,7 +64,7 @@ SOURCES = {
     "target_weights": "target_weight_vec",
     "regularizer": "regularizer_type",
     "strength": "lambda",
-    "seq_length": "SeqLength",
+    "sequence_length": "SeqLength",
 }
 """The options whose parameter of `DenseLayer` has another name."""
 
@@ -85,7 +86,7 @@ _HAS_SCRATCH = {Layer_t.FusedInnerProduct, Layer_t.MLP, Layer_t.Interaction}
 
 def graph_layer(layer: Any) -> GraphLayer:
     """A `DenseLayer` as a layer of a graph."""
-    kind = KINDS[layer.layer_type]
+    kind = _kind_of(layer)
     bottoms, tops = list(layer.bottom_names), list(layer.top_names)
     if layer.layer_type in _HAS_SCRATCH:
         tops = tops[:1]
@@ -96,13 +97,37 @@ def graph_layer(layer: Any) -> GraphLayer:
         for option in LAYERS[kind].options
         if SOURCES.get(option.name, option.name) in given
     }
-    if layer.layer_type is Layer_t.MLP and not layer.num_outputs:
-        options["num_outputs"] = (layer.num_output,)
+    if layer.layer_type is Layer_t.MLP:
+        options |= _mlp_options(layer)
     if layer.layer_type is Layer_t.Scale:
-        options["factor"] = int(layer.factor)
+        options["factor"] = _whole_factor(layer)
     if layer.layer_type in LOSSES and not layer.use_regularizer:
         options |= {"regularizer": "none", "strength": 0.0}
     return GraphLayer(kind=kind, bottoms=tuple(bottoms), tops=tuple(tops), options=options)
+
+
+def _kind_of(layer: Any) -> str:
+    """The kind of `layer`; 4.3 has attention in two layers with a Softmax between, told by the numbers of tensors."""
+    numbers = len(layer.bottom_names), len(layer.top_names)
+    if layer.layer_type is Layer_t.MultiHeadAttention and numbers in {(3, 2), (2, 1)}:
+        return "attention_values" if numbers == (2, 1) and not layer.transpose_b else "attention_scores"
+    return KINDS[layer.layer_type]
+
+
+def _mlp_options(layer: Any) -> dict[str, Any]:
+    """Widths, activations and biases for each layer, where the script may have named one for all."""
+    widths = layer.num_outputs or [layer.num_output]
+    return {
+        "num_outputs": tuple(widths),
+        "activations": _native(layer.activations or [layer.act_type] * len(widths)),
+        "biases": tuple(layer.biases or [layer.use_bias] * len(widths)),
+    }
+
+
+def _whole_factor(layer: Any) -> int:
+    if not float(layer.factor).is_integer():
+        raise WrongInputError(f"Scale {layer.top_names}: factor: got {layer.factor}, expected a whole number of copies")
+    return int(layer.factor)
 
 
 def group_layer(layer: Any) -> GraphLayer:

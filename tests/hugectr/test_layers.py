@@ -1,0 +1,283 @@
+"""Every `Layer_t` reaches its kind of layer with its options, in the spellings of every release; misuse is told."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import terarec.hugectr as hugectr
+from terarec.errors import ConfigError
+from terarec.hugectr.errors import HugeCTRError
+from terarec.hugectr.layer_kinds import KINDS, graph_layer, group_layer
+from terarec.nn import TensorShape, build_layer
+from tests.hugectr.scripts import Layer, embed, layer, model, to_loss
+
+Init, Act = hugectr.Initializer_t, hugectr.Activation_t
+Dims = tuple[int, ...]
+# Layer_t -> parameters of DenseLayer, dimensions of the bottoms, kind, options that differ from its defaults, the tops.
+CASES: list[tuple[str, dict[str, Any], list[Dims], str, dict[str, Any], list[tuple[int, Dims]]]] = [
+    ("BatchNorm", {"factor": 0.5, "eps": 1e-3}, [(4,)], "batch_norm", {"factor": 0.5, "eps": 1e-3}, [(1, (4,))]),
+    ("BatchNorm", {"gamma_init_type": Init.Zero}, [(4,)], "batch_norm", {"gamma_init": "zero"}, [(1, (4,))]),
+    ("LayerNorm", {"eps": 1e-9}, [(3, 4)], "layer_norm", {"eps": 1e-9}, [(1, (3, 4))]),
+    ("Reshape", {"leading_dim": 6}, [(3, 4)], "reshape", {"leading_dim": 6}, [(2, (6,))]),
+    (
+        "Reshape",
+        {"leading_dim": 4, "time_step": 3},
+        [(12,)],
+        "reshape",
+        {"leading_dim": 4, "time_step": 3},
+        [(1, (3, 4))],
+    ),
+    (
+        "Reshape",
+        {"selected": True, "selected_slots": [2, 0]},
+        [(3, 4)],
+        "reshape",
+        {"selected": True, "selected_slots": (2, 0)},
+        [(1, (8,))],
+    ),
+    ("Reshape", {"shape": [-1, 6]}, [(3, 4)], "reshape", {"shape": (-1, 6)}, [(2, (6,))]),
+    ("Select", {"dim": 1, "index": [2, 0]}, [(3, 4)], "select", {"dim": 1, "index": (2, 0)}, [(1, (2, 4))]),
+    ("Concat", {}, [(3,), (4,)], "concat", {}, [(1, (7,))]),
+    ("Concat", {"axis": 2}, [(3, 1), (3, 4)], "concat", {"axis": 2}, [(1, (3, 5))]),
+    ("Dropout", {"dropout_rate": 0.1}, [(4,)], "dropout", {"rate": 0.1}, [(1, (4,))]),
+    ("ElementwiseMultiply", {}, [(4,), (4,), (4,)], "elementwise_multiply", {}, [(1, (4,))]),
+    ("ELU", {"elu_alpha": 0.3}, [(4,)], "elu", {"alpha": 0.3}, [(1, (4,))]),
+    (
+        "InnerProduct",
+        {"num_output": 5, "weight_init_type": Init.XavierUniform, "bias_init_type": Init.Zero},
+        [(3, 4)],
+        "inner_product",
+        {"num_output": 5, "weight_init": "xavier_uniform", "bias_init": "zero"},
+        [(1, (3, 5))],
+    ),
+    (
+        "FusedInnerProduct",
+        {"num_output": 5, "act_type": Act.Non},
+        [(4,)],
+        "fused_inner_product",
+        {"num_output": 5, "activation": "none"},
+        [(1, (5,))],
+    ),
+    (
+        "MLP",
+        {"num_outputs": [5, 2], "act_type": Act.Non, "use_bias": False},
+        [(4,)],
+        "mlp",
+        {"num_outputs": (5, 2), "activations": ("none",) * 2, "biases": (False,) * 2},
+        [(1, (2,))],
+    ),
+    (
+        "MLP",
+        {"num_outputs": [5, 2], "activations": [Act.Relu, Act.Non], "biases": [True, False]},
+        [(4,)],
+        "mlp",
+        {"num_outputs": (5, 2), "activations": ("relu", "none"), "biases": (True, False)},
+        [(1, (2,))],
+    ),
+    (
+        "MLP",
+        {"num_output": 3},
+        [(4,)],
+        "mlp",
+        {"num_outputs": (3,), "activations": ("relu",), "biases": (True,)},
+        [(1, (3,))],
+    ),
+    ("Interaction", {}, [(4,), (3, 4)], "interaction", {}, [(1, (4 + 6 + 1,))]),
+    ("ReLU", {}, [(4,)], "relu", {}, [(1, (4,))]),
+    ("ReLUHalf", {}, [(4,)], "relu", {}, [(1, (4,))]),
+    ("Sigmoid", {}, [(4,)], "sigmoid", {}, [(1, (4,))]),
+    ("Slice", {"ranges": [(0, 3), (1, 4)]}, [(4,)], "slice", {"ranges": ((0, 3), (1, 4))}, [(1, (3,)), (1, (3,))]),
+    ("WeightMultiply", {"weight_dims": [4, 3]}, [(4,)], "weight_multiply", {"weight_dims": (4, 3)}, [(1, (12,))]),
+    ("FmOrder2", {"out_dim": 4}, [(12,)], "fm_order2", {"out_dim": 4}, [(1, (4,))]),
+    ("Add", {}, [(4,), (4,)], "add", {}, [(1, (4,))]),
+    ("Sub", {}, [(4,), (4,)], "sub", {}, [(1, (4,))]),
+    ("ReduceSum", {"axis": 2}, [(3, 4)], "reduce_sum", {"axis": 2}, [(1, (3, 1))]),
+    ("ReduceMean", {}, [(3, 4)], "reduce_mean", {}, [(1, (1, 4))]),
+    ("Softmax", {"factor": 0.5}, [(3, 4), (3, 4)], "softmax", {"factor": 0.5}, [(1, (3, 4))]),
+    ("Gather", {"indices": [1, 0]}, [(4,)], "gather", {"indices": (1, 0)}, [(1, (4,))]),
+    ("PReLU_Dice", {"elu_alpha": 0.2, "eps": 1e-8}, [(4,)], "prelu_dice", {"alpha": 0.2, "eps": 1e-8}, [(1, (4,))]),
+    (
+        "GRU",
+        {"num_output": 5, "batchsize": 7, "SeqLength": 3, "vector_size": 4},
+        [(12,)],
+        "gru",
+        {"num_output": 5, "sequence_length": 3, "vector_size": 4},
+        [(3, (5,))],
+    ),
+    ("MatrixMultiply", {}, [(2, 3), (3, 4)], "matrix_multiply", {}, [(1, (2, 4))]),
+    (
+        "MatrixMultiply",
+        {"transpose_b": True},
+        [(2, 3), (4, 3)],
+        "matrix_multiply",
+        {"transpose_b": True},
+        [(1, (2, 4))],
+    ),
+    (
+        "MultiHeadAttention",
+        {"num_attention_heads": 2},
+        [(3, 4)] * 3,
+        "multi_head_attention",
+        {"num_attention_heads": 2},
+        [(1, (3, 4))],
+    ),
+    (
+        "MultiHeadAttention",
+        {"num_attention_heads": 2},
+        [(3, 4)] * 3 + [(1, 3, 3)],
+        "multi_head_attention",
+        {"num_attention_heads": 2},
+        [(1, (3, 4))],
+    ),
+    (
+        "MultiHeadAttention",
+        {"num_attention_heads": 2, "transpose_b": True},
+        [(3, 4)] * 3,
+        "attention_scores",
+        {"num_attention_heads": 2},
+        [(1, (2, 3, 3)), (1, (2, 3, 2))],
+    ),
+    ("MultiHeadAttention", {"transpose_b": True}, [(2, 3, 4)] * 2, "attention_scores", {}, [(1, (2, 3, 3))]),
+    ("MultiHeadAttention", {}, [(2, 3, 3), (2, 3, 4)], "attention_values", {}, [(1, (3, 8))]),
+    ("Scale", {"axis": 0, "factor": 3}, [(4,)], "scale", {"axis": 0, "factor": 3}, [(1, (12,))]),
+    ("Scale", {"factor": 3}, [(4,)], "scale", {"factor": 3}, [(3, (4,))]),
+    ("FusedReshapeConcat", {}, [(3, 4), (3, 2)], "fused_reshape_concat", {}, [(2, (6,)), (1, (6,))]),
+    ("FusedReshapeConcatGeneral", {}, [(3, 4), (3, 2)], "fused_reshape_concat_general", {}, [(3, (6,))]),
+    ("MultiCross", {"num_layers": 2}, [(4,)], "multi_cross", {"num_layers": 2}, [(1, (4,))]),
+    (
+        "MultiCross",
+        {"num_layers": 2, "projection_dim": 3},
+        [(4,)],
+        "multi_cross",
+        {"num_layers": 2, "projection_dim": 3},
+        [(1, (4,))],
+    ),
+    ("Cast", {}, [(4,)], "cast", {}, [(1, (4,))]),
+    (
+        "SequenceMask",
+        {"max_sequence_len_from": 3, "max_sequence_len_to": 2},
+        [(1,), (1,)],
+        "sequence_mask",
+        {"max_sequence_len_from": 3, "max_sequence_len_to": 2},
+        [(1, (1, 3, 2))],
+    ),
+    (
+        "SequenceMask",
+        {"max_sequence_len": 3},
+        [(1,), (1,)],
+        "sequence_mask",
+        {"max_sequence_len_from": 3, "max_sequence_len_to": 3},
+        [(1, (1, 3, 3))],
+    ),
+    ("BinaryCrossEntropyLoss", {}, [(1,), (1,)], "binary_cross_entropy", {}, []),
+    (
+        "BinaryCrossEntropyLoss",
+        {"use_regularizer": True, "regularizer_type": hugectr.Regularizer_t.L2, "lambda": 0.1},
+        [(1,), (1,)],
+        "binary_cross_entropy",
+        {"regularizer": "l2", "strength": 0.1},
+        [],
+    ),
+    ("CrossEntropyLoss", {"lambda": 0.1}, [(2,), (1,)], "cross_entropy", {}, []),
+    (
+        "MultiCrossEntropyLoss",
+        {"target_weight_vec": [0.5, 1.0]},
+        [(2,), (2,)],
+        "multi_cross_entropy",
+        {"target_weights": (0.5, 1.0)},
+        [],
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "parameters", "dims", "kind", "options", "tops"), CASES)
+def test_a_layer_reaches_its_kind(
+    name: str,
+    parameters: dict[str, Any],
+    dims: list[Dims],
+    kind: str,
+    options: dict[str, Any],
+    tops: list[tuple[int, Dims]],
+) -> None:
+    bottoms = [f"in{place}" for place in range(len(dims))]
+    names = [f"out{place}" for place in range(max(1, len(tops)))]
+    made = graph_layer(hugectr.DenseLayer(getattr(Layer, name), bottoms, names, **parameters))
+    assert (made.kind, list(made.bottoms), list(made.tops)) == (kind, bottoms, names)
+    shapes = [TensorShape(1, each) for each in dims]
+    generator = torch.Generator()
+    built = build_layer(kind, shapes, made.options, generator=generator.manual_seed(1))
+    twin = build_layer(kind, shapes, options, generator=generator.manual_seed(1))
+    assert built.output_shapes == tuple(TensorShape(rows, each) for rows, each in tops)
+    mine, other = (
+        {name: value for name, value in vars(each).items() if not name.startswith("_")} for each in (built, twin)
+    )
+    assert mine == other
+    for one, two in zip(built.state_dict().values(), twin.state_dict().values(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_every_member_is_there() -> None:
+    assert {name for name, *_ in CASES} == set(Layer.__members__) == {member.name for member in KINDS}
+
+
+def test_old_spellings_are_the_same_layers() -> None:
+    old = graph_layer(hugectr.DenseLayer(Layer.Multiply, ["a"], ["b"], weight_dims=[2, 3]))
+    assert old == graph_layer(hugectr.DenseLayer(Layer.WeightMultiply, ["a"], ["b"], weight_dims=[2, 3]))
+    assert graph_layer(hugectr.DenseLayer(Layer.DotProduct, ["a", "b"], ["c"])).kind == "elementwise_multiply"
+
+
+def test_tensors_between_kernels_are_left_out() -> None:
+    head = hugectr.DenseLayer(Layer.FusedInnerProduct, ["x"], ["y", "y1", "y2", "y3"], num_output=3)
+    body = hugectr.DenseLayer(Layer.FusedInnerProduct, ["y", "y1", "y2", "y3"], ["z"], num_output=3)
+    crossed = hugectr.DenseLayer(Layer.Interaction, ["z", "e"], ["i", "i_grad"])
+    top = hugectr.DenseLayer(Layer.MLP, ["i", "i_grad"], ["t"], num_outputs=[4])
+    ends = [(made.bottoms, made.tops) for made in map(graph_layer, (head, body, crossed, top))]
+    assert ends == [(("x",), ("y",)), (("y",), ("z",)), (("z", "e"), ("i",)), (("i",), ("t",))]
+
+
+def test_a_group_is_a_chain() -> None:
+    made = group_layer(
+        hugectr.GroupDenseLayer(
+            group_layer_type=hugectr.GroupLayer_t.GroupFusedInnerProduct,
+            bottom_name_list=["x"],
+            top_name_list=["a", "b"],
+            num_outputs=[4, 2],
+            last_act_type=Act.Non,
+        )
+    )
+    assert (made.kind, made.bottoms, made.tops) == ("group_dense", ("x",), ("b",))
+    assert made.options == {"num_outputs": (4, 2), "last_activation": "none"}
+
+
+WRONG: list[tuple[str, str, dict[str, Any], str]] = [
+    ("InnerProduct", "embedding", {"num_output": 0}, "num_output"),
+    ("Slice", "dense", {"ranges": [(0, 4)]}, r"inputs \[B, 3\], ranges=\(\(0, 4\),\)"),
+    ("Reshape", "embedding", {"leading_dim": 7}, r"inputs \[B, 4, 8\], expected whole rows of 7"),
+    ("Reshape", "embedding", {}, "exactly one of leading_dim, selected and shape"),
+    ("Concat", "embedding dense", {}, r"inputs \[B, 4, 8\], \[B, 3\]"),
+    ("Add", "dense", {}, "expected 2 or more inputs"),
+    ("Scale", "dense", {"factor": 1.5}, "factor: got 1.5, expected a whole number"),
+    ("FmOrder2", "dense", {}, "out_dim is 0, expected an integer >= 1"),
+    ("MultiCross", "dense", {}, "num_layers is 0, expected an integer >= 1"),
+    ("WeightMultiply", "dense", {"weight_dims": [4, 2]}, r"inputs \[B, 3\], weight_dims=\(4, 2\), expected \[B, 4\]"),
+    ("Dropout", "dense", {"dropout_rate": 1.0}, "rate"),
+    ("Interaction", "dense embedding", {}, r"inputs \[B, 3\], \[B, 4, 8\]"),
+    ("MLP", "dense", {"num_outputs": [4, 2], "biases": [True]}, "expected 2 of biases"),
+]
+
+
+def compile_with(made: Any, name: str, bottoms: str, parameters: dict[str, Any]) -> None:
+    layer(made, getattr(Layer, name), bottoms, "wrong", **parameters)
+    layer(made, Layer.InnerProduct, "dense", "fine", num_output=2)
+    to_loss(made, "fine")
+
+
+@pytest.mark.parametrize(("name", "bottoms", "parameters", "message"), WRONG)
+def test_what_does_not_fit_is_refused_with_its_shapes(
+    planted: tuple[str, str, float], name: str, bottoms: str, parameters: dict[str, Any], message: str
+) -> None:
+    made = model(*planted[:2])
+    embed(made, "embedding", 8)
+    with pytest.raises((HugeCTRError, ConfigError), match=message):
+        compile_with(made, name, bottoms, parameters)
