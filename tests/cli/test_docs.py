@@ -18,11 +18,17 @@ def test_every_option_is_on_the_page() -> None:
     assert {word for word in words if not re.search(rf"`[^`]*{word}\b", PAGE)} == set()
 
 
-@pytest.mark.parametrize("command", ["generate", "prepare", "train", "evaluate", "predict", "inspect", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["generate", "prepare", "convert", "train", "evaluate", "predict", "inspect", "doctor"]
+)
 def test_every_figure_is_on_the_page(workshop: Workshop, tmp_path: Path, command: str) -> None:
     told = {
         "generate": lambda: workshop.generated,
         "prepare": lambda: workshop.prepared,
+        "convert": lambda: {
+            **figures("convert", workshop.data, "--to", "norm", "--out", tmp_path / "norm"),
+            **figures("convert", tmp_path / "norm", "--to", "dataset", "--out", tmp_path / "again"),
+        },
         "train": lambda: workshop.trained,
         "evaluate": lambda: figures("evaluate", workshop.run, "--data", workshop.data),
         "predict": lambda: figures("predict", workshop.run, "--data", workshop.data, "--out", tmp_path / "s.parquet"),

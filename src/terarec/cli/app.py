@@ -9,12 +9,12 @@ import typer
 from typer.core import TyperGroup
 
 from terarec import __version__
-from terarec.cli import doctor, evaluate, generate, predict, prepare_criteo, prepare_csv, serve, train
+from terarec.cli import convert, doctor, evaluate, generate, predict, prepare_criteo, prepare_csv, serve, train
 from terarec.cli import inspect as inspect_command
 from terarec.cli.command import add
 
 DATA, MODEL, SERVING, LOOKING = "Data", "Model", "Serving", "Looking inside"
-ORDER = ("generate", "prepare", "train", "evaluate", "predict", "serve", "inspect", "doctor")
+ORDER = ("generate", "prepare", "convert", "train", "evaluate", "predict", "serve", "inspect", "doctor")
 
 
 @dataclass
@@ -72,6 +72,7 @@ add(_prepare, "criteo", prepare_criteo.prepare_criteo, describes=["CriteoOptions
 add(_prepare, "csv", prepare_csv.prepare_csv, describes=["CsvOptions", "CsvLayout"])
 app.add_typer(_prepare, name="prepare", rich_help_panel=DATA)
 
+add(app, "convert", convert.convert, panel=DATA, describes=["RecordLayout"])
 add(app, "train", train.train, panel=MODEL)
 add(app, "evaluate", evaluate.evaluate, panel=MODEL)
 add(app, "predict", predict.predict, panel=MODEL)

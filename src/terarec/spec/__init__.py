@@ -61,7 +61,7 @@ from terarec.spec.optimizer import (
     SGDSpec,
     SparseOptimizerSpec,
 )
-from terarec.spec.records import RecordLayout, SparseInput
+from terarec.spec.records import RECORD_KINDS, RecordLayout, RecordSplit, RecordsSpec, SparseInput
 from terarec.spec.row_options import RowOptions
 from terarec.spec.run import RunSpec, TrainingSpec
 from terarec.spec.serving import ServingSpec
@@ -73,6 +73,7 @@ __all__ = [
     "MISSING_ID",
     "MISSING_KEY",
     "RARE_ID",
+    "RECORD_KINDS",
     "AdaGradSpec",
     "AdamSpec",
     "AdamWSpec",
@@ -110,6 +111,8 @@ __all__ = [
     "ProbabilityAdmission",
     "RMSPropSpec",
     "RecordLayout",
+    "RecordSplit",
+    "RecordsSpec",
     "RowOptions",
     "RowType",
     "RowWiseAdaGradSpec",

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Literal
 
+from terarec.errors import ConfigError
 from terarec.spec import checks
+
+RECORD_KINDS = ("norm", "parquet", "raw", "raw_async")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,3 +91,74 @@ class RecordLayout:
         """Per slot, the sum of the sizes of the slots before it; zeros without `slot_sizes`."""
         sums = tuple(accumulate(self.slot_sizes, initial=0))
         return sums[: self.num_slots] if self.slot_sizes else (0,) * self.num_slots
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordSplit:
+    """Where the samples of a split lie.
+
+    Attributes:
+        path: of the file list (Norm, Parquet) or of the file; relative to ``records.json``, absolute, or a URL.
+        rows: its samples.
+    """
+
+    path: str
+    rows: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str) or not self.path:
+            checks.fail(self, "path", "the path of a file")
+        checks.positive_int(self, "rows", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordsSpec:
+    """HugeCTR's files that belong together: the content of ``records.json``.
+
+    Attributes:
+        kind: the files' format.
+        layout: what a sample holds.
+        splits: split name ("train", "valid") -> where its samples lie.
+        label_names: of the labels, in order.
+        dense_names: of the dense numbers, in order.
+        checksum: whether Norm files have checksums.
+        float_label_dense: whether Raw files hold labels and dense numbers, and RawAsync files dense ones, as float32.
+    """
+
+    kind: Literal["norm", "parquet", "raw", "raw_async"]
+    layout: RecordLayout
+    splits: Mapping[str, RecordSplit]
+    label_names: tuple[str, ...]
+    dense_names: tuple[str, ...]
+    checksum: bool = True
+    float_label_dense: bool = True
+
+    def __post_init__(self) -> None:
+        checks.one_of(self, "kind", RECORD_KINDS)
+        for field, names, expected in (
+            ("label_names", self.label_names, self.layout.label_dim),
+            ("dense_names", self.dense_names, self.layout.dense_dim),
+        ):
+            if len(names) != expected:
+                checks.refuse(self, field, f"got {len(names)} names, expected {expected} as in the layout")
+        checks.distinct(self, "names", self.column_names)
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """A column name for each slot: the input's own name if that is its only slot."""
+        return tuple(
+            sparse.name if sparse.slot_num == 1 else f"{sparse.name}.{slot}"
+            for sparse in self.layout.inputs
+            for slot in range(sparse.slot_num)
+        )
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Labels, dense numbers and slots, in the order in which files hold them."""
+        return (*self.label_names, *self.dense_names, *self.key_names)
+
+    def split(self, name: str) -> RecordSplit:
+        """The split `name`; raises `ConfigError` naming those that exist."""
+        if name not in self.splits:
+            raise ConfigError(f"no split {name!r}, expected one of {', '.join(map(repr, sorted(self.splits)))}")
+        return self.splits[name]

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from terarec.data.records.generated_rows import DrawnRows, RecordGenerator, RowSource
+from terarec.data.records.writers import create_writer, final_keys
 from terarec.data.synthetic.best_auc import pack, packed_auc
 from terarec.errors import ConfigError
-from terarec.formats import Keys, ParquetShardWriter
-from terarec.formats.hugectr import (
-    METADATA_FILE,
-    FixedRecordWriter,
-    NormWriter,
-    raw_async_types,
-    raw_types,
-    write_file_list,
-    write_parquet_metadata,
-)
-from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, RecordLayout
+from terarec.formats.hugectr import METADATA_FILE, write_file_list, write_parquet_metadata
+from terarec.spec import RecordsSpec, SparseInput
 
 _BLOCK_ROWS = 16_384
 """Samples drawn and written at once."""
-
-
-class _Writer(Protocol):
-    def write(self, label: NDArray[Any], dense: NDArray[Any], keys: Any) -> None: ...
-
-    def close(self) -> object: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,20 +64,20 @@ def generate_records(
     suffix = "parquet" if generator.kind == "parquet" else "data"
     directory = path.parent / split
     files = [directory / f"gen_{index}.{suffix}" for index in range(num_files)] if is_listed else [path]
-    rows = RowSource(generator)
+    rows, description = RowSource(generator), _describe(generator)
     packed: list[NDArray[np.uint32]] = []
     for index, file in enumerate(files):
-        with _create(generator, file) as writer:
+        with create_writer(file, description) as writer:
             for drawn in _blocks(rows, split, index * rows_per_file, rows_per_file):
-                writer.write(drawn.label, drawn.dense, _stored_keys(generator, drawn.keys))
+                keys = final_keys(drawn.keys, generator.layout) if generator.kind == "norm" else drawn.keys
+                writer.write(drawn.label, drawn.dense, keys)
                 if drawn.probabilities is not None:
                     packed.append(pack(drawn.probabilities, drawn.label.astype(np.uint8)))
             writer.close()
     if generator.kind == "parquet":
-        label, dense, keys = column_names(generator.layout)
-        write_parquet_metadata(
-            directory / METADATA_FILE, [(str(file), rows_per_file) for file in files], label, dense, keys
-        )
+        stats = [(str(file), rows_per_file) for file in files]
+        names = description.label_names, description.dense_names, description.key_names
+        write_parquet_metadata(directory / METADATA_FILE, stats, *names)
     if is_listed:
         write_file_list(path, files)
     return GeneratedRecords(
@@ -100,57 +85,28 @@ def generate_records(
     )
 
 
-def column_names(layout: RecordLayout) -> tuple[list[str], list[str], list[str]]:
-    """Names of label, dense and key columns in generated Parquet files: ``label<i>``, ``C<i>``, i over all columns."""
+def _describe(generator: RecordGenerator) -> RecordsSpec:
+    """The files' columns: ``label<i>``, and ``C<i>`` for dense numbers and slots, i counting over all columns."""
+    layout = generator.layout
     first_key = layout.label_dim + layout.dense_dim
-    return (
-        [f"label{index}" for index in range(layout.label_dim)],
-        [f"C{index}" for index in range(layout.label_dim, first_key)],
-        [f"C{index}" for index in range(first_key, first_key + layout.num_slots)],
+    inputs = tuple(
+        SparseInput(name=f"C{first_key + slot}", nnz_per_slot=(most,), is_fixed_length=True)
+        for slot, most in enumerate(layout.most_keys)
+    )
+    return RecordsSpec(
+        kind=generator.kind,
+        layout=dataclasses.replace(layout, inputs=inputs),
+        splits={},
+        label_names=tuple(f"label{index}" for index in range(layout.label_dim)),
+        dense_names=tuple(f"C{index}" for index in range(layout.label_dim, first_key)),
+        checksum=generator.checksum,
+        float_label_dense=generator.float_label_dense,
     )
 
 
 def _blocks(rows: RowSource, split: str, first: int, count: int) -> Iterator[DrawnRows]:
     for start in range(first, first + count, _BLOCK_ROWS):
         yield rows.draw(split, start, min(_BLOCK_ROWS, first + count - start))
-
-
-def _create(generator: RecordGenerator, path: Path) -> AbstractContextManager[_Writer]:
-    layout = generator.layout
-    if generator.kind == "norm":
-        return NormWriter(path, layout, checksum=generator.checksum)
-    if generator.kind == "parquet":
-        return ParquetShardWriter(path, _columns(layout))
-    if generator.kind == "raw":
-        return FixedRecordWriter(path, layout, raw_types(layout, float_label_dense=generator.float_label_dense))
-    types = raw_async_types(layout, is_dense_float=generator.float_label_dense, multi_hot=True)
-    return FixedRecordWriter(path, layout, types)
-
-
-def _columns(layout: RecordLayout) -> DatasetSpec:
-    """The columns of a Parquet file: any int64 keys for 8-byte keys, which makes them int64 in the file."""
-    label, dense, keys = column_names(layout)
-    return DatasetSpec(
-        name="generated",
-        storage="parquet",
-        labels=tuple(LabelColumn(name=name) for name in label),
-        dense=tuple(DenseColumn(name=name) for name in dense),
-        categorical=tuple(
-            CategoricalColumn(name=name, rows=size if layout.key_bytes == 4 else None, hotness=most)
-            for name, size, most in zip(keys, layout.slot_sizes, layout.most_keys, strict=True)
-        ),
-    )
-
-
-def _stored_keys(generator: RecordGenerator, keys: tuple[Keys, ...]) -> tuple[Keys, ...]:
-    """Norm files hold final keys; the readers of the other formats that have offsets add them."""
-    if generator.kind != "norm":
-        return keys
-    offsets = generator.layout.key_offsets
-    return tuple(
-        (column[0] + offset, column[1]) if isinstance(column, tuple) else column + offset
-        for column, offset in zip(keys, offsets, strict=True)
-    )
 
 
 def _best_auc(packed: list[NDArray[np.uint32]]) -> float:

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from terarec.data.records.planted import PlantedModel, plant
 from terarec.errors import ConfigError
 from terarec.formats import Keys
-from terarec.spec import RecordLayout
+from terarec.spec import RECORD_KINDS, RecordLayout
 
 RecordKind = Literal["norm", "parquet", "raw", "raw_async"]
 
-_KINDS = ("norm", "parquet", "raw", "raw_async")
 _PILOT_ROWS = 8192
 _INTEGERS_BELOW = 100
 _MODEL_STREAM, _PILOT_STREAM, _ROW_STREAM = 0, 1, 2
@@ -52,8 +51,8 @@ class RecordGenerator:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in _KINDS:
-            raise ConfigError(f"RecordGenerator.kind: got {self.kind!r}, expected one of {', '.join(_KINDS)}")
+        if self.kind not in RECORD_KINDS:
+            raise ConfigError(f"RecordGenerator.kind: got {self.kind!r}, expected one of {', '.join(RECORD_KINDS)}")
         sizes = self.layout.slot_sizes
         if len(sizes) != self.layout.num_slots or any(size < 1 for size in sizes):
             raise ConfigError(

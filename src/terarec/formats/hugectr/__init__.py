@@ -23,6 +23,7 @@ from terarec.formats.hugectr.parquet_metadata import (
     write_parquet_metadata,
 )
 from terarec.formats.hugectr.parquet_records import ParquetRecordFile
+from terarec.formats.hugectr.records_file import RECORDS_FILE, read_records, write_records
 from terarec.formats.hugectr.sparse_file import SparseFileLayout, read_sparse_file, write_sparse_file
 from terarec.formats.hugectr.sparse_folder import SparseFolder, open_sparse_folder, write_sparse_folder
 from terarec.formats.hugectr.sparse_rows import CHUNK_ROWS, SparseRows
@@ -31,6 +32,7 @@ from terarec.formats.hugectr.sparse_states import SparseStates, StateLayout, ope
 __all__ = [
     "CHUNK_ROWS",
     "METADATA_FILE",
+    "RECORDS_FILE",
     "STATISTICS_SUFFIX",
     "BatchNormStatistics",
     "CollectionDump",
@@ -57,6 +59,7 @@ __all__ = [
     "read_floats",
     "read_keyset",
     "read_parquet_metadata",
+    "read_records",
     "read_sparse_file",
     "read_statistics",
     "write_collection",
@@ -64,6 +67,7 @@ __all__ = [
     "write_floats",
     "write_keyset",
     "write_parquet_metadata",
+    "write_records",
     "write_sparse_file",
     "write_sparse_folder",
     "write_sparse_states",

@@ -1,0 +1,34 @@
+"""``terarec convert`` there and back, and what it refuses."""
+
+from pathlib import Path
+
+from terarec.data import Reader
+from tests.cli.conftest import Workshop, figures, refused
+from tests.data.sources import assert_same_batches
+
+
+def test_there_and_back(workshop: Workshop, tmp_path: Path) -> None:
+    made = figures("convert", workshop.data, "--to", "norm", "--out", tmp_path / "norm", "--keysets", "--key-bytes", 8)
+    assert (made["kind"], made["rows"], made["key_bytes"]) == ("norm", 2000, 8)
+    assert len(made["slot_sizes"]) == 26
+    assert (tmp_path / "norm" / "train" / "_hugectr.keyset").stat().st_size % 8 == 0
+    back = figures("convert", tmp_path / "norm", "--to", "dataset", "--out", tmp_path / "again", "--format", "raw")
+    assert (back["rows"], back["skipped_rows"]) == (2000, 0)
+    for split in ("train", "valid"):
+        found, expected = (list(Reader(path, split, batch_size=500)) for path in (tmp_path / "again", workshop.data))
+        assert_same_batches(found, expected)
+
+
+def test_what_is_refused(workshop: Workshop, tmp_path: Path) -> None:
+    out = ("--out", tmp_path / "x")
+    assert "--to: got 'csv'" in refused("convert", workshop.data, "--to", "csv", *out, code=2)
+    for flags in (
+        ("--to", "raw", "--no-checksum"),
+        ("--to", "dataset", "--keysets"),
+        ("--to", "norm", "--format", "raw"),
+    ):
+        assert "has no meaning with --to" in refused("convert", workshop.data, *flags, *out, code=2)
+    assert "--key-bytes: got 5" in refused("convert", workshop.data, "--to", "norm", "--key-bytes", 5, *out, code=2)
+    assert "dataset.json" in refused("convert", tmp_path, "--to", "norm", *out, code=1)
+    assert "records.json: no such file" in refused("convert", workshop.data, "--to", "dataset", *out, code=1)
+    assert not (tmp_path / "x").exists()

@@ -1,0 +1,184 @@
+"""Data sets there and back through every format of HugeCTR."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from terarec.data import DatasetSource, Reader
+from terarec.data.records import RecordOptions, distinct_keys, open_split, write_as_dataset, write_as_records
+from terarec.errors import ConfigError, DataNotFoundError, FormatError
+from terarec.formats import create_shard, read_dataset, shard_path, slice_rows, write_dataset
+from terarec.formats.hugectr import read_keyset, read_records, write_records
+from terarec.spec import RecordLayout, RecordSplit, RecordsSpec, SparseInput
+from tests.data.records.samples import break_checksum, norm_files
+from tests.data.sources import assert_same_batches
+from tests.formats.samples import make_block, make_spec
+
+ROWS = {"train": 100, "valid": 30}
+
+
+def make_dataset(directory: Path, storage="parquet", hotness=(1, 3), **changes) -> Path:
+    spec = dataclasses.replace(make_spec(storage, hotness=hotness), **changes)
+    splits = {}
+    for number, (split, rows) in enumerate(ROWS.items()):
+        block = make_block(spec, rows, seed=number)
+        shards = []
+        for index, part in enumerate((slice_rows(block, 0, rows // 2), slice_rows(block, rows // 2, rows))):
+            with create_shard(spec, shard_path(directory, spec, split, index)) as writer:
+                writer.write(part.label, part.dense, part.keys)
+                shards.append(writer.close())
+        splits[split] = tuple(shards)
+    write_dataset(dataclasses.replace(spec, splits=splits), directory)
+    return directory
+
+
+def batches(dataset: Path, split: str):
+    return list(Reader(dataset, split, batch_size=7))
+
+
+CASES = [
+    ("norm", "parquet", (1, 3), {}),
+    ("norm", "parquet", (1, 3), {"checksum": False, "key_bytes": 8}),
+    ("norm", "parquet", (1, 1), {}),
+    ("parquet", "parquet", (1, 3), {}),
+    ("parquet", "parquet", (1, 3), {"key_bytes": 8}),
+    ("raw", "raw", (1, 1), {}),
+    ("raw_async", "raw", (1, 3), {}),
+    ("raw_async", "raw", (2, 1), {"key_bytes": 8}),
+]
+
+
+@pytest.mark.parametrize(("kind", "storage", "hotness", "options"), CASES)
+def test_there_and_back_gives_the_same_rows(tmp_path, kind, storage, hotness, options):
+    dataset = make_dataset(tmp_path / "data", storage, hotness)
+    told = []
+    records = write_as_records(
+        dataset, tmp_path / "out", RecordOptions(kind=kind, keysets=True, **options), lambda *rows: told.append(rows)
+    )
+    assert told[-1] == (130, 130)
+    assert read_records(tmp_path / "out" / "records.json") == records
+    assert records.layout.key_bytes == options.get("key_bytes", 4)
+    assert records.layout.slot_sizes == (50, 51)
+    imported = write_as_dataset(tmp_path / "out" / "records.json", tmp_path / "again", storage=storage)
+    assert imported.num_skipped == 0
+    found, expected = read_dataset(tmp_path / "again"), read_dataset(dataset)
+    assert found == imported.dataset
+    assert (found.labels, found.dense, found.categorical) == (expected.labels, expected.dense, expected.categorical)
+    for split in ROWS:
+        assert_same_batches(batches(tmp_path / "again", split), batches(dataset, split))
+
+
+@pytest.mark.parametrize(("kind", "storage", "offset"), [("norm", "parquet", 50), ("raw_async", "raw", 0)])
+def test_keysets_hold_the_keys_that_tables_see(tmp_path, kind, storage, offset):
+    dataset = make_dataset(tmp_path / "data", storage)
+    records = write_as_records(dataset, tmp_path / "out", RecordOptions(kind=kind, keysets=True))
+    for split in ROWS:
+        keys = read_keyset(tmp_path / "out" / split / "_hugectr.keyset", 4)
+        blocks = [DatasetSource(dataset, split).read(group) for group in range(2)]
+        first = np.concatenate([block.keys[0] for block in blocks])
+        second = np.concatenate([block.keys[1][0] for block in blocks])
+        np.testing.assert_array_equal(keys, np.union1d(first, second + offset))
+        np.testing.assert_array_equal(keys, distinct_keys(open_split(records, split, tmp_path / "out")))
+
+
+def test_whole_numbers_only_in_raw_async_labels(tmp_path):
+    spec = make_spec("raw", hotness=(1,))
+    with create_shard(spec, shard_path(tmp_path / "data", spec, "train", 0)) as writer:
+        writer.write(np.array([[0.5]]), np.zeros((1, 2)), [np.array([1])])
+        shard = writer.close()
+    write_dataset(dataclasses.replace(spec, splits={"train": (shard,)}), tmp_path / "data")
+    with pytest.raises(FormatError, match=r"data.bin: label 0.5, expected integers"):
+        write_as_records(tmp_path / "data", tmp_path / "out", RecordOptions(kind="raw_async"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "hotness", "options", "message"),
+    [
+        ("raw", (1, 3), {}, r"column 'C1' holds up to 3 keys, Raw files one a slot"),
+        ("raw", (1, 1), {"key_bytes": 8}, r"Raw: got 8-byte keys"),
+        ("norm", (1, 3), {"key_bytes": 5}, r"RecordLayout.key_bytes: got 5, expected one of 4, 8"),
+        ("csv", (1, 3), {}, r"RecordsSpec.kind: got 'csv', expected one of 'norm'"),
+    ],
+)
+def test_what_a_format_cannot_hold(tmp_path, kind, hotness, options, message):
+    dataset = make_dataset(tmp_path / "data", hotness=hotness)
+    with pytest.raises(ConfigError, match=message):
+        write_as_records(dataset, tmp_path / "out", RecordOptions(kind=kind, **options))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_column_of_any_keys_has_no_size(tmp_path):
+    spec = make_spec(hotness=(1,))
+    column = dataclasses.replace(spec.categorical[0], rows=None)
+    dataset = tmp_path / "data"
+    dataset.mkdir()
+    write_dataset(dataclasses.replace(spec, categorical=(column,)), dataset)
+    with pytest.raises(ConfigError, match=r"column 'C0' holds any int64 keys, expected rows"):
+        write_as_records(dataset, tmp_path / "out", RecordOptions(kind="norm"))
+
+
+def described(directory: Path, sizes=(), rows=12, **changes) -> Path:
+    """Norm files of another program: 12 samples of keys up to 999 in two slots, one input."""
+    norm_files(directory, (5, 7))
+    layout = RecordLayout(
+        label_dim=1,
+        dense_dim=2,
+        inputs=(SparseInput(name="data", nnz_per_slot=(1, 3), is_fixed_length=False),),
+        slot_sizes=sizes,
+    )
+    spec = RecordsSpec(
+        kind="norm",
+        layout=layout,
+        splits={"train": RecordSplit(path="list.txt", rows=rows)},
+        label_names=("y",),
+        dense_names=("I1", "I2"),
+        **changes,
+    )
+    write_records(spec, directory / "records.json")
+    return directory / "records.json"
+
+
+def test_files_of_another_program_without_sizes_of_slots(tmp_path):
+    path = described(tmp_path)
+    break_checksum(tmp_path / "gen_1.data", 3)
+    imported = write_as_dataset(path, tmp_path / "data")
+    assert imported.num_skipped == 1
+    assert imported.dataset.column_names == ("y", "I1", "I2", "data.0", "data.1")
+    assert [(column.rows, column.hotness) for column in imported.dataset.categorical] == [(None, 1), (None, 3)]
+    (batch,) = Reader(tmp_path / "data", batch_size=100)
+    assert batch.label[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11]
+
+
+def test_a_key_outside_its_slot(tmp_path):
+    path = described(tmp_path, sizes=(20, 3000))
+    with pytest.raises(FormatError, match=r"column 'data.0': key [0-9]+ at position [0-9]+, expected 0 <= key < 20"):
+        write_as_dataset(path, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_another_number_of_rows_than_told(tmp_path):
+    path = described(tmp_path, rows=13)
+    with pytest.raises(FormatError, match=r"list.txt: holds 12 samples, expected 13 of split 'train' \(records.json\)"):
+        write_as_dataset(path, tmp_path / "data")
+
+
+def test_wrong_descriptions(tmp_path):
+    with pytest.raises(DataNotFoundError, match=r"records.json: no such file"):
+        read_records(tmp_path / "records.json")
+    path = described(tmp_path)
+    text = path.read_text()
+    path.write_text(text.replace('"rows": 12', '"rows": "x"'))
+    with pytest.raises(FormatError, match=r"records.json: \$.records.splits.train.rows"):
+        read_records(path)
+    path.write_text(text.replace('"I2"', '"I2", "I3"'))
+    with pytest.raises(FormatError, match=r"dense_names: got 3 names, expected 2 as in the layout"):
+        read_records(path)
+    path.write_text(text.replace('"records": {', '"more": 1, "records": {'))
+    with pytest.raises(FormatError, match=r"\$.more: unknown field, expected only 'records'"):
+        read_records(path)
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"no split 'test', expected one of 'train'"):
+        open_split(read_records(path), "test", tmp_path)
