@@ -1,0 +1,202 @@
+"""The part of `Model` that reads and writes files: graphs, weights, optimizer states, collections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from torch import optim
+
+from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
+from terarec.hugectr.embeddings import capacity
+from terarec.hugectr.errors import IllegalCallError, WrongInputError
+from terarec.hugectr.graph_json import Graph, graph_to_json, read_graph
+from terarec.hugectr.json_object import read_json, write_json
+from terarec.hugectr.model_data import ModelData
+from terarec.hugectr.tables.dense_layer import DenseLayer, GroupDenseLayer
+from terarec.hugectr.tables.sparse_embedding import SparseEmbedding
+from terarec.hugectr.weights import (
+    EmbeddingFile,
+    FileNames,
+    dump_collection,
+    dump_folder,
+    embedding_file,
+    load_collection,
+    load_dense,
+    load_dense_optimizer_states,
+    load_sparse,
+    load_sparse_optimizer_states,
+    save_dense,
+    save_dense_optimizer_states,
+    save_sparse,
+    save_sparse_optimizer_states,
+)
+from terarec.storage import DynamicTable, StaticTable
+
+
+class ModelFiles(ModelData):
+    """What of a model lies in files."""
+
+    def graph_to_json(self, graph_config_file: str) -> None:
+        """Write the graph.
+
+        Raises:
+            IllegalCallError: before an `Input` was added.
+        """
+        graph = Graph(model_name=self.solver.model_name, parts=(self._network.inputs, *self._network.parts[1:]))
+        write_json(graph_config_file, graph_to_json(graph, self._optimizer, self._capacity_of))
+
+    def construct_from_json(self, graph_config_file: str, include_dense_network: bool) -> None:
+        """Add what a graph's file holds; `compile` comes after it.
+
+        Args:
+            graph_config_file: as `graph_to_json` writes it.
+            include_dense_network: False leaves the dense layers out, so that others are added.
+
+        Raises:
+            FileCannotOpenError: no such file.
+            WrongInputError: as `add`, or a clause of the file with its path.
+            IllegalCallError: something was added already, or the model is compiled.
+        """
+        for part in read_graph(read_json(graph_config_file)).parts:
+            if include_dense_network or not isinstance(part, DenseLayer | GroupDenseLayer):
+                self.add(part)
+
+    def save_params_to_files(self, prefix: str, iter: int = 0) -> None:  # noqa: A002 - HugeCTR's name
+        """Write weights and optimizer states of the dense layers and of each `SparseEmbedding`.
+
+        The files are ``<prefix>_dense_<iter>.model``, ``<prefix>_opt_dense_<iter>.model`` and, with the number n of each
+        embedding, ``<prefix><n>_sparse_<iter>.model`` and ``<prefix><n>_opt_sparse_<iter>.model``; the last not with a
+        training cache.
+
+        Raises:
+            IllegalCallError: before `compile`.
+            StorageError: the disk is full.
+        """
+        model, names = self._compiled("save_params_to_files").model, FileNames(prefix, iter)
+        save_dense(model, names.dense)
+        if self._engine is not None and self._engine.trainer.dense_optimizer is not None:
+            save_dense_optimizer_states(model, self._engine.trainer.dense_optimizer, names.dense_states)
+        for number, file in enumerate(self._embedding_files()):
+            save_sparse(file, names.sparse(number))
+            if self._etc_params is None:
+                save_sparse_optimizer_states(file, names.sparse_states(number))
+
+    def load_dense_weights(self, dense_model_file: str) -> None:
+        """Take the weights of the dense layers from a file.
+
+        Raises:
+            IllegalCallError: before `compile`.
+            DataNotFoundError: no such file.
+            FormatError: a file of another model; nothing is changed then.
+        """
+        load_dense(self._compiled("load_dense_weights").model, Path(dense_model_file))
+
+    def load_dense_optimizer_states(self, dense_opt_states_file: str) -> None:
+        """Take the dense optimizer's states from a file.
+
+        Raises:
+            IllegalCallError: before `compile`, or of a model without dense weights.
+            DataNotFoundError: no such file.
+            FormatError: a file of another model or optimizer; nothing is changed then.
+        """
+        engine = self._compiled("load_dense_optimizer_states")
+        optimizer: optim.Optimizer | None = engine.trainer.dense_optimizer
+        if optimizer is None:
+            raise IllegalCallError("load_dense_optimizer_states: the model has no dense weights, expected some")
+        load_dense_optimizer_states(engine.model, optimizer, Path(dense_opt_states_file))
+
+    def load_sparse_weights(self, files: Sequence[str] | Mapping[str, str]) -> None:
+        """Take the rows of embeddings from their folders.
+
+        Args:
+            files: one for each embedding in their order, or a mapping from the embeddings' names.
+
+        Raises:
+            IllegalCallError: before `compile`.
+            WrongInputError: another number of files, or an embedding that is not there.
+            DataNotFoundError: a folder that is not there.
+            FormatError: a folder of another embedding.
+        """
+        for file, path in self._chosen("load_sparse_weights", files):
+            load_sparse(file, path)
+
+    def load_sparse_optimizer_states(self, files: Sequence[str] | Mapping[str, str]) -> None:
+        """Take the optimizer states of embeddings from files; arguments and errors as `load_sparse_weights`."""
+        for file, path in self._chosen("load_sparse_optimizer_states", files):
+            load_sparse_optimizer_states(file, path)
+
+    def embedding_dump(self, path: str, table_names: Sequence[str] = ()) -> None:
+        """Write the tables of embedding collections below `path`; all of them if none is named.
+
+        Raises:
+            IllegalCallError: before `compile`.
+            WrongInputError: a table that is not there.
+            StorageError: the disk is full.
+        """
+        for number, tables, names in self._collections("embedding_dump", table_names):
+            key_bytes = 8 if self.solver.i64_input_key else 4
+            dump_collection(tables, dump_folder(Path(path), number), names=names, key_bytes=key_bytes)
+
+    def embedding_load(self, path: str, table_names: Sequence[str] = ()) -> None:
+        """Take tables of embedding collections from what `embedding_dump` wrote; all that it holds if none is named.
+
+        Raises:
+            IllegalCallError: before `compile`.
+            WrongInputError: a table that is not there.
+            DataNotFoundError: no dump.
+            FormatError: a dump of other tables.
+        """
+        for number, tables, names in self._collections("embedding_load", table_names):
+            load_collection(tables, dump_folder(Path(path), number), names=names)
+
+    def _embedding_files(self) -> list[EmbeddingFile]:
+        model = self._compiled("files").model
+        return [
+            embedding_file(
+                part,
+                model.collection(part.sparse_embedding_name),
+                devices=self._num_devices(),
+                capacity=self._capacity_of(part),
+                key_bytes=8 if self.solver.i64_input_key else 4,
+            )
+            for part in self._network.of_kind(SparseEmbedding)
+        ]
+
+    def _chosen(
+        self, call: str, files: Sequence[str] | Mapping[str, str]
+    ) -> Iterator[tuple[EmbeddingFile, Path]]:
+        """Each embedding that is to be loaded with its path."""
+        self._compiled(call)
+        held = {file.name: file for file in self._embedding_files()}
+        if not isinstance(files, Mapping):
+            given = [files] if isinstance(files, str) else list(files)
+            if len(given) != len(held):
+                raise WrongInputError(f"{call}: got {len(given)} files, expected one for each of the {len(held)} embeddings")
+            files = dict(zip(held, given, strict=True))
+        for name in files:
+            if name not in held:
+                raise WrongInputError(f"{call}: got {name!r}, expected one of {', '.join(held) or 'none'}")
+        return iter([(held[name], Path(path)) for name, path in files.items()])
+
+    def _collections(
+        self, call: str, table_names: Sequence[str]
+    ) -> Iterator[tuple[int, Mapping[str, StaticTable | DynamicTable], list[str]]]:
+        """Number and tables of each collection that has some of `table_names`, and which these are."""
+        engine = self._compiled(call)
+        configs = self._network.of_kind(EmbeddingCollectionConfig)
+        known = [name for config in configs for name in config.table_names()]
+        for name in table_names:
+            if name not in known:
+                raise WrongInputError(f"{call}: table_names: got {name!r}, expected some of {', '.join(known) or 'none'}")
+        for number, (config, parts) in enumerate(zip(configs, engine.plan.collections, strict=True)):
+            held = {name: table for part in parts for name, table in engine.model.collection(part).tables.items()}
+            names = [name for name in table_names if name in held]
+            if names or not table_names:
+                yield number, {name: held[name] for name in config.table_names()}, names
+
+    def _num_devices(self) -> int:
+        return sum(map(len, self.solver.vvgpu))
+
+    def _capacity_of(self, part: SparseEmbedding) -> int:
+        return capacity(part, part.optimizer or self._optimizer, self._num_devices())
