@@ -256,7 +256,7 @@ def test_more_keys_than_the_workspace_has_room_for_are_an_error(planted, monkeyp
 class TestMisuse:
     def test_calls_before_compile(self, planted):
         made = model(*planted[:2])
-        for call in (made.fit, made.train, made.eval, made.summary, made.start_data_reading, made.get_current_loss):
+        for call in (made.fit, made.train, made.eval, made.start_data_reading, made.get_current_loss):
             with pytest.raises(IllegalCallError, match=r"not compiled, expected Model.compile\(\) before"):
                 call()
 

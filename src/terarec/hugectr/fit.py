@@ -49,6 +49,7 @@ class Fit:
             if self._ends(index, f"{max_iter} iterations"):
                 last = index
                 break
+            self._save(index)
         else:
             self._log.finish(f"{max_iter} iterations with batchsize:")
         for callback in callbacks:
@@ -70,6 +71,7 @@ class Fit:
                 self._tell_progress(index, lr)
                 if self._ends(index, f"{num_epochs} epochs, epoch {epoch},"):
                     return
+                self._save(index)
                 index += 1
         self._log.finish(f"{num_epochs} epochs {index} global iterations with batchsize")
 
@@ -108,6 +110,10 @@ class Fit:
         found = dict(self._model.get_eval_metrics())
         self._log.metrics(found, self._model.class_aucs(), time.perf_counter() - began)
         return found
+
+    def _save(self, index: int) -> None:
+        if self._cadence.saves(index, self._snapshot):
+            self._model.save_params_to_files(self._prefix, self._cadence.saved_number(index))
 
     def _tell_progress(self, index: int, lr: float, *, is_checked: bool = True) -> None:
         """The line of a display, if it is due.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from terarec.errors import ConfigError
 from terarec.hugectr.engine import Engine
 from terarec.hugectr.errors import IllegalCallError, WrongInputError
 from terarec.hugectr.log import Log
@@ -99,9 +100,15 @@ class ModelBase:
         """Print the inputs, and the layers with their shapes.
 
         Raises:
-            IllegalCallError: before `compile`.
+            IllegalCallError: before an `Input` was added.
+            WrongInputError: shapes or options that do not fit.
         """
-        for line in summary_lines(self._compiled("summary").model, self._network.parts):
+        plan = self._network.plan({}) if self._engine is None else self._engine.plan
+        try:
+            lines = summary_lines(plan.spec, self._network.parts)
+        except ConfigError as error:
+            raise WrongInputError(f"summary: {error}") from None
+        for line in lines:
             self._log.bare(line)
 
     def _compiled(self, call: str) -> Engine:

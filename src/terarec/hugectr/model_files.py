@@ -20,7 +20,7 @@ from terarec.hugectr.weights import (
     FileNames,
     dump_collection,
     dump_folder,
-    embedding_file,
+    file_of,
     load_collection,
     load_dense,
     load_dense_optimizer_states,
@@ -65,9 +65,9 @@ class ModelFiles(ModelData):
     def save_params_to_files(self, prefix: str, iter: int = 0) -> None:  # noqa: A002 - HugeCTR's name
         """Write weights and optimizer states of the dense layers and of each `SparseEmbedding`.
 
-        The files are ``<prefix>_dense_<iter>.model``, ``<prefix>_opt_dense_<iter>.model`` and, with the number n of each
-        embedding, ``<prefix><n>_sparse_<iter>.model`` and ``<prefix><n>_opt_sparse_<iter>.model``; the last not with a
-        training cache.
+        The files are ``<prefix>_dense_<iter>.model``, ``<prefix>_opt_dense_<iter>.model`` and, with the number n of
+        each embedding, ``<prefix><n>_sparse_<iter>.model`` and ``<prefix><n>_opt_sparse_<iter>.model``; the last not
+        with a training cache.
 
         Raises:
             IllegalCallError: before `compile`.
@@ -135,8 +135,8 @@ class ModelFiles(ModelData):
             StorageError: the disk is full.
         """
         for number, tables, names in self._collections("embedding_dump", table_names):
-            key_bytes = 8 if self.solver.i64_input_key else 4
-            dump_collection(tables, dump_folder(Path(path), number), names=names, key_bytes=key_bytes)
+            folder = dump_folder(Path(path), number)
+            dump_collection(tables, folder, names=names, key_bytes=8 if self.solver.i64_input_key else 4)
 
     def embedding_load(self, path: str, table_names: Sequence[str] = ()) -> None:
         """Take tables of embedding collections from what `embedding_dump` wrote; all that it holds if none is named.
@@ -153,7 +153,7 @@ class ModelFiles(ModelData):
     def _embedding_files(self) -> list[EmbeddingFile]:
         model = self._compiled("files").model
         return [
-            embedding_file(
+            file_of(
                 part,
                 model.collection(part.sparse_embedding_name),
                 devices=self._num_devices(),
@@ -163,16 +163,16 @@ class ModelFiles(ModelData):
             for part in self._network.of_kind(SparseEmbedding)
         ]
 
-    def _chosen(
-        self, call: str, files: Sequence[str] | Mapping[str, str]
-    ) -> Iterator[tuple[EmbeddingFile, Path]]:
+    def _chosen(self, call: str, files: Sequence[str] | Mapping[str, str]) -> Iterator[tuple[EmbeddingFile, Path]]:
         """Each embedding that is to be loaded with its path."""
         self._compiled(call)
         held = {file.name: file for file in self._embedding_files()}
         if not isinstance(files, Mapping):
             given = [files] if isinstance(files, str) else list(files)
             if len(given) != len(held):
-                raise WrongInputError(f"{call}: got {len(given)} files, expected one for each of the {len(held)} embeddings")
+                raise WrongInputError(
+                    f"{call}: got {len(given)} files, expected one for each of the {len(held)} embeddings"
+                )
             files = dict(zip(held, given, strict=True))
         for name in files:
             if name not in held:
@@ -188,7 +188,9 @@ class ModelFiles(ModelData):
         known = [name for config in configs for name in config.table_names()]
         for name in table_names:
             if name not in known:
-                raise WrongInputError(f"{call}: table_names: got {name!r}, expected some of {', '.join(known) or 'none'}")
+                raise WrongInputError(
+                    f"{call}: table_names: got {name!r}, expected some of {', '.join(known) or 'none'}"
+                )
         for number, (config, parts) in enumerate(zip(configs, engine.plan.collections, strict=True)):
             held = {name: table for part in parts for name, table in engine.model.collection(part).tables.items()}
             names = [name for name in table_names if name in held]

@@ -6,13 +6,13 @@ from typing import Any
 
 from terarec.hugectr.errors import IllegalCallError, WrongInputError
 from terarec.hugectr.fit import Fit
-from terarec.hugectr.model_data import ModelData
+from terarec.hugectr.model_files import ModelFiles
 from terarec.hugectr.schedulers import LearningRateScheduler
 from terarec.hugectr.tables.low_level import SolverConfig
 from terarec.hugectr.tables.optimizer import OptimizerWithSchedule
 
 
-class ModelTraining(ModelData):
+class ModelTraining(ModelFiles):
     """Loops, single iterations, the learning rate, and which parts move."""
 
     def __init__(self, solver: Any, reader_params: Any, opt_params: Any, etc_params: Any) -> None:

@@ -8,21 +8,25 @@ from typing import Any
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.tables.dense_layer import GroupDenseLayer
 from terarec.hugectr.tables.sparse_embedding import SparseEmbedding
-from terarec.models import GraphModel
+from terarec.models.graph import tensor_shapes
 from terarec.nn.layer import TensorShape
+from terarec.spec import GraphSpec
 
 _WIDTHS = (40, 30, 30)
 _LINE = "-" * 118
 
 
-def summary_lines(model: GraphModel, parts: Sequence[Any]) -> list[str]:
+def summary_lines(spec: GraphSpec, parts: Sequence[Any]) -> list[str]:
     """The lines: labels, dense and sparse inputs, then a row for each embedding and layer.
 
     Args:
-        model: the model.
+        spec: the model's graph.
         parts: what was added to it, the `Input` first.
+
+    Raises:
+        ConfigError: shapes or options of layers that do not fit.
     """
-    spec, inputs = model.spec, parts[0]
+    shapes_of, inputs = tensor_shapes(spec), parts[0]
     sparse = ",".join(slots.top_name for slots in inputs.data_reader_sparse_param_array)
     lines = [
         "Model Summary".center(len(_LINE), "="),
@@ -34,7 +38,7 @@ def summary_lines(model: GraphModel, parts: Sequence[Any]) -> list[str]:
         _LINE,
     ]
     for kind, bottoms, tops in map(_columns, parts[1:]):
-        shapes = [_shown(model.shapes.get(top)) for top in tops]
+        shapes = [_shown(shapes_of.get(top)) for top in tops]
         for index in range(max(len(bottoms), len(tops))):
             bottom, top, shape = (_at(column, index) for column in (bottoms, tops, shapes))
             lines.append(_row("" if index else kind, bottom, top, shape))

@@ -42,9 +42,7 @@ class GraphModel(nn.Module):
     def __init__(self, spec: GraphSpec, *, seed: int = 0) -> None:
         super().__init__()
         self.spec = spec
-        self.shapes = _input_shapes(spec)
-        generator = torch.Generator().manual_seed(seed)
-        built = [(layer, _build(layer, self.shapes, generator)) for layer in spec.layers]
+        self.shapes, built = _build(spec, torch.Generator().manual_seed(seed))
         self.layers = nn.ModuleList(module for _, module in built)
         self._losses = [(layer, module) for layer, module in built if isinstance(module, Loss)]
         self._steps = [(layer, module) for layer, module in built if not isinstance(module, Loss)]
@@ -154,6 +152,23 @@ def _loss_weights(spec: GraphSpec, losses: list[GraphLayer]) -> dict[str, float]
     return {loss.tops[0]: labels[loss.bottoms[1]].weight for loss in losses}
 
 
+def tensor_shapes(spec: GraphSpec) -> dict[str, TensorShape]:
+    """Shape of every tensor of a graph but the losses; no table is made.
+
+    Raises:
+        ConfigError: shapes or options of layers that do not fit.
+    """
+    return _build(spec, torch.Generator())[0]
+
+
+def _build(
+    spec: GraphSpec, generator: torch.Generator
+) -> tuple[dict[str, TensorShape], list[tuple[GraphLayer, Layer]]]:
+    """The shapes of all tensors, and the layers with their modules."""
+    shapes = _input_shapes(spec)
+    return shapes, [(layer, _build_layer(layer, shapes, generator)) for layer in spec.layers]
+
+
 def _input_shapes(spec: GraphSpec) -> dict[str, TensorShape]:
     shapes = {label.name: TensorShape(1, (label.dim,)) for label in spec.labels}
     if spec.dense_dim:
@@ -163,7 +178,7 @@ def _input_shapes(spec: GraphSpec) -> dict[str, TensorShape]:
     return shapes
 
 
-def _build(layer: GraphLayer, shapes: dict[str, TensorShape], generator: torch.Generator) -> Layer:
+def _build_layer(layer: GraphLayer, shapes: dict[str, TensorShape], generator: torch.Generator) -> Layer:
     """The module of `layer`, whose tops' shapes are added to `shapes`; a loss has none."""
     for name in layer.bottoms:
         if name not in shapes:
