@@ -20,7 +20,7 @@ from terarec.hugectr.weights import (
     FileNames,
     dump_collection,
     dump_folder,
-    file_of,
+    embedding_file,
     load_collection,
     load_dense,
     load_dense_optimizer_states,
@@ -153,7 +153,7 @@ class ModelFiles(ModelData):
     def _embedding_files(self) -> list[EmbeddingFile]:
         model = self._compiled("files").model
         return [
-            file_of(
+            embedding_file(
                 part,
                 model.collection(part.sparse_embedding_name),
                 devices=self._num_devices(),
