@@ -36,7 +36,7 @@ def export_onnx(
 ) -> None:
     """Write the predictions of `model` in evaluation as an ONNX file, in float32.
 
-    Inputs, in this order: the dense tensor float32[batch, F] if the model reads one; with `embeddings` the key inputs
+    Inputs, in this order: the dense tensor float32[batch, F] if there is one; with `embeddings` the key inputs
     int64[batch, n, K], else the embeddings' tops float32[batch, ...], each under its own name. A bag of fewer than K
     keys is filled up with `NO_KEY`. Outputs: the predictions of each label under its name. The length of the batch is
     open. Constants of more than 2 GiB lie beside the file, in ``<path>.data``.
@@ -57,7 +57,7 @@ def export_onnx(
     needed = _needed_layers(model.spec)
     read = {bottom for layer in needed for bottom in layer.bottoms}
     values: dict[str, str] = {}
-    if model.spec.dense_name in read and model.spec.dense_dim:
+    if model.spec.dense_dim:
         values[model.spec.dense_name] = graph.input(model.spec.dense_name, np.float32, [model.spec.dense_dim])
     if embeddings:
         values |= _with_tables(graph, model, read, key_inputs or _key_inputs(model.spec, read))

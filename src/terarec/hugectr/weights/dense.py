@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,8 +43,16 @@ def save_dense(model: GraphModel, path: Path) -> None:
         )
 
 
-def load_dense(model: GraphModel, path: Path) -> None:
-    """Take the weights of the layers from `path`, and what BatchNorm layers measured if that lies beside it.
+def load_dense(
+    model: GraphModel, path: Path, *, statistics: Path | None = None, needs_statistics: bool = False
+) -> None:
+    """Take the weights of the layers from `path`, and what BatchNorm layers measured.
+
+    Args:
+        model: the model.
+        path: the file of weights.
+        statistics: the file of what BatchNorm layers measured; None takes that beside `path`, if it is there.
+        needs_statistics: whether a model with BatchNorm layers cannot do without that.
 
     Raises:
         DataNotFoundError: no such file.
@@ -52,21 +60,17 @@ def load_dense(model: GraphModel, path: Path) -> None:
     """
     entries = list(_entries(model))
     arrays = read_floats(path, [(name, _shape(entry)) for name, entry in entries])
-    beside = _statistics_path(path)
-    statistics = read_statistics(beside) if beside.is_file() else []
     layers = _batch_norms(model)
-    widths = [(len(found.mean), len(layer.running_mean)) for found, layer in zip(statistics, layers, strict=False)]
-    if statistics and (len(statistics) != len(layers) or any(found != own for found, own in widths)):
-        raise FormatError(
-            f"{beside}: holds BatchNorm layers of widths {[len(found.mean) for found in statistics]}, expected "
-            f"{[len(layer.running_mean) for layer in layers]}"
-        )
+    beside = statistics or _statistics_path(path)
+    found = read_statistics(beside) if layers and (statistics or needs_statistics or beside.is_file()) else []
+    if found:
+        _check_widths(beside, found, layers)
     with torch.no_grad():
         for (_, entry), array in zip(entries, arrays, strict=True):
             entry.view(entry.tensor).copy_(torch.from_numpy(array))
-        for found, layer in zip(statistics, layers, strict=False):
-            layer.running_mean.copy_(torch.from_numpy(found.mean))
-            layer.running_var.copy_(torch.from_numpy(found.var))
+        for measured, layer in zip(found, layers, strict=False):
+            layer.running_mean.copy_(torch.from_numpy(measured.mean))
+            layer.running_var.copy_(torch.from_numpy(measured.var))
 
 
 def save_dense_optimizer_states(model: GraphModel, optimizer: optim.Optimizer, path: Path) -> None:
@@ -115,6 +119,12 @@ def _array(tensor: Tensor) -> NDArray[np.float32]:
 
 def _batch_norms(model: GraphModel) -> list[BatchNorm]:
     return [module for module in model.layers if isinstance(module, BatchNorm)]
+
+
+def _check_widths(path: Path, found: Sequence[BatchNormStatistics], layers: Sequence[BatchNorm]) -> None:
+    widths, expected = [len(one.mean) for one in found], [len(layer.running_mean) for layer in layers]
+    if widths != expected:
+        raise FormatError(f"{path}: holds BatchNorm layers of widths {widths}, expected {expected}")
 
 
 def _statistics_path(path: Path) -> Path:

@@ -128,7 +128,7 @@ class EmbeddingFile:
 
 
 def embedding_file(
-    params: Any, collection: EmbeddingCollection, *, devices: int, capacity: int, key_bytes: Literal[4, 8] = 8
+    params: Any, collection: EmbeddingCollection, *, devices: int = 1, capacity: int = 0, key_bytes: Literal[4, 8] = 8
 ) -> EmbeddingFile:
     """The file of a `SparseEmbedding`.
 
@@ -136,7 +136,7 @@ def embedding_file(
         params: the object of that name.
         collection: its tables, in the order of its slots.
         devices: number of devices in ``vvgpu``.
-        capacity: most keys on all devices together.
+        capacity: most keys on all devices together; only files of optimizer states ask for it.
         key_bytes: 4 or 8, as ``i64_input_key`` says.
     """
     sizes = params.slot_size_array

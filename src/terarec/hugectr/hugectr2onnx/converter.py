@@ -1,0 +1,119 @@
+"""`convert`: a graph's JSON and its model files as an ONNX file."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from terarec.export import KeyInput, export_onnx
+from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
+from terarec.hugectr.errors import WrongInputError
+from terarec.hugectr.graph_json import read_graph
+from terarec.hugectr.json_object import read_json
+from terarec.hugectr.network import Network
+from terarec.hugectr.tables.data_input import Input
+from terarec.hugectr.tables.optimizer import OptParamsPy
+from terarec.hugectr.tables.solver import Solver
+from terarec.hugectr.tables.sparse_embedding import SparseEmbedding
+from terarec.hugectr.weights import embedding_file, load_dense, load_sparse
+from terarec.models import GraphModel
+from terarec.spec import DynamicTableSpec, GraphEmbedding, GraphSpec
+
+
+def convert(
+    onnx_model_path: str,
+    graph_config: str,
+    dense_model: str,
+    convert_embedding: bool = False,
+    sparse_models: Sequence[str] | None = None,
+    ntp_file: str | None = None,
+    graph_name: str = "hugectr",
+) -> None:
+    """Write an ONNX file with the predictions of a trained model.
+
+    Its inputs are the dense tensor, then with `convert_embedding` the keys int64[batch, slots, most keys] of each
+    sparse input, and else what each embedding gives, float32[batch, slots, width]. docs/onnx.md says the rest.
+
+    Args:
+        onnx_model_path: the file.
+        graph_config: what `Model.graph_to_json` wrote.
+        dense_model: the weights of its layers.
+        convert_embedding: whether the embeddings are in the file.
+        sparse_models: the folder of each `SparseEmbedding`, with `convert_embedding`.
+        ntp_file: what BatchNorm layers measured; None takes what lies beside `dense_model`.
+        graph_name: of the graph in the file.
+
+    Raises:
+        WrongInputError: another number of folders than embeddings, an embedding collection with `convert_embedding`, or
+            a clause of the graph that is not accepted.
+        ConfigError: a layer that ONNX files cannot hold.
+        DataNotFoundError: a file that is not there.
+        FormatError: a file of another model.
+        MissingDependencyError: ``onnx`` is not installed.
+    """
+    network = Network(Solver(), OptParamsPy())
+    for part in read_graph(read_json(graph_config)).parts:
+        network.add(part)
+    spec = network.plan({}).spec
+    model = GraphModel(spec if convert_embedding else _without_rows(spec), seed=0).eval()
+    load_dense(model, Path(dense_model), statistics=None if ntp_file is None else Path(ntp_file), needs_statistics=True)
+    if convert_embedding:
+        _load_embeddings(network, model, list(sparse_models or ()))
+    export_onnx(
+        model,
+        Path(onnx_model_path),
+        embeddings=convert_embedding,
+        key_inputs=_key_inputs(network.inputs) if convert_embedding else (),
+        name=graph_name,
+    )
+
+
+def _without_rows(spec: GraphSpec) -> GraphSpec:
+    """`spec` with tables that take no memory, where they stay outside."""
+
+    def without(embedding: GraphEmbedding) -> GraphEmbedding:
+        tables = tuple(DynamicTableSpec(name=table.name, width=table.width) for table in embedding.tables)
+        return dataclasses.replace(embedding, tables=tables)
+
+    return dataclasses.replace(spec, embeddings=tuple(map(without, spec.embeddings)))
+
+
+def _load_embeddings(network: Network, model: GraphModel, folders: Sequence[str]) -> None:
+    if network.of_kind(EmbeddingCollectionConfig):
+        raise WrongInputError("convert: got an embedding collection, expected convert_embedding=False with one")
+    embeddings = network.of_kind(SparseEmbedding)
+    if len(folders) != len(embeddings):
+        raise WrongInputError(
+            f"convert: sparse_models: got {len(folders)} folders, expected one for each of {len(embeddings)} embeddings"
+        )
+    for part, folder in zip(embeddings, folders, strict=True):
+        load_sparse(embedding_file(part, model.collection(part.sparse_embedding_name)), Path(folder))
+
+
+def _key_inputs(inputs: Input) -> list[KeyInput]:
+    return [
+        KeyInput(
+            name=slots.top_name,
+            columns=tuple(f"{slots.top_name}.{slot}" for slot in range(slots.slot_num)),
+            max_keys=max(slots.nnz_per_slot),
+        )
+        for slots in inputs.data_reader_sparse_param_array
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command ``python -m hugectr2onnx.converter``, whose options are the parameters of `convert`."""
+    parser = argparse.ArgumentParser(description="Write an ONNX file with the predictions of a HugeCTR model.")
+    for name in ("onnx_model_path", "graph_config", "dense_model"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--convert_embedding", action="store_true")
+    parser.add_argument("--sparse_models", nargs="*")
+    parser.add_argument("--ntp_file")
+    parser.add_argument("--graph_name", default="hugectr")
+    convert(**vars(parser.parse_args(arguments)))
+
+
+if __name__ == "__main__":
+    main()

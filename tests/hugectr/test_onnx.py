@@ -1,0 +1,108 @@
+"""`hugectr2onnx`: what ONNX Runtime predicts from a converted file is what the trained model predicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import terarec.hugectr as hugectr
+from terarec.errors import ConfigError, DataNotFoundError, FormatError
+from terarec.hugectr.errors import WrongInputError
+from terarec.hugectr.hugectr2onnx.converter import convert, main
+from terarec.hugectr.hugectr2onnx.hugectr_loader import EXEMPTION_LAYER_TYPES, ONNX_LAYER_TYPES
+from tests.hugectr.scripts import Layer, dcn, dense_stack, embed, layer, model, to_loss
+
+pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
+runtime = pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
+
+LOCALIZED = hugectr.Embedding_t.LocalizedSlotSparseEmbeddingHash
+SLOTS = 4
+
+
+def deep(*sources, **settings):
+    """Averaged and localized embeddings, BatchNorm, an MLP and an interaction."""
+    made = model(*sources, **settings)
+    embed(made, "one", 8, combiner="mean")
+    embed(made, "two", 8, kind=LOCALIZED)
+    bottom = dense_stack(made, "dense", 8, prefix="bottom")
+    layer(made, Layer.Interaction, f"{bottom} one", "crossed")
+    layer(made, Layer.Reshape, "two", "flat", leading_dim=8 * SLOTS)
+    layer(made, Layer.Concat, "crossed flat", "all")
+    layer(made, Layer.BatchNorm, "all", "normal", factor=0.1)
+    layer(made, Layer.MLP, "normal", "top", num_outputs=[16, 8])
+    return to_loss(made, "top")
+
+
+class Trained:
+    """A model after some steps, its files, and the last evaluation batch with its predictions."""
+
+    def __init__(self, made, folder: Path, number_of_embeddings: int) -> None:
+        made.start_data_reading()
+        for _ in range(5):
+            made.train()
+        made.eval()
+        self.graph = str(folder / "graph.json")
+        made.graph_to_json(self.graph)
+        made.save_params_to_files(str(folder / "m"), 5)
+        self.dense = str(folder / "m_dense_5.model")
+        self.sparse = [str(folder / f"m{number}_sparse_5.model") for number in range(number_of_embeddings)]
+        self.onnx = str(folder / "m.onnx")
+        engine = made._engine
+        batch, predictions = engine._last
+        self.model, self.batch, self.predicted = engine.model, batch, predictions["label"].numpy()
+        self.keys = batch.sparse.keys.view(SLOTS, -1, 1).transpose(0, 1).contiguous().numpy()
+
+    def run(self, **feed):
+        opened = runtime.InferenceSession(self.onnx, providers=["CPUExecutionProvider"])
+        names = [item.name for item in opened.get_inputs()]
+        assert names == ["dense", *feed]
+        (found,) = opened.run(["label"], {"dense": self.batch.dense.numpy(), **feed})
+        return found
+
+
+@pytest.mark.parametrize(("script", "embeddings"), [(dcn, ["embedding"]), (deep, ["one", "two"])])
+def test_predictions_are_those_of_the_model(tmp_path, planted, script, embeddings):
+    trained = Trained(script(*planted[:2]), tmp_path, len(embeddings))
+    convert(trained.onnx, trained.graph, trained.dense, True, trained.sparse)
+    np.testing.assert_allclose(trained.run(data=trained.keys), trained.predicted, rtol=0, atol=1e-4)
+    convert(trained.onnx, trained.graph, trained.dense)
+    vectors = {name: trained.model.tensor(trained.batch, name).numpy() for name in embeddings}
+    np.testing.assert_allclose(trained.run(**vectors), trained.predicted, rtol=0, atol=1e-4)
+
+
+def test_the_command_and_what_is_refused(tmp_path, planted):
+    trained = Trained(deep(*planted[:2]), tmp_path, 2)
+    main(
+        [
+            *("--onnx_model_path", trained.onnx, "--graph_config", trained.graph, "--dense_model", trained.dense),
+            *("--convert_embedding", "--sparse_models", *trained.sparse, "--ntp_file", f"{trained.dense}.ntp.json"),
+        ]
+    )
+    np.testing.assert_allclose(trained.run(data=trained.keys), trained.predicted, rtol=0, atol=1e-4)
+    Path(trained.onnx).unlink()
+    with pytest.raises(WrongInputError, match="sparse_models: got 1 folders, expected one for each of 2 embeddings"):
+        convert(trained.onnx, trained.graph, trained.dense, True, trained.sparse[:1])
+    with pytest.raises(FormatError, match=r"key: holds \d+ bytes, expected \d+: "):
+        convert(trained.onnx, trained.graph, trained.sparse[0] + "/key")
+    Path(f"{trained.dense}.ntp.json").unlink()
+    with pytest.raises(DataNotFoundError, match=r"ntp.json: no such file"):
+        convert(trained.onnx, trained.graph, trained.dense)
+    assert not Path(trained.onnx).exists()
+
+
+def test_a_layer_without_a_form_is_refused(tmp_path, planted):
+    made = model(*planted[:2])
+    layer(made, Layer.Cast, "dense", "cast")
+    made = to_loss(made, "cast")
+    made.graph_to_json(str(tmp_path / "g.json"))
+    made.save_params_to_files(str(tmp_path / "m"), 0)
+    with pytest.raises(ConfigError, match="layer cast: has no form in ONNX files"):
+        convert(str(tmp_path / "x.onnx"), str(tmp_path / "g.json"), str(tmp_path / "m_dense_0.model"))
+
+
+def test_every_layer_is_known_or_exempted():
+    assert set(hugectr.Layer_t.__members__) == ONNX_LAYER_TYPES | EXEMPTION_LAYER_TYPES
+    assert len(ONNX_LAYER_TYPES) >= 31
+    assert {"Cast"} == EXEMPTION_LAYER_TYPES
