@@ -18,7 +18,7 @@ class Concat(Layer):
     OPTIONS = (integer("axis", "dimension, the batch being 0", default=1),)
     BOTTOMS = (1, None)
     SHAPES = "[B, n_1], [B, n_2], ... -> [B, n_1 + n_2 + ...]; with more dimensions alike"
-    FORMULA = "y = x_1 beside x_2 beside ... along `axis`"
+    FORMULA = "y = x_1 beside x_2 beside ... along axis"
 
     def __init__(self, shapes: Sequence[TensorShape], *, axis: int) -> None:
         first = shapes[0]

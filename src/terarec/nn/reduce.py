@@ -27,7 +27,7 @@ class ReduceSum(_Reduce):
     """The sum along `axis`, whose length becomes 1."""
 
     KIND = "reduce_sum"
-    FORMULA = "y = sum of x along `axis`"
+    FORMULA = "y = sum of x along axis"
 
     def forward(self, x: Tensor) -> Tensor:
         """Any float type; shapes as declared."""
@@ -38,7 +38,7 @@ class ReduceMean(_Reduce):
     """The mean along `axis`, whose length becomes 1."""
 
     KIND = "reduce_mean"
-    FORMULA = "y = mean of x along `axis`"
+    FORMULA = "y = mean of x along axis"
 
     def forward(self, x: Tensor) -> Tensor:
         """Any float type; shapes as declared."""

@@ -28,7 +28,7 @@ class Reshape(Layer):
         list_of(integer("selected_slots", "the slots to take, all if empty", low=0), default=()),
         list_of(integer("shape", "the shape, -1 first", low=-1), default=()),
     )
-    SHAPES = "any -> [rows, leading_dim], [rows, time_step, leading_dim], [B, slots*d] or `shape`"
+    SHAPES = "any -> [rows, leading_dim], [rows, time_step, leading_dim], [B, slots*d] or shape"
     FORMULA = "y = x, row-major"
 
     def __init__(
