@@ -36,8 +36,8 @@ raises `ConfigError` with the layer, the option and all shapes. First weights co
 * Layers with weights have `file_parameters()` and `set_file_parameters(tensors)`: views of the weights in the order and
   orientation of HugeCTR's dense model files ([hugectr-formats.md](hugectr-formats.md)), given below as "in files".
 * Losses give a scalar, the mean over the batch, and `predict(logit)` gives probabilities in float32. Their
-  `regularizer` names a penalty on all dense weights: strength / B sum |w| ("l1") or strength / (2 B) sum w^2 ("l2"), B the batch
-  size; `GraphModel.loss` adds it, and `terarec.nn.Regularizer` computes it.
+  `regularizer` names a penalty on all dense weights: strength / B sum |w| ("l1") or strength / (2 B) sum w^2 ("l2"),
+  B the batch size; `GraphModel.loss` adds it, and `terarec.nn.Regularizer` computes it.
 """
 
 
