@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from terarec.formats.hugectr import NormWriter, write_file_list
+from terarec.formats.hugectr import FixedRecordWriter, NormWriter, raw_async_types, write_file_list
 from terarec.metrics import AUC
 from terarec.spec import RecordLayout, SparseInput
 
@@ -20,6 +20,45 @@ def layout(slots=4, dense=3, labels=1, key_bytes=8, name="data", nnz=1):
         inputs=(SparseInput(name=name, nnz_per_slot=(nnz,) * slots, is_fixed_length=True),),
         key_bytes=key_bytes,
     )
+
+
+class Samples:
+    """Any samples: label float32[n, L], dense float32[n, F], keys int64[slots, n]; `best_auc` where it is known."""
+
+    def __init__(self, label, dense, keys, best_auc=None):
+        self.label, self.dense, self.keys, self.best_auc = label, dense, keys, best_auc
+
+
+def clicks(chance, rng):
+    """Labels float32[n, 1] drawn with these chances, and the best AUC."""
+    label = (rng.random((len(chance), 1)) < chance[:, None]).astype(np.float32)
+    return label, AUC().update(chance.astype(np.float32)[:, None], label).compute()
+
+
+def histories(samples, *, length=4, items=20, seed=0):
+    """Slots: user, `length` items of a history and the one shown, then their categories.
+
+    An item's category is its number modulo 2; a user stays with one, and clicks on what has it.
+    """
+    rng = np.random.default_rng(seed)
+    taste = rng.integers(0, 2, samples)
+    past = 2 * rng.integers(0, items // 2, (length, samples)) + taste
+    shown = rng.integers(0, items, samples)
+    label, best = clicks(np.where(shown % 2 == taste, 0.9, 0.1), rng)
+    goods = np.vstack([past, shown])
+    keys = np.vstack([rng.integers(0, 10, (1, samples)), goods + 100, goods % 2 + 200])
+    dense = np.full((samples, 1), float(length), np.float32)
+    return Samples(label, dense, keys, best)
+
+
+def ratings(samples, *, seed=0):
+    """Slots: user and item, with the keys of items behind those of users; a click where hidden factors agree."""
+    factors = np.random.default_rng(7).normal(size=(2, ROWS, 2))
+    rng = np.random.default_rng(seed)
+    user, item = rng.integers(0, ROWS, (2, samples))
+    logit = 2 * (factors[0, user] * factors[1, item]).sum(1)
+    label, best = clicks(1 / (1 + np.exp(-logit)), rng)
+    return Samples(label, np.zeros((samples, 1), np.float32), np.vstack([user, item + ROWS]), best)
 
 
 class Planted:
@@ -43,12 +82,12 @@ class Planted:
         self.best_auc = AUC().update(chance.astype(np.float32), self.label[:, 0]).compute()
 
 
-def write_norm(directory: Path, data: Planted, *, files=2, checksum=True, name="data") -> str:
-    """A file list of Norm files with keys that no two slots share; returns its path."""
+def write_norm(directory: Path, data: Planted | Samples, *, files=2, checksum=True, name="data") -> str:
+    """A file list of Norm files, of planted data with keys that no two slots share; returns its path."""
     directory.mkdir(parents=True, exist_ok=True)
     slots = len(data.keys)
     of_file = layout(slots, data.dense.shape[1], data.label.shape[1], name=name)
-    keys = data.keys + ROWS * np.arange(slots)[:, None]
+    keys = data.keys + ROWS * np.arange(slots)[:, None] if isinstance(data, Planted) else data.keys
     paths = []
     for number, part in enumerate(np.array_split(np.arange(len(data.label)), files)):
         paths.append(directory / f"{number}.data")
@@ -57,3 +96,14 @@ def write_norm(directory: Path, data: Planted, *, files=2, checksum=True, name="
             writer.close()
     write_file_list(directory / "list.txt", paths)
     return str(directory / "list.txt")
+
+
+def write_raw_async(path: Path, data: Planted) -> str:
+    """A RawAsync file, whose keys count from 0 in each slot; returns its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    of_file = layout(len(data.keys), data.dense.shape[1], data.label.shape[1], key_bytes=8)
+    types = raw_async_types(of_file, is_dense_float=True, multi_hot=True)
+    with FixedRecordWriter(path, of_file, types) as writer:
+        writer.write(data.label, data.dense, list(data.keys))
+        writer.close()
+    return str(path)

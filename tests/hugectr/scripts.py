@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import terarec.hugectr as hugectr
-from tests.hugectr.planted import ROWS
 
 Layer = hugectr.Layer_t
 ADAM = {"optimizer_type": hugectr.Optimizer_t.Adam, "update_type": hugectr.Update_t.Global}
@@ -18,7 +17,7 @@ def solver(**changes):
 def norm_reader(source, eval_source, **changes):
     return hugectr.DataReaderParams(
         data_reader_type=hugectr.DataReaderType_t.Norm,
-        source=[source],
+        source=source,
         eval_source=eval_source,
         check_type=hugectr.Check_t.Sum,
         **changes,
@@ -76,9 +75,9 @@ def to_loss(made, bottom):
     return made
 
 
-def dcn(source, eval_source, **settings):
-    """Deep & Cross."""
-    made = model(source, eval_source, **settings)
+def build_dcn(made):
+    """Deep & Cross, with its input."""
+    made.add(hugectr.Input(1, "label", 3, "dense", [hugectr.DataReaderSparseParam("data", 1, True, 4)]))
     embed(made, "embedding", 8)
     layer(made, Layer.Reshape, "embedding", "flat", leading_dim=32)
     layer(made, Layer.Concat, "flat dense", "all")
@@ -89,6 +88,12 @@ def dcn(source, eval_source, **settings):
     return to_loss(made, "both")
 
 
+def dcn(source, eval_source, *, optimizer=None, **settings):
+    """Deep & Cross over Norm files."""
+    made_of = hugectr.CreateOptimizer(**(optimizer or ADAM))
+    return build_dcn(hugectr.Model(solver(**settings), norm_reader(source, eval_source), made_of))
+
+
 def auc_of(made, batches=10):
     """The AUC over evaluation batches, as a script that calls `eval` itself finds it."""
     for _ in range(batches):
@@ -96,19 +101,3 @@ def auc_of(made, batches=10):
     ((name, value),) = made.get_eval_metrics()
     assert name == "AUC"
     return value
-
-
-__all__ = [
-    "ADAM",
-    "ROWS",
-    "Layer",
-    "auc_of",
-    "dcn",
-    "dense_stack",
-    "embed",
-    "layer",
-    "model",
-    "norm_reader",
-    "solver",
-    "to_loss",
-]

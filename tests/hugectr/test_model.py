@@ -26,7 +26,7 @@ from terarec.spec import (
 )
 from terarec.train import GraphTrainer
 from tests.hugectr.planted import layout
-from tests.hugectr.scripts import Layer, auc_of, dcn, embed, layer, model, to_loss
+from tests.hugectr.scripts import Layer, auc_of, build_dcn, dcn, embed, layer, model, to_loss
 
 
 def losses_of(made, steps):
@@ -129,21 +129,6 @@ def dcn_on(devices, planted):
         hugectr.CreateOptimizer(),
     )
     return build_dcn(made)
-
-
-def build_dcn(made):
-    made.add(
-        hugectr.Input(1, "label", 3, "dense", [hugectr.DataReaderSparseParam("data", 1, True, 4)]),
-    )
-    embed(made, "embedding", 8)
-    layer(made, Layer.Reshape, "embedding", "flat", leading_dim=32)
-    layer(made, Layer.Concat, "flat dense", "all")
-    layer(made, Layer.MultiCross, "all", "cross", num_layers=2)
-    layer(made, Layer.InnerProduct, "all", "hidden", num_output=32)
-    layer(made, Layer.ReLU, "hidden", "active")
-    layer(made, Layer.Dropout, "active", "dropped", dropout_rate=0.1)
-    layer(made, Layer.Concat, "cross dropped", "both")
-    return to_loss(made, "both")
 
 
 def test_seed_0_is_another_model_each_time(planted):

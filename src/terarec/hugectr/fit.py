@@ -1,4 +1,4 @@
-"""The loops of `Model.fit`: by iterations and by epochs."""
+"""The loops of `Model.fit`: by iterations, by epochs, and over the passes of a training cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from terarec.hugectr.cadence import cadence_of
 from terarec.hugectr.enums import MetricsType
-from terarec.hugectr.errors import LossCannotConvergeError
+from terarec.hugectr.errors import LossCannotConvergeError, WrongInputError
 from terarec.hugectr.fit_log import FitLog
 
 if TYPE_CHECKING:
@@ -73,6 +73,30 @@ class Fit:
                     return
                 self._save(index)
                 index += 1
+        self._log.finish(f"{num_epochs} epochs {index} global iterations with batchsize")
+
+    def by_passes(self, num_epochs: int) -> None:
+        """Train over each source with its keyset in the training cache, `num_epochs` times; no snapshots, no target."""
+        params = self._model.reader_params
+        if len(params.keyset) != len(params.source):
+            raise WrongInputError(f"fit: got {len(params.keyset)} keysets, expected one for each of {params.source}")
+        self._tell_header(f"Use training cache mode with number of epochs: {num_epochs}")
+        self._model.get_data_reader_eval().set_source()
+        index = 0
+        for epoch in range(num_epochs):
+            self._log.epoch(epoch)
+            for source, keyset in zip(params.source, params.keyset, strict=True):
+                self._model.get_data_reader_train().set_source(source)
+                self._model.get_embedding_training_cache().update(keyset)
+                has_data = True
+                while has_data:
+                    has_data, lr = self._train()
+                    if not (has_data or self._cadence.counts_end):
+                        break
+                    self._tell_progress(index, lr)
+                    if self._cadence.shows(index, self._eval_interval):
+                        self._measure()
+                    index += 1
         self._log.finish(f"{num_epochs} epochs {index} global iterations with batchsize")
 
     def _train(self) -> tuple[bool, float]:

@@ -66,8 +66,8 @@ class ModelFiles(ModelData):
         """Write weights and optimizer states of the dense layers and of each `SparseEmbedding`.
 
         The files are ``<prefix>_dense_<iter>.model``, ``<prefix>_opt_dense_<iter>.model`` and, with the number n of
-        each embedding, ``<prefix><n>_sparse_<iter>.model`` and ``<prefix><n>_opt_sparse_<iter>.model``; the last not
-        with a training cache.
+        each embedding, ``<prefix><n>_sparse_<iter>.model`` and ``<prefix><n>_opt_sparse_<iter>.model``. With
+        a training cache the embeddings go to its folders, without optimizer states.
 
         Raises:
             IllegalCallError: before `compile`.
@@ -77,10 +77,7 @@ class ModelFiles(ModelData):
         save_dense(model, names.dense)
         if self._engine is not None and self._engine.trainer.dense_optimizer is not None:
             save_dense_optimizer_states(model, self._engine.trainer.dense_optimizer, names.dense_states)
-        for number, file in enumerate(self._embedding_files()):
-            save_sparse(file, names.sparse(number))
-            if self._etc_params is None:
-                save_sparse_optimizer_states(file, names.sparse_states(number))
+        self._save_embeddings(names)
 
     def load_dense_weights(self, dense_model_file: str) -> None:
         """Take the weights of the dense layers from a file.
@@ -149,6 +146,11 @@ class ModelFiles(ModelData):
         """
         for number, tables, names in self._collections("embedding_load", table_names):
             load_collection(tables, dump_folder(Path(path), number), names=names)
+
+    def _save_embeddings(self, names: FileNames) -> None:
+        for number, file in enumerate(self._embedding_files()):
+            save_sparse(file, names.sparse(number))
+            save_sparse_optimizer_states(file, names.sparse_states(number))
 
     def _embedding_files(self) -> list[EmbeddingFile]:
         model = self._compiled("files").model

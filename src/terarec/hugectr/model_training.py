@@ -6,13 +6,13 @@ from typing import Any
 
 from terarec.hugectr.errors import IllegalCallError, WrongInputError
 from terarec.hugectr.fit import Fit
-from terarec.hugectr.model_files import ModelFiles
+from terarec.hugectr.model_passes import ModelPasses
 from terarec.hugectr.schedulers import LearningRateScheduler
 from terarec.hugectr.tables.low_level import SolverConfig
 from terarec.hugectr.tables.optimizer import OptimizerWithSchedule
 
 
-class ModelTraining(ModelFiles):
+class ModelTraining(ModelPasses):
     """Loops, single iterations, the learning rate, and which parts move."""
 
     def __init__(self, solver: Any, reader_params: Any, opt_params: Any, etc_params: Any) -> None:
@@ -60,6 +60,8 @@ class ModelTraining(ModelFiles):
             if max_iter <= 0:
                 raise WrongInputError(f"fit: max_iter: got {max_iter}, expected more than 0 with repeat_dataset=True")
             loop.by_iterations(max_iter)
+        elif self._cache is not None:
+            loop.by_passes(max(1, num_epochs))
         elif num_epochs <= 0:
             raise WrongInputError(f"fit: num_epochs: got {num_epochs}, expected more than 0 with repeat_dataset=False")
         else:

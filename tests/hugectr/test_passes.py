@@ -1,0 +1,87 @@
+"""Training pass by pass through `Model`, in the spellings of its releases."""
+
+import numpy as np
+import pytest
+
+import terarec.hugectr as hugectr
+from terarec.formats.hugectr import open_sparse_folder, write_keyset
+from terarec.hugectr.errors import IllegalCallError, WrongInputError
+from tests.hugectr.planted import ROWS, Planted, write_norm
+from tests.hugectr.scripts import auc_of, build_dcn, dcn, norm_reader, solver
+
+
+@pytest.fixture(scope="module")
+def passes(tmp_path_factory):
+    """Two sources with their keysets, an evaluation source, and the best AUC."""
+    directory, valid = tmp_path_factory.mktemp("passes"), Planted(5_000, seed=1)
+    sources, keysets = [], []
+    for number in range(2):
+        sources.append(write_norm(directory / f"train{number}", Planted(10_000, seed=number + 2)))
+        keysets.append(str(directory / f"{number}.keyset"))
+        write_keyset(directory / f"{number}.keyset", np.arange(4 * ROWS), 8)
+    return sources, keysets, write_norm(directory / "valid", valid), valid.best_auc
+
+
+def cached(passes, params, **settings):
+    sources, keysets, eval_source, _ = passes
+    reader = norm_reader(sources, eval_source, keyset=keysets)
+    return build_dcn(hugectr.Model(solver(repeat_dataset=False, **settings), reader, hugectr.CreateOptimizer(), params))
+
+
+def etc(folder):
+    return hugectr.CreateETC(ps_types=[hugectr.TrainPSType_t.Staged], sparse_models=[str(folder)])
+
+
+def test_fit_walks_over_sources_and_keysets(passes, tmp_path, capsys):
+    made = cached(passes, etc(tmp_path / "rows"))
+    made.fit(num_epochs=2, display=0, eval_interval=40, snapshot=1, snapshot_prefix=str(tmp_path / "never"))
+    told = capsys.readouterr().out
+    assert "Finish 2 epochs 80 global iterations" in told
+    assert told.count("Evaluation, AUC") == 2
+    assert auc_of(made) > 0.95 * passes[3]
+    assert not list(tmp_path.glob("never*"))
+    made.save_params_to_files(str(tmp_path / "end"), 7)
+    assert {path.name for path in tmp_path.iterdir()} == {"rows", "end_dense_7.model", "end_opt_dense_7.model"}
+    assert open_sparse_folder(tmp_path / "rows", 8).count == 4 * ROWS
+
+
+def test_a_script_that_walks_itself_gets_what_each_pass_changed(passes, tmp_path):
+    made = cached(passes, hugectr.CreateMOS(True, True, [], [str(tmp_path / "rows")]))
+    reader, cache = made.get_data_reader_train(), made.get_model_oversubscriber()
+    for source, keyset in zip(*passes[:2], strict=True):
+        reader.set_source(source)
+        cache.update(keyset)
+        while made.train():
+            pass
+    ((keys, vectors),) = made.get_incremental_model()
+    assert keys.shape == (4 * ROWS,)
+    assert vectors.shape == (4 * ROWS, 8)
+    ((nothing, _),) = made.get_incremental_model()
+    assert not len(nothing)
+
+
+def test_sources_can_be_changed_between_fits(passes, tmp_path):
+    sources, keysets, eval_source, _ = passes
+    made = cached(passes, etc(tmp_path / "rows"))
+    made.set_source(source=sources[:1], keyset=keysets[:1], eval_source=eval_source)
+    assert made.reader_params.source == sources[:1]
+    made.fit(num_epochs=1, display=0, eval_interval=0)
+    with pytest.raises(WrongInputError, match="set_source: got source, expected source and eval_source"):
+        made.set_source(sources[0])
+
+
+def test_epochs_take_the_source_that_was_set(passes, capsys):
+    sources, _, eval_source, _ = passes
+    made = dcn(sources[0], eval_source, repeat_dataset=False)
+    made.set_source(sources[1], eval_source)
+    made.fit(num_epochs=1, display=0, eval_interval=0)
+    assert f"Training source file: {sources[1]}" in capsys.readouterr().out
+
+
+def test_a_model_without_a_cache_has_none(planted):
+    made = dcn(*planted[:2])
+    for call in (made.get_embedding_training_cache, made.get_model_oversubscriber, made.get_incremental_model):
+        with pytest.raises(IllegalCallError, match="the model has none"):
+            call()
+    with pytest.raises(IllegalCallError, match="not sent to Kafka"):
+        made.dump_incremental_model_2kafka()
