@@ -54,7 +54,7 @@ class ModelPasses(ModelFiles):
     def dump_incremental_model_2kafka(self) -> NoReturn:
         """Refused: there is no producer for Kafka; `get_incremental_model` gives the same rows."""
         raise IllegalCallError(
-            "dump_incremental_model_2kafka: rows are not sent to Kafka, expected get_incremental_model, which returns them"
+            "dump_incremental_model_2kafka: rows are not sent to Kafka, expected get_incremental_model for them"
         )
 
     def _save_embeddings(self, names: FileNames) -> None:
