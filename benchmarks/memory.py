@@ -1,7 +1,8 @@
 """Peak memory of training steps: what the process grows by, from before the tables to the highest point of the steps.
 
-The limit of a row is what the tables must take (weights and optimizer state) and twice the vectors of the batch's keys:
-for one key a bag, the pooled vectors and their gradient. Each case runs in a process of its own.
+The limit of a row is what the tables must take (weights, optimizer state, and the index of dynamic ones) and twice the
+vectors of the batch's keys: for one key a bag, the pooled vectors and their gradient. Each case runs in a process of
+its own.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Case:
     rule: str
     batch: int
     keys: str
+    is_dynamic: bool = False
 
     @property
     def vector_bytes(self) -> int:
@@ -43,11 +45,13 @@ CASES = (
     Case(shape=WIDE, rule="rowwise_adagrad", batch=16384, keys="zipf"),
     Case(shape=WIDE, rule="adagrad", batch=16384, keys="uniform"),
     Case(shape=MANY, rule="adagrad", batch=8192, keys="zipf"),
+    Case(shape=WIDE, rule="sgd", batch=16384, keys="uniform", is_dynamic=True),
+    Case(shape=MANY, rule="adagrad", batch=8192, keys="zipf", is_dynamic=True),
 )
 
 
 def grown_bytes(case: Case) -> tuple[int, int]:
-    """What this process grows by at most, and the bytes of weights and state."""
+    """What this process grows by at most, and the bytes of weights, state and index."""
     from peer_sides.terarec_tables import Tables
 
     tiny = Shape(tables=2, rows=10, width=case.shape.width, hotness=1)
@@ -55,7 +59,9 @@ def grown_bytes(case: Case) -> tuple[int, int]:
     inputs = draw(case.shape, case.batch, case.keys)
     before = _status_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forgets the highest point
-    tables = Tables(case.shape, case.rule)
+    tables = Tables(case.shape, case.rule, is_dynamic=case.is_dynamic)
+    if case.is_dynamic:
+        tables.meet_all(case.batch)
     run_steps(tables, replace(inputs, grad=inputs.grad.copy()))
     return _status_bytes("VmHWM") - before, tables.collection.memory_bytes()
 
@@ -75,7 +81,7 @@ def main() -> None:
     fresh = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1)
     with fresh as pool:
         for case, (grown, held) in zip(CASES, pool.map(grown_bytes, CASES), strict=True):
-            name = f"{case.shape.name}, batch {case.batch}, {case.keys}, {case.rule}"
+            name = f"{case.shape.name}, batch {case.batch}, {case.keys}, {case.rule}{', dynamic' * case.is_dynamic}"
             limit = (held + 2 * case.vector_bytes) / 2**20
             append_rows("memory", [Row(case=name, metric="peak", value=grown / 2**20, unit="MiB", limit=limit)])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -9,10 +11,10 @@ from torch import Tensor
 
 import terarec
 from peer_sides.cell import INITIAL_ACCUMULATOR, LR, SCALE, Inputs, Shape
-from terarec.batch import Jagged
+from terarec.batch import Jagged, one_hot
 from terarec.embedding import EmbeddingCollection
 from terarec.optim import RowOptimizer
-from terarec.spec import AdaGradSpec, FeatureSpec, RowWiseAdaGradSpec, SGDSpec, TableSpec
+from terarec.spec import AdaGradSpec, DynamicTableSpec, FeatureSpec, RowWiseAdaGradSpec, SGDSpec, TableSpec
 
 _RULES = {
     "sgd": SGDSpec(lr=LR),
@@ -35,18 +37,27 @@ class _GiveGradient(torch.autograd.Function):
 
 
 class Tables:
-    """Implements `Side`."""
+    """Implements `Side`; with `is_dynamic`, keys get their rows when a step or `meet_all` comes upon them."""
 
     version = f"terarec {terarec.__version__}, torch {torch.__version__}"
 
-    def __init__(self, shape: Shape, rule: str) -> None:
+    def __init__(self, shape: Shape, rule: str, *, is_dynamic: bool = False) -> None:
         self.shape = shape
         self.names = tuple(f"t{index}" for index in range(shape.tables))
+        make = DynamicTableSpec if is_dynamic else partial(TableSpec, rows=shape.rows)
         self.collection = EmbeddingCollection(
-            [TableSpec(name=name, rows=shape.rows, width=shape.width, init_scale=SCALE) for name in self.names],
+            [make(name=name, width=shape.width, init_scale=SCALE) for name in self.names],
             [FeatureSpec(name=name, table=name) for name in self.names],
         )
         self.optimizer = RowOptimizer(self.collection, _RULES[rule])
+
+    def meet_all(self, batch: int) -> None:
+        """Look all keys up in training, one of each table in a sample, in equal batches: results' memory is kept."""
+        batch = min(batch, self.shape.rows)
+        for start in range(0, self.shape.rows, batch):
+            keys = torch.arange(batch) + min(start, self.shape.rows - batch)
+            self.collection(one_hot(self.names, keys.expand(len(self.names), -1)))
+            self.collection.take_gradients()
 
     def load(self, tables: NDArray[np.float32]) -> None:
         for name, table in zip(self.names, tables, strict=True):

@@ -9,11 +9,12 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from terarec.errors import ConfigError, StorageError
+from terarec.errors import StorageError
 from terarec.kernels.rows import allocate_rows, initialise_rows
 from terarec.ops import state_dtype
 from terarec.spec import TableSpec
 from terarec.storage import memory
+from terarec.storage.row_checks import check_has_memory, shared_row_type
 
 _INITIALISED_AT_ONCE = 1 << 20  # float32 numbers held while narrow rows get their first values
 
@@ -44,12 +45,8 @@ class Arena:
     """
 
     def __init__(self, specs: Sequence[TableSpec], *, seed: int = 0) -> None:
-        kinds = {(spec.width, spec.dtype) for spec in specs}
-        if len(kinds) != 1:
-            raise ConfigError(f"arena: got tables of widths and types {sorted(kinds)}, expected tables of one of them")
         self.specs = tuple(specs)
-        self.width, dtype = kinds.pop()
-        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.width, self.dtype = shared_row_type(specs)
         self.table_names = tuple(spec.name for spec in specs)
         self.table_rows = tuple(spec.rows for spec in specs)
         self.table_base = (0, *accumulate(self.table_rows))[:-1]
@@ -97,8 +94,7 @@ class Arena:
         """
         if device == self.device:
             return
-        if device.type == "meta":
-            raise ConfigError("arena: got device 'meta', expected one with memory such as 'cpu' or 'cuda'")
+        check_has_memory(device)
         tensors = {"weights": self.weights, **self.state}
         moved = {
             name: self._allocate(name, tuple(held.shape), device, held.dtype).copy_(held)

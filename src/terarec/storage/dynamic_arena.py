@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from terarec.errors import ConfigError, StorageError
+from terarec.errors import StorageError
 from terarec.ops import state_dtype
 from terarec.spec import DynamicTableSpec
 from terarec.storage import memory
 from terarec.storage.growing import GrowingTensor
+from terarec.storage.row_checks import check_has_memory, shared_row_type
 
 _FEWEST_BYTES = 1 << 20
 _GROWTH = 8  # an eighth more at a time: only address space until rows are written
@@ -47,12 +48,8 @@ class DynamicArena:
     """
 
     def __init__(self, specs: Sequence[DynamicTableSpec], *, seed: int = 0) -> None:
-        kinds = {(spec.width, spec.dtype) for spec in specs}
-        if len(kinds) != 1:
-            raise ConfigError(f"arena: got tables of widths and types {sorted(kinds)}, expected tables of one of them")
         self.specs = tuple(specs)
-        self.width, dtype = kinds.pop()
-        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.width, self.dtype = shared_row_type(specs)
         self.table_names = tuple(spec.name for spec in specs)
         self.seed = seed
         self.num_rows = 0
@@ -186,8 +183,7 @@ class DynamicArena:
         """
         if device == self.device:
             return
-        if device.type == "meta":
-            raise ConfigError("arena: got device 'meta', expected one with memory such as 'cpu' or 'cuda'")
+        check_has_memory(device)
         weights = self._weights.to(device)
         state = {name: held.to(device) for name, held in self._state.items()}
         uses = {name: held.to(device) for name, held in self._uses.items()}

@@ -1,13 +1,34 @@
-"""Checks of rows that come into a store; each error names the table."""
+"""Checks of what tables that share an arena have in common, of where it moves, and of rows that come into a store."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
-from terarec.errors import StorageError
+from terarec.errors import ConfigError, StorageError
+from terarec.spec import DynamicTableSpec, TableSpec
 from terarec.storage.protocol import Rows
+
+
+def shared_row_type(specs: Sequence[TableSpec | DynamicTableSpec]) -> tuple[int, torch.dtype]:
+    """The width and element type of all tables of an arena.
+
+    Raises:
+        ConfigError: no table, or tables of several widths or element types.
+    """
+    kinds = {(spec.width, spec.dtype) for spec in specs}
+    if len(kinds) != 1:
+        raise ConfigError(f"arena: got tables of widths and types {sorted(kinds)}, expected tables of one of them")
+    width, dtype = kinds.pop()
+    return width, getattr(torch, dtype)
+
+
+def check_has_memory(device: torch.device) -> None:
+    """Raise `ConfigError` for a device on which tensors have no elements."""
+    if device.type == "meta":
+        raise ConfigError("arena: got device 'meta', expected one with memory such as 'cpu' or 'cuda'")
 
 
 def check_import(table: str, rows: Rows, weights: Tensor, state: Mapping[str, Tensor]) -> None:
