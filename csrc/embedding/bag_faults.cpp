@@ -6,10 +6,10 @@ namespace terarec {
 namespace {
 
 BagFault first_bad_offset(const BagRange& range) {
-  for (int64_t b = 0; b <= range.bags; b++) {
+  for (int64_t b = range.first_bag; b <= range.first_bag + range.bags; b++) {
     const int64_t offset = range.offsets[b];
-    if (offset < 0 || offset > range.num_keys || (b > 0 && offset < range.offsets[b - 1])) {
-      return {BagFault::kOffset, 0, 0, b, offset};
+    if (offset < 0 || offset > range.num_keys || (b > range.first_bag && offset < range.offsets[b - 1])) {
+      return {BagFault::kOffset, 0, range.feature, b, offset};
     }
   }
   return {};
@@ -17,7 +17,9 @@ BagFault first_bad_offset(const BagRange& range) {
 
 BagFault first_bad_key(const BagRange& range, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i++) {
-    if (range.keys[i] < 0 || range.keys[i] >= range.rows) return {BagFault::kKey, 0, 0, i, range.keys[i]};
+    if (range.keys[i] < 0 || range.keys[i] >= range.rows) {
+      return {BagFault::kKey, 0, range.feature, i, range.keys[i]};
+    }
   }
   return {};
 }
@@ -26,13 +28,14 @@ BagFault first_bad_key(const BagRange& range, int64_t begin, int64_t end) {
 
 // Both loops gather sign bits, so that compilers make vector code of them for any instruction set.
 BagCheck check_bags(const BagRange& range) {
+  const int64_t* offsets = range.offsets + range.first_bag;
   int64_t falls = 0, not_single = 0;
   for (int64_t b = 0; b < range.bags; b++) {
-    const int64_t length = range.offsets[b + 1] - range.offsets[b];
+    const int64_t length = offsets[b + 1] - offsets[b];
     falls |= length;
     not_single |= length ^ 1;
   }
-  const int64_t begin = range.offsets[0], end = range.offsets[range.bags];
+  const int64_t begin = offsets[0], end = offsets[range.bags];
   if (falls < 0 || begin < 0 || end > range.num_keys) return {first_bad_offset(range), false};
   int64_t outside = 0;
   const int64_t last = range.rows - 1;

@@ -15,17 +15,18 @@ struct BagFault {
   int64_t value = 0;
 };
 
-// The bags of one feature, or some of them: offsets[0..bags] of a call with num_keys keys.
+// Bags of one feature of a call.
 struct BagRange {
   const int64_t* keys;
   int64_t num_keys;
-  const int64_t* offsets;  // of the first bag
-  int64_t bags;
+  const int64_t* offsets;
+  int64_t feature;
+  int64_t first_bag, bags;  // first_bag counts from the call's first
   int64_t rows;  // of the feature's table
 };
 
 struct BagCheck {
-  BagFault fault;       // position relative to `offsets` for kOffset, to `keys` for kKey
+  BagFault fault;
   bool all_single = false;  // every bag holds one key
 };
 

@@ -30,14 +30,15 @@ class Lookup {
     const int64_t parts = parts_of_features();
     unit_bags_ = std::max<int64_t>(std::min<int64_t>(64, call.batch), (call.batch + parts - 1) / parts);
     units_ = unit_bags_ ? (call.batch + unit_bags_ - 1) / unit_bags_ : 0;
-    const int64_t out_bytes = 4 * call.width * std::max(call.features * call.batch, call.num_keys);
-    stream_ = out_bytes >= kStreamBytes && call.width % 16 == 0 && reinterpret_cast<uintptr_t>(call.out) % 64 == 0;
+    const int64_t width = call.weights.width, vectors = std::max(call.features * call.batch, call.num_keys);
+    const bool in_lines = width % 16 == 0 && reinterpret_cast<uintptr_t>(call.out) % 64 == 0;
+    stream_ = in_lines && 4 * width * vectors >= kStreamBytes;
   }
 
   BagFault run() {
     faults_.add(check_ends(call_.offsets, call_.features * call_.batch, call_.num_keys));
     if (faults_.get().kind != BagFault::kNone) return faults_.get();
-    const int threads = 4 * call_.width * call_.num_keys < kParallelBytes ? 1 : call_.threads;
+    const int threads = 4 * call_.weights.width * call_.num_keys < kParallelBytes ? 1 : call_.threads;
     parallel_for(threads, call_.features * units_, [this](int64_t unit) {
       const int64_t begin = unit % units_ * unit_bags_, end = std::min(begin + unit_bags_, call_.batch);
       for (int64_t b = begin; b < end; b += block_) look_up({unit / units_, b, std::min(block_, end - b)});
@@ -60,29 +61,28 @@ class Lookup {
   void look_up(const Block& block) {
     const FeatureLayout& layout = call_.layout[block.feature];
     const int64_t first_bag = block.feature * call_.batch + block.first_bag;
-    const int64_t* offsets = call_.offsets + first_bag;
-    BagCheck check = check_bags({call_.keys, call_.num_keys, offsets, block.bags, layout.rows});
+    const BagCheck check = check_bags(
+        {call_.keys, call_.num_keys, call_.offsets, block.feature, first_bag, block.bags, layout.rows});
     if (check.fault.kind != BagFault::kNone) {
-      if (check.fault.kind == BagFault::kOffset) check.fault.position += first_bag;
-      check.fault.feature = block.feature;
       faults_.add(check.fault);
       return;
     }
-    const void* table = static_cast<const char*>(call_.weights) + layout.base * row_bytes(call_.row_type, call_.width);
+    const RowArray table = rows_from(call_.weights, layout.base);
+    const int64_t* offsets = call_.offsets + first_bag;
     const int64_t* keys = call_.keys + offsets[0];
     if (layout.pooling == Pooling::kNone) {
       const int64_t num_keys = offsets[block.bags] - offsets[0];
-      float* out = call_.out + offsets[0] * call_.width;
-      kernels().copy_rows({table, call_.row_type, keys, num_keys, call_.width, out, call_.width, stream_});
+      float* out = call_.out + offsets[0] * table.width;
+      kernels().copy_rows({table, keys, num_keys, out, table.width, stream_});
       return;
     }
-    const int64_t stride = call_.features * call_.width;
-    float* out = call_.out + block.first_bag * stride + block.feature * call_.width;
+    const int64_t stride = call_.features * table.width;
+    float* out = call_.out + block.first_bag * stride + block.feature * table.width;
     if (check.all_single && !call_.key_weights) {
-      kernels().copy_rows({table, call_.row_type, keys, block.bags, call_.width, out, stride, stream_});
+      kernels().copy_rows({table, keys, block.bags, out, stride, stream_});
     } else {
-      kernels().pool_bags({table, call_.row_type, call_.keys, call_.key_weights, offsets, block.bags, call_.width, out,
-                           stride, layout.pooling, stream_});
+      kernels().pool_bags({table, call_.keys, call_.key_weights, offsets, block.bags, out, stride, layout.pooling,
+                           stream_});
     }
   }
 

@@ -18,9 +18,7 @@ struct FeatureLayout {
 };
 
 struct LookupCall {
-  const void* weights;
-  RowType row_type;
-  int64_t width;
+  RowArray weights;
   const int64_t* keys;
   int64_t num_keys;
   const float* key_weights;  // of each key, or null

@@ -40,8 +40,8 @@ Report report(const BagFault& fault) {
   return {fault.kind, fault.gradient, fault.feature, fault.position, fault.value};
 }
 
-// `numbers`: weights, row type, width, keys, number of keys, key weights or 0, offsets, layout, features, batch, result,
-// threads.
+// `numbers`: weights, row type, width, keys, number of keys, key weights or 0, offsets, layout, features, batch,
+// result, threads.
 Report run_bag_lookup(const std::vector<int64_t>& numbers) {
   const auto address = [&](int i) { return static_cast<uintptr_t>(numbers[i]); };
   LookupCall call{at<const void>(address(0)), static_cast<RowType>(numbers[1]), numbers[2],
@@ -52,8 +52,8 @@ Report run_bag_lookup(const std::vector<int64_t>& numbers) {
   return report(bag_lookup(call));
 }
 
-// `numbers`: weights, row type, width, keys, number of keys, offsets, layout, features, batch, gradient, gradient stride,
-// dots, threads.
+// `numbers`: weights, row type, width, keys, number of keys, offsets, layout, features, batch, gradient, gradient
+// stride, dots, threads.
 Report run_row_dots(const std::vector<int64_t>& numbers) {
   const auto address = [&](int i) { return static_cast<uintptr_t>(numbers[i]); };
   RowDotsCall call{at<const void>(address(0)), static_cast<RowType>(numbers[1]), numbers[2],

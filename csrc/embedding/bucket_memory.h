@@ -16,7 +16,7 @@ namespace terarec {
 // growth took a tenth of the time of all insertion (two Zen 3 cores).
 class BucketArray {
  public:
-    // 64 KiB. Smaller chunks waste less, but their table leaves the caches: with 16 KiB a search among 10 M keys was a
+  // 64 KiB. Smaller chunks waste less, but their table leaves the caches: with 16 KiB a search among 10 M keys was a
   // seventh slower.
   static constexpr int kChunkBits = 10;
   static constexpr int64_t kChunkBuckets = int64_t{1} << kChunkBits;

@@ -13,11 +13,9 @@ namespace terarec {
 
 // Copies row keys[i] of a table to out + i * out_stride, for i < count.
 struct CopyRows {
-  const void* table;
-  RowType row_type;
+  RowArray table;
   const int64_t* keys;
   int64_t count;
-  int64_t width;
   float* out;
   int64_t out_stride;
   bool stream;  // store past the caches; needs width % 16 == 0 and 64-byte aligned rows of `out`
@@ -25,13 +23,11 @@ struct CopyRows {
 
 // Pools the rows of bag b, keys[offsets[b]:offsets[b + 1]], into out + b * out_stride, for b < bags.
 struct PoolBags {
-  const void* table;
-  RowType row_type;
+  RowArray table;
   const int64_t* keys;
   const float* key_weights;  // factors of the rows, or null
   const int64_t* offsets;
   int64_t bags;
-  int64_t width;
   float* out;
   int64_t out_stride;
   Pooling pooling;  // any but kNone
@@ -41,26 +37,22 @@ struct PoolBags {
 // Gives each key of a bag the columns of the bag's gradient in which its row is the first with the maximum, and zeros
 // in the others: spread + i * width for key offsets[0] + i.
 struct SpreadMax {
-  const void* table;
-  RowType row_type;
+  RowArray table;
   const int64_t* keys;
   const int64_t* offsets;
   int64_t bags;
-  int64_t width;
   const float* grad;
   int64_t grad_stride;
   float* spread;
-  float* buffer;  // 2 * width floats
+  float* buffer;  // 2 * table.width floats
 };
 
 // Writes dots[i], the dot product of the row of keys[i] and the gradient of its bag, for the keys of all bags.
 struct DotRows {
-  const void* table;
-  RowType row_type;
+  RowArray table;
   const int64_t* keys;
   const int64_t* offsets;
   int64_t bags;
-  int64_t width;
   const float* grad;
   int64_t grad_stride;
   float* dots;

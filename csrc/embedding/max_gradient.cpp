@@ -15,7 +15,7 @@ constexpr int64_t kUnitBags = 256;
 
 const float* MaxGradients::add(const MaxBags& bags) {
   const int64_t keys = bags.offsets[bags.bags] - bags.offsets[0];
-  spreads_.push_back({bags, std::unique_ptr<float[]>(new float[keys * bags.width])});
+  spreads_.push_back({bags, std::unique_ptr<float[]>(new float[keys * bags.table.width])});
   return spreads_.back().gradients.get();
 }
 
@@ -31,10 +31,10 @@ void MaxGradients::fill(int threads) const {
   parallel_for(threads, blocks.size(), [&](int64_t unit) {
     const MaxBags& of = blocks[unit].spread->bags;
     const int64_t first = blocks[unit].first_bag, bags = std::min(kUnitBags, of.bags - first);
-    float* to = blocks[unit].spread->gradients.get() + (of.offsets[first] - of.offsets[0]) * of.width;
-    std::vector<float> buffer(2 * of.width);
-    kernels().spread_max({of.table, of.row_type, of.keys, of.offsets + first, bags, of.width,
-                          of.grad + first * of.grad_stride, of.grad_stride, to, buffer.data()});
+    float* to = blocks[unit].spread->gradients.get() + (of.offsets[first] - of.offsets[0]) * of.table.width;
+    std::vector<float> buffer(2 * of.table.width);
+    kernels().spread_max({of.table, of.keys, of.offsets + first, bags, of.grad + first * of.grad_stride,
+                          of.grad_stride, to, buffer.data()});
   });
 }
 

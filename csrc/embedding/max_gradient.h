@@ -11,12 +11,10 @@ namespace terarec {
 
 // The bags of one feature pooled by maximum, with the gradient of their result.
 struct MaxBags {
-  const void* table;  // the feature's first row, as it was at the lookup
-  RowType row_type;
+  RowArray table;  // from the feature's first row on, as it was at the lookup
   const int64_t* keys;     // absolute: offsets index it
   const int64_t* offsets;  // of the first bag
   int64_t bags;
-  int64_t width;
   const float* grad;  // of the first bag
   int64_t grad_stride;
 };

@@ -9,7 +9,6 @@ namespace terarec {
 // refuses it.
 void* reserve_memory(size_t bytes);
 
-
 // Makes the bytes [begin, end) of what lies at `reserved` readable, writable and zero; those that have been so keep
 // their values. The system gives each page its memory when it is first touched. False if it refuses.
 bool commit_memory(void* reserved, size_t begin, size_t end);

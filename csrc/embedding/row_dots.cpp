@@ -14,16 +14,12 @@ constexpr int64_t kUnitBags = 1024;
 BagFault dot_bags(const RowDotsCall& call, int64_t feature, int64_t first) {
   const FeatureLayout& layout = call.layout[feature];
   const int64_t bags = std::min(kUnitBags, call.batch - first), first_bag = feature * call.batch + first;
-  const int64_t* offsets = call.offsets + first_bag;
-  BagFault fault = check_bags({call.keys, call.num_keys, offsets, bags, layout.rows}).fault;
-  if (fault.kind != BagFault::kNone) {
-    if (fault.kind == BagFault::kOffset) fault.position += first_bag;
-    fault.feature = feature;
-    return fault;
-  }
-  const void* table = static_cast<const char*>(call.weights) + layout.base * row_bytes(call.row_type, call.width);
-  const float* grad = call.grad + first * call.grad_stride + feature * call.width;
-  kernels().dot_rows({table, call.row_type, call.keys, offsets, bags, call.width, grad, call.grad_stride, call.dots});
+  const BagFault fault =
+      check_bags({call.keys, call.num_keys, call.offsets, feature, first_bag, bags, layout.rows}).fault;
+  if (fault.kind != BagFault::kNone) return fault;
+  const float* grad = call.grad + first * call.grad_stride + feature * call.weights.width;
+  kernels().dot_rows({rows_from(call.weights, layout.base), call.keys, call.offsets + first_bag, bags, grad,
+                      call.grad_stride, call.dots});
   return {};
 }
 

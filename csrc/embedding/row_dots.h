@@ -9,9 +9,7 @@
 namespace terarec {
 
 struct RowDotsCall {
-  const void* weights;
-  RowType row_type;
-  int64_t width;
+  RowArray weights;
   const int64_t* keys;
   int64_t num_keys;
   const int64_t* offsets;  // features * batch + 1

@@ -17,4 +17,16 @@ static inline int64_t row_bytes(RowType type, int64_t width) {
   }
 }
 
+// Rows of one type and width, one after the other.
+struct RowArray {
+  const void* first;
+  RowType type;
+  int64_t width;
+};
+
+// The same from row `row` on. Static, so that each instruction set compiles its own.
+static inline RowArray rows_from(const RowArray& rows, int64_t row) {
+  return {static_cast<const char*>(rows.first) + row * row_bytes(rows.type, rows.width), rows.type, rows.width};
+}
+
 }  // namespace terarec

@@ -16,8 +16,8 @@ constexpr int64_t kCheckBags = 16384;
 // Tables of at most this size, with at least a key for every fourth row, are summed densely: the sums stay in the L2.
 constexpr int64_t kSumBytes = 1 << 20;
 constexpr int64_t kSumRowsPerKey = 4;
-// So are larger ones with so many keys a row that grouping would read each gradient often from the L3: 1.2 x faster with
-// 5 keys a row of 8192 x 64, 1.2 x slower with 1.25 (Zen 3).
+// So are larger ones with so many keys a row that grouping would read each gradient often from the L3: 1.2 x faster
+// with 5 keys a row of 8192 x 64, 1.2 x slower with 1.25 (Zen 3).
 constexpr int64_t kManySumBytes = 8 << 20;
 constexpr int64_t kSumKeysPerRow = 4;
 // What a thread keeps between calls at most.
@@ -37,10 +37,8 @@ void add_bags_of(const UpdateGradients& gradients, const UpdateGradient& of, int
     grad = of.grad + offsets[0] * of.grad_stride;
     table.bags.push_back({keys, nullptr, nullptr, num_keys, grad, of.grad_stride, Pooling::kNone});
   } else if (layout.pooling == Pooling::kMax) {
-    const void* first_row =
-        static_cast<const char*>(gradients.weights) + layout.base * row_bytes(gradients.row_type, width);
-    const float* spread =
-        maxima.add({first_row, gradients.row_type, of.keys, offsets, of.batch, width, grad, of.grad_stride});
+    const RowArray rows = rows_from({gradients.weights, gradients.row_type, width}, layout.base);
+    const float* spread = maxima.add({rows, of.keys, offsets, of.batch, grad, of.grad_stride});
     table.bags.push_back({keys, nullptr, nullptr, num_keys, spread, width, Pooling::kNone});
   } else {
     table.bags.push_back({of.keys, of.key_weights, offsets, of.batch, grad, of.grad_stride, layout.pooling});
@@ -90,11 +88,10 @@ BagFault check_gradients(const UpdateGradients& gradients) {
     const Block& block = blocks[unit];
     const UpdateGradient& of = gradients.list[block.gradient];
     const int64_t first = block.feature * of.batch + block.first_bag;
+    const int64_t rows = of.layout[block.feature].rows;
     BagFault fault =
-        check_bags({of.keys, of.num_keys, of.offsets + first, block.bags, of.layout[block.feature].rows}).fault;
-    if (fault.kind == BagFault::kOffset) fault.position += first;
+        check_bags({of.keys, of.num_keys, of.offsets, block.feature, first, block.bags, rows}).fault;
     fault.gradient = block.gradient;
-    fault.feature = block.feature;
     faults.add(fault);
   });
   return faults.get();
