@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from peer_sides.cell import Shape, threads
+from json_process import MEMORY_BYTES, PEERS_PYTHON, JsonProcess
+from peer_sides.cell import Shape
 
-HERE = Path(__file__).resolve().parent
-PEERS_PYTHON = HERE.parent / ".venv-peers" / "bin" / "python"
 OURS = "terarec"
-MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,41 +42,6 @@ SIDES = {
 }  # fmt: skip
 
 
-class Process:
-    """One side in a process of its own."""
-
-    def __init__(self, side: str, rule: str, shape: Shape) -> None:
-        python = SIDES[side].python
-        if not python.exists():
-            raise SystemExit(f"peers: got no interpreter {python}, expected the one that `make peers` makes")
-        numbers = map(str, (shape.tables, shape.rows, shape.width, shape.hotness))
-        self._process = subprocess.Popen(
-            [str(python), "-m", "peer_sides.worker", side, rule, *numbers],
-            cwd=HERE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment(),
-        )  # fmt: skip
-        self.version: str = self._answer()
-
-    def ask(self, do: str, **arguments: object) -> Any:
-        """What the side answers to a command of `peer_sides.worker.Worker`."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"peers: a side ended with status {self._process.wait()}: {self._process.args}")
-        return json.loads(line)
-
-
 class Turns:
     """The processes of one comparison: all at once if their tables fit, else the one whose turn it is."""
 
@@ -92,13 +51,15 @@ class Turns:
         needed = sum(SIDES[name].needed_bytes(rule, shape) for name in self.names)
         self.fit_together = needed < 0.5 * MEMORY_BYTES
         self.versions: dict[str, str] = {}
-        self._open: dict[str, Process] = {}
+        self._open: dict[str, JsonProcess] = {}
 
-    def __getitem__(self, name: str) -> Process:
+    def __getitem__(self, name: str) -> JsonProcess:
         if name not in self._open:
             if not self.fit_together:
                 self.close()
-            self._open[name] = Process(name, self.rule, self.shape)
+            shape = self.shape
+            numbers = map(str, (shape.tables, shape.rows, shape.width, shape.hotness))
+            self._open[name] = JsonProcess(SIDES[name].python, "peer_sides.worker", [name, self.rule, *numbers])
             self.versions[name] = self._open[name].version
         return self._open[name]
 
@@ -106,11 +67,3 @@ class Turns:
         """End all processes."""
         while self._open:
             self._open.popitem()[1].close()
-
-
-def _environment() -> dict[str, str]:
-    """The same for every side: one thread a core, and a C allocator that keeps what a step frees for the next."""
-    count = str(threads())
-    kept = {"MALLOC_MMAP_THRESHOLD_": str(256 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
-    return {**os.environ, **kept, **quiet, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
+from json_process import threads
 from peer_processes import OURS, SIDES, Turns
-from peer_sides.cell import Shape, threads
+from peer_sides.cell import Shape
 from record import Row, append_rows
 from row_bandwidth import row_bandwidth
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -89,8 +88,3 @@ def draw(shape: Shape, batch: int, distribution: str, seed: int = 0) -> Inputs:
     grad = random.standard_normal((batch, shape.tables * shape.width), dtype=np.float32)
     offsets = np.arange(0, keys.size + 1, shape.hotness)
     return Inputs(keys=keys, offsets=offsets, grad=grad)
-
-
-def threads() -> int:
-    """Threads of every side: one a core."""
-    return len(os.sched_getaffinity(0))

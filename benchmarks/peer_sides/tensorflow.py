@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
+from json_process import threads
 from numpy.typing import NDArray
 
-from peer_sides.cell import INITIAL_ACCUMULATOR, LR, SCALE, Inputs, Shape, threads
+from peer_sides.cell import INITIAL_ACCUMULATOR, LR, SCALE, Inputs, Shape
 
 tf.config.threading.set_intra_op_parallelism_threads(threads())
 tf.config.threading.set_inter_op_parallelism_threads(threads())

@@ -6,13 +6,11 @@ It prints one JSON line with the versions when the tables stand, then answers ea
 from __future__ import annotations
 
 import importlib
-import json
-import os
 import sys
 import time
-from typing import IO, Any
 
 import numpy as np
+from json_answers import open_answers, serve
 
 from peer_sides.cell import Shape, Side, draw
 
@@ -65,23 +63,13 @@ class Worker:
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    answers = open_answers()
     side_name, rule, *numbers = sys.argv[1:]
     tables, rows, width, hotness = map(int, numbers)
     shape = Shape(tables=tables, rows=rows, width=width, hotness=hotness)
     module, name = SIDES[side_name]
     side = getattr(importlib.import_module(f"peer_sides.{module}"), name)(shape, rule)
-    _answer(answers, side.version)
-    worker = Worker(side, shape)
-    for line in sys.stdin:
-        command = json.loads(line)
-        _answer(answers, getattr(worker, command.pop("do"))(**command))
-
-
-def _answer(answers: IO[str], value: Any) -> None:
-    answers.write(json.dumps(value) + "\n")
-    answers.flush()
+    serve(Worker(side, shape), side.version, answers)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,131 @@
+"""A training step of Wide & Deep and DCN against Keras on TensorFlow: `make peers`, then this.
+
+The comparison that HugeCTR publishes of itself: two layers of 1024 with dropout, vectors of 16, Adam, the tables of
+Criteo's Kaggle data, batches of 512 to 16384. Each side runs in a process of its own, one at a time, in the interpreter
+that has its libraries, with the same threads, batches and allocator settings; a step of Keras is one `tf.function`,
+compiled by XLA. Before anything is timed, both must give the same losses from the same weights.
+
+Adam of Keras moves every row of the tables in every step. terarec's mode "global" does exactly that; "lazy_global"
+moves a row when it is met again, by all that it missed (docs/optimizers.md); "local" leaves out what it missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+from json_process import MEMORY_BYTES, PEERS_PYTHON, JsonProcess
+from keras_sides.workload import Workload
+from record import Row, append_rows
+
+BATCHES = (512, 1024, 2048, 4096, 8192, 16384)
+MODES = ("global", "lazy_global", "local")
+KERAS = "keras"
+# Weights, two moments, and what Keras makes of the table's size in a step; terarec makes nothing.
+KERAS_COPIES = 6
+PYTHONS = {"terarec": Path(sys.executable), KERAS: PEERS_PYTHON}
+
+
+@dataclass(frozen=True, kw_only=True)
+class KerasRow(Row):
+    """A row with the fastest steps, the number of steps, and the peer's versions; the limit is that of the products."""
+
+    minimum: float
+    runs: int
+    peer_minimum: float
+    peer_runs: int
+    peer_version: str
+
+
+def start(name: str, workload: Workload, mode: str) -> JsonProcess:
+    arguments = [name, workload.model, str(workload.most_rows), str(workload.dropout), mode]
+    return JsonProcess(PYTHONS[name], "keras_sides.worker", arguments)
+
+
+def check(model: str) -> None:
+    """End the program unless both sides have the same losses over some steps without dropout."""
+    workload = Workload(model=model, most_rows=50, dropout=0.0)  # type: ignore[arg-type]
+    losses = []
+    for name in PYTHONS:
+        side = start(name, workload, "global")
+        losses.append(side.ask("losses", batch=256, steps=8))
+        side.close()
+    if not all(math.isclose(ours, theirs, rel_tol=1e-3) for ours, theirs in zip(*losses, strict=True)):
+        raise SystemExit(f"hugectr_keras: the losses of {model} differ: {losses[0]} and {losses[1]}")
+
+
+Seconds = dict[tuple[str, int], list[float]]
+
+
+def time_sides(workload: Workload, options: argparse.Namespace) -> tuple[Seconds, str]:
+    """Seconds by (mode, batch), Keras and the products of a step in the place of modes; and the versions of Keras."""
+    seconds: Seconds = defaultdict(list)
+    asked = {"budget": options.seconds, "most": options.runs}
+    version = ""
+    for _ in range(options.rounds):
+        for mode in (*options.mode, KERAS):
+            side = start(KERAS if mode == KERAS else "terarec", workload, mode)
+            for batch in options.batch:
+                seconds[mode, batch] += side.ask("time", batch=batch, **asked)
+                if mode == options.mode[0]:
+                    seconds["products", batch] += side.ask("products", batch=batch, **asked)
+            version = side.version
+            side.close()
+    return seconds, version
+
+
+def rows_of(workload: Workload, options: argparse.Namespace) -> Sequence[Row]:
+    seconds, version = time_sides(workload, options)
+    return [
+        KerasRow(
+            case=f"{workload.model}, {workload.num_weights / 1e6:.0f} M weights in tables, batch {batch}, {mode}",
+            metric="training step",
+            unit="ms",
+            value=1e3 * statistics.median(seconds[mode, batch]),
+            minimum=1e3 * min(seconds[mode, batch]),
+            runs=len(seconds[mode, batch]),
+            limit=1e3 * statistics.median(seconds["products", batch]),
+            peer="Keras",
+            peer_version=version,
+            peer_value=1e3 * statistics.median(seconds[KERAS, batch]),
+            peer_minimum=1e3 * min(seconds[KERAS, batch]),
+            peer_runs=len(seconds[KERAS, batch]),
+        )
+        for batch, mode in product(options.batch, options.mode)
+    ]
+
+
+def most_rows_that_fit(model: str) -> int:
+    """The published sizes if Keras can hold them in 0.7 of the memory, else the largest tables are cut down to fit."""
+    most = max(Workload(model=model, most_rows=sys.maxsize).slot_rows)  # type: ignore[arg-type]
+    while KERAS_COPIES * 4 * Workload(model=model, most_rows=most).num_weights > 0.7 * MEMORY_BYTES:  # type: ignore[arg-type]
+        most = most * 9 // 10
+    return most
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="+", choices=("wdl", "dcn"), default=["wdl", "dcn"])
+    parser.add_argument("--batch", nargs="+", type=int, default=list(BATCHES))
+    parser.add_argument("--mode", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--most-rows", type=int, help="cut tables down to so many; by default to what the memory holds")
+    parser.add_argument("--rounds", type=int, default=2, help="turns of each side")
+    parser.add_argument("--seconds", type=float, default=2.0, help="a figure's turn ends after this time, or --runs")
+    parser.add_argument("--runs", type=int, default=20, help="steps of a turn at most")
+    parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
+    options = parser.parse_args()
+    for model in options.model:
+        check(model)
+        workload = Workload(model=model, most_rows=options.most_rows or most_rows_that_fit(model))
+        append_rows("hugectr_keras", rows_of(workload, options), dry=options.dry)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""A side of a comparison in a process of its own, which answers a line of JSON for each that it reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PEERS_PYTHON = HERE.parent / ".venv-peers" / "bin" / "python"
+MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+class JsonProcess:
+    """``python -m module arguments``, run beside this file; its first line says its versions.
+
+    Attributes:
+        version: that line.
+    """
+
+    def __init__(self, python: Path, module: str, arguments: Sequence[str]) -> None:
+        if not python.exists():
+            raise SystemExit(f"{module}: got no interpreter {python}, expected the one that `make peers` makes")
+        self._process = subprocess.Popen(
+            [str(python), "-m", module, *arguments],
+            cwd=HERE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment(),
+        )  # fmt: skip
+        self.version: str = self._answer()
+
+    def ask(self, do: str, **arguments: object) -> Any:
+        """What the process answers to a command."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"a side ended with status {self._process.wait()}: {self._process.args}")
+        return json.loads(line)
+
+
+def threads() -> int:
+    """Threads of every side: one a core."""
+    return len(os.sched_getaffinity(0))
+
+
+def _environment() -> dict[str, str]:
+    """The same for every side: one thread a core, and a C allocator that keeps what a step frees for the next."""
+    count = str(threads())
+    kept = {"MALLOC_MMAP_THRESHOLD_": str(256 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+    return {**os.environ, **kept, **quiet, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}
