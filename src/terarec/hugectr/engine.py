@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from terarec.batch import Batch
-from terarec.errors import ConfigError
 from terarec.hugectr.enums import Tensor_t
-from terarec.hugectr.errors import IllegalCallError, OutOfBoundError, WrongInputError
+from terarec.hugectr.errors import IllegalCallError, OutOfBoundError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.evaluation import Evaluation
 from terarec.hugectr.network import Plan
 from terarec.hugectr.optimizers import optimizer_rule
@@ -20,6 +19,7 @@ from terarec.hugectr.readers import DataReader
 from terarec.kernels.environment import checks_overflow
 from terarec.models import GraphModel
 from terarec.train import GraphTrainer
+from terarec.train.allocator import keep_freed_memory
 from terarec.train.precision import Precision, has_bf16_units
 
 
@@ -48,12 +48,11 @@ class Engine:
         self, plan: Plan, solver: Any, optimizer: Any, *, train_reader: DataReader, eval_reader: DataReader
     ) -> None:
         self.plan = plan
+        keep_freed_memory()
         seed = solver.seed or secrets.randbits(62) + 1
         torch.manual_seed(seed)  # of dropout
-        try:
+        with as_hugectr_errors("compile"):
             self.model = GraphModel(plan.spec, seed=seed)
-        except ConfigError as error:
-            raise WrongInputError(f"compile: {error}") from None
         self.trainer = GraphTrainer(
             self.model,
             optimizer_rule(optimizer, solver.lr),
@@ -74,12 +73,14 @@ class Engine:
 
         Raises:
             IllegalCallError: a reader that was not started.
-            OutOfBoundError: more keys than a workspace has room for.
+            OutOfBoundError: more keys than a workspace has room for, or a key outside its static table.
+            BrokenFileError: a file is damaged.
         """
         batch = self._next(self.train_reader, "train")
         if batch is None:
             return False
-        self.loss = self.trainer.step(batch)
+        with as_hugectr_errors("train"):
+            self.loss = self.trainer.step(batch)
         if self._checks_overflow:
             self._check_capacities()
         return True
@@ -93,9 +94,10 @@ class Engine:
         batch = self._next(self.eval_reader, "eval")
         if batch is None:
             return False
-        loss, tensors = self.trainer.evaluate(batch)
-        predictions = self.model.predictions(tensors)
-        self.evaluation.update(loss, predictions, tensors)
+        with as_hugectr_errors("eval"):
+            loss, tensors = self.trainer.evaluate(batch)
+            predictions = self.model.predictions(tensors)
+            self.evaluation.update(loss, predictions, tensors)
         # HugeCTR's losses leave the probabilities where the logits were.
         logits = {name: predictions[label] for name, label in self.model.logits().items()}
         self._evaluated = {**tensors, **logits}

@@ -6,12 +6,15 @@ class of `terarec.errors` that has the same meaning.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 from terarec.errors import (
     ConfigError,
     DataNotFoundError,
     FormatError,
+    KeyOutOfRangeError,
     StorageError,
     TerarecError,
     TrainingError,
@@ -63,3 +66,26 @@ class LossCannotConvergeError(HugeCTRError, TrainingError):
     """The loss is no longer a number."""
 
     error = Error_t.DataCheckError
+
+
+# The first that fits counts: a file that is not there is a FormatError, too.
+_MEANINGS: tuple[tuple[type[TerarecError], type[HugeCTRError]], ...] = (
+    (DataNotFoundError, FileCannotOpenError),
+    (FormatError, BrokenFileError),
+    (KeyOutOfRangeError, OutOfBoundError),
+    (ConfigError, WrongInputError),
+)
+
+
+@contextmanager
+def as_hugectr_errors(call: str) -> Iterator[None]:
+    """Errors of terarec inside leave as those of the facade with the same meaning, behind the name of the `call`."""
+    try:
+        yield
+    except HugeCTRError:
+        raise
+    except TerarecError as error:
+        for kind, meaning in _MEANINGS:
+            if isinstance(error, kind):
+                raise meaning(f"{call}: {error}") from error
+        raise

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from terarec.errors import ConfigError
 from terarec.hugectr.engine import Engine
-from terarec.hugectr.errors import IllegalCallError, WrongInputError
+from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.log import Log
 from terarec.hugectr.network import Network
 from terarec.hugectr.readers import DataReader, record_layout, source_opener
@@ -66,7 +65,8 @@ class ModelBase:
             raise WrongInputError(f"compile: got {len(loss_names)} loss_names and {len(loss_weights)} loss_weights")
         solver, reader = self.solver, self.reader_params
         plan = self._network.plan(dict(zip(loss_names, map(float, loss_weights), strict=True)))
-        layout = record_layout(solver, reader, self._network.inputs, adds_offsets=plan.adds_offsets)
+        with as_hugectr_errors("compile"):
+            layout = record_layout(solver, reader, self._network.inputs, adds_offsets=plan.adds_offsets)
         shared: dict[str, Any] = {"repeat": solver.repeat_dataset, "threads": reader.num_workers}
         train_reader = DataReader(
             source_opener(reader, layout, num_samples=reader.num_samples),
@@ -104,10 +104,8 @@ class ModelBase:
             WrongInputError: shapes or options that do not fit.
         """
         plan = self._network.plan({}) if self._engine is None else self._engine.plan
-        try:
+        with as_hugectr_errors("summary"):
             lines = summary_lines(plan.spec, self._network.parts)
-        except ConfigError as error:
-            raise WrongInputError(f"summary: {error}") from None
         for line in lines:
             self._log.bare(line)
 

@@ -9,7 +9,7 @@ from torch import optim
 
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.embeddings import capacity
-from terarec.hugectr.errors import IllegalCallError, WrongInputError
+from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.graph_json import Graph, graph_to_json, read_graph
 from terarec.hugectr.json_object import read_json, write_json
 from terarec.hugectr.model_data import ModelData
@@ -62,6 +62,7 @@ class ModelFiles(ModelData):
             if include_dense_network or not isinstance(part, DenseLayer | GroupDenseLayer):
                 self.add(part)
 
+    @as_hugectr_errors("save_params_to_files")
     def save_params_to_files(self, prefix: str, iter: int = 0) -> None:  # noqa: A002 - HugeCTR's name
         """Write weights and optimizer states of the dense layers and of each `SparseEmbedding`.
 
@@ -79,23 +80,25 @@ class ModelFiles(ModelData):
             save_dense_optimizer_states(model, self._engine.trainer.dense_optimizer, names.dense_states)
         self._save_embeddings(names)
 
+    @as_hugectr_errors("load_dense_weights")
     def load_dense_weights(self, dense_model_file: str) -> None:
         """Take the weights of the dense layers from a file.
 
         Raises:
             IllegalCallError: before `compile`.
-            DataNotFoundError: no such file.
-            FormatError: a file of another model; nothing is changed then.
+            FileCannotOpenError: no such file.
+            BrokenFileError: a file of another model; nothing is changed then.
         """
         load_dense(self._compiled("load_dense_weights").model, Path(dense_model_file))
 
+    @as_hugectr_errors("load_dense_optimizer_states")
     def load_dense_optimizer_states(self, dense_opt_states_file: str) -> None:
         """Take the dense optimizer's states from a file.
 
         Raises:
             IllegalCallError: before `compile`, or of a model without dense weights.
-            DataNotFoundError: no such file.
-            FormatError: a file of another model or optimizer; nothing is changed then.
+            FileCannotOpenError: no such file.
+            BrokenFileError: a file of another model or optimizer; nothing is changed then.
         """
         engine = self._compiled("load_dense_optimizer_states")
         optimizer: optim.Optimizer | None = engine.trainer.dense_optimizer
@@ -103,6 +106,7 @@ class ModelFiles(ModelData):
             raise IllegalCallError("load_dense_optimizer_states: the model has no dense weights, expected some")
         load_dense_optimizer_states(engine.model, optimizer, Path(dense_opt_states_file))
 
+    @as_hugectr_errors("load_sparse_weights")
     def load_sparse_weights(self, files: Sequence[str] | Mapping[str, str]) -> None:
         """Take the rows of embeddings from their folders.
 
@@ -112,17 +116,19 @@ class ModelFiles(ModelData):
         Raises:
             IllegalCallError: before `compile`.
             WrongInputError: another number of files, or an embedding that is not there.
-            DataNotFoundError: a folder that is not there.
-            FormatError: a folder of another embedding.
+            FileCannotOpenError: a folder that is not there.
+            BrokenFileError: a folder of another embedding.
         """
         for file, path in self._chosen("load_sparse_weights", files):
             load_sparse(file, path)
 
+    @as_hugectr_errors("load_sparse_optimizer_states")
     def load_sparse_optimizer_states(self, files: Sequence[str] | Mapping[str, str]) -> None:
         """Take the optimizer states of embeddings from files; arguments and errors as `load_sparse_weights`."""
         for file, path in self._chosen("load_sparse_optimizer_states", files):
             load_sparse_optimizer_states(file, path)
 
+    @as_hugectr_errors("embedding_dump")
     def embedding_dump(self, path: str, table_names: Sequence[str] = ()) -> None:
         """Write the tables of embedding collections below `path`; all of them if none is named.
 
@@ -135,14 +141,15 @@ class ModelFiles(ModelData):
             folder = dump_folder(Path(path), number)
             dump_collection(tables, folder, names=names, key_bytes=8 if self.solver.i64_input_key else 4)
 
+    @as_hugectr_errors("embedding_load")
     def embedding_load(self, path: str, table_names: Sequence[str] = ()) -> None:
         """Take tables of embedding collections from what `embedding_dump` wrote; all that it holds if none is named.
 
         Raises:
             IllegalCallError: before `compile`.
             WrongInputError: a table that is not there.
-            DataNotFoundError: no dump.
-            FormatError: a dump of other tables.
+            FileCannotOpenError: no dump.
+            BrokenFileError: a dump of other tables.
         """
         for number, tables, names in self._collections("embedding_load", table_names):
             load_collection(tables, dump_folder(Path(path), number), names=names)

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from terarec.errors import ConfigError
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.embeddings import HAS_STATIC_TABLES, capacity, collection_graph, sparse_embedding
-from terarec.hugectr.errors import IllegalCallError, WrongInputError
+from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.layer_kinds import LOSSES, graph_layer, group_layer
 from terarec.hugectr.optimizers import embedding_optimizer, optimizer_rule
 from terarec.hugectr.tables.data_input import Input
@@ -127,7 +126,7 @@ class Network:
             layers += joined
             collections.append([embedding.name for embedding in found])
         layers += [self._layer(part) for part in self.of_kind(DenseLayer, GroupDenseLayer)]
-        try:
+        with as_hugectr_errors("compile"):
             spec = GraphSpec(
                 labels=self._labels(loss_weights),
                 dense_name=self.inputs.dense_name,
@@ -135,8 +134,6 @@ class Network:
                 embeddings=tuple(embeddings),
                 layers=tuple(layers),
             )
-        except ConfigError as error:
-            raise WrongInputError(f"compile: {error}") from None
         return Plan(
             spec=spec,
             rules=rules,

@@ -18,6 +18,7 @@ from terarec.data.records import (
     SparseInput,
 )
 from terarec.hugectr.enums import Check_t, DataReaderType_t
+from terarec.hugectr.errors import as_hugectr_errors
 
 OpenSource = Callable[[str], RecordSource]
 
@@ -52,14 +53,15 @@ class DataReader:
         """Read `file` from its start on, or the data that is being read if no name is given.
 
         Raises:
-            DataNotFoundError: no such data.
-            FormatError: data that does not hold what it should.
+            FileCannotOpenError: no such data.
+            BrokenFileError: data that does not hold what it should.
         """
-        source = self._open(file or self.name)
-        if self._reader is None:
-            self._reader = RecordReader(source, **self._options)
-        else:
-            self._reader.set_source(source)
+        with as_hugectr_errors("set_source"):
+            source = self._open(file or self.name)
+            if self._reader is None:
+                self._reader = RecordReader(source, **self._options)
+            else:
+                self._reader.set_source(source)
         self.name, self._is_eof = file or self.name, False
 
     def is_started(self) -> bool:
@@ -71,10 +73,15 @@ class DataReader:
         return self._is_eof
 
     def next_batch(self) -> Batch | None:
-        """The next batch; None from the end of the data on, until `set_source` starts over."""
+        """The next batch; None from the end of the data on, until `set_source` starts over.
+
+        Raises:
+            BrokenFileError: a file is damaged.
+        """
         if self._reader is None or self._is_eof:
             return None
-        batch = self._reader.next_batch()
+        with as_hugectr_errors("read"):
+            batch = self._reader.next_batch()
         self._is_eof = batch is None
         return batch
 
