@@ -96,6 +96,10 @@ def test_bf16_on_a_processor_without_it_is_told_once(tmp_path, monkeypatch, capl
             precision.warn_if_slow("bf16")
             precision.warn_if_slow("fp32")
     assert len(caplog.records) == slow
+    precision.mixed_precision.cache_clear()
+    assert {precision.mixed_precision() for _ in range(3)} == {"fp32" if slow else "bf16"}
+    assert len(caplog.records) == 2 * slow
+    precision.mixed_precision.cache_clear()  # other tests ask the processor itself
 
 
 def test_peak_memory_counts_what_was_touched():

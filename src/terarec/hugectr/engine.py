@@ -20,7 +20,7 @@ from terarec.kernels.environment import checks_overflow
 from terarec.models import GraphModel
 from terarec.train import GraphTrainer
 from terarec.train.allocator import keep_freed_memory
-from terarec.train.precision import Precision, has_bf16_units
+from terarec.train.precision import mixed_precision
 
 
 class Engine:
@@ -57,7 +57,7 @@ class Engine:
             self.model,
             optimizer_rule(optimizer, solver.lr),
             plan.rules,
-            precision=_precision(solver),
+            precision=mixed_precision() if solver.use_mixed_precision else "fp32",
             loss_scale=solver.scaler,
         )
         self.train_reader, self.eval_reader = train_reader, eval_reader
@@ -142,7 +142,3 @@ class Engine:
                     f"SparseEmbedding {name!r}: holds {count:,} keys, expected at most {most:,}, for which its "
                     "workspace or sizes give room; give it more (HUGECTR_DISABLE_OVERFLOW_CHECK=1 turns this check off)"
                 )
-
-
-def _precision(solver: Any) -> Precision:
-    return "bf16" if solver.use_mixed_precision and has_bf16_units() else "fp32"

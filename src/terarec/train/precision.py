@@ -25,14 +25,25 @@ def autocast(precision: Precision) -> torch.autocast:
 @functools.cache
 def warn_if_slow(precision: Precision) -> None:
     """Log, once, if this processor multiplies in `precision` slower than in float32."""
-    if precision == "bf16" and not has_bf16_units():
+    if precision == "bf16" and not _has_bf16_units():
         _logger.warning(
             "precision 'bf16': this processor has neither AVX512-BF16 nor AMX and emulates bfloat16; "
             "'fp32' is faster here"
         )
 
 
-def has_bf16_units() -> bool:
+@functools.cache
+def mixed_precision() -> Precision:
+    """The format of matrix products for those who ask for 16 bits where these are faster: logged, once, where not."""
+    if _has_bf16_units():
+        return "bf16"
+    _logger.warning(
+        "mixed precision: this processor has neither AVX512-BF16 nor AMX and emulates bfloat16; staying with 'fp32'"
+    )
+    return "fp32"
+
+
+def _has_bf16_units() -> bool:
     """Whether /proc/cpuinfo names such a unit; True where there is no such file to ask."""
     if not _CPUINFO.exists():
         return True
