@@ -133,7 +133,7 @@ def _next_loss(model: hugectr.Model) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batches", type=int, nargs="+", default=[512, 4096])
-    parser.add_argument("--iterations", type=int, default=20)
+    parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     append_rows("hugectr_fit", [time_both(batch, options.iterations, options.repeats) for batch in options.batches])

@@ -94,6 +94,7 @@ class Engine:
         batch = self._next(self.eval_reader, "eval")
         if batch is None:
             return False
+        self._evaluated = {}  # frees the last batch's tensors before this one's are made
         with as_hugectr_errors("eval"):
             loss, tensors = self.trainer.evaluate(batch)
             predictions = self.model.predictions(tensors)

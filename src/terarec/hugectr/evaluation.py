@@ -10,9 +10,33 @@ from torch import Tensor
 from terarec.hugectr.enums import MetricsType
 from terarec.hugectr.errors import WrongInputError
 from terarec.metrics import AUC, NDCG, SMAPE, AverageLoss, HitRate
+from terarec.metrics.columns import mean_over_labels
 
-_KINDS: dict[MetricsType, type[AUC | AverageLoss | HitRate | NDCG | SMAPE]] = {
-    MetricsType.AUC: AUC,
+
+class _ColumnAUCs:
+    """An AUC for each label's column, over the samples whose label there is known (above -1/2)."""
+
+    def __init__(self) -> None:
+        self._columns: list[AUC] = []
+
+    def update(self, scores: Tensor, labels: Tensor) -> None:
+        self._columns = self._columns or [AUC() for _ in range(labels.shape[1])]
+        for number, auc in enumerate(self._columns):
+            known = labels[:, number] > -0.5
+            auc.update(scores[known, number], labels[known, number])
+
+    def per_label(self) -> tuple[float, ...]:
+        return tuple(auc.compute() for auc in self._columns)
+
+    def compute(self) -> float:
+        return mean_over_labels(self.per_label())
+
+    def reset(self) -> None:
+        self._columns = []
+
+
+_KINDS: dict[MetricsType, type[_ColumnAUCs | AverageLoss | HitRate | NDCG | SMAPE]] = {
+    MetricsType.AUC: _ColumnAUCs,
     MetricsType.AverageLoss: AverageLoss,
     MetricsType.HitRate: HitRate,
     MetricsType.NDCG: NDCG,
@@ -57,7 +81,7 @@ class Evaluation:
     def finish(self) -> list[tuple[str, float]]:
         """Name and value of each metric since the last call, in the solver's order; they start anew."""
         auc = self._metrics.get(MetricsType.AUC)
-        self.class_aucs = auc.per_label() if isinstance(auc, AUC) else ()
+        self.class_aucs = auc.per_label() if isinstance(auc, _ColumnAUCs) else ()
         found = [(kind.name, float(metric.compute())) for kind, metric in self._metrics.items()]
         for metric in self._metrics.values():
             metric.reset()

@@ -1,0 +1,48 @@
+"""Metrics of evaluations: several labels, unknown labels, two classes, and what several labels do not have."""
+
+import pytest
+import torch
+
+import terarec.hugectr as hugectr
+from terarec.hugectr.errors import WrongInputError
+from terarec.hugectr.evaluation import Evaluation
+
+AUC, LOSS, HIT = hugectr.MetricsType.AUC, hugectr.MetricsType.AverageLoss, hugectr.MetricsType.HitRate
+
+
+def column(*values):
+    return torch.tensor(values, dtype=torch.float32).unsqueeze(1)
+
+
+def test_several_labels_have_an_auc_each_and_their_mean():
+    found = Evaluation({AUC: 1.0}, num_labels=2)
+    scores = {"a": column(0.1, 0.9, 0.4), "b": column(0.1, 0.9, 0.4)}
+    found.update(torch.tensor(0.5), scores, {"a": column(0, 1, 0), "b": column(1, 0, 0)})
+    assert found.finish() == [("AUC", 0.5)]
+    assert found.class_aucs == (1.0, 0.0)
+
+
+def test_labels_that_are_not_known_do_not_count():
+    found = Evaluation({AUC: 1.0}, num_labels=1)
+    found.update(torch.tensor(0.5), {"a": column(0.1, 0.9, 0.99)}, {"a": column(0, 1, -1)})
+    assert found.finish() == [("AUC", 1.0)]
+
+
+def test_of_two_classes_the_second_counts():
+    found = Evaluation({HIT: 0.8, LOSS: 0.0}, num_labels=1)
+    softmax = torch.tensor([[0.1, 0.9], [0.95, 0.05]])
+    found.update(torch.tensor(0.25), {"a": softmax}, {"a": column(1, 1)})
+    found.update(torch.tensor(0.75), {"a": softmax}, {"a": column(0, 0)})
+    assert found.finish() == [("HitRate", 0.5), ("AverageLoss", 0.5)]
+
+
+def test_each_finish_starts_anew():
+    found = Evaluation({LOSS: 0.0}, num_labels=1)
+    for loss in (1.0, 3.0):
+        found.update(torch.tensor(loss), {"a": column(0.5)}, {"a": column(1)})
+        assert found.finish() == [("AverageLoss", loss)]
+
+
+def test_several_labels_have_no_other_metrics():
+    with pytest.raises(WrongInputError, match="got HitRate for 2 labels, expected AUC or AverageLoss"):
+        Evaluation({AUC: 1.0, HIT: 0.8}, num_labels=2)
