@@ -28,6 +28,12 @@ def test_labels_that_are_not_known_do_not_count():
     assert found.finish() == [("AUC", 1.0)]
 
 
+def test_labels_of_generated_files_lie_between_the_classes():
+    found = Evaluation({AUC: 1.0}, num_labels=1)
+    found.update(torch.tensor(0.5), {"a": column(0.2, 0.8)}, {"a": column(0.25, 0.75)})
+    assert found.finish() == [("AUC", 0.75)]
+
+
 def test_of_two_classes_the_second_counts():
     found = Evaluation({HIT: 0.8, LOSS: 0.0}, num_labels=1)
     softmax = torch.tensor([[0.1, 0.9], [0.95, 0.05]])
