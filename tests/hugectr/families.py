@@ -88,6 +88,29 @@ def dlrm(made, embedding="embedding", width=8):
     return to_loss(made, dense_stack(made, "interaction", 32, prefix="top"))
 
 
+def fused_dlrm(*sources, **settings):
+    """DLRM as releases 3.1 to 23.06 write it: fused layers that hand scratch tensors on, and a group of layers."""
+    made = model(*sources, **settings)
+    embed(made, "embedding", 8)
+    head, tail = hugectr.FcPosition_t.Head, hugectr.FcPosition_t.Tail
+    fused = Layer.FusedInnerProduct
+    layer(made, fused, "dense", "b1 b1_mask b1_dx b1_db", num_output=16, pos_type=head)
+    layer(made, fused, "b1 b1_mask b1_dx b1_db", "b2", num_output=8, pos_type=tail)
+    layer(made, Layer.Interaction, "b2 embedding", "pairs pairs_grad")
+    made.add(
+        hugectr.GroupDenseLayer(
+            group_layer_type=hugectr.GroupLayer_t.GroupFusedInnerProduct,
+            bottom_name_list=["pairs", "pairs_grad"],
+            top_name_list=["t1", "t2"],
+            num_outputs=[32, 1],
+            last_act_type=hugectr.Activation_t.Non,
+        )
+    )
+    layer(made, Layer.BinaryCrossEntropyLoss, "t2 label", "loss")
+    made.compile()
+    return made
+
+
 def raw_async_reader(source, eval_source, samples, eval_samples):
     return hugectr.DataReaderParams(
         data_reader_type=hugectr.DataReaderType_t.RawAsync,

@@ -31,7 +31,7 @@ def assert_learns(made, best_auc, iterations=120):
     assert auc_of(made) > 0.95 * best_auc
 
 
-@pytest.mark.parametrize("family", ["dnn", "dcn_v2", "wide_deep", "deepfm"])
+@pytest.mark.parametrize("family", ["dnn", "dcn_v2", "wide_deep", "deepfm", "fused_dlrm"])
 def test_click_models_over_norm_files(planted, family):
     assert_learns(getattr(families, family)(*planted[:2]), planted[2])
 

@@ -131,6 +131,22 @@ def dcn_on(devices, planted):
     return build_dcn(made)
 
 
+def test_weights_of_labels_come_from_the_input_or_from_compile(planted):
+    like = model(*planted[:2])
+
+    def weights(*names_and_weights):
+        made = hugectr.Model(like.solver, like.reader_params, hugectr.CreateOptimizer())
+        made.add(hugectr.Input([1, 1], ["b", "a"], [0.25, 0.5], 3, "dense", []))
+        for name in ("b", "a"):
+            layer(made, Layer.InnerProduct, "dense", f"{name}_logit")
+            layer(made, Layer.BinaryCrossEntropyLoss, f"{name}_logit {name}", f"{name}_loss")
+        made.compile(*names_and_weights)
+        return [(label.name, label.weight) for label in made.module.spec.labels]
+
+    assert weights() == [("a", 0.5), ("b", 0.25)]
+    assert weights(["b"], [2.0]) == [("a", 0.5), ("b", 2.0)]
+
+
 def test_seed_0_is_another_model_each_time(planted):
     assert losses_of(dcn(*planted[:2], seed=0), 1) != losses_of(dcn(*planted[:2], seed=0), 1)
 
@@ -297,6 +313,30 @@ class TestMisuse:
             made.compile(["label"])
         with pytest.raises(WrongInputError, match="loss_names: got 'click', expected labels: label"):
             made.compile(["click"], [1.0])
+
+    def test_a_regularizer_beside_other_losses(self, planted):
+        made = hugectr.Model(model(*planted[:2]).solver, model(*planted[:2]).reader_params, hugectr.CreateOptimizer())
+        made.add(hugectr.Input([1, 1], ["a", "b"], 3, "dense", []))
+        for name in ("a", "b"):
+            layer(made, Layer.InnerProduct, "dense", f"{name}_logit")
+            logits = f"{name}_logit {name}"
+            layer(made, Layer.BinaryCrossEntropyLoss, logits, f"{name}_loss", use_regularizer=name == "b")
+        with pytest.raises(WrongInputError, match="BinaryCrossEntropyLoss 'b_loss': got a regularizer beside other"):
+            made.compile()
+
+    def test_embeddings_whose_keys_count_otherwise(self, planted):
+        made = model(*planted[:2])
+        embed(made, "hashed", 8)
+        one_hot = hugectr.Embedding_t.LocalizedSlotSparseEmbeddingOneHot
+        embed(made, "counted", 8, kind=one_hot, slot_size_array=[20] * 4)
+        layer(made, Layer.Reshape, "hashed", "flat", leading_dim=32)
+        with pytest.raises(WrongInputError, match="keys count from 0 in each slot, beside hash embeddings"):
+            to_loss(made, "flat")
+        short = model(*planted[:2])
+        embed(short, "counted", 8, kind=one_hot, slot_size_array=[20] * 3)
+        layer(short, Layer.Reshape, "counted", "flat", leading_dim=32)
+        with pytest.raises(WrongInputError, match="slot_size_array: got 3 sizes, expected 4, one for each slot"):
+            to_loss(short, "flat")
 
     def test_a_batch_that_does_not_divide(self):
         with pytest.raises(WrongInputError, match="batchsize: got 501, expected a multiple of the 2 devices"):
