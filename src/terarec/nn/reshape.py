@@ -31,6 +31,8 @@ class Reshape(Layer):
     SHAPES = "any -> [rows, leading_dim], [rows, time_step, leading_dim], [B, slots*d] or shape"
     FORMULA = "y = x, row-major"
 
+    _slots: Tensor | None
+
     def __init__(
         self,
         shapes: Sequence[TensorShape],
@@ -72,8 +74,7 @@ class Reshape(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Any type; the shapes as declared."""
-        slots = self.get_buffer("_slots") if self._buffers["_slots"] is not None else None
-        if slots is not None:
-            x = x.index_select(1, slots)
+        if self._slots is not None:
+            x = x.index_select(1, self._slots)
         # In two steps, because an export with any batch size may not find the one view of all.
         return x.flatten().view(-1, *self.output_shapes[0].dims)
