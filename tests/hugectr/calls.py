@@ -40,6 +40,13 @@ CALLS = {
         },
         {"label_dims": [1, 1], "label_names": ["a", "b"], **DENSE, "data_reader_sparse_param_array": [SLOTS]},
         {
+            "label_dim": 1,
+            "label_name": "label",
+            **DENSE,
+            "data_reader_sparse_param_array": [OLD_SLOTS],
+            "sparse_names": ["keys"],
+        },
+        {
             "data_reader_type": hugectr.DataReaderType_t.Norm,
             "source": "train.txt",
             "eval_source": "val.txt",
@@ -70,8 +77,8 @@ CALLS = {
     ],
     "EmbeddingTableConfig": [
         {"name": "items", "max_vocabulary_size": 10, "ev_size": 4},
-        {"table_id": 0, "max_vocabulary_size": 10, "ev_size": 4, "min_key": 0, "max_key": 10},
-        {"id_space": 0, "max_vocabulary_size": 10, "ev_size": 4, "min_key": 0, "max_key": 10},
+        {"table_id": 0, "max_vocabulary_size": 10, "ev_size": 4},
+        {"id_space": 0, "max_vocabulary_size": 10, "ev_size": 4},
     ],
     "CreateETC": [{"ps_types": [hugectr.TrainPSType_t.Staged]}],
     "CreateHMemCache": [{"num_blocks": 2, "target_hit_rate": 0.4, "max_num_evict": 0}],
@@ -102,6 +109,7 @@ CALLS = {
         {"shard_matrix": [[1]], "emb_table_group_strategy": [[0]], "emb_table_placement_strategy": ["mp"]},
     ],
     "LearningRateScheduler": [{"base_lr": 0.1}],
+    "Session": [{"solver_config": hugectr.solver_parser_helper(), "config_file": "conf.json"}],
 }
 
 

@@ -108,6 +108,9 @@ def test_plans_of_a_planner(tmp_path):
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(plan))
     assert planner().create_embedding_collection(str(path)).plan == placed.plan
+    plan[0][0]["table_placement_strategy"] = "localized"
+    path.write_text(json.dumps(plan))
+    assert planner().create_embedding_collection(str(path)).plan == placed.plan
     path.write_text("[[{}]]")
     with pytest.raises(BrokenFileError, match="not a plan"):
         planner().create_embedding_collection(str(path))

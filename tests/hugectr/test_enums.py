@@ -30,5 +30,5 @@ def test_members_are_hashable_and_no_two_enumerations_are_equal():
 
 
 def test_an_unknown_name_points_at_the_page():
-    with pytest.raises(AttributeError, match=r"no 'Layer_x'; docs/hugectr-compat.md"):
+    with pytest.raises(AttributeError, match=r"no 'Layer_x': docs/hugectr-compat.md"):
         _ = hugectr.Layer_x

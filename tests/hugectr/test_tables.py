@@ -197,14 +197,28 @@ def test_a_data_source_may_be_set():
         source.bucket = "x"
 
 
+def test_paths_on_hdfs_are_urls():
+    there = hugectr.data.DataSourceParams(hugectr.FileSystemType_t.HDFS, "name-node", 9000)
+    assert there.url("/data/list.txt") == "hdfs://name-node:9000/data/list.txt"
+    assert there.url("s3://bucket/list.txt") == "s3://bucket/list.txt"
+    assert hugectr.data.DataSourceParams().url("data/list.txt") == "data/list.txt"
+    with pytest.raises(WrongInputError, match="model files are written to local paths"):
+        hugectr.CreateSolver(data_source_params=there)
+    assert hugectr.data.DataSourceParams(use_hdfs=True, namenode="n").url("x") == "hdfs://n:9000/x"
+
+
 def test_older_forms_give_the_newest_form_s_values():
     old = hugectr.DataReaderSparseParam(hugectr.DataReaderSparse_t.Localized, 30, 2, 3)
     assert (old.nnz_per_slot, old.is_fixed_length, old.slot_num) == ([2, 2, 2], False, 3)
     embedding = hugectr.SparseEmbedding(**CALLS["SparseEmbedding"][1])
     assert (embedding.combiner, embedding.workspace_size_per_gpu_in_mb) == ("sum", 0)
-    given = hugectr.Input(**CALLS["Input"][3])
+    given = hugectr.Input(**CALLS["Input"][4])
     assert [(slots.top_name, slots.slot_num) for slots in given.data_reader_sparse_param_array] == [("keys", 2)]
     assert (given.label_names, given.label_weights) == (["label"], [1.0])
+    named = hugectr.Input(**CALLS["Input"][3])
+    assert named.data_reader_sparse_param_array == given.data_reader_sparse_param_array
+    nine = hugectr.AsyncParam(1, 4, 512, 2, 512, True, hugectr.Alignment_t.Non, multi_hot_reader=False)
+    assert (nine.max_num_requests_per_thread, nine.multi_hot_reader) == (512, False)
     tasks = hugectr.Input([1, 1], ["a", "b"], 3, "dense", CALLS["Input"][2]["data_reader_sparse_param_array"])
     assert (tasks.label_dims, tasks.label_weights) == ([1, 1], [1.0, 1.0])
     weighted = hugectr.Input([1, 1], ["a", "b"], [2.0, 3.0], 3, "dense", tasks.data_reader_sparse_param_array)

@@ -7,7 +7,7 @@ import pytest
 import terarec.hugectr as hugectr
 from terarec.hugectr.enums import MetricsType, Optimizer_t, Update_t
 from terarec.hugectr.errors import WrongInputError
-from terarec.hugectr.training_json import get_learning_rate_scheduler, read_solver, read_training
+from terarec.hugectr.training_json import SolverParser, get_learning_rate_scheduler, read_training
 
 SOLVER = {
     "lr_policy": "fixed",
@@ -104,7 +104,7 @@ def test_the_optimizer_and_its_rate(tmp_path):
 
 
 def test_the_solver(tmp_path):
-    solver = read_solver(written(tmp_path))
+    solver = SolverParser(written(tmp_path))
     assert (solver.max_iter, solver.num_epochs, solver.repeat_dataset) == (30, 0, True)
     assert (solver.batchsize, solver.batchsize_eval, solver.vvgpu) == (8, 8, [[0, 1]])
     assert (solver.display, solver.snapshot, solver.eval_interval, solver.max_eval_batches) == (10, 100, 5, 3)
@@ -112,7 +112,7 @@ def test_the_solver(tmp_path):
     assert solver.metrics_spec == {MetricsType.AUC: 1.0}
     assert (solver.use_mixed_precision, solver.i64_input_key) == (False, False)
     more = {"mixed_precision": 1024, "input_key_type": "I64", "eval_metrics": ["AUC:0.75", "AverageLoss"]}
-    solver = read_solver(written(tmp_path, solver={**more, "gpu": [[0], [1]], "dense_model_file": "m.model"}))
+    solver = SolverParser(written(tmp_path, solver={**more, "gpu": [[0], [1]], "dense_model_file": "m.model"}))
     assert (solver.use_mixed_precision, solver.scaler, solver.i64_input_key) == (True, 1024.0, True)
     assert solver.metrics_spec == {MetricsType.AUC: 0.75, MetricsType.AverageLoss: 1.0}
     assert (solver.vvgpu, solver.model_file) == ([[0], [1]], "m.model")
@@ -121,7 +121,7 @@ def test_the_solver(tmp_path):
 @pytest.mark.parametrize(("key", "batches"), [("eval_batches", 5), ("max_eval_batches", 5), ("max_eval_samples", 2)])
 def test_evaluation_has_three_spellings(tmp_path, key, batches):
     assert (
-        read_solver(
+        SolverParser(
             written(tmp_path, solver={key: 5, "batchsize_eval": 4}, drop={"max_eval_batches"} - {key})
         ).max_eval_batches
         == batches
@@ -129,7 +129,7 @@ def test_evaluation_has_three_spellings(tmp_path, key, batches):
 
 
 def test_without_a_length_it_is_one_epoch(tmp_path):
-    solver = read_solver(written(tmp_path, drop={"max_iter"}))
+    solver = SolverParser(written(tmp_path, drop={"max_iter"}))
     assert (solver.max_iter, solver.num_epochs, solver.repeat_dataset) == (0, 1, False)
 
 
@@ -148,7 +148,7 @@ def test_without_a_length_it_is_one_epoch(tmp_path):
 )
 def test_solvers_that_cannot_be(tmp_path, changes, problem):
     with pytest.raises(WrongInputError, match=problem):
-        read_solver(written(tmp_path, **changes))
+        SolverParser(written(tmp_path, **changes))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from terarec.hugectr import data, enums
+from terarec.hugectr import data, enums, inference, optimizer
 from terarec.hugectr.embedding_collection import (
     EmbeddingCollectionConfig,
     EmbeddingCollectionPlaceholder,
@@ -21,6 +21,7 @@ from terarec.hugectr.tables.data_input import DataReaderSparseParam, Input
 from terarec.hugectr.tables.dense_layer import DenseLayer, DenseLayerComputeConfig, DenseLayerSwitchs, GroupDenseLayer
 from terarec.hugectr.tables.embedding_collection import EmbeddingTableConfig
 from terarec.hugectr.tables.low_level import SolverConfig
+from terarec.hugectr.tables.names import OTHERS
 from terarec.hugectr.tables.optimizer import OptParamsPy
 from terarec.hugectr.tables.reader import AsyncParam, DataReaderParams
 from terarec.hugectr.tables.solver import Solver
@@ -32,8 +33,11 @@ from terarec.hugectr.tables.training_cache import (
 )
 
 if TYPE_CHECKING:
+    from terarec.hugectr import tools
     from terarec.hugectr.model import Model
     from terarec.hugectr.schedulers import LearningRateScheduler
+    from terarec.hugectr.session import Session
+    from terarec.hugectr.training_json import SolverParser, get_learning_rate_scheduler
 
 CreateSolver = Solver
 CreateOptimizer = OptParamsPy
@@ -50,7 +54,13 @@ __version__ = "25.3.0"
 _ON_USE = {
     "LearningRateScheduler": "terarec.hugectr.schedulers",
     "Model": "terarec.hugectr.model",
+    "ModelPerfExt": "terarec.hugectr.model",
+    "Session": "terarec.hugectr.session",
+    "SolverParser": "terarec.hugectr.training_json",
+    "get_learning_rate_scheduler": "terarec.hugectr.training_json",
 }
+
+_SYNONYMS = {"ModelPerfExt": "Model"}
 
 __all__ = [
     "AsyncParam",
@@ -78,23 +88,32 @@ __all__ = [
     "Model",
     "ModelOversubscriberParams",
     "OptParamsPy",
+    "Session",
     "Solver",
     "SolverConfig",
+    "SolverParser",
     "SparseEmbedding",
     "TrainingCallback",
     "data",
+    "get_learning_rate_scheduler",
+    "inference",
+    "optimizer",
     "solver_parser_helper",
+    "tools",
     *enums.__all__,
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "tools":
+        return importlib.import_module("terarec.hugectr.tools")
     if name in _ON_USE:
-        return getattr(importlib.import_module(_ON_USE[name]), name)
+        return getattr(importlib.import_module(_ON_USE[name]), _SYNONYMS.get(name, name))
     owners = enums.owners_of(name)
     if len(owners) > 1:
         spellings = " or ".join(f"{type(owner).__name__}.{name}" for owner in owners)
         raise AttributeError(f"hugectr.{name} is ambiguous: write {spellings}")
     if owners:
         return owners[0]
-    raise AttributeError(f"terarec.hugectr has no {name!r}; docs/hugectr-compat.md lists what it has")
+    reason = next((row.why for row in OTHERS if row.name == name), "docs/hugectr-compat.md lists what it has")
+    raise AttributeError(f"terarec.hugectr has no {name!r}: {reason}")

@@ -206,6 +206,9 @@ def _plan_of_matrices(given: Mapping[str, Any], collection: EmbeddingCollectionC
     return matrix, [(kind, [str(table) for table in group]) for kind, group in zip(kinds, groups, strict=True)]
 
 
+_OLD_KINDS = {"localized": "mp"}
+
+
 def _plan_of_file(path: str, collection: EmbeddingCollectionConfig) -> tuple[Any, Any]:
     """A plan file lists for every GPU its groups: lookups by number, and how the group is placed."""
     if not Path(path).is_file():
@@ -229,6 +232,7 @@ def _plan_of_file(path: str, collection: EmbeddingCollectionConfig) -> tuple[Any
         return list(dict.fromkeys(lookups[number].table.name for number in group))
 
     matrix = [[name for _, group in gpu for name in names(group)] for gpu in held]
-    kinds = {name: kind for gpu in held for kind, group in gpu for name in names(group)}
+    # 3.7 calls whole tables on one GPU each "localized".
+    kinds = {name: _OLD_KINDS.get(kind, kind) for gpu in held for kind, group in gpu for name in names(group)}
     strategy = [(kind, [name for name, own in kinds.items() if own == kind]) for kind in dict.fromkeys(kinds.values())]
     return matrix, strategy

@@ -8,6 +8,7 @@ from terarec.hugectr.errors import IllegalCallError, WrongInputError
 from terarec.hugectr.fit import Fit
 from terarec.hugectr.model_passes import ModelPasses
 from terarec.hugectr.schedulers import LearningRateScheduler
+from terarec.hugectr.tables.data_source import refusal_of_remote
 from terarec.hugectr.tables.low_level import SolverConfig
 from terarec.hugectr.tables.optimizer import OptimizerWithSchedule
 
@@ -41,7 +42,7 @@ class ModelTraining(ModelPasses):
             eval_interval: iterations between evaluations.
             snapshot: iterations between snapshots.
             snapshot_prefix: of the snapshots' names.
-            data_source_params: release 3.4's file system of the snapshots; a path's own scheme decides.
+            data_source_params: release 3.4's file system of the snapshots; only the local one.
 
         Raises:
             IllegalCallError: before `compile`.
@@ -49,6 +50,9 @@ class ModelTraining(ModelPasses):
             LossCannotConvergeError: the loss is NaN.
         """
         self._compiled("fit")
+        problem = refusal_of_remote(data_source_params)
+        if problem:
+            raise WrongInputError(f"fit: {problem}")
         solver = self.solver
         if isinstance(solver, SolverConfig) and solver.max_iter + solver.num_epochs:
             num_epochs, max_iter, display = solver.num_epochs, solver.max_iter, solver.display

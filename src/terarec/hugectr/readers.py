@@ -64,6 +64,9 @@ class DataReader:
                 self._reader.set_source(source)
         self.name, self._is_eof = file or self.name, False
 
+    set_file_list_source = set_source
+    """The name of release 2.3."""
+
     def is_started(self) -> bool:
         """Whether there is data to read."""
         return self._reader is not None
@@ -116,17 +119,17 @@ def record_layout(solver: Any, reader: Any, inputs: Any, *, adds_offsets: bool) 
 
 def source_opener(reader: Any, layout: RecordLayout, *, num_samples: int) -> OpenSource:
     """Opens data in the format of `reader`."""
-    kind = reader.data_reader_type
+    kind, url = reader.data_reader_type, reader.data_source_params.url
     if kind is DataReaderType_t.Norm:
-        return lambda name: NormSource(name, layout, checksum=reader.check_type is Check_t.Sum)
+        return lambda name: NormSource(url(name), layout, checksum=reader.check_type is Check_t.Sum)
     if kind is DataReaderType_t.Parquet:
-        return lambda name: ParquetSource(name, layout)
+        return lambda name: ParquetSource(url(name), layout)
     if kind is DataReaderType_t.Raw:
         is_float = reader.float_label_dense
-        return lambda name: RawSource(name, layout, num_samples=num_samples, float_label_dense=is_float)
+        return lambda name: RawSource(url(name), layout, num_samples=num_samples, float_label_dense=is_float)
     options = reader.async_param
     return lambda name: RawAsyncSource(
-        name,
+        url(name),
         layout,
         num_samples=num_samples,
         is_dense_float=options.is_dense_float,

@@ -50,8 +50,8 @@ def read_training(path: str) -> Training:
     )
 
 
-def read_solver(path: str) -> SolverConfig:
-    """The clause ``solver`` of the file `path`, which is what the low-level interface calls SolverParser.
+def SolverParser(path: str) -> SolverConfig:  # noqa: N802 - HugeCTR's name
+    """The clause ``solver`` of the training file `path`.
 
     Raises:
         FileCannotOpenError: no such file.

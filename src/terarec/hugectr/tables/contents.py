@@ -15,7 +15,7 @@ from terarec.hugectr.tables.embedding_collection import (
     EmbeddingTableConfig,
 )
 from terarec.hugectr.tables.generator import DataGeneratorParams
-from terarec.hugectr.tables.low_level import SolverConfig
+from terarec.hugectr.tables.low_level import SESSION, SolverConfig
 from terarec.hugectr.tables.optimizer import OptimizerWithSchedule, OptParamsPy
 from terarec.hugectr.tables.reader import AsyncParam, DataReaderParams
 from terarec.hugectr.tables.record import Record
@@ -62,5 +62,6 @@ TABLES: tuple[Table, ...] = (
     PLAN_FILE,
     PLAN_MATRIX,
     LEARNING_RATE_SCHEDULER,
+    SESSION,
 )
 """Every table."""

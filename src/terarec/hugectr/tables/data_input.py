@@ -8,7 +8,13 @@ from typing import Any
 
 from terarec.hugectr.enums import Check_t, DataReaderSparse_t, DataReaderType_t
 from terarec.hugectr.tables.kinds import TEXT, TRUTH, instance, listed, member, number, one_or_list, whole
-from terarec.hugectr.tables.reader import NUM_WORKERS, READ_BY_ALL, SLOT_SIZES, samples_are_counted
+from terarec.hugectr.tables.reader import (
+    DATA_READER_PARAMS,
+    NUM_WORKERS,
+    READ_BY_ALL,
+    SLOT_SIZES,
+    samples_are_counted,
+)
 from terarec.hugectr.tables.record import Record
 from terarec.hugectr.tables.table import Parameter, Table
 
@@ -132,6 +138,18 @@ _LABELS = (
     Parameter(name="label_names", kind=listed(TEXT), since="3.5", meaning="names of their tensors"),
 )
 _WEIGHTS = Parameter(name="label_weights", kind=listed(number()), since="3.5", meaning="weight of every task's loss")
+_SPARSE_NAMES = Parameter(
+    name="sparse_names", kind=listed(TEXT), since="3.0", until="3.1", meaning="names of the sparse inputs"
+)
+
+
+def _names_match_inputs(values: Mapping[str, Any]) -> str | None:
+    names, inputs = values["sparse_names"], values["data_reader_sparse_param_array"]
+    if len(names) != len(inputs):
+        return f"sparse_names: got {names}, expected a name for each of the {len(inputs)} sparse inputs"
+    return None
+
+
 INPUT_WEIGHTED_TASKS = Table(
     name="Input",
     meaning="the tensors that the data gives, with several tasks and their weights",
@@ -146,6 +164,14 @@ INPUT_TASKS = Table(
     rules=(_names_match_dims,),
     fits=_has_tasks,
     derive=lambda values: {"label_weights": [1.0] * len(values["label_dims"])},
+)
+INPUT_NAMED = Table(
+    name="Input",
+    meaning="the tensors that the data gives, with sparse inputs that have no names of their own (3.1)",
+    rows=(*_LABEL, *_DENSE, _SPARSE, _SPARSE_NAMES),
+    rules=(_names_match_inputs,),
+    fits=lambda args, kwargs: "sparse_names" in kwargs and "data_reader_type" not in kwargs,
+    derive=lambda values: {**_one_label(values), "data_reader_sparse_param_array": _named(values)},
 )
 _OLD_COUNTS = tuple(replace(row, until="3.0") for row in READ_BY_ALL)
 
@@ -165,18 +191,15 @@ INPUT_WITH_READER = Table(
         replace(NUM_WORKERS, until="3.0"),
         replace(SLOT_SIZES, until="3.0"),
         _SPARSE,
-        Parameter(name="sparse_names", kind=listed(TEXT), until="3.0", meaning="names of the sparse inputs"),
+        _SPARSE_NAMES,
     ),
-    rules=(
-        samples_are_counted,
-        lambda values: (
-            None
-            if len(values["sparse_names"]) == len(values["data_reader_sparse_param_array"])
-            else f"sparse_names: got {values['sparse_names']}, expected a name for each sparse input"
-        ),
-    ),
-    fits=lambda args, kwargs: "sparse_names" in kwargs or bool(args and isinstance(args[0], DataReaderType_t)),
-    derive=lambda values: {**_one_label(values), "data_reader_sparse_param_array": _named(values)},
+    rules=(samples_are_counted, _names_match_inputs),
+    fits=lambda args, kwargs: "data_reader_type" in kwargs or bool(args and isinstance(args[0], DataReaderType_t)),
+    derive=lambda values: {
+        **{row.name: row.default for row in DATA_READER_PARAMS.rows if row.name not in values},
+        **_one_label(values),
+        "data_reader_sparse_param_array": _named(values),
+    },
 )
 
 
@@ -187,5 +210,5 @@ def _named(values: Mapping[str, Any]) -> list[DataReaderSparseParam]:
     ]
 
 
-class Input(Record, forms=(INPUT, INPUT_WEIGHTED_TASKS, INPUT_TASKS, INPUT_WITH_READER)):
+class Input(Record, forms=(INPUT, INPUT_WEIGHTED_TASKS, INPUT_TASKS, INPUT_NAMED, INPUT_WITH_READER)):
     """The tensors that the data gives; every form has ``label_dims``, ``label_names`` and ``label_weights``."""

@@ -69,3 +69,16 @@ class DataSourceParams(Record, forms=(DATA_SOURCE_PARAMS, DATA_SOURCE_PARAMS_3_4
     """A file system; its attributes may be set."""
 
     is_writable = True
+
+    def url(self, path: str) -> str:
+        """`path` as readers find it: a path on HDFS without a scheme gets this file system's."""
+        if self.source is not FileSystemType_t.HDFS or "://" in path:
+            return path
+        return f"hdfs://{self.server}:{self.port}/{path.removeprefix('/')}"
+
+
+def refusal_of_remote(params: DataSourceParams | None) -> str | None:
+    """What to say when model files are to go to another file system than the local one; None when they are not."""
+    if params is None or params.source is FileSystemType_t.Local:
+        return None
+    return f"data_source_params: got {params.source.name}, expected Local: model files are written to local paths"

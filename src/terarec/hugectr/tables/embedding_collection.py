@@ -71,6 +71,7 @@ def _older_table(first: str, since: str, until: str) -> Table:
         Parameter(
             name=name,
             kind=whole(),
+            default=0,
             since=since,
             until=until,
             status=Status.IGNORED,

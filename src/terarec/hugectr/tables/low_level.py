@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from terarec.hugectr.tables.kinds import TEXT, TRUTH, one_or_list, whole
+from terarec.hugectr.tables.kinds import TEXT, TRUTH, instance, one_or_list, whole
 from terarec.hugectr.tables.solver import CREATE_SOLVER, Solver, batches_are_divisible
-from terarec.hugectr.tables.table import Parameter, Status, Table
+from terarec.hugectr.tables.table import REQUIRED, Parameter, Status, Table
 
 _CREATE = {row.name: row for row in CREATE_SOLVER.rows}
 
@@ -93,3 +93,22 @@ def _of_helper() -> dict[str, Any]:
 
 class SolverConfig(Solver, forms=(SOLVER_PARSER_HELPER, SOLVER_PARSER_HELPER_2_3)):
     """What `solver_parser_helper` makes: a solver that also knows its iterations and the files to start from."""
+
+
+SESSION = Table(
+    name="Session",
+    meaning="a model of a training file, iteration by iteration (2.3 to 3.0)",
+    rows=(
+        _old("solver_config", instance(SolverConfig), REQUIRED, "what solver_parser_helper made"),
+        _old("config_file", TEXT, REQUIRED, "the training file; its clause solver is not read"),
+        _old("use_model_oversubscriber", TRUTH, False, "train pass by pass"),
+        _old(
+            "temp_embedding_dir",
+            TEXT,
+            "",
+            "folder for rows",
+            status=Status.IGNORED,
+            why="every table lies in host memory",
+        ),
+    ),
+)

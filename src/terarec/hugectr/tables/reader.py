@@ -76,7 +76,8 @@ ASYNC_PARAM = Table(
 
 def _has_block_size(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     # The third place was the block size when there were seven; since 23.02 there are nine.
-    return len(args) == 7 or "io_block_size" in kwargs
+    has_nine = {"multi_hot_reader", "is_dense_float"} & set(kwargs)
+    return (len(args) == 7 and not has_nine) or "io_block_size" in kwargs
 
 
 ASYNC_PARAM_3_1 = Table(

@@ -8,7 +8,7 @@ from typing import Any
 
 from terarec.hugectr.enums import AllReduceAlgo, DeviceLayout, LrPolicy_t, MetricsType
 from terarec.hugectr.tables.callback import TrainingCallback
-from terarec.hugectr.tables.data_source import DataSourceParams
+from terarec.hugectr.tables.data_source import DataSourceParams, refusal_of_remote
 from terarec.hugectr.tables.kinds import TEXT, TRUTH, instance, listed, mapped, member, number, one_of, optional, whole
 from terarec.hugectr.tables.record import Record
 from terarec.hugectr.tables.schedule import WARM_UP_AND_DECAY, decay_has_steps
@@ -165,7 +165,7 @@ ROWS = (
         since="3.5",
         until="4.0",
         is_positional=False,
-        meaning="file system of the model files",
+        meaning="file system of the model files; only Local",
     ),
     Parameter(
         name="compat_release",
@@ -201,7 +201,11 @@ def batches_are_divisible(values: Mapping[str, Any]) -> str | None:
     return None
 
 
-RULES = (decay_has_steps, _one_precision, _no_overlap_in_epochs, batches_are_divisible)
+def _files_are_local(values: Mapping[str, Any]) -> str | None:
+    return refusal_of_remote(values["data_source_params"])
+
+
+RULES = (decay_has_steps, _one_precision, _no_overlap_in_epochs, batches_are_divisible, _files_are_local)
 CREATE_SOLVER = Table(name="CreateSolver", meaning="what a training run is", rows=ROWS, rules=RULES)
 
 

@@ -1,0 +1,98 @@
+"""``terarec-hugectr data_generator``: random data in the layout that a training file reads."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from terarec.hugectr.enums import DataReaderType_t, Distribution_t, PowerLaw_t
+from terarec.hugectr.errors import WrongInputError
+from terarec.hugectr.json_object import read_json
+from terarec.hugectr.tables.generator import DataGeneratorParams
+from terarec.hugectr.tables.reader import DataReaderParams
+from terarec.hugectr.tables.solver_json import KEY_TYPES
+from terarec.hugectr.training_json import read_training
+
+LAWS = {"long": PowerLaw_t.Long, "medium": PowerLaw_t.Medium, "short": PowerLaw_t.Short}
+
+
+def generate(arguments: Sequence[str]) -> None:
+    """Write the data that ``CONFIG.json DIRECTORY VOCABULARY_SIZE MAX_NNZ [options]`` asks for.
+
+    Norm and Parquet files go into the directory, and the lists that the training file names point at them. Raw needs
+    the training file alone, which names its files and sizes.
+
+    Raises:
+        FileCannotOpenError: no such training file.
+        WrongInputError: its clauses or the arguments do not fit.
+    """
+    from terarec.hugectr.tools import DataGenerator  # loads the generators
+
+    options = _parsed(arguments)
+    params, reader = generator_params(options)
+    DataGenerator(params).generate()
+    if params.format is not DataReaderType_t.Raw:
+        for made, wanted in ((params.source, reader.source[0]), (params.eval_source, reader.eval_source)):
+            shutil.copyfile(made, wanted)
+
+
+def generator_params(options: argparse.Namespace) -> tuple[DataGeneratorParams, DataReaderParams]:
+    """What to generate, and the reader of the training file that will read it.
+
+    Raises:
+        FileCannotOpenError: no such training file.
+        WrongInputError: its clauses or the options do not fit.
+    """
+    training = read_training(options.config)
+    reader, given = training.reader, training.parts[0].values()
+    sparse = given["data_reader_sparse_param_array"]
+    slots = sum(part.slot_num for part in sparse)
+    key_type = read_json(options.config).child("solver").take("input_key_type", KEY_TYPES, "I32")
+    is_raw = reader.data_reader_type is DataReaderType_t.Raw
+    if not is_raw and options.directory is None:
+        raise WrongInputError(
+            f"data_generator: {options.config} reads {reader.data_reader_type.name}, expected a directory"
+        )
+    directory = Path(options.directory or ".")
+    keys = [max(1, options.vocabulary_size // slots)] * slots
+    params = DataGeneratorParams(
+        format=reader.data_reader_type,
+        label_dim=given["label_dim"],
+        dense_dim=given["dense_dim"],
+        num_slot=slots,
+        i64_input_key=key_type == "I64",
+        source=reader.source[0] if is_raw else str(directory / "file_list.txt"),
+        eval_source=reader.eval_source if is_raw else str(directory / "file_list_test.txt"),
+        slot_size_array=reader.slot_size_array or keys,
+        nnz_array=[min(options.max_nnz, most) for part in sparse for most in part.nnz_per_slot],
+        check_type=reader.check_type,
+        dist_type=Distribution_t.PowerLaw if options.long_tail else Distribution_t.Uniform,
+        power_law_type=LAWS.get(options.long_tail, PowerLaw_t.Specific),
+        num_files=options.files,
+        eval_num_files=max(1, options.files // 4),
+        num_samples_per_file=options.samples,
+        num_samples=reader.num_samples or 1,
+        eval_num_samples=reader.eval_num_samples or 1,
+        float_label_dense=reader.float_label_dense,
+    )
+    return params, reader
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise WrongInputError(f"data_generator: {message}")
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(prog="terarec-hugectr data_generator", add_help=False)
+    parser.add_argument("config")
+    parser.add_argument("directory", nargs="?")
+    parser.add_argument("vocabulary_size", nargs="?", type=int, default=1)
+    parser.add_argument("max_nnz", nargs="?", type=int, default=1)
+    parser.add_argument("--files", type=int, default=128)
+    parser.add_argument("--samples", type=int, default=40960)
+    parser.add_argument("--long-tail", choices=sorted(LAWS))
+    return parser.parse_args(arguments)

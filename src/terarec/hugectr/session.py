@@ -1,0 +1,136 @@
+"""`Session` of 2.3 to 3.0: a model from a training file, trained iteration by iteration in a script's own loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from terarec.hugectr.model import Model
+from terarec.hugectr.readers import DataReader
+from terarec.hugectr.tables.low_level import SESSION, SolverConfig
+from terarec.hugectr.tables.training_cache import ModelOversubscriberParams
+from terarec.hugectr.training_json import Training, read_training
+
+
+class Session:
+    """A compiled model over the layers, the data and the optimizer of a training file.
+
+    Attributes:
+        model: the model behind it, with everything that newer releases offer.
+
+    Args:
+        args: ``solver_config, config_file, use_model_oversubscriber=False, temp_embedding_dir=""``, by place or by
+            name: what `solver_parser_helper` made, and the path of the training file.
+        kwargs: the same.
+
+    Raises:
+        FileCannotOpenError: no such file, or none of those to start from.
+        WrongInputError: as the tables of its parameters and of the file say.
+    """
+
+    __signature__ = SESSION.signature()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        given = SESSION.read(args, kwargs)
+        solver: SolverConfig = given["solver_config"]
+        is_passes = given["use_model_oversubscriber"] or solver.use_model_oversubscriber
+        self.model = compiled(solver, read_training(given["config_file"]), is_passes=is_passes)
+
+    def start_data_reading(self) -> None:
+        """Start both readers, with ``repeat_dataset=True``."""
+        self.model.start_data_reading()
+
+    def set_learning_rate(self, lr: float) -> None:
+        """The rate of the next iterations."""
+        self.model.set_learning_rate(lr)
+
+    def train(self) -> bool:
+        """One iteration; False at the end of the data, which only ``repeat_dataset=False`` has."""
+        return self.model.train()
+
+    def get_current_loss(self) -> float:
+        """The loss of the last iteration's batch."""
+        return self.model.get_current_loss()
+
+    def eval(self) -> bool:
+        """Take one batch into the metrics; False at the end of the data."""
+        return self.model.eval()
+
+    def get_eval_metrics(self) -> list[tuple[str, float]]:
+        """Name and value of each metric over the evaluation batches since the last call."""
+        return self.model.get_eval_metrics()
+
+    def evaluation(self, export_predictions_file: str = "", export_labels_file: str = "") -> list[tuple[str, float]]:
+        """Evaluate ``max_eval_batches`` batches, or as many as the data has, and return the metrics.
+
+        Args:
+            export_predictions_file: where to append the predictions; none where it is empty.
+            export_labels_file: where to append the labels.
+        """
+        reader = self.model.get_data_reader_eval()
+        if not reader.is_started():
+            reader.set_source()
+        for _ in range(self.model.solver.max_eval_batches):
+            if not self.model.eval():
+                reader.set_source()
+                break
+            if export_predictions_file:
+                self.model.export_predictions(export_predictions_file, export_labels_file)
+        return self.model.get_eval_metrics()
+
+    def check_overflow(self) -> None:
+        """Nothing: `train` itself raises `OutOfBoundError` when an embedding holds more keys than it has room for."""
+
+    def copy_weights_for_evaluation(self) -> None:
+        """Nothing: training and evaluation share their weights."""
+
+    def get_data_reader_train(self) -> DataReader:
+        """The reader of training data."""
+        return self.model.get_data_reader_train()
+
+    def get_data_reader_eval(self) -> DataReader:
+        """The reader of evaluation data."""
+        return self.model.get_data_reader_eval()
+
+    def get_model_oversubscriber(self) -> Any:
+        """What loads the rows of a pass: ``update`` takes a keyset file or a list of them, ``store`` writes them."""
+        return self.model.get_model_oversubscriber()
+
+    def init_params(self, model_file: str) -> None:
+        """Load the dense weights in `model_file`."""
+        self.model.load_dense_weights(model_file)
+
+    def get_params_num(self) -> int:
+        """Number of the dense layers' weights."""
+        return sum(weight.numel() for weight in self.model.module.parameters())
+
+    def download_params_to_files(self, prefix: str, iter: int) -> None:  # noqa: A002 - HugeCTR's name
+        """Write the weights and the optimizers' states, under the names of `Model.save_params_to_files`."""
+        self.model.save_params_to_files(prefix, iter)
+
+
+def compiled(solver: SolverConfig, training: Training, *, is_passes: bool = False, kind: type[Model] = Model) -> Model:
+    """The compiled model of a training file, with the weights that `solver` says to start from.
+
+    Args:
+        solver: what `solver_parser_helper` made, or the file's own clause.
+        training: the rest of the file.
+        is_passes: whether it trains pass by pass, with a keyset each.
+        kind: class of the model.
+    """
+    arguments: list[Any] = [solver, training.reader, training.optimizer]
+    if is_passes:
+        files = solver.embedding_files
+        arguments.append(ModelOversubscriberParams(not files, True, files))
+    model = kind(*arguments)
+    for part in training.parts:
+        model.add(part)
+    model.compile()
+    if solver.model_file:
+        model.load_dense_weights(solver.model_file)
+    if solver.dense_opt_states_file:
+        model.load_dense_optimizer_states(solver.dense_opt_states_file)
+    if solver.embedding_files and not is_passes:
+        model.load_sparse_weights(solver.embedding_files)
+    if solver.sparse_opt_states_file:
+        model.load_sparse_optimizer_states(solver.sparse_opt_states_file)
+    return model

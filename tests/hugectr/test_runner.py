@@ -1,0 +1,94 @@
+"""Scripts run with not a line changed, as `python SCRIPT` would run them."""
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import sys
+sys.path.append("/usr/local/hugectr/lib")
+import hugectr
+from mpi4py import MPI
+from hugectr.tools import DataGeneratorParams
+from hugectr.data import DataSourceParams
+import hugectr.inference
+import hugectr.optimizer as optimizer
+import hugectr2onnx
+from hugectr2onnx.hugectr_loader import ONNX_LAYER_TYPES
+import sibling
+
+solver = hugectr.CreateSolver(batchsize=64, vvgpu=[[0]])
+comm = MPI.COMM_WORLD
+print(__name__, sys.argv, sys.path[0], sibling.NAME)
+print(comm.Get_rank(), comm.Get_size(), comm.rank, comm.size, comm.bcast(3), comm.gather(4), comm.allreduce(5))
+print(solver.batchsize, hugectr.__version__, optimizer.CreateOptimizer().learning_rate)
+if __name__ == "__main__":
+    sys.exit(int(sys.argv[1]))
+"""
+
+
+def run(*arguments, cwd):
+    command = [sys.executable, "-m", "terarec.hugectr", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+
+
+@pytest.fixture
+def script(tmp_path):
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    (folder / "sibling.py").write_text("NAME = 'beside'\n")
+    (folder / "train.py").write_text(SCRIPT)
+    return folder / "train.py"
+
+
+def test_a_script_finds_its_modules_and_its_place(script, tmp_path):
+    done = run("scripts/train.py", 7, "--batch", "3", cwd=tmp_path)
+    assert done.stderr == ""
+    assert done.returncode == 7
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"__main__ ['scripts/train.py', '7', '--batch', '3'] {script.parent} beside"
+    assert lines[1] == "0 1 0 1 3 [4] 5"
+    assert lines[2] == "64 25.3.0 0.001"
+
+
+def test_a_script_s_error_keeps_its_traceback(tmp_path):
+    (tmp_path / "wrong.py").write_text("import hugectr\nhugectr.CreateSolver(batchsiz=3)\n")
+    done = run("wrong.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert 'wrong.py", line 2' in done.stderr
+    assert "did you mean 'batchsize'" in done.stderr.splitlines()[-1]
+
+
+def test_modules_take_the_place_of_installed_ones(tmp_path):
+    for name in ("hugectr", "other"):
+        (tmp_path / f"{name}.py").write_text("print('wrong one')\n")
+    (tmp_path / "train.py").write_text("import hugectr\nprint(hugectr.__name__)\n")
+    assert run("train.py", cwd=tmp_path).stdout == "terarec.hugectr\n"
+
+
+def test_a_release_is_that_of_all_solvers(tmp_path):
+    (tmp_path / "train.py").write_text("import hugectr\nprint(hugectr.CreateSolver(batchsize=64).compat_release)\n")
+    assert run("--compat-release", "3.1", "train.py", cwd=tmp_path).stdout == "3.1\n"
+    assert run("train.py", cwd=tmp_path).stdout == "25.03\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--compat-release", "3.14", "train.py"], "--compat-release: got '3.14', expected one of 2.3, 3.0, 3.1"),
+        (["none.py"], "none.py: does not exist, expected a script, --train or data_generator"),
+        (["--trian", "x.json"], "got an unknown option '--trian'"),
+        (["--train"], "--train: got 0 files, expected one training file"),
+    ],
+)
+def test_wrong_commands_are_told_in_one_line(tmp_path, arguments, problem):
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"terarec-hugectr: error: {problem}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_help_and_version(tmp_path):
+    assert "--train CONFIG.json" in run("--help", cwd=tmp_path).stdout
+    assert "HugeCTR 2.3 to 25.3.0" in run("--version", cwd=tmp_path).stdout
