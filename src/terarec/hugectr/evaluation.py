@@ -68,16 +68,13 @@ class Evaluation:
     def update(self, loss: Tensor, predictions: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> None:
         """Take in a batch: its loss, and by label the predictions [B, n] and labels [B, n].
 
-        A softmax over two classes counts by its second class. AUC takes labels from 0.5 on as clicks: HugeCTR's own
-        generated data has labels between 0 and 1.
+        A softmax over two classes counts by its second class.
         """
         scores = torch.cat([_of_label(predictions[name], labels[name]) for name in predictions], dim=1)
         truth = torch.cat([labels[name] for name in predictions], dim=1)
         for metric in self._metrics.values():
             if isinstance(metric, AverageLoss):
                 metric.update(loss)
-            elif isinstance(metric, AUC):
-                metric.update(scores, (truth >= 0.5).float())
             else:
                 metric.update(scores, truth)
 
