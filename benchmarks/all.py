@@ -5,7 +5,16 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SCRIPTS = ("embedding.py", "hash_index.py", "call_overhead.py", "dlrm_step.py", "reader.py", "fit.py", "prepare.py")
+SCRIPTS = (
+    "embedding.py",
+    "hash_index.py",
+    "call_overhead.py",
+    "dlrm_step.py",
+    "reader.py",
+    "hugectr_reader.py",
+    "fit.py",
+    "prepare.py",
+)
 
 for script in SCRIPTS:
     print(f"== {script}", flush=True)

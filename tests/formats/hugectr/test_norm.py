@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.hugectr import NormFile, NormWriter
-from tests.formats.hugectr.samples import assert_same_rows, framed, layouts, make_layout, make_rows, norm_bytes
+from tests.formats.hugectr.samples import (
+    assert_same_rows,
+    framed,
+    layouts,
+    make_layout,
+    make_rows,
+    norm_bytes,
+    norm_payloads,
+)
 
 ONE_HOT = ((1, True),) * 3
 
@@ -173,8 +181,8 @@ def test_a_count_of_keys_that_does_not_fit_its_record(tmp_path):
     header = struct.pack("<8q", 1, 2, 1, 2, 1, 0, 0, 0)
     good = framed(struct.pack("<3fiI", 0, 0, 0, 1, 5))
     for count, message in [
-        (2, "holds 20 bytes, its fields take at least 24"),
-        (0, "holds 20 bytes, its fields take 16"),
+        (2, "holds 20 bytes, its fields take more"),
+        (0, "holds 20 bytes, its fields take fewer"),
     ]:
         wrong = framed(struct.pack("<3fiI", 0, 0, 0, count, 5))
         path = saved(tmp_path, framed(header) + good + wrong)
@@ -185,7 +193,7 @@ def test_a_count_of_keys_that_does_not_fit_its_record(tmp_path):
 def test_a_negative_count_of_keys(tmp_path):
     layout = make_layout(slots=((3, False),))
     content = struct.pack("<8q", 0, 1, 1, 2, 1, 0, 0, 0) + struct.pack("<3fi", 0, 0, 0, -1)
-    with pytest.raises(FormatError, match=r"record 0, slot 'in0.0' at byte 76: -1 keys, expected 0 or more"):
+    with pytest.raises(FormatError, match=r"slot 'in0.0' at byte 76: record 0 holds -1 keys, expected 0 to 3"):
         NormFile(saved(tmp_path, content), layout, checksum=False).read()
 
 
@@ -206,8 +214,27 @@ def test_more_keys_than_the_layout_says(tmp_path, others):
         + usual
         + struct.pack(f"<fi{count}I", 0, count, *[1] * count)
     )
-    with pytest.raises(FormatError, match=rf"slot 'in0.0': record {others} holds 3 keys, expected 0 to 2"):
+    with pytest.raises(
+        FormatError, match=rf"slot 'in0.0'( at byte 84)?: record {others} holds 3 keys, expected 0 to 2"
+    ):
         NormFile(saved(tmp_path, content), layout, checksum=False).read()
+
+
+def test_a_record_of_no_whole_number_of_words(tmp_path):
+    layout = make_layout(slots=((3, False),))
+    header = struct.pack("<8q", 1, 1, 1, 2, 1, 0, 0, 0)
+    path = saved(tmp_path, framed(header) + framed(struct.pack("<3fiB", 0, 0, 0, 0, 5)))
+    with pytest.raises(FormatError, match=r"record at byte 73: holds 17 bytes, its fields take a multiple of 4"):
+        NormFile(path, layout, checksum=True).read()
+
+
+def test_an_empty_record(tmp_path):
+    header = struct.pack("<8q", 1, 2, 1, 2, 2, 0, 0, 0)
+    label, dense, keys = make_rows(make_layout(), 1)
+    (payload,) = norm_payloads(make_layout(), label, dense, keys)
+    path = saved(tmp_path, framed(header) + framed(payload) + framed(b""))
+    with pytest.raises(FormatError, match=rf"record at byte {78 + len(payload)}: holds 0 bytes, its fields take more"):
+        NormFile(path, make_layout(), checksum=True).read()
 
 
 def test_no_such_file(tmp_path):

@@ -4,14 +4,10 @@ from terarec.formats.hugectr.batch_norm import SUFFIX as STATISTICS_SUFFIX
 from terarec.formats.hugectr.batch_norm import BatchNormStatistics, read_statistics, write_statistics
 from terarec.formats.hugectr.collection_dump import CollectionDump, DumpedTable, open_collection, write_collection
 from terarec.formats.hugectr.dense_model import read_floats, write_floats
+from terarec.formats.hugectr.field_types import FieldTypes, raw_async_types, raw_types
 from terarec.formats.hugectr.file_list import read_file_list, write_file_list
-from terarec.formats.hugectr.fixed_records import (
-    FieldTypes,
-    FixedRecordFile,
-    FixedRecordWriter,
-    raw_async_types,
-    raw_types,
-)
+from terarec.formats.hugectr.fixed_record_writer import FixedRecordWriter
+from terarec.formats.hugectr.fixed_records import FixedRecordFile
 from terarec.formats.hugectr.keyset import read_keyset, write_keyset
 from terarec.formats.hugectr.norm import NormFile
 from terarec.formats.hugectr.norm_writer import NormWriter

@@ -1,93 +1,19 @@
-"""Raw and RawAsync files: records of one size without a header. See docs/hugectr-formats.md."""
+"""Reading Raw and RawAsync files: records of one size without a header. See docs/hugectr-formats.md."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.errors import ConfigError, FormatError
-from terarec.formats.atomic import AtomicFile
+from terarec.errors import FormatError
 from terarec.formats.block import ColumnBlock, Keys
-from terarec.formats.hugectr.arguments import check_records
+from terarec.formats.hugectr.field_types import FLOAT, FieldTypes, record_bytes
 from terarec.formats.hugectr.strided import Strided, copy_transposed
 from terarec.formats.location import locate
 from terarec.spec import RecordLayout
-
-_FLOAT, _INT32, _UINT32, _INT64 = np.dtype("<f4"), np.dtype("<i4"), np.dtype("<u4"), np.dtype("<i8")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FieldTypes:
-    """How a file without a header holds its numbers; made by `raw_types` or `raw_async_types`.
-
-    Attributes:
-        label: float32, or int32, of which float32 is made.
-        dense: float32, or an integer x, of which float32 ln(x + 1) is made.
-        keys: int32, uint32 or int64.
-        keys_per_slot: of every record.
-        adds_offsets: whether a reader adds to every key the sizes of the slots before.
-    """
-
-    label: np.dtype[Any]
-    dense: np.dtype[Any]
-    keys: np.dtype[Any]
-    keys_per_slot: tuple[int, ...]
-    adds_offsets: bool
-
-
-def raw_types(layout: RecordLayout, *, float_label_dense: bool) -> FieldTypes:
-    """The types of Raw files.
-
-    Raises:
-        ConfigError: 8-byte keys.
-    """
-    return _one_hot_types(layout, "Raw", is_float=float_label_dense, adds_offsets=True)
-
-
-def raw_async_types(layout: RecordLayout, *, is_dense_float: bool, multi_hot: bool) -> FieldTypes:
-    """The types of RawAsync files.
-
-    Raises:
-        ConfigError: a slot whose number of keys varies; and for the one-hot form what `raw_types` refuses.
-    """
-    if not multi_hot:
-        return _one_hot_types(layout, "RawAsync without multi_hot", is_float=is_dense_float, adds_offsets=False)
-    _check_fixed(layout, "RawAsync")
-    return FieldTypes(
-        label=_INT32,
-        dense=_FLOAT if is_dense_float else _UINT32,
-        keys=_UINT32 if layout.key_bytes == 4 else _INT64,
-        keys_per_slot=layout.most_keys,
-        adds_offsets=False,
-    )
-
-
-def _check_fixed(layout: RecordLayout, kind: str) -> None:
-    for sparse in layout.inputs:
-        if not sparse.is_fixed_length and sparse.nnz_per_slot != (1,) * sparse.slot_num:
-            raise ConfigError(
-                f"{kind}: input {sparse.name!r} has up to {max(sparse.nnz_per_slot)} keys a slot, "
-                "expected is_fixed_length: the records have one size"
-            )
-
-
-def _one_hot_types(layout: RecordLayout, kind: str, *, is_float: bool, adds_offsets: bool) -> FieldTypes:
-    if layout.key_bytes != 4:
-        raise ConfigError(f"{kind}: got {layout.key_bytes}-byte keys, expected 4-byte keys")
-    number = _FLOAT if is_float else _INT32
-    ones = (1,) * layout.num_slots
-    return FieldTypes(label=number, dense=number, keys=_INT32, keys_per_slot=ones, adds_offsets=adds_offsets)
-
-
-def record_bytes(layout: RecordLayout, types: FieldTypes) -> int:
-    """Bytes of a record."""
-    return 4 * (layout.label_dim + layout.dense_dim) + types.keys.itemsize * sum(types.keys_per_slot)
 
 
 class FixedRecordFile:
@@ -140,7 +66,7 @@ class FixedRecordFile:
     def _numbers(self, dense: NDArray[Any], first: int) -> NDArray[np.float32]:
         """Dense numbers float32[n, F]: as they are, or ln(x + 1) of integers x."""
         numbers = dense.astype(np.float32)
-        if self._types.dense == _FLOAT:
+        if self._types.dense == FLOAT:
             return numbers
         if numbers.size and numbers.min() < 0:
             record, column = np.unravel_index(int(np.argmax(numbers < 0)), numbers.shape)
@@ -168,88 +94,3 @@ def _keys(records: Strided, layout: RecordLayout, types: FieldTypes, num_rows: i
         columns.append(values if count == 1 else (values, np.arange(num_rows + 1, dtype=np.int64) * count))
         first += count
     return tuple(columns)
-
-
-class FixedRecordWriter:
-    """Writes a Raw or RawAsync file. As a context manager it removes the file unless `close` was called inside.
-
-    Args:
-        path: where the file appears when the writer is closed.
-        layout: what its records hold.
-        types: how they hold it.
-    """
-
-    def __init__(self, path: Path, layout: RecordLayout, types: FieldTypes) -> None:
-        self._file = AtomicFile(path)
-        self._layout = layout
-        self._types = types
-        self._num_records = 0
-        with self._file.guard():
-            self._stream = self._file.partial.open("wb")
-
-    def write(self, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys]) -> None:
-        """Append n records. Keys are written as they are: a reader adds the offsets of the slots.
-
-        Args:
-            label: numbers[n, L]; whole ones where the file holds integers.
-            dense: numbers[n, F]; whole ones >= 0 where the file holds integers.
-            keys: per slot integers[n], or (values, offsets int64[n + 1]) with exactly as many keys as the layout says.
-
-        Raises:
-            FormatError: a wrong shape, number, bag or key; nothing was appended.
-            StorageError: the disk is full; the partial file is gone.
-        """
-        where = str(self._file.path)
-        layout, types = self._layout, self._types
-        bags = check_records(layout, label, dense, keys, where)
-        content = np.empty((len(label), record_bytes(layout, types)), dtype=np.uint8)
-        records = Strided(content.reshape(-1), 0, content.shape[1], len(label))
-        records.matrix(0, types.label, layout.label_dim)[:] = _whole(label, types.label, "label", where)
-        dense_fields = records.matrix(4 * layout.label_dim, types.dense, layout.dense_dim)
-        dense_fields[:] = _whole(dense, types.dense, "dense", where)
-        key_fields = records.matrix(4 * (layout.label_dim + layout.dense_dim), types.keys, sum(types.keys_per_slot))
-        first = 0
-        for name, count, (values, _) in zip(layout.slot_names, types.keys_per_slot, bags, strict=True):
-            if len(values) != count * len(label):
-                raise FormatError(f"{where}, slot {name!r}: got {len(values)} keys, expected {count} in each record")
-            if types.keys == _INT32 and values.size and values.max() > np.iinfo(np.int32).max:
-                raise FormatError(f"{where}, slot {name!r}: key {int(values.max())} does not fit int32")
-            key_fields[:, first : first + count] = values.reshape(-1, count)
-            first += count
-        with self._file.guard():
-            self._stream.write(content.data)
-        self._num_records += len(label)
-
-    def close(self) -> int:
-        """Finish the file and rename it into place; returns its number of records.
-
-        Raises:
-            StorageError: the disk is full; the partial file is gone.
-        """
-        with self._file.guard():
-            self._stream.close()
-        self._file.commit()
-        return self._num_records
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if not self._stream.closed:
-            self._stream.close()
-            self._file.abort()
-
-
-def _whole(values: NDArray[Any], dtype: np.dtype[Any], what: str, where: str) -> NDArray[Any]:
-    """`values` as `dtype`; raises `FormatError` if integers would lose something."""
-    if dtype == _FLOAT:
-        return values
-    limits = np.iinfo(dtype)
-    low = 0 if what == "dense" else limits.min
-    wrong = (values != np.floor(values)) | (values < low) | (values > limits.max)
-    if wrong.any():
-        value = values[np.unravel_index(int(np.argmax(wrong)), wrong.shape)]
-        raise FormatError(f"{where}: {what} {value:g}, expected integers from {low} to {limits.max}")
-    return values.astype(dtype)

@@ -64,22 +64,24 @@ def framed_spans(content: NDArray[np.uint8], first: int, count: int, where: str)
             lengths = Strided(content, first, stride, count).matrix(0, np.dtype("<i4"), 1)
             if (lengths == length).all():
                 return even_spans(first + 4, stride, length, count)
-    starts = np.empty(count, dtype=np.int64)
-    ends = np.empty(count, dtype=np.int64)
-    byte = first
+    starts: list[int] = []
+    ends: list[int] = []
+    byte, size = first, len(data)
     for record in range(count):
-        if byte + 4 > len(data):
-            raise _ends(where, record, count, byte, len(data))
+        if byte + 4 > size:
+            raise _ends(where, record, count, byte, size)
         (length,) = _LENGTH.unpack_from(data, byte)
-        start, byte = byte + 4, byte + 4 + length + 1
-        if length < 0 or byte > len(data):
+        start, end = byte + 4, byte + 4 + length
+        if length < 0 or end >= size:
             raise FormatError(
-                f"{where}: record {record} at byte {start - 4}: its length is {length}, "
-                f"expected 0 to {len(data) - start - 1}, the bytes that are left"
+                f"{where}: record {record} at byte {byte}: its length is {length}, "
+                f"expected 0 to {size - start - 1}, the bytes that are left"
             )
-        starts[record], ends[record] = start, byte - 1
+        starts.append(start)
+        ends.append(end)
+        byte = end + 1
     check_end(byte, count, content, where)
-    return Spans(starts=starts, ends=ends)
+    return Spans(starts=np.array(starts, dtype=np.int64), ends=np.array(ends, dtype=np.int64))
 
 
 def has_right_checksum(content: NDArray[np.uint8], spans: Spans) -> NDArray[np.bool_]:
@@ -92,9 +94,9 @@ def has_right_checksum(content: NDArray[np.uint8], spans: Spans) -> NDArray[np.b
         payloads = Strided(content, int(spans.starts[0]), stride, len(spans.starts)).matrix(0, np.dtype("u1"), size)
         sums = np.add.reduce(payloads, axis=1, dtype=np.uint8)
     else:
-        # Sums of bytes modulo 256 are differences of one running sum.
-        running = np.concatenate([np.zeros(1, dtype=np.uint8), np.cumsum(content, dtype=np.uint8)])
-        sums = running[spans.ends] - running[spans.starts]
+        bounds = np.stack([spans.starts, spans.ends], axis=1).reshape(-1)
+        sums = np.add.reduceat(content, bounds, dtype=np.uint8)[::2]
+        sums[spans.starts == spans.ends] = 0  # where `reduceat` gives the byte itself
     good: NDArray[np.bool_] = sums == content[spans.ends]
     return good
 
@@ -103,33 +105,36 @@ def plain_spans(content: NDArray[np.uint8], first: int, count: int, layout: Reco
     """The payloads of `count` records without frames, the first at byte `first`: their counts tell their sizes.
 
     Raises:
-        FormatError: a record that leaves the file, a negative count of keys, or bytes after the last record.
+        FormatError: a record that leaves the file, a number of keys that no slot may hold, or bytes after the last
+            record.
     """
-    words = content[first : first + (len(content) - first) // 4 * 4].view("<i4").tolist()
-    fixed_words = layout.label_dim + layout.dense_dim
-    key_words = layout.key_bytes // 4
-    num_slots = layout.num_slots
-    bounds = np.empty(count + 1, dtype=np.int64)
-    position = 0
+    words = content[first : first + (len(content) - first) // 4 * 4].view("<i4")
+    most, names = max(layout.most_keys, default=0), layout.slot_names
+    # How far each word leads if it is a number of keys; 0 where it cannot be one. Few distinct small ints, which
+    # Python keeps ready: a list of all words as they are would take four times as long to make.
+    counts_keys = (words >= 0) & (words <= most)
+    steps = np.where(counts_keys, words * (layout.key_bytes // 4) + 1, 0).tolist()
+    bounds = [0] * (count + 1)
+    position, fixed, slots = 0, layout.label_dim + layout.dense_dim, range(layout.num_slots)
     for record in range(count):
-        bounds[record] = position
-        position += fixed_words
+        position += fixed
         try:
-            for slot in range(num_slots):
-                num_keys = words[position]
-                if num_keys < 0:
+            for slot in slots:
+                step = steps[position]
+                if not step:
                     raise FormatError(
-                        f"{where}: record {record}, slot {layout.slot_names[slot]!r} at byte {first + 4 * position}: "
-                        f"{num_keys} keys, expected 0 or more"
+                        f"{where}, slot {names[slot]!r} at byte {first + 4 * position}: record {record} holds "
+                        f"{words[position]} keys, expected 0 to {layout.most_keys[slot]}"
                     )
-                position += 1 + num_keys * key_words
+                position += step
         except IndexError:
-            position = len(words) + 1
-        if position > len(words):
-            raise _ends(where, record, count, first + 4 * int(bounds[record]), len(content))
-    bounds[count] = position
+            position = len(steps) + 1
+        if position > len(steps):
+            raise _ends(where, record, count, first + 4 * bounds[record], len(content))
+        bounds[record + 1] = position
     check_end(first + 4 * position, count, content, where)
-    return Spans(starts=first + 4 * bounds[:-1], ends=first + 4 * bounds[1:])
+    places = first + 4 * np.array(bounds, dtype=np.int64)
+    return Spans(starts=places[:-1], ends=places[1:])
 
 
 def check_end(byte: int, count: int, content: NDArray[np.uint8], where: str) -> None:

@@ -92,16 +92,16 @@ def _even_slots(records: Strided, num_rows: int, slots: tuple[int, int, int], ke
 
 def decode_uneven(content: NDArray[np.uint8], spans: Spans, layout: RecordLayout, where: str) -> ColumnBlock:
     """The records in `spans`, whatever the number of their keys; see `decode`."""
-    reader = _Fields(content, spans, where)
-    label = reader.take(_FLOAT, layout.label_dim)
-    dense = reader.take(_FLOAT, layout.dense_dim)
+    fields = _Fields(content, spans, where)
+    label = fields.take(layout.label_dim).view(_FLOAT)
+    dense = fields.take(layout.dense_dim).view(_FLOAT)
     keys: list[Keys] = []
     for name, most in zip(layout.slot_names, layout.most_keys, strict=True):
-        counts = reader.take(_COUNT, 1)[:, 0].astype(np.int64)
+        counts = fields.take(1)[:, 0].astype(np.int64)
         check_bag_lengths(counts, most, f"{where}, slot {name!r}")
-        values = reader.take_bags(key_dtype(layout.key_bytes), counts).astype(np.int64)
+        values = fields.take_keys(counts, layout.key_bytes)
         keys.append(values if (counts == 1).all() else (values, offsets_of(counts)))
-    reader.finish()
+    fields.finish()
     return ColumnBlock(label=label, dense=dense, keys=tuple(keys))
 
 
@@ -109,47 +109,62 @@ class _Fields:
     """Takes the fields of all records one after the other; no record is read beyond its end."""
 
     def __init__(self, content: NDArray[np.uint8], spans: Spans, where: str) -> None:
-        self._content = content
         self._spans = spans
         self._where = where
-        self._position = spans.starts.copy()
+        sizes = spans.ends - spans.starts
+        self._check(sizes % 4 != 0, "a multiple of 4")
+        self._words = _joined(content, spans).view(_COUNT)
+        self._ends = np.cumsum(sizes // 4)
+        self._position: NDArray[np.int64] = self._ends - sizes // 4
 
-    def take(self, dtype: np.dtype[Any], columns: int) -> NDArray[Any]:
-        """``dtype[n, columns]``."""
-        starts = self._advance(np.full(len(self._position), columns * dtype.itemsize))
-        index = starts[:, None] + dtype.itemsize * np.arange(columns)
-        return self._at(index, dtype)
+    def take(self, columns: int) -> NDArray[Any]:
+        """The next words of each record, ``int32[n, columns]``."""
+        starts = self._advance(np.full(len(self._position), columns))
+        return self._words.take(starts[:, None] + np.arange(columns))
 
-    def take_bags(self, dtype: np.dtype[Any], counts: NDArray[np.int64]) -> NDArray[Any]:
-        """The next ``counts[n]`` elements of each record, one record after the other."""
-        starts = self._advance(counts * dtype.itemsize)
-        offsets = offsets_of(counts)
-        index = np.repeat(starts - offsets[:-1] * dtype.itemsize, counts) + dtype.itemsize * np.arange(offsets[-1])
-        return self._at(index, dtype)
+    def take_keys(self, counts: NDArray[np.int64], key_bytes: int) -> NDArray[np.int64]:
+        """The next ``counts[n]`` keys of each record, one record after the other."""
+        step = key_bytes // 4
+        starts = self._advance(counts * step)
+        if (counts == 1).all():
+            index = starts
+        else:
+            offsets = offsets_of(counts)
+            index = np.repeat(starts - step * offsets[:-1], counts) + step * np.arange(offsets[-1])
+        low: NDArray[np.int64] = self._words.take(index).view(np.uint32).astype(np.int64)
+        if step == 1:
+            return low
+        high = self._words.take(index + 1).astype(np.int64)
+        keys: NDArray[np.int64] = high << 32 | low
+        return keys
 
     def finish(self) -> None:
         """Raise `FormatError` unless every record is used up."""
-        self._check(self._position != self._spans.ends)
+        self._check(self._position != self._ends, "fewer")
 
-    def _advance(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        starts = self._position
-        self._position = starts + sizes
-        self._check(self._position > self._spans.ends)
+    def _advance(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
+        starts: NDArray[np.int64] = self._position
+        self._position = starts + words
+        self._check(self._position > self._ends, "more")
         return starts
 
-    def _check(self, wrong: NDArray[np.bool_]) -> None:
+    def _check(self, wrong: NDArray[np.bool_], expected: str) -> None:
         if wrong.any():
             record = int(np.argmax(wrong))
             start, end = int(self._spans.starts[record]), int(self._spans.ends[record])
-            needed = int(self._position[record]) - start
-            raise FormatError(
-                f"{self._where}: record at byte {start}: holds {end - start} bytes, its fields take "
-                f"{needed if needed < end - start else f'at least {needed}'}"
-            )
+            problem = f"record at byte {start}: holds {end - start} bytes, its fields take {expected}"
+            raise FormatError(f"{self._where}: {problem}")
 
-    def _at(self, index: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Elements that begin at the bytes `index`, aligned or not."""
-        if index.size == 0:
-            return np.empty(index.shape, dtype=dtype)
-        last = len(self._content) - dtype.itemsize + 1
-        return np.ndarray((last,), dtype, buffer=self._content.data, strides=(1,))[index]
+
+def _joined(content: NDArray[np.uint8], spans: Spans) -> NDArray[np.uint8]:
+    """The records' bytes one after the other, without what lies between them."""
+    if len(spans.starts) == 0:
+        return content[:0]
+    first, last = int(spans.starts[0]), int(spans.ends[-1])
+    gaps = spans.starts[1:] - spans.ends[:-1]
+    if not gaps.any():
+        return content[first:last]
+    offsets = offsets_of(gaps)
+    keep = np.ones(last - first, dtype=bool)
+    keep[np.repeat(spans.ends[:-1] - first - offsets[:-1], gaps) + np.arange(offsets[-1])] = False
+    return content[first:last][keep]
