@@ -244,6 +244,22 @@ def test_a_scaled_loss_gives_the_same_steps():
     assert plain[1] == scaled[1]
 
 
+def test_half_precision_of_the_layers_follows_the_full_one():
+    full = train(GraphModel(planted_graph(), seed=1), 5)[1]
+    half = train(GraphModel(planted_graph(), seed=1), 5, precision="bf16")[1]
+    assert half != full
+    assert half == pytest.approx(full, abs=0.03)
+
+
+def test_its_state_makes_another_one_the_same():
+    model, other = GraphModel(planted_graph(), seed=1), GraphModel(planted_graph(), seed=2)
+    train(model, 3)
+    assert {"embeddings.e.tables.t.keys", "layers.5.linear.weight"} <= set(model.state_dict())
+    other.load_state_dict(model.state_dict())
+    batch = planted_batch(16, seed=50)
+    assert torch.equal(other.eval().predict(batch), model.eval().predict(batch))
+
+
 @pytest.mark.parametrize(
     ("layers", "message"),
     [

@@ -93,7 +93,7 @@ class ModelTraining(ModelPasses):
         """
         return self._compiled("train").train()
 
-    def eval(self, is_first_batch: bool = True) -> bool:
+    def eval(self, is_first_batch: bool = True, *, eval_batch: int = -1) -> bool:
         """Take one batch into the metrics; False at the end of the data.
 
         Raises:
