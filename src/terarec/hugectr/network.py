@@ -103,44 +103,53 @@ class Network:
             WrongInputError: names, labels, slots or regularizers that do not fit.
         """
         rules: dict[str, SparseOptimizerSpec] = {}
-        embeddings: list[GraphEmbedding] = []
-        layers: list[GraphLayer] = []
-        capacities: dict[str, int] = {}
+        embeddings = self._sparse_embeddings(rules)
+        joins: list[GraphLayer] = []
         collections: list[list[str]] = []
-        for part in self.of_kind(SparseEmbedding):
-            optimizer = part.optimizer or self._optimizer
-            key = _key_of(embedding_optimizer(optimizer, self._solver.lr), rules)
-            embeddings.append(sparse_embedding(part, slots=self._slots(part.bottom_name), optimizer=key))
-            if part.embedding_type not in HAS_STATIC_TABLES:
-                devices = sum(map(len, self._solver.vvgpu))
-                capacities[part.sparse_embedding_name] = capacity(part, optimizer, devices)
         for number, part in enumerate(self.of_kind(EmbeddingCollectionConfig)):
-            keys = {
-                lookup.table.name: _key_of(
-                    optimizer_rule(lookup.table.opt_params or self._optimizer, self._solver.lr), rules
-                )
-                for lookup in part.lookups
-            }
+            keys = {lookup.table.name: self._key_of_table(lookup.table, rules) for lookup in part.lookups}
             found, joined = collection_graph(part, number=number, optimizers=keys, hotness=self._hotness())
             embeddings += found
-            layers += joined
+            joins += joined
             collections.append([embedding.name for embedding in found])
-        layers += [self._layer(part) for part in self.of_kind(DenseLayer, GroupDenseLayer)]
+        layers = [self._layer(part) for part in self.of_kind(DenseLayer, GroupDenseLayer)]
         with as_hugectr_errors("compile"):
             spec = GraphSpec(
                 labels=self._labels(loss_weights),
                 dense_name=self.inputs.dense_name,
                 dense_dim=self.inputs.dense_dim,
                 embeddings=tuple(embeddings),
-                layers=tuple(layers),
+                layers=(*joins, *layers),
             )
         return Plan(
             spec=spec,
             rules=rules,
-            capacities=capacities,
+            capacities=self._capacities(),
             collections=collections,
             adds_offsets=self._adds_offsets(),
         )
+
+    def _sparse_embeddings(self, rules: dict[str, SparseOptimizerSpec]) -> list[GraphEmbedding]:
+        """Every `SparseEmbedding`; the rules of their tables are put into `rules`."""
+        return [
+            sparse_embedding(
+                part,
+                slots=self._slots(part.bottom_name),
+                optimizer=_key_of(embedding_optimizer(part.optimizer or self._optimizer, self._solver.lr), rules),
+            )
+            for part in self.of_kind(SparseEmbedding)
+        ]
+
+    def _key_of_table(self, table: Any, rules: dict[str, SparseOptimizerSpec]) -> str:
+        return _key_of(optimizer_rule(table.opt_params or self._optimizer, self._solver.lr), rules)
+
+    def _capacities(self) -> dict[str, int]:
+        devices = sum(map(len, self._solver.vvgpu))
+        return {
+            part.sparse_embedding_name: capacity(part, part.optimizer or self._optimizer, devices)
+            for part in self.of_kind(SparseEmbedding)
+            if part.embedding_type not in HAS_STATIC_TABLES
+        }
 
     def _labels(self, loss_weights: Mapping[str, float]) -> tuple[GraphLabel, ...]:
         """The labels by name, as HugeCTR cuts the columns."""
