@@ -34,8 +34,8 @@ class _Exporting(Model):
         self._last_iteration += 1
         return super().train(is_first_batch)
 
-    def eval(self, is_first_batch: bool = True) -> bool:
-        is_there = super().eval(is_first_batch)
+    def eval(self, is_first_batch: bool = True, *, eval_batch: int = -1) -> bool:
+        is_there = super().eval(is_first_batch, eval_batch=eval_batch)
         if is_there:
             prefix, number = self.solver.export_predictions_prefix, self._last_iteration
             self.export_predictions(f"{prefix}_prediction_{number}", f"{prefix}_label_{number}")
