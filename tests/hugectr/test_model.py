@@ -10,7 +10,7 @@ import terarec.hugectr as hugectr
 from terarec.data.records import NormSource, RecordReader
 from terarec.errors import ConfigError
 from terarec.hugectr.enums import Error_t
-from terarec.hugectr.errors import HugeCTRError, IllegalCallError, OutOfBoundError, WrongInputError
+from terarec.hugectr.errors import HugeCTRError, IllegalCallError, OutOfBoundError, OutOfMemoryError, WrongInputError
 from terarec.models import GraphModel
 from terarec.optim import RowOptimizer
 from terarec.spec import (
@@ -337,6 +337,15 @@ class TestMisuse:
         layer(short, Layer.Reshape, "counted", "flat", leading_dim=32)
         with pytest.raises(WrongInputError, match="slot_size_array: got 3 sizes, expected 4, one for each slot"):
             to_loss(short, "flat")
+
+    def test_tables_that_memory_cannot_hold(self, planted):
+        made = model(*planted[:2])
+        one_hot = hugectr.Embedding_t.LocalizedSlotSparseEmbeddingOneHot
+        embed(made, "huge", 8, kind=one_hot, slot_size_array=[10**12] * 4)
+        layer(made, Layer.Reshape, "huge", "flat", leading_dim=32)
+        with pytest.raises(OutOfMemoryError, match=r"compile: .*huge\.0") as error:
+            to_loss(made, "flat")
+        assert error.value.error is Error_t.OutOfMemory
 
     def test_a_batch_that_does_not_divide(self):
         with pytest.raises(WrongInputError, match="batchsize: got 501, expected a multiple of the 2 devices"):

@@ -50,6 +50,12 @@ class OutOfBoundError(HugeCTRError, StorageError):
     error = Error_t.OutOfBound
 
 
+class OutOfMemoryError(HugeCTRError, StorageError):
+    """Memory, or a disk, cannot hold what it was asked to hold."""
+
+    error = Error_t.OutOfMemory
+
+
 class FileCannotOpenError(HugeCTRError, DataNotFoundError):
     """A file that was named does not exist or cannot be read."""
 
@@ -73,6 +79,7 @@ _MEANINGS: tuple[tuple[type[TerarecError], type[HugeCTRError]], ...] = (
     (DataNotFoundError, FileCannotOpenError),
     (FormatError, BrokenFileError),
     (KeyOutOfRangeError, OutOfBoundError),
+    (StorageError, OutOfMemoryError),
     (ConfigError, WrongInputError),
 )
 
