@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from terarec.errors import FormatError
 
@@ -18,11 +21,24 @@ def column_array(table: pa.Table, name: str, where: str) -> pa.Array:
     """
     column = table.column(name)
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # which copies even one chunk
-    listed = pa.types.is_list(array.type) or pa.types.is_fixed_size_list(array.type)
-    nulls = array.null_count or (array.flatten().null_count if listed else 0)
+    nulls = array.null_count or (array.flatten().null_count if is_list(array.type) else 0)
     if nulls:
         raise FormatError(f"{where}, column {name!r}: {nulls} {'null' if nulls == 1 else 'nulls'}, expected none")
     return array
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether `kind` is any of Arrow's types of lists."""
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def list_values(array: pa.Array) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """The elements of lists, and where each list begins and ends among them, int64[n + 1]."""
+    if pa.types.is_fixed_size_list(array.type):
+        return array.flatten().to_numpy(), array.type.list_size * np.arange(len(array) + 1, dtype=np.int64)
+    offsets = array.offsets.to_numpy().astype(np.int64)
+    return array.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.formats.arrow_columns import arrow_errors, column_array
+from terarec.formats.arrow_columns import arrow_errors, column_array, list_values
 from terarec.formats.block import ColumnBlock, Keys, check_keys
 from terarec.formats.group_buffer import GroupBuffer
 from terarec.formats.layout import default_group_rows, key_dtype
@@ -146,12 +146,7 @@ def _to_arrow(keys: NDArray[Any] | tuple[NDArray[Any], NDArray[np.int32]]) -> pa
 
 
 def _keys(array: pa.Array, column: CategoricalColumn, where: str) -> Keys:
-    keys: Keys
-    if column.hotness > 1:
-        offsets = array.offsets.to_numpy().astype(np.int64)
-        keys = (array.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0])
-    else:
-        keys = array.to_numpy()
+    keys: Keys = list_values(array) if column.hotness > 1 else array.to_numpy()
     check_keys(column, keys, where)
     return keys
 

@@ -1,6 +1,7 @@
 """Data sets there and back through every format of HugeCTR."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -163,6 +164,13 @@ def test_another_number_of_rows_than_told(tmp_path):
     path = described(tmp_path, rows=13)
     with pytest.raises(FormatError, match=r"list.txt: holds 12 samples, expected 13 of split 'train' \(records.json\)"):
         write_as_dataset(path, tmp_path / "data")
+
+
+def test_the_description_in_the_documents_is_one(tmp_path):
+    page = (Path(__file__).parents[3] / "docs" / "hugectr-formats.md").read_text()
+    (text,) = (block for block in re.findall(r"```json\n(.*?)```", page, re.DOTALL) if "terarec.records" in block)
+    (tmp_path / "records.json").write_text(text)
+    assert read_records(tmp_path / "records.json").key_names == ("C1", "tags")
 
 
 def test_wrong_descriptions(tmp_path):

@@ -76,11 +76,18 @@ def test_offsets_are_added_to_padding_keys_and_slots_of_size_0_share_them(tmp_pa
     assert [column.tolist() for column in block.keys] == [[-1, 3], [49, 53], [49, 53]]
 
 
-@pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.list_(pa.float64(), 2)])
+@pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.list_(pa.float64(), 2), pa.large_list(pa.float32())])
 def test_lists_of_floats_fill_several_dense_numbers(tmp_path, kind):
     columns = {**COLUMNS, "a": pa.array([[1.0, 2.0], [3.0, 4.0]], kind)}
     layout = make_layout(dense=3, slots=((1, True), (3, False)), key_bytes=8)
     assert read(tmp_path, columns, layout).dense.tolist() == [[1.0, 2.0, 2.5], [3.0, 4.0, 3.5]]
+
+
+def test_other_types_of_lists(tmp_path):
+    columns = {**COLUMNS, "v": COLUMNS["v"].cast(pa.large_list(pa.int64()))}
+    assert_same_rows(read(tmp_path, columns), *EXPECTED)
+    columns["v"] = pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2))
+    assert read(tmp_path, columns).keys[1][0].tolist() == [101, 102, 103, 104]
 
 
 @pytest.mark.parametrize("kind", [pa.int32(), pa.int64(), pa.float64(), pa.bool_()])

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
-from terarec.formats.arrow_columns import arrow_errors, column_array
+from terarec.formats.arrow_columns import arrow_errors, column_array, is_list, list_values
 from terarec.formats.block import ColumnBlock, Keys
 from terarec.formats.hugectr.arguments import check_bag_lengths
 from terarec.formats.hugectr.parquet_metadata import ParquetMetadata, base_name
@@ -96,13 +96,10 @@ class ParquetRecordFile:
             zip(self._keys, self._layout.key_offsets, self._layout.most_keys, strict=True)
         ):
             array = column_array(table, field.name, where)
-            if pa.types.is_list(field.type):
-                starts = array.offsets.to_numpy().astype(np.int64)
-                values = array.values.to_numpy()[starts[0] : starts[-1]].astype(np.int64)
-                values += offset
-                starts -= starts[0]
+            if is_list(field.type):
+                values, starts = list_values(array)
                 check_bag_lengths(np.diff(starts), most, f"{where}, column {field.name!r}")
-                columns.append((values, starts))
+                columns.append((values.astype(np.int64) + offset, starts))
             else:
                 np.add(array.to_numpy(), offset, out=scalars[index], dtype=np.int64, casting="unsafe")
                 columns.append(scalars[index])
@@ -147,12 +144,11 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _is_number_or_list(kind: pa.DataType) -> bool:
-    listed = pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
-    return bool(pa.types.is_floating(kind.value_type)) if listed else _is_number(kind)
+    return bool(pa.types.is_floating(kind.value_type)) if is_list(kind) else _is_number(kind)
 
 
 def _check_key_type(field: pa.Field, key_bytes: int, path: str) -> None:
-    kind = field.type.value_type if pa.types.is_list(field.type) else field.type
+    kind = field.type.value_type if is_list(field.type) else field.type
     if kind not in _KEY_TYPES[key_bytes]:
         expected = " or ".join(str(accepted) for accepted in _KEY_TYPES[key_bytes])
         raise FormatError(
@@ -166,7 +162,7 @@ def _floats(table: pa.Table, fields: Sequence[pa.Field], num_rows: int, where: s
     columns: list[NDArray[Any]] = []
     for field in fields:
         array = column_array(table, field.name, where)
-        if pa.types.is_list(field.type) or pa.types.is_fixed_size_list(field.type):
+        if is_list(field.type):
             columns += list(_matrix(array, num_rows, f"{where}, column {field.name!r}").T)
         else:
             columns.append(array.to_numpy(zero_copy_only=False))
@@ -178,14 +174,10 @@ def _floats(table: pa.Table, fields: Sequence[pa.Field], num_rows: int, where: s
 
 def _matrix(array: pa.Array, num_rows: int, where: str) -> NDArray[Any]:
     """``[num_rows, width]`` from lists of one length."""
-    values = array.flatten().to_numpy()
-    width = len(values) // num_rows
-    if pa.types.is_list(array.type):
-        lengths = np.diff(array.offsets.to_numpy())
-        if (lengths != width).any():
-            row = int(np.argmax(lengths != lengths[0]))
-            raise FormatError(
-                f"{where}: row {row} holds {int(lengths[row])} numbers, expected {int(lengths[0])} as in row 0"
-            )
-    matrix: NDArray[Any] = values.reshape(num_rows, width)
+    values, offsets = list_values(array)
+    lengths = np.diff(offsets)
+    if (lengths != lengths[0]).any():
+        row = int(np.argmax(lengths != lengths[0]))
+        raise FormatError(f"{where}: row {row} holds {lengths[row]} numbers, expected {lengths[0]} as in row 0")
+    matrix: NDArray[Any] = values.reshape(num_rows, int(lengths[0]))
     return matrix
