@@ -21,6 +21,7 @@ from terarec.hugectr.weights import (
     dump_collection,
     dump_folder,
     embedding_file,
+    is_single_file,
     load_collection,
     load_dense,
     load_dense_optimizer_states,
@@ -155,8 +156,9 @@ class ModelFiles(ModelData):
             load_collection(tables, dump_folder(Path(path), number), names=names)
 
     def _save_embeddings(self, names: FileNames) -> None:
+        single_file = is_single_file(self.solver.compat_release)
         for number, file in enumerate(self._embedding_files()):
-            save_sparse(file, names.sparse(number))
+            save_sparse(file, names.sparse(number), single_file=single_file)
             save_sparse_optimizer_states(file, names.sparse_states(number))
 
     def _embedding_files(self) -> list[EmbeddingFile]:

@@ -8,7 +8,7 @@ from typing import NoReturn
 from terarec.hugectr.errors import IllegalCallError
 from terarec.hugectr.model_files import ModelFiles
 from terarec.hugectr.training_cache import IncrementalModel, TrainingCache
-from terarec.hugectr.weights import FileNames
+from terarec.hugectr.weights import FileNames, is_single_file
 
 
 class ModelPasses(ModelFiles):
@@ -61,4 +61,4 @@ class ModelPasses(ModelFiles):
         if self._cache is None:
             super()._save_embeddings(names)
         else:
-            self._cache.save(names)
+            self._cache.save(names, single_file=is_single_file(self.solver.compat_release))

@@ -89,14 +89,17 @@ class TrainingCache:
         for file, path in zip(self._files, snapshot_file_list, strict=True):
             save_sparse(file, Path(path), single_file=True)
 
-    def save(self, names: FileNames) -> None:
-        """Write each embedding to its folder, or to that of `names` where none was given.
+    def save(self, names: FileNames, *, single_file: bool = False) -> None:
+        """Write each embedding to its folder, or where `names` says if none was given, then in one file on request.
 
         Raises:
             StorageError: the disk is full.
         """
         for number, file in enumerate(self._files):
-            save_sparse(file, self._folders[number] if self._folders else names.sparse(number))
+            if self._folders:
+                save_sparse(file, self._folders[number])
+            else:
+                save_sparse(file, names.sparse(number), single_file=single_file)
 
     def incremental_model(self) -> IncrementalModel:
         """Keys int64[n] and vectors float32[n, D] of each embedding: what passes since the last call may have changed.

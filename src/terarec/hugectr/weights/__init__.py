@@ -8,7 +8,7 @@ from terarec.hugectr.weights.dense import (
     save_dense_optimizer_states,
 )
 from terarec.hugectr.weights.embedding_files import EmbeddingFile, embedding_file
-from terarec.hugectr.weights.file_names import FileNames
+from terarec.hugectr.weights.file_names import FileNames, is_single_file
 from terarec.hugectr.weights.sparse import (
     load_sparse,
     load_sparse_optimizer_states,
@@ -22,6 +22,7 @@ __all__ = [
     "dump_collection",
     "dump_folder",
     "embedding_file",
+    "is_single_file",
     "load_collection",
     "load_dense",
     "load_dense_optimizer_states",

@@ -30,3 +30,9 @@ class FileNames:
     def sparse_states(self, number: int) -> Path:
         """Optimizer states of the embedding `number`."""
         return Path(f"{self.prefix}{number}_opt_sparse_{self.iteration}.model")
+
+
+def is_single_file(release: str) -> bool:
+    """Whether `release`, such as "3.0", keeps an embedding in one file; from 3.1 on it is a folder."""
+    major, minor = (int(part) for part in release.split("."))
+    return (major, minor) <= (3, 0)

@@ -1,0 +1,120 @@
+"""What scripts do with model files: go on, fine-tune, start new layers over trained rows, load some of several."""
+
+import numpy as np
+import pytest
+
+import terarec.hugectr as hugectr
+from terarec.formats.hugectr import SparseFileLayout, SparseRows, read_sparse_file, write_sparse_folder
+from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongInputError
+from tests.hugectr.scripts import Layer, dense_stack, embed, layer, model, to_loss
+
+LOCALIZED = hugectr.Embedding_t.LocalizedSlotSparseEmbeddingHash
+MOMENTUM = {"optimizer_type": hugectr.Optimizer_t.MomentumSGD, "momentum_factor": 0.5}
+
+
+def two_embeddings(sources, optimizer=None, **settings):
+    made = model(*sources, optimizer=optimizer, **settings)
+    embed(made, "one", 4)
+    embed(made, "two", 4, kind=LOCALIZED)
+    return head(made, 16)
+
+
+def head(made, width):
+    """Layers over both embeddings."""
+    layer(made, Layer.Reshape, "one", "one_flat", leading_dim=16)
+    layer(made, Layer.Reshape, "two", "two_flat", leading_dim=16)
+    layer(made, Layer.Concat, "one_flat two_flat dense", "all")
+    return to_loss(made, dense_stack(made, "all", width))
+
+
+def train(made, steps):
+    if not made.get_data_reader_train().is_started():
+        made.start_data_reading()
+    made.set_learning_rate(0.1)
+    losses = []
+    for _ in range(steps):
+        made.train()
+        losses.append(made.get_current_loss())
+    return losses
+
+
+def rows(made, name):
+    tables = made.module.collection(name).tables.values()
+    return {
+        table.name: dict(zip(table.keys().tolist(), table.export(table.keys()).weights.tolist(), strict=True))
+        for table in tables
+    }
+
+
+def load(made, prefix, *, states=True):
+    made.load_dense_weights(f"{prefix}_dense_6.model")
+    made.load_sparse_weights([f"{prefix}{number}_sparse_6.model" for number in (0, 1)])
+    if states:
+        made.load_dense_optimizer_states(f"{prefix}_opt_dense_6.model")
+        made.load_sparse_optimizer_states([f"{prefix}{number}_opt_sparse_6.model" for number in (0, 1)])
+
+
+def test_training_goes_on_from_files_as_if_it_had_not_stopped(tmp_path, planted):
+    whole, second = (two_embeddings(planted[:2], MOMENTUM) for _ in range(2))
+    prefix = str(tmp_path / "m")
+    train(whole, 6)
+    whole.save_params_to_files(prefix, 6)
+    load(second, prefix)
+    for made in (whole, second):
+        made.get_data_reader_train().set_source()
+    assert train(whole, 4) == train(second, 4)
+    assert rows(whole, "two") == rows(second, "two")
+
+
+def test_new_layers_over_trained_rows(tmp_path, planted):
+    trained = two_embeddings(planted[:2])
+    train(trained, 6)
+    trained.graph_to_json(str(tmp_path / "graph.json"))
+    trained.save_params_to_files(str(tmp_path / "m"), 6)
+    reader = trained.reader_params
+    tuned = hugectr.Model(trained.solver, reader, hugectr.CreateOptimizer())
+    tuned.construct_from_json(str(tmp_path / "graph.json"), include_dense_network=False)
+    head(tuned, 5)
+    tuned.load_sparse_weights({"two": str(tmp_path / "m1_sparse_6.model"), "one": str(tmp_path / "m0_sparse_6.model")})
+    before = rows(tuned, "one")
+    assert before == rows(trained, "one")
+    tuned.freeze_embedding("one")
+    train(tuned, 3)
+    assert rows(tuned, "one") == before
+    assert rows(tuned, "two") != rows(trained, "two")
+    tuned.unfreeze_embedding()
+    train(tuned, 1)
+    assert rows(tuned, "one") != before
+
+
+def test_vectors_from_elsewhere_are_imported_as_a_folder(tmp_path, planted):
+    made = two_embeddings(planted[:2])
+    keys, vectors = np.arange(80), np.arange(320, dtype=np.float32).reshape(80, 4)
+    write_sparse_folder(tmp_path / "pretrained", [SparseRows(keys, vectors)])
+    made.load_sparse_weights({"one": str(tmp_path / "pretrained")})
+    assert rows(made, "one")["one"][7] == [28.0, 29.0, 30.0, 31.0]
+
+
+def test_releases_up_to_3_0_keep_an_embedding_in_one_file(tmp_path, planted):
+    made = two_embeddings(planted[:2], compat_release="3.0")
+    train(made, 2)
+    made.save_params_to_files(str(tmp_path / "m"), 6)
+    layout = SparseFileLayout(4, 8, has_slots=True)
+    found = list(read_sparse_file(tmp_path / "m1_sparse_6.model", layout))
+    held = rows(made, "two")
+    assert sum(len(part.keys) for part in found) == sum(map(len, held.values()))
+    other = two_embeddings(planted[:2], seed=9)
+    load(other, str(tmp_path / "m"), states=False)
+    assert rows(other, "two") == held
+
+
+def test_files_of_other_models_are_refused_in_the_facades_errors(tmp_path, planted):
+    made = two_embeddings(planted[:2])
+    prefix = str(tmp_path / "m")
+    made.save_params_to_files(prefix, 6)
+    with pytest.raises(FileCannotOpenError, match="absent: no such folder"):
+        made.load_sparse_weights([f"{prefix}0_sparse_6.model", str(tmp_path / "absent")])
+    with pytest.raises(BrokenFileError, match=r"_opt_dense_6.model: holds \d+ bytes, expected \d+: "):
+        made.load_dense_weights(f"{prefix}_opt_dense_6.model")
+    with pytest.raises(WrongInputError, match="got 1 files, expected one for each of the 2 embeddings"):
+        made.load_sparse_weights([f"{prefix}0_sparse_6.model"])
