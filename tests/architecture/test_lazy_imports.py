@@ -15,6 +15,7 @@ HEAVY = ("torch", "matplotlib", "starlette", "uvicorn")
         ("terarec.spec", (*HEAVY, "numpy", "pyarrow")),
         ("terarec.cli", (*HEAVY, "numpy", "pyarrow")),
         ("terarec.formats", HEAVY),
+        ("terarec.hugectr", (*HEAVY, "numpy", "pyarrow")),
         ("terarec.etl.criteo", HEAVY),
         ("terarec.etl.table", HEAVY),
         ("terarec.models", HEAVY[1:]),

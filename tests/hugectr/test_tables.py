@@ -54,7 +54,6 @@ def test_what_the_row_says_is_complete(table, call, row):
     assert row.meaning
     assert RELEASES.index(row.since) <= RELEASES.index(row.until)
     assert bool(row.why) == (row.status is not Status.SUPPORTED)
-    assert bool(row.only) == (row.status is Status.ONLY_VALUE)
     if row.default is not REQUIRED:
         assert row.accept(table.name, row.default) == row.default
 

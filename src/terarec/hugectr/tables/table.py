@@ -31,7 +31,6 @@ class Status(Enum):
 
     SUPPORTED = "supported"
     IGNORED = "ignored"
-    ONLY_VALUE = "only these values"
     REFUSED = "refused"
 
 
@@ -45,9 +44,8 @@ class Parameter:
         meaning: one line, for the page.
         default: its default there; `REQUIRED` for none.
         status: IGNORED takes any value of the kind and does nothing, for the reason `why`; REFUSED takes the default
-            alone; ONLY_VALUE takes the values in `only`.
-        only: accepted values of ONLY_VALUE.
-        why: why it is ignored, limited or refused.
+            alone.
+        why: why it is ignored or refused.
         since: first release that has it.
         until: last release that has it.
         is_positional: whether a call may give it by its place.
@@ -58,7 +56,6 @@ class Parameter:
     meaning: str
     default: Any = REQUIRED
     status: Status = Status.SUPPORTED
-    only: tuple[Any, ...] = ()
     why: str = ""
     since: str = OLDEST
     until: str = NEWEST
@@ -77,9 +74,6 @@ class Parameter:
             raise WrongInputError(f"{owner}: {self.name}: got {value!r}, expected {expected}") from None
         if self.status is Status.REFUSED and found != self.default:
             raise WrongInputError(f"{owner}: {self.name}: got {value!r}, expected {self.default!r}: {self.why}")
-        if self.status is Status.ONLY_VALUE and found not in self.only:
-            accepted = " or ".join(str(choice) for choice in self.only)
-            raise WrongInputError(f"{owner}: {self.name}: got {value!r}, expected {accepted}: {self.why}")
         return found
 
 
