@@ -14,6 +14,12 @@ _GROUP_STREAM = 0
 _ROW_STREAM = 1
 
 
+def group_order(num_groups: int, *, seed: int, epoch: int) -> list[int]:
+    """The groups in random order, another one in every epoch."""
+    order: list[int] = _permutation(num_groups, seed, epoch, _GROUP_STREAM, 0).tolist()
+    return order
+
+
 class Sampler:
     """The order of the samples of every epoch.
 
@@ -35,7 +41,7 @@ class Sampler:
         """The row groups of each window of `epoch`, in order."""
         if not self._shuffle:
             return [(group,) for group in range(len(self._group_rows))]
-        order = _permutation(len(self._group_rows), self._seed, epoch, _GROUP_STREAM, 0).tolist()
+        order = group_order(len(self._group_rows), seed=self._seed, epoch=epoch)
         return [tuple(order[start : start + SHUFFLE_GROUPS]) for start in range(0, len(order), SHUFFLE_GROUPS)]
 
     def window_rows(self, window: Sequence[int]) -> int:

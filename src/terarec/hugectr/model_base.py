@@ -9,7 +9,7 @@ from terarec.hugectr.engine import Engine
 from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.log import Log
 from terarec.hugectr.network import Network
-from terarec.hugectr.readers import DataReader, record_layout, source_opener
+from terarec.hugectr.readers import DataReader, record_layout, shuffle_seed, source_opener
 from terarec.hugectr.summary import summary_lines
 from terarec.hugectr.tables.data_input import Input
 from terarec.hugectr.tables.optimizer import OptParamsPy
@@ -73,6 +73,7 @@ class ModelBase:
             reader.source[0],
             batch_size=solver.batchsize,
             drop_last=solver.drop_incomplete_batch,
+            shuffle_seed=shuffle_seed(solver, reader),
             **shared,
         )
         eval_reader = DataReader(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -33,10 +34,19 @@ class DataReader:
         repeat: whether the data starts over at its end.
         drop_last: whether a short last batch is left out.
         threads: threads that read.
+        shuffle_seed: of the order of the groups of records; None keeps that of the files.
     """
 
     def __init__(
-        self, open_source: OpenSource, name: str, *, batch_size: int, repeat: bool, drop_last: bool, threads: int
+        self,
+        open_source: OpenSource,
+        name: str,
+        *,
+        batch_size: int,
+        repeat: bool,
+        drop_last: bool,
+        threads: int,
+        shuffle_seed: int | None = None,
     ) -> None:
         self._open = open_source
         self.name = name
@@ -45,6 +55,7 @@ class DataReader:
             "repeat": repeat,
             "drop_last": drop_last,
             "threads": min(threads, os.cpu_count() or 1),
+            "shuffle_seed": shuffle_seed,
         }
         self._reader: RecordReader | None = None
         self._is_eof = False
@@ -115,6 +126,13 @@ def record_layout(solver: Any, reader: Any, inputs: Any, *, adds_offsets: bool) 
         key_bytes=8 if solver.i64_input_key else 4,
         slot_sizes=tuple(reader.slot_size_array) if adds_offsets else (),
     )
+
+
+def shuffle_seed(solver: Any, reader: Any) -> int | None:
+    """Seed of the order of training data, if `reader` asks for another than that of the files."""
+    if reader.data_reader_type is not DataReaderType_t.RawAsync or not reader.async_param.shuffle:
+        return None
+    return solver.seed or secrets.randbits(62) + 1
 
 
 def source_opener(reader: Any, layout: RecordLayout, *, num_samples: int) -> OpenSource:

@@ -24,9 +24,15 @@ def _no_thread_is_left():
     assert set(threading.enumerate()) <= before
 
 
-def make_reader(source, batch_size=4, *, repeat=False, drop_last=False, threads=2, queued=2):
+def make_reader(source, batch_size=4, *, repeat=False, drop_last=False, threads=2, queued=2, shuffle_seed=None):
     return RecordReader(
-        source, batch_size=batch_size, repeat=repeat, drop_last=drop_last, threads=threads, queued=queued
+        source,
+        batch_size=batch_size,
+        repeat=repeat,
+        drop_last=drop_last,
+        threads=threads,
+        queued=queued,
+        shuffle_seed=shuffle_seed,
     )
 
 
@@ -76,6 +82,31 @@ def test_repeated_data_is_one_endless_stream(tmp_path):
     assert not reader.is_started
     assert row_numbers(batches) == list(range(7)) * 5
     assert {batch.batch_size for batch in batches} == {5}
+
+
+GROUPS = {tuple(range(start, start + size)) for start, size in ((0, 5), (5, 11), (16, 1), (17, 7))}  # of SIZES
+
+
+def groups_of(rows):
+    """The groups that `rows` consist of, in order."""
+    starts = {group[0]: group for group in GROUPS}
+    return [starts[row] for row in rows if row in starts]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_shuffled_data_comes_by_groups_and_in_another_order_every_time(tmp_path, threads):
+    source = norm_source(tmp_path, SIZES)
+    reader = make_reader(source, 5, threads=threads, shuffle_seed=7)
+    epochs = [row_numbers(drained(reader)) for _ in range(6)]
+    for rows in epochs:
+        assert [row for group in groups_of(rows) for row in group] == rows
+        assert set(groups_of(rows)) == GROUPS
+    assert len(set(map(tuple, epochs))) > 1
+    again = make_reader(source, 5, shuffle_seed=7)
+    assert [row_numbers(drained(again)) for _ in range(6)] == epochs
+    endless = make_reader(source, 8, repeat=True, threads=threads, shuffle_seed=7)
+    assert row_numbers([endless.next_batch() for _ in range(18)]) == list(itertools.chain(*epochs))
+    endless.close()
 
 
 def test_a_batch_may_be_larger_than_the_data(tmp_path):

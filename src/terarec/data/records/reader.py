@@ -1,4 +1,4 @@
-"""`RecordReader`: batches of HugeCTR's files, read ahead by threads, always in the same order."""
+"""`RecordReader`: batches of HugeCTR's files, read ahead by threads, whose number does not change the order."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from terarec.batch import Batch
 from terarec.data.decode import cut, to_batch
 from terarec.data.prefetch import ordered_map, prefetched
 from terarec.data.records.sources import RecordSource
+from terarec.data.sampler import group_order
 from terarec.errors import ConfigError, FormatError
 from terarec.formats import ColumnBlock
 
 
 class RecordReader:
-    """Hands out batches one by one. Their order is that of the files, whatever the number of threads.
+    """Hands out batches one by one. Their order is that of the files or the seed's, whatever the number of threads.
 
     Reading begins with the first `next_batch` and goes on ahead of the consumer: at most `queued`
     batches and ``threads + 1`` groups of records wait for him.
@@ -27,6 +28,8 @@ class RecordReader:
         drop_last: whether, without `repeat`, a last batch of fewer samples is left out.
         threads: threads that read and decode; one more puts batches together.
         queued: batches ready ahead.
+        shuffle_seed: takes the groups of records in random order, another one each time the data starts over; the
+            records in a group stay in order. None keeps the order of the files.
 
     Attributes:
         num_skipped: records left out so far because their checksum failed, up to the last batch handed out.
@@ -37,7 +40,15 @@ class RecordReader:
     """
 
     def __init__(
-        self, source: RecordSource, *, batch_size: int, repeat: bool, drop_last: bool, threads: int, queued: int = 2
+        self,
+        source: RecordSource,
+        *,
+        batch_size: int,
+        repeat: bool,
+        drop_last: bool,
+        threads: int,
+        queued: int = 2,
+        shuffle_seed: int | None = None,
     ) -> None:
         for name, value in (("batch_size", batch_size), ("threads", threads), ("queued", queued)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -48,6 +59,8 @@ class RecordReader:
         self._drop_last = drop_last
         self._threads = threads
         self._queued = queued
+        self._shuffle_seed = shuffle_seed
+        self._epoch = 0
         self._batches: Generator[tuple[Batch | None, int], None, None] | None = None
         self._check_source(source)
         self.source = source
@@ -75,6 +88,7 @@ class RecordReader:
             raise
         self.num_skipped += skipped
         if batch is None:
+            self._epoch += 1
             self.close()
         return batch
 
@@ -101,6 +115,8 @@ class RecordReader:
             repeat=self._repeat,
             drop_last=self._drop_last,
             threads=self._threads,
+            shuffle_seed=self._shuffle_seed,
+            first_epoch=self._epoch,
         )
 
     def _check_source(self, source: RecordSource) -> None:
@@ -117,6 +133,17 @@ class _Plan:
     repeat: bool
     drop_last: bool
     threads: int
+    shuffle_seed: int | None
+    first_epoch: int
+
+    def groups(self) -> Iterator[int]:
+        """The groups of records in the order in which they are read."""
+        num_groups = len(self.source.group_rows)
+        for epoch in count(self.first_epoch) if self.repeat else (self.first_epoch,):
+            if self.shuffle_seed is None:
+                yield from range(num_groups)
+            else:
+                yield from group_order(num_groups, seed=self.shuffle_seed, epoch=epoch)
 
 
 def _stream(plan: _Plan) -> Generator[tuple[Batch | None, int], None, None]:
@@ -126,16 +153,15 @@ def _stream(plan: _Plan) -> Generator[tuple[Batch | None, int], None, None]:
     def blocks() -> Iterator[ColumnBlock]:
         nonlocal skipped
         kept = 0
-        for group, (block, left_out) in zip(cycle(range(num_groups)), loaded, strict=False):
+        for position, (block, left_out) in zip(cycle(range(num_groups)), loaded, strict=False):
             skipped += left_out
-            kept = block.num_rows + (kept if group else 0)
-            if plan.repeat and group == num_groups - 1 and not kept:
+            kept = block.num_rows + (kept if position else 0)
+            if plan.repeat and position == num_groups - 1 and not kept:
                 raise FormatError("record reader: the checksum of every record fails, expected some to repeat")
             yield block
 
     num_groups = len(plan.source.group_rows)
-    rounds = count() if plan.repeat else range(1)
-    loaded = ordered_map(plan.source.read, (group for _ in rounds for group in range(num_groups)), plan.threads)
+    loaded = ordered_map(plan.source.read, plan.groups(), plan.threads)
     try:
         for pieces in cut(blocks(), plan.batch_size, skip=0, drop_last=plan.drop_last):
             yield to_batch(plan.source.layout.slot_names, pieces), skipped

@@ -12,7 +12,6 @@ from terarec.hugectr.tables.record import Record
 from terarec.hugectr.tables.table import Parameter, Status, Table
 
 _IO = "it only tunes how an asynchronous reader asks a disk for the same bytes"
-_SHUFFLE = "batches come in the order of the file, one of the orders that it allows"
 
 _THREADS = (
     Parameter(name="num_threads", kind=whole(1), meaning="threads that read", status=Status.IGNORED, why=_IO),
@@ -38,7 +37,10 @@ _DEPTH = (
         name="io_alignment", kind=whole(0), default=0, meaning="bytes of alignment", status=Status.IGNORED, why=_IO
     ),
     Parameter(
-        name="shuffle", kind=TRUTH, default=False, meaning="batches in any order", status=Status.IGNORED, why=_SHUFFLE
+        name="shuffle",
+        kind=TRUTH,
+        default=False,
+        meaning="training takes the file in blocks of 16,384 records, in another order each time it starts over",
     ),
     Parameter(
         name="aligned_type",

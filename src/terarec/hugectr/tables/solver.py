@@ -23,7 +23,7 @@ RELEASES = (
 
 ROWS = (
     Parameter(name="model_name", kind=TEXT, default="", since="3.2", meaning="name written into the graph JSON"),
-    Parameter(name="seed", kind=whole(0), default=0, meaning="seed of weights, rows and dropout; 0: a random one"),
+    Parameter(name="seed", kind=whole(0), default=0, meaning="seed of weights, dropout and shuffling; 0: random"),
     Parameter(name="lr_policy", kind=member(LrPolicy_t), default=LrPolicy_t.fixed, meaning="how the rate moves"),
     Parameter(name="lr", kind=number(0.0), default=0.001, meaning="base learning rate"),
     *WARM_UP_AND_DECAY,
