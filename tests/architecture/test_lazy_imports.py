@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "matplotlib", "starlette", "uvicorn")
+HEAVY = ("torch", "matplotlib", "starlette", "uvicorn", "onnx", "onnxruntime")
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,7 @@ HEAVY = ("torch", "matplotlib", "starlette", "uvicorn")
         ("terarec.etl.table", HEAVY),
         ("terarec.models", HEAVY[1:]),
         ("terarec.train", HEAVY[1:]),
+        ("terarec.export", HEAVY[1:]),
     ],
 )
 def test_importing_loads_no_heavy_library(module: str, unwanted: tuple[str, ...]) -> None:

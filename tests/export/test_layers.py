@@ -1,11 +1,13 @@
 """Every kind of layer: ONNX Runtime's predictions are the model's."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
 
 from terarec.batch import Batch, Jagged
-from terarec.errors import ConfigError
+from terarec.errors import ConfigError, MissingDependencyError
 from terarec.export import EXPORTED_KINDS
 from terarec.nn.registry import LAYERS
 from tests.export.samples import close, dense_graph, exported, layer
@@ -179,3 +181,13 @@ def test_a_prediction_that_needs_the_label_is_refused(tmp_path):
     model = dense_graph(1, [layer("add", "dense label", "x"), layer("binary_cross_entropy", "x label", "loss")])
     with pytest.raises(ConfigError, match="layer 'x': reads the label 'label', which predictions do not have"):
         exported(model, tmp_path, {})
+
+
+def test_the_missing_library_is_named(tmp_path, monkeypatch):
+    model = dense_graph(
+        1, [layer("inner_product", "dense", "x", num_output=1), layer("binary_cross_entropy", "x label", "loss")]
+    )
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(MissingDependencyError, match=r"onnx: not installed, expected pip install 'terarec\[onnx\]'"):
+        exported(model, tmp_path, {})
+    assert list(tmp_path.iterdir()) == []

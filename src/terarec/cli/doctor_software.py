@@ -9,7 +9,7 @@ from typing import Any
 import terarec
 
 _LIBRARIES = ("torch", "numpy", "pyarrow", "safetensors", "typer", "rich")
-EXTRAS = {"serve": ("starlette", "uvicorn"), "report": ("matplotlib",)}
+EXTRAS = {"serve": ("starlette", "uvicorn"), "report": ("matplotlib",), "onnx": ("onnx", "onnxruntime")}
 """Optional extra -> what it installs, as pyproject.toml has it."""
 
 
