@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
-from terarec.formats.atomic import AtomicFile
 from terarec.formats.block import Keys
 from terarec.formats.hugectr.arguments import check_records
 from terarec.formats.hugectr.field_types import FLOAT, INT32, FieldTypes, record_bytes
+from terarec.formats.hugectr.record_stream import RecordStream
 from terarec.formats.hugectr.strided import Strided
 from terarec.spec import RecordLayout
 
 
-class FixedRecordWriter:
+class FixedRecordWriter(RecordStream):
     """Writes a Raw or RawAsync file. As a context manager it removes the file unless `close` was called inside.
 
     Args:
@@ -29,12 +28,9 @@ class FixedRecordWriter:
     """
 
     def __init__(self, path: Path, layout: RecordLayout, types: FieldTypes) -> None:
-        self._file = AtomicFile(path)
+        super().__init__(path)
         self._layout = layout
         self._types = types
-        self._num_records = 0
-        with self._file.guard():
-            self._stream = self._file.partial.open("wb")
 
     def write(self, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys]) -> None:
         """Append n records. Keys are written as they are: a reader adds the offsets of the slots.
@@ -65,30 +61,7 @@ class FixedRecordWriter:
                 raise FormatError(f"{where}, slot {name!r}: key {int(values.max())} does not fit int32")
             key_fields[:, first : first + count] = values.reshape(-1, count)
             first += count
-        with self._file.guard():
-            self._stream.write(content.data)
-        self._num_records += len(label)
-
-    def close(self) -> int:
-        """Finish the file and rename it into place; returns its number of records.
-
-        Raises:
-            StorageError: the disk is full; the partial file is gone.
-        """
-        with self._file.guard():
-            self._stream.close()
-        self._file.commit()
-        return self._num_records
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if not self._stream.closed:
-            self._stream.close()
-            self._file.abort()
+        self._append(content, len(label))
 
 
 def _whole(values: NDArray[Any], dtype: np.dtype[Any], what: str, where: str) -> NDArray[Any]:

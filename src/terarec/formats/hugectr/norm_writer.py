@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.formats.atomic import AtomicFile
 from terarec.formats.block import Keys
 from terarec.formats.hugectr.arguments import check_records
 from terarec.formats.hugectr.key_types import key_dtype
 from terarec.formats.hugectr.norm_header import header_bytes
+from terarec.formats.hugectr.record_stream import RecordStream
 from terarec.spec import RecordLayout
 
 
-class NormWriter:
+class NormWriter(RecordStream):
     """Writes one Norm file. As a context manager it removes the file unless `close` was called inside.
 
     Args:
@@ -28,13 +27,9 @@ class NormWriter:
     """
 
     def __init__(self, path: Path, layout: RecordLayout, *, checksum: bool) -> None:
-        self._file = AtomicFile(path)
         self._layout = layout
         self._checksum = checksum
-        self._num_records = 0
-        with self._file.guard():
-            self._stream = self._file.partial.open("wb")
-            self._stream.write(header_bytes(layout, 0, checksum=checksum))
+        super().__init__(path)
 
     def write(self, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys]) -> None:
         """Append n records.
@@ -50,32 +45,10 @@ class NormWriter:
         """
         bags = check_records(self._layout, label, dense, keys, str(self._file.path))
         content = _encode(label, dense, bags, self._layout.key_bytes, framed=self._checksum)
-        with self._file.guard():
-            self._stream.write(content.data)
-        self._num_records += len(label)
+        self._append(content, len(label))
 
-    def close(self) -> int:
-        """Finish the file and rename it into place; returns its number of records.
-
-        Raises:
-            StorageError: the disk is full; the partial file is gone.
-        """
-        with self._file.guard():
-            self._stream.seek(0)
-            self._stream.write(header_bytes(self._layout, self._num_records, checksum=self._checksum))
-            self._stream.close()
-        self._file.commit()
-        return self._num_records
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if not self._stream.closed:
-            self._stream.close()
-            self._file.abort()
+    def _header(self, num_records: int) -> bytes:
+        return header_bytes(self._layout, num_records, checksum=self._checksum)
 
 
 def _encode(
