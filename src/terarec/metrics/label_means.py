@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar, Self
+
 import numpy as np
 import numpy.typing as npt
 
 from terarec.errors import ConfigError
+from terarec.metrics.columns import mean_over_labels
 
 
 class LabelMeans:
@@ -46,3 +49,29 @@ class LabelMeans:
             )
         self._totals = totals if self._totals is None else self._totals + totals
         self._rows += rows
+
+
+class LabelMeanMetric:
+    """A metric that is a mean over samples, for each label and then over labels."""
+
+    NAME: ClassVar[str]
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget every sample."""
+        self._means = LabelMeans(self.NAME)
+
+    def merge(self, other: Self) -> Self:
+        """Take in everything that `other` has seen; `other` stays as it is."""
+        self._means.merge(other._means)
+        return self
+
+    def per_label(self) -> tuple[float, ...]:
+        """The mean of every label; empty before the first sample."""
+        return self._means.values()
+
+    def compute(self) -> float:
+        """The mean over samples and labels; NaN before the first sample."""
+        return mean_over_labels(self.per_label())

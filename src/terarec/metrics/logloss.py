@@ -5,22 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from terarec.errors import ConfigError
-from terarec.metrics.columns import Values, as_columns, mean_over_labels
-from terarec.metrics.label_means import LabelMeans
+from terarec.metrics.columns import Values, as_columns
+from terarec.metrics.label_means import LabelMeanMetric
 
 
-class LogLoss:
+class LogLoss(LabelMeanMetric):
     """Streaming mean of -log p(label) over samples and labels, natural logarithm, from logits, in float64.
 
     Memory: two numbers a label. Exact up to float64 rounding; the probability is never formed, so no clipping.
     """
 
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget every sample."""
-        self._means = LabelMeans("LogLoss")
+    NAME = "LogLoss"
 
     def update(self, logits: Values, labels: Values) -> LogLoss:
         """Take in a batch: `logits` and `labels` (in [0, 1]), each [B] or [B, L].
@@ -28,7 +23,7 @@ class LogLoss:
         Raises:
             ConfigError: a NaN logit, a label outside [0, 1], or shapes that do not match.
         """
-        logit_columns, label_columns = as_columns("LogLoss", logits, labels)
+        logit_columns, label_columns = as_columns(self.NAME, logits, labels)
         outside = ~((label_columns >= 0) & (label_columns <= 1))
         if outside.any():
             raise ConfigError(f"LogLoss.update: got the label {label_columns[outside][0]}, expected 0 to 1")
@@ -37,16 +32,3 @@ class LogLoss:
             loss = y * np.logaddexp(0.0, -z) + (1.0 - y) * np.logaddexp(0.0, z)
         self._means.add(np.nan_to_num(loss, nan=0.0, posinf=np.inf))
         return self
-
-    def merge(self, other: LogLoss) -> LogLoss:
-        """Take in everything that `other` has seen; `other` stays as it is."""
-        self._means.merge(other._means)
-        return self
-
-    def per_label(self) -> tuple[float, ...]:
-        """The mean loss of every label; empty before the first sample."""
-        return self._means.values()
-
-    def compute(self) -> float:
-        """The mean over samples and labels; NaN before the first sample."""
-        return mean_over_labels(self.per_label())

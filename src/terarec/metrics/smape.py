@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from terarec.errors import ConfigError
-from terarec.metrics.columns import Values, as_columns, mean_over_labels
-from terarec.metrics.label_means import LabelMeans
+from terarec.metrics.columns import Values, as_columns
+from terarec.metrics.label_means import LabelMeanMetric
 
 
-class SMAPE:
+class SMAPE(LabelMeanMetric):
     """Streaming mean of abs(p - y) / ((p + y) / 2) over samples and labels, in float64; from 0, the best, to 2.
 
     A sample with p = y = 0 counts 0. Memory: two numbers a label. The form of HugeCTR's `MetricsType.SMAPE`.
@@ -19,12 +19,7 @@ class SMAPE:
         0.3333333333333333
     """
 
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget every sample."""
-        self._means = LabelMeans("SMAPE")
+    NAME = "SMAPE"
 
     def update(self, predictions: Values, labels: Values) -> SMAPE:
         """Take in a batch: `predictions` and `labels`, each [B] or [B, L], finite and not negative.
@@ -32,7 +27,7 @@ class SMAPE:
         Raises:
             ConfigError: a prediction or a label that is no finite number >= 0, or shapes that do not match.
         """
-        prediction_columns, label_columns = as_columns("SMAPE", predictions, labels)
+        prediction_columns, label_columns = as_columns(self.NAME, predictions, labels)
         for name, columns in (("prediction", prediction_columns), ("label", label_columns)):
             bad = ~((columns >= 0) & (columns < np.inf))
             if bad.any():
@@ -41,16 +36,3 @@ class SMAPE:
         half_sum = (p + y) / 2
         self._means.add(np.divide(np.abs(p - y), half_sum, out=np.zeros_like(p), where=half_sum > 0))
         return self
-
-    def merge(self, other: SMAPE) -> SMAPE:
-        """Take in everything that `other` has seen; `other` stays as it is."""
-        self._means.merge(other._means)
-        return self
-
-    def per_label(self) -> tuple[float, ...]:
-        """The mean error of every label; empty before the first sample."""
-        return self._means.values()
-
-    def compute(self) -> float:
-        """The mean over samples and labels; NaN before the first sample."""
-        return mean_over_labels(self.per_label())
