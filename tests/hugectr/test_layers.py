@@ -165,10 +165,10 @@ CASES: list[tuple[str, dict[str, Any], list[Dims], str, dict[str, Any], list[tup
     (
         "SequenceMask",
         {"max_sequence_len": 3},
-        [(1,), (1,)],
+        [(1,)],
         "sequence_mask",
         {"max_sequence_len_from": 3, "max_sequence_len_to": 3},
-        [(1, (1, 3, 3))],
+        [(1, (1, 1, 3))],
     ),
     ("BinaryCrossEntropyLoss", {}, [(1,), (1,)], "binary_cross_entropy", {}, []),
     (

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from terarec.errors import ConfigError
+from terarec.nn import TensorShape
 from tests.nn.formula import Array, assert_gradcheck, compare, draw, make
 
 
@@ -125,6 +126,13 @@ def test_masks_from_lengths(from_length: int, to_length: int) -> None:
         assert got[b, 0, i, j] == float(i < int(first[b, 0]) and j < int(second[b, 0]))
 
 
+def test_a_mask_from_one_length() -> None:
+    layer = make("sequence_mask", [(1,)], {"max_sequence_len_from": 3, "max_sequence_len_to": 3})
+    got = layer(torch.tensor([[0.0], [2.5], [9.0]]))
+    assert got.tolist() == [[[[0, 0, 0]]], [[[1, 1, 0]]], [[[1, 1, 1]]]]
+    assert layer.output_shapes == (TensorShape(1, (1, 1, 3)),)
+
+
 WRONG: list[tuple[str, list[tuple[int, ...]], dict[str, Any], str]] = [
     ("multi_head_attention", [(2, 6)] * 2, {}, "expected 3 to 4 inputs"),
     ("multi_head_attention", [(2, 6)] * 3, {"num_attention_heads": 4}, "w a multiple of the heads"),
@@ -134,7 +142,7 @@ WRONG: list[tuple[str, list[tuple[int, ...]], dict[str, Any], str]] = [
     ("attention_values", [(2, 3, 4), (2, 3, 4)], {}, r"expected \[B, h, from, to\] and \[B, h, to, d\]"),
     ("softmax", [(2, 3), (3,)], {}, "expected a mask that broadcasts"),
     ("softmax", [(2, 3), (2, 2)], {}, "expected a mask that broadcasts"),
-    ("sequence_mask", [(1,), (2,)], {}, r"expected two of \[B, 1\]"),
+    ("sequence_mask", [(1,), (2,)], {}, r"expected one or two of \[B, 1\]"),
 ]
 
 

@@ -39,11 +39,15 @@ def attention_values(graph: OnnxGraph, layer: AttentionValues, weights: str, val
     return [_join_heads(graph, graph.node("MatMul", weights, value))]
 
 
-def sequence_mask(graph: OnnxGraph, layer: SequenceMask, length_from: str, length_to: str) -> list[str]:
-    """1 where both positions are below the lengths."""
-    in_from = graph.node("Less", indices(graph, layer.get_buffer("_from_positions")), _whole(graph, length_from))
-    in_to = graph.node("Less", indices(graph, layer.get_buffer("_to_positions")), _whole(graph, length_to))
-    return [graph.node("Cast", graph.node("And", in_from, in_to), to=1)]
+def sequence_mask(graph: OnnxGraph, layer: SequenceMask, *lengths: str) -> list[str]:
+    """1 where all positions are below the lengths, of which there are one or two."""
+    buffers = ["_from_positions", "_to_positions"][-len(lengths) :]
+    inside = [
+        graph.node("Less", indices(graph, layer.get_buffer(name)), _whole(graph, length))
+        for name, length in zip(buffers, lengths, strict=True)
+    ]
+    both = inside[0] if len(inside) == 1 else graph.node("And", *inside)
+    return [graph.node("Cast", both, to=1)]
 
 
 def _masked_softmax(graph: OnnxGraph, x: str, mask: str) -> str:
