@@ -92,6 +92,14 @@ CASES = {
         ],
         12,
     ),
+    "sequence_mask of one length": (
+        [
+            layer("slice", "dense", "l", ranges=[[0, 1]]),
+            layer("sequence_mask", "l", "mask", max_sequence_len_to=3),
+            layer("reshape", "mask", "x", leading_dim=3),
+        ],
+        3,
+    ),
     "attention in two halves": (
         [
             THREE_BY_FOUR,
