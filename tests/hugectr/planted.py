@@ -35,7 +35,7 @@ def clicks(chance, rng):
     return label, AUC().update(chance.astype(np.float32)[:, None], label).compute()
 
 
-def histories(samples, *, length=4, items=20, seed=0):
+def histories(samples, *, length=4, items=20, seed=0, is_random=False):
     """Slots: user, `length` items of a history and the one shown, then their categories.
 
     An item's category is its number modulo 2; a user stays with one, and clicks on what has it.
@@ -44,7 +44,8 @@ def histories(samples, *, length=4, items=20, seed=0):
     taste = rng.integers(0, 2, samples)
     past = 2 * rng.integers(0, items // 2, (length, samples)) + taste
     shown = rng.integers(0, items, samples)
-    label, best = clicks(np.where(shown % 2 == taste, 0.9, 0.1), rng)
+    chance = np.full(samples, 0.5) if is_random else np.where(shown % 2 == taste, 0.9, 0.1)
+    label, best = clicks(chance, rng)
     goods = np.vstack([past, shown])
     keys = np.vstack([rng.integers(0, 10, (1, samples)), goods + 100, goods % 2 + 200])
     dense = np.full((samples, 1), float(length), np.float32)

@@ -36,11 +36,35 @@ def test_click_models_over_norm_files(planted, family):
     assert_learns(getattr(families, family)(*planted[:2]), planted[2])
 
 
-@pytest.mark.parametrize("family", ["dnn", "dcn_v2", "wide_deep", "deepfm"])
-def test_click_models_learn_nothing_from_random_labels(random_labels, family):
-    made = getattr(families, family)(*random_labels)
+def assert_learns_nothing(made):
     made.fit(max_iter=40, display=0, eval_interval=0)
     assert abs(auc_of(made) - 0.5) < 0.03
+
+
+@pytest.mark.parametrize("family", ["dnn", "dcn_v2", "wide_deep", "deepfm", "fused_dlrm"])
+def test_click_models_learn_nothing_from_random_labels(random_labels, family):
+    assert_learns_nothing(getattr(families, family)(*random_labels))
+
+
+@pytest.mark.parametrize("family", ["din", "bst"])
+def test_models_of_histories_learn_nothing_from_random_labels(tmp_path, family):
+    train = write_norm(tmp_path / "train", histories(15_000, is_random=True))
+    valid = write_norm(tmp_path / "valid", histories(5_000, seed=1, is_random=True))
+    assert_learns_nothing(getattr(families, family)(train, valid))
+
+
+def test_models_over_static_tables_and_collections_learn_nothing_from_random_labels(tmp_path):
+    train = write_raw_async(tmp_path / "train.bin", Planted(20_000, is_random=True))
+    valid = write_raw_async(tmp_path / "valid.bin", Planted(5_000, seed=1, is_random=True))
+    reader = families.raw_async_reader(train, valid, 20_000, 5_000)
+    assert_learns_nothing(families.hybrid_dlrm(reader, lr=1.0))
+    assert_learns_nothing(families.collection_dlrm(reader, lr=0.05))
+
+
+def test_tasks_learn_nothing_from_random_labels(tmp_path):
+    train = write_norm(tmp_path / "train", Planted(20_000, labels=2, is_random=True))
+    valid = write_norm(tmp_path / "valid", Planted(5_000, labels=2, seed=1, is_random=True))
+    assert_learns_nothing(families.mmoe(train, valid))
 
 
 @pytest.mark.parametrize("family", ["din", "bst"])

@@ -11,20 +11,8 @@ from terarec.data.records import NormSource, RecordReader
 from terarec.errors import ConfigError
 from terarec.hugectr.enums import Error_t
 from terarec.hugectr.errors import HugeCTRError, IllegalCallError, OutOfBoundError, OutOfMemoryError, WrongInputError
-from terarec.models import GraphModel
 from terarec.optim import RowOptimizer
-from terarec.spec import (
-    AdamSpec,
-    DynamicTableSpec,
-    GraphEmbedding,
-    GraphFeature,
-    GraphLabel,
-    GraphLayer,
-    GraphSpec,
-    RowOptions,
-    SGDSpec,
-)
-from terarec.train import GraphTrainer
+from terarec.spec import SGDSpec
 from tests.hugectr.planted import layout
 from tests.hugectr.scripts import Layer, auc_of, build_dcn, dcn, embed, layer, model, to_loss
 
@@ -60,50 +48,6 @@ def test_random_labels_teach_nothing(random_labels):
     made = dcn(*random_labels)
     made.fit(max_iter=60, display=0, eval_interval=0)
     assert abs(auc_of(made) - 0.5) < 0.03
-
-
-def test_the_same_model_described_natively_has_the_same_curve_bit_for_bit(planted):
-    source, eval_source, _ = planted
-    features = tuple(GraphFeature(name=f"data.{slot}", table="embedding") for slot in range(4))
-    dense = {"weight_init": "default", "bias_init": "default"}
-    spec = GraphSpec(
-        labels=(GraphLabel(name="label"),),
-        dense_dim=3,
-        embeddings=(
-            GraphEmbedding(
-                name="embedding",
-                tables=(DynamicTableSpec(name="embedding", width=8, init_scale=0.05),),
-                features=features,
-            ),
-        ),
-        layers=tuple(
-            GraphLayer(kind=kind, bottoms=tuple(bottoms.split()), tops=(top,), options=options)
-            for kind, bottoms, top, options in (
-                ("reshape", "embedding", "flat", {"leading_dim": 32}),
-                ("concat", "flat dense", "all", {"axis": 1}),
-                ("multi_cross", "all", "cross", {"num_layers": 2}),
-                ("inner_product", "all", "hidden", {"num_output": 32, **dense}),
-                ("relu", "hidden", "active", {}),
-                ("dropout", "active", "dropped", {"rate": 0.1}),
-                ("concat", "cross dropped", "both", {"axis": 1}),
-                ("inner_product", "both", "logit", {"num_output": 1, **dense}),
-                ("binary_cross_entropy", "logit label", "loss", {}),
-            )
-        ),
-    )
-    adam = AdamSpec(lr=0.01, eps=1e-7, eps_hat=True)
-    torch.manual_seed(5)
-    trainer = GraphTrainer(
-        GraphModel(spec, seed=5),
-        adam,
-        {"default": AdamSpec(lr=0.01, eps=1e-7, eps_hat=True, rows=RowOptions(mode="global"))},
-    )
-    reader = RecordReader(
-        NormSource(source, layout(), checksum=True), batch_size=500, repeat=True, drop_last=True, threads=1
-    )
-    native = [float(trainer.step(reader.next_batch())) for _ in range(45)]
-    reader.close()
-    assert losses_of(dcn(source, eval_source), 45) == native
 
 
 def test_more_devices_than_there_are_change_nothing_and_are_told_of_once(planted, capsys):

@@ -1,11 +1,10 @@
-"""What `Model` writes it reads again: graphs, snapshots, collections; and a model from JSON is the same model."""
+"""What `Model` writes it reads again: graphs, snapshots, collections."""
 
 import pytest
 
 import terarec.hugectr as hugectr
 from terarec.hugectr.errors import IllegalCallError, WrongInputError
 from tests.hugectr.scripts import Layer, auc_of, dcn, dense_stack, layer, model, to_loss
-from tests.hugectr.test_model import losses_of
 
 
 def from_json(planted, path, *, include_dense_network=True):
@@ -18,15 +17,6 @@ def dcn_frame(planted):
     """Solver, reader and optimizer of `dcn`, without any part."""
     like = model(*planted[:2])
     return hugectr.Model(like.solver, like.reader_params, hugectr.CreateOptimizer())
-
-
-def test_a_model_from_its_json_has_the_same_curve_bit_for_bit(planted, tmp_path):
-    made = dcn(*planted[:2])
-    made.graph_to_json(str(tmp_path / "dcn.json"))
-    curve = losses_of(made, 20)
-    twin = from_json(planted, tmp_path / "dcn.json")
-    twin.compile()
-    assert losses_of(twin, 20) == curve
 
 
 def test_a_snapshot_continues_bit_for_bit_under_the_names_of_its_iteration(planted, tmp_path):

@@ -181,6 +181,34 @@ def test_concat_pads_with_zeros_and_a_column_may_be_read_twice(lengths):
     assert set((rows != before).any(1).nonzero()[:, 0].tolist()) == set(keys.tolist())
 
 
+@pytest.mark.parametrize("name", ["keys", "values", "items", "forward"])
+def test_an_embedding_may_be_named_like_a_method(name):
+    model, twin = (GraphModel(graph_of_one_embedding(name), seed=seed) for seed in (1, 2))
+    assert list(model.embeddings) == list(model.embeddings.keys()) == [name]
+    twin.load_state_dict(model.state_dict())
+    batch = planted_batch()
+    assert torch.equal(model.predict(batch), twin.predict(batch))
+
+
+def test_an_embedding_may_not_be_named_like_what_every_module_has():
+    with pytest.raises(ConfigError, match="embedding name: got 'training', expected another"):
+        GraphModel(graph_of_one_embedding("training"))
+
+
+def graph_of_one_embedding(name):
+    tables = (TableSpec(name="t", rows=6, width=4),)
+    return GraphSpec(
+        labels=(CLICK,),
+        dense_dim=2,
+        embeddings=(GraphEmbedding(name=name, tables=tables, features=features("a", "b")),),
+        layers=(
+            layer("reshape", name, "flat", leading_dim=8),
+            layer("inner_product", "flat", "logit", num_output=1),
+            loss_of("logit"),
+        ),
+    )
+
+
 def test_several_labels_are_cut_in_order_and_weighed():
     spec = GraphSpec(
         labels=(GraphLabel(name="first", weight=0.25), GraphLabel(name="second", weight=4.0)),

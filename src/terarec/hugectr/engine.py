@@ -11,7 +11,13 @@ from torch import Tensor
 
 from terarec.batch import Batch
 from terarec.hugectr.enums import Tensor_t
-from terarec.hugectr.errors import IllegalCallError, OutOfBoundError, WrongInputError, as_hugectr_errors
+from terarec.hugectr.errors import (
+    IllegalCallError,
+    LossCannotConvergeError,
+    OutOfBoundError,
+    WrongInputError,
+    as_hugectr_errors,
+)
 from terarec.hugectr.evaluation import Evaluation
 from terarec.hugectr.network import Plan
 from terarec.hugectr.optimizers import optimizer_rule
@@ -90,6 +96,7 @@ class Engine:
 
         Raises:
             IllegalCallError: a reader that was not started.
+            LossCannotConvergeError: predictions are NaN.
         """
         batch = self._next(self.eval_reader, "eval")
         if batch is None:
@@ -98,6 +105,7 @@ class Engine:
         with as_hugectr_errors("eval"):
             loss, tensors = self.trainer.evaluate(batch)
             predictions = self.model.predictions(tensors)
+            _check_numbers(predictions)
             self.evaluation.update(loss, predictions, tensors)
         # HugeCTR's losses leave the probabilities where the logits were.
         logits = {name: predictions[label] for name, label in self.model.logits().items()}
@@ -109,9 +117,11 @@ class Engine:
         """The tensor `name` of the last iteration of training, or of evaluation.
 
         Raises:
-            WrongInputError: no such tensor.
+            WrongInputError: no such tensor, or no member of `Tensor_t`.
             IllegalCallError: there was no such iteration yet.
         """
+        if not isinstance(which, Tensor_t):
+            raise WrongInputError(f"check_out_tensor: tensor_type: got {which!r}, expected a member of Tensor_t")
         tensors: Mapping[str, Tensor] = self.trainer.tensors if which is Tensor_t.Train else self._evaluated
         if name not in self.model.shapes:
             raise WrongInputError(f"check_out_tensor: got {name!r}, expected one of {', '.join(self.model.shapes)}")
@@ -143,3 +153,13 @@ class Engine:
                     f"SparseEmbedding {name!r}: holds {count:,} keys, expected at most {most:,}, for which its "
                     "workspace or sizes give room; give it more (HUGECTR_DISABLE_OVERFLOW_CHECK=1 turns this check off)"
                 )
+
+
+def _check_numbers(predictions: Mapping[str, Tensor]) -> None:
+    for label, scores in predictions.items():
+        missing = int(scores.isnan().any(1).sum())
+        if missing:
+            raise LossCannotConvergeError(
+                f"eval: the predictions of {label!r} are NaN for {missing} of {len(scores)} samples, expected numbers: "
+                "the training diverged, or the data holds NaN; a lower learning rate may help"
+            )

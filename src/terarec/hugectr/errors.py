@@ -57,7 +57,7 @@ class OutOfMemoryError(HugeCTRError, StorageError):
 
 
 class FileCannotOpenError(HugeCTRError, DataNotFoundError):
-    """A file that was named does not exist or cannot be read."""
+    """A file that was named does not exist, or cannot be read or written."""
 
     error = Error_t.FileCannotOpen
 
@@ -96,3 +96,5 @@ def as_hugectr_errors(call: str) -> Iterator[None]:
             if isinstance(error, kind):
                 raise meaning(f"{call}: {error}") from error
         raise
+    except OSError as error:  # a folder that is a file, or one that may not be written to
+        raise FileCannotOpenError(f"{call}: {error}, expected a path that can be used") from error

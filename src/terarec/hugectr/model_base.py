@@ -13,6 +13,8 @@ from terarec.hugectr.readers import DataReader, record_layout, shuffle_seed, sou
 from terarec.hugectr.summary import summary_lines
 from terarec.hugectr.tables.data_input import Input
 from terarec.hugectr.tables.optimizer import OptParamsPy
+from terarec.hugectr.tables.reader import DataReaderParams
+from terarec.hugectr.tables.solver import Solver
 from terarec.models import GraphModel
 
 
@@ -27,8 +29,13 @@ class ModelBase:
     def __init__(self, solver: Any, reader_params: Any, opt_params: Any, etc_params: Any) -> None:
         if isinstance(reader_params, OptParamsPy):
             reader_params, opt_params = None, reader_params
-        if not isinstance(opt_params, OptParamsPy):
-            raise WrongInputError(f"Model: opt_params: got {opt_params!r}, expected what CreateOptimizer makes")
+        for name, value, kind, expected in (
+            ("solver", solver, Solver, "what CreateSolver makes"),
+            ("reader_params", reader_params, DataReaderParams | None, "a DataReaderParams"),
+            ("opt_params", opt_params, OptParamsPy, "what CreateOptimizer makes"),
+        ):
+            if not isinstance(value, kind):
+                raise WrongInputError(f"Model: {name}: got {value!r}, expected {expected}")
         self.solver, self.reader_params = solver, reader_params
         self._optimizer, self._etc_params = opt_params, etc_params
         self._network = Network(solver, opt_params)
@@ -40,13 +47,16 @@ class ModelBase:
 
         Raises:
             IllegalCallError: after `compile`, before the `Input`, or a second `Input`.
-            WrongInputError: a tensor that is not there, or one that is there already.
+            WrongInputError: a tensor that is not there, or one that is there already; an `Input` that does not tell of
+                the data where no `DataReaderParams` does.
         """
         if self._engine is not None:
             raise IllegalCallError("add: the model is compiled, expected every add before compile")
+        if isinstance(part, Input) and self.reader_params is None and "data_reader_type" not in part.values():
+            raise WrongInputError("add: got an Input without data_reader_type, expected DataReaderParams in Model(...)")
         self._network.add(part)
         if isinstance(part, Input) and self.reader_params is None:
-            self.reader_params = part
+            self.reader_params = part  # of release 3.0, which tells of the data, too
 
     def compile(self, loss_names: Sequence[str] = (), loss_weights: Sequence[float] = ()) -> None:
         """Build the model.

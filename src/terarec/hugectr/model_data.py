@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.hugectr.enums import Tensor_t
-from terarec.hugectr.errors import IllegalCallError, WrongInputError
+from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.model_base import ModelBase
 from terarec.hugectr.readers import DataReader
 
@@ -51,6 +51,7 @@ class ModelData(ModelBase):
         """
         return self._compiled("check_out_tensor").tensor(tensor_name, tensor_type).numpy()
 
+    @as_hugectr_errors("export_predictions")
     def export_predictions(self, prediction_file: str, label_file: str) -> None:
         """Append predictions and labels of the last evaluation batch to two files, as numbers with spaces between.
 

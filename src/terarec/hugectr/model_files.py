@@ -38,6 +38,7 @@ from terarec.storage import DynamicTable, StaticTable
 class ModelFiles(ModelData):
     """What of a model lies in files."""
 
+    @as_hugectr_errors("graph_to_json")
     def graph_to_json(self, graph_config_file: str) -> None:
         """Write the graph.
 
@@ -179,7 +180,9 @@ class ModelFiles(ModelData):
         self._compiled(call)
         held = {file.name: file for file in self._embedding_files()}
         if not isinstance(files, Mapping):
-            given = [files] if isinstance(files, str) else list(files)
+            if not isinstance(files, str | Sequence):
+                raise WrongInputError(f"{call}: got {files!r}, expected paths, or a mapping from names to paths")
+            given = [files] if isinstance(files, str) else files
             if len(given) != len(held):
                 raise WrongInputError(
                     f"{call}: got {len(given)} files, expected one for each of the {len(held)} embeddings"
@@ -197,6 +200,11 @@ class ModelFiles(ModelData):
         engine = self._compiled(call)
         configs = self._network.of_kind(EmbeddingCollectionConfig)
         known = [name for config in configs for name in config.table_names()]
+        if not configs:
+            raise IllegalCallError(
+                f"{call}: the model has no embedding collection; expected save_params_to_files and load_sparse_weights "
+                "for a SparseEmbedding"
+            )
         for name in table_names:
             if name not in known:
                 raise WrongInputError(

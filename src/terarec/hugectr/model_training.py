@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 from terarec.hugectr.errors import IllegalCallError, WrongInputError
@@ -46,13 +47,17 @@ class ModelTraining(ModelPasses):
 
         Raises:
             IllegalCallError: before `compile`.
-            WrongInputError: a number of epochs or iterations that is not above 0, in the mode that needs it.
+            WrongInputError: a number of epochs or iterations that is not above 0, in the mode that needs it, or
+                anything but an integer.
             LossCannotConvergeError: the loss is NaN.
         """
         self._compiled("fit")
         problem = refusal_of_remote(data_source_params)
         if problem:
             raise WrongInputError(f"fit: {problem}")
+        _check_integers(
+            num_epochs=num_epochs, max_iter=max_iter, display=display, eval_interval=eval_interval, snapshot=snapshot
+        )
         solver = self.solver
         if isinstance(solver, SolverConfig) and solver.max_iter + solver.num_epochs:
             num_epochs, max_iter, display = solver.num_epochs, solver.max_iter, solver.display
@@ -179,6 +184,12 @@ class ModelTraining(ModelPasses):
         if name is not None and name not in known:
             raise WrongInputError(f"freeze_embedding: got {name!r}, expected one of {', '.join(known)}")
         return known if name is None else [name]
+
+
+def _check_integers(**values: object) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise WrongInputError(f"fit: {name}: got {value!r}, expected an integer")
 
 
 def _scheduler(source: Any) -> LearningRateScheduler:

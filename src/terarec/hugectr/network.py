@@ -93,6 +93,7 @@ class Network:
         self._known += makes
         self.parts.append(part)
 
+    @as_hugectr_errors("compile")
     def plan(self, loss_weights: Mapping[str, float]) -> Plan:
         """The graph of all parts.
 
@@ -113,14 +114,13 @@ class Network:
             joins += joined
             collections.append([embedding.name for embedding in found])
         layers = [self._layer(part) for part in self.of_kind(DenseLayer, GroupDenseLayer)]
-        with as_hugectr_errors("compile"):
-            spec = GraphSpec(
-                labels=self._labels(loss_weights),
-                dense_name=self.inputs.dense_name,
-                dense_dim=self.inputs.dense_dim,
-                embeddings=tuple(embeddings),
-                layers=(*joins, *layers),
-            )
+        spec = GraphSpec(
+            labels=self._labels(loss_weights),
+            dense_name=self.inputs.dense_name,
+            dense_dim=self.inputs.dense_dim,
+            embeddings=tuple(embeddings),
+            layers=(*joins, *layers),
+        )
         return Plan(
             spec=spec,
             rules=rules,

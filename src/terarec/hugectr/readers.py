@@ -82,6 +82,11 @@ class DataReader:
         """Whether there is data to read."""
         return self._reader is not None
 
+    @property
+    def num_skipped(self) -> int:
+        """Records left out so far because their checksum failed."""
+        return 0 if self._reader is None else self._reader.num_skipped
+
     def is_eof(self) -> bool:
         """Whether the last batch asked for was behind the end of the data."""
         return self._is_eof

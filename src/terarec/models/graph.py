@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from terarec.batch import Batch
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError
-from terarec.models.graph_embedding import build_collection, embed, embedding_shapes
+from terarec.models.graph_embedding import Embeddings, build_collection, embed, embedding_shapes
 from terarec.nn.layer import Layer, TensorShape
 from terarec.nn.losses import Loss
 from terarec.nn.registry import build_layer
@@ -47,7 +47,7 @@ class GraphModel(nn.Module):
         self._losses = [(layer, module) for layer, module in built if isinstance(module, Loss)]
         self._steps = [(layer, module) for layer, module in built if not isinstance(module, Loss)]
         self._weight_of = _loss_weights(spec, [layer for layer, _ in self._losses])
-        self.embeddings = nn.ModuleDict(
+        self.embeddings = Embeddings(
             {embedding.name: build_collection(embedding, seed=seed) for embedding in spec.embeddings}
         )
 

@@ -6,12 +6,26 @@ import dataclasses
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from terarec.batch import Jagged, select
 from terarec.embedding import EmbeddingCollection, EmbeddingOutput, Sequences
+from terarec.errors import ConfigError
 from terarec.nn.layer import TensorShape
 from terarec.spec import FeatureSpec, GraphEmbedding, GraphFeature
+
+
+class Embeddings(nn.ModuleDict):
+    """Embeddings by name; a name may also be that of a method, such as "keys", which a plain ModuleDict refuses.
+
+    Raises:
+        ConfigError: a name under which every module keeps something of its own, such as "training".
+    """
+
+    def __setitem__(self, key: str, module: nn.Module) -> None:
+        if key in self.__dict__:
+            raise ConfigError(f"embedding name: got {key!r}, expected another, which no torch.nn.Module uses itself")
+        self._modules[key] = module  # `add_module` would look for attributes of that name
 
 
 def build_collection(spec: GraphEmbedding, *, seed: int) -> EmbeddingCollection:

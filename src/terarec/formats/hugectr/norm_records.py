@@ -92,6 +92,7 @@ def _even_slots(records: Strided, num_rows: int, slots: tuple[int, int, int], ke
 
 def decode_uneven(content: NDArray[np.uint8], spans: Spans, layout: RecordLayout, where: str) -> ColumnBlock:
     """The records in `spans`, whatever the number of their keys; see `decode`."""
+    where = f"{where} (with {layout.key_bytes}-byte keys)"  # what does not fit may be keys of the other size
     fields = _Fields(content, spans, where)
     label = fields.take(layout.label_dim).view(_FLOAT)
     dense = fields.take(layout.dense_dim).view(_FLOAT)
