@@ -69,8 +69,6 @@ def test_files_that_do_not_fit_are_refused(planted, tmp_path):
         made.load_sparse_weights({"wide": "a"})
     with pytest.raises(FileNotFoundError):
         made.load_dense_weights(str(tmp_path / "none.model"))
-    with pytest.raises(WrongInputError, match="table_names: got 't', expected some of none"):
-        made.embedding_dump(str(tmp_path), ["t"])
     with pytest.raises(IllegalCallError, match="compile"):
         made.construct_from_json(written(made, tmp_path / "dcn.json"), True)
 
