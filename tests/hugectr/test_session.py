@@ -99,7 +99,7 @@ def test_passes_with_a_keyset_each_equal_training_without(planted, training, tmp
         losses.append(sess.get_current_loss())
     assert losses[0] == losses[1]
     sess.download_params_to_files(str(tmp_path / "made"), 5)
-    assert (tmp_path / "made0_sparse_5.model" / "key").stat().st_size == 8 * 4 * ROWS
+    assert (tmp_path / "made0_sparse_5.model").stat().st_size == (8 + 4 * 8) * 4 * ROWS  # of 3.0: keys and vectors
     resumed = config(
         repeat_dataset=False,
         model_file=str(tmp_path / "made_dense_5.model"),
