@@ -40,10 +40,19 @@ struct alignas(64) Bucket {
   }
 
   void add(int64_t key, int64_t row) {
-    const int slot = count();
+    const uint32_t before = word;  // `low` might be `word`, for all a compiler knows
+    const int slot = count(), shift = 12 + 4 * slot;
     keys[slot] = key;
-    set_row(slot, row);
-    word++;
+    low[slot] = static_cast<uint32_t>(row);
+    word = ((before & ~(15u << shift)) | static_cast<uint32_t>(row >> 32) << shift) + 1;
+  }
+
+  // Becomes what a bucket with word `before` and its first free slot `slot` is when a key has been added. The key's row
+  // has all high bits set.
+  void put(uint32_t before, int slot, int64_t key, int64_t low_row) {
+    keys[slot] = key;
+    low[slot] = static_cast<uint32_t>(low_row);
+    word = (before | 15u << (12 + 4 * slot)) + 1;
   }
 
   // The last key takes the place of the removed one.

@@ -25,6 +25,8 @@ constexpr int kSegments = HashSegment::kSegments;
 constexpr int64_t kAbsent = -1;
 constexpr int64_t kRepeated = -2;
 constexpr int64_t kUnknown = -1;  // number of absent keys
+// Row of a placed key until its own is known: this and the number of its entry. A key's own row may look the same.
+constexpr int64_t kPlaced = int64_t{15} << 32;
 
 int useful_threads(int64_t keys, int threads) { return keys < kParallelKeys ? 1 : threads; }
 
@@ -162,62 +164,111 @@ HashIndex::Sorted HashIndex::sort_absent(KeySpan keys, const int64_t* rows, int 
   return sorted;
 }
 
-// Writes the rows of a segment's keys that are held after all; the others stay in `absent`.
-void HashIndex::drop_held(Sorted& absent, int number, int64_t* rows) const {
-  int64_t keys[kFindKeys], found[kFindKeys];
-  Entry* entries = absent.of(number);
-  int64_t left = 0;
-  for (int64_t begin = 0; begin < absent.size[number]; begin += kFindKeys) {
-    const int64_t size = std::min(kFindKeys, absent.size[number] - begin);
-    for (int64_t i = 0; i < size; i++) keys[i] = entries[begin + i].key();
-    find_block({keys, size}, found);
-    for (int64_t i = 0; i < size; i++) {
-      const Entry entry = entries[begin + i];
-      if (found[i] == kAbsent) entries[left++] = entry;
-      else rows[entry.at()] = found[i];
-    }
-  }
-  absent.size[number] = left;
-}
-
-// Marks every occurrence but the first of a segment's absent keys; returns how many distinct keys these are.
-int64_t HashIndex::mark_repeats(const Sorted& absent, int number, int64_t* rows) const {
-  static thread_local std::vector<uint32_t> first;  // open addressing: number of an entry + 1
-  Entry* entries = absent.of(number);
+// How many distinct keys of a segment's entries are not held.
+int64_t HashIndex::count_new(const Sorted& absent, int number) const {
+  static thread_local std::vector<uint32_t> seen;  // open addressing: number of an entry + 1
+  const HashSegment& segment = segments_[number];
+  const Entry* entries = absent.of(number);
   const int64_t size = absent.size[number];
   const uint64_t mask = table_mask(size);
-  first.assign(mask + 1, 0);
-  int64_t distinct = 0;
-  for (int64_t e = 0; e < size; e++) {
-    uint64_t at = hash_(entries[e].key()) & mask;
-    while (first[at] && entries[first[at] - 1].key() != entries[e].key()) at = (at + 1) & mask;
-    if (first[at]) {
-      rows[entries[e].at()] = kRepeated - entries[first[at] - 1].at();
-      entries[e].make_repeat();
-    } else {
-      first[at] = static_cast<uint32_t>(e + 1);
-      distinct++;
-    }
-  }
-  return distinct;
-}
-
-// Puts a segment's absent keys where they belong, with row 0: while their cache lines are at hand, which they are no
-// more when the rows are known.
-void HashIndex::place(Sorted& absent, int number, int64_t distinct) {
-  HashSegment& segment = segments_[number];
-  segment.reserve(number, distinct, memory_, hash_);
-  Entry* entries = absent.of(number);
-  const int64_t size = absent.size[number];
+  seen.assign(mask + 1, 0);
+  int64_t count = 0;
   for (int64_t e = 0; e < size; e++) {
     if (e + kAhead < size) segment.fetch(hash_(entries[e + kAhead].key()));
     const int64_t key = entries[e].key();
-    if (!entries[e].is_repeat()) entries[e].set_place(segment.place(hash_(key), key, 0));
+    const uint64_t hash = hash_(key);
+    if (segment.find(hash, key).bucket) continue;
+    uint64_t at = hash & mask;
+    while (seen[at] && entries[seen[at] - 1].key() != key) at = (at + 1) & mask;
+    if (seen[at]) continue;
+    seen[at] = static_cast<uint32_t>(e + 1);
+    count++;
   }
-  absent.is_placed[number] = true;
+  return count;
 }
 
-// Undoes `place`: the last key of a bucket goes first, so that the others' slots stay what they were.
+// Takes up a segment's keys: those that are held after all get their rows and leave `absent`; the others are put where
+// they belong while their cache lines are at hand, which they are no more when the rows are known. Until then a placed
+// key's row is the number of its entry, so that its further occurrences find the first.
+void HashIndex::take_up(Sorted& absent, int number, int64_t* rows) {
+  static thread_local std::vector<Entry> rest;
+  if (!segments_[number].has_room(absent.size[number])) {
+    segments_[number].reserve(number, count_new(absent, number), memory_, hash_);
+  }
+  rest.resize(absent.size[number]);
+  absent.is_placed[number] = true;
+  const int64_t size = take_up_at_home(absent, number, rows, rest.data());
+  take_up_rest(absent, number, rows, {rest.data(), size});
+}
+
+// Puts new keys where there is room at home, and collects in `rest` those that must be looked for further on and
+// further occurrences. All occurrences of a key have one home, which does not become emptier: if one is left over, so
+// are those after it. Nobody can predict where there is room, so that placing a key takes no branch: what has no room
+// at home is written to a bucket that nobody reads: 10 M keys are inserted 1.2 x faster than with branches (two Zen 3
+// cores).
+int64_t HashIndex::take_up_at_home(Sorted& absent, int number, int64_t* rows, Entry* rest) {
+  HashSegment& segment = segments_[number];
+  Entry* entries = absent.of(number);
+  const int64_t size = absent.size[number];
+  Bucket none{};
+  Bucket* homes[kAhead];
+  const auto fetch = [&](int64_t e) {
+    homes[e % kAhead] = &segment.after_home(hash_(entries[e].key()), 0);
+    __builtin_prefetch(homes[e % kAhead], 1);
+  };
+  for (int64_t e = 0; e < std::min(kAhead, size); e++) fetch(e);
+  int64_t placed = 0, left = 0;
+  for (int64_t e = 0; e < size; e++) {
+    const Entry entry = entries[e];
+    Bucket* const home = homes[e % kAhead];
+    if (e + kAhead < size) fetch(e + kAhead);
+    const uint32_t match = home->match(entry.key());
+    if (match && home->row(__builtin_ctz(match)) < kPlaced) {
+      rows[entry.at()] = home->row(__builtin_ctz(match));
+      continue;
+    }
+    const bool is_new = !(match | home->passed() | home->full());
+    Bucket* const targets[] = {&none, home};
+    const int slot = is_new ? home->count() : 0;
+    targets[is_new]->put(home->word, slot, entry.key(), placed);
+    entries[placed] = entry;
+    entries[placed].set_place({home, slot});
+    placed += is_new;
+    rest[left] = entry;
+    left += !is_new;
+  }
+  segment.count_added(placed);
+  absent.size[number] = placed;
+  return left;
+}
+
+// Looks for keys beyond their homes, and puts those that are nowhere where there is room.
+void HashIndex::take_up_rest(Sorted& absent, int number, int64_t* rows, EntrySpan rest) {
+  HashSegment& segment = segments_[number];
+  Entry* entries = absent.of(number);
+  int64_t placed = absent.size[number];
+  for (int64_t e = 0; e < rest.size; e++) {
+    if (e + kAhead < rest.size) __builtin_prefetch(&segment.after_home(hash_(rest.entries[e + kAhead].key()), 1), 1);
+    Entry entry = rest.entries[e];
+    const uint64_t hash = hash_(entry.key());
+    const BucketSlot found = segment.find(hash, entry.key());
+    if (!found.bucket) {
+      entry.set_place(segment.place(hash, entry.key(), kPlaced | placed));
+    } else {
+      const int64_t row = found.bucket->row(found.slot), first = row & ~kPlaced;
+      if (row < kPlaced || first >= placed || !entries[first].is_at(found)) {
+        rows[entry.at()] = row;
+        continue;
+      }
+      rows[entry.at()] = kRepeated - entries[first].at();
+      entry.make_repeat();
+    }
+    entries[placed++] = entry;
+  }
+  absent.size[number] = placed;
+}
+
+// Undoes `take_up`: the last key of a bucket goes first, so that the others' slots stay what they were.
 void HashIndex::take_back(const Sorted& absent) {
   for (int number = 0; number < kSegments; number++) {
     if (!absent.is_placed[number]) continue;
@@ -253,9 +304,7 @@ int64_t HashIndex::insert(KeySpan keys, int64_t* rows, const NewRows& new_rows, 
   int64_t num_new = -1;
   try {
     parallel_for(threads, kSegments, [&](int64_t s) {
-      const int number = static_cast<int>(s);
-      if (num_absent == kUnknown) drop_held(absent, number, rows);
-      if (absent.size[s]) place(absent, number, mark_repeats(absent, number, rows));
+      if (absent.size[s]) take_up(absent, static_cast<int>(s), rows);
     });
     num_new = number_new_keys(keys, rows, new_rows, new_keys, threads);
   } catch (const std::bad_alloc&) {

@@ -96,9 +96,15 @@ class HashIndex {
     void set_place(BucketSlot place) { key_or_place_ = reinterpret_cast<int64_t>(place.bucket) | place.slot; }
     Bucket* bucket() const { return reinterpret_cast<Bucket*>(key_or_place_ & ~int64_t{7}); }
     int slot() const { return static_cast<int>(key_or_place_ & 7); }
+    bool is_at(BucketSlot place) const { return !is_repeat() && bucket() == place.bucket && slot() == place.slot; }
 
    private:
     int64_t key_or_place_, at_;
+  };
+
+  struct EntrySpan {
+    const Entry* entries;
+    int64_t size;
   };
 
   // Keys of a call, segment after segment, those of a segment in the order of the call.
@@ -116,9 +122,10 @@ class HashIndex {
   int64_t find_block(KeySpan keys, int64_t* rows) const;
   int64_t find_unless_new(KeySpan keys, int64_t* rows, int threads) const;
   Sorted sort_absent(KeySpan keys, const int64_t* rows, int threads) const;
-  void drop_held(Sorted& absent, int number, int64_t* rows) const;
-  int64_t mark_repeats(const Sorted& absent, int number, int64_t* rows) const;
-  void place(Sorted& absent, int number, int64_t distinct);
+  int64_t count_new(const Sorted& absent, int number) const;
+  void take_up(Sorted& absent, int number, int64_t* rows);
+  int64_t take_up_at_home(Sorted& absent, int number, int64_t* rows, Entry* rest);
+  void take_up_rest(Sorted& absent, int number, int64_t* rows, EntrySpan rest);
   void take_back(const Sorted& absent);
   void write_rows(const Sorted& absent, int number, int64_t* rows);
   template <class Apply>

@@ -54,13 +54,18 @@ class HashSegment {
     return {bucket, bucket->count() - 1};
   }
 
+  // To be told of keys that were put into buckets by other means than `place`.
+  void count_added(int64_t keys) { size_ += keys; }
+
   // The row that the key had, or -1.
   int64_t erase(uint64_t hash, int64_t key);
+
+  bool has_room(int64_t extra) const { return size_ + extra <= limit(); }
 
   // Makes room for `extra` keys more in segment `number`. Throws std::bad_alloc, having changed nothing.
   template <class Hash>
   void reserve(int number, int64_t extra, BucketMemory& memory, const Hash& hash) {
-    if (size_ + extra > limit()) rebuild(grown(number, size_ + extra), memory, hash);
+    if (!has_room(extra)) rebuild(grown(number, size_ + extra), memory, hash);
   }
 
   // Gives memory back if so many keys were erased that it would exceed 24 bytes a key.
@@ -96,8 +101,17 @@ class HashSegment {
     built.buckets_ = memory.take(num_buckets);
     for (int64_t b = 0; b < buckets_.size(); b++) {  // both arrays are passed through in one direction
       const Bucket& bucket = buckets_[b];
-      for (int i = 0; i < bucket.count(); i++) built.place(hash(bucket.keys[i]), bucket.keys[i], bucket.row(i));
+      Bucket none;  // takes what the free slots hold, since nobody can predict their number
+      none.word = 0;
+      for (int i = 0; i < Bucket::kSlots; i++) {
+        const uint64_t key_hash = hash(bucket.keys[i]);
+        Bucket* const targets[] = {&none, &built.after_home(key_hash, 0)};
+        Bucket& target = *targets[i < bucket.count()];
+        if (target.full()) built.place(key_hash, bucket.keys[i], bucket.row(i));
+        else target.add(bucket.keys[i], bucket.row(i));
+      }
     }
+    built.size_ = size_;  // `place` has counted a few
     release(memory);
     *this = std::move(built);
   }

@@ -164,6 +164,14 @@ def test_new_keys_take_the_free_rows_first(index):
     assert new_keys.tolist() == [6]
 
 
+def test_the_largest_rows_are_rows_like_others(index):
+    model, first = {}, 15 << 32
+    keys = list(range(affordable(index, 3000)))
+    insert(index, model, keys[::2], [], first)
+    insert(index, model, [*keys[::3], *keys, *keys[::5]], [], first + len(keys))
+    assert held(index) == model
+
+
 def test_of_a_repeated_key_the_last_row_counts(index):
     index.assign(tensor([4, 5, 4]), tensor([1, 2, 3]))
     assert index.find(tensor([4, 5])).tolist() == [3, 2]
