@@ -19,7 +19,7 @@ from terarec.hugectr.errors import (
     OutOfBoundError,
     WrongInputError,
 )
-from tests.hugectr.families import dlrm
+from tests.hugectr.families import dlrm, wide_deep
 from tests.hugectr.planted import ROWS, Planted, write_norm
 from tests.hugectr.scripts import ADAM, Layer, dcn, embed, layer, model, norm_reader, solver, to_loss
 from tests.hugectr.test_older_releases import write_parquet, write_raw
@@ -241,6 +241,17 @@ class TestSnapshots:
         match = "0_sparse_1.model holds 'notes', expected"
         refused(WrongInputError, match, made.save_params_to_files, f"{tmp_path}/", 1)
         assert (tmp_path / "0_sparse_1.model" / "notes").read_text() == "mine"
+
+    def test_a_wrong_one_of_several_changes_none(self, few, tmp_path):
+        made = started(wide_deep(few, few, **SMALL))
+        made.train()
+        made.save_params_to_files(f"{tmp_path}/", 1)
+        made.train()
+        table = made.module.collection("wide").tables["wide"]
+        before = table.export(table.keys()).weights
+        wrong = [f"{tmp_path}/0_sparse_1.model", f"{tmp_path}/none"]
+        refused(FileCannotOpenError, "load_sparse_weights: .*none: no such", made.load_sparse_weights, wrong)
+        assert table.export(table.keys()).weights.equal(before)
 
 
 class TestArguments:

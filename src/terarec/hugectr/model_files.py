@@ -18,6 +18,7 @@ from terarec.hugectr.tables.sparse_embedding import SparseEmbedding
 from terarec.hugectr.weights import (
     EmbeddingFile,
     FileNames,
+    check_sparse,
     dump_collection,
     dump_folder,
     embedding_file,
@@ -119,9 +120,12 @@ class ModelFiles(ModelData):
             IllegalCallError: before `compile`.
             WrongInputError: another number of files, or an embedding that is not there.
             FileCannotOpenError: a folder that is not there.
-            BrokenFileError: a folder of another embedding.
+            BrokenFileError: a folder of another embedding; none of the embeddings is changed then.
         """
-        for file, path in self._chosen("load_sparse_weights", files):
+        chosen = self._chosen("load_sparse_weights", files)
+        for file, path in chosen[1:]:
+            check_sparse(file, path)  # before the first is changed
+        for file, path in chosen:
             load_sparse(file, path)
 
     @as_hugectr_errors("load_sparse_optimizer_states")
@@ -175,7 +179,7 @@ class ModelFiles(ModelData):
             for part in self._network.of_kind(SparseEmbedding)
         ]
 
-    def _chosen(self, call: str, files: Sequence[str] | Mapping[str, str]) -> Iterator[tuple[EmbeddingFile, Path]]:
+    def _chosen(self, call: str, files: Sequence[str] | Mapping[str, str]) -> list[tuple[EmbeddingFile, Path]]:
         """Each embedding that is to be loaded with its path."""
         self._compiled(call)
         held = {file.name: file for file in self._embedding_files()}
@@ -191,7 +195,7 @@ class ModelFiles(ModelData):
         for name in files:
             if name not in held:
                 raise WrongInputError(f"{call}: got {name!r}, expected one of {', '.join(held) or 'none'}")
-        return iter([(held[name], Path(path)) for name, path in files.items()])
+        return [(held[name], Path(path)) for name, path in files.items()]
 
     def _collections(
         self, call: str, table_names: Sequence[str]

@@ -10,6 +10,7 @@ from terarec.hugectr.weights.dense import (
 from terarec.hugectr.weights.embedding_files import EmbeddingFile, embedding_file
 from terarec.hugectr.weights.file_names import FileNames, is_single_file
 from terarec.hugectr.weights.sparse import (
+    check_sparse,
     load_sparse,
     load_sparse_optimizer_states,
     save_sparse,
@@ -19,6 +20,7 @@ from terarec.hugectr.weights.sparse import (
 __all__ = [
     "EmbeddingFile",
     "FileNames",
+    "check_sparse",
     "dump_collection",
     "dump_folder",
     "embedding_file",

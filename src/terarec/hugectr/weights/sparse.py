@@ -57,11 +57,16 @@ def load_sparse(embedding: EmbeddingFile, path: Path) -> None:
         FormatError: files that do not fit each other or the embedding, or a key twice; nothing is changed then.
         OutOfBoundError: a key outside its static table; nothing is changed then.
     """
-    keys, slots = _keys_of(embedding, path)
-    _check(embedding, keys, embedding.slot_of(keys, slots, path), path)
+    check_sparse(embedding, path)
     for table in embedding.tables:
         table.clear()
     import_rows(embedding, _chunks_of(embedding, path), path)
+
+
+def check_sparse(embedding: EmbeddingFile, path: Path) -> None:
+    """Raise what `load_sparse` would, and change nothing."""
+    keys, slots = _keys_of(embedding, path)
+    _check_keys(embedding, keys, embedding.slot_of(keys, slots, path), path)
 
 
 def import_rows(embedding: EmbeddingFile, chunks: Iterable[SparseRows], path: Path) -> None:
@@ -174,7 +179,7 @@ def _keys_of(embedding: EmbeddingFile, path: Path) -> tuple[NDArray[np.int64], N
     return keys, np.concatenate([np.empty(0, np.uint64), *slots]) if embedding.has_slots else None
 
 
-def _check(embedding: EmbeddingFile, keys: NDArray[np.int64], slots: NDArray[np.int64], path: Path) -> None:
+def _check_keys(embedding: EmbeddingFile, keys: NDArray[np.int64], slots: NDArray[np.int64], path: Path) -> None:
     """Raise unless each table can take its keys."""
     for slot, (table, base) in enumerate(zip(embedding.tables, embedding.bases, strict=True)):
         mine = keys[slots == slot]
