@@ -32,3 +32,11 @@ def test_members_are_hashable_and_no_two_enumerations_are_equal():
 def test_an_unknown_name_points_at_the_page():
     with pytest.raises(AttributeError, match=r"no 'Layer_x': docs/hugectr-compat.md"):
         _ = hugectr.Layer_x
+
+
+def test_an_unknown_member_is_guessed():
+    with pytest.raises(AttributeError, match=r"Layer_t has no 'Relu', did you mean 'ReLU'"):
+        _ = hugectr.Layer_t.Relu
+    with pytest.raises(AttributeError, match=r"Check_t has no 'CRC32', expected one of Sum, Non"):
+        _ = hugectr.Check_t.CRC32
+    assert not hasattr(hugectr.Layer_t, "_ipython_display_")

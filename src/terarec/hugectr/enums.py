@@ -5,10 +5,31 @@ The members are also names of the package itself (``hugectr.Adam``), unless two 
 
 from __future__ import annotations
 
-from enum import Enum
+import difflib
+from enum import Enum, EnumMeta
+from typing import Any
 
 
-class Error_t(Enum):  # noqa: N801
+class _NamesType(EnumMeta):
+    """Tells of a member that is not there by those that are."""
+
+    def __getattr__(cls, name: str) -> Any:
+        members = cls.__dict__.get("_member_map_", {})
+        if name in members:  # Python 3.11 looks members up here
+            return members[name]
+        if name.startswith("_"):
+            raise AttributeError(name)
+        folded = {member.lower(): member for member in members}
+        close = difflib.get_close_matches(name.lower(), folded, n=1)
+        hint = f"did you mean {folded[close[0]]!r}" if close else f"expected one of {', '.join(members)}"
+        raise AttributeError(f"{cls.__name__} has no {name!r}, {hint}")
+
+
+class Names(Enum, metaclass=_NamesType):
+    """Base of HugeCTR's enumerations."""
+
+
+class Error_t(Names):  # noqa: N801
     """What went wrong; `terarec.hugectr.errors` has an exception for each member that can occur here."""
 
     Success = 0
@@ -32,14 +53,14 @@ class Error_t(Enum):  # noqa: N801
     EndOfFile = 18
 
 
-class Check_t(Enum):  # noqa: N801
+class Check_t(Names):  # noqa: N801
     """Whether the records of a Norm file carry checksums."""
 
     Sum = 0
     Non = 1
 
 
-class DataReaderType_t(Enum):  # noqa: N801
+class DataReaderType_t(Names):  # noqa: N801
     """Format of the data files."""
 
     Norm = 0
@@ -48,7 +69,7 @@ class DataReaderType_t(Enum):  # noqa: N801
     RawAsync = 3
 
 
-class SourceType_t(Enum):  # noqa: N801
+class SourceType_t(Names):  # noqa: N801
     """How a source names its files."""
 
     FileList = 0
@@ -56,7 +77,7 @@ class SourceType_t(Enum):  # noqa: N801
     Parquet = 2
 
 
-class FileSystemType_t(Enum):  # noqa: N801
+class FileSystemType_t(Names):  # noqa: N801
     """Where files lie; releases 3.4 to 4.0 called it DataSourceType_t."""
 
     Local = 0
@@ -69,14 +90,14 @@ class FileSystemType_t(Enum):  # noqa: N801
 DataSourceType_t = FileSystemType_t
 
 
-class TrainPSType_t(Enum):  # noqa: N801
+class TrainPSType_t(Names):  # noqa: N801
     """Where an embedding training cache keeps its tables."""
 
     Staged = 0
     Cached = 1
 
 
-class Embedding_t(Enum):  # noqa: N801
+class Embedding_t(Names):  # noqa: N801
     """Kind of an embedding."""
 
     DistributedSlotSparseEmbeddingHash = 0
@@ -85,7 +106,7 @@ class Embedding_t(Enum):  # noqa: N801
     HybridSparseEmbedding = 3
 
 
-class Initializer_t(Enum):  # noqa: N801
+class Initializer_t(Names):  # noqa: N801
     """How weights start."""
 
     Default = 0
@@ -95,7 +116,7 @@ class Initializer_t(Enum):  # noqa: N801
     Zero = 4
 
 
-class Layer_t(Enum):  # noqa: N801
+class Layer_t(Names):  # noqa: N801
     """Kind of a dense layer."""
 
     BatchNorm = 0
@@ -143,26 +164,26 @@ for _synonym, _layer in LAYER_SYNONYMS.items():
     setattr(Layer_t, _synonym, _layer)
 
 
-class GroupLayer_t(Enum):  # noqa: N801
+class GroupLayer_t(Names):  # noqa: N801
     """Kind of a group of dense layers."""
 
     GroupFusedInnerProduct = 0
 
 
-class Alignment_t(Enum):  # noqa: N801
+class Alignment_t(Names):  # noqa: N801
     """How the asynchronous reader pads its keys on a GPU."""
 
     Auto = 0
     Non = 1
 
 
-class LrPolicy_t(Enum):  # noqa: N801
+class LrPolicy_t(Names):  # noqa: N801
     """How the learning rate moves: by warm-up and decay alone."""
 
     fixed = 0
 
 
-class Optimizer_t(Enum):  # noqa: N801
+class Optimizer_t(Names):  # noqa: N801
     """Kind of an optimizer."""
 
     Ftrl = 0
@@ -174,7 +195,7 @@ class Optimizer_t(Enum):  # noqa: N801
     SGD = 6
 
 
-class Update_t(Enum):  # noqa: N801
+class Update_t(Names):  # noqa: N801
     """Which rows of a table a step moves."""
 
     Local = 0
@@ -182,14 +203,14 @@ class Update_t(Enum):  # noqa: N801
     LazyGlobal = 2
 
 
-class Activation_t(Enum):  # noqa: N801
+class Activation_t(Names):  # noqa: N801
     """Activation behind a fully connected layer."""
 
     Relu = 0
     Non = 1
 
 
-class FcPosition_t(Enum):  # noqa: N801
+class FcPosition_t(Names):  # noqa: N801
     """Place of a FusedInnerProduct in its chain."""
 
     Non = 0
@@ -199,14 +220,14 @@ class FcPosition_t(Enum):  # noqa: N801
     Isolated = 4
 
 
-class Regularizer_t(Enum):  # noqa: N801
+class Regularizer_t(Names):  # noqa: N801
     """Norm of the weights that a loss adds."""
 
     L1 = 0
     L2 = 1
 
 
-class MetricsRawType(Enum):
+class MetricsRawType(Names):
     """What a metric is made from."""
 
     Loss = 0
@@ -214,7 +235,7 @@ class MetricsRawType(Enum):
     Label = 2
 
 
-class MetricsType(Enum):
+class MetricsType(Names):
     """Metrics of an evaluation."""
 
     AUC = 0
@@ -224,28 +245,28 @@ class MetricsType(Enum):
     SMAPE = 4
 
 
-class DeviceLayout(Enum):
+class DeviceLayout(Names):
     """Order of the devices of several nodes."""
 
     LocalFirst = 0
     NodeFirst = 1
 
 
-class AllReduceAlgo(Enum):
+class AllReduceAlgo(Names):
     """How GPUs sum dense gradients."""
 
     OneShot = 0
     NCCL = 1
 
 
-class Distribution_t(Enum):  # noqa: N801
+class Distribution_t(Names):  # noqa: N801
     """Distribution of generated keys."""
 
     Uniform = 0
     PowerLaw = 1
 
 
-class PowerLaw_t(Enum):  # noqa: N801
+class PowerLaw_t(Names):  # noqa: N801
     """Exponent of the power law of generated keys: 0.9, 1.1, 1.3, or the user's."""
 
     Long = 0
@@ -254,41 +275,41 @@ class PowerLaw_t(Enum):  # noqa: N801
     Specific = 3
 
 
-class Tensor_t(Enum):  # noqa: N801
+class Tensor_t(Names):  # noqa: N801
     """Which of the last two batches `Model.check_out_tensor` shows."""
 
     Train = 0
     Evaluate = 1
 
 
-class CommunicationStrategy(Enum):
+class CommunicationStrategy(Names):
     """How GPUs of an embedding collection exchange vectors."""
 
     Uniform = 0
     Hierarchical = 1
 
 
-class CompressionStrategy(Enum):
+class CompressionStrategy(Names):
     """What GPUs of an embedding collection send."""
 
     Reduction = 0
     Unique = 1
 
 
-class DataReaderSparse_t(Enum):  # noqa: N801
+class DataReaderSparse_t(Names):  # noqa: N801
     """How readers up to 3.0 spread the keys over GPUs."""
 
     Distributed = 0
     Localized = 1
 
 
-class HybridEmbeddingType(Enum):
+class HybridEmbeddingType(Names):
     """How a hybrid embedding places infrequent rows."""
 
     Distributed = 0
 
 
-class CommunicationType(Enum):
+class CommunicationType(Names):
     """Wires between the GPUs of a hybrid embedding."""
 
     IB_NVLink_Hier = 0
@@ -296,7 +317,7 @@ class CommunicationType(Enum):
     NVLink_SingleNode = 2
 
 
-class DatabaseType_t(Enum):  # noqa: N801
+class DatabaseType_t(Names):  # noqa: N801
     """Store behind the parameter server."""
 
     disabled = 0
@@ -307,7 +328,7 @@ class DatabaseType_t(Enum):  # noqa: N801
     rocks_db = 5
 
 
-class DatabaseOverflowPolicy_t(Enum):  # noqa: N801
+class DatabaseOverflowPolicy_t(Names):  # noqa: N801
     """Which rows a full store drops."""
 
     evict_oldest = 0
@@ -315,7 +336,7 @@ class DatabaseOverflowPolicy_t(Enum):  # noqa: N801
     evict_least_used = 2
 
 
-class UpdateSourceType_t(Enum):  # noqa: N801
+class UpdateSourceType_t(Names):  # noqa: N801
     """Where a parameter server hears of new rows."""
 
     null = 0
