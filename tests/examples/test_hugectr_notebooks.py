@@ -9,16 +9,10 @@ pytest.importorskip("nbclient", reason="the extra 'dev' is not installed")
 
 from tests.examples.notebooks import NOTEBOOKS, executed, plots
 
-LONG = {"criteo_dcn"}  # 25 s on 2 cores with their other work; the others 10
+each = pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in NOTEBOOKS])
 
 
-def each(is_run):
-    """Every notebook; the long ones are run by `make test-all` alone."""
-    marks = {path: [pytest.mark.slow] if is_run and path.stem in LONG else [] for path in NOTEBOOKS}
-    return pytest.mark.parametrize("path", [pytest.param(path, id=path.stem, marks=marks[path]) for path in NOTEBOOKS])
-
-
-@each(is_run=True)
+@each
 def test_it_runs_and_shows_a_plot(path, tmp_path):
     notebook = executed(path, tmp_path)
     assert all(len(image) > 10_000 for image in plots(notebook))
@@ -26,7 +20,7 @@ def test_it_runs_and_shows_a_plot(path, tmp_path):
     assert "assert" in notebook.cells[-1].source
 
 
-@each(is_run=False)
+@each
 def test_what_it_keeps_is_of_one_whole_run_and_names_no_machine(path):
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
