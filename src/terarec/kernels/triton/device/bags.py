@@ -40,6 +40,14 @@ def feature_layout(layout, COLUMNS: tl.constexpr):
 
 
 @triton.jit
+def load_keys(keys, position, is_key, rows, bad):
+    """The keys at ``position [BAGS]``, whether each has a row, and `bad` with the positions of those that have none."""
+    key = tl.load(keys + position, mask=is_key, other=0)
+    is_row = is_key & (key >= 0) & (key < rows)
+    return key, is_row, tl.minimum(bad, tl.where(is_key & (is_row == 0), position, NOTHING))
+
+
+@triton.jit
 def report_bad_keys(status, bad):
     """Tell the status of the first of the positions ``bad [BAGS]``, `NOTHING` where all is well."""
     first_bad = tl.min(bad, 0)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from terarec.kernels.triton.device.bags import MAX, NOTHING, bag_factor, bag_tile, feature_layout, report_bad_keys
+from terarec.kernels.triton.device.bags import (
+    MAX,
+    NOTHING,
+    bag_factor,
+    bag_tile,
+    feature_layout,
+    load_keys,
+    report_bad_keys,
+)
 from terarec.kernels.triton.device.loops import times
 
 
@@ -62,9 +70,7 @@ def locate_kernel(
     for j in range(times(tl.max(length, 0))):
         is_key = j < length
         position = start + j
-        key = tl.load(keys + position, mask=is_key, other=0)
-        is_row = (key >= 0) & (key < rows)
-        bad = tl.minimum(bad, tl.where(is_row, NOTHING, tl.where(is_key, position, NOTHING)))
+        key, is_row, bad = load_keys(keys, position, is_key, rows, bad)
         row = tl.where(is_row & (factor != 0.0), base + key, no_row)
         tl.store(rows_out + position, row.to(rows_out.dtype.element_ty), mask=is_key)
         tl.store(sources_out + position, source if IS_POOLED else first_source + position, mask=is_key)

@@ -6,7 +6,15 @@ import triton
 import triton.language as tl
 
 from terarec.kernels import contract
-from terarec.kernels.triton.device.bags import MAX, NOTHING, bag_factor, bag_tile, feature_layout, report_bad_keys
+from terarec.kernels.triton.device.bags import (
+    MAX,
+    NOTHING,
+    bag_factor,
+    bag_tile,
+    feature_layout,
+    load_keys,
+    report_bad_keys,
+)
 from terarec.kernels.triton.device.loops import times
 
 TAIL = tl.constexpr(contract.ROW_TAIL_BYTES)
@@ -69,9 +77,7 @@ def lookup_kernel(
     for j in range(times(tl.max(length, 0))):
         is_key = j < length
         position = start + j
-        key = tl.load(keys + position, mask=is_key, other=0)
-        is_row = is_key & (key >= 0) & (key < rows)
-        bad = tl.minimum(bad, tl.where(is_row, NOTHING, tl.where(is_key, position, NOTHING)))
+        key, is_row, bad = load_keys(keys, position, is_key, rows, bad)
         vector = load_rows(weights, base + key, is_row, column, WIDTH, IS_QUANTIZED)
         if IS_WEIGHTED:
             weight = tl.load(key_weights + position, mask=is_key, other=0.0)
@@ -122,9 +128,7 @@ def dots_kernel(
     for j in range(times(tl.max(length, 0))):
         is_key = j < length
         position = start + j
-        key = tl.load(keys + position, mask=is_key, other=0)
-        is_row = is_key & (key >= 0) & (key < rows)
-        bad = tl.minimum(bad, tl.where(is_row, NOTHING, tl.where(is_key, position, NOTHING)))
+        key, is_row, bad = load_keys(keys, position, is_key, rows, bad)
         vector = load_rows(weights, base + key, is_row, column, WIDTH, False)
         tl.store(out + position, tl.sum(vector * grad, 1), mask=is_key)
     report_bad_keys(status, bad)
