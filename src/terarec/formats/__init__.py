@@ -7,10 +7,12 @@ from terarec.formats.block import ColumnBlock, Keys, merge, slice_rows
 from terarec.formats.container import read_tensors, write_tensors
 from terarec.formats.dataset import DATASET_FILE, read_dataset, write_dataset
 from terarec.formats.envelope import open_envelope, write_envelope
+from terarec.formats.journal import Journal
 from terarec.formats.layout import default_group_rows
 from terarec.formats.new_directory import new_directory
 from terarec.formats.parquet import ParquetShard, ParquetShardWriter
 from terarec.formats.raw import RawShard, RawShardWriter
+from terarec.formats.resumable_directory import resumable_directory
 from terarec.formats.shard import Shard, create_shard, open_shard, shard_path
 from terarec.formats.writer import ShardWriter
 
@@ -19,6 +21,7 @@ __all__ = [
     "DATASET_FILE",
     "AtomicFile",
     "ColumnBlock",
+    "Journal",
     "Keys",
     "ParquetShard",
     "ParquetShardWriter",
@@ -35,6 +38,7 @@ __all__ = [
     "open_shard",
     "read_dataset",
     "read_tensors",
+    "resumable_directory",
     "shard_path",
     "slice_rows",
     "widen_bfloat16",

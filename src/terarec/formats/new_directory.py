@@ -33,17 +33,28 @@ def new_directory(out: Path, *, replaceable: str | None = None) -> Iterator[Path
         StorageError: the disk is full, or refuses to write there.
     """
     out = out.resolve()
-    _check_replaceable(out, replaceable)
+    check_replaceable(out, replaceable)
     partial = out.with_name(f"{out.name}.partial-{os.getpid()}")
     try:
+        with told_of(partial, out):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            yield partial
+            put_in_place(partial, out)
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        yield partial
-        flush_tree(partial)
-        _put(partial, out)
-        flush(out.parent)
+
+
+@contextmanager
+def told_of(partial: Path, out: Path) -> Iterator[None]:
+    """Let errors of writing into `partial` speak of `out`, the one that the user knows.
+
+    Raises:
+        StorageError: for an error of the disk, in one line.
+    """
+    try:
+        yield
     except StorageError as error:
-        # A file's own error names it where it was written; the user knows `out` alone.
         raise StorageError(str(error).replace(str(partial), str(out))) from error
     except OSError as error:
         if isinstance(error, ValueError):  # a FormatError such as a missing source says all itself
@@ -51,11 +62,10 @@ def new_directory(out: Path, *, replaceable: str | None = None) -> Iterator[Path
         reason = f"{error.strerror or error}"
         what = f"{reason}; nothing was left behind" if error.errno in DISK_FULL else f"cannot write there: {reason}"
         raise StorageError(f"{out}: {what}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
-def _check_replaceable(out: Path, pattern: str | None) -> None:
+def check_replaceable(out: Path, pattern: str | None = None) -> None:
+    """Raise `ConfigError` unless `out` is free, or holds nothing but names of the `pattern`."""
     if not out.exists():
         return
     names = sorted(entry.name for entry in out.iterdir()) if out.is_dir() else [out.name]
@@ -66,8 +76,15 @@ def _check_replaceable(out: Path, pattern: str | None) -> None:
             raise FieldError("", "out", f"{out} holds {name!r}, expected a directory with nothing of others in it")
 
 
-def _put(partial: Path, out: Path) -> None:
-    """Rename `partial` to `out`; a directory can take the place of an empty one alone."""
+def put_in_place(partial: Path, out: Path) -> None:
+    """Force `partial` to the disk and rename it to `out`; a former `out` is removed."""
+    flush_tree(partial)
+    _rename(partial, out)
+    flush(out.parent)
+
+
+def _rename(partial: Path, out: Path) -> None:
+    """A directory can take the place of an empty one alone."""
     if not out.exists() or not any(out.iterdir()):
         os.replace(partial, out)
         return

@@ -1,0 +1,72 @@
+"""What an interrupted piece of work has done already: its phases commit, and the next run goes on after the last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from terarec.formats.envelope import open_envelope, write_envelope
+from terarec.spec import FieldError
+
+JOURNAL_FILE = "journal.json"
+FORMAT = "terarec.journal"
+VERSION = 1
+
+
+class Journal:
+    """``journal.json`` of a directory in the making.
+
+    Args:
+        directory: that directory.
+        fingerprint: what the phases depend on: the name of each part, and a text that changes whenever it does.
+
+    Attributes:
+        directory: that directory.
+
+    Raises:
+        ConfigError: phases of another fingerprint are there already.
+    """
+
+    def __init__(self, directory: Path, fingerprint: Mapping[str, str]) -> None:
+        self.directory = directory
+        self._path = directory / JOURNAL_FILE
+        self._fingerprint = dict(fingerprint)
+        self._phases: dict[str, Any] = {}
+        if self._path.exists():
+            found = open_envelope(self._path, FORMAT, VERSION)
+            _check(found["fingerprint"], fingerprint, directory)
+            self._phases = found["phases"]
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """The phases that are done, in the order in which they were."""
+        return tuple(self._phases)
+
+    def result(self, phase: str) -> Any | None:
+        """What `commit` was given for `phase`; None if the phase is still to do."""
+        return self._phases.get(phase)
+
+    def commit(self, phase: str, result: Mapping[str, Any]) -> None:
+        """Put down that `phase` is done. What it wrote must be on the disk.
+
+        Raises:
+            StorageError: the disk is full.
+        """
+        self._phases[phase] = dict(result)
+        content = {"fingerprint": self._fingerprint, "phases": self._phases}
+        write_envelope(self._path, FORMAT, VERSION, content)
+
+    def remove(self) -> None:
+        """Remove the file: the directory is whole."""
+        self._path.unlink(missing_ok=True)
+
+
+def _check(found: Mapping[str, str], expected: Mapping[str, str], directory: Path) -> None:
+    for part, value in expected.items():
+        if found.get(part) != value:
+            problem = (
+                f"an interrupted run left {directory} with other {part}, expected the same to go on, "
+                "or restart (--restart) to throw it away"
+            )
+            raise FieldError("", "out", problem)

@@ -1,0 +1,113 @@
+"""Directories whose unfinished work outlives a kill."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from terarec.errors import ConfigError, RunInterruptedError, StorageError
+from terarec.formats import resumable_directory
+
+WORK = {"sources": "a"}
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from terarec.formats import resumable_directory
+with resumable_directory(Path(sys.argv[1]), {"sources": "a"}) as journal:
+    (journal.directory / "counts").write_text("whole")
+    journal.commit("count", {"rows": 7})
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def stop(out: Path, reason: BaseException) -> None:
+    """Stop for a `reason` after one phase."""
+    with resumable_directory(out, WORK) as journal:
+        journal.commit("count", {"rows": 7})
+        raise reason
+
+
+def test_it_appears_whole_and_without_its_marks(tmp_path: Path) -> None:
+    out = tmp_path / "data"
+    with resumable_directory(out, WORK) as journal:
+        (journal.directory / "rows").write_text("1")
+        journal.commit("write", {})
+        assert not out.exists()
+    assert [path.name for path in out.iterdir()] == ["rows"]
+    assert not (tmp_path / "data.partial").exists()
+
+
+def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="broken"):
+        stop(tmp_path / "data", RuntimeError("broken"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_run_is_gone_on_with(tmp_path: Path) -> None:
+    out = tmp_path / "data"
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(out)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert not out.exists()
+    with resumable_directory(out, WORK) as journal:
+        assert journal.result("count") == {"rows": 7}
+        assert journal.result("write") is None
+        assert (journal.directory / "counts").read_text() == "whole"
+    assert (out / "counts").exists()
+
+
+def test_other_work_is_refused_until_restarted(tmp_path: Path) -> None:
+    out = tmp_path / "data"
+    subprocess.run([sys.executable, "-c", KILLED, str(out)], check=False)
+    with (
+        pytest.raises(ConfigError, match=r"interrupted run left .*data\.partial with other sources, .*--restart"),
+        resumable_directory(out, {"sources": "b"}),
+    ):
+        pass
+    assert (tmp_path / "data.partial" / "counts").exists()
+    with resumable_directory(out, {"sources": "b"}, restart=True) as journal:
+        assert journal.phases == ()
+        assert not (journal.directory / "counts").exists()
+
+
+def test_two_runs_at_once_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "data"
+    with resumable_directory(out, WORK) as journal:
+        (journal.directory / "rows").write_text("1")
+        with pytest.raises(ConfigError, match="data is being written by another run"), resumable_directory(out, WORK):
+            pass
+    assert (out / "rows").exists()
+
+
+def test_control_c_keeps_what_is_committed(tmp_path: Path) -> None:
+    out = tmp_path / "data"
+    with pytest.raises(RunInterruptedError, match="keeps the phases count;"):
+        stop(out, KeyboardInterrupt())
+    with resumable_directory(out, WORK) as journal:
+        assert journal.phases == ("count",)
+
+
+def test_control_c_before_the_first_phase_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), resumable_directory(tmp_path / "data", WORK):
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_holds_something_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    with pytest.raises(ConfigError, match="exists and is not empty"), resumable_directory(tmp_path, WORK):
+        pass
+    assert (tmp_path / "mine").read_text() == "precious"
+    assert not tmp_path.with_name(tmp_path.name + ".partial").exists()
+
+
+def test_an_error_of_the_disk_names_the_directory_that_was_asked_for(tmp_path: Path) -> None:
+    with (
+        pytest.raises(StorageError, match=r"data: No space left on device; nothing was left behind"),
+        resumable_directory(tmp_path / "data", WORK),
+        Path("/dev/full").open("wb", buffering=0) as full,
+    ):
+        full.write(b"1")
+    assert list(tmp_path.iterdir()) == []
