@@ -56,7 +56,7 @@ def test_more_devices_than_there_are_change_nothing_and_are_told_of_once(planted
     four = losses_of(dcn_on([[0, 1], [2, 3]], planted), 5)
     assert one == four
     assert "devices" not in told
-    assert capsys.readouterr().out.count("vvgpu names 4 devices: training runs on this one, with the same results") == 1
+    assert capsys.readouterr().out.count("vvgpu names 4 devices: training runs on cpu, with the same results") == 1
 
 
 def dcn_on(devices, planted):

@@ -92,17 +92,18 @@ def test_outputs_have_the_declared_shapes_and_inputs_stay_as_they_were(kind: str
         assert torch.equal(value, was)
 
 
+@pytest.mark.parametrize("narrow_type", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", KINDS)
-def test_mixed_precision_trains(kind: str) -> None:
+def test_mixed_precision_trains(kind: str, narrow_type: torch.dtype) -> None:
     """Under autocast the numbers are near those in float32, and float32 weights get float32 gradients."""
     layer, inputs = example(kind)
     torch.manual_seed(0)
     expected = flat(layer(*inputs))
     leaves = [value.clone().requires_grad_() for value in inputs]
     torch.manual_seed(0)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=narrow_type):
         got = flat(layer(*leaves))
-        narrow = [value.bfloat16() for value in leaves[:1]] + leaves[1:]
+        narrow = [value.to(narrow_type) for value in leaves[:1]] + leaves[1:]
         from_narrow = flat(layer(*narrow))
     for out, wanted in zip([*got, *from_narrow], [*expected, *expected], strict=True):
         if kind != "dropout":
@@ -111,6 +112,14 @@ def test_mixed_precision_trains(kind: str) -> None:
         sum(out.float().square().sum() for out in got).backward()  # type: ignore[union-attr]
     for weight in layer.parameters():
         assert not weight.requires_grad or (weight.grad is not None and weight.grad.dtype == torch.float32)
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"interaction"}))  # it asks for autocast, which "meta" lacks
+def test_a_layer_is_whole_where_it_is_moved(kind: str) -> None:
+    """On "meta", a tensor that stayed behind meets those that moved, which no operator of torch allows."""
+    layer, inputs = example(kind)
+    outputs = flat(layer.to("meta")(*(value.to("meta") for value in inputs)))
+    assert {out.device.type for out in outputs} == {"meta"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,6 +6,7 @@ import logging
 import math
 
 import pytest
+import torch
 from rich.console import Console
 
 from terarec.train import ProgressBar, build, precision
@@ -95,11 +96,12 @@ def test_bf16_on_a_processor_without_it_is_told_once(tmp_path, monkeypatch, capl
         for _ in range(3):
             precision.warn_if_slow("bf16")
             precision.warn_if_slow("fp32")
+            precision.warn_if_slow("bf16", torch.device("cuda"))
     assert len(caplog.records) == slow
-    precision.mixed_precision.cache_clear()
-    assert {precision.mixed_precision() for _ in range(3)} == {"fp32" if slow else "bf16"}
+    precision._processors_mixed_precision.cache_clear()
+    assert {precision.mixed_precision(precision.CPU) for _ in range(3)} == {"fp32" if slow else "bf16"}
     assert len(caplog.records) == 2 * slow
-    precision.mixed_precision.cache_clear()  # other tests ask the processor itself
+    precision._processors_mixed_precision.cache_clear()  # other tests ask the processor itself
 
 
 def test_peak_memory_counts_what_was_touched():

@@ -44,6 +44,7 @@ class Engine:
         plan: what to make.
         solver: what `CreateSolver` made.
         optimizer: of the dense layers.
+        device: where everything of the model is.
         train_reader, eval_reader: where the batches come from.
 
     Raises:
@@ -51,19 +52,26 @@ class Engine:
     """
 
     def __init__(
-        self, plan: Plan, solver: Any, optimizer: Any, *, train_reader: DataReader, eval_reader: DataReader
+        self,
+        plan: Plan,
+        solver: Any,
+        optimizer: Any,
+        *,
+        device: torch.device,
+        train_reader: DataReader,
+        eval_reader: DataReader,
     ) -> None:
         self.plan = plan
         keep_freed_memory()
         seed = solver.seed or secrets.randbits(62) + 1
         torch.manual_seed(seed)  # of dropout
         with as_hugectr_errors("compile"):
-            self.model = GraphModel(plan.spec, seed=seed)
+            self.model = GraphModel(plan.spec, seed=seed).to(device)
         self.trainer = GraphTrainer(
             self.model,
             optimizer_rule(optimizer, solver.lr),
             plan.rules,
-            precision=mixed_precision() if solver.use_mixed_precision else "fp32",
+            precision=mixed_precision(device, loss_scale=solver.scaler) if solver.use_mixed_precision else "fp32",
             loss_scale=solver.scaler,
         )
         self.train_reader, self.eval_reader = train_reader, eval_reader
@@ -127,7 +135,7 @@ class Engine:
             raise WrongInputError(f"check_out_tensor: got {name!r}, expected one of {', '.join(self.model.shapes)}")
         if not tensors:
             raise IllegalCallError(f"check_out_tensor: there was no iteration of {which.name} yet")
-        return tensors[name].detach().float()
+        return tensors[name].detach().float().cpu()
 
     def last_evaluated(self) -> tuple[Tensor, Tensor]:
         """Predictions and labels [B, n] of the last evaluation batch.
@@ -138,7 +146,7 @@ class Engine:
         if self._last is None:
             raise IllegalCallError("export_predictions: nothing was evaluated yet, expected a call of eval before")
         batch, predictions = self._last
-        return torch.cat(list(predictions.values()), dim=1), batch.label
+        return torch.cat(list(predictions.values()), dim=1).cpu(), batch.label
 
     def _next(self, reader: DataReader, call: str) -> Batch | None:
         if not reader.is_started():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from terarec.hugectr.devices import placement
 from terarec.hugectr.engine import Engine
 from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.log import Log
@@ -93,10 +94,17 @@ class ModelBase:
             drop_last=False,
             **shared,
         )
-        self._engine = Engine(plan, solver, self._optimizer, train_reader=train_reader, eval_reader=eval_reader)
-        devices = sum(map(len, solver.vvgpu))
-        if devices > 1:
-            self._log(f"vvgpu names {devices} devices: training runs on this one, with the same results")
+        place = placement(solver.vvgpu)
+        self._engine = Engine(
+            plan,
+            solver,
+            self._optimizer,
+            device=place.device,
+            train_reader=train_reader,
+            eval_reader=eval_reader,
+        )
+        if place.message:
+            self._log(place.message)
 
     @property
     def module(self) -> GraphModel:

@@ -132,7 +132,7 @@ class _Pass:
         ends = jagged.offsets[:: jagged.batch_size].tolist() if jagged.batch_size else []
         for name, start, stop in zip(jagged.names, ends, ends[1:], strict=False):
             if name in self._base_of:
-                keys = jagged.keys[start:stop] + self._base_of[name]
+                keys = jagged.keys[start:stop].cpu() + self._base_of[name]  # the index is in host memory
                 absent = self._index.find(keys) < 0
                 if bool(absent.any()):
                     raise WrongInputError(

@@ -22,7 +22,8 @@ class GraphModel(nn.Module):
     """Inputs, embeddings, layers and losses that hand named tensors on.
 
     An ordinary module: train it with `terarec.train.GraphTrainer` or in a loop of your own, by `loss`, ``backward()``,
-    a `torch.optim` optimizer over ``parameters()`` and a `terarec.optim.RowOptimizer` over the tables.
+    a `torch.optim` optimizer over ``parameters()`` and a `terarec.optim.RowOptimizer` over the tables. ``to(device)``
+    takes layers and tables to where they are to train, before optimizers are made for them.
 
     Attributes:
         spec: what it was made from.
@@ -39,9 +40,12 @@ class GraphModel(nn.Module):
         StorageError: not enough memory for the tables.
     """
 
+    _place: Tensor
+
     def __init__(self, spec: GraphSpec, *, seed: int = 0) -> None:
         super().__init__()
         self.spec = spec
+        self.register_buffer("_place", torch.empty(0), persistent=False)
         self.shapes, built = _build(spec, torch.Generator().manual_seed(seed))
         self.layers = nn.ModuleList(module for _, module in built)
         self._losses = [(layer, module) for layer, module in built if isinstance(module, Loss)]
@@ -50,6 +54,11 @@ class GraphModel(nn.Module):
         self.embeddings = Embeddings(
             {embedding.name: build_collection(embedding, seed=seed) for embedding in spec.embeddings}
         )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights and the tables are, and where batches have to be."""
+        return self._place.device
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Every tensor of the graph by name, but for the losses.

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from terarec.batch import Batch
+from terarec.batch import Batch, to_device
 from terarec.errors import ConfigError
 from terarec.models import GraphModel
 from terarec.optim import RowOptimizer, build_dense_optimizer
@@ -19,7 +19,8 @@ from terarec.train.precision import Precision, autocast, warn_if_slow
 class GraphTrainer:
     """Trains a graph: its layers through a dense optimizer, each embedding's rows through one of the row optimizers.
 
-    The loop is the caller's: ``trainer.step(batch)`` for each batch, ``trainer.lr`` to follow a schedule.
+    The loop is the caller's: ``trainer.step(batch)`` for each batch, ``trainer.lr`` to follow a schedule. It trains
+    where the model is: batches are taken there, and so are the states of the optimizers.
 
     Attributes:
         model: the graph.
@@ -28,7 +29,7 @@ class GraphTrainer:
         tensors: of the last step, as `GraphModel.forward` gave them.
 
     Args:
-        model: the graph.
+        model: the graph, on the device where it stays.
         dense: the layers' update rule.
         rows: update rules of tables by the names that the graph's embeddings give as their ``optimizer``; one mapping
             entry "default" is enough for a graph that gives no names.
@@ -48,7 +49,7 @@ class GraphTrainer:
         precision: Precision = "fp32",
         loss_scale: float = 1.0,
     ) -> None:
-        warn_if_slow(precision)
+        warn_if_slow(precision, model.device)
         self.model = model
         self._precision, self._loss_scale = precision, loss_scale
         self._weights = list(model.layers.parameters())
@@ -108,8 +109,8 @@ class GraphTrainer:
         self.model.train()
         if self.dense_optimizer is not None:
             self.dense_optimizer.zero_grad()
-        with autocast(self._precision):
-            tensors = self.model(batch)
+        with autocast(self._precision, self.model.device):
+            tensors = self.model(to_device(batch, self.model.device))
             loss: Tensor = self.model.total_loss(tensors)
         (loss if self._loss_scale == 1.0 else loss * self._loss_scale).backward()  # type: ignore[no-untyped-call]
         for name, optimizer in self.row_optimizers.items():
@@ -126,8 +127,8 @@ class GraphTrainer:
     def evaluate(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and tensors of `batch` in evaluation mode: dynamic tables stay as they are."""
         self.model.eval()
-        with torch.no_grad(), autocast(self._precision):
-            tensors = self.model(batch)
+        with torch.no_grad(), autocast(self._precision, self.model.device):
+            tensors = self.model(to_device(batch, self.model.device))
             return self.model.total_loss(tensors), tensors
 
     def _unscale(self) -> None:

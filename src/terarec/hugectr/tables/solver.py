@@ -34,10 +34,16 @@ ROWS = (
         name="vvgpu",
         kind=listed(listed(whole(0))),
         default=[[0]],
-        meaning="devices of every node; what is there is used, with the same results",
+        meaning="GPUs of every node; training runs on the first that is there, else on the CPU, with the same results",
     ),
     Parameter(name="repeat_dataset", kind=TRUTH, default=True, meaning="True: iterations without end; False: epochs"),
-    Parameter(name="use_mixed_precision", kind=TRUTH, default=False, meaning="dense layers in 16 bits, weights in 32"),
+    Parameter(
+        name="use_mixed_precision",
+        kind=TRUTH,
+        default=False,
+        meaning="dense layers in 16 bits, weights in 32: on a GPU fp16 with a scaler and bf16 without, on a CPU bf16 "
+        "if it has units for that",
+    ),
     Parameter(
         name="enable_tf32_compute",
         kind=TRUTH,
