@@ -1,6 +1,7 @@
 """Spec <-> plain JSON data. One codec for every spec; each error names the exact path in the file.
 
-A union of specs is written with a ``"kind"`` field that tells which one. ``None`` fields are left out.
+A union of specs is written with a ``"kind"`` field that tells which one. A ``None`` is left
+out where it is the field's default.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def to_data(spec: object) -> Any:
         data: dict[str, Any] = {} if kind is None else {"kind": kind}
         for field in dataclasses.fields(spec):
             value = getattr(spec, field.name)
-            if value is not None:
+            if value is not None or field.default is not None:
                 data[field.name] = to_data(value)
         return data
     if isinstance(spec, Mapping):
@@ -91,10 +92,10 @@ def _decode_union(members: tuple[Any, ...], data: Any, where: str) -> Any:
     if data is None and type(None) in members:
         return None
     specs = {getattr(member, "kind", ""): member for member in members if dataclasses.is_dataclass(member)}
-    if not specs or set(specs) == {""}:  # one type, or None; or a number or a list of them
+    if not specs or set(specs) == {""}:  # one type, or None; or a number or a text or a list of them
         plain = [member for member in members if member is not type(None)]
-        lists = [member for member in plain if typing.get_origin(member) is tuple]
-        return _decode((lists if lists and isinstance(data, list) else plain)[0], data, where)
+        fitting = [member for member in plain if _fits(member, data)]
+        return _decode((fitting or plain)[0], data, where)
     if not isinstance(data, dict):
         raise _mistyped(where, data, "an object")
     kind = data.get("kind")
@@ -102,6 +103,11 @@ def _decode_union(members: tuple[Any, ...], data: Any, where: str) -> Any:
         got = f"got {_shown(kind)}" if "kind" in data else "missing"
         raise ConfigError(f"{_inside(where, 'kind')}: {got}, expected one of {', '.join(map(repr, specs))}")
     return _decode_spec(specs[kind], data, where)
+
+
+def _fits(member: Any, data: Any) -> bool:
+    """Whether `data` is a list where `member` is one of lists, or a text where `member` is text."""
+    return isinstance(data, list) if typing.get_origin(member) is tuple else member is str and isinstance(data, str)
 
 
 def _decode_spec(spec_type: Any, data: Any, where: str) -> Any:

@@ -1,0 +1,30 @@
+"""Blocks of rows between the sources, the operators and the sinks of a workflow."""
+
+from terarec.etl.columns.block import SPLIT_NAMES, TEST, TRAIN, VALID, Block, concatenate_blocks
+from terarec.etl.columns.column import (
+    DTYPES,
+    Column,
+    ColumnType,
+    Kind,
+    concatenate_columns,
+    offsets_of,
+    text_buffers,
+    text_lengths,
+)
+
+__all__ = [
+    "DTYPES",
+    "SPLIT_NAMES",
+    "TEST",
+    "TRAIN",
+    "VALID",
+    "Block",
+    "Column",
+    "ColumnType",
+    "Kind",
+    "concatenate_blocks",
+    "concatenate_columns",
+    "offsets_of",
+    "text_buffers",
+    "text_lengths",
+]

@@ -1,0 +1,78 @@
+"""What the code of most operators has in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from terarec.errors import ConfigError
+from terarec.etl.columns import Block, ColumnType
+from terarec.etl.operators.contract import ColumnTypes, SpillOptions, Stage, State, Statistic
+
+SpecT = TypeVar("SpecT", bound=Any)
+
+
+class StepCode(Generic[SpecT]):
+    """Base of an `OperatorCode`: stateless unless a subclass says otherwise. See the protocol for the methods.
+
+    Attributes:
+        spec: the step.
+        stage: see `contract.Stage`; a class whose stage depends on its spec sets it when made.
+        table: the side table that a statistic observes.
+    """
+
+    stage: Stage = "stateless"
+    accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "number", "hex32", "id")
+    """Kinds of the inputs that the operator takes."""
+
+    def __init__(self, spec: SpecT) -> None:
+        self.spec = spec
+        self.table: str | None = None
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Columns that the step takes while a data set is prepared."""
+        names: tuple[str, ...] = self.spec.reads
+        return names
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Columns that the step adds or replaces."""
+        names: tuple[str, ...] = self.spec.writes
+        return names
+
+    @property
+    def removes(self) -> tuple[str, ...]:
+        """Columns that no later step may read."""
+        return ()
+
+    def output_types(self, types: ColumnTypes) -> ColumnTypes:
+        """By default one output of the same type for each of ``spec.columns``, whose kinds must be `accepted`."""
+        return {
+            output: self.input_type(types, name) for output, name in zip(self.writes, self.spec.columns, strict=True)
+        }
+
+    def input_type(self, types: ColumnTypes, name: str) -> ColumnType:
+        """The type of the input `name`, checked against `accepted`."""
+        found = types[name]
+        if found.kind not in self.accepted:
+            raise ConfigError(f"column {name!r} holds {found}, expected {' or '.join(self.accepted)}")
+        return found
+
+    def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
+        """By default those of the inputs, for outputs made one by one of ``spec.columns``."""
+        pairs = zip(self.writes, getattr(self.spec, "columns", ()), strict=False)
+        return {output: rows[name] for output, name in pairs if name in rows}
+
+    def apply(self, block: Block, state: State | None) -> Block:
+        """Do the step to the rows of a block."""
+        raise NotImplementedError
+
+    def statistic(self, types: ColumnTypes, memory: SpillOptions) -> Statistic:
+        """A fresh statistic; steps that learn nothing have none."""
+        raise NotImplementedError(f"{type(self.spec).__name__} learns nothing")
+
+    def load_state(self, directory: Path, name: str) -> State:
+        """Read what `State.save` wrote; steps that learn nothing have none."""
+        raise NotImplementedError(f"{type(self.spec).__name__} learns nothing")

@@ -1,0 +1,139 @@
+"""Operators that make ids, and what is learnt about categories. See docs/workflows.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from terarec.spec import checks
+from terarec.spec.operators.mapped import MappedColumns, column_named, columns_named, whole
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Categorify(MappedColumns):
+    """Value -> id by frequency: 0 missing, then `hash_buckets` ids for rare and unseen values, then the kept values.
+
+    Attributes:
+        min_count: values that occur less often in the training part are rare.
+        max_size: keep at most so many values, the most frequent ones.
+        hash_buckets: a rare or unseen value has id ``1 + hash mod hash_buckets``.
+        joint: one vocabulary for all `columns`.
+    """
+
+    kind: ClassVar[str] = "categorify"
+    min_count: int = 1
+    max_size: int | None = None
+    hash_buckets: int = 1
+    joint: bool = False
+
+    def __post_init__(self) -> None:
+        MappedColumns.__post_init__(self)
+        checks.positive_int(self, "min_count")
+        checks.positive_int(self, "hash_buckets")
+        if self.max_size is not None:
+            checks.positive_int(self, "max_size")
+        checks.one_of(self, "joint", (False, True))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HashBucket(MappedColumns):
+    """Value -> id without learning: 0 missing, else ``1 + hash mod buckets``."""
+
+    kind: ClassVar[str] = "hash_bucket"
+    buckets: int
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        MappedColumns.__post_init__(self)
+        checks.positive_int(self, "buckets")
+        whole(self, "seed")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cross:
+    r"""Several columns -> one text column: their values joined by ``"\x1f"``; a missing part is empty."""
+
+    kind: ClassVar[str] = "cross"
+    columns: tuple[str, ...]
+    output: str
+
+    def __post_init__(self) -> None:
+        columns_named(self, "columns")
+        column_named(self, "output")
+        if len(self.columns) < 2:
+            checks.fail(self, "columns", "at least two column names")
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Columns that the step reads while a data set is prepared."""
+        return self.columns
+
+    @property
+    def serving_reads(self) -> tuple[str, ...]:
+        """Columns that the step reads when a record is served."""
+        return self.columns
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Columns that the step adds or replaces."""
+        return (self.output,)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetEncoding(MappedColumns):
+    """Value -> (sum of the target + smoothing * prior) / (count + smoothing), the prior being the target's mean.
+
+    Training rows take sum and count without the rows of their own fold; other rows, and records served, take all.
+
+    Attributes:
+        target: a number or integer column; never read at serving.
+        folds: a row's fold is ``hash(row id) mod folds``.
+        smoothing: how many values the prior counts for.
+        seed: of that hash.
+    """
+
+    kind: ClassVar[str] = "target_encoding"
+    target: str
+    folds: int = 5
+    smoothing: float = 20.0
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        MappedColumns.__post_init__(self)
+        column_named(self, "target")
+        checks.positive_int(self, "folds", minimum=2)
+        checks.finite_float(self, "smoothing", low=0.0)
+        whole(self, "seed")
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Columns that the step reads while a data set is prepared."""
+        return tuple(dict.fromkeys((*self.columns, self.target)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DropLowCardinality:
+    """Drops those of `columns` that have fewer than `min_distinct` values in the training part; missing is none."""
+
+    kind: ClassVar[str] = "drop_low_cardinality"
+    columns: tuple[str, ...]
+    min_distinct: int = 2
+
+    def __post_init__(self) -> None:
+        columns_named(self, "columns")
+        checks.positive_int(self, "min_distinct", minimum=2)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Columns that the step reads while a data set is prepared."""
+        return self.columns
+
+    @property
+    def serving_reads(self) -> tuple[str, ...]:
+        """Columns that the step reads when a record is served: what is dropped is never made."""
+        return ()
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Columns that the step adds or replaces."""
+        return ()

@@ -1,0 +1,64 @@
+"""What the operators share: the columns that they read and write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from terarec.spec import checks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MappedColumns:
+    """An operator that makes one output column of each input column.
+
+    Attributes:
+        columns: the inputs.
+        outputs: names of what comes out, one for each input; () replaces the inputs under their own names.
+    """
+
+    columns: tuple[str, ...]
+    outputs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        columns_named(self, "columns")
+        if self.outputs:
+            columns_named(self, "outputs")
+            if len(self.outputs) != len(self.columns):
+                checks.fail(self, "outputs", f"{len(self.columns)} names, one for each of columns")
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Columns that the step reads while a data set is prepared."""
+        return self.columns
+
+    @property
+    def serving_reads(self) -> tuple[str, ...]:
+        """Columns that the step reads when a record is served."""
+        return self.columns
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Columns that the step adds or replaces."""
+        return self.outputs or self.columns
+
+
+def columns_named(owner: object, field: str) -> None:
+    """Raise unless ``owner.field`` is a tuple of at least one column name, all distinct."""
+    value = getattr(owner, field)
+    if not isinstance(value, tuple) or not value or not all(isinstance(name, str) and name for name in value):
+        checks.fail(owner, field, "a tuple of at least one column name")
+    checks.distinct(owner, field, value)
+
+
+def column_named(owner: object, field: str) -> None:
+    """Raise unless ``owner.field`` is the name of a column."""
+    value = getattr(owner, field)
+    if not isinstance(value, str) or not value:
+        checks.fail(owner, field, "the name of a column")
+
+
+def whole(owner: object, field: str) -> None:
+    """Raise unless ``owner.field`` is an integer that 64 bits hold."""
+    value = getattr(owner, field)
+    if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
+        checks.fail(owner, field, "a 64-bit integer")

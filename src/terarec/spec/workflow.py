@@ -1,0 +1,160 @@
+"""What a feature workflow is: the content of ``workflow.json``. Described in docs/workflows.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from terarec.spec import checks
+from terarec.spec.operators import JoinTable, Operator
+from terarec.spec.split import Split
+
+SourceType = Literal["text", "integer", "number", "hex32", "time"]
+SourceFormat = Literal["delimited", "json_lines", "parquet", "arrow"]
+_DIRECTIVES = re.compile(r"%.?", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceColumn:
+    """A column as the files hold it.
+
+    Attributes:
+        type: "text", "integer" (64 bits), "number" (float64), "hex32" (up to 8 hexadecimal digits), or "time" (becomes
+            an integer, seconds since 1970 in UTC).
+        separator: the field is a list of values of that type with this text between them; files that have lists of
+            their own (JSON lines, Parquet, Arrow) may hold those instead. None: one value.
+        format: how a "time" is written, with %Y %m %d %H %M %S %I %p and other characters as they are; None for
+            integer seconds.
+    """
+
+    name: str
+    type: SourceType
+    separator: str | None = None
+    format: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            checks.fail(self, "name", "the name of a column")
+        checks.one_of(self, "type", ("text", "integer", "number", "hex32", "time"))
+        if self.separator == "":
+            checks.fail(self, "separator", "a text that is not empty")
+        if self.format is not None:
+            if self.type != "time":
+                checks.fail(self, "format", f"none, as the column's type is {self.type!r} and not 'time'")
+            directives = _DIRECTIVES.findall(self.format)
+            if not directives or any(item[1:] not in set("YmdHMSIp") for item in directives):
+                checks.fail(self, "format", "the directives %Y %m %d %H %M %S %I %p and other characters")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceSpec:
+    r"""How files are read.
+
+    Attributes:
+        columns: those that are read. Delimited text without a header: all fields of a line, in order. Else found by
+            name, and others are passed over.
+        delimiter: one character between the fields of delimited text.
+        header: the first line of each delimited file names its columns.
+        quote: fields of delimited text may stand between double quotes, a quote inside being written twice.
+        trim: spaces around a field of delimited text are left out.
+        missing: words that mean a missing value.
+    """
+
+    format: SourceFormat
+    columns: tuple[SourceColumn, ...]
+    delimiter: str = "\t"
+    header: bool = False
+    quote: bool = False
+    trim: bool = False
+    missing: tuple[str, ...] = ("",)
+
+    def __post_init__(self) -> None:
+        checks.one_of(self, "format", ("delimited", "json_lines", "parquet", "arrow"))
+        if not self.columns:
+            checks.refuse(self, "columns", "got no column, expected at least one")
+        checks.distinct(self, "columns", tuple(column.name for column in self.columns))
+        good = isinstance(self.delimiter, str) and len(self.delimiter) == 1 and self.delimiter.isascii()
+        if not good or self.delimiter in '"\r\n':
+            checks.fail(self, "delimiter", "one ASCII character that is no quote and no line end")
+        for switch in ("header", "quote", "trim"):
+            checks.one_of(self, switch, (False, True))
+        for column in self.columns:
+            if self.format == "delimited" and column.separator and self.delimiter in column.separator:
+                checks.refuse(self, "columns", f"separator of {column.name!r} holds the delimiter {self.delimiter!r}")
+
+    def column(self, name: str) -> SourceColumn | None:
+        """The column `name`, None if there is none."""
+        return next((column for column in self.columns if column.name == name), None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelSpec:
+    """A target, stored as float32.
+
+    Attributes:
+        name: in the data set.
+        column: the column that it is made from; None for the one of its name.
+        positives: values that mean 1, as texts; others mean 0.
+        at_least: numbers from this on mean 1, lower ones 0. With neither, the label is the number itself.
+    """
+
+    name: str
+    column: str | None = None
+    positives: tuple[str, ...] = ()
+    at_least: float | None = None
+
+    def __post_init__(self) -> None:
+        checks.name(self)
+        if self.at_least is not None:
+            checks.finite_float(self, "at_least")
+            if self.positives:
+                checks.refuse(self, "", "got positives and at_least, expected at most one of them")
+
+    @property
+    def source(self) -> str:
+        """The column that the label is made from."""
+        return self.column or self.name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkflowSpec:
+    """How raw logs become a data set.
+
+    Attributes:
+        source: the files of rows.
+        tables: side tables that `JoinTable` steps name.
+        steps: in order; each reads what stands before it.
+        split: None: all rows are for training.
+        labels: at least one.
+        dense: number (or integer) columns, as they stand after all steps.
+        categorical: id columns, scalar or lists.
+        keys: integer columns whose values are the keys of dynamic tables.
+        version: the user's own count of this workflow's versions.
+    """
+
+    name: str
+    source: SourceSpec
+    tables: Mapping[str, SourceSpec] = field(default_factory=dict)
+    steps: tuple[Operator, ...] = ()
+    split: Split | None = None
+    labels: tuple[LabelSpec, ...]
+    dense: tuple[str, ...] = ()
+    categorical: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        checks.name(self)
+        checks.positive_int(self, "version")
+        if not self.labels:
+            checks.refuse(self, "labels", "got no label, expected at least one")
+        names = (*(label.name for label in self.labels), *self.dense, *self.categorical, *self.keys)
+        if len(names) == len(self.labels):
+            checks.refuse(self, "", "got no dense, categorical or key column, expected at least one")
+        checks.distinct(self, "", names)
+        for index, step in enumerate(self.steps):
+            if isinstance(step, JoinTable) and step.table not in self.tables:
+                known = ", ".join(map(repr, self.tables)) or "none"
+                checks.refuse(self, f"steps[{index}].table", f"got {step.table!r}, expected one of tables: {known}")
