@@ -86,9 +86,9 @@ CATEGORIES: tuple[CategoryColumn, ...] = (
 )
 
 
-def scaled_values(column: CategoryColumn, rows: int) -> int:
-    """How many values `column` has in a log of `rows` rows: in proportion to the Kaggle file's."""
-    scaled = round(column.num_values * rows / KAGGLE_ROWS)
+def scaled_values(column: CategoryColumn, rows: int, full_rows: int = KAGGLE_ROWS) -> int:
+    """How many values `column` has in a log of `rows` rows: in proportion to the public log's of `full_rows`."""
+    scaled = round(column.num_values * rows / full_rows)
     return min(column.num_values, max(scaled, _KEPT_VALUES))
 
 

@@ -1,0 +1,160 @@
+"""Reviews of products in the layouts of the Amazon review data, drawn from a planted model of who likes what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from terarec.data.synthetic import raw_lines, streams
+from terarec.data.synthetic.click_model import bias_for
+from terarec.data.synthetic.columns import category_values
+from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, drawn, write_log
+from terarec.data.synthetic.tastes import Tastes, chance
+from terarec.errors import ConfigError
+
+Layout = Literal["2018", "2023"]
+FILES = {"2018": ("reviews.json", "meta.json"), "2023": ("reviews.jsonl", "meta.jsonl")}
+
+CATEGORIES = (
+    *("Headphones", "Cameras", "Televisions", "Laptops", "Tablets", "Routers", "Keyboards", "Mice", "Monitors"),
+    *("Printers", "Chargers", "Cables", "Speakers", "Drones", "Projectors", "Scanners"),
+)
+_BRANDS = 40
+_BRAND_EFFECT = 0.7
+_LIKED_SHARE = 0.7
+_UNNAMED_BRANDS = 0.1
+_FIRST_DAY, _DAYS = 14_610, 3_000  # 2010-01-01
+
+_BLOCK_ROWS = 32_768
+_DAY, _LABEL, _STARS, _BRAND, _BRANDLESS, _PRICE, _SECOND = range(7)
+_BRAND_TASTE = 30
+
+
+def generate(
+    out: Path, *, rows: int, layout: Layout = "2018", seed: int = 0, progress: Progress | None = None
+) -> GenerateReport:
+    """Write reviews and products, a JSON object a line each, and ``generated.json`` into `out`.
+
+    ``2018``: ``reviews.json`` with ``overall``, ``reviewerID``, ``asin``, ``unixReviewTime`` in seconds and more, and
+    ``meta.json``. ``2023``: ``reviews.jsonl`` with ``rating``, ``user_id``, ``parent_asin``, ``timestamp`` in
+    milliseconds and more, and ``meta.jsonl``. Reviews are in no order. The label of a sample is whether it gives at
+    least 4 stars; that depends on the product, its brand, and whether its category is a favourite of the user's.
+
+    Args:
+        out: directory to make; it must not exist, or be empty.
+        rows: reviews.
+        layout: see above.
+        seed: the same `rows`, `layout` and `seed` give the same bytes.
+        progress: see `raw_log.Progress`.
+
+    Raises:
+        ConfigError: an option out of range, or `out` holds something.
+        StorageError: the disk cannot hold the files.
+    """
+    if layout not in get_args(Layout):
+        accepted = ", ".join(map(repr, get_args(Layout)))
+        raise ConfigError(f"generate: layout: got {layout!r}, expected one of {accepted}")
+    pieces = _pieces(rows, layout, seed)
+    return write_log(out, pieces, rows=rows, seed=seed, options={"layout": layout}, progress=progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Products:
+    """Everything that a review depends on."""
+
+    tastes: Tastes
+    bias: float
+
+    @classmethod
+    def plan(cls, rows: int, seed: int) -> _Products:
+        tastes = Tastes(
+            seed=seed,
+            num_users=max(rows // 25, 10),
+            num_items=min(max(rows // 100, 160), 500_000),
+            num_groups=len(CATEGORIES),
+        )
+        pilot = -1 - np.arange(_BLOCK_ROWS)
+        users = tastes.draw_users(pilot)
+        logits = cls(tastes, 0.0).logits(users, tastes.draw_items(users, pilot))
+        return cls(tastes, bias_for(logits, _LIKED_SHARE))
+
+    def brands(self, products: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The brand's number of each of `products`; the last stands for none."""
+        seed = self.tastes.seed
+        brands = (streams.traits(seed, _BRAND, products) * _BRANDS).astype(np.int64)
+        return np.where(streams.traits(seed, _BRANDLESS, products) < _UNNAMED_BRANDS, _BRANDS, brands)
+
+    def logits(self, users: NDArray[np.int64], products: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Of P(rating >= 4)."""
+        taste = streams.normal_traits(self.tastes.seed, _BRAND_TASTE, self.brands(products))
+        return self.bias + self.tastes.logits(users, products) + _BRAND_EFFECT * taste
+
+
+def _pieces(rows: int, layout: Layout, seed: int) -> Iterator[Piece]:
+    products = _Products.plan(rows, seed)
+    reviews, meta = FILES[layout]
+    for start in range(0, rows, _BLOCK_ROWS):
+        yield _reviews(products, reviews, layout, np.arange(start, min(start + _BLOCK_ROWS, rows)))
+    for start in range(0, products.tastes.num_items, _BLOCK_ROWS):
+        yield _meta(products, meta, layout, np.arange(start, min(start + _BLOCK_ROWS, products.tastes.num_items)))
+
+
+def _reviews(products: _Products, file: str, layout: Layout, numbers: NDArray[np.int64]) -> Piece:
+    seed = products.tastes.seed
+    users = products.tastes.draw_users(numbers)
+    bought = products.tastes.draw_items(users, numbers)
+    liked, packed = drawn(chance(products.logits(users, bought)), streams.traits(seed, _LABEL, numbers))
+    place = streams.traits(seed, _STARS, numbers)
+    stars = np.where(liked, 4 + (place * 2).astype(int), 1 + (place * 3).astype(int))
+    seconds = (_FIRST_DAY + (streams.traits(seed, _DAY, numbers) * _DAYS).astype(np.int64)) * 86_400
+    said = raw_lines.taken([r"Not what I \"hoped\" for.\nSad.", "Does what it says, \u00e0 la carte."], liked * 1)
+    reviewers = pc.binary_join_element_wise("A", pc.utf8_upper(_hidden(users)), "")
+    if layout == "2018":
+        columns = [
+            *('{"overall": ', stars, '.0, "verified": true, "reviewTime": "', raw_lines.clock(seconds, "%m %d, %Y")),
+            *('", "reviewerID": "', reviewers, '", "asin": "', _asins(bought), '", "reviewerName": "Reader"'),
+            *(', "reviewText": "', said, '", "summary": "Tried it", "unixReviewTime": ', seconds, "}"),
+        ]
+    else:
+        second = (streams.traits(seed, _SECOND, numbers) * 86_400_000).astype(np.int64)
+        columns = [
+            *('{"rating": ', stars, '.0, "title": "Tried it", "text": "', said, '", "images": [], "asin": "'),
+            *(_asins(bought), '", "parent_asin": "', _asins(bought), '", "user_id": "', reviewers),
+            *('", "timestamp": ', seconds * 1000 + second, ', "helpful_vote": 0, "verified_purchase": true}'),
+        ]
+    return Piece(file, raw_lines.joined(columns, ""), len(numbers), packed)
+
+
+def _meta(products: _Products, file: str, layout: Layout, numbers: NDArray[np.int64]) -> Piece:
+    """What is known of the products `numbers`."""
+    category = raw_lines.taken(CATEGORIES, products.tastes.groups(numbers))
+    brand = raw_lines.taken([*(f"Brand {number}" for number in range(_BRANDS)), ""], products.brands(numbers))
+    price = raw_lines.decimals(5 + 200 * streams.traits(products.tastes.seed, _PRICE, numbers) ** 2, 2)
+    if layout == "2018":
+        columns = [
+            *('{"category": ["Electronics", "', category, '"], "title": "Product ', numbers, '", "brand": "', brand),
+            *('", "price": "$', price, '", "asin": "', _asins(numbers), '"}'),
+        ]
+    else:
+        columns = [
+            *('{"main_category": "', category, '", "title": "Product ', numbers, '", "store": "', brand),
+            *('", "price": ', price, ', "parent_asin": "', _asins(numbers), '", "categories": ["Electronics", "'),
+            *(category, '"]}'),
+        ]
+    return Piece(file, raw_lines.joined(columns, ""))
+
+
+def _hidden(numbers: NDArray[np.int64]) -> pa.Array:
+    """Eight hexadecimal digits that tell nothing of the order of `numbers`, a different text for each."""
+    return raw_lines.hexadecimal(category_values(0, numbers).astype(np.uint32))
+
+
+def _asins(products: NDArray[np.int64]) -> pa.Array:
+    return pc.binary_join_element_wise("B0", pc.utf8_upper(_hidden(products)), "")

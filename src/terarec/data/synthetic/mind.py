@@ -1,0 +1,158 @@
+"""Pages of a news site in the files of Microsoft's MIND, drawn from a planted model of what is clicked on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from terarec.data.synthetic import raw_lines, streams
+from terarec.data.synthetic.click_model import bias_for
+from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, check_count, drawn, write_log
+from terarec.data.synthetic.tastes import Tastes, chance
+
+CATEGORIES = {
+    "sports": ("football_nfl", "golf", "soccer"),
+    "news": ("newsus", "newspolitics", "newsworld"),
+    "finance": ("markets", "finance-real-estate", "personalfinance"),
+    "foodanddrink": ("recipes", "restaurantsandnews", "tipsandtricks"),
+    "travel": ("traveltips", "travelnews", "traveltripideas"),
+    "health": ("wellness", "nutrition", "weightloss"),
+    "autos": ("autosnews", "autosclassics", "autosreview"),
+    "music": ("musicnews", "music-gallery", "celebrity"),
+}
+SPLITS = ("train", "valid")
+_FIRST_SECOND = 1_573_257_600  # 2019-11-09 00:00 UTC
+_TRAIN_SECONDS, _VALID_SECONDS = 6 * 86_400, 86_400
+_VALID_SHARE = 0.2
+_FEWEST_SHOWN, _MOST_SHOWN = 4, 8
+_FEWEST_READ, _MOST_READ = 0, 25
+_CLICKED_SHARE = 0.25
+
+_BLOCK_ROWS = 16_384
+_SHOWN, _READ, _MOMENT, _LABEL, _SUBCATEGORY = range(5)
+_READ_ENCOUNTERS = 1 << 40
+"""Encounters from here on are of histories, those before of pages."""
+
+
+def generate(out: Path, *, rows: int, seed: int = 0, progress: Progress | None = None) -> GenerateReport:
+    """Write ``behaviors.tsv`` and ``news.tsv`` in ``out/train`` and ``out/valid``, and ``out/generated.json``.
+
+    The last fifth of the pages are of a later day and go to "valid". Both ``news.tsv`` hold all articles. A sample of
+    the best AUC is an article on a page, four to eight of them; its label is whether it was clicked on. That depends
+    on the article and on whether its category is one of the user's two favourites, which his history shows.
+
+    Args:
+        out: directory to make; it must not exist, or be empty.
+        rows: pages: lines of both ``behaviors.tsv``.
+        seed: the same `rows` and `seed` give the same bytes.
+        progress: see `raw_log.Progress`.
+
+    Raises:
+        ConfigError: a number out of range, or `out` holds something.
+        StorageError: the disk cannot hold the log.
+    """
+    check_count("rows", rows, 2)
+    return write_log(out, _pieces(rows, seed), rows=rows, seed=seed, progress=progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """Everything that a page depends on."""
+
+    tastes: Tastes
+    bias: float
+
+    @classmethod
+    def plan(cls, rows: int, seed: int) -> _Site:
+        tastes = Tastes(
+            seed=seed,
+            num_users=max(rows // 15, 10),
+            num_items=min(max(rows // 25, 200), 100_000),
+            num_groups=len(CATEGORIES),
+        )
+        pilot = -1 - np.arange(_BLOCK_ROWS)
+        users = tastes.draw_users(pilot)
+        return cls(tastes, bias_for(tastes.logits(users, tastes.draw_items(users, pilot)), _CLICKED_SHARE))
+
+    def histories(self, users: NDArray[np.int64]) -> pa.Array:
+        """What each of `users` has read, separated by spaces."""
+        seed = self.tastes.seed
+        span = _MOST_READ + 1 - _FEWEST_READ
+        count = _FEWEST_READ + (streams.traits(seed, _READ, users) * span).astype(np.int64)
+        readers = np.repeat(users, count)
+        offsets = np.concatenate([[0], np.cumsum(count)])
+        place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], count)
+        read = self.tastes.draw_items(readers, _READ_ENCOUNTERS + readers * _MOST_READ + place)
+        return raw_lines.lists_joined(_names(read), offsets, " ")
+
+    def piece(self, split: str, start: int, stop: int, seconds: NDArray[np.int64]) -> Piece:
+        """Pages `start` to `stop`, shown at `seconds`."""
+        seed, pages = self.tastes.seed, np.arange(start, stop)
+        users = self.tastes.draw_users(pages)
+        span = _MOST_SHOWN + 1 - _FEWEST_SHOWN
+        count = _FEWEST_SHOWN + (streams.traits(seed, _SHOWN, pages) * span).astype(np.int64)
+        offsets = np.concatenate([[0], np.cumsum(count)])
+        place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], count)
+        encounters = np.repeat(pages, count) * _MOST_SHOWN + place
+        readers = np.repeat(users, count)
+        shown = self.tastes.draw_items(readers, encounters)
+        chances = chance(self.bias + self.tastes.logits(readers, shown))
+        clicked, packed = drawn(chances, streams.traits(seed, _LABEL, encounters))
+        impressions = pc.binary_join_element_wise(_names(shown), raw_lines.taken(["0", "1"], clicked * 1), "-")
+        columns = [
+            pages + 1,
+            pc.binary_join_element_wise("U", pa.array(users).cast(pa.string()), ""),
+            _said(_FIRST_SECOND + seconds),
+            self.histories(users),
+            raw_lines.lists_joined(impressions, offsets, " "),
+        ]
+        return Piece(f"{split}/behaviors.tsv", raw_lines.joined(columns, "\t"), stop - start, packed)
+
+    def news(self, split: str, start: int, stop: int) -> Piece:
+        """Articles `start` to `stop`."""
+        articles = np.arange(start, stop)
+        groups = self.tastes.groups(articles)
+        part = (streams.traits(self.tastes.seed, _SUBCATEGORY, articles) * 3).astype(np.int64)
+        subcategories = [name for names in CATEGORIES.values() for name in names]
+        topic = raw_lines.taken(subcategories, 3 * groups + part)
+        columns = [
+            _names(articles),
+            raw_lines.taken(list(CATEGORIES), groups),
+            topic,
+            pc.binary_join_element_wise("What is new in", topic, " "),
+            'It is called "news" for a reason',
+            pc.binary_join_element_wise("https://news.example/", _names(articles), ""),
+            "[]",
+            "[]",
+        ]
+        return Piece(f"{split}/news.tsv", raw_lines.joined(columns, "\t"))
+
+
+def _pieces(rows: int, seed: int) -> Iterator[Piece]:
+    site = _Site.plan(rows, seed)
+    train = rows - max(int(rows * _VALID_SHARE), 1)
+    bounds = {"train": (0, train, 0, _TRAIN_SECONDS), "valid": (train, rows, _TRAIN_SECONDS, _VALID_SECONDS)}
+    for split in SPLITS:
+        first, last, opens, lasts = bounds[split]
+        for start in range(first, last, _BLOCK_ROWS):
+            stop = min(start + _BLOCK_ROWS, last)
+            moments = streams.traits(seed, _MOMENT, np.arange(start, stop))  # pages are in no order, as in MIND
+            yield site.piece(split, start, stop, opens + (moments * lasts).astype(np.int64))
+    for split in SPLITS:
+        for start in range(0, site.tastes.num_items, _BLOCK_ROWS):
+            yield site.news(split, start, min(start + _BLOCK_ROWS, site.tastes.num_items))
+
+
+def _names(articles: NDArray[np.int64]) -> pa.Array:
+    return pc.binary_join_element_wise("N", pa.array(articles).cast(pa.string()), "")
+
+
+def _said(seconds: NDArray[np.int64]) -> pa.Array:
+    """Such as ``11/9/2019 9:05:58 AM``: MIND writes day and hour without a leading zero."""
+    return pc.replace_substring_regex(raw_lines.clock(seconds, "%m/%d/%Y %I:%M:%S %p"), r"([/ ])0", r"\1")

@@ -1,0 +1,157 @@
+"""Ratings of films in GroupLens' layouts, drawn from a planted model of who likes what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from terarec.data.synthetic import raw_lines, streams
+from terarec.data.synthetic.click_model import bias_for
+from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, drawn, write_log
+from terarec.data.synthetic.tastes import Tastes, chance
+from terarec.errors import ConfigError
+
+Layout = Literal["latest", "1m"]
+
+GENRES = (
+    *("Drama", "Comedy", "Thriller", "Romance", "Action", "Horror", "Documentary", "Crime", "Adventure"),
+    *("Sci-Fi", "Children", "Animation", "Mystery", "Fantasy", "War", "Western", "Musical", "Film-Noir"),
+)
+_FEWEST_RATINGS, _MEAN_FURTHER = 20, 30.0
+"""Ratings of a user: so many, and further ones that fall off exponentially."""
+_LIKED_SHARE = 0.5
+_SECOND_GENRE_SHARE, _UNSORTED_SHARE = 0.6, 0.05
+"""Shares of the films with a second genre, and with none listed."""
+_FIRST_SECOND = 1_000_000_000
+_YEARS, _STAY = 15 * 365 * 86_400, 90 * 86_400
+"""Seconds within which users come, and within which each gives his ratings."""
+
+_BLOCK_ROWS = 32_768
+_COUNT, _COMES, _MOMENT, _LABEL, _STARS, _GENRE, _HAS_GENRE, _YEAR = range(8)
+
+
+def generate(
+    out: Path, *, rows: int, layout: Layout = "latest", seed: int = 0, progress: Progress | None = None
+) -> GenerateReport:
+    """Write the ratings, the films and ``generated.json`` into `out`.
+
+    ``latest``: ``ratings.csv`` and ``movies.csv`` as in ml-latest, ml-25m and ml-32m, with header lines and half stars.
+    ``1m``: ``ratings.dat`` and ``movies.dat`` as in ml-1m, ``::`` between the fields. Ratings are in order of users.
+    The label of a sample is whether the rating is at least 4; that depends on the film and on whether one of its
+    genres is a favourite of the user's.
+
+    Args:
+        out: directory to make; it must not exist, or be empty.
+        rows: ratings.
+        layout: see above.
+        seed: the same `rows`, `layout` and `seed` give the same bytes.
+        progress: see `raw_log.Progress`.
+
+    Raises:
+        ConfigError: an option out of range, or `out` holds something.
+        StorageError: the disk cannot hold the files.
+    """
+    if layout not in get_args(Layout):
+        accepted = ", ".join(map(repr, get_args(Layout)))
+        raise ConfigError(f"generate: layout: got {layout!r}, expected one of {accepted}")
+    pieces = _pieces(rows, layout, seed)
+    return write_log(out, pieces, rows=rows, seed=seed, options={"layout": layout}, progress=progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Films:
+    """Everything that a rating depends on."""
+
+    tastes: Tastes
+    bias: float
+
+    @classmethod
+    def plan(cls, rows: int, seed: int) -> _Films:
+        tastes = Tastes(
+            seed=seed,
+            num_users=int(rows // (_FEWEST_RATINGS + _MEAN_FURTHER)) + 20,
+            num_items=min(max(rows // 200, 200), 60_000),
+            num_groups=len(GENRES),
+        )
+        pilot = -1 - np.arange(_BLOCK_ROWS)
+        users = tastes.draw_users(pilot)
+        logits = cls(tastes, 0.0).logits(users, tastes.draw_items(users, pilot))
+        return cls(tastes, bias_for(logits, _LIKED_SHARE))
+
+    def genres(self, films: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """First and second genre of each of `films`; -1 for none."""
+        first = self.tastes.groups(films)
+        further = 1 + (streams.traits(self.tastes.seed, _GENRE, films) * (len(GENRES) - 1)).astype(np.int64)
+        kind = streams.traits(self.tastes.seed, _HAS_GENRE, films)
+        second = np.where(kind < _SECOND_GENRE_SHARE, (first + further) % len(GENRES), -1)
+        return np.where(kind > 1.0 - _UNSORTED_SHARE, -1, first), second
+
+    def logits(self, users: NDArray[np.int64], films: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Of P(rating >= 4)."""
+        first, second = self.genres(films)
+        fits = self.tastes.fits(users, first) | self.tastes.fits(users, second)
+        return self.bias + self.tastes.logits(users, films, fits)
+
+
+def _pieces(rows: int, layout: Layout, seed: int) -> Iterator[Piece]:
+    films = _Films.plan(rows, seed)
+    ratings, movies = ("ratings.csv", "movies.csv") if layout == "latest" else ("ratings.dat", "movies.dat")
+    if layout == "latest":
+        yield Piece(ratings, b"userId,movieId,rating,timestamp\n")
+        yield Piece(movies, b"movieId,title,genres\n")
+    done = user = 0
+    while done < rows:
+        users = np.arange(user, user + _BLOCK_ROWS // _FEWEST_RATINGS)
+        user += len(users)
+        further = -_MEAN_FURTHER * np.log1p(-streams.traits(seed, _COUNT, users))
+        raters = np.repeat(users, _FEWEST_RATINGS + further.astype(np.int64))[: rows - done]
+        yield _ratings(films, ratings, layout, raters, done)
+        done += len(raters)
+    for start in range(0, films.tastes.num_items, _BLOCK_ROWS):
+        yield _movies(films, movies, layout, np.arange(start, min(start + _BLOCK_ROWS, films.tastes.num_items)))
+
+
+def _ratings(films: _Films, file: str, layout: Layout, users: NDArray[np.int64], start: int) -> Piece:
+    """The ratings from the one numbered `start` on, given by `users`; each user's are in order of films."""
+    seed, encounters = films.tastes.seed, np.arange(start, start + len(users))
+    seen = films.tastes.draw_items(users, encounters)
+    order = np.lexsort((seen, users))
+    encounters, seen = encounters[order], seen[order]
+    liked, packed = drawn(chance(films.logits(users, seen)), streams.traits(seed, _LABEL, encounters))
+    place = streams.traits(seed, _STARS, encounters)
+    if layout == "latest":
+        stars = raw_lines.decimals(np.where(liked, 8 + (place * 3).astype(int), 1 + (place * 7).astype(int)) / 2, 1)
+    else:
+        stars = pa.array(np.where(liked, 4 + (place * 2).astype(int), 1 + (place * 3).astype(int)))
+    comes = (streams.traits(seed, _COMES, users) * _YEARS).astype(np.int64)
+    seconds = _FIRST_SECOND + comes + (streams.traits(seed, _MOMENT, encounters) * _STAY).astype(np.int64)
+    text = raw_lines.joined([users + 1, seen + 1, stars, seconds], _separator(layout))
+    return Piece(file, text, len(users), packed)
+
+
+def _movies(films: _Films, file: str, layout: Layout, numbers: NDArray[np.int64]) -> Piece:
+    first, second = films.genres(numbers)
+    names = raw_lines.taken([*GENRES, "(no genres listed)"], first)
+    further = raw_lines.taken([*(f"|{genre}" for genre in GENRES), ""], np.where(first < 0, -1, second))
+    years = 1930 + (streams.traits(films.tastes.seed, _YEAR, numbers) * 90).astype(np.int64)
+    has_comma = numbers % 4 == 0
+    titles = pc.binary_join_element_wise(
+        raw_lines.taken(["Film ", "Film, The "], has_comma * 1), pa.array(numbers).cast(pa.string()), " (", ""
+    )
+    titles = pc.binary_join_element_wise(titles, pa.array(years).cast(pa.string()), ")", "")
+    if layout == "latest":
+        quote = raw_lines.taken(["", '"'], has_comma * 1)
+        titles = pc.binary_join_element_wise(quote, titles, quote, "")
+    genres = pc.binary_join_element_wise(names, further, "")
+    return Piece(file, raw_lines.joined([numbers + 1, titles, genres], _separator(layout)))
+
+
+def _separator(layout: Layout) -> str:
+    return "," if layout == "latest" else "::"
