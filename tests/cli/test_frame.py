@@ -45,7 +45,7 @@ def test_help_loads_nothing_heavy() -> None:
         (["trian"], "No such command 'trian'. Did you mean 'train'?; see terarec --help"),
         (["train", "--epoch", "1"], "--epoch"),
         (["train"], "Missing option '--out'; see terarec train --help"),
-        (["generate", "avazu"], "No such command 'avazu'; see terarec generate --help"),
+        (["generate", "netflix"], "No such command 'netflix'; see terarec generate --help"),
         (["generate", "criteo", "--rows", "many", "--out", "x"], "--rows"),
         (["generate", "criteo", "--rows", "0", "--out", "x"], "--rows"),
         (["evaluate"], "RUN"),

@@ -65,6 +65,12 @@ def contents(
 
 _generate = typer.Typer(help="Write synthetic raw logs whose best reachable AUC is known.")
 add(_generate, "criteo", generate.criteo)
+add(_generate, "avazu", generate.avazu)
+add(_generate, "rees46", generate.rees46)
+add(_generate, "mind", generate.mind)
+add(_generate, "movielens", generate.movielens)
+add(_generate, "adult", generate.adult)
+add(_generate, "amazon", generate.amazon)
 app.add_typer(_generate, name="generate", rich_help_panel=DATA)
 
 _prepare = typer.Typer(help="Turn raw logs into a data set: ids, numbers, shards, dataset.json.")

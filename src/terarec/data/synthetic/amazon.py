@@ -33,6 +33,7 @@ _UNNAMED_BRANDS = 0.1
 _FIRST_DAY, _DAYS = 14_610, 3_000  # 2010-01-01
 
 _BLOCK_ROWS = 32_768
+_PILOT_ROWS = 32_768
 _DAY, _LABEL, _STARS, _BRAND, _BRANDLESS, _PRICE, _SECOND = range(7)
 _BRAND_TASTE = 30
 
@@ -80,7 +81,7 @@ class _Products:
             num_items=min(max(rows // 100, 160), 500_000),
             num_groups=len(CATEGORIES),
         )
-        pilot = -1 - np.arange(_BLOCK_ROWS)
+        pilot = -1 - np.arange(_PILOT_ROWS)
         users = tastes.draw_users(pilot)
         logits = cls(tastes, 0.0).logits(users, tastes.draw_items(users, pilot))
         return cls(tastes, bias_for(logits, _LIKED_SHARE))

@@ -35,6 +35,7 @@ _FEWEST_READ, _MOST_READ = 0, 25
 _CLICKED_SHARE = 0.25
 
 _BLOCK_ROWS = 16_384
+_PILOT_ROWS = 16_384
 _SHOWN, _READ, _MOMENT, _LABEL, _SUBCATEGORY = range(5)
 _READ_ENCOUNTERS = 1 << 40
 """Encounters from here on are of histories, those before of pages."""
@@ -76,7 +77,7 @@ class _Site:
             num_items=min(max(rows // 25, 200), 100_000),
             num_groups=len(CATEGORIES),
         )
-        pilot = -1 - np.arange(_BLOCK_ROWS)
+        pilot = -1 - np.arange(_PILOT_ROWS)
         users = tastes.draw_users(pilot)
         return cls(tastes, bias_for(tastes.logits(users, tastes.draw_items(users, pilot)), _CLICKED_SHARE))
 

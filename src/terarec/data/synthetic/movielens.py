@@ -34,6 +34,7 @@ _YEARS, _STAY = 15 * 365 * 86_400, 90 * 86_400
 """Seconds within which users come, and within which each gives his ratings."""
 
 _BLOCK_ROWS = 32_768
+_PILOT_ROWS = 32_768
 _COUNT, _COMES, _MOMENT, _LABEL, _STARS, _GENRE, _HAS_GENRE, _YEAR = range(8)
 
 
@@ -80,7 +81,7 @@ class _Films:
             num_items=min(max(rows // 200, 200), 60_000),
             num_groups=len(GENRES),
         )
-        pilot = -1 - np.arange(_BLOCK_ROWS)
+        pilot = -1 - np.arange(_PILOT_ROWS)
         users = tastes.draw_users(pilot)
         logits = cls(tastes, 0.0).logits(users, tastes.draw_items(users, pilot))
         return cls(tastes, bias_for(logits, _LIKED_SHARE))

@@ -25,7 +25,7 @@ CATEGORIES = (
 )
 _HEADER = "event_time,event_type,product_id,category_id,category_code,brand,price,user_id,user_session\n"
 _FIRST_SECOND = 1_569_888_000  # 2019-10-01 00:00 UTC
-_SECONDS = 31 * 86_400
+_SECONDS = 30 * 86_400  # the number of events of a visit is random: the rest of October is a reserve
 _LONGEST_LOOK = 900
 """Seconds from a visit's first view to its end."""
 
@@ -39,6 +39,7 @@ _BOUGHT_SHARE = 0.4
 _BRAND_EFFECT, _EVENING_EFFECT, _PRICE_EFFECT = 0.8, 0.5, -0.6
 
 _BLOCK_VISITS = 16_384
+_PILOT_VISITS = 16_384
 _VIEW, _CART, _PURCHASE = 0, 1, 2
 _BRAND, _BRANDLESS, _CODELESS, _VIEWS, _ENDS, _MOMENT, _LABEL, _LOOK, _SESSION = range(9)
 _EXPENSIVE, _BRAND_TASTE, _HOUR_TASTE = 20, 30, 40
@@ -104,7 +105,7 @@ class _Shop:
             num_groups=len(CATEGORIES),
         )
         shop = cls(tastes, max(rows / _EVENTS_A_VISIT, 1.0) / _SECONDS, 0.0)
-        pilot = -1 - np.arange(_BLOCK_VISITS)  # no visit of the log
+        pilot = -1 - np.arange(_PILOT_VISITS)  # no visit of the log
         moments = (streams.traits(seed, _MOMENT, pilot) * _SECONDS).astype(np.int64)
         return cls(tastes, shop.visits_a_second, bias_for(shop.logits(pilot, moments), _BOUGHT_SHARE))
 

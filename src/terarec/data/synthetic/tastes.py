@@ -16,7 +16,7 @@ _APPEAL = 0.9
 """Deviation of what an item adds to the logit for every user."""
 _LEANING = 0.3
 """Deviation of what a user adds for every item: small, since it takes many rows a user to learn."""
-_FAVOURITE_SHARE = 0.5
+_FAVOURITE_SHARE = 0.6
 """Share of the items that a user comes upon because their group is a favourite."""
 
 _FIRST, _SECOND, _ITEM, _USER, _APPEAL_STREAM, _LEANING_STREAM = 1_000, 1_001, 1_002, 1_003, 1_010, 1_020
@@ -54,7 +54,7 @@ class Tastes:
         return _number(self.num_users, streams.traits(self.seed, _USER, encounters))
 
     def draw_items(self, users: NDArray[np.int64], encounters: NDArray[np.int64]) -> NDArray[np.int64]:
-        """What each of `users` meets: half of it from favourite groups, and rather items of low numbers."""
+        """What each of `users` meets: often of favourite groups, and rather items of low numbers."""
         place, which, why = (streams.traits(self.seed, _ITEM + 10 * part, encounters) for part in range(3))
         items = _number(self.num_items, place**2)
         wanted = self.favourites(users)[np.arange(len(users)), (which < 0.5).astype(np.int64)]
