@@ -82,3 +82,9 @@ def test_text_buffers_of_a_slice() -> None:
     text, offsets = text_buffers(pa.array(["ab", None, "cde"], type=pa.large_string()).slice(1))
     assert bytes(text[offsets[0] : offsets[2]]) == b"cde"
     assert text_buffers(pa.array([], type=pa.large_string()))[1].tolist() == [0]
+
+
+def test_numbers_of_integers_have_nan_where_missing():
+    column = Column("integer", np.array([3, 0, -2]), np.array([False, True, False]))
+    assert np.array_equal(column.numbers(), [3.0, np.nan, -2.0], equal_nan=True)
+    assert Column("id", np.array([1, 2], dtype=np.int32)).numbers().tolist() == [1.0, 2.0]

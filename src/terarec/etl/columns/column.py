@@ -79,6 +79,13 @@ class Column:
             return np.zeros(len(self.values), dtype=np.bool_)
         return self.missing
 
+    def numbers(self) -> NDArray[np.float64]:
+        """The m numbers, integers or ids as float64, NaN where missing; may share memory with `values`."""
+        numbers = np.asarray(self.values, dtype=np.float64)
+        if self.missing is None:
+            return numbers
+        return np.where(self.missing, np.nan, numbers)
+
     def flat(self) -> Column:
         """The m values without their lists."""
         return self if self.offsets is None else Column(self.type, self.values, self.missing)

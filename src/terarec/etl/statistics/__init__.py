@@ -1,0 +1,1 @@
+"""What is learnt of numbers from a stream of blocks: sums without rounding, and samples by hash."""

@@ -1,0 +1,92 @@
+"""Sums, moments and samples against exact arithmetic, whatever the blocks."""
+
+import math
+import statistics
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from terarec.etl.statistics import number_sample
+from terarec.etl.statistics.exact_sum import exact_sum, exact_sum_of_squares
+from terarec.etl.statistics.moments import Moments
+from terarec.etl.statistics.number_sample import GrowingSample, NumberSample
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+NUMBERS = st.lists(FINITE, max_size=50)
+
+
+@given(values=NUMBERS)
+def test_sums_are_exact(values):
+    numbers = np.array(values, dtype=np.float64)
+    exact = [Fraction(value) for value in values]
+    assert exact_sum(numbers) == sum(exact)
+    assert exact_sum_of_squares(numbers) == sum(value * value for value in exact)
+
+
+def test_sums_of_many_chunks_are_exact():
+    numbers = np.random.default_rng(3).standard_normal(150_001) * np.exp(np.linspace(-20, 20, 150_001))
+    assert float(exact_sum(numbers)) == math.fsum(numbers.tolist())
+    assert exact_sum_of_squares(numbers) == sum((Fraction(number) ** 2 for number in numbers.tolist()), Fraction(0))
+
+
+@given(values=st.lists(FINITE | st.just(math.nan), max_size=40), cut=st.integers(0, 40))
+def test_moments_of_parts_add_up_to_those_of_the_whole(values, cut):
+    numbers = np.array(values, dtype=np.float64)
+    whole = Moments.of(numbers)
+    assert Moments.of(numbers[cut:]) + Moments.of(numbers[:cut]) == whole
+    present = [value for value in values if not math.isnan(value)]
+    assert whole.count == len(present)
+    if present:
+        exact = [Fraction(value) for value in present]
+        assert (whole.minimum, whole.maximum) == (min(present), max(present))
+        assert whole.mean == float(sum(exact) / len(exact))
+
+
+@given(values=st.lists(st.integers(-(10**6), 10**6).map(lambda number: number / 64 + 1e9), min_size=1, max_size=40))
+def test_deviation_is_the_populations(values):
+    assert Moments.of(np.array(values)).deviation == pytest.approx(statistics.pstdev(values) or 1.0, rel=1e-15)
+
+
+def test_deviation_beyond_the_range_of_squares():
+    assert Moments.of(np.array([1e200, -1e200])).deviation == 1e200
+    assert Moments.of(np.array([1e-200, -1e-200])).deviation == 1e-200
+    assert Moments().deviation == 1.0
+    assert Moments().mean == 0.0
+
+
+def sample_of(numbers, block_rows, tickets):
+    growing = GrowingSample()
+    for start in range(0, len(numbers), block_rows):
+        part = slice(start, start + block_rows)
+        growing.add(NumberSample(tickets[part], numbers[part]))
+    return growing.sample()
+
+
+@pytest.mark.parametrize("block_rows", [1, 7, 64, 1000])
+def test_the_sample_holds_the_lowest_tickets_whatever_the_blocks(monkeypatch, block_rows):
+    monkeypatch.setattr(number_sample, "SAMPLE_SIZE", 50)
+    generator = np.random.default_rng(1)
+    numbers, tickets = generator.random(500), generator.permutation(500).astype(np.int64)
+    sample = sample_of(numbers, block_rows, tickets)
+    assert sorted(sample.numbers.tolist()) == sorted(numbers[tickets < 50].tolist())
+
+
+@given(values=st.lists(st.integers(0, 12).map(float), max_size=60), intervals=st.integers(1, 9))
+def test_boundaries_follow_their_definition(values, intervals):
+    expected = []
+    for k in range(1, intervals):
+        reached = [v for v in values if sum(other <= v for other in values) * intervals >= k * len(values)]
+        above = [v for v in values if reached and v > min(reached)]
+        if above and min(above) not in expected:
+            expected.append(min(above))
+    numbers = np.array(values, dtype=np.float64)
+    assert NumberSample(np.zeros(len(values), dtype=np.int64), numbers).boundaries(intervals) == tuple(expected)
+
+
+@given(values=NUMBERS)
+def test_median(values):
+    found = NumberSample(np.zeros(len(values), dtype=np.int64), np.array(values, dtype=np.float64)).median()
+    assert found == (statistics.median_low(values) if values else 0.0)
