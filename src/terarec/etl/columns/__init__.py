@@ -1,5 +1,6 @@
 """Blocks of rows between the sources, the operators and the sinks of a workflow."""
 
+from terarec.etl.columns.arrow import ARROW_TYPES, from_arrow, to_arrow
 from terarec.etl.columns.block import SPLIT_NAMES, TEST, TRAIN, VALID, Block, concatenate_blocks
 from terarec.etl.columns.column import (
     DTYPES,
@@ -13,6 +14,7 @@ from terarec.etl.columns.column import (
 )
 
 __all__ = [
+    "ARROW_TYPES",
     "DTYPES",
     "SPLIT_NAMES",
     "TEST",
@@ -24,7 +26,9 @@ __all__ = [
     "Kind",
     "concatenate_blocks",
     "concatenate_columns",
+    "from_arrow",
     "offsets_of",
     "text_buffers",
     "text_lengths",
+    "to_arrow",
 ]

@@ -57,17 +57,22 @@ class Statistic(Protocol):
 
 
 class OperatorCode(Protocol):
-    """The code of one step, made from its spec.
+    """The code of one step, made from its spec."""
 
-    Attributes:
-        spec: the step.
-        stage: see `Stage`.
-        table: the side table whose blocks a statistic observes in the place of training rows, None for these.
-    """
+    @property
+    def spec(self) -> Operator:
+        """The step."""
+        ...
 
-    spec: Operator
-    stage: Stage
-    table: str | None
+    @property
+    def stage(self) -> Stage:
+        """See `Stage`."""
+        ...
+
+    @property
+    def table(self) -> str | None:
+        """The side table whose blocks a statistic observes in the place of training rows, None for these."""
+        ...
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -25,6 +25,8 @@ class StepCode(Generic[SpecT]):
     stage: Stage = "stateless"
     accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "number", "hex32", "id")
     """Kinds of the inputs that the operator takes."""
+    takes_lists: ClassVar[bool] = False
+    """Whether the inputs must be lists; else lists are taken item by item."""
 
     def __init__(self, spec: SpecT) -> None:
         self.spec = spec
@@ -58,6 +60,8 @@ class StepCode(Generic[SpecT]):
         found = types[name]
         if found.kind not in self.accepted:
             raise ConfigError(f"column {name!r} holds {found}, expected {' or '.join(self.accepted)}")
+        if self.takes_lists and not found.is_list:
+            raise ConfigError(f"column {name!r} holds one {found} a row, expected lists")
         return found
 
     def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:

@@ -1,0 +1,69 @@
+"""Missing values become a value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from terarec.errors import ConfigError
+from terarec.etl.columns import Block, Column, ColumnType
+from terarec.etl.operators.contract import ColumnTypes, State
+from terarec.etl.operators.step_code import StepCode
+from terarec.etl.operators.values import value_of
+from terarec.spec import FillMissing
+
+
+class FillMissingCode(StepCode[FillMissing]):
+    """Code of `FillMissing` with a value."""
+
+    accepted = ("number", "integer", "text", "hex32")
+
+    def output_types(self, types: ColumnTypes) -> ColumnTypes:
+        """The types of the inputs, and numbers for the indicators."""
+        inputs = [self.input_type(types, name) for name in self.spec.columns]
+        for name, found in zip(self.spec.columns, inputs, strict=True):
+            self.check_fill(name, found)
+        made = dict(zip(self.writes, inputs, strict=False))
+        for name, found in zip(self.spec.indicators, inputs, strict=False):
+            made[name] = ColumnType("number", found.is_list, found.max_length)
+        return made
+
+    def check_fill(self, name: str, found: ColumnType) -> None:
+        """Raise unless the input `name` can hold what fills it."""
+        if self.spec.value is not None:
+            try:
+                value_of(found.kind, self.spec.value)
+            except ConfigError as error:
+                raise ConfigError(f"column {name!r}: {error}") from None
+
+    def fill_of(self, name: str, column: Column, state: State | None) -> Any:
+        """What missing values of the input `name` become."""
+        assert self.spec.value is not None
+        return value_of(column.type, self.spec.value)
+
+    def apply(self, block: Block, state: State | None) -> Block:
+        """Fill, and say where."""
+        made: dict[str, Column] = {}
+        outputs = self.spec.outputs or self.spec.columns
+        for position, name in enumerate(self.spec.columns):
+            column = block.columns[name]
+            missing = column.is_missing()
+            made[outputs[position]] = column.like(_filled(column, missing, self.fill_of(name, column, state)))
+            if self.spec.indicator:
+                made[self.spec.indicators[position]] = column.like(Column("number", missing.astype(np.float64)))
+        return block.with_columns(made)
+
+
+def _filled(column: Column, missing: NDArray[np.bool_], value: Any) -> Column:
+    if column.type != "text":
+        filled = np.where(missing, value, column.values).astype(column.values.dtype, copy=False)
+        return Column(column.type, filled)
+    if isinstance(column.values, list):
+        return Column("text", [text or value for text in column.values])
+    if not missing.any():
+        return column.flat()
+    return Column("text", pc.if_else(pa.array(missing), pa.scalar(value, pa.large_string()), column.values))

@@ -1,0 +1,82 @@
+"""Parts of a text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from terarec.errors import ConfigError
+from terarec.etl.columns import Block, Column, ColumnType, Kind, from_arrow, offsets_of
+from terarec.etl.operators.contract import ColumnTypes, State
+from terarec.etl.operators.step_code import StepCode
+from terarec.etl.operators.values import refused
+from terarec.spec import SplitText
+
+_FORMS = {
+    "integer": "^-?[0-9]+$",
+    "hex32": "^[0-9a-fA-F]{1,8}$",
+    "number": r"^-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$",
+}
+_NAMES = {"integer": "a 64-bit integer", "hex32": "up to 8 hexadecimal digits", "number": "a finite number"}
+
+
+class SplitTextCode(StepCode[SplitText]):
+    """Code of `SplitText`."""
+
+    accepted = ("text",)
+
+    def output_types(self, types: ColumnTypes) -> ColumnTypes:
+        """As told."""
+        (name,) = self.spec.columns
+        if self.input_type(types, name).is_list:
+            raise ConfigError(f"column {name!r} holds {types[name]}, expected one text a row")
+        return {output: ColumnType(kind) for output, kind in zip(self.spec.outputs, self.spec.types, strict=True)}
+
+    def apply(self, block: Block, state: State | None) -> Block:
+        """The parts.
+
+        Raises:
+            FormatError: a part is no value of its type.
+        """
+        (name,) = self.spec.columns
+        split = pc.split_pattern(block.columns[name].arrow_text().fill_null(""), self.spec.separator)
+        offsets = offsets_of(split.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
+        parts = split.flatten()
+        made: dict[str, Column] = {}
+        for place, (output, kind) in enumerate(zip(self.spec.outputs, self.spec.types, strict=True)):
+            position = offsets[:-1] + place
+            there = position < offsets[1:]
+            part = parts.take(pa.array(np.where(there, position, 0), mask=~there))
+            part = pc.if_else(pc.equal(part, ""), pa.scalar(None, part.type), part)
+            made[output] = self._read(block, part, kind, place)
+        return block.with_columns(made)
+
+    def _read(self, block: Block, part: pa.Array, kind: Kind, place: int) -> Column:
+        if kind == "text":
+            return Column("text", part.cast(pa.large_string()))
+        well_formed = pc.fill_null(pc.match_substring_regex(part, _FORMS[kind]), True)
+        try:
+            if pc.all(well_formed, min_count=0).as_py():
+                read = _numbers(part, kind)
+                if kind != "number" or np.isfinite(read.values[~part.is_null().to_numpy(zero_copy_only=False)]).all():
+                    return read
+        except pa.ArrowInvalid:
+            pass
+        row = next(row for row, text in enumerate(part.to_pylist()) if text is not None and not _is_read(text, kind))
+        accepted = f"{_NAMES[kind]} as part {place + 1} between {self.spec.separator!r}"
+        raise refused(block, self.spec.columns[0], row, accepted)
+
+
+def _numbers(part: pa.Array, kind: Kind) -> Column:
+    if kind == "hex32":
+        part = pc.binary_join_element_wise(pa.scalar("0x", part.type), part, pa.scalar("", part.type))
+    return from_arrow(part, kind)
+
+
+def _is_read(text: str, kind: Kind) -> bool:
+    if not pc.match_substring_regex(pa.array([text]), _FORMS[kind])[0].as_py():
+        return False
+    if kind == "integer":
+        return -(2**63) <= int(text) < 2**63
+    return kind == "hex32" or bool(np.isfinite(float(text)))

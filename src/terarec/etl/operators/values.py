@@ -1,0 +1,56 @@
+"""What several operators do with the values of a column: refuse one, read one that a spec spells, hash them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from terarec.errors import ConfigError, FormatError
+from terarec.etl.columns import Block, Column, Kind, text_buffers
+from terarec.kernels.ref.xxh64 import xxh64_int64, xxh64_text
+
+_INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+_HEX = re.compile(r"[0-9a-fA-F]{1,8}", re.ASCII)
+_SHOWN_CHARACTERS = 60
+
+
+def refused(block: Block, name: str, position: int, accepted: str) -> FormatError:
+    """The error that the value at `position` of the m values of the column `name` is not what is `accepted`."""
+    column = block.columns[name]
+    value = column.values[position]
+    shown = repr(value.as_py() if isinstance(value, pa.Scalar) else getattr(value, "item", lambda: value)())
+    shown = shown if len(shown) <= _SHOWN_CHARACTERS else shown[: _SHOWN_CHARACTERS - 3] + "..."
+    row = position if column.offsets is None else int(np.searchsorted(column.offsets, position, side="right")) - 1
+    return FormatError(f"column {name!r}, row {block.rows[row]}: got {shown}, expected {accepted}")
+
+
+def value_of(kind: Kind, value: float | str) -> Any:
+    """A value that a spec spells, as a column of `kind` holds it.
+
+    Raises:
+        ConfigError: a column of this kind cannot hold it.
+    """
+    if kind == "text" and isinstance(value, str):
+        return value
+    if kind == "number" and not isinstance(value, str):
+        return float(value)
+    if kind in ("integer", "id"):
+        whole = int(value) if isinstance(value, str) and _INTEGER.fullmatch(value) else value
+        if not isinstance(whole, str) and whole == int(whole) and -(2**63) <= whole < 2**63:
+            return int(whole)
+    if kind == "hex32" and isinstance(value, str) and _HEX.fullmatch(value):
+        return int(value, 16)
+    spelled = {"text": "a text", "number": "a number", "hex32": "up to 8 hexadecimal digits as text"}
+    raise ConfigError(f"got {value!r}, expected {spelled.get(kind, 'a 64-bit integer')} for a column of {kind}")
+
+
+def hashes_of(column: Column, seed: int) -> NDArray[np.int64]:
+    """Hashes int64[m] of the m values of a column that holds no numbers; described in docs/workflows.md."""
+    if column.type == "text":
+        text = column.arrow_text()
+        return xxh64_text(*text_buffers(text.fill_null("") if text.null_count else text), seed)
+    return xxh64_int64(column.values.astype(np.int64, copy=False), seed)

@@ -1,0 +1,57 @@
+"""Labels, dense, categorical and key columns: what a workflow gives."""
+
+from __future__ import annotations
+
+from terarec.errors import ConfigError
+from terarec.etl.operators import ColumnTypes
+from terarec.spec import DropLowCardinality, WorkflowSpec
+
+
+def results_read(spec: WorkflowSpec) -> tuple[str, ...]:
+    """The distinct columns that labels, dense, categorical and key columns are made from."""
+    labels = (label.source for label in spec.labels)
+    return tuple(dict.fromkeys((*labels, *spec.dense, *spec.categorical, *spec.keys)))
+
+
+def check_results(spec: WorkflowSpec, types: ColumnTypes) -> None:
+    """Raise unless the columns after the last step are what the workflow says.
+
+    Raises:
+        ConfigError: a column that is not there, or of another type.
+    """
+    for label in spec.labels:
+        numbers = ("number", "integer")
+        accepted = ("text", "integer", "hex32") if label.positives else numbers
+        _check(types, f"label {label.name!r}", label.source, accepted)
+    for name in spec.dense:
+        _check(types, "dense", name, ("number", "integer"))
+    for name in spec.categorical:
+        _check(types, "categorical", name, ("id",), lists=True)
+    for name in spec.keys:
+        _check(types, "keys", name, ("integer",), lists=True)
+    _check_dropped(spec)
+
+
+def _check_dropped(spec: WorkflowSpec) -> None:
+    results = {*spec.dense, *spec.categorical, *spec.keys}
+    for position, step in enumerate(spec.steps):
+        if isinstance(step, DropLowCardinality):
+            written = {name for later in spec.steps[position + 1 :] for name in later.writes}
+            for name in step.columns:
+                if name not in results or name in written:
+                    raise ConfigError(
+                        f"steps[{position}] DropLowCardinality: column {name!r} is not among dense, categorical and "
+                        "keys, or a later step makes it; expected columns that are results as they stand there"
+                    )
+
+
+def _check(types: ColumnTypes, what: str, name: str, accepted: tuple[str, ...], *, lists: bool = False) -> None:
+    found = types.get(name)
+    if found is None:
+        there = ", ".join(map(repr, types))
+        raise ConfigError(f"{what}: column {name!r} does not exist after the last step; there are {there}")
+    if found.kind not in accepted or (found.is_list and not lists):
+        expected = " or ".join(accepted) + ("" if lists else ", one a row")
+        raise ConfigError(f"{what}: column {name!r} holds {found}, expected {expected}")
+    if found.is_list and found.max_length is None:
+        raise ConfigError(f"{what}: column {name!r} holds lists of any length, expected ListSlice or Pad before")
