@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from terarec.errors import ConfigError, StorageError
+from terarec.kernels import memory
 from terarec.spec import DynamicTableSpec
-from terarec.storage import DynamicArena, memory
+from terarec.storage import DynamicArena
 
 SPECS = [
     DynamicTableSpec(name="a", width=4, default=0.5),

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError, StorageError
+from terarec.kernels import memory
 from terarec.spec import (
     AdmissionSpec,
     DynamicTableSpec,
@@ -19,7 +20,7 @@ from terarec.spec import (
     prob,
     ttl,
 )
-from terarec.storage import DynamicArena, DynamicTable, Rows, dynamic_tables, memory
+from terarec.storage import DynamicArena, DynamicTable, Rows, dynamic_tables
 from tests.storage.indexes import FAST_INDEXES, INDEXES
 
 EXTREMES = [-(2**63), -1, 0, 1, 2**31, 2**62, 2**63 - 1]

@@ -7,6 +7,7 @@ from terarec.formats.block import ColumnBlock, Keys, merge, slice_rows
 from terarec.formats.container import read_tensors, write_tensors
 from terarec.formats.dataset import DATASET_FILE, read_dataset, write_dataset
 from terarec.formats.envelope import open_envelope, write_envelope
+from terarec.formats.even_sizes import even_sizes
 from terarec.formats.journal import Journal
 from terarec.formats.layout import default_group_rows
 from terarec.formats.new_directory import new_directory
@@ -14,6 +15,7 @@ from terarec.formats.parquet import ParquetShard, ParquetShardWriter
 from terarec.formats.raw import RawShard, RawShardWriter
 from terarec.formats.resumable_directory import resumable_directory
 from terarec.formats.shard import Shard, create_shard, open_shard, shard_path
+from terarec.formats.split_files import FileWriter, SplitFiles
 from terarec.formats.writer import ShardWriter
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "DATASET_FILE",
     "AtomicFile",
     "ColumnBlock",
+    "FileWriter",
     "Journal",
     "Keys",
     "ParquetShard",
@@ -29,9 +32,11 @@ __all__ = [
     "RawShardWriter",
     "Shard",
     "ShardWriter",
+    "SplitFiles",
     "check_rows",
     "create_shard",
     "default_group_rows",
+    "even_sizes",
     "merge",
     "new_directory",
     "open_envelope",

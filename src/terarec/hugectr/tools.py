@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from terarec.data.records import RecordGenerator, RecordLayout, SparseInput, generate_records
-from terarec.data.records.generated_rows import RecordKind
+from terarec.formats.hugectr import RecordKind
 from terarec.hugectr.enums import Check_t, DataReaderType_t, Distribution_t, PowerLaw_t
 from terarec.hugectr.tables.generator import DataGeneratorParams
 

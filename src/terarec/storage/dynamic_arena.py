@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from terarec.errors import StorageError
+from terarec.kernels import memory
 from terarec.ops import state_dtype
 from terarec.spec import DynamicTableSpec
-from terarec.storage import memory
 from terarec.storage.growing import GrowingTensor
 from terarec.storage.row_checks import check_has_memory, shared_row_type
 

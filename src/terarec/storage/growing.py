@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from terarec.errors import StorageError
+from terarec.kernels import memory
 from terarec.kernels.rows import reserve_rows
-from terarec.storage import memory
 
 # What NumPy lends its memory as; it has no bfloat16.
 _LENT_AS = {

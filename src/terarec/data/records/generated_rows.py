@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +11,8 @@ from numpy.typing import NDArray
 from terarec.data.records.planted import PlantedModel, plant
 from terarec.errors import ConfigError
 from terarec.formats import Keys
+from terarec.formats.hugectr import RecordKind
 from terarec.spec import RECORD_KINDS, RecordLayout
-
-RecordKind = Literal["norm", "parquet", "raw", "raw_async"]
 
 _PILOT_ROWS = 8192
 _INTEGERS_BELOW = 100

@@ -12,7 +12,6 @@ from terarec.data.decode import cut
 from terarec.data.prefetch import ordered_map
 from terarec.data.records.described import open_split
 from terarec.data.records.sources import RecordSource
-from terarec.data.records.writers import final_keys
 from terarec.formats import (
     ColumnBlock,
     Keys,
@@ -21,7 +20,7 @@ from terarec.formats import (
     shard_path,
     write_dataset,
 )
-from terarec.formats.hugectr import read_records
+from terarec.formats.hugectr import final_keys, read_records
 from terarec.formats.hugectr.arguments import bags_of
 from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, RecordsSpec, ShardSpec
 

@@ -39,6 +39,12 @@ class RecordStream:
         self._file.commit()
         return self._num_records
 
+    def abort(self) -> None:
+        """Give an unfinished file up: nothing is left of it."""
+        if not self._stream.closed:
+            self._stream.close()
+            self._file.abort()
+
     def _header(self, num_records: int) -> bytes:
         """What stands before the records; as long for any number of them."""
         return b""
@@ -54,6 +60,4 @@ class RecordStream:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._stream.closed:
-            self._stream.close()
-            self._file.abort()
+        self.abort()

@@ -5,29 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from terarec.formats import Keys, ParquetShardWriter
-from terarec.formats.hugectr import FixedRecordWriter, NormWriter, raw_async_types, raw_types
+from terarec.formats.block import Keys
+from terarec.formats.hugectr.field_types import raw_async_types, raw_types
+from terarec.formats.hugectr.fixed_record_writer import FixedRecordWriter
+from terarec.formats.hugectr.norm_writer import NormWriter
+from terarec.formats.parquet import ParquetShardWriter
+from terarec.formats.split_files import FileWriter
 from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, RecordLayout, RecordsSpec
 
 
-class RecordWriter(Protocol):
-    """Writes one file, which appears when it is closed."""
-
-    def write(self, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys]) -> None:
-        """Append samples: ``label[n, L]``, ``dense[n, F]``, and the keys of each slot."""
-        ...
-
-    def close(self) -> object:
-        """Finish the file."""
-        ...
+class RecordWriter(FileWriter, AbstractContextManager[FileWriter], Protocol):
+    """Writes samples: ``label[n, L]``, ``dense[n, F]``, and the keys of each slot."""
 
 
-def create_writer(path: Path, spec: RecordsSpec) -> AbstractContextManager[RecordWriter]:
+def create_writer(path: Path, spec: RecordsSpec) -> RecordWriter:
     """A writer of one file of `spec`'s kind, layout and names. Keys go into the file as they are.
 
     Raises:

@@ -1,4 +1,4 @@
-"""How much memory is left: a table that does not fit is refused before its first page is touched."""
+"""How much memory is left: what does not fit is refused, or spilled, before its first page is touched."""
 
 from __future__ import annotations
 

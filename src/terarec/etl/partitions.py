@@ -1,0 +1,85 @@
+"""Rows on the disk in so many files, for work on more rows than fit in memory."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+
+class Partitions:
+    """Files of record batches. Each is opened for as long as a write takes, so that their number is not bounded.
+
+    Args:
+        directory: of the files.
+        count: number of files.
+    """
+
+    def __init__(self, directory: Path, count: int) -> None:
+        self.count = count
+        self._directory = directory
+
+    @classmethod
+    def make(cls, directory: Path, count: int) -> Self:
+        """Empty files; what an earlier run left in `directory` is thrown away."""
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        return cls(directory, count)
+
+    def scatter(self, batch: pa.RecordBatch, partition: NDArray[np.int64]) -> None:
+        """Append every row of `batch` to the file that ``partition int64[n]`` names; rows keep their order.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        order = np.argsort(partition, kind="stable")
+        ends = np.cumsum(np.bincount(partition, minlength=self.count))
+        sorted_batch = batch.take(pa.array(order))
+        start = 0
+        for index, end in enumerate(ends.tolist()):
+            if end > start:
+                self.append(index, sorted_batch.slice(start, end - start))
+            start = end
+
+    def append(self, index: int, batch: pa.RecordBatch) -> None:
+        """Append `batch` to file `index`.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        # Serialised first, because Python's own write tells a full disk by its error number.
+        buffer = pa.BufferOutputStream()
+        with pa.ipc.new_stream(buffer, batch.schema) as stream:
+            stream.write_batch(batch)
+        with self._path(index).open("ab") as file:
+            file.write(buffer.getvalue())
+
+    def read(self, index: int) -> pa.Table | None:
+        """All rows of file `index`, in the order in which they came; None if there are none."""
+        batches = list(self.batches(index))
+        return pa.Table.from_batches(batches) if batches else None
+
+    def batches(self, index: int) -> Iterator[pa.RecordBatch]:
+        """The same, as they were appended, one after the other."""
+        path = self._path(index)
+        if path.exists():
+            with pa.OSFile(str(path)) as file:
+                while file.tell() < file.size():
+                    with pa.ipc.open_stream(file) as stream:
+                        yield from stream
+
+    def discard(self, index: int) -> None:
+        """Give the room of file `index` back."""
+        self._path(index).unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Remove all files."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _path(self, index: int) -> Path:
+        return self._directory / f"{index:05d}.arrows"

@@ -1,0 +1,88 @@
+"""How the columns of a data set become the samples of HugeCTR's files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from terarec.errors import ConfigError
+from terarec.spec import DatasetSpec, RecordLayout, RecordSplit, RecordsSpec, SparseInput
+
+RecordKind = Literal["norm", "parquet", "raw", "raw_async"]
+"""One of `terarec.spec.RECORD_KINDS`."""
+
+FILE_LIST = "_file_list.txt"
+ROWS_PER_FILE = {"norm": 40_960, "parquet": 1 << 20}
+"""As HugeCTR's own writers make them."""
+_FOUR_BYTES = 2**31
+"""Keys with offsets below this fit 4 bytes in every format."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordOptions:
+    """What files to write.
+
+    Attributes:
+        kind: "norm", "parquet", "raw" or "raw_async".
+        key_bytes: 4 or 8; None for 4 where all keys fit with their offsets.
+        checksum: whether Norm files have checksums.
+        keysets: whether each split gets a keyset, and each of its parts: the files of Norm and Parquet.
+    """
+
+    kind: RecordKind
+    key_bytes: int | None = None
+    checksum: bool = True
+    keysets: bool = False
+
+
+def describe_records(spec: DatasetSpec, options: RecordOptions, rows: Mapping[str, int]) -> RecordsSpec:
+    """What the files of a data set's samples hold: each categorical column is a slot, an input of its own.
+
+    Args:
+        spec: the data set's columns.
+        options: what files to write.
+        rows: samples of each split; empty ones are left out.
+
+    Raises:
+        ConfigError: a column of any int64 keys, whose slot would have no size; lists of keys for Raw files.
+    """
+    inputs = []
+    for column in spec.categorical:
+        if column.rows is None:
+            raise ConfigError(f"column {column.name!r} holds any int64 keys, expected rows, which size HugeCTR's slot")
+        if options.kind == "raw" and column.hotness > 1:
+            raise ConfigError(f"column {column.name!r} holds up to {column.hotness} keys, Raw files one a slot")
+        is_fixed = column.hotness == 1 or options.kind == "raw_async"
+        inputs.append(SparseInput(name=column.name, nnz_per_slot=(column.hotness,), is_fixed_length=is_fixed))
+    sizes = tuple(column.rows for column in spec.categorical if column.rows is not None)
+    layout = RecordLayout(
+        label_dim=len(spec.labels),
+        dense_dim=len(spec.dense),
+        inputs=tuple(inputs),
+        key_bytes=options.key_bytes or (4 if sum(sizes) <= _FOUR_BYTES else 8),
+        slot_sizes=sizes,
+    )
+    return RecordsSpec(
+        kind=options.kind,
+        layout=layout,
+        splits=_splits(options.kind, rows),
+        label_names=tuple(column.name for column in spec.labels),
+        dense_names=tuple(column.name for column in spec.dense),
+        checksum=options.checksum,
+    )
+
+
+def has_offsets(kind: str) -> bool:
+    """Whether HugeCTR's tables see the keys of such files with the sizes of the slots before added."""
+    return kind != "raw_async"
+
+
+def is_listed(kind: str) -> bool:
+    """Whether samples lie in several files, which a list names, in the place of one."""
+    return kind in ("norm", "parquet")
+
+
+def _splits(kind: str, rows: Mapping[str, int]) -> dict[str, RecordSplit]:
+    path = FILE_LIST if is_listed(kind) else "data.bin"
+    return {split: RecordSplit(path=f"{split}/{path}", rows=count) for split, count in rows.items() if count}

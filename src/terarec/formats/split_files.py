@@ -1,0 +1,83 @@
+"""Cuts the rows of one split into files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from terarec.formats.block import ColumnBlock, Keys, slice_rows
+
+
+class FileWriter(Protocol):
+    """Writes one file, which appears when it is closed."""
+
+    def write(self, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys]) -> None:
+        """Append rows."""
+        ...
+
+    def close(self) -> object:
+        """Finish the file."""
+        ...
+
+    def abort(self) -> None:
+        """Give the file up."""
+        ...
+
+
+class SplitFiles:
+    """The files of one split, one after the other.
+
+    Args:
+        create: makes the writer of file number so and so.
+        sizes: rows of each file, without end.
+
+    Attributes:
+        files: path and rows of each finished file.
+    """
+
+    def __init__(self, create: Callable[[int], tuple[Path, FileWriter]], sizes: Iterator[int]) -> None:
+        self.files: list[tuple[Path, int]] = []
+        self._create = create
+        self._sizes = sizes
+        self._open: tuple[Path, FileWriter] | None = None
+        self._size = self._rows = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Rows so far."""
+        return sum(rows for _, rows in self.files) + self._rows
+
+    def write(self, block: ColumnBlock) -> None:
+        """Append the rows of `block`.
+
+        Raises:
+            StorageError: the disk is full.
+        """
+        start = 0
+        while start < block.num_rows:
+            if self._open is None:
+                self._open = self._create(len(self.files))
+                self._size = next(self._sizes)
+            count = min(self._size - self._rows, block.num_rows - start)
+            part = slice_rows(block, start, start + count)
+            self._open[1].write(part.label, part.dense, part.keys)
+            start += count
+            self._rows += count
+            if self._rows == self._size:
+                self.close()
+
+    def close(self) -> None:
+        """Finish the last file."""
+        if self._open is not None:
+            path, writer = self._open
+            writer.close()
+            self.files.append((path, self._rows))
+            self._open, self._rows = None, 0
+
+    def abort(self) -> None:
+        """Give the file up that is not finished."""
+        if self._open is not None:
+            self._open[1].abort()
