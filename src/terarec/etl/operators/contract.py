@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from terarec.etl.columns import Block, ColumnType
 from terarec.spec import Operator
@@ -103,6 +106,10 @@ class OperatorCode(Protocol):
 
     def apply(self, block: Block, state: State | None) -> Block:
         """Do the step to the rows of a block. The result shares the columns that the step leaves alone."""
+        ...
+
+    def list_lookup(self, name: str, state: State | None) -> Callable[[list[Any]], NDArray[np.int64]] | None:
+        """For records: what makes ids of Python values of the input `name`; None where a column must be made."""
         ...
 
     def statistic(self, types: ColumnTypes, memory: SpillOptions) -> Statistic:

@@ -10,14 +10,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import Block, Column, ColumnType
+from terarec.etl.columns import Block, Column, ColumnType, Kind
 from terarec.etl.operators.contract import ColumnTypes, State
-from terarec.etl.operators.step_code import StepCode
+from terarec.etl.operators.number_step import NumberStepCode
 from terarec.etl.operators.values import value_of
 from terarec.spec import FillMissing
 
 
-class FillMissingCode(StepCode[FillMissing]):
+class FillMissingCode(NumberStepCode[FillMissing]):
     """Code of `FillMissing` with a value."""
 
     accepted = ("number", "integer", "text", "hex32")
@@ -40,10 +40,18 @@ class FillMissingCode(StepCode[FillMissing]):
             except ConfigError as error:
                 raise ConfigError(f"column {name!r}: {error}") from None
 
-    def fill_of(self, name: str, column: Column, state: State | None) -> Any:
-        """What missing values of the input `name` become."""
+    def fill_of(self, name: str, kind: Kind, state: State | None) -> Any:
+        """What missing values of the input `name`, a column of `kind`, become."""
         assert self.spec.value is not None
-        return value_of(column.type, self.spec.value)
+        return value_of(kind, self.spec.value)
+
+    def figures(self, name: str, state: State | None) -> tuple[float, ...]:
+        """What missing numbers become."""
+        return (float(self.fill_of(name, "number", state)),)
+
+    def formula(self, numbers: NDArray[Any], *figures: Any) -> NDArray[Any]:
+        """The number, or where it is missing the one that fills it."""
+        return np.where(np.isnan(numbers), figures[0], numbers)
 
     def apply(self, block: Block, state: State | None) -> Block:
         """Fill, and say where."""
@@ -52,7 +60,7 @@ class FillMissingCode(StepCode[FillMissing]):
         for position, name in enumerate(self.spec.columns):
             column = block.columns[name]
             missing = column.is_missing()
-            made[outputs[position]] = column.like(_filled(column, missing, self.fill_of(name, column, state)))
+            made[outputs[position]] = column.like(_filled(column, missing, self.fill_of(name, column.type, state)))
             if self.spec.indicator:
                 made[self.spec.indicators[position]] = column.like(Column("number", missing.astype(np.float64)))
         return block.with_columns(made)

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.etl.columns import Block, Column, ColumnType
-from terarec.etl.operators.contract import ColumnTypes, State
-from terarec.etl.operators.step_code import StepCode
+from terarec.etl.columns import Block
+from terarec.etl.operators.contract import State
+from terarec.etl.operators.number_step import NumberStepCode
 from terarec.etl.operators.values import refused
 from terarec.spec import LogOp
 
 
-class LogOpCode(StepCode[LogOp]):
+class LogOpCode(NumberStepCode[LogOp]):
     """Code of `LogOp` with a given shift."""
 
-    accepted = ("number", "integer")
-
-    def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Numbers."""
-        return {
-            output: ColumnType("number", found.is_list, found.max_length)
-            for output, found in StepCode.output_types(self, types).items()
-        }
-
-    def shift_of(self, name: str, state: State | None) -> float:
-        """The shift of the input `name`."""
+    def figures(self, name: str, state: State | None) -> tuple[float, ...]:
+        """The shift."""
         assert self.spec.shift is not None
-        return self.spec.shift
+        return (self.spec.shift,)
+
+    def formula(self, numbers: NDArray[Any], *figures: Any) -> NDArray[Any]:
+        """ln(x + shift); not finite where x + shift is not above 0."""
+        (shift,) = figures
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(np.log(numbers + shift))
 
     def apply(self, block: Block, state: State | None) -> Block:
         """ln(x + shift).
@@ -35,19 +34,15 @@ class LogOpCode(StepCode[LogOp]):
         Raises:
             FormatError: x + shift is not above 0.
         """
-        made = {}
-        for output, name in zip(self.writes, self.spec.columns, strict=True):
-            column = block.columns[name]
-            shifted = column.numbers() + self.shift_of(name, state)
-            low = shifted <= 0.0
+        for name in self.spec.columns:
+            (shift,) = self.figures(name, state)
+            low = block.columns[name].numbers() <= -shift
             if low.any():
-                accepted = (
-                    f"more than {-self.shift_of(name, state)!r} to take the logarithm of (Clip raises lower ones)"
-                )
+                accepted = f"more than {-shift!r} for a logarithm (Clip raises lower ones)"
                 raise refused(block, name, int(np.argmax(low)), accepted)
-            made[output] = column.like(Column("number", np.log(shifted)))
-        return block.with_columns(made)
+        return NumberStepCode.apply(self, block, state)
 
     def inverse(self, column: str, encoded: NDArray[np.float64], state: State | None) -> NDArray[np.float64]:
         """exp(y) - shift: the numbers of the input `column` from what came out."""
-        return np.exp(encoded) - self.shift_of(column, state)
+        (shift,) = self.figures(column, state)
+        return np.exp(encoded) - shift

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import Block, ColumnType
@@ -72,6 +75,13 @@ class StepCode(Generic[SpecT]):
     def apply(self, block: Block, state: State | None) -> Block:
         """Do the step to the rows of a block."""
         raise NotImplementedError
+
+    def list_lookup(self, name: str, state: State | None) -> Callable[[list[Any]], NDArray[np.int64]] | None:
+        """For records: what makes ids int64[n] of n Python values of the input `name`.
+
+        None where a column must be made. The function raises `RefusedValueError` for a value of another type.
+        """
+        return None
 
     def statistic(self, types: ColumnTypes, memory: SpillOptions) -> Statistic:
         """A fresh statistic; steps that learn nothing have none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from terarec.errors import ConfigError
 from terarec.etl.operators import ColumnTypes
+from terarec.etl.operators.values import value_of
 from terarec.spec import DropLowCardinality, WorkflowSpec
 
 
@@ -23,6 +24,8 @@ def check_results(spec: WorkflowSpec, types: ColumnTypes) -> None:
         numbers = ("number", "integer")
         accepted = ("text", "integer", "hex32") if label.positives else numbers
         _check(types, f"label {label.name!r}", label.source, accepted)
+        for value in label.positives:
+            value_of(types[label.source].kind, value)
     for name in spec.dense:
         _check(types, "dense", name, ("number", "integer"))
     for name in spec.categorical:

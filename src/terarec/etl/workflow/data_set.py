@@ -1,0 +1,136 @@
+"""The columns after a workflow's last step -> a data set's columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from terarec.errors import FormatError
+from terarec.etl.columns import Block, Column
+from terarec.etl.operators import State
+from terarec.etl.operators.values import refused, value_of
+from terarec.etl.workflow.plan import Plan
+from terarec.formats import ColumnBlock, Keys
+from terarec.spec import (
+    MISSING_KEY,
+    CategoricalColumn,
+    DatasetSpec,
+    DenseColumn,
+    DropLowCardinality,
+    LabelColumn,
+    LabelSpec,
+)
+
+
+def data_set(plan: Plan, states: Mapping[int, State], storage: Literal["parquet", "raw"]) -> DatasetSpec:
+    """The data set of a fitted workflow, without shards; columns that `DropLowCardinality` dropped are left out."""
+    spec, types = plan.spec, plan.types[-1]
+    dropped = dropped_columns(plan, states)
+    rows = cardinalities(plan, states)
+
+    def categorical(name: str, number: int | None) -> CategoricalColumn:
+        hotness = types[name].max_length if types[name].is_list else 1
+        return CategoricalColumn(name=name, rows=number, hotness=hotness or 1)
+
+    return DatasetSpec(
+        name=spec.name,
+        storage=storage,
+        labels=tuple(LabelColumn(name=label.name, positives=label.positives) for label in spec.labels),
+        dense=tuple(DenseColumn(name=name) for name in spec.dense if name not in dropped),
+        categorical=(
+            *(categorical(name, rows[name]) for name in spec.categorical if name not in dropped),
+            *(categorical(name, None) for name in spec.keys if name not in dropped),
+        ),
+    )
+
+
+def cardinalities(plan: Plan, states: Mapping[int, State]) -> dict[str, int]:
+    """Number of ids of every id column after the last step."""
+    rows: dict[str, int] = {}
+    for step, code in enumerate(plan.codes):
+        rows = {**rows, **code.cardinalities(rows, states.get(step))}
+    return rows
+
+
+def dropped_columns(plan: Plan, states: Mapping[int, State]) -> frozenset[str]:
+    """Columns that `DropLowCardinality` found to have too few values."""
+    steps = [step for step, spec in enumerate(plan.spec.steps) if isinstance(spec, DropLowCardinality)]
+    return frozenset(name for step in steps for name in states[step].dropped)  # type: ignore[attr-defined]
+
+
+def column_block(plan: Plan, dataset: DatasetSpec, block: Block) -> ColumnBlock:
+    """The rows of a block after the last step as a data set's shards hold them.
+
+    Raises:
+        FormatError: a missing label or number, or a number that float32 does not hold, with its column and row.
+    """
+    labels = [label_values(label, block) for label in plan.spec.labels]
+    return ColumnBlock(
+        label=np.stack(labels, axis=1),
+        dense=dense_values(dataset, block),
+        keys=keys_of(plan, dataset, block),
+    )
+
+
+def keys_of(plan: Plan, dataset: DatasetSpec, block: Block) -> tuple[Keys, ...]:
+    """Categorical and key columns, in the order of the data set."""
+    names = [column.name for column in dataset.categorical]
+    return tuple(_keys(block.columns[name], is_key=name in plan.spec.keys) for name in names)
+
+
+def dense_values(dataset: DatasetSpec, block: Block) -> NDArray[np.float32]:
+    """float32[n, F].
+
+    Raises:
+        FormatError: a missing number, or one that float32 does not hold.
+    """
+    dense = np.empty((block.num_rows, len(dataset.dense)), dtype=np.float32)
+    for place, column in enumerate(dataset.dense):
+        with np.errstate(over="ignore"):
+            dense[:, place] = block.columns[column.name].numbers()
+        wrong = ~np.isfinite(dense[:, place])
+        if wrong.any():
+            accepted = "a number that float32 holds; FillMissing gives missing ones a value"
+            raise refused(block, column.name, int(np.argmax(wrong)), accepted)
+    return dense
+
+
+def label_values(label: LabelSpec, block: Block) -> NDArray[np.float32]:
+    """float32[n].
+
+    Raises:
+        FormatError: a missing one, or a number that float32 does not hold.
+    """
+    column = block.columns[label.source]
+    missing = column.is_missing()
+    if missing.any():
+        row = block.rows[int(np.argmax(missing))]
+        raise FormatError(f"label column {label.source!r}, row {row}: is missing, expected a label in every row")
+    if label.positives:
+        return _is_among(column, label.positives).astype(np.float32)
+    if label.at_least is not None:
+        return (column.numbers() >= label.at_least).astype(np.float32)
+    with np.errstate(over="ignore"):
+        numbers = column.numbers().astype(np.float32)
+    if np.isinf(numbers).any():
+        raise refused(block, label.source, int(np.argmax(np.isinf(numbers))), "a number that float32 holds")
+    return numbers
+
+
+def _is_among(column: Column, values: tuple[str, ...]) -> NDArray[np.bool_]:
+    if column.type == "text":
+        wanted = pa.array(values, type=pa.large_string())
+        return np.asarray(pc.is_in(column.arrow_text(), value_set=wanted).to_numpy(zero_copy_only=False))
+    return np.isin(column.values, [value_of(column.type, value) for value in values])
+
+
+def _keys(column: Column, *, is_key: bool) -> Keys:
+    values = column.values
+    if is_key and column.missing is not None:
+        values = np.where(column.missing, MISSING_KEY, values)
+    return values if column.offsets is None else (values, column.offsets)

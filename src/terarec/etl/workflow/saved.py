@@ -1,0 +1,63 @@
+"""Workflows on the disk: ``workflow.json`` and ``states/``. Described in docs/workflows.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from terarec.errors import ConfigError, FormatError
+from terarec.etl.operators import State
+from terarec.etl.workflow.plan import Plan
+from terarec.formats import open_envelope, write_envelope
+from terarec.spec import WorkflowSpec, from_data, to_data
+
+FORMAT = "terarec.workflow"
+VERSION = 1
+STATES = "states"
+
+
+def read_workflow(path: Path) -> WorkflowSpec:
+    """The workflow of a ``workflow.json``.
+
+    Raises:
+        DataNotFoundError: no such file.
+        FormatError: not a workflow, or of a newer version.
+        ConfigError: a field is wrong; the message has its JSON path.
+    """
+    data = open_envelope(path, FORMAT, VERSION)
+    for field in data:
+        if field != "workflow":
+            raise FormatError(f"{path}: $.{field}: unknown field, expected only 'workflow'")
+    return from_data(WorkflowSpec, data.get("workflow"), f"{path}: $.workflow")
+
+
+def write_workflow(spec: WorkflowSpec, path: Path) -> None:
+    """Write ``workflow.json`` atomically."""
+    write_envelope(path, FORMAT, VERSION, {"workflow": to_data(spec)})
+
+
+def save_states(plan: Plan, states: Mapping[int, State], directory: Path) -> None:
+    """Write what steps learnt into ``states/`` of `directory`."""
+    (directory / STATES if states else directory).mkdir(parents=True, exist_ok=True)
+    for step, state in states.items():
+        state.save(directory / STATES, _name(plan, step))
+
+
+def load_states(plan: Plan, directory: Path) -> dict[int, State]:
+    """What `save_states` wrote; nothing where there is no ``states/``.
+
+    Raises:
+        DataNotFoundError: a step's file is missing.
+        FormatError: a file is damaged.
+    """
+    if not (directory / STATES).is_dir():
+        return {}
+    fitted = [step for step, code in enumerate(plan.codes) if code.stage == "fitted"]
+    try:
+        return {step: plan.codes[step].load_state(directory / STATES, _name(plan, step)) for step in fitted}
+    except ConfigError as error:
+        raise FormatError(f"{directory / STATES}: {error}") from None
+
+
+def _name(plan: Plan, step: int) -> str:
+    return f"{step:02d}-{plan.spec.steps[step].kind}"

@@ -1,0 +1,150 @@
+"""A feature workflow: what it is, what it learnt, and what it makes of rows. Described in docs/workflows.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from terarec.errors import ConfigError
+from terarec.etl.columns import Block
+from terarec.etl.operators import State
+from terarec.etl.workflow.data_set import column_block, data_set
+from terarec.etl.workflow.execution import state_of
+from terarec.etl.workflow.plan import Plan, plan
+from terarec.etl.workflow.saved import load_states, read_workflow, save_states, write_workflow
+from terarec.formats import ColumnBlock
+from terarec.spec import DatasetSpec, LabelSpec, Operator, SourceSpec, Split, WorkflowSpec
+
+
+class Workflow:
+    """Steps from raw rows to a data set.
+
+    Attributes:
+        spec: what it does.
+        plan: the order of its work.
+        states: step -> what it learnt, for the steps that learn; empty before the workflow is fitted.
+
+    Args: the fields of `WorkflowSpec`; lists are taken as tuples.
+
+    Raises:
+        ConfigError: a field is wrong, or steps do not fit together.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Operator],
+        *,
+        source: SourceSpec,
+        labels: Sequence[LabelSpec],
+        dense: Sequence[str] = (),
+        categorical: Sequence[str] = (),
+        keys: Sequence[str] = (),
+        split: Split | None = None,
+        tables: Mapping[str, SourceSpec] | None = None,
+        name: str = "workflow",
+        version: int = 1,
+    ) -> None:
+        self.spec = WorkflowSpec(
+            name=name,
+            source=source,
+            tables=tables or {},
+            steps=tuple(steps),
+            split=split,
+            labels=tuple(labels),
+            dense=tuple(dense),
+            categorical=tuple(categorical),
+            keys=tuple(keys),
+            version=version,
+        )
+        self.plan: Plan = plan(self.spec)
+        self.states: dict[int, State] = {}
+
+    @classmethod
+    def of(cls, spec: WorkflowSpec, states: Mapping[int, State] | None = None) -> Workflow:
+        """The workflow that `spec` describes, with what its steps learnt if they did."""
+        workflow = cls.__new__(cls)
+        workflow.spec = spec
+        workflow.plan = plan(spec)
+        workflow.states = dict(states or {})
+        return workflow
+
+    @classmethod
+    def from_json(cls, path: Path | str) -> Workflow:
+        """The unfitted workflow of a ``workflow.json``.
+
+        Raises:
+            DataNotFoundError: no such file.
+            FormatError: not a workflow, or of a newer version.
+            ConfigError: a field is wrong (JSON path), or steps do not fit together.
+        """
+        return cls.of(read_workflow(Path(path)))
+
+    def to_json(self, path: Path | str) -> None:
+        """Write ``workflow.json`` without what was learnt."""
+        write_workflow(self.spec, Path(path))
+
+    @classmethod
+    def load(cls, directory: Path | str) -> Workflow:
+        """Read what `save` wrote; without states the workflow is unfitted.
+
+        Raises:
+            DataNotFoundError: a file is missing.
+            FormatError: a file is damaged.
+        """
+        workflow = cls.from_json(Path(directory) / "workflow.json")
+        workflow.states = load_states(workflow.plan, Path(directory))
+        return workflow
+
+    def save(self, directory: Path | str) -> None:
+        """Write ``workflow.json`` and what the steps learnt into `directory`, which is made if it is not there.
+
+        Raises:
+            StorageError: the disk is full.
+        """
+        save_states(self.plan, self.states, Path(directory))
+        self.to_json(Path(directory) / "workflow.json")
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether every step that learns has learnt."""
+        return all(code.stage != "fitted" or step in self.states for step, code in enumerate(self.plan.codes))
+
+    def apply(self, block: Block, upto: int | None = None) -> Block:
+        """Do all steps, or those before step `upto`, to a block.
+
+        Grouped steps find the earlier rows of a group in the block alone: it must hold all rows of its groups.
+
+        Raises:
+            ConfigError: a step among them is not fitted.
+            FormatError: a value that a step refuses, with its column and row.
+        """
+        for step in range(len(self.plan.codes) if upto is None else upto):
+            block = self.plan.codes[step].apply(block, state_of(self.plan, step, self.states))
+        return block
+
+    def dataset_spec(self, storage: Literal["parquet", "raw"] = "parquet") -> DatasetSpec:
+        """The data set that comes out, without its shards.
+
+        Raises:
+            ConfigError: the workflow is not fitted.
+        """
+        self._check_fitted()
+        return data_set(self.plan, self.states, storage)
+
+    def encode_block(self, block: Block) -> ColumnBlock:
+        """Labels, dense and categorical columns of a block after the last step, as a data set holds them.
+
+        Raises:
+            FormatError: a missing label or number, or a number that float32 does not hold, with its column and row.
+        """
+        return column_block(self.plan, self._dataset, block)
+
+    @cached_property
+    def _dataset(self) -> DatasetSpec:
+        return self.dataset_spec()
+
+    def _check_fitted(self) -> None:
+        if not self.is_fitted:
+            raise ConfigError(f"workflow {self.spec.name!r}: is not fitted, expected a fitted one")

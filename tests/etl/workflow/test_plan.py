@@ -1,0 +1,139 @@
+"""Which steps a pass does, and what is refused before any row is read."""
+
+import pytest
+
+from terarec.errors import ConfigError
+from terarec.etl.workflow import plan
+from terarec.spec import (
+    Bucketize,
+    Clip,
+    Explode,
+    FillMissing,
+    HashBucket,
+    KeepRows,
+    LabelSpec,
+    ListSlice,
+    LogOp,
+    Operator,
+    Rename,
+    SourceColumn,
+    SourceSpec,
+    Split,
+    SplitByTime,
+    SplitByUser,
+    SplitText,
+    WorkflowSpec,
+)
+
+SOURCE = SourceSpec(
+    format="delimited",
+    columns=(
+        SourceColumn(name="user", type="integer"),
+        SourceColumn(name="time", type="time"),
+        SourceColumn(name="price", type="number"),
+        SourceColumn(name="brand", type="text"),
+        SourceColumn(name="shown", type="text", separator=" "),
+        SourceColumn(name="clicks", type="integer"),
+    ),
+)
+
+
+def spec(*steps: Operator, split: Split | None = None, **results: object) -> WorkflowSpec:
+    fields = {"labels": (LabelSpec(name="clicks"),), "dense": ("price",), **results}
+    return WorkflowSpec(name="w", source=SOURCE, steps=steps, split=split, **fields)  # type: ignore[arg-type]
+
+
+def test_a_pass_reads_and_does_only_what_its_results_need() -> None:
+    planned = plan(
+        spec(
+            FillMissing(columns=("price",), value=0.0),
+            HashBucket(columns=("brand",), buckets=9),
+            LogOp(columns=("price",), outputs=("log_price",)),
+            Clip(columns=("price",), high=9.0),
+            dense=("log_price",),
+        )
+    )
+    work = planned.transform_pass()
+    assert work.steps == (0, 2)
+    assert work.reads == ("price", "clicks")
+    assert planned.row_pass().reads == ()
+
+
+def test_rows_are_chosen_before_the_rest() -> None:
+    planned = plan(
+        spec(
+            ListSlice(columns=("shown",), stop=9),
+            Explode(columns=("shown",)),
+            SplitText(columns=("shown",), separator="-", outputs=("item", "clicked"), types=("text", "integer")),
+            HashBucket(columns=("item",), buckets=9),
+            labels=(LabelSpec(name="clicked"),),
+            dense=(),
+            categorical=("item",),
+        )
+    )
+    assert planned.row_steps == (0, 1)
+    work = planned.transform_pass()
+    assert (work.row_steps, work.steps, work.reads) == ((0, 1), (2, 3), ("shown",))
+    assert planned.types[-1]["item"].kind == "id"
+
+
+def test_steps_up_to_the_column_that_splits_are_done_before_the_split() -> None:
+    steps = (
+        Clip(columns=("price",), low=0.0),
+        SplitText(columns=("brand",), separator=":", outputs=("owner", "model"), types=("integer", "text")),
+        LogOp(columns=("price",)),
+    )
+    by_owner = plan(spec(*steps, split=SplitByUser(column="owner", valid=0.1)))
+    assert by_owner.row_steps == (0, 1)
+    assert by_owner.row_pass().row_steps == (1,)
+    assert by_owner.row_pass().reads == ("brand",)
+    assert by_owner.transform_pass().reads == ("price", "brand", "clicks")
+    by_time = plan(spec(*steps, split=SplitByTime(column="time", valid=0.1)))
+    assert by_time.row_steps == ()
+    assert by_time.row_pass().reads == ("time",)
+
+
+def test_a_column_that_a_later_step_replaces_is_the_earlier_one_before_it() -> None:
+    planned = plan(
+        spec(
+            Bucketize(columns=("price",), boundaries=(1.0,), outputs=("band",)),
+            FillMissing(columns=("price",), value=0.0),
+            Rename(names={"price": "cost"}),
+            dense=("cost",),
+            categorical=("band",),
+        )
+    )
+    assert planned.transform_pass().steps == (0, 1, 2)
+    assert "price" not in planned.types[-1]
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        (
+            lambda: spec(Clip(columns=("x",), low=0)),
+            r"^steps\[0\] Clip: column 'x' does not exist here; there are 'user', 'time'",
+        ),
+        (
+            lambda: spec(Rename(names={"price": "cost"}), Clip(columns=("price",), low=0)),
+            r"^steps\[1\] Clip: column 'price' does not exist here",
+        ),
+        (lambda: spec(LogOp(columns=("brand",))), r"^steps\[0\] LogOp: column 'brand' holds text, expected number"),
+        (lambda: spec(dense=("cost",)), "^dense: column 'cost' does not exist after the last step"),
+        (lambda: spec(dense=("brand",)), "^dense: column 'brand' holds text, expected number or integer, one a row"),
+        (lambda: spec(categorical=("brand",)), "^categorical: column 'brand' holds text, expected id"),
+        (lambda: spec(keys=("price2",)), "^keys: column 'price2' does not exist"),
+        (
+            lambda: spec(HashBucket(columns=("shown",), buckets=2), categorical=("shown",)),
+            "'shown' holds lists of any length, expected ListSlice or Pad before",
+        ),
+        (lambda: spec(labels=(LabelSpec(name="brand"),)), "^label 'brand': column 'brand' holds text"),
+        (lambda: spec(labels=(LabelSpec(name="clicks", positives=("x",)),)), "got 'x', expected a 64-bit integer"),
+        (lambda: spec(split=SplitByUser(column="who")), "^split: column 'who' does not exist"),
+        (lambda: spec(split=SplitByTime(column="brand", valid=0.1)), "^split: column 'brand' holds text"),
+        (lambda: spec(KeepRows(column="shown", values=("a",))), "'shown' holds lists of text"),
+    ],
+)
+def test_what_does_not_fit_is_told_with_its_step(made: object, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        plan(made())  # type: ignore[operator]
