@@ -1,4 +1,4 @@
-// Hexadecimal text <-> 32-bit values, eight digits at a time inside one 64-bit word.
+// Eight bytes of text at a time inside one 64-bit word; hexadecimal text -> 32-bit values.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,14 @@ inline uint64_t load_word(const char* from) {
   uint64_t word;
   memcpy(&word, from, sizeof word);
   return word;
+}
+
+// The position of the first byte of `word` that is `byte`; 8 if none is.
+inline int first_in_word(uint64_t word, char byte) {
+  constexpr uint64_t ones = 0x0101010101010101ULL;
+  const uint64_t differences = word ^ (ones * static_cast<unsigned char>(byte));
+  const uint64_t found = (differences - ones) & ~differences & (ones * 0x80);
+  return found == 0 ? 8 : __builtin_ctzll(found) >> 3;
 }
 
 // Whether all eight bytes are hexadecimal digits. Bit 7 of a byte of `x + (0x80 - limit)` says x >= limit; no sum

@@ -1,5 +1,5 @@
-// Value -> id, for 32-bit, 64-bit and text values. Ids are those of a vocabulary: 0 missing, 1 rare or unseen, and
-// i + 2 for the value at position i. Every table refuses a list that names a value twice.
+// Value -> id, for 32-bit, 64-bit and text values. Of b hash buckets: 0 missing; 1 .. b any value that the table does not
+// hold, by its XXH64; b + 1 + i the value at position i. Every table refuses a list that names a value twice.
 #pragma once
 
 #include <cstdint>
@@ -7,53 +7,81 @@
 #include <string_view>
 #include <vector>
 
+#include "encoding/missing.h"
+#include "encoding/slot_hash.h"
 #include "encoding/slots.h"
+#include "encoding/xxh64.h"
 
 namespace terarec::encoding {
 
 constexpr int64_t kMissingId = 0;
-constexpr int64_t kRareId = 1;
-constexpr int64_t kFirstId = 2;
+constexpr int64_t kFirstBucketId = 1;
+constexpr uint64_t kBucketSeed = 42;
+
+// The ids of values that a table does not hold.
+class HashBuckets {
+ public:
+  explicit HashBuckets(int64_t buckets);
+  int64_t first_id() const { return kFirstBucketId + buckets_; }
+  template <typename Value>
+  int64_t id_of(Value value) const {
+    return buckets_ == 1 ? kFirstBucketId : kFirstBucketId + bucket_of(xxh64(value, kBucketSeed), buckets_);
+  }
+
+ private:
+  int64_t buckets_;
+};
 
 class Hex32Ids {
  public:
-  Hex32Ids(const uint32_t* values, int64_t num_values);
+  using Value = uint32_t;
+  Hex32Ids(const uint32_t* values, int64_t num_values, int64_t hash_buckets);
 
   int64_t find(uint32_t value) const {
-    uint64_t index = slots_.home(mix(value));
+    uint64_t index = slots_.home(slot_hash(value));
     for (;;) {
       const uint64_t slot = slots_[index];
-      if (slot == 0) return kRareId;
+      if (slot == 0) return buckets_.id_of(int64_t{value});
       if (slot >> 32 == value) return static_cast<int64_t>(slot & 0xffffffff);
       index = slots_.next(index);
     }
   }
-
-  // ids[i] of keys[i]; missing where bit `bit` of missing[i] is set.
-  template <typename Id>
-  void find_all(const uint32_t* keys, const uint64_t* missing, int bit, int64_t num_keys, Id* ids) const;
+  void prefetch(uint32_t value) const { slots_.prefetch(slot_hash(value)); }
 
  private:
+  HashBuckets buckets_;
   Slots<uint64_t> slots_;  // value << 32 | id
 };
 
 class Int64Ids {
  public:
-  Int64Ids(const int64_t* values, int64_t num_values);
+  using Value = int64_t;
+  Int64Ids(const int64_t* values, int64_t num_values, int64_t hash_buckets);
   int64_t find(int64_t value) const;
+  void prefetch(int64_t value) const { slots_.prefetch(slot_hash(value)); }
 
  private:
   struct Slot {
     int64_t value;
     int64_t id;
   };
+  HashBuckets buckets_;
   Slots<Slot> slots_;
 };
+
+// ids[i] of keys[i].
+template <typename Table, typename Missing, typename Id>
+void find_all(const Table& table, const typename Table::Value* keys, Missing missing, int64_t num_keys, Id* ids) {
+  for (int64_t row = 0; row < num_keys; ++row) {
+    if (row + kPrefetchDistance < num_keys) table.prefetch(keys[row + kPrefetchDistance]);
+    ids[row] = static_cast<Id>(missing[row] ? kMissingId : table.find(keys[row]));
+  }
+}
 
 class TextIds {
  public:
   // Value i is text[offsets[i], offsets[i + 1]).
-  TextIds(const char* text, const int64_t* offsets, int64_t num_values);
+  TextIds(const char* text, const int64_t* offsets, int64_t num_values, int64_t hash_buckets);
   int64_t find(std::string_view value) const;
 
  private:
@@ -62,10 +90,11 @@ class TextIds {
     uint32_t id;
   };
   std::string_view value_of(int64_t id) const {
-    const int64_t begin = offsets_[id - kFirstId];
-    return {text_.data() + begin, static_cast<size_t>(offsets_[id - kFirstId + 1] - begin)};
+    const int64_t begin = offsets_[id - buckets_.first_id()];
+    return {text_.data() + begin, static_cast<size_t>(offsets_[id - buckets_.first_id() + 1] - begin)};
   }
 
+  HashBuckets buckets_;
   std::string text_;
   std::vector<int64_t> offsets_;
   Slots<Slot> slots_;

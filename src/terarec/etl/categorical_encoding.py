@@ -15,7 +15,7 @@ from terarec.etl.dense_encoding import read_numbers
 from terarec.etl.raw_columns import RawColumn
 from terarec.etl.vocabulary import Vocabulary, text_and_offsets
 from terarec.formats import Keys
-from terarec.kernels.cpu.encoding import Int64Ids
+from terarec.kernels.cpu.ids import Int64Ids, TextIds
 from terarec.kernels.encoding_types import RefusedValueError
 from terarec.spec import MISSING_ID, MISSING_KEY, BucketizeEncoder, CategoricalColumn
 
@@ -79,14 +79,12 @@ def _vocabulary_encoding(vocabulary: Vocabulary) -> ScalarEncoding:
             if isinstance(values, list):
                 return ids.find_list(values)
             if isinstance(ids, Int64Ids):
-                integers, missing = _integers(raw)
-                found = ids.find_all(integers)
-                found[missing] = MISSING_ID
-                return found
+                return ids.find_all(*_integers(raw))
             if not isinstance(values, pa.Array) or not _is_text(values.type):
                 raise raw.mistyped(accepted)
             filled = pc.fill_null(values, "").cast(pa.large_string())
-            return ids.find_text(*text_and_offsets(filled))
+            find = ids.find_all if isinstance(ids, TextIds) else ids.find_text
+            return find(*text_and_offsets(filled))
         except RefusedValueError as error:
             raise raw.refused(error.row, accepted) from None
 

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from terarec.etl.prepare_report import ColumnReport
 from terarec.etl.vocabulary import Vocabulary
 from terarec.formats import ColumnBlock
-from terarec.kernels.cpu.encoding import CountTable, Hex32Ids, log_shift, parse_criteo
+from terarec.kernels.cpu.counts import Hex32Counts
+from terarec.kernels.cpu.encoding import log_shift, parse_criteo
+from terarec.kernels.cpu.ids import Hex32Ids
 from terarec.kernels.encoding_types import CATEGORY_NAMES, INTEGER_NAMES, LABEL_NAME, NUM_CATEGORIES, NUM_INTEGERS
 from terarec.spec import (
     CategoricalColumn,
@@ -28,7 +30,7 @@ class CriteoCounts:
     """Counts of the categories of all blocks learnt from. Several threads may call `learn`."""
 
     def __init__(self) -> None:
-        self._tables = tuple(CountTable() for _ in CATEGORY_NAMES)
+        self._tables = tuple(Hex32Counts() for _ in CATEGORY_NAMES)
 
     def learn(self, text: bytes, num_rows: int) -> NDArray[np.int32]:
         """Count the categories of the first `num_rows` lines of `text`; returns the minima int32[13] of their integers.
@@ -41,7 +43,7 @@ class CriteoCounts:
         parsed = parse_criteo(text)
         missing = parsed.missing[:num_rows]
         for column, table in enumerate(self._tables):
-            table.add(parsed.categories[column, :num_rows], missing, NUM_INTEGERS + column)
+            table.add_bit(parsed.categories[column, :num_rows], missing, NUM_INTEGERS + column)
         minima: NDArray[np.int32] = parsed.integers[:, :num_rows].min(axis=1)
         return minima
 
@@ -98,7 +100,7 @@ class LearntColumns:
             log_shift(parsed.integers[column], shift, dense[column])
         keys = np.empty((NUM_CATEGORIES, num_rows), dtype=np.int32)
         for column, ids in enumerate(self.ids):
-            ids.find_all(parsed.categories[column], parsed.missing, NUM_INTEGERS + column, keys[column])
+            ids.find_bit(parsed.categories[column], parsed.missing, NUM_INTEGERS + column, keys[column])
         return ColumnBlock(label=parsed.label[:, None], dense=dense.T, keys=tuple(keys))
 
     def describe(self, storage: Literal["parquet", "raw"], best_auc: float | None) -> DatasetSpec:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats import AtomicFile
-from terarec.kernels.cpu.encoding import Hex32Ids, Int64Ids, TextIds
+from terarec.kernels.cpu.ids import Hex32Ids, Int64Ids, TextIds
 from terarec.spec import FIRST_ID
 
 ValueType = Literal["string", "hex32", "int64"]

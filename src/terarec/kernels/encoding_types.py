@@ -17,6 +17,9 @@ CATEGORY_NAMES = tuple(f"C{number}" for number in range(1, NUM_CATEGORIES + 1))
 COLUMN_NAMES = (LABEL_NAME, *INTEGER_NAMES, *CATEGORY_NAMES)
 """The columns of Criteo's layout, in the order of a line's fields."""
 
+HASH_SEED = 42
+"""Of the XXH64 that gives hash buckets: Spark's ``xxhash64`` has it built in."""
+
 _SHOWN_CHARACTERS = 40
 
 

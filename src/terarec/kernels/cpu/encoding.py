@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,6 @@ from terarec.kernels.encoding_types import (
     column_count_fault,
     field_fault,
 )
-
-Id = TypeVar("Id", np.int32, np.int64)
 
 # The values of LineFault in csrc/encoding/criteo_lines.h.
 _COLUMN_COUNT_FAULT = 1
@@ -76,128 +74,6 @@ def numbers_of_list(values: list[Any]) -> NDArray[np.float64]:
     numbers = np.empty(len(values), dtype=np.float64)
     _accept(_encoding.numbers_of_list(values, numbers))
     return numbers
-
-
-class CountTable:
-    """How often each 32-bit value of a column occurs. Several threads may add; counts stop at 2^32 - 1."""
-
-    __slots__ = ("_table",)
-
-    def __init__(self) -> None:
-        self._table = _encoding.CountTable()
-
-    def add(self, keys: NDArray[np.uint32], missing: NDArray[np.uint64], bit: int) -> None:
-        """Count ``keys uint32[n]`` but those whose `bit` is set in ``missing uint64[n]``."""
-        self._table.add(keys, missing, bit)
-
-    def at_least(self, min_count: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Values and counts of those that occurred `min_count` times, by falling count, ties by rising value."""
-        return self._table.at_least(min_count)
-
-    def __len__(self) -> int:
-        """Number of distinct values."""
-        return len(self._table)
-
-
-class _Ids:
-    """Ids of the values that a compiled table holds."""
-
-    __slots__ = ("_table",)
-    _table: Any
-
-    def find_list(self, values: list[Any]) -> NDArray[np.int64]:
-        """Ids int64[n] of Python values; the class says which it takes and which are missing.
-
-        Raises:
-            RefusedValueError: any other value.
-        """
-        ids = np.empty(len(values), dtype=np.int64)
-        _accept(self._table.find_list(values, ids))
-        return ids
-
-
-class Hex32Ids(_Ids):
-    """Ids of 32-bit values: 0 missing, 1 not in the list, i + 2 for ``values[i]``.
-
-    `find_list` takes hexadecimal strings; None and ``""`` are missing.
-
-    Args:
-        values: uint32[V].
-
-    Raises:
-        ValueError: a value occurs twice.
-    """
-
-    __slots__ = ()
-
-    def __init__(self, values: NDArray[np.uint32]) -> None:
-        self._table = _encoding.Hex32Ids(values)
-
-    def find_all(
-        self, keys: NDArray[np.uint32], missing: NDArray[np.uint64], bit: int, out: NDArray[Id]
-    ) -> NDArray[Id]:
-        """Ids of ``keys uint32[n]`` into ``out``, int32[n] or int64[n]; missing where `bit` of ``missing`` is set."""
-        self._table.find_all(keys, missing, bit, out)
-        return out
-
-    def find_text(self, text: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Ids int64[n] of hexadecimal texts: text i is ``text[offsets[i]:offsets[i + 1]]``; an empty one is missing.
-
-        Raises:
-            RefusedValueError: a text that is not up to eight hexadecimal digits.
-        """
-        ids = np.empty(len(offsets) - 1, dtype=np.int64)
-        _accept(self._table.find_text(text, offsets, ids))
-        return ids
-
-
-class Int64Ids(_Ids):
-    """Ids of 64-bit integers: 0 missing, 1 not in the list, i + 2 for ``values[i]``.
-
-    `find_list` takes Python or NumPy integers, but no truth values nor integers beyond 64 bits; None is missing.
-
-    Args:
-        values: int64[V].
-
-    Raises:
-        ValueError: a value occurs twice.
-    """
-
-    __slots__ = ()
-
-    def __init__(self, values: NDArray[np.int64]) -> None:
-        self._table = _encoding.Int64Ids(values)
-
-    def find_all(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Ids int64[n] of ``keys int64[n]``, none of them missing."""
-        ids = np.empty(len(keys), dtype=np.int64)
-        self._table.find_all(keys, ids)
-        return ids
-
-
-class TextIds(_Ids):
-    """Ids of texts, compared byte by byte: 0 missing, 1 not in the list, i + 2 for text i.
-
-    `find_list` takes strings without lone surrogates; None and ``""`` are missing.
-
-    Args:
-        text: uint8[n], UTF-8; copied.
-        offsets: int64[V + 1]; text i is ``text[offsets[i]:offsets[i + 1]]``.
-
-    Raises:
-        ValueError: a text occurs twice.
-    """
-
-    __slots__ = ()
-
-    def __init__(self, text: NDArray[np.uint8], offsets: NDArray[np.int64]) -> None:
-        self._table = _encoding.TextIds(text, offsets)
-
-    def find_text(self, text: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Ids int64[n] of n texts; an empty one is missing."""
-        ids = np.empty(len(offsets) - 1, dtype=np.int64)
-        self._table.find_text(text, offsets, ids)
-        return ids
 
 
 def _accept(refused_row: int) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-from collections import Counter
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,15 +23,9 @@ from terarec.kernels.encoding_types import (
     field_fault,
 )
 
-Id = TypeVar("Id", np.int32, np.int64)
-
 _INTEGER = re.compile(rb"-?[0-9]+")
 _HEX = re.compile(rb"[0-9a-fA-F]{1,8}")
-_HEX_TEXT = re.compile(r"[0-9a-fA-F]{1,8}")
 _INT32 = np.iinfo(np.int32)
-_INT64 = np.iinfo(np.int64)
-_MISSING_ID, _RARE_ID, _FIRST_ID = 0, 1, 2
-_LAST_COUNT = 2**32 - 1
 
 
 def count_lines(block: bytes) -> int:
@@ -103,117 +95,3 @@ def numbers_of_list(values: list[Any]) -> NDArray[np.float64]:
         if math.isinf(numbers[row]):
             raise RefusedValueError(row)
     return numbers
-
-
-class CountTable:
-    """How often each 32-bit value of a column occurs."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[int] = Counter()
-
-    def add(self, keys: NDArray[np.uint32], missing: NDArray[np.uint64], bit: int) -> None:
-        """Count ``keys uint32[n]`` but those whose `bit` is set in ``missing uint64[n]``."""
-        self._counts.update(keys[~_is_set(missing, bit)].tolist())
-
-    def at_least(self, min_count: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Values and counts of those that occurred `min_count` times, by falling count, ties by rising value."""
-        kept = [(value, min(count, _LAST_COUNT)) for value, count in self._counts.items() if count >= min_count]
-        kept.sort(key=lambda item: (-item[1], item[0]))
-        return np.array([item[0] for item in kept], np.uint32), np.array([item[1] for item in kept], np.int64)
-
-    def __len__(self) -> int:
-        """Number of distinct values."""
-        return len(self._counts)
-
-
-class _Ids:
-    """Ids of any hashable values in a dict."""
-
-    def __init__(self, values: NDArray[Any]) -> None:
-        self._ids = {value: position + _FIRST_ID for position, value in enumerate(values.tolist())}
-        if len(self._ids) != len(values):
-            raise ValueError("a value occurs twice")
-
-    def _read(self, value: Any) -> Any:
-        """What the dict holds for `value`, None if it is missing; raises ValueError for another type."""
-        raise NotImplementedError
-
-    def find_list(self, values: list[Any]) -> NDArray[np.int64]:
-        """Ids int64[n] of Python values; raises `RefusedValueError` for one that cannot be read."""
-        ids = np.empty(len(values), dtype=np.int64)
-        for row, value in enumerate(values):
-            try:
-                key = self._read(value)
-            except ValueError:
-                raise RefusedValueError(row) from None
-            ids[row] = _MISSING_ID if key is None else self._ids.get(key, _RARE_ID)
-        return ids
-
-
-class _SpelledIds(_Ids):
-    """Ids of values that raw data spells as text."""
-
-    def find_text(self, text: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Ids int64[n] of n texts; an empty one is missing."""
-        return self.find_list(_split(text, offsets))
-
-
-class Hex32Ids(_SpelledIds):
-    """Ids of 32-bit values: 0 missing, 1 not in the list, i + 2 for ``values[i]``."""
-
-    def find_all(
-        self, keys: NDArray[np.uint32], missing: NDArray[np.uint64], bit: int, out: NDArray[Id]
-    ) -> NDArray[Id]:
-        """Ids of ``keys uint32[n]`` into ``out``; missing where `bit` of ``missing uint64[n]`` is set."""
-        found = np.array([self._ids.get(key, _RARE_ID) for key in keys.tolist()], dtype=out.dtype)
-        out[:] = np.where(_is_set(missing, bit), _MISSING_ID, found)
-        return out
-
-    def _read(self, value: Any) -> Any:
-        if value is None or (isinstance(value, str) and value == ""):
-            return None
-        if not isinstance(value, str) or not _HEX_TEXT.fullmatch(value):
-            raise ValueError
-        return int(value, 16)
-
-
-class Int64Ids(_Ids):
-    """Ids of 64-bit integers: 0 missing, 1 not in the list, i + 2 for ``values[i]``."""
-
-    def find_all(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Ids int64[n] of ``keys int64[n]``, none of them missing."""
-        return self.find_list(keys.tolist())
-
-    def _read(self, value: Any) -> Any:
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise ValueError
-        if not _INT64.min <= int(value) <= _INT64.max:
-            raise ValueError
-        return int(value)
-
-
-class TextIds(_SpelledIds):
-    """Ids of texts: 0 missing, 1 not in the list, i + 2 for text i."""
-
-    def __init__(self, text: NDArray[np.uint8], offsets: NDArray[np.int64]) -> None:
-        super().__init__(np.array(_split(text, offsets), dtype=object))
-
-    def _read(self, value: Any) -> Any:
-        if value is None or (isinstance(value, str) and value == ""):
-            return None
-        if not isinstance(value, str):
-            raise ValueError
-        value.encode()  # a lone surrogate has no UTF-8: UnicodeEncodeError is a ValueError
-        return value
-
-
-def _is_set(missing: NDArray[np.uint64], bit: int) -> NDArray[np.bool_]:
-    flags: NDArray[np.bool_] = (missing >> np.uint64(bit)) & np.uint64(1) != 0
-    return flags
-
-
-def _split(text: NDArray[np.uint8], offsets: NDArray[np.int64]) -> list[str]:
-    whole = text.tobytes()
-    return [whole[begin:end].decode() for begin, end in itertools.pairwise(offsets.tolist())]

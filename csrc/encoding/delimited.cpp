@@ -1,0 +1,214 @@
+#include "encoding/delimited.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+
+#include "encoding/column_runs.h"
+#include "encoding/field_splitter.h"
+#include "encoding/hex.h"
+
+namespace terarec::encoding {
+namespace {
+
+// Bytes behind the end of a line that must be readable: the word-wise loops look that far.
+constexpr int64_t kPadding = 32;
+
+// Columns side by side that are read in one way.
+struct Run {
+  enum class Kind { integers, hex32s, short_texts, any };
+  Kind kind;
+  int first;
+  int stop;
+};
+
+const char* line_end(const char* begin, const char* end) {
+  const void* found = memchr(begin, '\n', static_cast<size_t>(end - begin));
+  return found != nullptr ? static_cast<const char*>(found) : end;
+}
+
+// Whether a field that looks like an integer or a hexadecimal value is one: no word for a missing value looks so.
+bool values_are_plain(const DelimitedLayout& layout) {
+  const char mark = layout.delimiter[0];
+  const bool letter = (mark >= '0' && mark <= '9') || ((mark | 0x20) >= 'a' && (mark | 0x20) <= 'z');
+  if (layout.delimiter.size() != 1 || letter || mark == '-') return false;
+  return std::none_of(layout.missing.begin(), layout.missing.end(), [](const std::string& word) {
+    int64_t integer;
+    uint32_t value;
+    const char* end = word.data() + word.size();
+    return read_integer(word.data(), end, integer) == Fault::none || parse_hex(word.data(), end, value);
+  });
+}
+
+// Whether what stands between two delimiters is a text as it is.
+bool texts_are_plain(const DelimitedLayout& layout) {
+  return layout.delimiter.size() == 1 && !layout.quote && !layout.trim &&
+         std::all_of(layout.missing.begin(), layout.missing.end(), [](const std::string& word) { return word.empty(); });
+}
+
+std::vector<Run> make_runs(const DelimitedLayout& layout, bool ascii) {
+  const bool plain_values = values_are_plain(layout);
+  const bool plain_texts = ascii && texts_are_plain(layout);
+  std::vector<Run> runs;
+  for (int column = 0; column < static_cast<int>(layout.fields.size()); ++column) {
+    const FieldLayout& field = layout.fields[static_cast<size_t>(column)];
+    const bool single = !field.is_list() && column + 1 < static_cast<int>(layout.fields.size());
+    Run::Kind kind = Run::Kind::any;
+    if (single && plain_values && field.type == FieldType::integer) kind = Run::Kind::integers;
+    if (single && plain_values && field.type == FieldType::hex32) kind = Run::Kind::hex32s;
+    if (single && plain_texts && field.type == FieldType::text) kind = Run::Kind::short_texts;
+    if (runs.empty() || runs.back().kind != kind) runs.push_back({kind, column, column});
+    runs.back().stop = column + 1;
+  }
+  return runs;
+}
+
+bool any_text(const DelimitedLayout& layout) {
+  return std::any_of(layout.fields.begin(), layout.fields.end(),
+                     [](const FieldLayout& field) { return field.type == FieldType::text; });
+}
+
+class Parser {
+ public:
+  Parser(const DelimitedLayout& layout, const char* data, int64_t size);
+  ParsedText parse();
+
+ private:
+  bool parse_line(const char* begin, const char* end);
+  bool parse_fields(LinePosition& line);
+  bool take_field(LinePosition& line, int column);
+  bool refuse(Fault kind, int64_t field, std::string_view bytes);
+  bool refuse_field(Fault kind, int column, const std::string& bytes);
+  std::string_view line() const { return {line_, static_cast<size_t>(line_end_ - line_)}; }
+
+  const DelimitedLayout& layout_;
+  const FieldSplitter splitter_;
+  const char* data_;
+  const char* data_end_;
+  const bool ascii_;
+  const ContentRules rules_;
+  const int num_fields_;
+  const std::vector<Run> runs_;
+  ParsedText out_;
+  const char* line_ = nullptr;
+  const char* line_end_ = nullptr;
+};
+
+Parser::Parser(const DelimitedLayout& layout, const char* data, int64_t size)
+    : layout_(layout),
+      splitter_(layout.delimiter, layout.quote, layout.trim),
+      data_(data),
+      data_end_(data + size),
+      ascii_(any_text(layout) && is_ascii(data, data + size)),
+      rules_{layout.missing, layout.trim, !ascii_},
+      num_fields_(static_cast<int>(layout.fields.size())),
+      runs_(make_runs(layout, ascii_)) {
+  const int64_t rows = count_rows(data, size).rows;
+  out_.positions.reserve(rows);
+  for (const FieldLayout& field : layout.fields) out_.columns.push_back(make_column(field, rows));
+}
+
+ParsedText Parser::parse() {
+  std::string padded;
+  const char* next = data_;
+  for (const char* begin = data_; begin < data_end_; begin = next, ++out_.lines) {
+    const char* end = line_end(begin, data_end_);
+    next = end + 1;
+    if (end > begin && end[-1] == '\r') --end;
+    if (end == begin) continue;
+    if (data_end_ - end < kPadding) {
+      padded.assign(begin, end).append(kPadding, '\0');
+      end = padded.data() + (end - begin);
+      begin = padded.data();
+    }
+    const bool kept = parse_line(begin, end);
+    if (!kept && layout_.policy == Policy::raise) break;
+    if (kept) out_.positions[out_.rows++] = out_.rows_found;
+    ++out_.rows_found;
+  }
+  return std::move(out_);
+}
+
+// Parses a line into row out_.rows; false drops it.
+bool Parser::parse_line(const char* begin, const char* end) {
+  line_ = begin;
+  line_end_ = end;
+  bool kept;
+  if (end - begin > layout_.max_line_bytes) {
+    for (FieldColumn& column : out_.columns) store_missing_field(column, out_.rows);
+    kept = refuse(Fault::oversized_line, 0, line());
+  } else {
+    LinePosition position{begin, end, out_.rows, layout_.delimiter[0]};
+    kept = parse_fields(position);
+    if (kept && position.cursor <= end) kept = refuse(Fault::long_line, splitter_.count_fields(begin, end), line());
+  }
+  if (kept) return true;
+  for (FieldColumn& column : out_.columns) forget_field(column, out_.rows);
+  return false;
+}
+
+bool Parser::parse_fields(LinePosition& line) {
+  FieldColumn* columns = out_.columns.data();
+  for (const Run& run : runs_) {
+    for (int column = run.first; column < run.stop; ++column) {
+      if (run.kind == Run::Kind::integers) column = take_integers(columns, column, run.stop, line);
+      if (run.kind == Run::Kind::hex32s) column = take_hex32s(columns, column, run.stop, line);
+      if (run.kind == Run::Kind::short_texts) column = take_short_texts(columns, column, run.stop, line);
+      if (column < run.stop && !take_field(line, column)) return false;
+    }
+  }
+  return true;
+}
+
+// Takes the next field, whatever it is, or finds that there is none. False drops the line.
+bool Parser::take_field(LinePosition& line, int column) {
+  FieldColumn& out = out_.columns[static_cast<size_t>(column)];
+  if (line.cursor > line.end) {
+    store_missing_field(out, line.row);
+    const bool first = line.cursor == line.end + 1;
+    line.cursor = line.end + 2;
+    return !first || refuse(Fault::short_line, column, this->line());
+  }
+  const Field field = splitter_.next(line.cursor, line.end);
+  const Fault fault = field.badly_quoted ? Fault::quote : store_field(out, field.content, line.row, rules_);
+  if (fault == Fault::none) return true;
+  store_missing_field(out, line.row);
+  return refuse_field(fault, column, std::string(field.content));
+}
+
+// Counts a fault; returns whether the line is kept all the same.
+bool Parser::refuse(Fault kind, int64_t field, std::string_view bytes) {
+  ++out_.fault_counts[static_cast<int>(kind)];
+  if (out_.first_faults.size() < kFaultsKept) {
+    out_.first_faults.push_back({out_.lines, kind, field, std::string(bytes.substr(0, kFaultBytesKept))});
+  }
+  return layout_.policy == Policy::missing;
+}
+
+// As refuse; where the line will be dropped and has too few or too many fields, that is its fault, which tells more.
+bool Parser::refuse_field(Fault kind, int column, const std::string& bytes) {
+  if (layout_.policy != Policy::missing && kind != Fault::quote) {
+    const int found = splitter_.count_fields(line_, line_end_);
+    if (found != num_fields_) return refuse(found < num_fields_ ? Fault::short_line : Fault::long_line, found, line());
+  }
+  return refuse(kind, column, bytes);
+}
+
+}  // namespace
+
+LineCount count_rows(const char* data, int64_t size) {
+  LineCount count{0, 0};
+  const char* end = data + size;
+  for (const char* begin = data; begin < end; ++count.lines) {
+    const char* stop = line_end(begin, end);
+    count.rows += stop - begin > 1 || (stop > begin && *begin != '\r');
+    begin = stop + 1;
+  }
+  return count;
+}
+
+ParsedText parse_delimited(const char* data, int64_t size, const DelimitedLayout& layout) {
+  return Parser(layout, data, size).parse();
+}
+
+}  // namespace terarec::encoding

@@ -1,0 +1,82 @@
+// NumPy arrays as arguments and results of the bindings.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <optional>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "encoding/missing.h"
+
+namespace terarec::encoding {
+
+namespace nb = nanobind;
+
+template <typename T>
+using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Maybe = std::optional<Vector<T>>;
+
+inline void require(bool condition, const char* what) {
+  if (!condition) throw std::invalid_argument(what);
+}
+
+template <typename T>
+int64_t length(const Vector<T>& array) {
+  return static_cast<int64_t>(array.shape(0));
+}
+
+// The array's elements, or nullptr for None; `rows` is the length it must have.
+template <typename T>
+const T* elements(const Maybe<const T>& array, int64_t rows) {
+  if (!array) return nullptr;
+  require(length(*array) == rows, "the arrays differ in length");
+  return array->data();
+}
+
+inline MissingMask mask_of(const Maybe<const bool>& missing, int64_t rows) {
+  return {reinterpret_cast<const uint8_t*>(elements(missing, rows))};
+}
+
+// A 1-D array that owns memory from malloc.
+template <typename T>
+nb::object own_memory(T* memory, int64_t size) {
+  if (memory == nullptr) memory = static_cast<T*>(malloc(sizeof(T)));
+  nb::capsule owner(memory, [](void* pointer) noexcept { free(pointer); });
+  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(memory, {static_cast<size_t>(size)}, owner));
+}
+
+// A 1-D array that owns `container`, whose elements are read as T.
+template <typename T, typename Container>
+nb::object own_container(Container container) {
+  auto* owned = new Container(std::move(container));
+  nb::capsule owner(owned, [](void* pointer) noexcept { delete static_cast<Container*>(pointer); });
+  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(reinterpret_cast<T*>(owned->data()), {owned->size()}, owner));
+}
+
+// n texts in Arrow's layout. Its constructor checks that the offsets rise from >= 0 and end inside the text.
+struct Texts {
+  Texts(const Vector<const uint8_t>& text, const Vector<const int64_t>& all_offsets)
+      : data(reinterpret_cast<const char*>(text.data())), offsets(all_offsets.data()), size(length(all_offsets) - 1) {
+    require(size >= 0 && offsets[0] >= 0, "expected offsets that start at 0 or later");
+    for (int64_t row = 0; row < size; ++row) require(offsets[row] <= offsets[row + 1], "expected rising offsets");
+    require(offsets[size] <= length(text), "the offsets leave the text");
+  }
+  std::string_view operator[](int64_t row) const {
+    return {data + offsets[row], static_cast<size_t>(offsets[row + 1] - offsets[row])};
+  }
+  const char* data;
+  const int64_t* offsets;
+  int64_t size;
+};
+
+}  // namespace terarec::encoding

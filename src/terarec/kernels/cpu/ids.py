@@ -1,0 +1,152 @@
+"""Ids of values, found in compiled tables without the GIL.
+
+Of b hash buckets and a list of values: 0 missing; 1 .. b a value that is not in the list, ``1 + xxh64(value) mod b``
+(seed 42, the remainder never negative); ``b + 1 + i`` the value at position i.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.kernels.cpu import _encoding
+from terarec.kernels.encoding_types import RefusedValueError
+
+Id = TypeVar("Id", np.int32, np.int64)
+
+
+class _Ids:
+    """Ids of the values that a compiled table holds."""
+
+    __slots__ = ("_table",)
+    _table: Any
+
+    def find_list(self, values: list[Any]) -> NDArray[np.int64]:
+        """Ids int64[n] of Python values; the class says which it takes and which are missing.
+
+        Raises:
+            RefusedValueError: any other value.
+        """
+        ids = np.empty(len(values), dtype=np.int64)
+        _accept(self._table.find_list(values, ids))
+        return ids
+
+
+class Hex32Ids(_Ids):
+    """Ids of 32-bit values; the hash is that of the value as int64.
+
+    `find_list` takes hexadecimal strings; None and ``""`` are missing.
+
+    Args:
+        values: uint32[V].
+        hash_buckets: ids that values which are not in the list share.
+
+    Raises:
+        ValueError: a value occurs twice, or `hash_buckets` is not in [1, 2^31).
+    """
+
+    __slots__ = ()
+
+    def __init__(self, values: NDArray[np.uint32], hash_buckets: int = 1) -> None:
+        self._table = _encoding.Hex32Ids(values, hash_buckets)
+
+    def find_all(
+        self,
+        values: NDArray[np.uint32],
+        missing: NDArray[np.bool_] | None = None,
+        out: NDArray[np.int32] | NDArray[np.int64] | None = None,
+    ) -> NDArray[Any]:
+        """Ids of ``values uint32[n]``, some of them ``missing bool[n]``: int64[n], or into ``out`` if given."""
+        return _find_all(self._table, values, missing, out)
+
+    def find_bit(
+        self, values: NDArray[np.uint32], missing: NDArray[np.uint64], bit: int, out: NDArray[Id]
+    ) -> NDArray[Id]:
+        """Ids of ``values uint32[n]`` into ``out``, int32[n] or int64[n]; missing where `bit` of ``missing`` is set."""
+        self._table.find_bit(values, missing, bit, out)
+        return out
+
+    def find_text(
+        self, text: NDArray[np.uint8], offsets: NDArray[np.int64], missing: NDArray[np.bool_] | None = None
+    ) -> NDArray[np.int64]:
+        """Ids int64[n] of hexadecimal texts: text i is ``text[offsets[i]:offsets[i + 1]]``; an empty one is missing.
+
+        Raises:
+            RefusedValueError: a text that is not up to eight hexadecimal digits.
+        """
+        ids = np.empty(len(offsets) - 1, dtype=np.int64)
+        _accept(self._table.find_text(text, offsets, missing, ids))
+        return ids
+
+
+class Int64Ids(_Ids):
+    """Ids of 64-bit integers.
+
+    `find_list` takes Python or NumPy integers, but no truth values nor integers beyond 64 bits; None is missing.
+
+    Args:
+        values: int64[V].
+        hash_buckets: ids that values which are not in the list share.
+
+    Raises:
+        ValueError: a value occurs twice, or `hash_buckets` is not in [1, 2^31).
+    """
+
+    __slots__ = ()
+
+    def __init__(self, values: NDArray[np.int64], hash_buckets: int = 1) -> None:
+        self._table = _encoding.Int64Ids(values, hash_buckets)
+
+    def find_all(
+        self,
+        values: NDArray[np.int64],
+        missing: NDArray[np.bool_] | None = None,
+        out: NDArray[np.int32] | NDArray[np.int64] | None = None,
+    ) -> NDArray[Any]:
+        """Ids of ``values int64[n]``, some of them ``missing bool[n]``: int64[n], or into ``out`` if given."""
+        return _find_all(self._table, values, missing, out)
+
+
+class TextIds(_Ids):
+    """Ids of texts, compared byte by byte.
+
+    `find_list` takes strings without lone surrogates; None and ``""`` are missing.
+
+    Args:
+        text: uint8[n], UTF-8; copied.
+        offsets: int64[V + 1]; text i is ``text[offsets[i]:offsets[i + 1]]``.
+        hash_buckets: ids that texts which are not in the list share.
+
+    Raises:
+        ValueError: a text occurs twice, or `hash_buckets` is not in [1, 2^31).
+    """
+
+    __slots__ = ()
+
+    def __init__(self, text: NDArray[np.uint8], offsets: NDArray[np.int64], hash_buckets: int = 1) -> None:
+        self._table = _encoding.TextIds(text, offsets, hash_buckets)
+
+    def find_all(
+        self,
+        text: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        missing: NDArray[np.bool_] | None = None,
+        out: NDArray[np.int32] | NDArray[np.int64] | None = None,
+    ) -> NDArray[Any]:
+        """Ids of n texts, empty ones and ``missing bool[n]`` being missing: int64[n], or into ``out`` if given."""
+        ids = np.empty(len(offsets) - 1, dtype=np.int64) if out is None else out
+        self._table.find_all(text, offsets, missing, ids)
+        return ids
+
+
+def _find_all(table: Any, values: NDArray[Any], missing: NDArray[np.bool_] | None, out: Any) -> NDArray[Any]:
+    ids = np.empty(len(values), dtype=np.int64) if out is None else out
+    table.find_all(values, missing, ids)
+    return ids
+
+
+def _accept(refused_row: int) -> None:
+    if refused_row >= 0:
+        raise RefusedValueError(refused_row)

@@ -1,0 +1,146 @@
+"""What both implementations of the parser of delimited text take and return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+FieldType = Literal["skip", "text", "integer", "number", "hex32"]
+FaultPolicy = Literal["raise", "skip", "missing"]
+FaultKind = Literal[
+    "short_line",
+    "long_line",
+    "oversized_line",
+    "quote",
+    "integer",
+    "integer_range",
+    "number",
+    "infinite",
+    "hex",
+    "utf8",
+]
+
+FIELD_TYPES: tuple[FieldType, ...] = ("skip", "text", "integer", "number", "hex32")
+FAULT_POLICIES: tuple[FaultPolicy, ...] = ("raise", "skip", "missing")
+
+EXPECTED: Mapping[FaultKind, str] = {
+    "short_line": "more fields",
+    "long_line": "fewer fields",
+    "oversized_line": "a shorter line",
+    "quote": "a quote that ends before the delimiter or the line's end",
+    "integer": "an integer",
+    "integer_range": "an integer of 64 bits",
+    "number": "a number",
+    "infinite": "a finite number",
+    "hex": "up to 8 hexadecimal digits",
+    "utf8": "UTF-8 text",
+}
+"""What is accepted in place of each kind of fault."""
+
+FAULT_KINDS: tuple[FaultKind, ...] = tuple(EXPECTED)
+"""In the order of csrc/encoding/fields.h."""
+
+FAULTS_KEPT = 10
+FAULT_BYTES_KEPT = 80
+"""Bytes of a fault that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelimitedField:
+    """One field of every line.
+
+    Attributes:
+        type: of its values. "skip" leaves it out unread. An integer is an optional minus and digits, of 64 bits. A
+            number is decimal, with an optional point and exponent, rounded to the nearest float64; NaN of any case is
+            missing. "hex32" has one to eight hexadecimal digits. Text is UTF-8.
+        separator: the field is a list whose items it separates; empty for a single value.
+    """
+
+    type: FieldType
+    separator: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class DelimitedLayout:
+    r"""How lines hold fields. They end in ``\n`` or ``\r\n``; the last one's end may be absent. Empty ones are no rows.
+
+    Attributes:
+        fields: of a line, in order.
+        delimiter: between fields.
+        quote: a field may stand between double quotes, with two of them inside for one (RFC 4180, without line ends
+            inside). What stands between quotes is not trimmed.
+        trim: drop ASCII white space around fields and around the items of lists.
+        missing: words that stand for a missing value; an empty field or item does so always. A missing list is empty.
+        policy: what to do with a fault. "raise" ends parsing there. "skip" drops the line. "missing" makes the field
+            missing; a line with too few fields has the others missing, one with too many is cut, and of one that is too
+            long all is missing.
+        max_line_bytes: longest line.
+    """
+
+    fields: tuple[DelimitedField, ...]
+    delimiter: bytes = b"\t"
+    quote: bool = False
+    trim: bool = False
+    missing: tuple[bytes, ...] = ()
+    policy: FaultPolicy = "raise"
+    max_line_bytes: int = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedColumn:
+    """One field of all n rows that were kept.
+
+    Attributes:
+        values: int64, float64 (NaN where missing) or uint32 (0 where missing), one a row or a list item; of text the
+            bytes uint8, one text after another.
+        missing: bool, one a row or a list item; None if nothing is missing.
+        text_offsets: int64, one more than texts: text i is ``values[text_offsets[i]:text_offsets[i + 1]]``.
+        list_offsets: int64[n + 1]: row r has the items ``list_offsets[r] <= i < list_offsets[r + 1]``.
+    """
+
+    values: NDArray[Any]
+    missing: NDArray[np.bool_] | None = None
+    text_offsets: NDArray[np.int64] | None = None
+    list_offsets: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FieldFault:
+    """One thing that is wrong in a text.
+
+    Attributes:
+        line: position of the line, from 0, empty lines included.
+        kind: see `EXPECTED`.
+        field: position of the field, from 0; for a line with too few or too many, their number.
+        text: what stands there, the first `FAULT_BYTES_KEPT` bytes.
+    """
+
+    line: int
+    kind: FaultKind
+    field: int
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedLines:
+    """What a text holds.
+
+    Attributes:
+        columns: one a field; None for one that is skipped.
+        num_lines: lines, empty ones included.
+        num_rows: lines that are not empty.
+        kept: int64[n], the positions among `num_rows` of the rows that the columns hold; None if they hold all.
+        fault_counts: faults of each kind that occurred.
+        faults: the first `FAULTS_KEPT`. With policy "raise" there is one at most, and the rows end before it.
+    """
+
+    columns: tuple[ParsedColumn | None, ...]
+    num_lines: int
+    num_rows: int
+    kept: NDArray[np.int64] | None
+    fault_counts: Mapping[FaultKind, int]
+    faults: tuple[FieldFault, ...]

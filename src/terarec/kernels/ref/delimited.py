@@ -1,0 +1,218 @@
+"""The parser of delimited text in plain Python: what the compiled one must equal, value for value."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from terarec.kernels.delimited_types import (
+    FAULT_BYTES_KEPT,
+    FAULTS_KEPT,
+    DelimitedField,
+    DelimitedLayout,
+    FaultKind,
+    FieldFault,
+    ParsedColumn,
+    ParsedLines,
+)
+
+_INTEGER = re.compile(rb"-?[0-9]+")
+_NUMBER = re.compile(rb"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_HEX = re.compile(rb"[0-9a-fA-F]{1,8}")
+_SPACE = b" \t\n\v\f\r"
+_EMPTY: dict[str, Any] = {"integer": 0, "number": math.nan, "hex32": 0, "text": b""}
+_TYPES = {"integer": np.int64, "number": np.float64, "hex32": np.uint32}
+
+
+class _FaultError(Exception):
+    """A field or a line is wrong."""
+
+    def __init__(self, kind: FaultKind, text: bytes) -> None:
+        super().__init__(kind)
+        self.kind = kind
+        self.text = text
+
+
+def count_rows(text: bytes) -> tuple[int, int]:
+    """Number of lines in `text`, and of those among them that are not empty."""
+    lines = _lines(text)
+    return len(lines), sum(bool(line) for line in lines)
+
+
+def parse_delimited(text: bytes, layout: DelimitedLayout) -> ParsedLines:
+    """Parse whole lines; see `terarec.kernels.cpu.delimited.parse_delimited`."""
+    parse = _Parse(layout)
+    lines = _lines(text)
+    num_rows = num_lines = 0
+    for num_lines, line in enumerate(lines):
+        if line:
+            parse.take(num_lines, num_rows, line)
+            if parse.faults and layout.policy == "raise":
+                break
+            num_rows += 1
+    else:
+        num_lines = len(lines)
+    return ParsedLines(
+        columns=tuple(_column(spec, [row[at] for row in parse.rows]) for at, spec in enumerate(layout.fields)),
+        num_lines=num_lines,
+        num_rows=num_rows,
+        kept=None if len(parse.kept) == num_rows else np.array(parse.kept, dtype=np.int64),
+        fault_counts=dict(parse.counts),
+        faults=tuple(parse.faults),
+    )
+
+
+@dataclass
+class _Parse:
+    """Rows and faults so far; a value is None where missing, a list where its field is one."""
+
+    layout: DelimitedLayout
+    rows: list[list[Any]] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    counts: Counter[FaultKind] = field(default_factory=Counter)
+    faults: list[FieldFault] = field(default_factory=list)
+
+    def take(self, line_number: int, row: int, line: bytes) -> None:
+        found = _faults_and_values(line, self.layout)
+        faults, values = found
+        if faults and self.layout.policy != "missing":
+            faults = faults[:1]
+        for kind, position, text in faults:
+            self.counts[kind] += 1
+            if len(self.faults) < FAULTS_KEPT:
+                self.faults.append(FieldFault(line_number, kind, position, text[:FAULT_BYTES_KEPT]))
+        if not faults or self.layout.policy == "missing":
+            self.rows.append(values)
+            self.kept.append(row)
+
+
+def _faults_and_values(line: bytes, layout: DelimitedLayout) -> tuple[list[tuple[FaultKind, int, bytes]], list[Any]]:
+    """The faults of a line, the one that drops it first, and its values with a missing one for each fault."""
+    expected = len(layout.fields)
+    missing: list[Any] = [[] if spec.separator else None for spec in layout.fields]
+    if len(line) > layout.max_line_bytes:
+        return [("oversized_line", 0, line)], missing
+    fields = _split(line, layout)
+    faults: list[tuple[FaultKind, int, bytes]] = []
+    values = missing
+    for at, (spec, content) in enumerate(zip(layout.fields, fields, strict=False)):
+        try:
+            values[at] = _read_field(content, spec, layout)
+        except _FaultError as fault:
+            faults.append((fault.kind, at, fault.text))
+    if len(fields) == expected:
+        return faults, values
+    width: tuple[FaultKind, int, bytes] = ("short_line" if len(fields) < expected else "long_line", len(fields), line)
+    # A line that is dropped tells of its width, but for a quote, which may be what spoils the width.
+    first = layout.policy != "missing" and not (faults and faults[0][0] == "quote")
+    return [width, *faults] if first else [*faults, width], values
+
+
+def _lines(text: bytes) -> list[bytes]:
+    lines = text.removesuffix(b"\n").split(b"\n") if text else []
+    return [line.removesuffix(b"\r") for line in lines]
+
+
+def _split(line: bytes, layout: DelimitedLayout) -> list[bytes | _FaultError]:
+    fields: list[bytes | _FaultError] = []
+    rest: bytes | None = line
+    while rest is not None:
+        content, rest = _next_field(rest, layout)
+        fields.append(content)
+    return fields
+
+
+def _next_field(rest: bytes, layout: DelimitedLayout) -> tuple[bytes | _FaultError, bytes | None]:
+    """The first field of `rest`, and what stands behind its delimiter, None if it has none."""
+    start = _past_space(rest, layout) if layout.quote else rest
+    if layout.quote and start.startswith(b'"'):
+        return _quoted_field(start, layout)
+    content, found, behind = rest.partition(layout.delimiter)
+    return content.strip(_SPACE) if layout.trim else content, behind if found else None
+
+
+def _quoted_field(start: bytes, layout: DelimitedLayout) -> tuple[bytes | _FaultError, bytes | None]:
+    whole = re.match(rb'"((?:[^"]|"")*)"(?!")', start)
+    if not whole:
+        return _FaultError("quote", start), None
+    behind = _past_space(start[whole.end() :], layout)
+    if not behind or behind.startswith(layout.delimiter):
+        content = whole[1].replace(b'""', b'"')
+        return content, behind[len(layout.delimiter) :] if behind else None
+    tail, found, rest = behind.partition(layout.delimiter)
+    return _FaultError("quote", start[: len(start) - len(behind) + len(tail)]), rest if found else None
+
+
+def _past_space(text: bytes, layout: DelimitedLayout) -> bytes:
+    while layout.trim and text and text[:1] in _SPACE and not text.startswith(layout.delimiter):
+        text = text[1:]
+    return text
+
+
+def _read_field(content: bytes | _FaultError, spec: DelimitedField, layout: DelimitedLayout) -> Any:
+    if isinstance(content, _FaultError):
+        raise content
+    missing = not content or content in layout.missing
+    if spec.type == "skip" or missing:
+        return [] if spec.separator else None
+    if not spec.separator:
+        return _read_value(content, spec.type, content)
+    items = content.split(spec.separator)
+    if layout.trim:
+        items = [item.strip(_SPACE) for item in items]
+    return [None if not item or item in layout.missing else _read_value(item, spec.type, content) for item in items]
+
+
+def _read_value(content: bytes, value_type: str, shown: bytes) -> Any:
+    if value_type == "integer":
+        if not _INTEGER.fullmatch(content):
+            raise _FaultError("integer", shown)
+        if not -(2**63) <= int(content) < 2**63:
+            raise _FaultError("integer_range", shown)
+        return int(content)
+    if value_type == "number":
+        return _read_number(content, shown)
+    if value_type == "hex32":
+        if not _HEX.fullmatch(content):
+            raise _FaultError("hex", shown)
+        return int(content, 16)
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        raise _FaultError("utf8", shown) from None
+    return content
+
+
+def _read_number(content: bytes, shown: bytes) -> float | None:
+    word = content.removeprefix(b"-").lower()
+    if word == b"nan":
+        return None
+    if word in (b"inf", b"infinity"):
+        raise _FaultError("infinite", shown)
+    if not _NUMBER.fullmatch(content):
+        raise _FaultError("number", shown)
+    if math.isinf(float(content)):
+        raise _FaultError("infinite", shown)
+    return float(content)
+
+
+def _column(spec: DelimitedField, rows: list[Any]) -> ParsedColumn | None:
+    if spec.type == "skip":
+        return None
+    items = [item for row in rows for item in row] if spec.separator else rows
+    gone = np.array([item is None for item in items], dtype=np.bool_)
+    filled = [_EMPTY[spec.type] if item is None else item for item in items]
+    text_offsets = list_offsets = None
+    if spec.type == "text":
+        values: Any = np.frombuffer(b"".join(filled), dtype=np.uint8)
+        text_offsets = np.cumsum([0, *map(len, filled)], dtype=np.int64)
+    else:
+        values = np.array(filled, dtype=_TYPES[spec.type])
+    if spec.separator:
+        list_offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    return ParsedColumn(values, gone if gone.any() else None, text_offsets, list_offsets)

@@ -1,0 +1,126 @@
+"""The compiled id tables equal plain Python."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from terarec.errors import FormatError
+from terarec.kernels.cpu import ids as cpu
+from terarec.kernels.encoding_types import RefusedValueError
+from terarec.kernels.ref import ids as ref
+from tests.kernels.columns import INT64S, SMALL_TEXTS, mask_of, text_of
+
+BUCKETS = st.sampled_from([1, 1, 2, 10, 1000])
+
+ANYTHING = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.integers(-5, 5),
+    st.integers(-5, 5).map(np.int16),
+    st.floats(),
+    st.text("0123456789abcdefABCDEFgé\ud800", max_size=10),
+    st.sampled_from(["", "7", "a", "0000000a", "A"]),
+    st.binary(max_size=3),
+)
+
+
+def found_list(find, values):
+    try:
+        return find(values).tolist()
+    except RefusedValueError as refused:
+        return f"row {refused.row}"
+
+
+@given(st.lists(ANYTHING, max_size=8), BUCKETS)
+@settings(max_examples=300)
+def test_lists_of_anything_are_read_or_refused_as_in_plain_python(values, buckets):
+    for name, known in (
+        ("Hex32Ids", [np.array([7, 10, 0], dtype=np.uint32)]),
+        ("Int64Ids", [np.array([3, -2, 0, 2**40])]),
+        ("TextIds", text_of(["a", "A", "7", "\u00e9"])),
+    ):
+        assert found_list(getattr(cpu, name)(*known, buckets).find_list, values) == found_list(
+            getattr(ref, name)(*known, buckets).find_list, values
+        )
+
+
+@given(
+    st.lists(INT64S, unique=True, max_size=60),
+    st.lists(st.tuples(INT64S, st.booleans()), max_size=60),
+    st.sampled_from([("Hex32Ids", np.uint32), ("Int64Ids", np.int64)]),
+    st.sampled_from([np.int32, np.int64, None]),
+    BUCKETS,
+)
+def test_ids_of_integers_equal_those_of_plain_python(values, others, kind, out_type, buckets):
+    name, dtype = kind
+    known = np.unique(np.array(values, dtype=np.int64).astype(dtype))[::-1].copy()
+    keys = np.concatenate([known, np.array([key for key, _ in others], dtype=np.int64).astype(dtype)])
+    missing = mask_of([False] * len(known) + [gone for _, gone in others])
+    tables = getattr(cpu, name)(known, buckets), getattr(ref, name)(known, buckets)
+    outs = [None if out_type is None else np.empty(len(keys), dtype=out_type) for _ in tables]
+    found, expected = (table.find_all(keys, missing, out) for table, out in zip(tables, outs, strict=True))
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == (out_type or np.int64)
+    assert found[: len(known)].tolist() == list(range(buckets + 1, buckets + 1 + len(known)))
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=60), st.integers(0, 63))
+def test_a_bit_of_a_word_tells_what_is_missing(rows, bit):
+    known = np.array([5, 3], dtype=np.uint32)
+    keys = np.array([row[0] for row in rows], dtype=np.uint32)
+    missing = np.array([row[1] << bit for row in rows], dtype=np.uint64)
+    found, expected = (
+        module.Hex32Ids(known).find_bit(keys, missing, bit, np.empty(len(keys), np.int32)) for module in (cpu, ref)
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
+@given(
+    st.lists(SMALL_TEXTS.filter(bool), unique=True, max_size=40),
+    st.lists(st.tuples(SMALL_TEXTS, st.booleans()), max_size=40),
+    BUCKETS,
+)
+def test_ids_of_texts_equal_those_of_plain_python(known, others, buckets):
+    table, oracle = cpu.TextIds(*text_of(known), buckets), ref.TextIds(*text_of(known), buckets)
+    np.testing.assert_array_equal(table.find_all(*text_of(known)), np.arange(len(known)) + buckets + 1)
+    texts, missing = text_of([row[0] for row in others]), mask_of([row[1] for row in others])
+    np.testing.assert_array_equal(table.find_all(*texts, missing), oracle.find_all(*texts, missing))
+    plain = [None if gone else value for value, gone in others]
+    np.testing.assert_array_equal(table.find_list(plain), oracle.find_list(plain))
+
+
+def test_hexadecimal_texts_are_read_or_refused():
+    for module in (cpu, ref):
+        table = module.Hex32Ids(np.array([10, 255], np.uint32), 3)
+        ids = table.find_text(*text_of(["0A", "", "ff", "zz"]), np.array([False, False, False, True]))
+        assert ids.tolist() == [4, 0, 5, 0]
+        with pytest.raises(RefusedValueError) as caught:
+            table.find_text(*text_of(["0A", "zz"]))
+        assert caught.value.row == 1
+
+
+@pytest.mark.parametrize("module", [cpu, ref], ids=["cpu", "ref"])
+def test_a_value_that_occurs_twice_is_refused(module):
+    with pytest.raises(ValueError, match="occurs twice"):
+        module.Hex32Ids(np.array([5, 0, 5], dtype=np.uint32))
+    with pytest.raises(ValueError, match="occurs twice"):
+        module.Int64Ids(np.array([-1, -1]))
+    with pytest.raises(ValueError, match="occurs twice"):
+        module.TextIds(*text_of(["a", "b", "a"]))
+    with pytest.raises(ValueError, match="hash_buckets"):
+        module.Int64Ids(np.array([1]), 0)
+
+
+def test_arrays_that_do_not_fit_are_refused():
+    table = cpu.Hex32Ids(np.array([1], dtype=np.uint32))
+    with pytest.raises(ValueError, match="differ in length"):
+        table.find_all(np.zeros(2, np.uint32), np.zeros(1, np.bool_))
+    with pytest.raises(ValueError, match="differ in length"):
+        table.find_bit(np.zeros(2, np.uint32), np.zeros(1, np.uint64), 0, np.zeros(2, np.int64))
+    with pytest.raises(ValueError, match="leave the text"):
+        cpu.TextIds(np.zeros(2, np.uint8), np.array([0, 3]))
+    with pytest.raises(ValueError, match="rising offsets"):
+        cpu.TextIds(np.zeros(4, np.uint8), np.array([0, 3, 1, 4]))
+    assert issubclass(RefusedValueError, FormatError)
