@@ -4,7 +4,8 @@
 """
 
 from terarec.etl.csv_options import CsvLayout, CsvOptions
-from terarec.etl.encoders import EncodedRecords, Encoders
+from terarec.etl.encoded_records import EncodedRecords
+from terarec.etl.encoders import Encoders
 from terarec.etl.prepare_report import ColumnReport, PrepareReport
 from terarec.etl.table import prepare_csv
 from terarec.etl.vocabulary import Vocabulary

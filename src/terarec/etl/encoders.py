@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
 from terarec.etl.categorical_encoding import CategoricalEncoding, categorical_encoding
 from terarec.etl.dense_encoding import encode_dense
+from terarec.etl.encoded_records import EncodedRecords
 from terarec.etl.raw_columns import RawColumn, RawValues
 from terarec.etl.vocabulary import Vocabulary
-from terarec.formats import Keys, read_dataset
+from terarec.formats import read_dataset
 from terarec.spec import DatasetSpec, VocabularyEncoder
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EncodedRecords:
-    """B records as a model takes them.
-
-    Attributes:
-        dense: float32[B, F], the data set's dense columns.
-        keys: per categorical column int64[B], or (keys int64[N], offsets int64[B + 1]) where hotness > 1.
-    """
-
-    dense: NDArray[np.float32]
-    keys: tuple[Keys, ...]
 
 
 class Encoders:

@@ -41,27 +41,31 @@ class RawColumn:
         """Number of values n."""
         return len(self.values)
 
-    def flatten(self, hotness: int) -> tuple[RawColumn, NDArray[np.int64]]:
+    def flatten(self, hotness: int | None) -> tuple[RawColumn, NDArray[np.int64]]:
         """The values of a column of lists, and their offsets int64[n + 1]; a missing list is an empty one.
+
+        Args:
+            hotness: the longest list; None for any.
 
         Raises:
             ConfigError: not a column of lists, or a list of more than `hotness` values.
         """
         values = self.values
+        accepted = "list" if hotness is None else f"list of at most {hotness} values"
         if isinstance(values, pa.Array):
             if not (pa.types.is_list(values.type) or pa.types.is_large_list(values.type)):
-                raise self.mistyped(f"lists of at most {hotness} values")
+                raise self.mistyped(accepted.replace("list", "lists", 1))
             lengths = values.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
             flat: RawValues = values.flatten()
         else:
             lists = values.tolist() if isinstance(values, np.ndarray) else values
             listed = [_listed(item) for item in lists]
             if None in listed:
-                raise self.refused(listed.index(None), f"a list of at most {hotness} values")
+                raise self.refused(listed.index(None), f"a {accepted}")
             lengths = np.fromiter(map(len, listed), dtype=np.int64, count=len(listed))  # type: ignore[arg-type]
             flat = [value for item in listed for value in item or ()]
-        if lengths.size and lengths.max() > hotness:
-            raise self.refused(int(np.argmax(lengths > hotness)), f"a list of at most {hotness} values")
+        if hotness is not None and lengths.size and lengths.max() > hotness:
+            raise self.refused(int(np.argmax(lengths > hotness)), f"a {accepted}")
         offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
         return RawColumn(self.name, flat, offsets), offsets

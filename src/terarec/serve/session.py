@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from terarec.batch import Batch, Jagged
-from terarec.etl.encoders import EncodedRecords, Encoders
+from terarec.etl.encoded_records import EncodedRecords
+from terarec.etl.encoders import Encoders
 from terarec.etl.raw_columns import RawValues
 from terarec.models.artifact import DATASET_DIRECTORY, load_model
 from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, RunSpec, VocabularyEncoder

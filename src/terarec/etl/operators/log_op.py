@@ -17,10 +17,14 @@ from terarec.spec import LogOp
 class LogOpCode(NumberStepCode[LogOp]):
     """Code of `LogOp` with a given shift."""
 
+    def shift_of(self, name: str, state: State | None) -> float:
+        """The shift of the input `name`."""
+        assert self.spec.shift is not None
+        return self.spec.shift
+
     def figures(self, name: str, state: State | None) -> tuple[float, ...]:
         """The shift."""
-        assert self.spec.shift is not None
-        return (self.spec.shift,)
+        return (self.shift_of(name, state),)
 
     def formula(self, numbers: NDArray[Any], *figures: Any) -> NDArray[Any]:
         """ln(x + shift); not finite where x + shift is not above 0."""
@@ -35,7 +39,7 @@ class LogOpCode(NumberStepCode[LogOp]):
             FormatError: x + shift is not above 0.
         """
         for name in self.spec.columns:
-            (shift,) = self.figures(name, state)
+            shift = self.shift_of(name, state)
             low = block.columns[name].numbers() <= -shift
             if low.any():
                 accepted = f"more than {-shift!r} for a logarithm (Clip raises lower ones)"
@@ -44,5 +48,4 @@ class LogOpCode(NumberStepCode[LogOp]):
 
     def inverse(self, column: str, encoded: NDArray[np.float64], state: State | None) -> NDArray[np.float64]:
         """exp(y) - shift: the numbers of the input `column` from what came out."""
-        (shift,) = self.figures(column, state)
-        return np.exp(encoded) - shift
+        return np.exp(encoded) - self.shift_of(column, state)

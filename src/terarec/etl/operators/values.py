@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import Block, Column, Kind, text_buffers
-from terarec.kernels.ref.xxh64 import xxh64_int64, xxh64_text
+from terarec.kernels.cpu.hashes import xxh64_int64, xxh64_text
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _HEX = re.compile(r"[0-9a-fA-F]{1,8}", re.ASCII)

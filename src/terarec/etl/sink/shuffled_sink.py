@@ -14,7 +14,7 @@ from terarec.etl.partitions import Partitions
 from terarec.etl.sink.sink import Sink
 from terarec.etl.sink.spilled_rows import PLACE, ROW, from_table, to_batch
 from terarec.formats import ColumnBlock, slice_rows
-from terarec.kernels.ref.xxh64 import xxh64_int64
+from terarec.kernels.cpu.hashes import xxh64_int64
 
 SHUFFLED = "train"
 """The split whose rows change places. Others are read in order, or by those who look for a row in their logs."""

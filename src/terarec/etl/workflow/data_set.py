@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -73,13 +73,12 @@ def column_block(plan: Plan, dataset: DatasetSpec, block: Block) -> ColumnBlock:
     return ColumnBlock(
         label=np.stack(labels, axis=1),
         dense=dense_values(dataset, block),
-        keys=keys_of(plan, dataset, block),
+        keys=keys_of(plan, block, [column.name for column in dataset.categorical]),
     )
 
 
-def keys_of(plan: Plan, dataset: DatasetSpec, block: Block) -> tuple[Keys, ...]:
-    """Categorical and key columns, in the order of the data set."""
-    names = [column.name for column in dataset.categorical]
+def keys_of(plan: Plan, block: Block, names: Sequence[str]) -> tuple[Keys, ...]:
+    """The categorical and key columns `names`."""
     return tuple(_keys(block.columns[name], is_key=name in plan.spec.keys) for name in names)
 
 

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Literal
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import Block
+from terarec.etl.columns import Block, ColumnType
+from terarec.etl.encoded_records import EncodedRecords
 from terarec.etl.operators import State
+from terarec.etl.raw_columns import RawValues
 from terarec.etl.workflow.data_set import column_block, data_set
 from terarec.etl.workflow.execution import state_of
 from terarec.etl.workflow.plan import Plan, plan
+from terarec.etl.workflow.records import RecordEncoder
 from terarec.etl.workflow.saved import load_states, read_workflow, save_states, write_workflow
 from terarec.formats import ColumnBlock
 from terarec.spec import DatasetSpec, LabelSpec, Operator, SourceSpec, Split, WorkflowSpec
@@ -140,6 +143,33 @@ class Workflow:
             FormatError: a missing label or number, or a number that float32 does not hold, with its column and row.
         """
         return column_block(self.plan, self._dataset, block)
+
+    @property
+    def record_columns(self) -> Mapping[str, ColumnType]:
+        """The raw columns of a record that is served, and their types.
+
+        Raises:
+            ConfigError: the workflow is not fitted.
+        """
+        return self._records.inputs
+
+    def encode(self, columns: Mapping[str, RawValues]) -> EncodedRecords:
+        """Encode B raw records, given column by column, as `encode_block` does rows of the source.
+
+        Args:
+            columns: each of `record_columns` -> B values; None, null, ``""`` and, among numbers, NaN are missing. Other
+                columns of the source may be there and are not read.
+
+        Raises:
+            ConfigError: the workflow is not fitted; a column that is missing, unknown or of another length; a value of
+                another type, or one that a step refuses, with its column, row and what is accepted.
+        """
+        return self._records.encode(columns)
+
+    @cached_property
+    def _records(self) -> RecordEncoder:
+        self._check_fitted()
+        return RecordEncoder(self.plan, self.states)
 
     @cached_property
     def _dataset(self) -> DatasetSpec:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from terarec.spec import checks
-from terarec.spec.operators.mapped import MappedColumns, column_named, columns_named, whole
+from terarec.spec.operators.mapped import MappedColumns, column_named, columns_named
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ class HashBucket(MappedColumns):
     def __post_init__(self) -> None:
         MappedColumns.__post_init__(self)
         checks.positive_int(self, "buckets")
-        whole(self, "seed")
+        checks.positive_int(self, "seed", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +103,7 @@ class TargetEncoding(MappedColumns):
         column_named(self, "target")
         checks.positive_int(self, "folds", minimum=2)
         checks.finite_float(self, "smoothing", low=0.0)
-        whole(self, "seed")
+        checks.positive_int(self, "seed", minimum=0)
 
     @property
     def reads(self) -> tuple[str, ...]:

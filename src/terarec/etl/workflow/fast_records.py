@@ -1,0 +1,140 @@
+"""The short way of most columns of a served record: numbers as one matrix, categories by one lookup each.
+
+One record of Criteo, 13 numbers with FillMissing, Clip and LogOp and 26 categories, goes this way with no `Column`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.etl.columns import ColumnType
+from terarec.etl.operators import NumberStepCode, State
+from terarec.etl.workflow.plan import Plan
+from terarec.etl.workflow.serving import ServingPlan
+from terarec.kernels.cpu.encoding import numbers_of_list
+from terarec.spec import Rename
+
+
+@dataclass(frozen=True, slots=True)
+class NumberGroup:
+    """Columns of numbers that go through the same formulas.
+
+    Attributes:
+        places: of the columns in the result, int64[c].
+        names: of the raw columns.
+        formulas: each with its figures, float64[c, 1].
+    """
+
+    places: NDArray[np.int64]
+    names: tuple[str, ...]
+    formulas: tuple[tuple[NumberStepCode[Any], tuple[NDArray[np.float64], ...]], ...]
+
+    def numbers(self, columns: Mapping[str, list[Any]], num_records: int) -> NDArray[np.float64]:
+        """float64[c, n]; raises `RefusedValueError` for a value that is no number."""
+        values = list(chain.from_iterable([columns[name] for name in self.names]))
+        numbers = numbers_of_list(values).reshape(len(self.names), num_records)
+        for code, figures in self.formulas:
+            numbers = code.formula(numbers, *figures)
+        return numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """A category: the raw column `name` and what makes ids of its values."""
+
+    name: str
+    find: Callable[[list[Any]], NDArray[np.int64]]
+
+
+def number_groups(
+    plan: Plan, serving: ServingPlan, states: Mapping[int, State], results: Sequence[str]
+) -> list[NumberGroup]:
+    """Those of `results` that are one raw number each, gone through formulas alone."""
+    places: dict[tuple[int, ...], list[int]] = {}
+    traced: dict[int, tuple[str, list[str]]] = {}
+    for place, result in enumerate(results):
+        trace = _number_trace(plan, serving, result)
+        if trace is not None:
+            steps, names = trace
+            places.setdefault(steps, []).append(place)
+            traced[place] = names[-1], names[:-1]
+    return [
+        NumberGroup(
+            np.array(members, dtype=np.int64),
+            tuple(traced[place][0] for place in members),
+            tuple(
+                _formula(plan, states, step, [traced[place][1][position] for place in members])
+                for position, step in reversed(list(enumerate(steps)))
+            ),
+        )
+        for steps, members in places.items()
+    ]
+
+
+def lookups(plan: Plan, serving: ServingPlan, states: Mapping[int, State], results: Sequence[str]) -> dict[int, Lookup]:
+    """Place -> lookup, for those of `results` that are ids of one raw value each."""
+    found: dict[int, Lookup] = {}
+    for place, result in enumerate(results):
+        step, name = _last_step(plan, serving, result, len(plan.codes))
+        if step is None:
+            continue
+        earlier, raw = _last_step(plan, serving, name, step)
+        if earlier is not None or raw not in serving.inputs or serving.inputs[raw].is_list:
+            continue
+        column = plan.spec.source.column(raw)
+        find = plan.codes[step].list_lookup(name, states.get(step))
+        if find is not None and not (column is not None and column.type == "time"):
+            found[place] = Lookup(raw, find)
+    return found
+
+
+def _number_trace(plan: Plan, serving: ServingPlan, result: str) -> tuple[tuple[int, ...], list[str]] | None:
+    """The steps that make `result`, the last one first, with their inputs, and behind these the raw column."""
+    steps: list[int] = []
+    names: list[str] = []
+    step: int | None = len(plan.codes)
+    name = result
+    while True:
+        assert step is not None
+        step, name = _last_step(plan, serving, name, step)
+        names.append(name)
+        if step is None:
+            return (tuple(steps), names) if serving.inputs.get(name) == ColumnType("number") else None
+        if not isinstance(plan.codes[step], NumberStepCode):
+            return None
+        steps.append(step)
+
+
+def _last_step(plan: Plan, serving: ServingPlan, name: str, before: int) -> tuple[int | None, str]:
+    """The last step before `before` that makes the column `name` and the input that it makes it of.
+
+    None and the raw column where no step makes it; `Rename` is seen through. Where a step makes it of several columns,
+    or in another way than one by one, the input is "".
+    """
+    for step in reversed(serving.steps):
+        spec = plan.spec.steps[step]
+        if step >= before or name not in spec.writes:
+            continue
+        if isinstance(spec, Rename):
+            name = next(old for old, new in spec.names.items() if new == name)
+            continue
+        outputs = getattr(spec, "outputs", ()) or getattr(spec, "columns", ())
+        inputs = getattr(spec, "columns", ())
+        is_mapped = len(outputs) == len(inputs) and name in outputs
+        return step, inputs[outputs.index(name)] if is_mapped else ""
+    return None, name
+
+
+def _formula(
+    plan: Plan, states: Mapping[int, State], step: int, names: Sequence[str]
+) -> tuple[NumberStepCode[Any], tuple[NDArray[np.float64], ...]]:
+    code = plan.codes[step]
+    assert isinstance(code, NumberStepCode)
+    figures = zip(*(code.figures(name, states.get(step)) for name in names), strict=True)
+    return code, tuple(np.array(figure, dtype=np.float64)[:, None] for figure in figures)

@@ -1,0 +1,149 @@
+"""Raw values of records, as callers hold them -> columns; errors name the column, the record and what is accepted."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from terarec.etl.columns import Column, ColumnType
+from terarec.etl.dense_encoding import read_numbers
+from terarec.etl.raw_columns import RawColumn, RawValues
+from terarec.spec import SourceColumn
+
+_HEX = re.compile(r"[0-9a-fA-F]{1,8}", re.ASCII)
+_ACCEPTED = {
+    "hex32": "up to 8 hexadecimal digits as text, or nothing where it is missing",
+    "text": "text, or nothing where it is missing",
+    "integer": "a 64-bit integer, or nothing where it is missing",
+}
+
+
+def read_column(name: str, values: RawValues, found: ColumnType, source: SourceColumn | None) -> Column:
+    """The column of n raw values.
+
+    Args:
+        name: of the column.
+        values: see `RawValues`.
+        found: the type that is wanted.
+        source: how files spell the column: its separator cuts text into a list, its format reads times; None for one
+            that is in no file.
+
+    Raises:
+        ConfigError: a value of another type.
+    """
+    separator = source.separator if source is not None else None
+    raw = RawColumn(name, values)
+    if not found.is_list:
+        return _read(raw, found.kind, source)
+    if separator is not None and isinstance(raw.values, list):
+        cut = [_cut(value, separator) if isinstance(value, str) else value for value in raw.values]
+        raw = RawColumn(name, cut)
+    flat, offsets = raw.flatten(found.max_length)
+    column = _read(flat, found.kind, source)
+    return Column(column.type, column.values, column.missing, offsets)
+
+
+def _cut(text: str, separator: str) -> list[str]:
+    return text.split(separator) if text else []
+
+
+def _read(raw: RawColumn, kind: str, source: SourceColumn | None) -> Column:
+    if kind == "number":
+        return Column("number", read_numbers(raw))
+    if kind == "text":
+        return Column("text", _texts(raw))
+    if kind == "hex32":
+        return _read_each(raw, "hex32", _hex, _ACCEPTED["hex32"], np.uint32)
+    if source is not None and source.format is not None:
+        accepted = f"a time such as {source.format!r} describes, or seconds since 1970"
+        return _read_each(raw, "integer", _time_reader(source.format), accepted, np.int64)
+    if isinstance(raw.values, list):
+        return _read_each(raw, "integer", _integer, _ACCEPTED["integer"], np.int64)
+    return _integers(raw)
+
+
+def _read_each(raw: RawColumn, kind: Any, read: Callable[[Any], int], accepted: str, dtype: Any) -> Column:
+    """The integers that `read` makes of Python values; it raises ValueError for a value that it does not take."""
+    values = raw.values.to_pylist() if isinstance(raw.values, pa.Array) else raw.values
+    integers = np.zeros(len(values), dtype=dtype)
+    missing = np.zeros(len(values), dtype=np.bool_)
+    for row, value in enumerate(values):
+        if value is None or value == "":
+            missing[row] = True
+            continue
+        try:
+            integers[row] = read(value)
+        except ValueError:
+            raise raw.refused(row, accepted) from None
+    return Column(kind, integers, missing if missing.any() else None)
+
+
+def _hex(value: Any) -> int:
+    if not isinstance(value, str) or not _HEX.fullmatch(value):
+        raise ValueError
+    return int(value, 16)
+
+
+def _integer(value: Any) -> int:
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_integer or not -(2**63) <= value < 2**63:
+        raise ValueError
+    return int(value)
+
+
+def _time_reader(form: str) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        if not isinstance(value, str):
+            return _integer(value)
+        moment = datetime.datetime.strptime(value, form).replace(tzinfo=datetime.UTC)
+        return int(moment.timestamp())
+
+    return read
+
+
+def _integers(raw: RawColumn) -> Column:
+    """The integers of a NumPy or Arrow column."""
+    values: Any = raw.values
+    missing: NDArray[np.bool_] | None = None
+    if isinstance(values, pa.Array):
+        if not pa.types.is_integer(values.type):
+            raise raw.mistyped(_ACCEPTED["integer"])
+        if values.null_count:
+            missing = values.is_null().to_numpy(zero_copy_only=False)
+            values = values.fill_null(0)
+        values = values.to_numpy(zero_copy_only=False)
+    if values.dtype.kind not in "iu":
+        raise raw.mistyped(_ACCEPTED["integer"])
+    if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
+        raise raw.refused(int(np.argmax(values > np.iinfo(np.int64).max)), _ACCEPTED["integer"])
+    return Column("integer", np.ascontiguousarray(values, dtype=np.int64), missing)
+
+
+def _texts(raw: RawColumn) -> Any:
+    values = raw.values
+    if isinstance(values, list):
+        for row, value in enumerate(values):
+            if value is not None and not (isinstance(value, str) and (value.isascii() or _is_utf8(value))):
+                raise raw.refused(row, _ACCEPTED["text"])
+        return values
+    kind = getattr(values, "type", None)
+    if kind is None or not (
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    ):
+        raise raw.mistyped(_ACCEPTED["text"])
+    return pc.cast(values, pa.large_string())
+
+
+def _is_utf8(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,127 @@
+"""Raw records -> what a model takes, as preparation made it of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.errors import ConfigError, FormatError
+from terarec.etl.columns import Block, ColumnType
+from terarec.etl.encoded_records import EncodedRecords
+from terarec.etl.operators import State
+from terarec.etl.raw_columns import RawValues
+from terarec.etl.workflow.data_set import data_set, dense_values, keys_of
+from terarec.etl.workflow.execution import state_of
+from terarec.etl.workflow.fast_records import lookups, number_groups
+from terarec.etl.workflow.plan import Plan
+from terarec.etl.workflow.raw_values import read_column
+from terarec.etl.workflow.serving import ServingPlan, serving_plan
+from terarec.formats import Keys
+from terarec.kernels.encoding_types import RefusedValueError
+
+
+class RecordEncoder:
+    """Encodes records with a fitted workflow.
+
+    Records given as Python lists go a short way column by column, where there is one; what it does not know or refuses
+    goes through the steps as blocks do, which also tells what is wrong.
+
+    Attributes:
+        inputs: raw column -> type, what a record holds.
+
+    Raises:
+        ConfigError: a step cannot be done to a record.
+    """
+
+    def __init__(self, plan: Plan, states: Mapping[int, State]) -> None:
+        self._plan, self._states = plan, states
+        self._dataset = data_set(plan, states, "parquet")
+        self._dense = [column.name for column in self._dataset.dense]
+        self._keys = [column.name for column in self._dataset.categorical]
+        whole = serving_plan(plan, [*self._dense, *self._keys])
+        self._whole = whole
+        self.inputs: Mapping[str, ColumnType] = whole.inputs
+        self._accepted = frozenset(whole.inputs) | {column.name for column in plan.spec.source.columns}
+        self._groups = number_groups(plan, whole, states, self._dense)
+        self._lookups = lookups(plan, whole, states, self._keys)
+        grouped = {place for group in self._groups for place in group.places.tolist()}
+        self._rest_dense = [place for place in range(len(self._dense)) if place not in grouped]
+        self._rest_keys = [place for place in range(len(self._keys)) if place not in self._lookups]
+        names = [self._dense[place] for place in self._rest_dense] + [self._keys[place] for place in self._rest_keys]
+        self._rest = serving_plan(plan, names) if names else None
+
+    def encode(self, columns: Mapping[str, RawValues]) -> EncodedRecords:
+        """Encode B records, given column by column; see `Workflow.encode`."""
+        num_records = self._check(columns)
+        if all(type(columns[name]) is list for name in self.inputs):
+            encoded = self._encode_lists(columns, num_records)  # type: ignore[arg-type]
+            if encoded is not None:
+                return encoded
+        block = self._run(self._whole, columns, num_records)
+        return EncodedRecords(dense=_told(self._dense_of, block), keys=keys_of(self._plan, block, self._keys))
+
+    def _check(self, columns: Mapping[str, RawValues]) -> int:
+        """The number of records; raises unless the columns are those that a record has."""
+        expected = ", ".join(self.inputs)
+        for name in columns:
+            if name not in self._accepted:
+                raise ConfigError(f"column {name!r}: not in the workflow's records, expected {expected}")
+        first, num_records = "", 0
+        for name in self.inputs:
+            if name not in columns:
+                raise ConfigError(f"column {name!r}: missing, expected {expected}")
+            size = len(columns[name])
+            first, num_records = (first, num_records) if first else (name, size)
+            if size != num_records:
+                raise ConfigError(
+                    f"column {name!r}: holds {size} values, expected {num_records} as in column {first!r}"
+                )
+        return num_records
+
+    def _encode_lists(self, columns: Mapping[str, list[Any]], num_records: int) -> EncodedRecords | None:
+        """The short way; None where a value is refused on it."""
+        dense = np.empty((num_records, len(self._dense)), dtype=np.float32)
+        keys: list[Keys | None] = [None] * len(self._keys)
+        try:
+            for group in self._groups:
+                dense[:, group.places] = group.numbers(columns, num_records).T
+            for place, lookup in self._lookups.items():
+                keys[place] = lookup.find(columns[lookup.name])
+        except RefusedValueError:
+            return None
+        if self._rest is not None:
+            block = self._run(self._rest, columns, num_records)
+            for place in self._rest_dense:
+                dense[:, place] = block.columns[self._dense[place]].numbers()
+            rest = keys_of(self._plan, block, [self._keys[place] for place in self._rest_keys])
+            for place, found in zip(self._rest_keys, rest, strict=True):
+                keys[place] = found
+        if not np.isfinite(dense).all():
+            return None
+        return EncodedRecords(dense=dense, keys=tuple(key for key in keys if key is not None))
+
+    def _run(self, serving: ServingPlan, columns: Mapping[str, RawValues], num_records: int) -> Block:
+        source = self._plan.spec.source
+        read = {
+            name: read_column(name, columns[name], found, source.column(name) if name in self._plan.types[0] else None)
+            for name, found in serving.inputs.items()
+        }
+        block = Block(read, np.arange(num_records, dtype=np.int64))
+        for step in serving.steps:
+            code = self._plan.codes[step]
+            block = _told(code.apply, block, state_of(self._plan, step, self._states))
+        return block
+
+    def _dense_of(self, block: Block) -> NDArray[np.float32]:
+        return dense_values(self._dataset, block)
+
+
+def _told(work: Any, *arguments: Any) -> Any:
+    """What `work` gives; a value that it refuses is the caller's and not a file's."""
+    try:
+        return work(*arguments)
+    except FormatError as error:
+        raise ConfigError(str(error)) from None

@@ -1,0 +1,66 @@
+"""Which steps a served record goes through, and which raw columns it brings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from terarec.errors import ConfigError
+from terarec.etl.columns import ColumnType
+from terarec.etl.workflow.plan import Plan
+from terarec.spec import Explode
+
+
+@dataclass(frozen=True, slots=True)
+class ServingPlan:
+    """Attributes: the ``steps`` to do, in order, and the ``inputs``, raw column -> type, that they start from."""
+
+    steps: tuple[int, ...]
+    inputs: Mapping[str, ColumnType]
+
+
+def serving_plan(plan: Plan, results: Sequence[str]) -> ServingPlan:
+    """What leads to the columns `results`.
+
+    Steps that choose rows are left out, as every record is kept and is one item of an exploded list already. What a
+    grouped step makes of other rows the record brings along.
+
+    Raises:
+        ConfigError: a record would need two columns of one name.
+    """
+    needed, brought = set(results), dict[str, ColumnType]()
+    steps: list[int] = []
+    for step in reversed(range(len(plan.codes))):
+        code, spec = plan.codes[step], plan.spec.steps[step]
+        made = needed & set(code.writes)
+        if code.stage == "rows" or not made:
+            continue
+        needed -= made
+        if code.stage == "grouped":
+            brought.update((name, plan.types[step + 1][name]) for name in made)
+        else:
+            steps.append(step)
+            needed |= set(spec.serving_reads)
+    if needed & brought.keys():
+        name = min(needed & brought.keys())
+        raise ConfigError(
+            f"column {name!r}: a record would need it as it is in the source and as a grouped step makes it; expected "
+            "other names in the step's outputs"
+        )
+    exploded = {name for spec in plan.spec.steps if isinstance(spec, Explode) for name in spec.columns}
+    raw = {name: plan.types[0][name] for name in plan.types[0] if name in needed}
+    items = {name: ColumnType(found.kind) if name in exploded else found for name, found in raw.items()}
+    serving = ServingPlan(tuple(reversed(steps)), {**items, **brought})
+    _check_types(plan, serving)
+    return serving
+
+
+def _check_types(plan: Plan, serving: ServingPlan) -> None:
+    types = dict(serving.inputs)
+    for step in serving.steps:
+        side = plan.types[step + 1] if plan.codes[step].table is not None else {}
+        try:
+            types.update(plan.codes[step].output_types({**side, **types}))
+        except ConfigError as error:
+            kind = type(plan.spec.steps[step]).__name__
+            raise ConfigError(f"steps[{step}] {kind}: cannot be done to a served record: {error}") from None

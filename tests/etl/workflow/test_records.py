@@ -1,0 +1,186 @@
+"""Records that are served get what rows of files got, whatever holds them; what they may not hold is told."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from terarec.errors import ConfigError
+from terarec.etl.columns import ColumnType
+from terarec.etl.workflow import Workflow
+from terarec.spec import (
+    MISSING_KEY,
+    Bucketize,
+    Clip,
+    Cross,
+    Explode,
+    FillMissing,
+    HashBucket,
+    KeepRows,
+    LabelSpec,
+    ListSlice,
+    LogOp,
+    Operator,
+    Rename,
+    SourceColumn,
+    SourceSpec,
+    SplitText,
+)
+from tests.etl.column_values import block_of
+
+SOURCE = SourceSpec(
+    format="delimited",
+    columns=(
+        SourceColumn(name="user", type="integer"),
+        SourceColumn(name="time", type="time", format="%Y-%m-%d %H:%M"),
+        SourceColumn(name="price", type="number"),
+        SourceColumn(name="cost", type="number"),
+        SourceColumn(name="brand", type="text"),
+        SourceColumn(name="model", type="hex32"),
+        SourceColumn(name="tags", type="text", separator=" "),
+        SourceColumn(name="clicks", type="integer"),
+    ),
+)
+STEPS = [
+    Bucketize(columns=("price",), boundaries=(1.0, 5.0), outputs=("band",)),
+    FillMissing(columns=("cost", "price"), value=0.5),
+    Rename(names={"price": "euros"}),
+    Clip(columns=("cost", "euros"), high=100.0),
+    LogOp(columns=("cost", "euros"), shift=2.0),
+    Cross(columns=("brand", "model"), output="kind"),
+    HashBucket(columns=("kind", "model", "brand"), buckets=1000, outputs=("kind", "model_id", "brand_id")),
+    Clip(columns=("time",), low=0, outputs=("since",)),
+    ListSlice(columns=("tags",), stop=2),
+    HashBucket(columns=("tags",), buckets=1000),
+]
+RAW: dict[str, list[Any]] = {
+    "user": [7, None, 2**62],
+    "time": ["2024-02-29 13:05", 60, None],
+    "price": [0.5, None, 500],
+    "cost": [None, -1.5, 1e300],
+    "brand": ["a", "", "\u00fc"],
+    "model": ["fF", None, "0000000a"],
+    "tags": [["a", "\u00fc", "x"], None, "a b c"],
+}
+
+
+def workflow(*steps: Operator, **results: Any) -> Workflow:
+    fields = {"labels": [LabelSpec(name="clicks")], **results}
+    return Workflow(steps or STEPS, source=SOURCE, **fields)
+
+
+def shop() -> Workflow:
+    return workflow(
+        dense=["euros", "cost"], categorical=["band", "kind", "model_id", "brand_id", "tags"], keys=["user"]
+    )
+
+
+def test_records_get_what_rows_got() -> None:
+    encoded = shop().encode({name: values for name, values in RAW.items() if name != "time"})
+    rows = block_of(
+        user=("integer", RAW["user"]),
+        price=("number", RAW["price"]),
+        cost=("number", RAW["cost"]),
+        brand=("text", RAW["brand"]),
+        model=("hex32", [255, None, 10]),
+        tags=("text", [["a", "\u00fc", "x"], [], ["a", "b", "c"]]),
+        clicks=("integer", [0, 1, 0]),
+        time=("integer", [0, 0, 0]),
+    )
+    expected = shop().encode_block(shop().apply(rows))
+    np.testing.assert_array_equal(encoded.dense, expected.dense)
+    for found, wanted in zip(encoded.keys, expected.keys, strict=True):
+        np.testing.assert_array_equal(np.concatenate(found, axis=None), np.concatenate(wanted, axis=None))
+    assert encoded.dense.dtype == np.float32
+    assert np.asarray(encoded.keys[-1]).tolist() == [7, MISSING_KEY, 2**62]
+
+
+def same(encoded: Any, other: Any) -> None:
+    np.testing.assert_array_equal(encoded.dense, other.dense)
+    for found, wanted in zip(encoded.keys, other.keys, strict=True):
+        np.testing.assert_array_equal(np.concatenate(found, axis=None), np.concatenate(wanted, axis=None))
+
+
+def test_lists_arrays_and_arrow_of_any_size_give_the_same() -> None:
+    made = shop()
+    raw = {name: values for name, values in RAW.items() if name != "time"}
+    raw["tags"] = [["a", "\u00fc", "x"], None, ["a", None]]
+    for copies in (1, 100):  # Arrow arrays of a few rows are taken as lists
+        many = {name: values * copies for name, values in raw.items()}
+        arrow = {name: pa.array(values) for name, values in many.items()}
+        from_lists = made.encode(many)
+        same(made.encode(arrow), from_lists)
+        same(made.encode({**many, "price": np.array(many["price"], dtype=np.float64)}), from_lists)
+        rows = len(many["user"])
+        singles = [made.encode({name: [values[row]] for name, values in many.items()}) for row in range(min(rows, 3))]
+        np.testing.assert_array_equal(np.concatenate([single.dense for single in singles]), from_lists.dense[:3])
+
+
+def test_no_records_at_all() -> None:
+    encoded = shop().encode({name: [] for name in RAW if name != "time"})
+    assert encoded.dense.shape == (0, 2)
+    assert [len(keys[0] if isinstance(keys, tuple) else keys) for keys in encoded.keys] == [0] * 6
+
+
+def test_times_are_read_as_files_spell_them() -> None:
+    made = workflow(Clip(columns=("time",), low=0), dense=["time"])
+    dense = made.encode({"time": ["2024-02-29 13:05", 60, "1969-12-31 23:59"]}).dense
+    assert dense[:, 0].tolist() == [float(np.float32(1709211900)), 60.0, 0.0]
+    with pytest.raises(ConfigError, match="column 'time', row 0: got '29.2.2024', expected a time such as '%Y-%m-%d"):
+        made.encode({"time": ["29.2.2024"]})
+
+
+def test_a_record_brings_only_what_is_read() -> None:
+    made = workflow(dense=["euros"], categorical=["band"])
+    assert made.record_columns == dict.fromkeys(("price", "cost"), ColumnType("number"))  # both are filled by one step
+    encoded = made.encode({"price": [1.0], "cost": [2.0], "clicks": [1], "brand": ["x"]})
+    assert encoded.keys[0].tolist() == [2]  # type: ignore[union-attr]
+
+
+def test_a_record_is_one_item_of_what_is_exploded_and_is_kept() -> None:
+    made = workflow(
+        KeepRows(column="brand", values=("shop",)),
+        Explode(columns=("tags",)),
+        SplitText(columns=("tags",), separator="-", outputs=("item", "clicked"), types=("text", "integer")),
+        HashBucket(columns=("item",), buckets=1000),
+        labels=[LabelSpec(name="clicked")],
+        categorical=["item"],
+    )
+    assert made.record_columns == {"tags": ColumnType("text")}
+    assert made.encode({"tags": ["a", "\u00fc-1", None]}).keys[0].tolist() == [717, 149, 0]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"price": [1.0, "x", 2.0]}, "column 'price', row 1: got 'x', expected a finite number"),
+        ({"cost": [1.0, True, 2.0]}, "column 'cost', row 1: got True, expected a finite number"),
+        ({"cost": [1.0, float("inf"), 2.0]}, "column 'cost', row 1: got inf"),
+        ({"cost": [-2.0, 0.0, 0.0]}, "column 'cost', row 0: got -2.0, expected more than -2.0 for a logarithm"),
+        ({"brand": ["a", 3, "b"]}, "column 'brand', row 1: got 3, expected text"),
+        ({"brand": ["a", "\ud800", "b"]}, "column 'brand', row 1"),
+        ({"model": ["a", "xyz", "b"]}, "column 'model', row 1: got 'xyz', expected up to 8 hexadecimal digits"),
+        ({"user": [1, 1.5, 2]}, "column 'user', row 1: got 1.5, expected a 64-bit integer"),
+        ({"user": [1, 2**63, 2]}, "column 'user', row 1: got 9223372036854775808"),
+        ({"user": pa.array([1.5] * 200)}, "column 'price': holds 3 values, expected 200 as in column 'user'"),
+        ({"tags": [["a"], 5, None]}, "column 'tags', row 1: got 5, expected a list"),
+        ({"tags": [["a"], ["b", 5], None]}, "column 'tags', row 1: got 5, expected text"),
+        ({"price": [1.0, 2.0]}, "column 'price': holds 2 values"),
+        ({"colour": ["red"] * 3}, "column 'colour': not in the workflow's records, expected user"),
+    ],
+)
+def test_bad_records_are_told_with_column_and_row(change: dict[str, Any], problem: str) -> None:
+    raw = {name: values for name, values in RAW.items() if name != "time"}
+    with pytest.raises(ConfigError, match=problem):
+        shop().encode({**raw, **change})
+
+
+def test_a_missing_column_is_told() -> None:
+    with pytest.raises(ConfigError, match="column 'user': missing, expected user, price"):
+        shop().encode({"price": [1.0]})
+
+
+def test_a_missing_number_without_a_step_that_fills_it_is_told() -> None:
+    with pytest.raises(ConfigError, match="column 'price', row 1: got nan, expected a number that float32 holds"):
+        workflow(Clip(columns=("cost",), low=0), dense=["price"]).encode({"price": [1.0, None]})
