@@ -127,7 +127,7 @@ def test_times_are_read_as_files_spell_them() -> None:
     made = workflow(Clip(columns=("time",), low=0), dense=["time"])
     dense = made.encode({"time": ["2024-02-29 13:05", 60, "1969-12-31 23:59"]}).dense
     assert dense[:, 0].tolist() == [float(np.float32(1709211900)), 60.0, 0.0]
-    with pytest.raises(ConfigError, match="column 'time', row 0: got '29.2.2024', expected a time such as '%Y-%m-%d"):
+    with pytest.raises(ConfigError, match=r"column 'time', row 0: got '29\.2\.2024', expected a time such as"):
         made.encode({"time": ["29.2.2024"]})
 
 
