@@ -77,9 +77,10 @@ CALLS = {
     ],
     "EmbeddingTableConfig": [
         {"name": "items", "max_vocabulary_size": 10, "ev_size": 4},
+        {"table_id": 0, "max_vocabulary_size": 10, "ev_size": 4, "max_sequence_len": 3},
         {"table_id": 0, "max_vocabulary_size": 10, "ev_size": 4},
-        {"id_space": 0, "max_vocabulary_size": 10, "ev_size": 4},
     ],
+    "EmbeddingTablePlaceHolder": [{"id_space": 0, "max_vocabulary_size": 10, "ev_size": 4}],
     "CreateETC": [{"ps_types": [hugectr.TrainPSType_t.Staged]}],
     "CreateHMemCache": [{"num_blocks": 2, "target_hit_rate": 0.4, "max_num_evict": 0}],
     "CreateMOS": [{"train_from_scratch": True}],
@@ -96,7 +97,7 @@ CALLS = {
             "slot_size_array": [10, 20],
         }
     ],
-    "EmbeddingCollectionConfig": [{}],
+    "EmbeddingCollectionConfig": [{}, {"output_layout": "feature_major"}],
     "EmbeddingCollectionConfig.embedding_lookup": [
         {"table_config": TABLE, "bottom_name": "keys", "top_name": "vectors", "combiner": "sum"}
     ],
@@ -108,6 +109,8 @@ CALLS = {
         {"plan_file": "plan.json"},
         {"shard_matrix": [[1]], "emb_table_group_strategy": [[0]], "emb_table_placement_strategy": ["mp"]},
     ],
+    "Model.fit": [{}],
+    "Model.set_learning_rate": [{"lr": 0.1}],
     "LearningRateScheduler": [{"base_lr": 0.1}],
     "Session": [{"solver_config": hugectr.solver_parser_helper(), "config_file": "conf.json"}],
 }

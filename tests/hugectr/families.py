@@ -145,6 +145,19 @@ def collection_dlrm(reader, *, rows=ROWS, optimizer=None, **settings):
     return dlrm(made)
 
 
+def planned_dlrm(reader, plan, **settings):
+    """A collection as release 3.7 spells it, whose outputs [B, width] are joined in two steps."""
+    made = collection_model(reader, None, **settings)
+    planner = hugectr.EmbeddingPlanner()
+    for slot in range(4):
+        table = hugectr.EmbeddingTablePlaceHolder(slot, ROWS, 8, 0, ROWS)
+        planner.embedding_lookup(emb_table=table, bottom_name=f"data{slot}", top_name=f"vector{slot}", combiner="sum")
+    made.add(planner.create_embedding_collection(plan))
+    layer(made, Layer.Concat, "vector0 vector1 vector2 vector3", "embedding")
+    layer(made, Layer.Concat, f"{dense_stack(made, 'dense', 16, 8, prefix='bottom')} embedding", "all")
+    return to_loss(made, dense_stack(made, "all", 32, prefix="top"))
+
+
 def collection_model(reader, optimizer, **settings):
     made = hugectr.Model(
         solver(use_embedding_collection=True, **settings),
@@ -269,3 +282,14 @@ def neumf(*sources, **settings):
     layer(made, Layer.Concat, "user_mlp item_mlp", "mlp_input")
     layer(made, Layer.Concat, f"product {dense_stack(made, 'mlp_input', 16)}", "all")
     return to_loss(made, "all")
+
+
+def gmf(*sources, **settings):
+    """Generalised matrix factorisation alone: a weighted product of user and item, in epochs."""
+    made = bare(*sources, repeat_dataset=False, **settings)
+    inputs(made, ("data", 2), dense=1)
+    embed(made, "embedding", 8)
+    layer(made, Layer.Reshape, "embedding", "flat", leading_dim=16)
+    layer(made, Layer.Slice, "flat", "user item", ranges=[(0, 8), (8, 16)])
+    layer(made, Layer.ElementwiseMultiply, "user item", "product")
+    return to_loss(made, "product")

@@ -52,13 +52,13 @@ def histories(samples, *, length=4, items=20, seed=0, is_random=False):
     return Samples(label, dense, keys, best)
 
 
-def ratings(samples, *, seed=0):
+def ratings(samples, *, seed=0, is_random=False):
     """Slots: user and item, with the keys of items behind those of users; a click where hidden factors agree."""
     factors = np.random.default_rng(7).normal(size=(2, ROWS, 2))
     rng = np.random.default_rng(seed)
     user, item = rng.integers(0, ROWS, (2, samples))
     logit = 2 * (factors[0, user] * factors[1, item]).sum(1)
-    label, best = clicks(1 / (1 + np.exp(-logit)), rng)
+    label, best = clicks(1 / (1 + np.exp(-logit * (not is_random))), rng)
     return Samples(label, np.zeros((samples, 1), np.float32), np.vstack([user, item + ROWS]), best)
 
 

@@ -267,7 +267,10 @@ class TestArguments:
     def test_of_fit(self, few, given):
         ((name, value),) = given.items()
         refused(
-            WrongInputError, f"fit: {name}: got {value!r}, expected an integer", dcn(few, few, **SMALL).fit, **given
+            WrongInputError,
+            f"Model.fit: {name}: got {value!r}, expected an integer",
+            dcn(few, few, **SMALL).fit,
+            **given,
         )
 
     def test_of_other_calls(self, few):

@@ -84,6 +84,43 @@ def test_plans_that_cannot_be(matrix, strategy, problem):
     assert config.plan is None
 
 
+def test_localized_is_an_older_word_for_parts():
+    config = collection()
+    config.shard([["0"], ["1"]], [("localized", ["0", "1"])])
+    assert config.plan.strategy == (("mp", ("0", "1")),)
+
+
+def test_tables_in_the_words_of_every_release():
+    adam = hugectr.CreateOptimizer()
+    tables = [
+        hugectr.EmbeddingTableConfig("7", 10, 4, adam),
+        hugectr.EmbeddingTableConfig("7", 10, 4, opt_params_or_empty=adam, init_param_or_empty=None),
+        hugectr.EmbeddingTableConfig(
+            name="7", max_vocabulary_size=10, ev_size=4, min_key=0, max_key=9, opt_params=adam
+        ),
+        hugectr.EmbeddingTableConfig(7, 10, 4, adam),
+        hugectr.EmbeddingTableConfig(table_id=7, max_vocabulary_size=10, ev_size=4, opt_params_py=adam, up_bound=-1),
+        hugectr.EmbeddingTableConfig(7, 10, 4, 0, 9, adam),
+        hugectr.EmbeddingTablePlaceHolder(id_space=7, max_vocabulary_size=10, ev_size=4, opt_params_py=adam),
+    ]
+    for table in tables:
+        found = (table.name, table.max_vocabulary_size, table.ev_size, table.opt_params, table.init_param)
+        assert found == ("7", 10, 4, adam, None)
+    with pytest.raises(WrongInputError, match="opt_params twice, by place and by name, or by two names"):
+        hugectr.EmbeddingTableConfig("7", 10, 4, opt_params=adam, opt_params_or_empty=adam)
+    with pytest.raises(WrongInputError, match=r"up_bound: got 0.5, expected -1.0: rows start from"):
+        hugectr.EmbeddingTableConfig(table_id=7, max_vocabulary_size=10, ev_size=4, up_bound=0.5)
+
+
+def test_release_23_02_joins_all_lookups_by_a_layout():
+    config = hugectr.EmbeddingCollectionConfig(output_layout="batch_major", indices_only=True)
+    for number in range(3):
+        table = hugectr.EmbeddingTableConfig(str(number), 10, 4)
+        config.embedding_lookup(table, f"d{number}", f"e{number}", "sum")
+    assert config.concatenated_name == "e0,e1,e2"
+    assert hugectr.EmbeddingCollectionConfig("feature_major").concatenated_name == ""
+
+
 def planner(count=2):
     made = hugectr.EmbeddingPlanner()
     for number in range(count):

@@ -1,5 +1,6 @@
 """Each family of HugeCTR's models finds what is planted, and nothing where labels follow from nothing."""
 
+import json
 import re
 
 import pytest
@@ -62,6 +63,30 @@ def test_models_over_static_tables_and_collections_learn_nothing_from_random_lab
     assert_learns_nothing(families.collection_dlrm(reader, lr=0.05))
 
 
+def test_ftrl_learns_nothing_from_random_labels(tmp_path):
+    train = write_raw_async(tmp_path / "train.bin", Planted(20_000, is_random=True))
+    valid = write_raw_async(tmp_path / "valid.bin", Planted(5_000, seed=1, is_random=True))
+    ftrl = {"optimizer_type": hugectr.Optimizer_t.Ftrl, "beta": 0.0, "lambda1": 0.0001, "lambda2": 0.0001}
+    reader = families.raw_async_reader(train, valid, 20_000, 5_000)
+    assert_learns_nothing(families.collection_dlrm(reader, optimizer=ftrl, lr=0.2))
+
+
+@pytest.mark.parametrize("family", ["gmf", "neumf"])
+def test_collaborative_filtering_learns_nothing_from_random_labels(tmp_path, family):
+    train = write_norm(tmp_path / "train", ratings(20_000, is_random=True))
+    valid = write_norm(tmp_path / "valid", ratings(5_000, seed=1, is_random=True))
+    made = getattr(families, family)(train, valid)
+    made.fit(num_epochs=1, display=0, eval_interval=0)
+    assert abs(auc_of(made) - 0.5) < 0.03
+
+
+def test_generalised_matrix_factorisation_in_epochs(tmp_path):
+    valid = ratings(5_000, seed=1)
+    made = families.gmf(write_norm(tmp_path / "train", ratings(20_000)), write_norm(tmp_path / "valid", valid))
+    made.fit(num_epochs=4, display=0, eval_interval=0)
+    assert auc_of(made) > 0.95 * valid.best_auc
+
+
 def test_tasks_learn_nothing_from_random_labels(tmp_path):
     train = write_norm(tmp_path / "train", Planted(20_000, labels=2, is_random=True))
     valid = write_norm(tmp_path / "valid", Planted(5_000, labels=2, seed=1, is_random=True))
@@ -80,6 +105,19 @@ def test_dlrm_over_static_tables_and_raw_async_files(raw):
 @pytest.mark.parametrize("rows", [ROWS, -1], ids=["static", "dynamic"])
 def test_dlrm_over_a_collection(raw, rows):
     assert_learns(families.collection_dlrm(raw[0], rows=rows, lr=0.05), raw[1])
+
+
+def test_a_collection_planned_by_release_3_7(raw, tmp_path):
+    local = {"table_placement_strategy": "localized", "local_embedding_list": [0, 1, 2, 3]}
+    (tmp_path / "plan.json").write_text(json.dumps([[local]]))
+    made = families.planned_dlrm(raw[0], str(tmp_path / "plan.json"), lr=0.05)
+    assert made.module.shapes["vector0"].dims == (8,)
+    made.graph_to_json(str(tmp_path / "graph.json"))
+    again = hugectr.Model(made.solver, made.reader_params, hugectr.CreateOptimizer())
+    again.construct_from_json(str(tmp_path / "graph.json"), True)
+    again.compile()
+    assert again.module.spec == made.module.spec
+    assert_learns(made, raw[1])
 
 
 def test_ftrl_over_a_collection(raw):

@@ -5,7 +5,7 @@ import re
 import pytest
 
 import terarec.hugectr as hugectr
-from terarec.hugectr.errors import LossCannotConvergeError
+from terarec.hugectr.errors import LossCannotConvergeError, WrongInputError
 from tests.hugectr.scripts import auc_of, dcn, to_loss
 from tests.hugectr.scripts import model as new_model
 
@@ -133,3 +133,39 @@ def test_a_second_fit_goes_on(planted):
     for _ in range(2):
         halves.fit(max_iter=3, display=0, eval_interval=0)
     assert whole.get_current_loss() == halves.get_current_loss()
+
+
+def test_arguments_that_are_not_there_or_no_numbers_are_told_in_one_line(planted):
+    made = dcn(*planted[:2])
+    with pytest.raises(
+        WrongInputError, match=r"Model.fit: got an unknown parameter 'maxiter', did you mean 'max_iter'"
+    ):
+        made.fit(maxiter=3)
+    with pytest.raises(WrongInputError, match=r"Model.fit: snapshot_prefix: got 3, expected a string"):
+        made.fit(snapshot_prefix=3)
+    with pytest.raises(WrongInputError, match=r"Model.set_learning_rate: lr: got 'x', expected a finite number >= 0"):
+        made.set_learning_rate("x")
+    with pytest.raises(WrongInputError, match=r"LearningRateScheduler: got an unknown parameter 'warmup', did"):
+        made.reset_learning_rate_scheduler(0.1, warmup=3)
+
+
+def test_an_evaluation_of_data_that_repeats_goes_on_where_the_last_stopped(planted):
+    made = dcn(*planted[:2], max_eval_batches=4)  # of the 10 that there are
+
+    def seen():
+        for _ in range(4):
+            made.eval()
+        made.get_eval_metrics()
+        return made.check_out_tensor("dense", hugectr.Tensor_t.Evaluate)
+
+    made.start_data_reading()
+    first, second, third = seen(), seen(), seen()
+    assert (first != second).any()
+    whole = dcn(*planted[:2])
+    whole.start_data_reading()
+    batches = []
+    for _ in range(10):
+        whole.eval()
+        batches.append(whole.check_out_tensor("dense", hugectr.Tensor_t.Evaluate))
+    for found, number in ((first, 3), (second, 7), (third, 1)):
+        assert (found == batches[number]).all()

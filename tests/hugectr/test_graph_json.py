@@ -19,9 +19,19 @@ DEFAULTS = {row.name: row.default for row in DENSE_LAYER.rows}
 INPUT = hugectr.Input(1, "label", 13, "dense", [hugectr.DataReaderSparseParam("data1", 1, False, 26)])
 
 
+class _AnyWidth(dict):
+    """Tensors of 4 columns, whatever their names."""
+
+    def __missing__(self, name):
+        return 4
+
+
+WIDTHS = _AnyWidth()
+
+
 def through_json(*parts, name=""):
     """Parts as JSON text and back."""
-    written = graph_to_json(Graph(model_name=name, parts=parts), ADAM, lambda embedding: 1000)
+    written = graph_to_json(Graph(model_name=name, parts=parts), ADAM, lambda embedding: 1000, WIDTHS)
     return read_graph(JsonObject(json.loads(json.dumps(written)), "graph.json"))
 
 
@@ -117,20 +127,63 @@ def test_an_embedding_collection_comes_back(has_lists, plan):
     assert through_json(INPUT, config).parts == (INPUT, config)
 
 
-def test_inputs_and_groups_come_back():
+def test_inputs_come_back():
     slots = [hugectr.DataReaderSparseParam("a", [1, 2], True, 2), hugectr.DataReaderSparseParam("b", 3, False, 1)]
     one = hugectr.Input([1], ["x"], 0, "", slots)
     several = hugectr.Input([1, 2], ["x", "y"], 3, "dense", slots)
     weighted = hugectr.Input([1, 2], ["x", "y"], [0.25, 0.75], 3, "dense", slots)
-    group = hugectr.GroupDenseLayer(
-        bottom_name_list=["dense"],
-        top_name_list=["f1", "f2"],
-        num_outputs=[4, 1],
-        last_act_type=Activation_t.Non,
-    )
-    assert through_json(several, group, name="mmoe") == Graph(model_name="mmoe", parts=(several, group))
+    assert through_json(several, name="mmoe") == Graph(model_name="mmoe", parts=(several,))
     assert through_json(weighted).parts == (weighted,)
     assert through_json(one).parts[0].label_names == ["x"]
+
+
+def test_a_tensor_that_several_layers_read_goes_through_a_slice():
+    """As HugeCTR writes it, for whose readers a tensor has one reader."""
+    parts = (
+        INPUT,
+        hugectr.DenseLayer(Layer_t.InnerProduct, ["dense"], ["fc"], num_output=4),
+        hugectr.DenseLayer(Layer_t.ReLU, ["fc"], ["relu"]),
+        hugectr.DenseLayer(Layer_t.ElementwiseMultiply, ["fc", "fc"], ["square"]),
+        hugectr.DenseLayer(Layer_t.Add, ["relu", "square"], ["sum"]),
+    )
+    written = graph_to_json(Graph(model_name="", parts=parts), ADAM, lambda embedding: 0, {"fc": 4})["layers"][2:]
+    assert [(one["type"], one["bottom"], one["top"]) for one in written] == [
+        ("Slice", "fc", ["fc_slice0", "fc_slice1", "fc_slice2"]),
+        ("ReLU", "fc_slice0", "relu"),
+        ("ElementwiseMultiply", ["fc_slice1", "fc_slice2"], "square"),
+        ("Add", ["relu", "square"], "sum"),
+    ]
+    assert written[0]["ranges"] == [[0, 4]] * 3
+    assert through_json(*parts).parts == parts
+    del written[0]["is_copy"]
+    data = {"layers": [{"type": "Data", **written_input()}, *written]}
+    (_, cut, *_) = read_graph(JsonObject(data, "graph.json")).parts
+    assert cut.top_names == ["fc_slice0", "fc_slice1", "fc_slice2"]  # of HugeCTR, which has no such mark
+
+
+def written_input():
+    slots = {"top": "data1", "nnz_per_slot": [1], "is_fixed_length": False, "slot_num": 1}
+    return {"label": {"top": "label", "label_dim": 1}, "dense": {"top": "dense", "dense_dim": 13}, "sparse": [slots]}
+
+
+def test_words_of_hugectr_s_own_files():
+    layers = [
+        {
+            "type": "FusedInnerProduct",
+            "bottom": "dense",
+            "top": "fc",
+            "fc_param": {"num_output": 4},
+            "position": "None",
+            "activation": "None",
+        },
+        {"type": "SequenceMask", "bottom": ["a", "b"], "top": "mask", "max_sequence_len": 9},
+    ]
+    data = {"layers": [{"type": "Data", **written_input()}, *layers]}
+    (_, fused, mask) = read_graph(JsonObject(data, "graph.json")).parts
+    assert (fused.pos_type, fused.act_type) == (hugectr.FcPosition_t.Non, Activation_t.Non)
+    assert (mask.max_sequence_len_from, mask.max_sequence_len_to) == (9, 9)
+    (found,) = graph_to_json(Graph(model_name="", parts=(fused,)), ADAM, lambda embedding: 0, {})["layers"]
+    assert found == layers[0]
 
 
 def test_keys_are_those_of_hugectr():
@@ -153,7 +206,7 @@ def test_keys_are_those_of_hugectr():
             **{"lambda": 0.5},
         ),
     )
-    assert graph_to_json(Graph(model_name="dcn", parts=parts), ADAM, lambda embedding: 77) == {
+    assert graph_to_json(Graph(model_name="dcn", parts=parts), ADAM, lambda embedding: 77, WIDTHS) == {
         "model_name": "dcn",
         "layers": [
             {

@@ -8,7 +8,7 @@ import torch
 import terarec.hugectr as hugectr
 from terarec.errors import ConfigError
 from terarec.hugectr.errors import HugeCTRError
-from terarec.hugectr.layer_kinds import KINDS, graph_layer, group_layer
+from terarec.hugectr.layer_kinds import KINDS, fused_layers, graph_layer
 from terarec.nn import TensorShape, build_layer
 from tests.hugectr.scripts import Layer, embed, layer, model, to_loss
 
@@ -237,17 +237,20 @@ def test_tensors_between_kernels_are_left_out() -> None:
 
 
 def test_a_group_is_a_chain() -> None:
-    made = group_layer(
+    made = fused_layers(
         hugectr.GroupDenseLayer(
             group_layer_type=hugectr.GroupLayer_t.GroupFusedInnerProduct,
-            bottom_name_list=["x"],
-            top_name_list=["a", "b"],
-            num_outputs=[4, 2],
+            bottom_name_list=["x", "x_grad"],
+            top_name_list=["a", "b", "c"],
+            num_outputs=[4, 2, 1],
             last_act_type=Act.Non,
         )
     )
-    assert (made.kind, made.bottoms, made.tops) == ("group_dense", ("x",), ("b",))
-    assert made.options == {"num_outputs": (4, 2), "last_activation": "none"}
+    between = [[name, f"{name}_mask", f"{name}_dRelu", f"{name}_db"] for name in ("a", "b")]
+    assert [one.bottom_names for one in made] == [["x", "x_grad"], *between]
+    assert [one.top_names for one in made] == [*between, ["c"]]
+    assert [one.pos_type.name for one in made] == ["Head", "Body", "Tail"]
+    assert [(one.num_output, one.act_type) for one in made] == [(4, Act.Relu), (2, Act.Relu), (1, Act.Non)]
 
 
 WRONG: list[tuple[str, str, dict[str, Any], str]] = [

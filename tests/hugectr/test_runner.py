@@ -1,5 +1,6 @@
 """Scripts run with not a line changed, as `python SCRIPT` would run them."""
 
+import json
 import subprocess
 import sys
 
@@ -16,6 +17,7 @@ import hugectr.inference
 import hugectr.optimizer as optimizer
 import hugectr2onnx
 from hugectr2onnx.hugectr_loader import ONNX_LAYER_TYPES
+from hugectr.data import DataSource
 import sibling
 
 solver = hugectr.CreateSolver(batchsize=64, vvgpu=[[0]])
@@ -92,3 +94,38 @@ def test_wrong_commands_are_told_in_one_line(tmp_path, arguments, problem):
 def test_help_and_version(tmp_path):
     assert "--train CONFIG.json" in run("--help", cwd=tmp_path).stdout
     assert "HugeCTR 2.3 to 25.3.0" in run("--version", cwd=tmp_path).stdout
+
+
+LOGGED = """
+import mlperf_logging.mllog.constants as constants
+from mlperf_common.frameworks.hugectr import HCTRCommunicationHandler
+from mlperf_common.logging import MLLoggerWrapper
+logger = MLLoggerWrapper(HCTRCommunicationHandler(), value=None)
+logger.start(key=constants.INIT_START)
+logger.mlperf_submission_log(constants.DLRM_DCNv2, 2, "ORG")
+logger.log_init_stop_run_start()
+logger.event(key=constants.EVAL_ACCURACY, value=0.75, metadata={constants.EPOCH_NUM: 1.0})
+logger.log_run_stop(status=constants.SUCCESS, epoch_num=1.0)
+print(logger.comm_handler.global_rank(), logger.comm_handler.global_size())
+"""
+
+
+def test_a_script_for_mlperf_logs_its_events(tmp_path):
+    (tmp_path / "logged.py").write_text(LOGGED)
+    done = run("logged.py", cwd=tmp_path)
+    assert done.stderr == ""
+    *lines, last = done.stdout.splitlines()
+    events = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    assert [(event["event_type"], event["key"], event["value"]) for event in events] == [
+        ("INTERVAL_START", "init_start", None),
+        ("POINT_IN_TIME", "submission_benchmark", "dlrm_dcnv2"),
+        ("POINT_IN_TIME", "submission_org", "ORG"),
+        ("POINT_IN_TIME", "submission_platform", "2xSUBMISSION_PLATFORM_PLACEHOLDER"),
+        ("INTERVAL_END", "init_stop", None),
+        ("INTERVAL_START", "run_start", None),
+        ("POINT_IN_TIME", "eval_accuracy", 0.75),
+        ("INTERVAL_END", "run_stop", None),
+    ]
+    assert events[6]["metadata"] == {"epoch_num": 1.0}
+    assert events[7]["metadata"] == {"status": "success", "epoch_num": 1.0}
+    assert last == "0 1"

@@ -68,6 +68,36 @@ def test_twins_by_file_and_by_calls_have_the_same_losses(planted, training):
     assert losses_of(session, 0.01) == losses_of(model, 0.01)
 
 
+def test_a_session_goes_on_from_the_files_of_another(planted, tmp_path):
+    momentum = {"type": "MomentumSGD", "momentum_sgd_hparam": {"learning_rate": 0.01, "momentum_factor": 0.9}}
+    conf = training_file(tmp_path / "conf.json", *planted[:2], optimizer=momentum)
+    whole = Session(config(), conf)
+    losses = losses_of(whole, 0.01)
+    half = Session(config(), conf)
+    half.start_data_reading()
+    half.set_learning_rate(0.01)
+    for _ in range(6):
+        half.train()
+    half.download_params_to_files(str(tmp_path / "half"), 6)
+    rest = Session(
+        config(
+            seed=99,
+            model_file=str(tmp_path / "half_dense_6.model"),
+            dense_opt_states_file=str(tmp_path / "half_opt_dense_6.model"),
+            embedding_files=[str(tmp_path / "half0_sparse_6.model")],
+            sparse_opt_states_file=[str(tmp_path / "half0_opt_sparse_6.model")],
+        ),
+        conf,
+    )
+    rest.set_learning_rate(0.01)
+    reader = rest.get_data_reader_train()
+    reader.set_source()
+    for _ in range(6):
+        reader.next_batch()  # which the first half took
+    found = [rest.get_current_loss() for _ in range(6) if rest.train()]
+    assert found == losses[6:]
+
+
 def test_epochs_of_files_one_after_another(planted, training):
     source, eval_source, _ = planted
     sess = Session(config(repeat_dataset=False, max_eval_batches=100), training)

@@ -201,8 +201,7 @@ def test_paths_on_hdfs_are_urls():
     assert there.url("/data/list.txt") == "hdfs://name-node:9000/data/list.txt"
     assert there.url("s3://bucket/list.txt") == "s3://bucket/list.txt"
     assert hugectr.data.DataSourceParams().url("data/list.txt") == "data/list.txt"
-    with pytest.raises(WrongInputError, match="model files are written to local paths"):
-        hugectr.CreateSolver(data_source_params=there)
+    assert hugectr.CreateSolver(data_source_params=there).data_source_params.url("/x") == "hdfs://name-node:9000/x"
     assert hugectr.data.DataSourceParams(use_hdfs=True, namenode="n").url("x") == "hdfs://n:9000/x"
 
 
@@ -225,6 +224,9 @@ def test_older_forms_give_the_newest_form_s_values():
     seven = hugectr.AsyncParam(32, 4, 552960, 2, 512, True, hugectr.Alignment_t.Auto)
     assert (seven.io_block_size, seven.multi_hot_reader, seven.is_dense_float) == (552960, False, False)
     assert hugectr.AsyncParam(num_threads=1, num_batches_per_thread=16).multi_hot_reader
+    mixed = hugectr.AsyncParam(1, 16, io_block_size=512, shuffle=False, multi_hot_reader=True, is_dense_float=True)
+    assert (mixed.io_block_size, mixed.multi_hot_reader, mixed.is_dense_float) == (512, True, True)
+    assert hugectr.AsyncParam(1, 16, max_nr_request=32).io_block_size == 32
     layer = hugectr.DenseLayer(hugectr.Layer_t.SequenceMask, ["a"], ["b"], max_sequence_len=9)
     assert (layer.max_sequence_len_from, layer.max_sequence_len_to) == (9, 9)
 

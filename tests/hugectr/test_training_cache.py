@@ -94,7 +94,7 @@ def test_rows_are_written_to_their_folder_and_read_from_there(tmp_path):
     cache = cache_of(net, etc(tmp_path / "rows"))
     cache.update(keysets(tmp_path)[0])
     trainer.step(BATCHES[0])
-    cache.save(FileNames(str(tmp_path / "wdl"), 3))
+    cache.save(tmp_path, FileNames("wdl", 3))
     assert open_sparse_folder(tmp_path / "rows", WIDTH).keys().tolist() == [1, 2, 3, 7]
     assert not list(tmp_path.glob("wdl*"))
     other, _ = make(HASH)
@@ -140,7 +140,7 @@ def test_the_older_spelling(tmp_path):
     cache = cache_of(net, scratch)
     cache.update([keysets(tmp_path)[0]])
     trainer.step(BATCHES[0])
-    cache.save(FileNames("unused", 0))
+    cache.save(tmp_path, FileNames("unused", 0))
     assert open_sparse_folder(tmp_path / "rows", WIDTH).count == 4
     with pytest.raises(WrongInputError, match=r"dest_sparse_models: .* holds rows, expected a new folder"):
         cache_of(net, scratch)
@@ -162,7 +162,7 @@ def test_release_3_0_stores_single_files_and_starts_from_them(tmp_path):
     assert (tmp_path / "0_sparse.model").stat().st_size == 4 * (8 + 4 * WIDTH)
     other, _ = make(HASH)
     trained = CreateMOS(train_from_scratch=False, trained_sparse_models=[str(tmp_path / "0_sparse.model")])
-    cache_of(other, trained).save(FileNames(str(tmp_path / "_"), 7))
+    cache_of(other, trained).save(tmp_path, FileNames("_", 7))
     assert open_sparse_folder(tmp_path / "_0_sparse_7.model", WIDTH).keys().tolist() == [1, 2, 3, 7]
     with pytest.raises(WrongInputError, match="store: got 2 files, expected 1"):
         cache.store(["a", "b"])

@@ -8,11 +8,14 @@ from terarec.formats.container import read_tensors, write_tensors
 from terarec.formats.dataset import DATASET_FILE, read_dataset, write_dataset
 from terarec.formats.envelope import open_envelope, write_envelope
 from terarec.formats.even_sizes import even_sizes
+from terarec.formats.file_set import new_files
 from terarec.formats.journal import Journal
 from terarec.formats.layout import default_group_rows
+from terarec.formats.location import folder_and_name, read_text
 from terarec.formats.new_directory import new_directory
 from terarec.formats.parquet import ParquetShard, ParquetShardWriter
 from terarec.formats.raw import RawShard, RawShardWriter
+from terarec.formats.remote import local_copy
 from terarec.formats.resumable_directory import resumable_directory
 from terarec.formats.shard import Shard, create_shard, open_shard, shard_path
 from terarec.formats.split_files import FileWriter, SplitFiles
@@ -37,12 +40,16 @@ __all__ = [
     "create_shard",
     "default_group_rows",
     "even_sizes",
+    "folder_and_name",
+    "local_copy",
     "merge",
     "new_directory",
+    "new_files",
     "open_envelope",
     "open_shard",
     "read_dataset",
     "read_tensors",
+    "read_text",
     "resumable_directory",
     "shard_path",
     "slice_rows",

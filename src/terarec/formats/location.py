@@ -40,6 +40,14 @@ def is_remote(path: str | Path) -> bool:
     return "://" in str(path)
 
 
+def folder_and_name(path: str | Path) -> tuple[str, str]:
+    """Where the file at `path`, a path or a URL, lies, and how it is called there."""
+    folder, slash, name = str(path).rpartition("/")
+    if folder.endswith(":/"):  # of a URL without a folder
+        folder += "/"
+    return folder or slash or ".", name
+
+
 def locate(path: str | Path) -> Location:
     """The file at `path`, a path or a URL.
 

@@ -47,14 +47,15 @@ def page() -> str:
         ),
         "## Layers in JSON",
         "`Model.graph_to_json` writes, and `Model.construct_from_json` and training files read, beside `type`, "
-        "`bottom` and `top`:",
+        "`bottom` and `top`; a tensor that several layers read goes through a Slice with a copy for each; `is_copy` "
+        "marks so that it is left out again:",
         _rows(("layer", "keys"), ([f"`{layer.name}`", _keys(clauses)] for layer, clauses in CLAUSES.items())),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _table(table: Table) -> str:
-    rows = ([f"`{row.name}`", _default(row.default), _releases(row), _status(row), row.meaning] for row in table.rows)
+    rows = ([_title(row), _default(row.default), _releases(row), _status(row), row.meaning] for row in table.rows)
     return f"### {table.name}\n\n{_sentence(table.meaning)}\n\n" + _rows(
         ("parameter", "default", "releases", "status", "meaning"), rows
     )
@@ -70,6 +71,10 @@ def _names(rows: Iterable[names.Name]) -> str:
 def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
+
+
+def _title(row: Parameter) -> str:
+    return ", ".join(f"`{name}`" for name in (row.name, *row.aliases))
 
 
 def _default(value: Any) -> str:

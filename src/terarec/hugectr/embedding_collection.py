@@ -10,6 +10,7 @@ from typing import Any
 
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, IllegalCallError, WrongInputError
 from terarec.hugectr.tables.embedding_collection import (
+    COLLECTION_CONFIG_23_02,
     EMBEDDING_COLLECTION_CONFIG,
     EMBEDDING_LOOKUP,
     PLAN_FILE,
@@ -17,6 +18,7 @@ from terarec.hugectr.tables.embedding_collection import (
     PLANNER_LOOKUP,
     SHARD,
     EmbeddingTableConfig,
+    EmbeddingTablePlaceHolder,
 )
 from terarec.hugectr.tables.record import Record
 
@@ -28,7 +30,8 @@ class EmbeddingLookup:
     Attributes:
         table: where it looks.
         bottom_name: sparse input that it reads.
-        top_name: its output: [B, 1, ev_size] for sum and average, [B, 1, hotness * ev_size] for concat.
+        top_name: its output: [B, 1, ev_size] for sum and average, [B, 1, hotness * ev_size] for concat; without the
+            dimension of 1 if it `is_flat`.
         combiner: "sum", "average" or "concat".
     """
 
@@ -36,6 +39,11 @@ class EmbeddingLookup:
     bottom_name: str
     top_name: str
     combiner: str
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the output has two dimensions, as in release 3.7."""
+        return isinstance(self.table, EmbeddingTablePlaceHolder)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +81,10 @@ class ShardPlan:
                 raise WrongInputError(f"shard: shard_matrix: GPU {gpu} lacks the dp table {missing[0]!r}")
 
 
+_OLD_KINDS = {"localized": "mp"}
+"""3.7 calls whole tables on one GPU each "localized"."""
+
+
 def _name(table: Any) -> str:
     return table if isinstance(table, str) else str(table[0])
 
@@ -81,12 +93,13 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
 
-class EmbeddingCollectionConfig(Record, forms=(EMBEDDING_COLLECTION_CONFIG,)):
+class EmbeddingCollectionConfig(Record, forms=(EMBEDDING_COLLECTION_CONFIG, COLLECTION_CONFIG_23_02)):
     """An embedding collection: the one object of a model's description that grows, by its two methods.
 
     Attributes:
         lookups: one `EmbeddingLookup` each.
-        concatenated_name: the one output [B, sum of widths] of the form with lists; empty for one output a lookup.
+        concatenated_name: the one output [B, sum of widths] of the form with lists, or of release 23.02's layout
+            "batch_major"; empty for one output a lookup.
         plan: what `shard` was given, or None.
     """
 
@@ -102,12 +115,16 @@ class EmbeddingCollectionConfig(Record, forms=(EMBEDDING_COLLECTION_CONFIG,)):
             IllegalCallError: a call beside one with lists.
         """
         given = EMBEDDING_LOOKUP.read(args, kwargs)
-        if self.concatenated_name or (isinstance(given["table_config"], list) and self.lookups):
+        is_joined = self._values.get("output_layout") == "batch_major"
+        has_lists = isinstance(given["table_config"], list)
+        if (self.concatenated_name and not is_joined) or (has_lists and self.lookups):
             raise IllegalCallError("embedding_lookup: got a second call beside one with lists, expected one call alone")
-        if isinstance(given["table_config"], list):
+        if has_lists:
             self._values.update(concatenated_name=given["top_name"], lookups=_of_lists(given))
-        else:
-            self._values["lookups"] = (*self.lookups, _lookup(EMBEDDING_LOOKUP.name, given, self.lookups))
+            return
+        lookups = (*self.lookups, _lookup(EMBEDDING_LOOKUP.name, given, self.lookups))
+        name = ",".join(lookup.top_name for lookup in lookups) if is_joined else ""
+        self._values.update(concatenated_name=name, lookups=lookups)
 
     def shard(self, *args: Any, **kwargs: Any) -> None:
         """Check and keep where the tables lie.
@@ -118,7 +135,7 @@ class EmbeddingCollectionConfig(Record, forms=(EMBEDDING_COLLECTION_CONFIG,)):
         given = SHARD.read(args, kwargs)
         plan = ShardPlan(
             matrix=tuple(tuple(gpu) for gpu in given["shard_matrix"]),
-            strategy=tuple((kind, tuple(tables)) for kind, tables in given["shard_strategy"]),
+            strategy=tuple((_OLD_KINDS.get(kind, kind), tuple(tables)) for kind, tables in given["shard_strategy"]),
             compression=given["compression_strategy"],
         )
         plan.check(self.table_names())
@@ -206,9 +223,6 @@ def _plan_of_matrices(given: Mapping[str, Any], collection: EmbeddingCollectionC
     return matrix, [(kind, [str(table) for table in group]) for kind, group in zip(kinds, groups, strict=True)]
 
 
-_OLD_KINDS = {"localized": "mp"}
-
-
 def _plan_of_file(path: str, collection: EmbeddingCollectionConfig) -> tuple[Any, Any]:
     """A plan file lists for every GPU its groups: lookups by number, and how the group is placed."""
     if not Path(path).is_file():
@@ -232,7 +246,6 @@ def _plan_of_file(path: str, collection: EmbeddingCollectionConfig) -> tuple[Any
         return list(dict.fromkeys(lookups[number].table.name for number in group))
 
     matrix = [[name for _, group in gpu for name in names(group)] for gpu in held]
-    # 3.7 calls whole tables on one GPU each "localized".
-    kinds = {name: _OLD_KINDS.get(kind, kind) for gpu in held for kind, group in gpu for name in names(group)}
+    kinds = {name: kind for gpu in held for kind, group in gpu for name in names(group)}
     strategy = [(kind, [name for name, own in kinds.items() if own == kind]) for kind in dict.fromkeys(kinds.values())]
     return matrix, strategy

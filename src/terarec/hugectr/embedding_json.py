@@ -9,7 +9,7 @@ from terarec.hugectr.enums import CommunicationStrategy, CompressionStrategy, Em
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.json_object import JsonObject
 from terarec.hugectr.optimizer_json import optimizer_to_json, read_optimizer
-from terarec.hugectr.tables.embedding_collection import SHARD, EmbeddingTableConfig
+from terarec.hugectr.tables.embedding_collection import SHARD, EmbeddingTableConfig, EmbeddingTablePlaceHolder
 from terarec.hugectr.tables.kinds import TEXT, TRUTH, listed, mapped, named_member, one_of, one_or_list, whole
 from terarec.hugectr.tables.optimizer import OptParamsPy
 from terarec.hugectr.tables.sparse_embedding import SparseEmbedding
@@ -105,6 +105,8 @@ def collection_to_json(config: EmbeddingCollectionConfig) -> dict[str, Any]:
 
 def _table_to_json(table: EmbeddingTableConfig) -> dict[str, Any]:
     written = {"name": table.name, "max_vocabulary_size": table.max_vocabulary_size, "ev_size": table.ev_size}
+    if isinstance(table, EmbeddingTablePlaceHolder):  # which makes outputs of two dimensions
+        written["id_space"] = table.id_space
     return {**written, "optimizer": optimizer_to_json(table.opt_params)} if table.opt_params else written
 
 
@@ -138,12 +140,15 @@ def read_collection(data: JsonObject) -> EmbeddingCollectionConfig:
 
 
 def _read_table(data: JsonObject) -> EmbeddingTableConfig:
-    optimizer = read_optimizer(data.child("optimizer")) if data.has("optimizer") else None
-    made = EmbeddingTableConfig(
-        data.take("name", TEXT),
-        data.take("max_vocabulary_size", whole(-1)),
-        data.take("ev_size", whole(1)),
-        opt_params=optimizer,
+    first: tuple[Any, ...] = (data.take("name", TEXT),)
+    kind = EmbeddingTableConfig
+    if data.has("id_space"):
+        kind, first = EmbeddingTablePlaceHolder, (data.take("id_space", whole(0)),)
+    made = kind(
+        *first,
+        max_vocabulary_size=data.take("max_vocabulary_size", whole(-1)),
+        ev_size=data.take("ev_size", whole(1)),
+        opt_params=read_optimizer(data.child("optimizer")) if data.has("optimizer") else None,
     )
     data.finish()
     return made

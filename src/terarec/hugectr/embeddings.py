@@ -105,18 +105,40 @@ def collection_graph(
         embeddings.append(
             GraphEmbedding(name=name, tables=tuple(tables.values()), features=features, output=output, optimizer=key)
         )
-    return embeddings, _joined(config, embeddings) if config.concatenated_name and output == "apart" else []
+    if config.concatenated_name:
+        return embeddings, _joined(config, embeddings) if output == "apart" else []
+    return embeddings, _flattened(config, embeddings)
 
 
 def _joined(config: EmbeddingCollectionConfig, embeddings: Sequence[GraphEmbedding]) -> list[GraphLayer]:
     """The layers that put the tops of several embeddings side by side, in the order of the lookups."""
-    tops = tuple(lookup.top_name for lookup in config.lookups)
+    tops = tuple(map(_vector_name, config.lookups))
     width = sum(embedding.width_of(feature) for embedding in embeddings for feature in embedding.features)
     beside = f"{config.concatenated_name}_concat"
     return [
         GraphLayer(kind="concat", bottoms=tops, tops=(beside,), options={"axis": 2}),
         GraphLayer(kind="reshape", bottoms=(beside,), tops=(config.concatenated_name,), options={"leading_dim": width}),
     ]
+
+
+def _flattened(config: EmbeddingCollectionConfig, embeddings: Sequence[GraphEmbedding]) -> list[GraphLayer]:
+    """The layers that make [B, width] of the vectors of lookups that are flat."""
+    widths = {feature.name: embedding.width_of(feature) for embedding in embeddings for feature in embedding.features}
+    return [
+        GraphLayer(
+            kind="reshape",
+            bottoms=(_vector_name(lookup),),
+            tops=(lookup.top_name,),
+            options={"leading_dim": widths[_vector_name(lookup)]},
+        )
+        for lookup in config.lookups
+        if lookup.is_flat
+    ]
+
+
+def _vector_name(lookup: EmbeddingLookup) -> str:
+    """Name of the tensor [B, 1, width] that a lookup gives."""
+    return f"{lookup.top_name}_3d" if lookup.is_flat else lookup.top_name
 
 
 def _collection_table(table: Any) -> TableSpec | DynamicTableSpec:
@@ -127,7 +149,7 @@ def _collection_table(table: Any) -> TableSpec | DynamicTableSpec:
 
 def _feature_of(lookup: EmbeddingLookup, hotness: int) -> GraphFeature:
     return GraphFeature(
-        name=lookup.top_name,
+        name=_vector_name(lookup),
         table=lookup.table.name,
         pooling=_POOLING[lookup.combiner],
         column=f"{lookup.bottom_name}.0",

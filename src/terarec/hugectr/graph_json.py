@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,17 +14,17 @@ from terarec.hugectr.embedding_json import (
     read_collection,
     read_embedding,
 )
-from terarec.hugectr.enums import GroupLayer_t
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.json_object import JsonObject
-from terarec.hugectr.layer_json import group_to_json, layer_to_json, read_group, read_layer
+from terarec.hugectr.layer_copies import IS_COPY, with_copies
+from terarec.hugectr.layer_json import layer_to_json, read_layer
 from terarec.hugectr.tables.data_input import DataReaderSparseParam, Input
-from terarec.hugectr.tables.dense_layer import DenseLayer, GroupDenseLayer
+from terarec.hugectr.tables.dense_layer import DenseLayer
 from terarec.hugectr.tables.kinds import TEXT, TRUTH, listed, number, one_or_list, whole
 from terarec.hugectr.tables.optimizer import OptParamsPy
 from terarec.hugectr.tables.sparse_embedding import SparseEmbedding
 
-Part = Input | SparseEmbedding | EmbeddingCollectionConfig | DenseLayer | GroupDenseLayer
+Part = Input | SparseEmbedding | EmbeddingCollectionConfig | DenseLayer
 
 DATA, COLLECTION = "Data", "EmbeddingCollection"
 # Files of tests and of older releases hold these besides, for other readers than the graph's.
@@ -49,7 +49,10 @@ class Graph:
 
 
 def graph_to_json(
-    graph: Graph, optimizer: OptParamsPy, capacity_of: Callable[[SparseEmbedding], int]
+    graph: Graph,
+    optimizer: OptParamsPy,
+    capacity_of: Callable[[SparseEmbedding], int],
+    widths: Mapping[str, int],
 ) -> dict[str, Any]:
     """`graph` as what `json.dumps` takes.
 
@@ -57,8 +60,10 @@ def graph_to_json(
         graph: a model.
         optimizer: the model's, which embeddings without one of their own have.
         capacity_of: most keys of an embedding over all devices.
+        widths: last dimension of each tensor.
     """
     layers: list[dict[str, Any]] = []
+    dense: list[dict[str, Any]] = []
     for part in graph.parts:
         if isinstance(part, Input):
             layers.append(_input_to_json(part))
@@ -67,8 +72,8 @@ def graph_to_json(
         elif isinstance(part, EmbeddingCollectionConfig):
             layers.append({"type": COLLECTION, **collection_to_json(part)})
         else:
-            layers.append(group_to_json(part) if isinstance(part, GroupDenseLayer) else layer_to_json(part))
-    return {"layers": layers, "model_name": graph.model_name}
+            dense.append(layer_to_json(part))
+    return {"layers": [*layers, *with_copies(dense, widths)], "model_name": graph.model_name}
 
 
 def read_graph(data: JsonObject) -> Graph:
@@ -92,7 +97,18 @@ def read_parts(layers: Sequence[JsonObject]) -> tuple[Part, ...]:
     if not layers or layers[0].take("type", TEXT, "") != DATA:
         where = layers[0].where if layers else "layers"
         raise WrongInputError(f"{where}: expected the first layer to be of type {DATA}")
-    return (read_input(layers[0]), *(_read_part(layer) for layer in layers[1:]))
+    parts: list[Part] = [read_input(layers[0])]
+    copied: dict[str, str] = {}
+    for layer in layers[1:]:
+        is_copy = layer.take(IS_COPY, TRUTH, False)
+        part = _read_part(layer)
+        if is_copy and isinstance(part, DenseLayer):
+            copied |= dict.fromkeys(part.top_names, part.bottom_names[0])
+        elif isinstance(part, DenseLayer) and copied:
+            parts.append(part.with_values(bottom_names=[copied.get(name, name) for name in part.bottom_names]))
+        else:
+            parts.append(part)
+    return tuple(parts)
 
 
 def _read_part(layer: JsonObject) -> Part:
@@ -101,8 +117,6 @@ def _read_part(layer: JsonObject) -> Part:
         return read_embedding(layer, EMBEDDING_TYPES[kind])
     if kind == COLLECTION:
         return read_collection(layer)
-    if kind in GroupLayer_t.__members__:
-        return read_group(layer, GroupLayer_t[kind])
     return read_layer(layer, kind)
 
 

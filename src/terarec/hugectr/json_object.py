@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
-from terarec.formats.atomic import write_bytes
+from terarec.errors import DataNotFoundError
+from terarec.formats import folder_and_name, new_files, read_text
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongInputError
 from terarec.hugectr.tables.kinds import Kind
 from terarec.hugectr.tables.table import REQUIRED
@@ -88,15 +88,17 @@ def read_json(path: str) -> JsonObject:
         FileCannotOpenError: no such file.
         BrokenFileError: no JSON.
     """
-    if not Path(path).is_file():
-        raise FileCannotOpenError(f"{path}: does not exist, expected a JSON file")
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
+        data = json.loads(read_text(path))
+    except DataNotFoundError:
+        raise FileCannotOpenError(f"{path}: does not exist, expected a JSON file") from None
+    except ValueError as error:  # which a FormatError is, too
         raise BrokenFileError(f"{path}: not JSON: {error}") from None
     return JsonObject(data, str(path))
 
 
 def write_json(path: str, data: Any) -> None:
     """Write `data` as the file `path`, beside it first."""
-    write_bytes(Path(path), (json.dumps(data, indent=2) + "\n").encode())
+    folder, name = folder_and_name(path)
+    with new_files(folder) as held:
+        (held / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

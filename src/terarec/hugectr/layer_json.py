@@ -1,4 +1,4 @@
-"""`DenseLayer` and `GroupDenseLayer` as JSON."""
+"""`DenseLayer` as JSON."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from terarec.hugectr.enums import LAYER_SYNONYMS, Activation_t, GroupLayer_t, Layer_t, Regularizer_t
+from terarec.hugectr.enums import LAYER_SYNONYMS, Activation_t, Layer_t, Regularizer_t
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.json_object import JsonObject
-from terarec.hugectr.tables.dense_layer import DENSE_LAYER, DenseLayer, GroupDenseLayer
-from terarec.hugectr.tables.kinds import TEXT, Kind, listed, named_member, one_or_list, whole
+from terarec.hugectr.tables.dense_layer import DENSE_LAYER, DenseLayer
+from terarec.hugectr.tables.kinds import TEXT, Kind, listed, named_member, one_or_list
 from terarec.hugectr.tables.layer_json import CLAUSES, LOSSES
 
 _ROWS = {row.name: row for row in DENSE_LAYER.rows}
@@ -35,7 +35,7 @@ def layer_to_json(layer: DenseLayer) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
-        return value.name
+        return "None" if value.name == "Non" else value.name
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
@@ -86,35 +86,3 @@ def _json_kind(parameter: str) -> Kind:
     if isinstance(default, Enum):
         return named_member(type(default))
     return listed(named_member(Activation_t)) if parameter == "activations" else kind
-
-
-def group_to_json(layer: GroupDenseLayer) -> dict[str, Any]:
-    """`layer` as what `json.dumps` takes."""
-    return {
-        "type": layer.group_layer_type.name,
-        **_ends(layer.bottom_name_list, layer.top_name_list),
-        "fc_param": {"num_outputs": layer.num_outputs},
-        "activation": layer.last_act_type.name,
-    }
-
-
-def read_group(data: JsonObject, group_type: GroupLayer_t) -> GroupDenseLayer:
-    """The group of layers in `data`.
-
-    Raises:
-        WrongInputError: an unknown key, or a value that is not accepted.
-    """
-    widths = data.child("fc_param")
-    try:
-        made = GroupDenseLayer(
-            group_layer_type=group_type,
-            bottom_name_list=data.take("bottom", one_or_list(TEXT)),
-            top_name_list=data.take("top", one_or_list(TEXT)),
-            num_outputs=widths.take("num_outputs", listed(whole(1))),
-            last_act_type=data.take("activation", named_member(Activation_t), Activation_t.Relu),
-        )
-    except WrongInputError as error:
-        raise WrongInputError(f"{data.where}: {error}") from None
-    for holder in (widths, data):
-        holder.finish(_IGNORED)
-    return made

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from terarec.hugectr.enums import Activation_t, Initializer_t, Layer_t, Regularizer_t
+from terarec.hugectr.enums import Activation_t, FcPosition_t, Initializer_t, Layer_t, Regularizer_t
 from terarec.hugectr.errors import WrongInputError
+from terarec.hugectr.tables.dense_layer import DenseLayer, GroupDenseLayer
 from terarec.nn.registry import LAYERS
 from terarec.spec import GraphLayer
 
@@ -130,15 +131,26 @@ def _whole_factor(layer: Any) -> int:
     return int(layer.factor)
 
 
-def group_layer(layer: Any) -> GraphLayer:
-    """A `GroupDenseLayer` as a layer of a graph: all its layers have ReLU, the last one what it names."""
-    options = {"num_outputs": tuple(layer.num_outputs), "last_activation": _native(layer.last_act_type)}
-    return GraphLayer(
-        kind="group_dense",
-        bottoms=tuple(layer.bottom_name_list[:1]),
-        tops=tuple(layer.top_name_list[-1:]),
-        options=options,
-    )
+def fused_layers(group: GroupDenseLayer) -> list[DenseLayer]:
+    """The layers that a `GroupDenseLayer` stands for: all have ReLU, the last one what it names.
+
+    Between them go tensors that carry gradients between kernels of a GPU, under HugeCTR's names.
+    """
+    tops = list(group.top_name_list)
+    inside = [[top, *(f"{top}_{suffix}" for suffix in ("mask", "dRelu", "db"))] for top in tops[:-1]]
+    ends = [list(group.bottom_name_list), *inside, tops[-1:]]
+    last = len(tops) - 1
+    return [
+        DenseLayer(
+            Layer_t.FusedInnerProduct,
+            ends[number],
+            ends[number + 1],
+            num_output=width,
+            pos_type=FcPosition_t.Head if not number else FcPosition_t.Tail if number == last else FcPosition_t.Body,
+            act_type=group.last_act_type if number == last else Activation_t.Relu,
+        )
+        for number, width in enumerate(group.num_outputs)
+    ]
 
 
 def _native(value: Any) -> Any:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from torch import optim
 
+from terarec.formats import local_copy, new_files
+from terarec.formats.hugectr import COLLECTION_FILES, SPARSE_FOLDER_FILES, STATISTICS_SUFFIX
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.embeddings import capacity
 from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.graph_json import Graph, graph_to_json, read_graph
 from terarec.hugectr.json_object import read_json, write_json
 from terarec.hugectr.model_data import ModelData
-from terarec.hugectr.tables.dense_layer import DenseLayer, GroupDenseLayer
+from terarec.hugectr.tables.data_source import DataSourceParams
+from terarec.hugectr.tables.dense_layer import DenseLayer
 from terarec.hugectr.tables.sparse_embedding import SparseEmbedding
 from terarec.hugectr.weights import (
     EmbeddingFile,
     FileNames,
+    check_collection,
     check_sparse,
+    check_sparse_optimizer_states,
     dump_collection,
     dump_folder,
     embedding_file,
@@ -33,21 +39,25 @@ from terarec.hugectr.weights import (
     save_sparse,
     save_sparse_optimizer_states,
 )
+from terarec.models.graph import tensor_shapes
 from terarec.storage import DynamicTable, StaticTable
 
 
 class ModelFiles(ModelData):
-    """What of a model lies in files."""
+    """What of a model lies in files: at paths, or at URLs that fsspec knows."""
 
     @as_hugectr_errors("graph_to_json")
     def graph_to_json(self, graph_config_file: str) -> None:
-        """Write the graph.
+        """Write the graph; a tensor that several layers read goes through a Slice with a copy for each, as in HugeCTR.
 
         Raises:
             IllegalCallError: before an `Input` was added.
+            WrongInputError: shapes or options that do not fit.
         """
+        plan = self._network.plan({}) if self._engine is None else self._engine.plan
+        widths = {name: shape.dims[-1] for name, shape in tensor_shapes(plan.spec).items()}
         graph = Graph(model_name=self.solver.model_name, parts=(self._network.inputs, *self._network.parts[1:]))
-        write_json(graph_config_file, graph_to_json(graph, self._optimizer, self._capacity_of))
+        write_json(self._url(graph_config_file), graph_to_json(graph, self._optimizer, self._capacity_of, widths))
 
     def construct_from_json(self, graph_config_file: str, include_dense_network: bool) -> None:
         """Add what a graph's file holds; `compile` comes after it.
@@ -61,8 +71,8 @@ class ModelFiles(ModelData):
             WrongInputError: as `add`, or a clause of the file with its path.
             IllegalCallError: something was added already, or the model is compiled.
         """
-        for part in read_graph(read_json(graph_config_file)).parts:
-            if include_dense_network or not isinstance(part, DenseLayer | GroupDenseLayer):
+        for part in read_graph(read_json(self._url(graph_config_file))).parts:
+            if include_dense_network or not isinstance(part, DenseLayer):
                 self.add(part)
 
     @as_hugectr_errors("save_params_to_files")
@@ -70,18 +80,21 @@ class ModelFiles(ModelData):
         """Write weights and optimizer states of the dense layers and of each `SparseEmbedding`.
 
         The files are ``<prefix>_dense_<iter>.model``, ``<prefix>_opt_dense_<iter>.model`` and, with the number n of
-        each embedding, ``<prefix><n>_sparse_<iter>.model`` and ``<prefix><n>_opt_sparse_<iter>.model``. With
-        a training cache the embeddings go to its folders, without optimizer states.
+        each embedding, ``<prefix><n>_sparse_<iter>.model`` and ``<prefix><n>_opt_sparse_<iter>.model``. They appear
+        together, when all are written. With a training cache the embeddings go to its folders, without optimizer
+        states.
 
         Raises:
             IllegalCallError: before `compile`.
-            StorageError: the disk is full.
+            WrongInputError: a folder in the place of a file, or one that holds something of others; nothing is changed.
+            StorageError: the disk is full; nothing is changed.
         """
-        model, names = self._compiled("save_params_to_files").model, FileNames(prefix, iter)
-        save_dense(model, names.dense)
-        if self._engine is not None and self._engine.trainer.dense_optimizer is not None:
-            save_dense_optimizer_states(model, self._engine.trainer.dense_optimizer, names.dense_states)
-        self._save_embeddings(names)
+        engine, names = self._compiled("save_params_to_files"), FileNames(self._url(prefix), iter)
+        with new_files(names.folder, replaceable=SPARSE_FOLDER_FILES) as folder:
+            save_dense(engine.model, folder / names.dense)
+            if engine.trainer.dense_optimizer is not None:
+                save_dense_optimizer_states(engine.model, engine.trainer.dense_optimizer, folder / names.dense_states)
+            self._save_embeddings(folder, names)
 
     @as_hugectr_errors("load_dense_weights")
     def load_dense_weights(self, dense_model_file: str) -> None:
@@ -92,7 +105,9 @@ class ModelFiles(ModelData):
             FileCannotOpenError: no such file.
             BrokenFileError: a file of another model; nothing is changed then.
         """
-        load_dense(self._compiled("load_dense_weights").model, Path(dense_model_file))
+        model = self._compiled("load_dense_weights").model
+        with local_copy(self._url(dense_model_file), beside=(STATISTICS_SUFFIX,)) as path:
+            load_dense(model, path)
 
     @as_hugectr_errors("load_dense_optimizer_states")
     def load_dense_optimizer_states(self, dense_opt_states_file: str) -> None:
@@ -107,7 +122,8 @@ class ModelFiles(ModelData):
         optimizer: optim.Optimizer | None = engine.trainer.dense_optimizer
         if optimizer is None:
             raise IllegalCallError("load_dense_optimizer_states: the model has no dense weights, expected some")
-        load_dense_optimizer_states(engine.model, optimizer, Path(dense_opt_states_file))
+        with local_copy(self._url(dense_opt_states_file)) as path:
+            load_dense_optimizer_states(engine.model, optimizer, path)
 
     @as_hugectr_errors("load_sparse_weights")
     def load_sparse_weights(self, files: Sequence[str] | Mapping[str, str]) -> None:
@@ -122,17 +138,20 @@ class ModelFiles(ModelData):
             FileCannotOpenError: a folder that is not there.
             BrokenFileError: a folder of another embedding; none of the embeddings is changed then.
         """
-        chosen = self._chosen("load_sparse_weights", files)
-        for file, path in chosen[1:]:
-            check_sparse(file, path)  # before the first is changed
-        for file, path in chosen:
-            load_sparse(file, path)
+        with self._chosen("load_sparse_weights", files) as chosen:
+            for file, path in chosen[1:]:
+                check_sparse(file, path)  # before the first is changed
+            for file, path in chosen:
+                load_sparse(file, path)
 
     @as_hugectr_errors("load_sparse_optimizer_states")
     def load_sparse_optimizer_states(self, files: Sequence[str] | Mapping[str, str]) -> None:
         """Take the optimizer states of embeddings from files; arguments and errors as `load_sparse_weights`."""
-        for file, path in self._chosen("load_sparse_optimizer_states", files):
-            load_sparse_optimizer_states(file, path)
+        with self._chosen("load_sparse_optimizer_states", files) as chosen:
+            for file, path in chosen[1:]:
+                check_sparse_optimizer_states(file, path)
+            for file, path in chosen:
+                load_sparse_optimizer_states(file, path)
 
     @as_hugectr_errors("embedding_dump")
     def embedding_dump(self, path: str, table_names: Sequence[str] = ()) -> None:
@@ -143,9 +162,11 @@ class ModelFiles(ModelData):
             WrongInputError: a table that is not there.
             StorageError: the disk is full.
         """
-        for number, tables, names in self._collections("embedding_dump", table_names):
-            folder = dump_folder(Path(path), number)
-            dump_collection(tables, folder, names=names, key_bytes=8 if self.solver.i64_input_key else 4)
+        collections = list(self._collections("embedding_dump", table_names))
+        with new_files(self._url(path), replaceable=COLLECTION_FILES) as held:
+            for number, tables, names in collections:
+                folder = dump_folder(held, number)
+                dump_collection(tables, folder, names=names, key_bytes=8 if self.solver.i64_input_key else 4)
 
     @as_hugectr_errors("embedding_load")
     def embedding_load(self, path: str, table_names: Sequence[str] = ()) -> None:
@@ -155,16 +176,25 @@ class ModelFiles(ModelData):
             IllegalCallError: before `compile`.
             WrongInputError: a table that is not there.
             FileCannotOpenError: no dump.
-            BrokenFileError: a dump of other tables.
+            BrokenFileError: a dump of other tables; none is changed then.
         """
-        for number, tables, names in self._collections("embedding_load", table_names):
-            load_collection(tables, dump_folder(Path(path), number), names=names)
+        collections = list(self._collections("embedding_load", table_names))
+        with local_copy(self._url(path)) as held:
+            for number, tables, names in collections[1:]:
+                check_collection(tables, dump_folder(held, number), names=names)
+            for number, tables, names in collections:
+                load_collection(tables, dump_folder(held, number), names=names)
 
-    def _save_embeddings(self, names: FileNames) -> None:
+    def _save_embeddings(self, folder: Path, names: FileNames) -> None:
         single_file = is_single_file(self.solver.compat_release)
         for number, file in enumerate(self._embedding_files()):
-            save_sparse(file, names.sparse(number), single_file=single_file)
-            save_sparse_optimizer_states(file, names.sparse_states(number))
+            save_sparse(file, folder / names.sparse(number), single_file=single_file)
+            save_sparse_optimizer_states(file, folder / names.sparse_states(number))
+
+    def _url(self, path: str) -> str:
+        """Where `path` is, on the file system that the solver names for the model's files."""
+        source: DataSourceParams | None = self.solver.values().get("data_source_params")
+        return path if source is None else source.url(path)
 
     def _embedding_files(self) -> list[EmbeddingFile]:
         model = self._compiled("files").model
@@ -179,8 +209,11 @@ class ModelFiles(ModelData):
             for part in self._network.of_kind(SparseEmbedding)
         ]
 
-    def _chosen(self, call: str, files: Sequence[str] | Mapping[str, str]) -> list[tuple[EmbeddingFile, Path]]:
-        """Each embedding that is to be loaded with its path."""
+    @contextmanager
+    def _chosen(
+        self, call: str, files: Sequence[str] | Mapping[str, str]
+    ) -> Iterator[list[tuple[EmbeddingFile, Path]]]:
+        """Each embedding that is to be loaded with its path, or with a copy of what a URL names."""
         self._compiled(call)
         held = {file.name: file for file in self._embedding_files()}
         if not isinstance(files, Mapping):
@@ -195,7 +228,8 @@ class ModelFiles(ModelData):
         for name in files:
             if name not in held:
                 raise WrongInputError(f"{call}: got {name!r}, expected one of {', '.join(held) or 'none'}")
-        return [(held[name], Path(path)) for name, path in files.items()]
+        with ExitStack() as stack:
+            yield [(held[name], stack.enter_context(local_copy(self._url(path)))) for name, path in files.items()]
 
     def _collections(
         self, call: str, table_names: Sequence[str]

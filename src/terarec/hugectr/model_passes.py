@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from terarec.hugectr.errors import IllegalCallError
@@ -57,8 +58,8 @@ class ModelPasses(ModelFiles):
             "dump_incremental_model_2kafka: rows are not sent to Kafka, expected get_incremental_model for them"
         )
 
-    def _save_embeddings(self, names: FileNames) -> None:
+    def _save_embeddings(self, folder: Path, names: FileNames) -> None:
         if self._cache is None:
-            super()._save_embeddings(names)
+            super()._save_embeddings(folder, names)
         else:
-            self._cache.save(names, single_file=is_single_file(self.solver.compat_release))
+            self._cache.save(folder, names, single_file=is_single_file(self.solver.compat_release))

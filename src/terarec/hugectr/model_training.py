@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any
 
 from terarec.hugectr.errors import IllegalCallError, WrongInputError
 from terarec.hugectr.fit import Fit
 from terarec.hugectr.model_passes import ModelPasses
 from terarec.hugectr.schedulers import LearningRateScheduler
-from terarec.hugectr.tables.data_source import refusal_of_remote
+from terarec.hugectr.tables.calls import FIT, SET_LEARNING_RATE
 from terarec.hugectr.tables.low_level import SolverConfig
 from terarec.hugectr.tables.optimizer import OptimizerWithSchedule
 
@@ -33,8 +32,12 @@ class ModelTraining(ModelPasses):
         snapshot: int = 10000,
         snapshot_prefix: str = "",
         data_source_params: Any = None,
+        **unknown: Any,
     ) -> None:
         """Train, evaluate and save.
+
+        With ``repeat_dataset=True`` each evaluation goes on in its data where the last one stopped, so two of them see
+        the same samples only if ``max_eval_batches`` covers these; in epochs each starts at their begin.
 
         Args:
             num_epochs: times over the data, with ``repeat_dataset=False``.
@@ -43,21 +46,20 @@ class ModelTraining(ModelPasses):
             eval_interval: iterations between evaluations.
             snapshot: iterations between snapshots.
             snapshot_prefix: of the snapshots' names.
-            data_source_params: release 3.4's file system of the snapshots; only the local one.
+            data_source_params: release 3.4's file system of the snapshots and of other files of the model from now on.
+            unknown: refused, with the name that was perhaps meant.
 
         Raises:
             IllegalCallError: before `compile`.
-            WrongInputError: a number of epochs or iterations that is not above 0, in the mode that needs it, or
-                anything but an integer.
+            WrongInputError: a number of epochs or iterations that is not above 0, in the mode that needs it, anything
+                but an integer, or an unknown name.
             LossCannotConvergeError: the loss is NaN.
         """
         self._compiled("fit")
-        problem = refusal_of_remote(data_source_params)
-        if problem:
-            raise WrongInputError(f"fit: {problem}")
-        _check_integers(
-            num_epochs=num_epochs, max_iter=max_iter, display=display, eval_interval=eval_interval, snapshot=snapshot
-        )
+        given = (num_epochs, max_iter, display, eval_interval, snapshot, snapshot_prefix, data_source_params)
+        FIT.read(given, unknown)
+        if data_source_params is not None:
+            self.solver = self.solver.with_values(data_source_params=data_source_params)
         solver = self.solver
         if isinstance(solver, SolverConfig) and solver.max_iter + solver.num_epochs:
             num_epochs, max_iter, display = solver.num_epochs, solver.max_iter, solver.display
@@ -123,20 +125,17 @@ class ModelTraining(ModelPasses):
         return self._scheduler
 
     def set_learning_rate(self, lr: float) -> None:
-        """The rate of the next iterations; frozen parts do not move at any."""
-        self._compiled("set_learning_rate").trainer.lr = lr
+        """The rate of the next iterations; frozen parts do not move at any.
 
-    def reset_learning_rate_scheduler(
-        self,
-        base_lr: float,
-        warmup_steps: int = 1,
-        decay_start: int = 0,
-        decay_steps: int = 1,
-        decay_power: float = 2.0,
-        end_lr: float = 0.0,
-    ) -> None:
-        """Start another schedule at its first step."""
-        self._scheduler = LearningRateScheduler(base_lr, warmup_steps, decay_start, decay_steps, decay_power, end_lr)
+        Raises:
+            IllegalCallError: before `compile`.
+            WrongInputError: anything but a finite number of at least 0.
+        """
+        self._compiled("set_learning_rate").trainer.lr = SET_LEARNING_RATE.read((lr,), {})["lr"]
+
+    def reset_learning_rate_scheduler(self, *args: Any, **kwargs: Any) -> None:
+        """Start another schedule at its first step; the arguments and errors are `LearningRateScheduler`'s."""
+        self._scheduler = LearningRateScheduler(*args, **kwargs)
 
     def freeze_dense(self) -> None:
         """Leave the dense layers' weights and optimizer states alone."""
@@ -184,12 +183,6 @@ class ModelTraining(ModelPasses):
         if name is not None and name not in known:
             raise WrongInputError(f"freeze_embedding: got {name!r}, expected one of {', '.join(known)}")
         return known if name is None else [name]
-
-
-def _check_integers(**values: object) -> None:
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, Integral):
-            raise WrongInputError(f"fit: {name}: got {value!r}, expected an integer")
 
 
 def _scheduler(source: Any) -> LearningRateScheduler:

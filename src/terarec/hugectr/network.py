@@ -9,7 +9,7 @@ from typing import Any
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.embeddings import HAS_STATIC_TABLES, capacity, collection_graph, sparse_embedding
 from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
-from terarec.hugectr.layer_kinds import LOSSES, graph_layer, group_layer
+from terarec.hugectr.layer_kinds import LOSSES, fused_layers, graph_layer
 from terarec.hugectr.optimizers import embedding_optimizer, optimizer_rule
 from terarec.hugectr.tables.data_input import Input
 from terarec.hugectr.tables.dense_layer import DenseLayer, GroupDenseLayer
@@ -68,7 +68,7 @@ class Network:
         return [part for part in self.parts if isinstance(part, kinds)]
 
     def add(self, part: Any) -> None:
-        """Add a part on top of those that are there.
+        """Add a part on top of those that are there; a group of layers as the layers that it stands for.
 
         Raises:
             WrongInputError: another kind of object, a bottom that is not there, or a top that is.
@@ -77,6 +77,15 @@ class Network:
         if isinstance(part, Input) == bool(self.parts):
             name = type(part).__name__
             raise IllegalCallError(f"add: got {name} as part {len(self.parts) + 1}, expected one Input, the first part")
+        known, parts = list(self._known), list(self.parts)
+        try:
+            for one in fused_layers(part) if isinstance(part, GroupDenseLayer) else [part]:
+                self._add(one)
+        except WrongInputError:
+            self._known, self.parts = known, parts
+            raise
+
+    def _add(self, part: Any) -> None:
         reads, makes = _names(part)
         sparse = [slots.top_name for slots in self.inputs.data_reader_sparse_param_array] if self.parts else []
         known = sparse if isinstance(part, SparseEmbedding | EmbeddingCollectionConfig) else self._known
@@ -113,7 +122,7 @@ class Network:
             embeddings += found
             joins += joined
             collections.append([embedding.name for embedding in found])
-        layers = [self._layer(part) for part in self.of_kind(DenseLayer, GroupDenseLayer)]
+        layers = [self._layer(part) for part in self.of_kind(DenseLayer)]
         spec = GraphSpec(
             labels=self._labels(loss_weights),
             dense_name=self.inputs.dense_name,
@@ -163,8 +172,6 @@ class Network:
         return tuple(GraphLabel(name=name, dim=dims[name], weight=weights[name]) for name in sorted(dims))
 
     def _layer(self, part: Any) -> GraphLayer:
-        if isinstance(part, GroupDenseLayer):
-            return group_layer(part)
         losses = [other for other in self.of_kind(DenseLayer) if other.layer_type in LOSSES]
         if part.layer_type in LOSSES and part.use_regularizer and len(losses) > 1:
             raise WrongInputError(f"{_title(part)}: got a regularizer beside other losses, expected none with several")
@@ -205,8 +212,6 @@ def _names(part: Any) -> tuple[list[str], list[str]]:
         return [lookup.bottom_name for lookup in part.lookups], tops
     if isinstance(part, DenseLayer):
         return list(part.bottom_names), list(part.top_names)
-    if isinstance(part, GroupDenseLayer):
-        return list(part.bottom_name_list), list(part.top_name_list)
     raise WrongInputError(
         f"add: got {type(part).__name__}, expected Input, SparseEmbedding, EmbeddingCollectionConfig, DenseLayer or "
         "GroupDenseLayer"

@@ -25,16 +25,22 @@ STANDS_FOR = {
 
 
 def provide_modules() -> None:
-    """Make HugeCTR's modules importable under their own names, and mpi4py where it is missing.
+    """Make HugeCTR's modules importable under their own names, and mpi4py and MLPerf's logger where they are missing.
 
     A script's ``sys.path.append("/usr/local/hugectr/lib")`` does no harm: what is imported already comes first.
     """
     for name, target in STANDS_FOR.items():
         sys.modules[name] = importlib.import_module(target)
-    if importlib.util.find_spec("mpi4py") is None:
+    if _is_missing("mpi4py"):
         package = ModuleType("mpi4py", "Stands for mpi4py, with a single process.")
         package.MPI = importlib.import_module("terarec.hugectr.mpi")  # type: ignore[attr-defined]
         sys.modules |= {"mpi4py": package, "mpi4py.MPI": package.MPI}
+    if _is_missing("mlperf_logging") and _is_missing("mlperf_common"):
+        sys.modules |= importlib.import_module("terarec.hugectr.mlperf").modules()
+
+
+def _is_missing(package: str) -> bool:
+    return package not in sys.modules and importlib.util.find_spec(package) is None
 
 
 def run_script(path: str, arguments: Sequence[str], *, release: str | None = None) -> None:

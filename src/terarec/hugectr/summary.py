@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
-from terarec.hugectr.tables.dense_layer import GroupDenseLayer
 from terarec.hugectr.tables.sparse_embedding import SparseEmbedding
 from terarec.models.graph import tensor_shapes
 from terarec.nn.layer import TensorShape
@@ -52,8 +51,6 @@ def _columns(part: Any) -> tuple[str, list[str], list[str]]:
     if isinstance(part, EmbeddingCollectionConfig):
         tops = [part.concatenated_name] if part.concatenated_name else [lookup.top_name for lookup in part.lookups]
         return "EmbeddingCollection", [lookup.bottom_name for lookup in part.lookups], tops
-    if isinstance(part, GroupDenseLayer):
-        return part.group_layer_type.name, list(part.bottom_name_list), list(part.top_name_list)
     return part.layer_type.name, list(part.bottom_names), list(part.top_names)
 
 

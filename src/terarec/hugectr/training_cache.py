@@ -89,8 +89,13 @@ class TrainingCache:
         for file, path in zip(self._files, snapshot_file_list, strict=True):
             save_sparse(file, Path(path), single_file=True)
 
-    def save(self, names: FileNames, *, single_file: bool = False) -> None:
-        """Write each embedding to its folder, or where `names` says if none was given, then in one file on request.
+    def save(self, folder: Path, names: FileNames, *, single_file: bool = False) -> None:
+        """Write each embedding to its folder or, if none was given, to that of `names` in `folder`.
+
+        Args:
+            folder: where to write what has no folder of its own.
+            names: how it is called there.
+            single_file: write one file there, as releases up to 3.0 did.
 
         Raises:
             StorageError: the disk is full.
@@ -99,7 +104,7 @@ class TrainingCache:
             if self._folders:
                 save_sparse(file, self._folders[number])
             else:
-                save_sparse(file, names.sparse(number), single_file=single_file)
+                save_sparse(file, folder / names.sparse(number), single_file=single_file)
 
     def incremental_model(self) -> IncrementalModel:
         """Keys int64[n] and vectors float32[n, D] of each embedding: what passes since the last call may have changed.

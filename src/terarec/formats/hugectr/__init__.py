@@ -2,7 +2,13 @@
 
 from terarec.formats.hugectr.batch_norm import SUFFIX as STATISTICS_SUFFIX
 from terarec.formats.hugectr.batch_norm import BatchNormStatistics, read_statistics, write_statistics
-from terarec.formats.hugectr.collection_dump import CollectionDump, DumpedTable, open_collection, write_collection
+from terarec.formats.hugectr.collection_dump import (
+    COLLECTION_FILES,
+    CollectionDump,
+    DumpedTable,
+    open_collection,
+    write_collection,
+)
 from terarec.formats.hugectr.dataset_records import ROWS_PER_FILE, RecordKind, RecordOptions, describe_records
 from terarec.formats.hugectr.dense_model import read_floats, write_floats
 from terarec.formats.hugectr.field_types import FieldTypes, raw_async_types, raw_types
@@ -23,16 +29,23 @@ from terarec.formats.hugectr.parquet_records import ParquetRecordFile
 from terarec.formats.hugectr.record_writers import create_writer, final_keys
 from terarec.formats.hugectr.records_file import RECORDS_FILE, read_records, write_records
 from terarec.formats.hugectr.sparse_file import SparseFileLayout, read_sparse_file, write_sparse_file
-from terarec.formats.hugectr.sparse_folder import SparseFolder, open_sparse_folder, write_sparse_folder
+from terarec.formats.hugectr.sparse_folder import (
+    SPARSE_FOLDER_FILES,
+    SparseFolder,
+    open_sparse_folder,
+    write_sparse_folder,
+)
 from terarec.formats.hugectr.sparse_rows import CHUNK_ROWS, SparseRows
 from terarec.formats.hugectr.sparse_states import SparseStates, StateLayout, open_sparse_states, write_sparse_states
 from terarec.formats.hugectr.split_records import SplitRecords
 
 __all__ = [
     "CHUNK_ROWS",
+    "COLLECTION_FILES",
     "METADATA_FILE",
     "RECORDS_FILE",
     "ROWS_PER_FILE",
+    "SPARSE_FOLDER_FILES",
     "STATISTICS_SUFFIX",
     "BatchNormStatistics",
     "CollectionDump",

@@ -18,6 +18,8 @@ from terarec.formats.hugectr.sparse_rows import CHUNK_ROWS, SparseRows
 from terarec.formats.new_directory import new_directory
 
 META = "meta_data"
+COLLECTION_FILES = rf"{META}|(key|weight)\d+"
+"""Pattern of the names in a dump."""
 HEADER_BYTES = 128
 _KEY_FILE, _WEIGHT_FILE = 1, 2  # first number of a header
 _HEAD = struct.Struct("<5i")
@@ -80,7 +82,7 @@ def write_collection(
         StorageError: the disk is full; nothing is left behind.
     """
     key_type = _KEY_TYPES[key_bytes == 8]
-    with new_directory(path, replaceable=rf"{META}|(key|weight)\d+") as partial:
+    with new_directory(path, replaceable=COLLECTION_FILES) as partial:
         for table in tables:
             with ExitStack() as stack:
                 keys = stack.enter_context((partial / f"key{table.table_id}").open("wb"))

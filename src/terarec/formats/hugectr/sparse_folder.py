@@ -16,6 +16,8 @@ from terarec.formats.hugectr.sparse_rows import CHUNK_ROWS, SparseRows
 from terarec.formats.new_directory import new_directory
 
 KEYS, SLOTS, VECTORS = "key", "slot_id", "emb_vector"
+SPARSE_FOLDER_FILES = f"{KEYS}|{SLOTS}|{VECTORS}"
+"""Pattern of the names in a folder."""
 _KEY, _SLOT, _FLOAT = np.dtype("<i8"), np.dtype("<u8"), np.dtype("<f4")
 
 
@@ -96,7 +98,7 @@ def write_sparse_folder(path: Path, chunks: Iterable[SparseRows]) -> int:
         StorageError: the disk is full; nothing is left behind.
     """
     count = 0
-    with new_directory(path, replaceable=f"{KEYS}|{SLOTS}|{VECTORS}") as partial, ExitStack() as stack:
+    with new_directory(path, replaceable=SPARSE_FOLDER_FILES) as partial, ExitStack() as stack:
         keys, vectors = (stack.enter_context((partial / name).open("wb")) for name in (KEYS, VECTORS))
         slots = None
         for chunk in chunks:

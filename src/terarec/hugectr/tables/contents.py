@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from terarec.hugectr.tables.calls import FIT, SET_LEARNING_RATE
 from terarec.hugectr.tables.data_input import DataReaderSparseParam, Input
 from terarec.hugectr.tables.data_source import DataSourceParams
 from terarec.hugectr.tables.dense_layer import DenseLayer, DenseLayerComputeConfig, DenseLayerSwitchs, GroupDenseLayer
 from terarec.hugectr.tables.embedding_collection import (
+    COLLECTION_CONFIG_23_02,
     EMBEDDING_COLLECTION_CONFIG,
     EMBEDDING_LOOKUP,
     PLAN_FILE,
@@ -13,6 +15,7 @@ from terarec.hugectr.tables.embedding_collection import (
     PLANNER_LOOKUP,
     SHARD,
     EmbeddingTableConfig,
+    EmbeddingTablePlaceHolder,
 )
 from terarec.hugectr.tables.generator import DataGeneratorParams
 from terarec.hugectr.tables.low_level import SESSION, SolverConfig
@@ -45,6 +48,7 @@ RECORDS: tuple[type[Record], ...] = (
     DenseLayerSwitchs,
     GroupDenseLayer,
     EmbeddingTableConfig,
+    EmbeddingTablePlaceHolder,
     EmbeddingTrainingCacheParams,
     HMemCacheConfig,
     ModelOversubscriberParams,
@@ -56,12 +60,15 @@ RECORDS: tuple[type[Record], ...] = (
 TABLES: tuple[Table, ...] = (
     *(form for record in RECORDS for form in record.FORMS),
     EMBEDDING_COLLECTION_CONFIG,
+    COLLECTION_CONFIG_23_02,
     EMBEDDING_LOOKUP,
     SHARD,
     PLANNER_LOOKUP,
     PLAN_FILE,
     PLAN_MATRIX,
     LEARNING_RATE_SCHEDULER,
+    FIT,
+    SET_LEARNING_RATE,
     SESSION,
 )
 """Every table."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,12 +32,16 @@ def _path_row(name: str, kind: Kind, default: Any) -> Parameter:
     return Parameter(name=name, kind=kind, default=default, since="3.4", until="3.5", meaning="a path of a job's files")
 
 
+_ONE_PATH = ("train_source", "train_filelist", "eval_source", "eval_filelist", "dense_model", "dense_opt_states")
+_MANY_PATHS = ("sparse_model", "sparse_opt_states")
+PATHS = (*_ONE_PATH, *_MANY_PATHS)
+"""What the names of paths are, behind ``hdfs_`` and ``local_``."""
+
+
 def _paths(place: str) -> tuple[Parameter, ...]:
-    texts = ("train_source", "train_filelist", "eval_source", "eval_filelist", "dense_model", "dense_opt_states")
-    lists = ("sparse_model", "sparse_opt_states")
     return (
-        *(_path_row(f"{place}_{name}", TEXT, "") for name in texts),
-        *(_path_row(f"{place}_{name}", listed(TEXT), []) for name in lists),
+        *(_path_row(f"{place}_{name}", TEXT, "") for name in _ONE_PATH),
+        *(_path_row(f"{place}_{name}", listed(TEXT), []) for name in _MANY_PATHS),
     )
 
 
@@ -65,20 +70,28 @@ DATA_SOURCE_PARAMS_3_4 = Table(
 )
 
 
+_WEB_ADDRESSES = (
+    (r"https://(?P<bucket>[^/]+)\.s3\.[^/]+\.amazonaws\.com/(?P<key>.+)", "s3"),
+    (r"https://s3\.[^/]+\.amazonaws\.com/(?P<bucket>[^/]+)/(?P<key>.+)", "s3"),
+    (r"https://storage\.googleapis\.com/(?P<bucket>[^/]+)/(?P<key>.+)", "gs"),
+)
+
+
 class DataSourceParams(Record, forms=(DATA_SOURCE_PARAMS, DATA_SOURCE_PARAMS_3_4)):
     """A file system; its attributes may be set."""
 
     is_writable = True
 
     def url(self, path: str) -> str:
-        """`path` as readers find it: a path on HDFS without a scheme gets this file system's."""
-        if self.source is not FileSystemType_t.HDFS or "://" in path:
-            return path
-        return f"hdfs://{self.server}:{self.port}/{path.removeprefix('/')}"
+        """`path` as terarec finds it: one on HDFS without a scheme gets this file system's, a bucket's web address its.
 
-
-def refusal_of_remote(params: DataSourceParams | None) -> str | None:
-    """What to say when model files are to go to another file system than the local one; None when they are not."""
-    if params is None or params.source is FileSystemType_t.Local:
-        return None
-    return f"data_source_params: got {params.source.name}, expected Local: model files are written to local paths"
+        HugeCTR takes ``https://BUCKET.s3.REGION.amazonaws.com/KEY``, ``https://s3.REGION.amazonaws.com/BUCKET/KEY`` and
+        ``https://storage.googleapis.com/BUCKET/KEY``, which are ``s3://BUCKET/KEY`` and ``gs://BUCKET/KEY``.
+        """
+        if self.source is FileSystemType_t.HDFS and "://" not in path:
+            return f"hdfs://{self.server}:{self.port}/{path.removeprefix('/')}"
+        for address, scheme in _WEB_ADDRESSES:
+            found = re.fullmatch(address, path)
+            if found:
+                return f"{scheme}://{found['bucket']}/{found['key']}"
+        return path

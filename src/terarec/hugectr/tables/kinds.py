@@ -80,9 +80,10 @@ def member(enum: type[Enum]) -> Kind:
 
 
 def named_member(enum: type[Enum]) -> Kind:
-    """Names of members of `enum`, as JSON files have them; kept as the member."""
-    expected = "one of " + ", ".join(map(repr, enum.__members__))
-    return Kind(expected, lambda value: enum.__members__.get(_text(value)) or _reject(value))
+    """Names of members of `enum`, as JSON files have them, "None" for Non; kept as the member."""
+    members = {("None" if name == "Non" else name): found for name, found in enum.__members__.items()}
+    expected = "one of " + ", ".join(map(repr, members))
+    return Kind(expected, lambda value: members.get(_text(value)) or _reject(value))
 
 
 def one_of(*accepted: object) -> Kind:

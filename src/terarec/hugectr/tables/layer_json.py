@@ -57,7 +57,7 @@ CLAUSES: dict[Layer_t, tuple[Clause, ...]] = {
     Layer_t.ElementwiseMultiply: (),
     Layer_t.ELU: _inside("elu_param", alpha="elu_alpha"),
     Layer_t.InnerProduct: _FC,
-    Layer_t.FusedInnerProduct: (*_FC, *_optional(*_plain(position="pos_type", activation="act_type"))),
+    Layer_t.FusedInnerProduct: (*_FC, *_plain(position="pos_type", activation="act_type")),
     Layer_t.MLP: (
         *_optional(*_inside("mlp_param", "num_output", "num_outputs")),
         *_inside("mlp_param", "use_bias", activation="act_type"),
@@ -95,7 +95,9 @@ CLAUSES: dict[Layer_t, tuple[Clause, ...]] = {
         *_optional(*_inside("mc_param", "projection_dim"), *_inside("mc_param", **_INITIALIZED)),
     ),
     Layer_t.Cast: (),
-    Layer_t.SequenceMask: _plain("max_sequence_len_from", "max_sequence_len_to"),
+    Layer_t.SequenceMask: tuple(
+        Clause(name, (name,), also=("max_sequence_len",)) for name in ("max_sequence_len_from", "max_sequence_len_to")
+    ),
 }
 """For every kind of layer the values of its JSON, in their order."""
 

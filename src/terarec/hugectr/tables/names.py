@@ -124,18 +124,10 @@ OTHERS = (
     Name("TrainingCallback", "base of what is told of training and evaluations", "23.06"),
     Name("tools.DataGenerator", "writes what DataGeneratorParams says", "3.2"),
     Name("EmbeddingCollectionPlaceholder", "EmbeddingCollectionConfig, as a planner makes it", "3.7", "4.1"),
-    Name("EmbeddingTablePlaceHolder", "EmbeddingTableConfig", "3.7", "3.7"),
     Name("DataSourceType_t", "FileSystemType_t", "3.4", "4.0"),
     Name("Layer_t.DotProduct", "Layer_t.ElementwiseMultiply", "2.3", "3.5"),
     Name("Layer_t.Multiply", "Layer_t.WeightMultiply, as training files of 2.3 spell it", "2.3", "2.3"),
-    Name(
-        "data.DataSource",
-        "copies files from HDFS beforehand",
-        "3.4",
-        "3.5",
-        Status.REFUSED,
-        "paths name their own file system (hdfs://, s3://), so that nothing is to be copied",
-    ),
+    Name("data.DataSource", "copies a job's files from HDFS to a disk: `move_to_local`", "3.4", "3.5"),
     Name("inference", "everything in it", "3.0", "24.06", Status.REFUSED, _SERVING),
     Name(
         "Core23DataReader32",
@@ -160,7 +152,8 @@ OTHERS = (
 COMMANDS = (
     Name(
         "python -m terarec.hugectr SCRIPT.py",
-        "a script of any release; `--compat-release 3.1` before it for the order of that one",
+        "a script of any release; `--compat-release 3.1` before it for the order of that one. Where they are not "
+        "installed, mpi4py is one of a single process, and mlperf_logging with mlperf_common write their lines",
     ),
     Name("huge_ctr --train", "train a training file: `terarec-hugectr --train`", "2.3", "3.0"),
     Name("huge_ctr --version", "`terarec-hugectr --version`", "2.3", "3.0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from terarec.hugectr.enums import Alignment_t, Check_t, DataReaderType_t
@@ -29,7 +30,13 @@ _REQUESTS = Parameter(
     why=_IO,
 )
 _BLOCK = Parameter(
-    name="io_block_size", kind=whole(0), until="4.0", meaning="bytes of a request", status=Status.IGNORED, why=_IO
+    name="io_block_size",
+    kind=whole(0),
+    until="4.3",
+    meaning="bytes of a request; since 4.1 requests at a time",
+    status=Status.IGNORED,
+    why=_IO,
+    aliases=("max_nr_request",),
 )
 _DEPTH = (
     Parameter(name="io_depth", kind=whole(0), default=0, meaning="requests at a time", status=Status.IGNORED, why=_IO),
@@ -76,19 +83,24 @@ ASYNC_PARAM = Table(
 )
 
 
+# Before 23.02 RawAsync files had Raw's layout: one key a slot, integers that are read as log(x + 1).
+_FORM_BEFORE = (
+    replace(_REQUESTS, is_positional=False),
+    *(replace(row, default=False, is_positional=False) for row in _FORM),
+)
+
+
 def _has_block_size(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     # The third place was the block size when there were seven; since 23.02 there are nine.
     has_nine = {"multi_hot_reader", "is_dense_float"} & set(kwargs)
-    return (len(args) == 7 and not has_nine) or "io_block_size" in kwargs
+    return (len(args) == 7 and not has_nine) or bool({_BLOCK.name, *_BLOCK.aliases} & set(kwargs))
 
 
 ASYNC_PARAM_3_1 = Table(
     name="AsyncParam",
     meaning="how RawAsync reads (3.1 to 4.3)",
-    rows=(*_THREADS, _BLOCK, *_DEPTH),
+    rows=(*_THREADS, _BLOCK, *_DEPTH, *_FORM_BEFORE),
     fits=_has_block_size,
-    # Before 23.02 RawAsync files had Raw's layout: one key a slot, integers that are read as log(x + 1).
-    derive=lambda values: {"max_num_requests_per_thread": 0, "multi_hot_reader": False, "is_dense_float": False},
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from terarec.hugectr.enums import AllReduceAlgo, DeviceLayout, LrPolicy_t, MetricsType
 from terarec.hugectr.tables.callback import TrainingCallback
-from terarec.hugectr.tables.data_source import DataSourceParams, refusal_of_remote
+from terarec.hugectr.tables.data_source import DataSourceParams
 from terarec.hugectr.tables.kinds import TEXT, TRUTH, instance, listed, mapped, member, number, one_of, optional, whole
 from terarec.hugectr.tables.record import Record
 from terarec.hugectr.tables.schedule import WARM_UP_AND_DECAY, decay_has_steps
@@ -36,7 +36,13 @@ ROWS = (
         default=[[0]],
         meaning="GPUs of every node; training runs on the first that is there, else on the CPU, with the same results",
     ),
-    Parameter(name="repeat_dataset", kind=TRUTH, default=True, meaning="True: iterations without end; False: epochs"),
+    Parameter(
+        name="repeat_dataset",
+        kind=TRUTH,
+        default=True,
+        meaning="True: iterations without end, and each evaluation goes on where the last stopped in its data; False: "
+        "epochs",
+    ),
     Parameter(
         name="use_mixed_precision",
         kind=TRUTH,
@@ -171,7 +177,7 @@ ROWS = (
         since="3.5",
         until="4.0",
         is_positional=False,
-        meaning="file system of the model files; only Local",
+        meaning="file system of the model files",
     ),
     Parameter(
         name="compat_release",
@@ -207,11 +213,7 @@ def batches_are_divisible(values: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _files_are_local(values: Mapping[str, Any]) -> str | None:
-    return refusal_of_remote(values["data_source_params"])
-
-
-RULES = (decay_has_steps, _one_precision, _no_overlap_in_epochs, batches_are_divisible, _files_are_local)
+RULES = (decay_has_steps, _one_precision, _no_overlap_in_epochs, batches_are_divisible)
 CREATE_SOLVER = Table(name="CreateSolver", meaning="what a training run is", rows=ROWS, rules=RULES)
 
 

@@ -49,6 +49,7 @@ class Parameter:
         since: first release that has it.
         until: last release that has it.
         is_positional: whether a call may give it by its place.
+        aliases: names that some releases, or their documentation, have for it.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Parameter:
     since: str = OLDEST
     until: str = NEWEST
     is_positional: bool = True
+    aliases: tuple[str, ...] = ()
 
     def accept(self, owner: str, value: object) -> Any:
         """`value` as it is kept.
@@ -76,6 +78,9 @@ class Parameter:
             raise WrongInputError(f"{owner}: {self.name}: got {value!r}, expected {self.default!r}: {self.why}")
         return found
 
+
+Fits = Callable[[Sequence[Any], Mapping[str, Any]], bool]
+"""Whether a call with these arguments is of a form."""
 
 Rule = Callable[[Mapping[str, Any]], str | None]
 """Looks at all values of a call; returns what is wrong with them together, or None."""
@@ -98,7 +103,7 @@ class Table:
     meaning: str
     rows: tuple[Parameter, ...]
     rules: tuple[Rule, ...] = ()
-    fits: Callable[[Sequence[Any], Mapping[str, Any]], bool] = lambda args, kwargs: False
+    fits: Fits = lambda args, kwargs: False
     derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: {}
 
     def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,15 +128,15 @@ class Table:
         if len(args) > len(places):
             raise WrongInputError(f"{self.name}: got {len(args)} positional values, expected at most {len(places)}")
         given = dict(zip(places, args, strict=False))
-        known = {row.name for row in self.rows}
+        known = {name: row.name for row in self.rows for name in (row.name, *row.aliases)}
         for name, value in kwargs.items():
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {close[0]!r}" if close else f"expected one of {', '.join(sorted(known))}"
                 raise WrongInputError(f"{self.name}: got an unknown parameter {name!r}, {hint}")
-            if name in given:
-                raise WrongInputError(f"{self.name}: got {name} twice, by place and by name")
-            given[name] = value
+            if known[name] in given:
+                raise WrongInputError(f"{self.name}: got {known[name]} twice, by place and by name, or by two names")
+            given[known[name]] = value
         return given
 
     def signature(self) -> inspect.Signature:

@@ -1,6 +1,6 @@
 """Between a model and HugeCTR's model files. docs/hugectr-formats.md describes the files."""
 
-from terarec.hugectr.weights.collection import dump_collection, dump_folder, load_collection
+from terarec.hugectr.weights.collection import check_collection, dump_collection, dump_folder, load_collection
 from terarec.hugectr.weights.dense import (
     load_dense,
     load_dense_optimizer_states,
@@ -11,6 +11,7 @@ from terarec.hugectr.weights.embedding_files import EmbeddingFile, embedding_fil
 from terarec.hugectr.weights.file_names import FileNames, is_single_file
 from terarec.hugectr.weights.sparse import (
     check_sparse,
+    check_sparse_optimizer_states,
     load_sparse,
     load_sparse_optimizer_states,
     save_sparse,
@@ -20,7 +21,9 @@ from terarec.hugectr.weights.sparse import (
 __all__ = [
     "EmbeddingFile",
     "FileNames",
+    "check_collection",
     "check_sparse",
+    "check_sparse_optimizer_states",
     "dump_collection",
     "dump_folder",
     "embedding_file",

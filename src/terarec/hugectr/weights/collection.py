@@ -65,6 +65,24 @@ def load_collection(tables: Tables, folder: Path, *, names: Sequence[str] = ()) 
         FormatError: damaged, without a table that was named, or of another width; nothing is changed then.
         OutOfBoundError: a key outside its static table; nothing is changed then.
     """
+    dump, chosen = _opened(tables, folder, names)
+    for described, table in chosen:
+        table.clear()
+        for chunk in dump.chunks(described):
+            device = table.arena.device
+            weights = torch.from_numpy(chunk.vectors).to(device, table.arena.dtype)
+            table.import_(Rows(keys=torch.from_numpy(chunk.keys).to(device), weights=weights))
+
+
+def check_collection(tables: Tables, folder: Path, *, names: Sequence[str] = ()) -> None:
+    """Raise what `load_collection` would, and change nothing."""
+    _opened(tables, folder, names)
+
+
+def _opened(
+    tables: Tables, folder: Path, names: Sequence[str]
+) -> tuple[CollectionDump, list[tuple[DumpedTable, StaticTable | DynamicTable]]]:
+    """A dump, and the tables that are to take something from it with what they take."""
     wanted = _checked(tables, names)
     dump = open_collection(folder)
     found = {described.table_id: described for described in dump.tables}
@@ -75,12 +93,7 @@ def load_collection(tables: Tables, folder: Path, *, names: Sequence[str] = ()) 
                 raise BrokenFileError(f"{folder}: holds no table {number} ({name!r}), expected what load names")
             _check(dump, found[number], table)
             chosen.append((found[number], table))
-    for described, table in chosen:
-        table.clear()
-        for chunk in dump.chunks(described):
-            device = table.arena.device
-            weights = torch.from_numpy(chunk.vectors).to(device, table.arena.dtype)
-            table.import_(Rows(keys=torch.from_numpy(chunk.keys).to(device), weights=weights))
+    return dump, chosen
 
 
 def _checked(tables: Tables, names: Sequence[str]) -> set[str]:

@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+
+from terarec.formats import folder_and_name
 
 
 @dataclass(frozen=True, slots=True)
 class FileNames:
-    """The files that ``save_params_to_files(prefix, iteration)`` writes."""
+    """The files that ``save_params_to_files(prefix, iteration)`` writes; `prefix` is of a path or a URL."""
 
     prefix: str
     iteration: int
 
     @property
-    def dense(self) -> Path:
-        """Weights of the layers."""
-        return Path(f"{self.prefix}_dense_{self.iteration}.model")
+    def folder(self) -> str:
+        """Where the files are."""
+        return folder_and_name(self.prefix)[0]
 
     @property
-    def dense_states(self) -> Path:
+    def dense(self) -> str:
+        """Weights of the layers."""
+        return f"{self._stem}_dense_{self.iteration}.model"
+
+    @property
+    def dense_states(self) -> str:
         """Optimizer states of the layers."""
-        return Path(f"{self.prefix}_opt_dense_{self.iteration}.model")
+        return f"{self._stem}_opt_dense_{self.iteration}.model"
 
-    def sparse(self, number: int) -> Path:
+    def sparse(self, number: int) -> str:
         """Rows of the embedding `number`."""
-        return Path(f"{self.prefix}{number}_sparse_{self.iteration}.model")
+        return f"{self._stem}{number}_sparse_{self.iteration}.model"
 
-    def sparse_states(self, number: int) -> Path:
+    def sparse_states(self, number: int) -> str:
         """Optimizer states of the embedding `number`."""
-        return Path(f"{self.prefix}{number}_opt_sparse_{self.iteration}.model")
+        return f"{self._stem}{number}_opt_sparse_{self.iteration}.model"
+
+    @property
+    def _stem(self) -> str:
+        return folder_and_name(self.prefix)[1]
 
 
 def is_single_file(release: str) -> bool:

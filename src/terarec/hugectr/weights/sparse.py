@@ -14,6 +14,7 @@ from terarec.formats.hugectr import (
     CHUNK_ROWS,
     SparseFileLayout,
     SparseRows,
+    SparseStates,
     StateLayout,
     open_sparse_folder,
     open_sparse_states,
@@ -120,19 +121,8 @@ def load_sparse_optimizer_states(embedding: EmbeddingFile, path: Path, *, rows_f
         FormatError: a file of another optimizer or width, or of fewer rows; nothing is changed then.
     """
     names = embedding.state_names
-    states = open_sparse_states(path, num_states=len(names), devices=embedding.devices, width=embedding.width)
-    if rows_from is None:
-        keys, slots = embedding.keys()
-    else:
-        keys, found = _keys_of(embedding, rows_from)
-        slots = embedding.slot_of(keys, found, rows_from)
+    states, (keys, slots) = _opened_states(embedding, path, rows_from)
     devices = embedding.device_of(keys, slots)
-    used = np.bincount(devices, minlength=embedding.devices)
-    if names and used.max() > states.layout.rows:
-        raise BrokenFileError(
-            f"{path}: holds {states.layout.rows} rows a device, expected at least {used.max()} for embedding "
-            f"{embedding.name!r}"
-        )
     for device in range(embedding.devices if names else 0):
         mine = devices == device
         own_keys, own_slots = keys[mine], slots[mine]
@@ -140,6 +130,31 @@ def load_sparse_optimizer_states(embedding: EmbeddingFile, path: Path, *, rows_f
             part = slice(start, min(start + CHUNK_ROWS, len(own_keys)))
             values = {name: states.read(number, device, part.start, part.stop) for number, name in enumerate(names)}
             _import_states(embedding, own_keys[part], own_slots[part], values)
+
+
+def check_sparse_optimizer_states(embedding: EmbeddingFile, path: Path) -> None:
+    """Raise what `load_sparse_optimizer_states` would, and change nothing."""
+    _opened_states(embedding, path, None)
+
+
+def _opened_states(
+    embedding: EmbeddingFile, path: Path, rows_from: Path | None
+) -> tuple[SparseStates, tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """A file of states, with key and slot of each row in its order."""
+    num_states = len(embedding.state_names)
+    states = open_sparse_states(path, num_states=num_states, devices=embedding.devices, width=embedding.width)
+    if rows_from is None:
+        keys, slots = embedding.keys()
+    else:
+        keys, found = _keys_of(embedding, rows_from)
+        slots = embedding.slot_of(keys, found, rows_from)
+    used = np.bincount(embedding.device_of(keys, slots), minlength=embedding.devices)
+    if num_states and used.max() > states.layout.rows:
+        raise BrokenFileError(
+            f"{path}: holds {states.layout.rows} rows a device, expected at least {used.max()} for embedding "
+            f"{embedding.name!r}"
+        )
+    return states, (keys, slots)
 
 
 def _import_states(

@@ -1,0 +1,93 @@
+"""Files and folders that appear together, on a disk and behind a URL."""
+
+import fsspec
+import pytest
+
+from terarec.errors import ConfigError, DataNotFoundError, StorageError
+from terarec.formats import local_copy, new_files
+
+ROWS = "key|slot"
+
+
+@pytest.fixture
+def url(tmp_path):
+    """A new place behind a URL; what it held is gone afterwards."""
+    place = f"memory://file-set/{tmp_path.name}"
+    yield place
+    files, root = fsspec.core.url_to_fs(place)
+    if files.exists(root):
+        files.rm(root, recursive=True)
+
+
+@pytest.fixture(params=["disk", "url"])
+def place(request, tmp_path):
+    return str(tmp_path / "set") if request.param == "disk" else request.getfixturevalue("url")
+
+
+def held(place):
+    """Name -> content of every file below `place`."""
+    files, root = fsspec.core.url_to_fs(place)
+    if not files.exists(root):
+        return {}
+    return {name.removeprefix(root).strip("/"): files.cat_file(name) for name in files.find(root)}
+
+
+def put(place, **contents):
+    with new_files(place, replaceable=ROWS) as folder:
+        for name, content in contents.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            if isinstance(content, dict):
+                (folder / name).mkdir()
+                for inner, text in content.items():
+                    (folder / name / inner).write_text(text)
+            else:
+                (folder / name).write_text(content)
+
+
+def test_entries_take_the_places_of_their_names_and_leave_others_alone(place):
+    put(place, a="1", other="x", rows={"key": "k", "slot": "s"})
+    put(place, a="2", rows={"key": "l"})
+    assert held(place) == {"a": b"2", "other": b"x", "rows/key": b"l"}
+
+
+def test_nothing_appears_when_the_block_fails(place):
+    put(place, a="1")
+    with pytest.raises(StorageError, match="cannot write there"):
+        put(place, a="2", **{"rows/key/deep": "3"})  # whose folder nobody makes
+    assert held(place) == {"a": b"1"}
+
+
+@pytest.mark.parametrize("wrong", [{"b": "2", "rows": {"key": "l"}}, {"b": "2", "z": "file"}])
+def test_an_entry_that_may_not_be_there_leaves_all_as_it_was(place, wrong):
+    put(place, b="1")
+    files, root = fsspec.core.url_to_fs(place)
+    files.makedirs(f"{root}/rows", exist_ok=True)
+    files.makedirs(f"{root}/z", exist_ok=True)
+    files.pipe_file(f"{root}/rows/notes", b"mine")
+    files.pipe_file(f"{root}/z/notes", b"mine")
+    before = held(place)
+    with pytest.raises(ConfigError, match=r"notes|is a folder"):
+        put(place, **wrong)
+    assert held(place) == before
+
+
+def test_the_local_copy_of_a_path_is_itself_and_of_a_url_whole(tmp_path, url):
+    with local_copy(tmp_path / "a") as path:
+        assert path == tmp_path / "a"
+    put(url, a="1", b="2", rows={"key": "k"})
+    with local_copy(f"{url}/a", beside=("x", ".none")) as path:
+        assert (path.name, path.read_text()) == ("a", "1")
+    with local_copy(f"{url}/rows/") as folder:
+        assert [(one.name, one.read_text()) for one in folder.iterdir()] == [("key", "k")]
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("error", [DataNotFoundError, StorageError])
+def test_errors_about_a_copy_name_the_url(url, error):
+    def use():
+        with local_copy(f"{url}/none") as path:
+            assert not path.exists()
+            raise error(f"{path}: no such thing")
+
+    with pytest.raises(error, match=f"^{url}/none: no such thing$"):
+        use()
