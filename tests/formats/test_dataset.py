@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from terarec.errors import DataNotFoundError, FormatError
-from terarec.formats import read_dataset, write_dataset
+from terarec.errors import ConfigError, DataNotFoundError, FormatError
+from terarec.formats import encoding_files, read_dataset, write_dataset
 from terarec.spec import (
     BucketizeEncoder,
     CategoricalColumn,
@@ -185,7 +185,7 @@ BROKEN = {
     "not text": (lambda _: b"\xff\xfe\x00", "not JSON"),
     "a list": (lambda _: "[]", r"\$.format is None, expected 'terarec.dataset'"),
     "another format": (lambda d: {**d, "format": "terarec.checkpoint"}, r"\$.format is 'terarec.checkpoint', expected"),
-    "newer": (lambda d: {**d, "version": 2}, r"terarec.dataset version 2 is newer than this terarec reads \(up to 1\)"),
+    "newer": (lambda d: {**d, "version": 3}, r"terarec.dataset version 3 is newer than this terarec reads \(up to 2\)"),
     "version": (lambda d: {**d, "version": "1"}, r"\$.version is '1', expected an integer >= 1"),
     "version 0": (lambda d: {**d, "version": 0}, r"\$.version is 0, expected an integer >= 1"),
     "no content": (lambda d: {"format": d["format"], "version": 1}, r"\$.dataset: got null, expected an object"),
@@ -220,3 +220,43 @@ def test_shards_lie_in_the_directory_of_their_split(tmp_path, file):
     with pytest.raises(FormatError, match=r"shard '.*' of split 'train', expected train/<file>"):
         write_dataset(spec, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_data_set_of_a_workflow_is_of_version_2(tmp_path):
+    spec = DatasetSpec(
+        name="made",
+        storage="parquet",
+        labels=(LabelColumn(name="y"),),
+        dense=(DenseColumn(name="x"),),
+        categorical=(),
+        workflow="workflow",
+    )
+    write_dataset(spec, tmp_path)
+    content = json.loads((tmp_path / "dataset.json").read_text())
+    assert content["version"] == 2
+    assert read_dataset(tmp_path) == spec
+    with pytest.raises(DataNotFoundError, match="no such workflow"):
+        encoding_files(spec, tmp_path)
+    (tmp_path / "workflow" / "states").mkdir(parents=True)
+    (tmp_path / "workflow" / "workflow.json").write_text("{}")
+    (tmp_path / "workflow" / "states" / "00-log_op.json").write_text("{}")
+    assert encoding_files(spec, tmp_path) == ("workflow/states/00-log_op.json", "workflow/workflow.json")
+
+
+def test_the_files_of_encoders_are_their_vocabularies(tmp_path):
+    column = CategoricalColumn(name="c", rows=3, encoder=VocabularyEncoder(file="vocabularies/c.parquet"))
+    spec = DatasetSpec(name="made", storage="parquet", labels=(LabelColumn(name="y"),), dense=(), categorical=(column,))
+    assert encoding_files(spec, tmp_path) == ("vocabularies/c.parquet",)
+
+
+def test_columns_that_a_workflow_makes_have_no_encoders():
+    column = CategoricalColumn(name="c", rows=3, encoder=VocabularyEncoder(file="vocabularies/c.parquet"))
+    with pytest.raises(ConfigError, match="workflow: column 'c' has an encoder or a source, expected none"):
+        DatasetSpec(
+            name="made",
+            storage="parquet",
+            labels=(LabelColumn(name="y"),),
+            dense=(),
+            categorical=(column,),
+            workflow="workflow",
+        )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import terarec
 from terarec.errors import ConfigError
 from terarec.serve.elements import INTEGER_BITS, Elements, float32_elements
+from terarec.serve.inputs import ColumnKind, InputColumn
 from terarec.serve.messages import (
     InferRequest,
     InferResponse,
@@ -17,7 +18,7 @@ from terarec.serve.messages import (
     TensorMetadata,
     UnknownModelError,
 )
-from terarec.serve.session import ColumnKind, InferenceSession, InputColumn
+from terarec.serve.session import InferenceSession
 from terarec.spec import ServingSpec
 
 SCORE = "score"
@@ -95,7 +96,8 @@ class InferenceService:
                 f"{where}.datatype: got {tensor.datatype} for {tensor.name!r}, expected {' or '.join(accepted)}"
             )
         if not _fits(tensor.shape, column.hotness):
-            expected = "[B] or [B, 1]" if column.hotness == 1 else f"[B, n] with n <= {column.hotness}"
+            bound = "" if column.hotness is None else f" with n <= {column.hotness}"
+            expected = "[B] or [B, 1]" if column.hotness == 1 else f"[B, n]{bound}"
             raise ConfigError(
                 f"{where}.shape: got {list(tensor.shape)} for {tensor.name!r}, expected {expected} for B records"
             )
@@ -106,9 +108,9 @@ class InferenceService:
         return column
 
 
-def _fits(shape: tuple[int, ...], hotness: int) -> bool:
-    if len(shape) == 1:
-        return hotness == 1
+def _fits(shape: tuple[int, ...], hotness: int | None) -> bool:
+    if len(shape) == 1 or hotness is None:
+        return len(shape) == (1 if hotness == 1 else 2)
     return len(shape) == 2 and shape[1] <= hotness and (hotness > 1 or shape[1] == 1)
 
 
@@ -124,7 +126,7 @@ def _metadata(session: InferenceSession, name: str) -> ModelMetadata:
         TensorMetadata(
             name=column.name,
             datatype=_DATATYPES[column.kind][0],
-            shape=(-1,) if column.hotness == 1 else (-1, column.hotness),
+            shape=(-1,) if column.hotness == 1 else (-1, column.hotness or -1),
         )
         for column in session.inputs
     )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,25 +14,10 @@ from terarec.batch import Batch, Jagged
 from terarec.etl.encoded_records import EncodedRecords
 from terarec.etl.encoders import Encoders
 from terarec.etl.raw_columns import RawValues
+from terarec.etl.workflow import Workflow
 from terarec.models.artifact import DATASET_DIRECTORY, load_model
-from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, RunSpec, VocabularyEncoder
-
-ColumnKind = Literal["number", "integer", "string"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InputColumn:
-    """A raw column of a record.
-
-    Attributes:
-        name: of the column.
-        kind: what its values are.
-        hotness: 1 for one value a record; more for a list of at most so many values.
-    """
-
-    name: str
-    kind: ColumnKind
-    hotness: int = 1
+from terarec.serve.inputs import input_columns, load_encoding
+from terarec.spec import DatasetSpec, RunSpec
 
 
 class InferenceSession:
@@ -51,13 +34,15 @@ class InferenceSession:
         >>> session.predict({"I1": [3, None], ..., "C26": ["a9d771cd", ""]})  # float32[2, 1]
     """
 
-    def __init__(self, model: nn.Module, encoders: Encoders, run: RunSpec, dataset: DatasetSpec, *, step: int) -> None:
+    def __init__(
+        self, model: nn.Module, encoders: Encoders | Workflow, run: RunSpec, dataset: DatasetSpec, *, step: int
+    ) -> None:
         self._model = model.eval()
         self._encoders = encoders
         self._features = tuple(column.name for column in dataset.categorical)
         self.run = run
         self.step = step
-        self.inputs = _input_columns(dataset)
+        self.inputs = input_columns(encoders)
         self.labels = tuple(column.name for column in dataset.labels)
 
     @classmethod
@@ -70,7 +55,7 @@ class InferenceSession:
             StorageError: not enough memory for the tables.
         """
         model, run, dataset, step = load_model(run_dir)
-        return cls(model, Encoders.load(run_dir / DATASET_DIRECTORY), run, dataset, step=step)
+        return cls(model, load_encoding(run_dir / DATASET_DIRECTORY), run, dataset, step=step)
 
     def predict(self, columns: Mapping[str, RawValues]) -> npt.NDArray[np.float32]:
         """Score B records.
@@ -109,25 +94,3 @@ class InferenceSession:
                 offsets=torch.from_numpy(np.concatenate(lengths).cumsum()),
             ),
         )
-
-
-def _input_columns(dataset: DatasetSpec) -> tuple[InputColumn, ...]:
-    """The raw columns; one that several columns are made from takes the narrowest kind of values they read."""
-    kinds: dict[str, list[ColumnKind]] = {name: [] for name in dataset.raw_names}
-    columns: list[DenseColumn | CategoricalColumn] = [*dataset.dense, *dataset.categorical]
-    for column in columns:
-        kinds[column.raw_name].append(_kind(column))
-    hotness = {column.raw_name: column.hotness for column in dataset.categorical}
-    narrowest: tuple[ColumnKind, ...] = ("string", "integer", "number")
-    return tuple(
-        InputColumn(name=name, kind=min(found, key=narrowest.index), hotness=hotness.get(name, 1))
-        for name, found in kinds.items()
-    )
-
-
-def _kind(column: DenseColumn | CategoricalColumn) -> ColumnKind:
-    if isinstance(column, DenseColumn):
-        return "number"
-    if isinstance(column.encoder, VocabularyEncoder):
-        return "integer" if column.encoder.value_type == "int64" else "string"
-    return "integer" if column.encoder is None else "number"

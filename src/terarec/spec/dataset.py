@@ -91,6 +91,8 @@ class DatasetSpec:
         storage: "parquet" (one column a file column) or "raw" (fixed-width records, see docs/formats.md).
         splits: split name ("train", "valid", "test") -> its shards, in sample order.
         best_auc: the AUC of the model that generated the labels, for synthetic data.
+        workflow: directory of the feature workflow that made the columns, relative to dataset.json; they have no
+            encoders then.
     """
 
     name: str
@@ -100,10 +102,12 @@ class DatasetSpec:
     categorical: tuple[CategoricalColumn, ...]
     splits: Mapping[str, tuple[ShardSpec, ...]] = field(default_factory=dict)
     best_auc: float | None = None
+    workflow: str | None = None
 
     def __post_init__(self) -> None:
         checks.name(self)
         checks.one_of(self, "storage", ("parquet", "raw"))
+        self._check_workflow()
         checks.distinct(self, "columns", self.column_names)
         if self.best_auc is not None:
             checks.finite_float(self, "best_auc", low=0.0, high=1.0)
@@ -111,6 +115,14 @@ class DatasetSpec:
             checks.refuse(self, "labels", "got no column, expected at least one")
         if not self.dense and not self.categorical:
             checks.refuse(self, "", "got neither dense nor categorical columns, expected at least one")
+
+    def _check_workflow(self) -> None:
+        if self.workflow is not None:
+            checks.inner_path(self, "workflow")
+            columns: tuple[DenseColumn | CategoricalColumn, ...] = (*self.dense, *self.categorical)
+            for column in columns:
+                if column.encoder is not None or column.source is not None:
+                    checks.refuse(self, "workflow", f"column {column.name!r} has an encoder or a source, expected none")
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -123,7 +135,10 @@ class DatasetSpec:
 
     @property
     def raw_names(self) -> tuple[str, ...]:
-        """The distinct raw columns that dense and categorical columns are made from: what a served record holds."""
+        """The distinct raw columns that dense and categorical columns are made from: what a served record holds.
+
+        Of a data set that a workflow made it is the workflow that knows them.
+        """
         dense = (column.raw_name for column in self.dense)
         categorical = (column.raw_name for column in self.categorical)
         return tuple(dict.fromkeys((*dense, *categorical)))

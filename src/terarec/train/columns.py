@@ -6,20 +6,21 @@ import filecmp
 from pathlib import Path
 
 from terarec.errors import ConfigError
-from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, VocabularyEncoder
+from terarec.formats import encoding_files
+from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn
 
 
 def check_columns(dataset: DatasetSpec, directory: Path, trained_on: DatasetSpec, trained_directory: Path) -> None:
     """Raise `ConfigError` unless `dataset` has the columns of `trained_on`: names, order, rows, encoders.
 
-    Equal rows are not enough: ids that were learnt on other logs mean other things. So vocabularies are compared to the
-    byte.
+    Equal rows are not enough: ids that were learnt on other logs mean other things. So vocabularies and workflows are
+    compared to the byte.
 
     Args:
         dataset: what is to be read.
         directory: where it is.
         trained_on: what the model knows.
-        trained_directory: where its vocabularies are, ``RUN/dataset``.
+        trained_directory: where its vocabularies or its workflow are, ``RUN/dataset``.
     """
     if dataset.column_names != trained_on.column_names:
         raise ConfigError(
@@ -38,14 +39,14 @@ def check_columns(dataset: DatasetSpec, directory: Path, trained_on: DatasetSpec
                 f"data set {dataset.name!r}, column {one.name!r}: encoded otherwise than in training, expected the "
                 f"encoder in {trained_directory}; was it learnt anew?"
             )
-    for column in dataset.categorical:
-        if isinstance(column.encoder, VocabularyEncoder):
-            file = column.encoder.file
-            if not filecmp.cmp(directory / file, trained_directory / file, shallow=False):
-                raise ConfigError(
-                    f"data set {dataset.name!r}, column {column.name!r}: {file} is not that of the training in "
-                    f"{trained_directory}; were its ids learnt anew?"
-                )
+    files = encoding_files(dataset, directory)
+    known_files = encoding_files(trained_on, trained_directory)
+    for file in files:
+        if file not in known_files or not filecmp.cmp(directory / file, trained_directory / file, shallow=False):
+            raise ConfigError(
+                f"data set {dataset.name!r}: {file} is not that of the training in {trained_directory}; were its ids "
+                "learnt anew?"
+            )
 
 
 def _columns(dataset: DatasetSpec) -> tuple[LabelColumn | DenseColumn | CategoricalColumn, ...]:

@@ -13,10 +13,10 @@ from typing import Any
 from terarec.checkpoint import whole
 from terarec.config import load_run, save_run
 from terarec.errors import ConfigError, DataNotFoundError
-from terarec.formats import AtomicFile, read_dataset, write_dataset
+from terarec.formats import AtomicFile, encoding_files, read_dataset, write_dataset
 from terarec.formats.atomic import PARTIAL_SUFFIX
 from terarec.models.artifact import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
-from terarec.spec import DatasetSpec, RunSpec, VocabularyEncoder, to_data
+from terarec.spec import DatasetSpec, RunSpec, to_data
 from terarec.train.columns import check_columns
 from terarec.train.run_lock import exclusive
 
@@ -48,7 +48,7 @@ class RunDirectory:
     Attributes:
         path: the directory itself.
         run_file: the resolved `RunSpec`.
-        dataset: description and vocabularies of the data, without samples.
+        dataset: description of the data and what encodes raw values, without samples.
         checkpoints: the checkpoints.
         metrics: the curves, as JSON lines.
     """
@@ -110,10 +110,9 @@ class RunDirectory:
         check_columns(dataset, Path(spec.data), read_dataset(self.dataset), self.dataset)
 
     def begin(self, spec: RunSpec, dataset: DatasetSpec) -> None:
-        """Write ``run.json`` and the description of the data, as serving needs it: columns and vocabularies."""
-        for column in dataset.categorical:
-            if isinstance(column.encoder, VocabularyEncoder):
-                _copy(Path(spec.data) / column.encoder.file, self.dataset / column.encoder.file)
+        """Write ``run.json`` and the description of the data, as serving needs it: columns and what encodes them."""
+        for file in encoding_files(dataset, Path(spec.data)):
+            _copy(Path(spec.data) / file, self.dataset / file)
         write_dataset(dataclasses.replace(dataset, splits={}), self.dataset)
         save_run(spec, self.run_file)
 

@@ -26,6 +26,9 @@ from terarec.spec import (
     LabelSpec,
 )
 
+WORKFLOW_DIRECTORY = "workflow"
+"""Where a data set has the workflow that made it, beside ``dataset.json``."""
+
 
 def data_set(plan: Plan, states: Mapping[int, State], storage: Literal["parquet", "raw"]) -> DatasetSpec:
     """The data set of a fitted workflow, without shards; columns that `DropLowCardinality` dropped are left out."""
@@ -34,8 +37,9 @@ def data_set(plan: Plan, states: Mapping[int, State], storage: Literal["parquet"
     rows = cardinalities(plan, states)
 
     def categorical(name: str, number: int | None) -> CategoricalColumn:
-        hotness = types[name].max_length if types[name].is_list else 1
-        return CategoricalColumn(name=name, rows=number, hotness=hotness or 1)
+        # Hotness 1 is one value a row, and no list.
+        hotness = max(types[name].max_length or 0, 2) if types[name].is_list else 1
+        return CategoricalColumn(name=name, rows=number, hotness=hotness)
 
     return DatasetSpec(
         name=spec.name,
@@ -46,6 +50,7 @@ def data_set(plan: Plan, states: Mapping[int, State], storage: Literal["parquet"
             *(categorical(name, rows[name]) for name in spec.categorical if name not in dropped),
             *(categorical(name, None) for name in spec.keys if name not in dropped),
         ),
+        workflow=WORKFLOW_DIRECTORY,
     )
 
 

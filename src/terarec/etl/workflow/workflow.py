@@ -128,7 +128,7 @@ class Workflow:
         return block
 
     def dataset_spec(self, storage: Literal["parquet", "raw"] = "parquet") -> DatasetSpec:
-        """The data set that comes out, without its shards.
+        """The data set that comes out, without its shards; it names the directory ``workflow`` for the saved workflow.
 
         Raises:
             ConfigError: the workflow is not fitted.
