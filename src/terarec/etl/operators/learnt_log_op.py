@@ -1,0 +1,48 @@
+"""Logarithms with a shift that is learnt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.etl.columns import Block
+from terarec.etl.operators.contract import ColumnTypes, SpillOptions, Stage, State
+from terarec.etl.operators.learnt_numbers import Figures, LearntNumbers, MomentsStatistic
+from terarec.etl.operators.log_op import LogOpCode
+from terarec.etl.operators.number_step import NumberStepCode
+from terarec.etl.statistics.moments import Moments
+
+
+class LearntLogOpCode(LogOpCode):
+    """Code of `LogOp` without a given shift."""
+
+    stage: Stage = "fitted"
+
+    def figures(self, name: str, state: State | None) -> tuple[float, ...]:
+        """The shift."""
+        assert isinstance(state, LearntNumbers)
+        return (state.columns[name]["shift"],)
+
+    def formula(self, numbers: NDArray[Any], *figures: Any) -> NDArray[Any]:
+        """ln(max(x, 1 - shift) + shift)."""
+        (shift,) = figures
+        return np.asarray(np.log(np.maximum(numbers, 1.0 - shift) + shift))
+
+    def apply(self, block: Block, state: State | None) -> Block:
+        """The formula, which takes any number."""
+        return NumberStepCode.apply(self, block, state)
+
+    def statistic(self, types: ColumnTypes, memory: SpillOptions) -> MomentsStatistic:
+        """Gathers minima."""
+        return MomentsStatistic(self.spec.kind, self.spec.columns, _figures)
+
+    def load_state(self, directory: Path, name: str) -> LearntNumbers:
+        """Read what `LearntNumbers.save` wrote."""
+        return LearntNumbers.load(directory, name, self.spec, ("shift",))
+
+
+def _figures(moments: Moments) -> Figures:
+    return {"shift": 1.0 - moments.minimum if moments.count else 1.0}

@@ -1,0 +1,89 @@
+"""The files of states: figures as JSON, what has a row for each value as Parquet. Described in docs/workflows.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from terarec.errors import DataNotFoundError, FormatError
+from terarec.formats import AtomicFile, open_envelope, write_envelope
+
+STATE_FORMAT = "terarec.state"
+STATE_VERSION = 1
+
+
+def write_figures(directory: Path, name: str, kind: str, state: Mapping[str, Any]) -> None:
+    """Write ``<name>.json``: what the step `name` of this `kind` learnt; numbers come back bit for bit.
+
+    Raises:
+        StorageError: the disk is full.
+    """
+    write_envelope(directory / f"{name}.json", STATE_FORMAT, STATE_VERSION, {"kind": kind, "state": state})
+
+
+def read_figures(directory: Path, name: str, kind: str) -> Mapping[str, Any]:
+    """Read what `write_figures` wrote.
+
+    Raises:
+        DataNotFoundError: no such file.
+        FormatError: not a state, or one of another kind.
+    """
+    path = directory / f"{name}.json"
+    content = open_envelope(path, STATE_FORMAT, STATE_VERSION)
+    if content.get("kind") != kind:
+        raise FormatError(f"{path}: $.kind is {content.get('kind')!r}, expected {kind!r}")
+    state = content.get("state")
+    if not isinstance(state, dict):
+        raise FormatError(f"{path}: $.state is {state!r}, expected an object")
+    return state
+
+
+def table_path(directory: Path, name: str, part: str) -> Path:
+    """``<name>-<part>.parquet``; what a file name cannot hold of `part`, a column, is written as ``%2F``."""
+    return directory / f"{name}-{quote(part, safe=' ')}.parquet"
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Write a Parquet file atomically.
+
+    Raises:
+        StorageError: the disk is full.
+    """
+    file = AtomicFile(path)
+    with file.guard():
+        pq.write_table(table, file.partial)
+    file.commit()
+
+
+def read_table(path: Path, types: Mapping[str, Sequence[pa.DataType]], nullable: Sequence[str] = ()) -> pa.Table:
+    """Read what `write_table` wrote.
+
+    Args:
+        path: of the file.
+        types: the columns it has, and the types that each may have.
+        nullable: those that may hold nulls.
+
+    Raises:
+        DataNotFoundError: no such file.
+        FormatError: not a Parquet file, other columns or types, or a null.
+    """
+    if not path.is_file():
+        raise DataNotFoundError(f"{path}: no such file")
+    try:
+        table = pq.read_table(path, partitioning=None)
+    except (pa.ArrowException, OSError) as error:
+        raise FormatError(f"{path}: cannot be read as Parquet ({str(error).splitlines()[0]})") from error
+    fields = {field.name: field.type for field in table.schema}
+    if fields.keys() != types.keys() or any(found not in types[name] for name, found in fields.items()):
+        shown = ", ".join(f"{name}: {found}" for name, found in fields.items())
+        expected = ", ".join(f"{name}: {' or '.join(map(str, accepted))}" for name, accepted in types.items())
+        raise FormatError(f"{path}: got columns {shown}, expected {expected}")
+    for name in types:
+        if name not in nullable and table.column(name).null_count:
+            raise FormatError(f"{path}: column {name!r} holds nulls, expected none")
+    return table.combine_chunks()

@@ -1,0 +1,207 @@
+"""Values to the mean of the target where they occur."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from terarec.errors import FormatError
+from terarec.etl.columns import ARROW_TYPES, TRAIN, Block, Column, ColumnType, from_arrow, to_arrow
+from terarec.etl.operators.contract import ColumnTypes, SpillOptions, Stage, State
+from terarec.etl.operators.scalar_input import scalar_input
+from terarec.etl.operators.state_files import read_figures, read_table, table_path, write_figures, write_table
+from terarec.etl.operators.step_code import StepCode
+from terarec.etl.statistics.exact_sum import exact_sum
+from terarec.etl.values.group_sums import GroupSums
+from terarec.etl.values.value_ids import ValueIds
+from terarec.etl.values.value_kind import VALUE_TYPES, as_values, lookup_kind
+from terarec.kernels.cpu.hashes import xxh64_int64
+from terarec.spec import TargetEncoding
+
+
+class TargetMeans:
+    """What `TargetEncoding` learnt of one column.
+
+    Attributes:
+        rows: columns value (null: missing), fold (int32), count (int64) and sum (float64, of the target).
+        ids: of the values.
+        encoded: float64[folds + 1, ids]; row f is without the rows of fold f, the last one is of all.
+    """
+
+    def __init__(self, rows: pa.Table, totals: FoldTotals, smoothing: float) -> None:
+        self.rows = rows
+        values = rows.column("value").combine_chunks()
+        kind = VALUE_TYPES[values.type]
+        self.ids = ValueIds(kind, values.drop_null().unique())
+        folds = len(totals.counts)
+        place = (rows.column("fold").to_numpy(), self.ids.find(from_arrow(values, kind)))
+        counts, sums = np.zeros((folds, self.ids.num_ids)), np.zeros((folds, self.ids.num_ids))
+        counts[place], sums[place] = rows.column("count").to_numpy(), rows.column("sum").to_numpy()
+        self.encoded = np.empty((folds + 1, self.ids.num_ids))
+        for left_out in range(folds + 1):
+            # Summed anew and not by subtraction, which would leave a trace of the fold in the last bits.
+            others = [fold for fold in range(folds) if fold != left_out]
+            weight = counts[others].sum(axis=0) + smoothing
+            prior = totals.prior(others)
+            shares = np.full(self.ids.num_ids, prior)
+            np.divide(sums[others].sum(axis=0) + smoothing * prior, weight, out=shares, where=weight > 0.0)
+            self.encoded[left_out] = shares
+
+
+@dataclass(frozen=True, slots=True)
+class FoldTotals:
+    """The target in each fold: how many rows have one, and their sum."""
+
+    counts: tuple[int, ...]
+    sums: tuple[float, ...]
+
+    def prior(self, folds: list[int]) -> float:
+        """The mean of the target in these folds, 0 where they are empty."""
+        count = sum(self.counts[fold] for fold in folds)
+        return sum(self.sums[fold] for fold in folds) / count if count else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TargetEncodings:
+    """The state of `TargetEncoding`: the target in each fold, and input column -> its means."""
+
+    totals: FoldTotals
+    columns: Mapping[str, TargetMeans]
+
+    def save(self, directory: Path, name: str) -> None:
+        """Write ``<name>.json``, the target in each fold, and ``<name>-<column>.parquet``, `TargetMeans.rows`."""
+        totals = {"count": self.totals.counts, "sum": self.totals.sums}
+        write_figures(directory, name, TargetEncoding.kind, totals)
+        for column, means in self.columns.items():
+            write_table(table_path(directory, name, column), means.rows)
+
+
+class TargetEncodingCode(StepCode[TargetEncoding]):
+    """Code of `TargetEncoding`."""
+
+    stage: Stage = "fitted"
+    accepted = ("text", "integer", "hex32", "id")
+
+    def output_types(self, types: ColumnTypes) -> ColumnTypes:
+        """Numbers."""
+        for name in self.spec.columns:
+            scalar_input(types, name, self.accepted)
+        scalar_input(types, self.spec.target, ("number", "integer"))
+        return dict.fromkeys(self.writes, ColumnType("number"))
+
+    def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
+        """None: nothing that comes out is an id."""
+        return {}
+
+    def folds(self, block: Block) -> NDArray[np.int64]:
+        """The fold of each row, int64[n]."""
+        return xxh64_int64(block.rows, self.spec.seed) % self.spec.folds
+
+    def apply(self, block: Block, state: State | None) -> Block:
+        """Training rows get the encoding without their own fold, others that of all."""
+        assert isinstance(state, TargetEncodings)
+        view = np.full(block.num_rows, self.spec.folds)
+        if block.split is not None:
+            view = np.where(block.split == TRAIN, self.folds(block), view)
+        made = {}
+        for output, name in zip(self.writes, self.spec.columns, strict=True):
+            means = state.columns[name]
+            made[output] = Column("number", means.encoded[view, means.ids.find(block.columns[name])])
+        return block.with_columns(made)
+
+    def statistic(self, types: ColumnTypes, memory: SpillOptions) -> TargetStatistic:
+        """Sums the target by value and fold."""
+        return TargetStatistic(self, types, memory)
+
+    def load_state(self, directory: Path, name: str) -> TargetEncodings:
+        """Read what `TargetEncodings.save` wrote."""
+        figures = read_figures(directory, name, self.spec.kind)
+        totals = _read_totals(directory / f"{name}.json", figures, self.spec.folds)
+        columns = {}
+        for column in self.spec.columns:
+            path = table_path(directory, name, column)
+            types = {"fold": (pa.int32(),), "count": (pa.int64(),), "sum": (pa.float64(),)}
+            rows = read_table(path, {"value": tuple(VALUE_TYPES), **types}, nullable=("value",))
+            folds = rows.column("fold").to_numpy()
+            if len(folds) and not 0 <= folds.min() <= folds.max() < self.spec.folds:
+                raise FormatError(f"{path}: got fold {folds.max()}, expected 0 <= fold < {self.spec.folds}")
+            columns[column] = TargetMeans(rows, totals, self.spec.smoothing)
+        return TargetEncodings(totals, columns)
+
+
+def _read_totals(path: Path, figures: Mapping[str, object], folds: int) -> FoldTotals:
+    counts, sums = figures.get("count"), figures.get("sum")
+    for found in (counts, sums):
+        if (
+            not isinstance(found, list)
+            or len(found) != folds
+            or not all(isinstance(item, int | float) for item in found)
+        ):
+            raise FormatError(f"{path}: $.state is {figures!r}, expected count and sum of {folds} folds")
+    assert isinstance(counts, list)
+    assert isinstance(sums, list)
+    return FoldTotals(tuple(counts), tuple(map(float, sums)))
+
+
+_Partial: TypeAlias = tuple[Mapping[str, pa.Table], list[tuple[int, Fraction]]]
+
+
+class TargetStatistic:
+    """Sums the target by value and fold.
+
+    Args:
+        code: of the step.
+        types: of the columns before it.
+        memory: bound of the sums of all columns together.
+    """
+
+    def __init__(self, code: TargetEncodingCode, types: ColumnTypes, memory: SpillOptions) -> None:
+        self._code = code
+        bound = None if memory.memory_bytes is None else memory.memory_bytes // len(code.spec.columns)
+        self._sums = {}
+        for name in code.spec.columns:
+            value = pa.field("value", ARROW_TYPES[lookup_kind(types[name].kind)])
+            schema = pa.schema([value, ("fold", pa.int32()), ("count", pa.int64()), ("sum", pa.float64())])
+            self._sums[name] = GroupSums(name, schema, {"count": "sum", "sum": "sum"}, bound)
+        self._counts = [0] * code.spec.folds
+        self._totals = [Fraction(0)] * code.spec.folds
+
+    def observe(self, block: Block) -> _Partial:
+        """The rows that have a target, and what it adds up to in each fold."""
+        target = block.columns[self._code.spec.target].numbers()
+        present = ~np.isnan(target)
+        folds = self._code.folds(block)
+        totals = []
+        for fold in range(self._code.spec.folds):
+            numbers = target[present & (folds == fold)]
+            totals.append((len(numbers), exact_sum(numbers)))
+        mask = pa.array(present)
+        shared = {"fold": pa.array(folds.astype(np.int32)), "count": pa.array(present.astype(np.int64))}
+        rows = {
+            name: pa.table({"value": to_arrow(as_values(block.columns[name])), **shared, "sum": target}).filter(mask)
+            for name in self._code.spec.columns
+        }
+        return rows, totals
+
+    def merge(self, partial: _Partial) -> None:
+        """Take in those of a block."""
+        rows, totals = partial
+        for name, table in rows.items():
+            self._sums[name].add(table)
+        for fold, (count, total) in enumerate(totals):
+            self._counts[fold] += count
+            self._totals[fold] += total
+
+    def finish(self) -> TargetEncodings:
+        """The encodings."""
+        totals = FoldTotals(tuple(self._counts), tuple(map(float, self._totals)))
+        smoothing = self._code.spec.smoothing
+        columns = {name: TargetMeans(sums.table(), totals, smoothing) for name, sums in self._sums.items()}
+        return TargetEncodings(totals, columns)

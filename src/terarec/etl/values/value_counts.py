@@ -1,0 +1,123 @@
+"""How often each value of some columns occurs: in memory up to a bound, on the disk beyond."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+
+from terarec.errors import StorageError
+from terarec.etl.columns import Column
+from terarec.etl.values.count_tables import CountTable
+from terarec.etl.values.spilled_counts import SpilledCounts
+from terarec.etl.values.value_kind import ValueKind
+
+_LOG = logging.getLogger("terarec.etl")
+
+ID_BYTES = 16
+"""Bytes that a compiled table of ids holds for each value, besides the value itself; at most."""
+
+
+class ValueCounts:
+    """Counts the values of several vocabularies within one bound of memory. Several threads may add.
+
+    Args:
+        kinds: vocabulary -> kind of its values.
+        directory: for what memory does not hold.
+        memory_bytes: about so much is held before the fullest tables go to the disk; None: no bound.
+    """
+
+    def __init__(self, kinds: Mapping[str, ValueKind], directory: Path, memory_bytes: int | None) -> None:
+        self._tables = {name: CountTable(kind) for name, kind in kinds.items()}
+        self._spilled = {
+            name: SpilledCounts(directory / f"counts-{number:03d}", kind)
+            for number, (name, kind) in enumerate(kinds.items())
+        }
+        self._memory_bytes = memory_bytes
+        self._spilling = threading.Lock()
+
+    def add(self, name: str, column: Column) -> None:
+        """Count the values of `column`, each item of a list, for the vocabulary `name`; missing ones are left out.
+
+        Raises:
+            StorageError: the disk is full.
+        """
+        self._tables[name].add(column)
+        if self._memory_bytes is not None and self._held() > self._memory_bytes:
+            with self._spilling:
+                by_size = sorted(self._tables, key=lambda table: -self._tables[table].memory_bytes)
+                for table in by_size:
+                    if self._held() > self._memory_bytes // 2:
+                        self._spill(table)
+
+    def _held(self) -> int:
+        return sum(int(table.memory_bytes) for table in self._tables.values())
+
+    def _spill(self, name: str) -> None:
+        if not any(self._spilled.values()):
+            _LOG.warning(
+                "column %r: counting passes the memory bound of %s; it goes on in partitions on the disk",
+                name,
+                _bytes(self._memory_bytes or 0),
+            )
+        self._spilled[name].append(self._tables[name].drain())
+
+    def kept(self, name: str, min_count: int, max_size: int | None, memory_bytes: int | None) -> pa.Table:
+        """Values that occurred at least `min_count` times, by falling count, ties by rising value (text: by its bytes).
+
+        Args:
+            name: of the vocabulary; its counts are gone afterwards.
+            min_count: the least count to be kept.
+            max_size: at most so many values; None: no bound.
+            memory_bytes: bound of the result together with the table of its ids; None: no bound.
+
+        Returns:
+            Columns value and count (int64).
+
+        Raises:
+            StorageError: the result is over `memory_bytes`, or the disk is full.
+        """
+        result: pa.Table | None = None
+        size, is_whole = 0, True
+        for part in self._partitions(name, min_count):
+            size += int(part.num_rows)
+            if is_whole:
+                result = part if result is None else pa.concat_tables([result, part])
+                if max_size is not None and result.num_rows > 2 * max_size:
+                    result = _ordered(result, max_size)
+                is_whole = memory_bytes is None or encoding_bytes(result) <= memory_bytes
+        assert result is not None
+        if not is_whole:
+            size = size if max_size is None else min(size, max_size)
+            needed = encoding_bytes(result) * size // max(result.num_rows, 1)
+            raise StorageError(
+                f"column {name!r}: its vocabulary of {size:,} values needs about {_bytes(needed)} of memory to encode "
+                f"with, where {_bytes(memory_bytes or 0)} are left; a greater min_count (now {min_count}), a max_size "
+                f"(now {'none' if max_size is None else max_size}), HashBucket or more memory would help"
+            )
+        return _ordered(result, max_size)
+
+    def _partitions(self, name: str, min_count: int) -> Iterator[pa.Table]:
+        if not self._spilled[name]:
+            yield self._tables.pop(name).at_least(min_count)
+            return
+        self._spill(name)
+        del self._tables[name]
+        yield from self._spilled[name].merged(min_count)
+
+
+def encoding_bytes(kept: pa.Table) -> int:
+    """About how much memory a vocabulary takes with its table of ids."""
+    return int(kept.nbytes) + ID_BYTES * int(kept.num_rows)
+
+
+def _ordered(counted: pa.Table, most: int | None) -> pa.Table:
+    ordered = counted.sort_by([("count", "descending"), ("value", "ascending")]).slice(0, most)
+    return ordered.combine_chunks()
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

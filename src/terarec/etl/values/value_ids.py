@@ -1,0 +1,81 @@
+"""Distinct values and their ids: the dictionary behind `Categorify` and all steps that look values up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from terarec.etl.columns import Column, text_buffers
+from terarec.etl.values.value_kind import ValueKind, as_values
+from terarec.kernels.cpu.ids import Hex32Ids, Int64Ids, TextIds
+
+
+class ValueIds:
+    """V distinct values in the order of their ids: value i has id ``1 + hash_buckets + i``.
+
+    Id 0 is a missing value's; ids ``1 .. hash_buckets`` are those of other values: ``1 + hash mod hash_buckets``.
+
+    Attributes:
+        kind: of the values.
+        values: Arrow array [V] without nulls, of the kind's type in `VALUE_TYPES`.
+        hash_buckets: see above.
+    """
+
+    def __init__(self, kind: ValueKind, values: pa.Array, hash_buckets: int = 1) -> None:
+        self.kind = kind
+        self.values = values
+        self.hash_buckets = hash_buckets
+
+    @property
+    def first_id(self) -> int:
+        """The id of value 0."""
+        return 1 + self.hash_buckets
+
+    @property
+    def num_ids(self) -> int:
+        """Number of ids."""
+        return len(self.values) + self.first_id
+
+    @cached_property
+    def table(self) -> Hex32Ids | Int64Ids | TextIds:
+        """The compiled table that finds ids, made at first use.
+
+        Raises:
+            ValueError: a value occurs twice.
+        """
+        if self.kind == "text":
+            return TextIds(*text_buffers(self.values), hash_buckets=self.hash_buckets)
+        numbers = self.values.to_numpy(zero_copy_only=False)
+        if self.kind == "hex32":
+            return Hex32Ids(numbers, hash_buckets=self.hash_buckets)
+        return Int64Ids(numbers, hash_buckets=self.hash_buckets)
+
+    def find(self, column: Column) -> NDArray[np.int64]:
+        """Ids int64[m] of the m values of a column of this kind, or of ids where the kind is integer."""
+        table, column = self.table, as_values(column)
+        if isinstance(table, TextIds):
+            if isinstance(column.values, list):
+                return table.find_list(column.values)
+            text = column.arrow_text()
+            missing = text.is_null().to_numpy(zero_copy_only=False) if text.null_count else None
+            return table.find_all(*text_buffers(text), missing)
+        return table.find_all(column.values, column.missing)
+
+    def inverse(self, ids: Iterable[int]) -> list[str | int | None]:
+        """The values of `ids`; None for missing and for hashed values. hex32 gives eight lower-case digits.
+
+        Raises:
+            IndexError: an id outside 0 <= id < `num_ids`.
+        """
+        values: list[str | int | None] = []
+        for number in ids:
+            if not 0 <= number < self.num_ids:
+                raise IndexError(f"got id {number}, expected 0 <= id < {self.num_ids}")
+            value: Any = self.values[int(number) - self.first_id].as_py() if number >= self.first_id else None
+            values.append(f"{value:08x}" if self.kind == "hex32" and value is not None else value)
+        return values
