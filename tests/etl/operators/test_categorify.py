@@ -64,6 +64,7 @@ def test_ids_by_frequency(kind, data):
     back = code.inverse("x", expected, state)
     known = [id_ > step.hash_buckets for id_ in expected]
     spelled = [f"{v:08x}" if kind == "hex32" and v is not None else v for v in later]
+    assert code.list_lookup("x", state)(spelled).tolist() == expected
     assert back == [value if is_known else None for value, is_known in zip(spelled, known, strict=True)]
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import Block, Column, ColumnType
@@ -78,6 +81,11 @@ class CategorifyCode(StepCode[Categorify]):
             column = block.columns[name]
             made[output] = column.like(Column("id", state.ids[self.vocabulary(name)].find(column)))
         return block.with_columns(made)
+
+    def list_lookup(self, name: str, state: State | None) -> Callable[[list[Any]], NDArray[np.int64]] | None:
+        """Ids of Python values: text, integers, or hexadecimal digits; None and "" are missing."""
+        assert isinstance(state, Vocabularies)
+        return state.ids[self.vocabulary(name)].table.find_list
 
     def inverse(self, column: str, ids: Iterable[int], state: Vocabularies) -> list[str | int | None]:
         """Raw values of ids of the input `column`; None for missing and for rare or unseen ones.

@@ -21,10 +21,10 @@ class LearntLogOpCode(LogOpCode):
 
     stage: Stage = "fitted"
 
-    def figures(self, name: str, state: State | None) -> tuple[float, ...]:
-        """The shift."""
+    def shift_of(self, name: str, state: State | None) -> float:
+        """The shift of the input `name`."""
         assert isinstance(state, LearntNumbers)
-        return (state.columns[name]["shift"],)
+        return float(state.columns[name]["shift"])
 
     def formula(self, numbers: NDArray[Any], *figures: Any) -> NDArray[Any]:
         """ln(max(x, 1 - shift) + shift)."""
