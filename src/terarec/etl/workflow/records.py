@@ -55,11 +55,10 @@ class RecordEncoder:
 
     def encode(self, columns: Mapping[str, RawValues]) -> EncodedRecords:
         """Encode B records, given column by column; see `Workflow.encode`."""
+        encoded = self._encode_lists(columns)
+        if encoded is not None:
+            return encoded
         num_records = self._check(columns)
-        if all(type(columns[name]) is list for name in self.inputs):
-            encoded = self._encode_lists(columns, num_records)  # type: ignore[arg-type]
-            if encoded is not None:
-                return encoded
         block = self._run(self._whole, columns, num_records)
         return EncodedRecords(dense=_told(self._dense_of, block), keys=keys_of(self._plan, block, self._keys))
 
@@ -81,8 +80,15 @@ class RecordEncoder:
                 )
         return num_records
 
-    def _encode_lists(self, columns: Mapping[str, list[Any]], num_records: int) -> EncodedRecords | None:
-        """The short way; None where a value is refused on it."""
+    def _encode_lists(self, columns: Mapping[str, Any]) -> EncodedRecords | None:
+        """The short way; None where something is not as it should be there."""
+        values = [columns.get(name) for name in self.inputs]
+        if {type(column) for column in values} != {list} or not self._accepted.issuperset(columns):
+            return None
+        sizes = {len(column) for column in values if column is not None}
+        if len(sizes) != 1:
+            return None
+        (num_records,) = sizes
         dense = np.empty((num_records, len(self._dense)), dtype=np.float32)
         keys: list[Keys | None] = [None] * len(self._keys)
         try:

@@ -58,9 +58,10 @@ def serving_plan(plan: Plan, results: Sequence[str]) -> ServingPlan:
 def _check_types(plan: Plan, serving: ServingPlan) -> None:
     types = dict(serving.inputs)
     for step in serving.steps:
-        side = plan.types[step + 1] if plan.codes[step].table is not None else {}
+        # Targets and side tables, which a step knows from training, have the types that they had there.
+        known = {**plan.types[step + 1], **plan.types[step]}
         try:
-            types.update(plan.codes[step].output_types({**side, **types}))
+            types.update(plan.codes[step].output_types({**known, **types}))
         except ConfigError as error:
             kind = type(plan.spec.steps[step]).__name__
             raise ConfigError(f"steps[{step}] {kind}: cannot be done to a served record: {error}") from None

@@ -1,0 +1,198 @@
+"""Workflows whose steps learn: phase after phase, kept on the disk, and the same for blocks and records."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from terarec.errors import ConfigError, DataNotFoundError
+from terarec.etl.columns import Block
+from terarec.etl.operators import SpillOptions
+from terarec.etl.workflow import Workflow
+from terarec.spec import (
+    Bucketize,
+    Categorify,
+    Cross,
+    DropLowCardinality,
+    FillMissing,
+    History,
+    JoinGroupby,
+    LabelSpec,
+    ListSlice,
+    LogOp,
+    Normalize,
+    SourceColumn,
+    SourceSpec,
+    TargetEncoding,
+)
+from tests.etl.column_values import block_of
+from tests.etl.workflow.fitting import fit
+
+SOURCE = SourceSpec(
+    format="delimited",
+    columns=(
+        SourceColumn(name="user", type="integer"),
+        SourceColumn(name="price", type="number"),
+        SourceColumn(name="brand", type="text"),
+        SourceColumn(name="model", type="hex32"),
+        SourceColumn(name="tags", type="text", separator=" "),
+        SourceColumn(name="bought", type="integer"),
+    ),
+)
+MODELS = ["a", "B", "0000000c", None]
+
+
+def shop() -> Workflow:
+    return Workflow(
+        [
+            FillMissing(columns=("price",), median=True),
+            LogOp(columns=("price",), shift=None),
+            Normalize(columns=("price",)),
+            Bucketize(columns=("price",), intervals=4, outputs=("band",)),
+            Cross(columns=("brand", "model"), output="kind"),
+            ListSlice(columns=("tags",), stop=3),
+            TargetEncoding(columns=("brand",), target="bought", outputs=("brand_rate",)),
+            JoinGroupby(columns=("user",)),
+            Categorify(columns=("brand", "kind", "user", "tags", "model"), min_count=2, hash_buckets=3),
+        ],
+        source=SOURCE,
+        labels=[LabelSpec(name="bought")],
+        dense=["price", "brand_rate", "user_count"],
+        categorical=["band", "brand", "kind", "user", "tags", "model"],
+        name="shop",
+    )
+
+
+def raw(rows: int = 300) -> dict[str, list[Any]]:
+    generator = np.random.default_rng(5)
+    integers = generator.integers(0, 9, (5, rows)).tolist()
+    return {
+        "user": [None if u == 8 else u * 1000 for u in integers[0]],
+        "price": [None if p == 0 else p * 1.5 for p in integers[1]],
+        "brand": [["", "x", "\u00fc", "acme"][b % 4] for b in integers[2]],
+        "model": [MODELS[m % 4] for m in integers[3]],
+        "tags": [[f"t{t}" for t in range(n % 5)] for n in integers[4]],
+    }
+
+
+def rows_of(columns: dict[str, list[Any]]) -> Block:
+    kinds = {"user": "integer", "price": "number", "brand": "text", "tags": "text"}
+    named = {name: (kind, columns[name]) for name, kind in kinds.items()}
+    models = [None if model is None else int(model, 16) for model in columns["model"]]
+    bought = [int(row % 3 == 0) for row in range(len(models))]
+    return block_of(**named, model=("hex32", models), bought=("integer", bought))
+
+
+def same(found: Any, wanted: Any) -> None:
+    np.testing.assert_array_equal(found.dense, wanted.dense)
+    for keys, others in zip(found.keys, wanted.keys, strict=True):
+        for part, other in zip(*(k if isinstance(k, tuple) else (k,) for k in (keys, others)), strict=True):
+            np.testing.assert_array_equal(part, other)
+
+
+def test_steps_are_fitted_after_those_that_they_read() -> None:
+    plan = shop().plan
+    assert plan.fit_phases == ((0, 6, 7, 8), (1,), (2,), (3,))
+    assert plan.fit_pass(0).reads == ("user", "price", "brand", "model", "tags", "bought")
+    assert plan.fit_pass(2).reads == ("price",)
+    assert plan.fit_pass(2).steps == (0, 1)
+    assert plan.fit_pass(2).observes == (2,)
+
+
+def test_what_is_loaded_does_what_was_saved(tmp_path: Path) -> None:
+    block = rows_of(raw())
+    made = fit(shop(), block, tmp_path)
+    made.save(tmp_path / "workflow")
+    loaded = Workflow.load(tmp_path / "workflow")
+    assert loaded.is_fitted
+    assert loaded.dataset_spec() == made.dataset_spec()
+    same(loaded.encode_block(loaded.apply(block)), made.encode_block(made.apply(block)))
+    for column in made.dataset_spec().categorical:
+        assert column.rows is not None
+    (tmp_path / "workflow" / "states" / "01-log_op.json").unlink()
+    with pytest.raises(DataNotFoundError, match="01-log_op"):
+        Workflow.load(tmp_path / "workflow")
+
+
+def test_records_get_what_rows_outside_the_training_part_get(tmp_path: Path) -> None:
+    made = fit(shop(), rows_of(raw()), tmp_path)
+    assert set(made.record_columns) == {"user", "price", "brand", "model", "tags"}
+    others = raw(40)
+    others["brand"][:2] = ["never seen", None]
+    others["price"][:2] = [-5.0, 1e6]
+    same(made.encode(others), made.encode_block(made.apply(rows_of(others))))
+
+
+def test_training_rows_do_not_see_their_own_target(tmp_path: Path) -> None:
+    block = rows_of(raw())
+    made = fit(shop(), block.with_split(np.zeros(block.num_rows, dtype=np.uint8)), tmp_path)
+    trained = made.apply(block.with_split(np.zeros(block.num_rows, dtype=np.uint8))).columns["brand_rate"].values
+    served = made.apply(block).columns["brand_rate"].values
+    assert not np.array_equal(trained, served)
+
+
+def test_what_was_not_fitted_is_told() -> None:
+    assert not shop().is_fitted
+    with pytest.raises(ConfigError, match=r"^steps\[0\] FillMissing: is not fitted yet"):
+        shop().apply(rows_of(raw(3)))
+    for work in (lambda: shop().encode({}), lambda: shop().dataset_spec()):
+        with pytest.raises(ConfigError, match="workflow 'shop': is not fitted"):
+            work()
+
+
+def test_dropped_columns_are_no_results(tmp_path: Path) -> None:
+    made = Workflow(
+        [Categorify(columns=("brand", "model")), DropLowCardinality(columns=("brand", "model"), min_distinct=3)],
+        source=SOURCE,
+        labels=[LabelSpec(name="bought")],
+        categorical=["brand", "model"],
+    )
+    columns = {**raw(), "model": ["a", "b"] * 150}
+    fit(made, rows_of(columns), tmp_path)
+    assert [column.name for column in made.dataset_spec().categorical] == ["brand"]
+    assert set(made.record_columns) == {"brand", "model"}  # one step makes both
+    assert len(made.encode(columns).keys) == 1
+
+
+def test_a_record_brings_its_history(tmp_path: Path) -> None:
+    made = Workflow(
+        [
+            History(columns=("brand",), group="user", order="price", max_length=3, outputs=("seen",)),
+            Categorify(columns=("brand",), outputs=("brand_id",)),
+            Categorify(columns=("seen",)),
+        ],
+        source=SOURCE,
+        labels=[LabelSpec(name="bought")],
+        categorical=["brand_id", "seen"],
+    )
+    assert made.plan.grouped_steps == (0,)
+    assert made.plan.grouped_pass().reads == ("user", "price", "brand")
+    block = made.apply(rows_of(raw()), upto=1)
+    for step in (1, 2):
+        code = made.plan.codes[step]
+        statistic = code.statistic(made.plan.types[step], SpillOptions(directory=tmp_path))
+        statistic.merge(statistic.observe(block))
+        made.states[step] = statistic.finish()
+    encoded = made.encode({"brand": ["x", None], "seen": [["acme", "x"], None]})
+    values, offsets = encoded.keys[1]
+    assert offsets.tolist() == [0, 2, 2]
+    assert values[1] == encoded.keys[0][0]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("steps", "problem"),
+    [
+        (
+            [Categorify(columns=("brand",)), History(columns=("model",), group="user", order="price", max_length=3)],
+            r"steps\[0\] Categorify: learns, and stands before steps\[1\] History",
+        ),
+        (
+            [Normalize(columns=("price",)), DropLowCardinality(columns=("brand",))],
+            r"steps\[1\] DropLowCardinality: column 'brand' is not among dense, categorical and keys",
+        ),
+    ],
+)
+def test_orders_that_cannot_be(steps: list[Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        Workflow(steps, source=SOURCE, labels=[LabelSpec(name="bought")], dense=["price"])
