@@ -213,18 +213,6 @@ def test_a_key_that_a_side_table_has_twice_is_refused():
         fit(step, [block_of(k=("text", ["a", "b", "a"]), v=("integer", [1, 2, 3]))])
 
 
-def test_side_tables_of_other_columns_are_refused():
-    step = JoinTable(table="items", on="k", columns=("tags",))
-    side = block_of(**SIDE)
-    with pytest.raises(ConfigError, match="column 'tags' does not exist in table 'items'; there are 'k', 'brand'"):
-        fit(step, [side.only(["k", "brand"])])
-    lists = {**types_of(side), "k": ColumnType("integer", is_list=True)}
-    with pytest.raises(ConfigError, match="column 'tags' of table 'items' holds lists of hex32, expected one value"):
-        implementation(step).output_types(lists)
-    with pytest.raises(ConfigError, match="column 'k' holds text, expected integer as in table 'items'"):
-        implementation(step).apply(block_of(k=("text", ["a"])), fit(step, [side]))
-
-
 def test_a_side_table_beyond_memory_is_refused():
     step = JoinTable(table="items", on="k", columns=("v",))
     with pytest.raises(StorageError, match=r"table 'items': its columns hold more than 0\.0 MiB"):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from terarec.etl.statistics import number_sample
 from terarec.etl.statistics.exact_sum import exact_sum, exact_sum_of_squares
 from terarec.etl.statistics.moments import Moments
+from terarec.etl.statistics.number_range import NumberRange
 from terarec.etl.statistics.number_sample import GrowingSample, NumberSample
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -37,11 +38,14 @@ def test_moments_of_parts_add_up_to_those_of_the_whole(values, cut):
     numbers = np.array(values, dtype=np.float64)
     whole = Moments.of(numbers)
     assert Moments.of(numbers[cut:]) + Moments.of(numbers[:cut]) == whole
+    found = NumberRange.of(numbers[cut:]) + NumberRange.of(numbers[:cut])
+    assert found == NumberRange.of(numbers)
     present = [value for value in values if not math.isnan(value)]
     assert whole.count == len(present)
+    assert bool(found) is bool(present)
     if present:
+        assert (found.minimum, found.maximum) == (min(present), max(present))
         exact = [Fraction(value) for value in present]
-        assert (whole.minimum, whole.maximum) == (min(present), max(present))
         assert whole.mean == float(sum(exact) / len(exact))
 
 

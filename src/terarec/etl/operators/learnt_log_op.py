@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from terarec.etl.columns import Block
 from terarec.etl.operators.contract import ColumnTypes, SpillOptions, Stage, State
-from terarec.etl.operators.learnt_numbers import Figures, LearntNumbers, MomentsStatistic
+from terarec.etl.operators.learnt_numbers import Figures, LearntNumbers, SummedStatistic
 from terarec.etl.operators.log_op import LogOpCode
 from terarec.etl.operators.number_step import NumberStepCode
-from terarec.etl.statistics.moments import Moments
+from terarec.etl.statistics.number_range import NumberRange
 
 
 class LearntLogOpCode(LogOpCode):
@@ -35,14 +35,14 @@ class LearntLogOpCode(LogOpCode):
         """The formula, which takes any number."""
         return NumberStepCode.apply(self, block, state)
 
-    def statistic(self, types: ColumnTypes, memory: SpillOptions) -> MomentsStatistic:
+    def statistic(self, types: ColumnTypes, memory: SpillOptions) -> SummedStatistic[NumberRange]:
         """Gathers minima."""
-        return MomentsStatistic(self.spec.kind, self.spec.columns, _figures)
+        return SummedStatistic(self.spec.kind, self.spec.columns, NumberRange, _figures)
 
     def load_state(self, directory: Path, name: str) -> LearntNumbers:
         """Read what `LearntNumbers.save` wrote."""
         return LearntNumbers.load(directory, name, self.spec, ("shift",))
 
 
-def _figures(moments: Moments) -> Figures:
-    return {"shift": 1.0 - moments.minimum if moments.count else 1.0}
+def _figures(found: NumberRange) -> Figures:
+    return {"shift": 1.0 - found.minimum if found else 1.0}

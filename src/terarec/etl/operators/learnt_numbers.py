@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from terarec.errors import FormatError
 from terarec.etl.columns import Block, Column
 from terarec.etl.operators.state_files import read_figures, write_figures
 from terarec.etl.statistics.moments import Moments
+from terarec.etl.statistics.number_range import NumberRange
 from terarec.etl.statistics.number_sample import GrowingSample, NumberSample
 from terarec.kernels.cpu.hashes import xxh64_int64
 from terarec.spec import Operator
@@ -24,6 +25,8 @@ SAMPLE_SEED = 42
 
 Figures: TypeAlias = Mapping[str, Any]
 """Figure -> float, or a tuple of floats."""
+
+SummandT = TypeVar("SummandT", Moments, NumberRange)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,36 +89,40 @@ def _decoded(item: tuple[str, Any]) -> tuple[str, Any]:
     return name, tuple(map(float, figure)) if isinstance(figure, list) else float(figure)
 
 
-class MomentsStatistic:
-    """Gathers the `Moments` of columns.
+class SummedStatistic(Generic[SummandT]):
+    """Gathers something of columns that adds up.
 
     Args:
         kind: of the step.
         columns: its inputs, numbers or integers; each item of a list counts.
-        figures: what the step keeps of a column's moments.
+        summand: makes it of numbers, NaN being missing: `Moments` or `NumberRange`.
+        figures: what the step keeps of a column's sum.
     """
 
-    def __init__(self, kind: str, columns: Sequence[str], figures: Callable[[Moments], Figures]) -> None:
+    def __init__(
+        self, kind: str, columns: Sequence[str], summand: type[SummandT], figures: Callable[[SummandT], Figures]
+    ) -> None:
         self._kind = kind
-        self._figures = figures
-        self._moments = dict.fromkeys(columns, Moments())
+        self._summand: type[SummandT] = summand
+        self._figures: Callable[[SummandT], Figures] = figures
+        self._sums: dict[str, SummandT] = {name: summand() for name in columns}
 
-    def observe(self, block: Block) -> Mapping[str, Moments]:
-        """Moments of the columns in a block of training rows."""
-        return {name: Moments.of(block.columns[name].numbers()) for name in self._moments}
+    def observe(self, block: Block) -> Mapping[str, SummandT]:
+        """What the columns add in a block of training rows."""
+        return {name: self._summand.of(block.columns[name].numbers()) for name in self._sums}
 
-    def merge(self, partial: Mapping[str, Moments]) -> None:
-        """Take in those of a block."""
-        for name, moments in partial.items():
-            self._moments[name] += moments
+    def merge(self, partial: Mapping[str, SummandT]) -> None:
+        """Take in that of a block."""
+        for name, summand in partial.items():
+            self._sums[name] = self._sums[name] + summand
 
     def finish(self) -> LearntNumbers:
         """The figures."""
-        return LearntNumbers(self._kind, {name: self._figures(moments) for name, moments in self._moments.items()})
+        return LearntNumbers(self._kind, {name: self._figures(total) for name, total in self._sums.items()})
 
 
 class SampleStatistic:
-    """Gathers a `NumberSample` of columns; the arguments are as for `MomentsStatistic`."""
+    """Gathers a `NumberSample` of columns; the arguments are as for `SummedStatistic`."""
 
     def __init__(self, kind: str, columns: Sequence[str], figures: Callable[[NumberSample], Figures]) -> None:
         self._kind = kind

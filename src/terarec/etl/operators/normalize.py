@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.etl.operators.contract import ColumnTypes, SpillOptions, Stage, State
-from terarec.etl.operators.learnt_numbers import Figures, LearntNumbers, MomentsStatistic
+from terarec.etl.operators.learnt_numbers import Figures, LearntNumbers, SummedStatistic
 from terarec.etl.operators.number_step import NumberStepCode
 from terarec.etl.statistics.moments import Moments
 from terarec.spec import Normalize
@@ -35,9 +35,9 @@ class NormalizeCode(NumberStepCode[Normalize]):
         mean, deviation = self.figures(column, state)
         return encoded * deviation + mean
 
-    def statistic(self, types: ColumnTypes, memory: SpillOptions) -> MomentsStatistic:
+    def statistic(self, types: ColumnTypes, memory: SpillOptions) -> SummedStatistic[Moments]:
         """Gathers means and deviations."""
-        return MomentsStatistic(self.spec.kind, self.spec.columns, _figures)
+        return SummedStatistic(self.spec.kind, self.spec.columns, Moments, _figures)
 
     def load_state(self, directory: Path, name: str) -> LearntNumbers:
         """Read what `LearntNumbers.save` wrote."""

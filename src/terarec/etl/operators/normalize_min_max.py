@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.etl.operators.contract import ColumnTypes, SpillOptions, Stage, State
-from terarec.etl.operators.learnt_numbers import Figures, LearntNumbers, MomentsStatistic
+from terarec.etl.operators.learnt_numbers import Figures, LearntNumbers, SummedStatistic
 from terarec.etl.operators.number_step import NumberStepCode
-from terarec.etl.statistics.moments import Moments
+from terarec.etl.statistics.number_range import NumberRange
 from terarec.spec import NormalizeMinMax
 
 
@@ -36,16 +36,16 @@ class NormalizeMinMaxCode(NumberStepCode[NormalizeMinMax]):
         minimum, maximum = self.figures(column, state)
         return encoded * (maximum - minimum) + minimum
 
-    def statistic(self, types: ColumnTypes, memory: SpillOptions) -> MomentsStatistic:
+    def statistic(self, types: ColumnTypes, memory: SpillOptions) -> SummedStatistic[NumberRange]:
         """Gathers ranges."""
-        return MomentsStatistic(self.spec.kind, self.spec.columns, _figures)
+        return SummedStatistic(self.spec.kind, self.spec.columns, NumberRange, _figures)
 
     def load_state(self, directory: Path, name: str) -> LearntNumbers:
         """Read what `LearntNumbers.save` wrote."""
         return LearntNumbers.load(directory, name, self.spec, ("minimum", "maximum"))
 
 
-def _figures(moments: Moments) -> Figures:
-    if not moments.count:
+def _figures(found: NumberRange) -> Figures:
+    if not found:
         return {"minimum": 0.0, "maximum": 0.0}
-    return {"minimum": moments.minimum, "maximum": moments.maximum}
+    return {"minimum": found.minimum, "maximum": found.maximum}

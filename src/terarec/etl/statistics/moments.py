@@ -1,4 +1,4 @@
-"""Count, range, mean and deviation of numbers."""
+"""Count, mean and deviation of numbers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,11 @@ class Moments:
 
     Attributes:
         count: numbers seen.
-        minimum: the smallest, infinity before the first.
-        maximum: the largest, minus infinity before the first.
         total: their sum.
         squares: the sum of their squares.
     """
 
     count: int = 0
-    minimum: float = math.inf
-    maximum: float = -math.inf
     total: Fraction = Fraction(0)
     squares: Fraction = Fraction(0)
 
@@ -37,16 +33,10 @@ class Moments:
         if not len(present):
             return cls()
         total, squares = exact_sum(present), exact_sum_of_squares(present)
-        return cls(len(present), float(present.min()), float(present.max()), total, squares)
+        return cls(len(present), total, squares)
 
     def __add__(self, other: Moments) -> Moments:
-        return Moments(
-            self.count + other.count,
-            min(self.minimum, other.minimum),
-            max(self.maximum, other.maximum),
-            self.total + other.total,
-            self.squares + other.squares,
-        )
+        return Moments(self.count + other.count, self.total + other.total, self.squares + other.squares)
 
     @property
     def mean(self) -> float:

@@ -141,10 +141,27 @@ def _types_after(spec: WorkflowSpec, code: OperatorCode, types: ColumnTypes) -> 
     for name in code.reads:
         if name not in types:
             raise ConfigError(f"column {name!r} does not exist here; there are {', '.join(map(repr, types))}")
-    side = {} if code.table is None else source_types(spec.tables[code.table])
-    made = code.output_types({**side, **types} if side else types)
+    made = code.output_types({**types, **_side_types(spec, code, types)})
     kept = {name: found for name, found in types.items() if name not in code.removes}
     return {**kept, **made}
+
+
+def _side_types(spec: WorkflowSpec, code: OperatorCode, types: ColumnTypes) -> ColumnTypes:
+    """Types of what a step takes of its side table."""
+    if code.table is None:
+        return {}
+    side = source_types(spec.tables[code.table])
+    for name in (*code.reads, *code.writes):
+        if name not in side:
+            there = ", ".join(map(repr, side))
+            raise ConfigError(f"column {name!r} does not exist in table {code.table!r}; there are {there}")
+    for name in code.reads:
+        if side[name].is_list or side[name].kind != types[name].kind:
+            raise ConfigError(
+                f"column {name!r} holds {types[name]}, and {side[name]} in table {code.table!r}; expected one kind, "
+                "and one value a row of the table"
+            )
+    return {name: side[name] for name in code.writes}
 
 
 def _split_columns(spec: WorkflowSpec) -> set[str]:
