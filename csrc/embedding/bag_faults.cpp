@@ -2,6 +2,8 @@
 
 #include <tuple>
 
+#include "embedding/kernels.h"
+
 namespace terarec {
 namespace {
 
@@ -26,7 +28,7 @@ BagFault first_bad_key(const BagRange& range, int64_t begin, int64_t end) {
 
 }  // namespace
 
-// Both loops gather sign bits, so that compilers make vector code of them for any instruction set.
+// Lengths gather their sign bits, so that compilers make vector code of the loop for any instruction set.
 BagCheck check_bags(const BagRange& range) {
   const int64_t* offsets = range.offsets + range.first_bag;
   int64_t falls = 0, not_single = 0;
@@ -37,10 +39,9 @@ BagCheck check_bags(const BagRange& range) {
   }
   const int64_t begin = offsets[0], end = offsets[range.bags];
   if (falls < 0 || begin < 0 || end > range.num_keys) return {first_bad_offset(range), false};
-  int64_t outside = 0;
-  const int64_t last = range.rows - 1;
-  for (int64_t i = begin; i < end; i++) outside |= range.keys[i] | (last - range.keys[i]);
-  if (outside < 0) return {first_bad_key(range, begin, end), false};
+  if (kernels().has_outside({range.keys + begin, end - begin, range.rows})) {
+    return {first_bad_key(range, begin, end), false};
+  }
   return {{}, not_single == 0};
 }
 

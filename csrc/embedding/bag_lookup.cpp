@@ -9,7 +9,7 @@ namespace terarec {
 namespace {
 
 // Keys that are checked, then looked up: enough to make prefetching free, few enough to stay in the L1 cache.
-constexpr int64_t kBlockKeys = 4096;
+constexpr int64_t kBlockKeys = 2048;
 // No unit of work has more than this share of a thread's keys. Long units bring a table's rows to the L2 cache of one
 // core: with 100 tables of 8192 rows, ten keys, 1.1 to 1.2 x faster than blocks of 4096 keys at width 16 and 0.9 to
 // 1.1 x at width 64 (two Zen 3 cores).

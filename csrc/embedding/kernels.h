@@ -11,6 +11,13 @@
 
 namespace terarec {
 
+// Whether one of the keys is no row of a table of so many rows.
+struct CheckKeys {
+  const int64_t* keys;
+  int64_t count;
+  int64_t rows;
+};
+
 // Copies row keys[i] of a table to out + i * out_stride, for i < count.
 struct CopyRows {
   RowArray table;
@@ -21,7 +28,8 @@ struct CopyRows {
   bool stream;  // store past the caches; needs width % 16 == 0 and 64-byte aligned rows of `out`
 };
 
-// Pools the rows of bag b, keys[offsets[b]:offsets[b + 1]], into out + b * out_stride, for b < bags.
+// Pools the rows of bag b, keys[offsets[b]:offsets[b + 1]], into out + b * out_stride, for b < bags; meanwhile asks for as
+// many keys behind them, which are likely to be the next.
 struct PoolBags {
   RowArray table;
   const int64_t* keys;
@@ -128,6 +136,7 @@ struct UpdateRows {
 
 struct Kernels {
   const char* name;
+  bool (*has_outside)(const CheckKeys&);
   void (*copy_rows)(const CopyRows&);
   void (*pool_bags)(const PoolBags&);
   void (*spread_max)(const SpreadMax&);
