@@ -254,4 +254,5 @@ def _make_leaf(vectors: Tensor, deposit: Callable[[Tensor], None]) -> None:
             leaf.grad = None
 
     vectors.requires_grad_()
-    vectors.register_post_accumulate_grad_hook(hand_over)  # type: ignore[no-untyped-call]
+    # What `register_post_accumulate_grad_hook` does, but for a handle to take the hook away, which costs 7 us a call.
+    vectors._post_accumulate_grad_hooks = {0: hand_over}
