@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from terarec.cli.column_values import ColumnValues, column_values
 from terarec.cli.inspect_dataset import blocks, first_split, key_values, reserved_shares
-from terarec.cli.raw_values import raw_values
 from terarec.cli.show import Advance
 from terarec.errors import ConfigError
 from terarec.formats import ColumnBlock, read_dataset
-from terarec.spec import RARE_ID, CategoricalColumn
+from terarec.spec import CategoricalColumn
 
 Counts: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Distinct ids int64[n] and how often each occurs."""
@@ -46,7 +46,8 @@ def describe_column(path: Path, name: str, split: str | None, top: int, progress
         return {**told, **_numbers(scanned, numbers.index(name))}
     for position, column in enumerate(spec.categorical):
         if column.name == name:
-            return {**told, **_categories(path, column, scanned, position, top)}
+            (made,) = column_values(path, spec, [name])
+            return {**told, **_categories(made, column, scanned, position, top)}
     raise ConfigError(f"data set {spec.name!r} has no column {name!r}, expected one of {', '.join(spec.column_names)}")
 
 
@@ -59,7 +60,7 @@ def _told(scanned: Iterator[ColumnBlock], total: int, progress: Advance) -> Iter
 
 
 def _categories(
-    path: Path, column: CategoricalColumn, scanned: Iterator[ColumnBlock], position: int, top: int
+    made: ColumnValues, column: CategoricalColumn, scanned: Iterator[ColumnBlock], position: int, top: int
 ) -> dict[str, Any]:
     rows = 0
     seen: list[Counts] = []
@@ -74,10 +75,10 @@ def _categories(
         "rows": rows,
         "cardinality": column.rows,
         "ids_seen": ids.size,
-        **reserved_shares(_reserved(ids, counts), column),
+        **reserved_shares(ids, counts, made.num_reserved),
         "most_frequent": [
             {"id": int(ids[place]), "value": value, "count": int(counts[place]), "share": int(counts[place]) / num_keys}
-            for place, value in zip(order, raw_values(path, column.encoder, ids[order]), strict=True)
+            for place, value in zip(order, made.values(ids[order]), strict=True)
         ],
     }
 
@@ -89,13 +90,6 @@ def _merged(seen: list[Counts]) -> Counts:
     total = np.zeros(ids.size, dtype=np.int64)
     np.add.at(total, places, np.concatenate([none, *(counts for _, counts in seen)]))
     return ids, total
-
-
-def _reserved(ids: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How often the ids that encoders reserve occur, and in the last place all others."""
-    reserved = np.zeros(RARE_ID + 2, dtype=np.int64)
-    np.add.at(reserved, np.where((ids >= 0) & (ids <= RARE_ID), ids, RARE_ID + 1), counts)
-    return reserved
 
 
 def _numbers(scanned: Iterator[ColumnBlock], position: int) -> dict[str, Any]:

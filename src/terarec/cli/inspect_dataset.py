@@ -9,17 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from terarec.cli.column_values import ColumnValues, column_values
 from terarec.errors import ConfigError
 from terarec.formats import ColumnBlock, Keys, open_shard, read_dataset
-from terarec.spec import (
-    MISSING_ID,
-    RARE_ID,
-    CategoricalColumn,
-    DatasetSpec,
-    DenseColumn,
-    LabelColumn,
-    VocabularyEncoder,
-)
+from terarec.spec import MISSING_ID, CategoricalColumn, DatasetSpec
 
 
 def describe_dataset(path: Path) -> dict[str, Any]:
@@ -33,6 +26,8 @@ def describe_dataset(path: Path) -> dict[str, Any]:
     """
     spec = read_dataset(path)
     splits = [_split(path, spec, split) for split in spec.splits]
+    made = column_values(path, spec, spec.column_names)
+    num_numbers = len(spec.labels) + len(spec.dense)
     sample = next(blocks(path, spec, first_split(spec)), None) if spec.splits else None
     return {
         "what": "dataset",
@@ -46,11 +41,14 @@ def describe_dataset(path: Path) -> dict[str, Any]:
         "sampled_rows": 0 if sample is None else sample.num_rows,
         "splits": splits,
         "columns": [
-            *(_number_column("label", column) for column in spec.labels),
-            *(_number_column("dense", column) for column in spec.dense),
+            *(_number_column("label", column.name, None) for column in spec.labels),
             *(
-                _key_column(column, None if sample is None else sample.keys[position])
-                for position, column in enumerate(spec.categorical)
+                _number_column("dense", column.name, found.kind)
+                for column, found in zip(spec.dense, made[len(spec.labels) :], strict=False)
+            ),
+            *(
+                _key_column(column, found, None if sample is None else sample.keys[position])
+                for position, (column, found) in enumerate(zip(spec.categorical, made[num_numbers:], strict=True))
             ),
         ],
     }
@@ -76,24 +74,19 @@ def key_values(keys: Keys) -> NDArray[Any]:
     return keys[0] if isinstance(keys, tuple) else keys
 
 
-def reserved_shares(counts: NDArray[np.int64], column: CategoricalColumn) -> dict[str, float | None]:
-    """Shares of the ids that the column's encoder reserves; None where it reserves none.
+def reserved_shares(ids: NDArray[Any], counts: NDArray[np.int64] | None, num_reserved: int) -> dict[str, float | None]:
+    """Shares of the ids that stand for no value of their own; None where there are none.
 
     Args:
-        counts: int64[at least 2], how often each id occurs.
-        column: whose ids.
+        ids: int64[n], or any integers.
+        counts: int64[n], how often each of `ids` occurs; None for once.
+        num_reserved: `ColumnValues.num_reserved`.
     """
-    total = max(int(counts.sum()), 1)
-    missing = int(counts[MISSING_ID]) / total if column.encoder is not None else None
-    rare = int(counts[RARE_ID]) / total if isinstance(column.encoder, VocabularyEncoder) else None
+    weights = np.ones(len(ids), dtype=np.int64) if counts is None else counts
+    total = max(int(weights.sum()), 1)
+    missing = int(weights[ids == MISSING_ID].sum()) / total if num_reserved else None
+    rare = int(weights[(ids > MISSING_ID) & (ids < num_reserved)].sum()) / total if num_reserved > 1 else None
     return {"missing_share": missing, "rare_share": rare}
-
-
-def _reserved(keys: NDArray[Any], column: CategoricalColumn) -> NDArray[np.int64]:
-    """How often each id of a column, or at least those that encoders reserve, occurs."""
-    if column.rows is None:
-        return np.zeros(RARE_ID + 1, dtype=np.int64)
-    return np.bincount(keys, minlength=RARE_ID + 1)
 
 
 def _split(path: Path, spec: DatasetSpec, split: str) -> dict[str, Any]:
@@ -102,12 +95,11 @@ def _split(path: Path, spec: DatasetSpec, split: str) -> dict[str, Any]:
     return {"split": split, "rows": spec.num_rows(split), "shards": len(shards), "bytes": sum(sizes)}
 
 
-def _number_column(role: str, column: LabelColumn | DenseColumn) -> dict[str, Any]:
-    encoder = column.encoder if isinstance(column, DenseColumn) else None
+def _number_column(role: str, name: str, kind: str | None) -> dict[str, Any]:
     return {
-        "column": column.name,
+        "column": name,
         "role": role,
-        "encoder": encoder.kind if encoder is not None else None,
+        "encoder": kind,
         "rows": None,
         "hotness": None,
         "missing_share": None,
@@ -115,13 +107,13 @@ def _number_column(role: str, column: LabelColumn | DenseColumn) -> dict[str, An
     }
 
 
-def _key_column(column: CategoricalColumn, sample: Keys | None) -> dict[str, Any]:
+def _key_column(column: CategoricalColumn, made: ColumnValues, sample: Keys | None) -> dict[str, Any]:
     keys = np.zeros(0, dtype=np.int64) if sample is None else key_values(sample)
     return {
         "column": column.name,
         "role": "categorical",
-        "encoder": column.encoder.kind if column.encoder is not None else None,
+        "encoder": made.kind,
         "rows": column.rows,
         "hotness": column.hotness,
-        **reserved_shares(_reserved(keys, column), column),
+        **reserved_shares(keys, None, made.num_reserved),
     }
