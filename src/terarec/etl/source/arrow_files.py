@@ -1,0 +1,152 @@
+"""Parquet and Arrow files, row group by row group and batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from terarec.errors import FormatError
+from terarec.etl.columns import Column
+from terarec.etl.source.arrow_values import check_type, read_column, value_type
+from terarec.etl.source.bad_input import BadInputPolicy, InputFault
+from terarec.etl.source.files import SourceFile
+from terarec.etl.source.names import check_names
+from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart
+from terarec.etl.source.settle import report_fault, settle
+from terarec.formats.location import locate
+from terarec.spec import SourceSpec
+
+
+class _TypedReader:
+    """Reads files that tell the types of their columns, which have to be the same in all."""
+
+    def __init__(self, spec: SourceSpec) -> None:
+        self._spec = spec
+        self._names = [column.name for column in spec.columns]
+        self._first: tuple[str, dict[str, pa.DataType]] | None = None
+
+    def _check_schema(self, path: str, schema: pa.Schema) -> None:
+        check_names(path, self._names, schema.names)
+        found = {name: value_type(schema.field(name).type) for name in self._names}
+        for column in self._spec.columns:
+            check_type(path, column, schema.field(column.name).type)
+        if self._first is None:
+            self._first = path, found
+        first_path, expected = self._first
+        for name in self._names:
+            if found[name] != expected[name]:
+                raise FormatError(
+                    f"{path}: column {name!r} is {found[name]}, expected {expected[name]} as in {first_path}"
+                )
+
+    def _settled(self, part: RawPart, table: Any, policy: BadInputPolicy) -> ParsedPart:
+        found: list[FieldFaults] = []
+        columns: dict[str, Column] = {
+            column.name: read_column(table.column(column.name), column, self._spec, found)
+            for column in self._spec.columns
+        }
+
+        def fault_of(fields: FieldFaults, at: int) -> InputFault:
+            number = part.before + int(fields.rows[at]) + 1
+            return report_fault(fields, at, path=part.path, number=number, place="row")
+
+        return settle(ParsedPart(columns), found, policy, fault_of)
+
+
+class ParquetReader(_TypedReader):
+    """Reads Parquet files. ``content`` of a part is the file's metadata and the position of a row group.
+
+    Args:
+        spec: of the files.
+    """
+
+    def parts(self, file: SourceFile) -> Iterator[RawPart]:
+        """The row groups of `file` that have rows."""
+        with _opened(file.path) as source:
+            metadata = pq.read_metadata(source)
+        self._check_schema(file.path, metadata.schema.to_arrow_schema())
+        if metadata.num_rows == 0:
+            raise _no_rows(file.path)
+        before = 0
+        for group in range(metadata.num_row_groups):
+            rows = metadata.row_group(group).num_rows
+            share = file.bytes * rows // metadata.num_rows
+            if rows:
+                yield RawPart(file.path, before, rows, share, (metadata, group))
+            before += rows
+
+    def parse(self, part: RawPart, policy: BadInputPolicy) -> ParsedPart:
+        """The columns of a row group."""
+        metadata, group = part.content
+        with _opened(part.path) as source, pq.ParquetFile(source, metadata=metadata) as opened:
+            table = opened.read_row_group(group, columns=self._names, use_threads=False)
+        return self._settled(part, table, policy)
+
+    def text_bytes(self, file: SourceFile) -> int:
+        """About the bytes of the values in `file`."""
+        with _opened(file.path) as source:
+            metadata = pq.read_metadata(source)
+        return sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
+
+
+class IpcReader(_TypedReader):
+    """Reads Arrow files, of the random access or the stream format. ``content`` of a part is a batch.
+
+    Args:
+        spec: of the files.
+    """
+
+    def parts(self, file: SourceFile) -> Iterator[RawPart]:
+        """The batches of `file` that have rows."""
+        before = 0
+        with _opened(file.path) as source, _batches(source) as (schema, batches):
+            self._check_schema(file.path, schema)
+            for batch in batches:
+                chosen = batch.select(self._names)
+                if chosen.num_rows:
+                    yield RawPart(file.path, before, chosen.num_rows, batch.nbytes, chosen)
+                before += chosen.num_rows
+        if not before:
+            raise _no_rows(file.path)
+
+    def parse(self, part: RawPart, policy: BadInputPolicy) -> ParsedPart:
+        """The columns of a batch."""
+        return self._settled(part, part.content, policy)
+
+    def text_bytes(self, file: SourceFile) -> int:
+        """About the bytes of the values in `file`."""
+        return file.bytes
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    """What PyArrow reads from; a damaged file is a `FormatError`."""
+    source = locate(path).open()
+    try:
+        yield source
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+        raise FormatError(f"{path}: cannot be read ({str(error).splitlines()[0]}), expected a whole file") from error
+    finally:
+        if not isinstance(source, str):
+            source.close()
+
+
+@contextmanager
+def _batches(source: Any) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
+    with pa.OSFile(source) if isinstance(source, str) else pa.PythonFile(source, mode="r") as stream:
+        is_file = stream.read(6) == b"ARROW1"
+        stream.seek(0)
+        if is_file:
+            reader = pa.ipc.open_file(stream)
+            yield reader.schema, (reader.get_batch(at) for at in range(reader.num_record_batches))
+        else:
+            stream_reader = pa.ipc.open_stream(stream)
+            yield stream_reader.schema, iter(stream_reader)
+
+
+def _no_rows(path: str) -> FormatError:
+    return FormatError(f"{path}: the file is empty, expected at least one row")

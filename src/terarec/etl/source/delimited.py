@@ -1,0 +1,193 @@
+"""Delimited text: each file's layout by its header, its blocks, and their columns."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from terarec.errors import FormatError
+from terarec.etl.columns import Column
+from terarec.etl.source.bad_input import BadInputPolicy, InputFault, show
+from terarec.etl.source.files import SourceFile
+from terarec.etl.source.names import check_names
+from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart
+from terarec.etl.source.settle import report_fault, settle, without_bad
+from terarec.etl.source.text import BLOCK_BYTES, MAX_LINE_BYTES, read_text, text_bytes
+from terarec.etl.source.times import parse_times
+from terarec.kernels.cpu.delimited import count_rows, parse_delimited
+from terarec.kernels.delimited_types import (
+    EXPECTED,
+    DelimitedField,
+    DelimitedLayout,
+    FieldFault,
+    FieldType,
+    ParsedColumn,
+    ParsedLines,
+)
+from terarec.spec import SourceColumn, SourceSpec
+
+
+class DelimitedReader:
+    """Reads lines of delimited fields.
+
+    Args:
+        spec: of the files.
+        block_bytes: text read at once.
+    """
+
+    def __init__(self, spec: SourceSpec, block_bytes: int = BLOCK_BYTES) -> None:
+        self._spec = spec
+        self._block_bytes = block_bytes
+
+    def parts(self, file: SourceFile) -> Iterator[RawPart]:
+        """The lines of `file` in blocks; ``content`` is the text and the names of the fields, None for others."""
+        names: tuple[str | None, ...] | None = None
+        if not self._spec.header:
+            names = tuple(column.name for column in self._spec.columns)
+        lines = rows = 0
+        for text, read_bytes in read_text(file, self._block_bytes):
+            if names is None:
+                header, text = _first_line(text)
+                names = self._fields(file.path, header)
+                lines = 1
+            num_lines, num_rows = count_rows(text)
+            yield RawPart(file.path, lines, num_rows, read_bytes, (text, names))
+            lines += num_lines
+            rows += num_rows
+        if not rows:
+            raise FormatError(f"{file.path}: the file is empty, expected at least one row")
+
+    def parse(self, part: RawPart, policy: BadInputPolicy) -> ParsedPart:
+        """The columns of a block."""
+        text, names = part.content
+        parsed = parse_delimited(text, self._layout(names, policy))
+        columns: dict[str, Column] = {}
+        found: list[FieldFaults] = []
+        for name, values in zip(names, parsed.columns, strict=True):
+            if values is not None:
+                columns[name] = self._column(self._source(name), values, found)
+        faults = [_report(part, names, fault) for fault in parsed.faults]
+        ordered = {column.name: columns[column.name] for column in self._spec.columns}
+        counts = {str(kind): count for kind, count in parsed.fault_counts.items()}
+        read = ParsedPart(ordered, parsed.kept, counts, faults)
+
+        def fault_of(fields: FieldFaults, at: int) -> InputFault:
+            line = _line_of_row(text, parsed, int(fields.rows[at]))
+            return report_fault(fields, at, path=part.path, number=part.before + line + 1)
+
+        return settle(read, found, policy, fault_of)
+
+    def text_bytes(self, file: SourceFile) -> int:
+        """About the bytes of the text in `file`."""
+        return text_bytes(file)
+
+    def _fields(self, path: str, header: bytes) -> tuple[str | None, ...]:
+        names = split_header(path, header, self._spec)
+        wanted = [column.name for column in self._spec.columns]
+        check_names(path, wanted, names)
+        return tuple(name if name in wanted else None for name in names)
+
+    def _source(self, name: str) -> SourceColumn:
+        column = self._spec.column(name)
+        assert column is not None
+        return column
+
+    def _layout(self, names: tuple[str | None, ...], policy: BadInputPolicy) -> DelimitedLayout:
+        return DelimitedLayout(
+            fields=tuple(DelimitedField("skip") if name is None else _field(self._source(name)) for name in names),
+            delimiter=self._spec.delimiter.encode(),
+            quote=self._spec.quote,
+            trim=self._spec.trim,
+            missing=tuple(word.encode() for word in self._spec.missing if word),
+            policy=policy,
+            max_line_bytes=MAX_LINE_BYTES,
+        )
+
+    def _column(self, source: SourceColumn, values: ParsedColumn, found: list[FieldFaults]) -> Column:
+        if source.type == "time" and source.format is not None:
+            return _times(source, values, found)
+        if values.text_offsets is not None:
+            return Column("text", text_array(values), None, values.list_offsets)
+        kind = "integer" if source.type == "time" else source.type
+        missing = None if kind == "number" else values.missing
+        return Column(kind, values.values, missing, values.list_offsets)
+
+
+def split_header(path: str, header: bytes, spec: SourceSpec) -> list[str]:
+    """The names in a header line, without white space around them.
+
+    Raises:
+        FormatError: not UTF-8.
+    """
+    try:
+        line = header.decode()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: line 1: byte {error.start} is not UTF-8, expected the names of columns") from None
+    fields = next(csv.reader([line], delimiter=spec.delimiter)) if spec.quote and line else line.split(spec.delimiter)
+    return [field.strip() for field in fields]
+
+
+def text_array(values: ParsedColumn) -> pa.LargeStringArray:
+    """Parsed text as Arrow's, without a copy; null where missing."""
+    assert values.text_offsets is not None
+    nulls = None
+    if values.missing is not None:
+        nulls = pa.py_buffer(np.packbits(~values.missing, bitorder="little"))
+    buffers: list[Any] = [pa.py_buffer(values.text_offsets), pa.py_buffer(values.values)]
+    return pa.LargeStringArray.from_buffers(len(values.text_offsets) - 1, *buffers, nulls)
+
+
+def _field(column: SourceColumn) -> DelimitedField:
+    separator = (column.separator or "").encode()
+    if column.type == "time":
+        return DelimitedField("integer" if column.format is None else "text", separator)
+    field_type: FieldType = column.type
+    return DelimitedField(field_type, separator)
+
+
+def _times(source: SourceColumn, values: ParsedColumn, found: list[FieldFaults]) -> Column:
+    assert source.format is not None
+    texts = text_array(values)
+    seconds, bad = parse_times(texts, source.format)
+    missing = bad if values.missing is None else bad | values.missing
+    column = Column("integer", seconds, missing if missing.any() else None, values.list_offsets)
+    if not bad.any():
+        return column
+    column, faults = without_bad(column, source, bad, "time", f"a time like {source.format!r}", texts)
+    found.append(faults)
+    return column
+
+
+def _first_line(text: bytes) -> tuple[bytes, bytes]:
+    end = text.find(b"\n") + 1 or len(text)
+    return text[:end].rstrip(b"\r\n"), text[end:]
+
+
+def _report(part: RawPart, names: tuple[str | None, ...], fault: FieldFault) -> InputFault:
+    """A fault in a line, or in one of its fields."""
+    column = None
+    got, expected = show(fault.text), EXPECTED[fault.kind]
+    if fault.kind in ("short_line", "long_line"):
+        got = f"found {fault.field} field{'s' if fault.field != 1 else ''}"
+        expected = f"{len(names)} separated by the delimiter"
+    elif fault.kind == "oversized_line":
+        expected = f"a line of at most {MAX_LINE_BYTES} bytes"
+    else:
+        column = names[fault.field] or f"{fault.field + 1}"
+    number = part.before + fault.line + 1
+    return InputFault(path=part.path, number=number, kind=fault.kind, column=column, got=got, expected=expected)
+
+
+def _line_of_row(text: bytes, parsed: ParsedLines, row: int) -> int:
+    """Position of the line, from 0, that holds a kept row."""
+    return int(lines_of_rows(text)[row if parsed.kept is None else parsed.kept[row]])
+
+
+def lines_of_rows(text: bytes) -> NDArray[np.int64]:
+    """Positions of the lines that are not empty, int64[rows]."""
+    return np.array([at for at, line in enumerate(text.split(b"\n")) if line.removesuffix(b"\r")], dtype=np.int64)

@@ -1,0 +1,103 @@
+"""Files, directories, globs and URLs -> the files to read, in order."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from terarec.errors import ConfigError, DataNotFoundError, FormatError
+from terarec.formats.location import file_system, is_remote
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file of rows.
+
+    Attributes:
+        path: path or URL.
+        bytes: its size as it is stored.
+        version: changes when the file does: time of change in nanoseconds, or what the remote store tells.
+    """
+
+    path: str
+    bytes: int
+    version: str
+
+
+def find_files(paths: Sequence[str | Path]) -> tuple[SourceFile, ...]:
+    """The files that `paths` name, in the order of `paths`.
+
+    A directory stands for the files in it and below, a glob for what it matches, both in the order of their names; what
+    begins with ``.`` or ``_`` in a directory is left out.
+
+    Raises:
+        ConfigError: no path, or a URL of a kind that fsspec does not know.
+        DataNotFoundError: a path or a glob without a file.
+        FormatError: a directory without a file, or an empty file.
+        MissingDependencyError: a URL without fsspec, or without the library that it needs for this kind of URL.
+    """
+    if not paths:
+        raise ConfigError("sources: got none, expected at least one file")
+    files = [file for path in paths for file in (_remote(str(path)) if is_remote(path) else _local(Path(path)))]
+    for file in files:
+        if file.bytes == 0:
+            raise FormatError(f"{file.path}: the file is empty, expected at least one row")
+    return tuple(files)
+
+
+def fingerprint(files: Sequence[SourceFile]) -> str:
+    """A text that changes when a file does."""
+    listed = [[file.path, file.bytes, file.version] for file in files]
+    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+
+
+def _local(path: Path) -> Iterator[SourceFile]:
+    found = [path]
+    if not path.exists():
+        if not glob.has_magic(str(path)):
+            raise DataNotFoundError(f"{path}: no such file")
+        found = sorted(map(Path, glob.glob(str(path))))
+        if not found:
+            raise DataNotFoundError(f"{path}: matches no file")
+    for entry in found:
+        if not entry.is_dir():
+            yield _local_file(entry)
+            continue
+        inside = sorted(file for file in entry.rglob("*") if file.is_file() and _is_data(file.relative_to(entry).parts))
+        if not inside:
+            raise FormatError(f"{entry}: the directory has no data file, expected at least one")
+        yield from map(_local_file, inside)
+
+
+def _local_file(path: Path) -> SourceFile:
+    status = path.stat()
+    return SourceFile(str(path), status.st_size, str(status.st_mtime_ns))
+
+
+def _remote(url: str) -> Iterator[SourceFile]:
+    files, path = file_system(url)
+    if not files.exists(path):
+        if not glob.has_magic(path):
+            raise DataNotFoundError(f"{url}: no such file")
+        found = sorted(files.glob(path))
+        if not found:
+            raise DataNotFoundError(f"{url}: matches no file")
+    else:
+        found = [path]
+    for entry in found:
+        inside = [entry]
+        if files.isdir(entry):
+            below = sorted(files.find(entry))
+            inside = [file for file in below if _is_data(PurePosixPath(file).relative_to(entry).parts)]
+            if not inside:
+                raise FormatError(f"{url}: the directory has no data file, expected at least one")
+        for file in inside:
+            yield SourceFile(files.unstrip_protocol(file), int(files.size(file)), str(files.ukey(file)))
+
+
+def _is_data(parts: Sequence[str]) -> bool:
+    return not any(part.startswith((".", "_")) for part in parts)

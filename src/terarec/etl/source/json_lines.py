@@ -1,0 +1,102 @@
+"""Files of one JSON object a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyarrow import json
+
+from terarec.errors import FormatError
+from terarec.etl.columns import Column
+from terarec.etl.source.arrow_values import read_column
+from terarec.etl.source.bad_input import BadInputPolicy, InputFault
+from terarec.etl.source.delimited import lines_of_rows
+from terarec.etl.source.files import SourceFile
+from terarec.etl.source.json_fields import read_objects
+from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart
+from terarec.etl.source.settle import report_fault, settle
+from terarec.etl.source.text import BLOCK_BYTES, MAX_LINE_BYTES, read_text, text_bytes
+from terarec.kernels.cpu.delimited import count_rows
+from terarec.spec import SourceColumn, SourceSpec
+
+_TYPES = {"text": pa.string(), "hex32": pa.string(), "integer": pa.int64(), "number": pa.float64()}
+
+
+class JsonLinesReader:
+    """Reads lines of JSON objects. Fields of other names are passed over; an absent one is missing.
+
+    Args:
+        spec: of the files.
+        block_bytes: text read at once.
+    """
+
+    def __init__(self, spec: SourceSpec, block_bytes: int = BLOCK_BYTES) -> None:
+        self._spec = spec
+        self._block_bytes = block_bytes
+        self._schemas = [
+            pa.schema([(column.name, _type(column, lists)) for column in spec.columns]) for lists in (True, False)
+        ]
+
+    def parts(self, file: SourceFile) -> Iterator[RawPart]:
+        """The lines of `file` in blocks; ``content`` is the text."""
+        lines = rows = 0
+        for text, read_bytes in read_text(file, self._block_bytes):
+            num_lines, num_rows = count_rows(text)
+            yield RawPart(file.path, lines, num_rows, read_bytes, text)
+            lines += num_lines
+            rows += num_rows
+        if not rows:
+            raise FormatError(f"{file.path}: the file is empty, expected at least one row")
+
+    def parse(self, part: RawPart, policy: BadInputPolicy) -> ParsedPart:
+        """The columns of a block."""
+        found: list[FieldFaults] = []
+        table = self._read_whole(part)
+        if table is None:  # line by line: something is wrong, or of a form that Arrow does not read
+            table, found = read_objects(part.content, self._spec)
+        columns: dict[str, Column] = {
+            column.name: read_column(table.column(column.name), column, self._spec, found)
+            for column in self._spec.columns
+        }
+
+        def fault_of(fields: FieldFaults, at: int) -> InputFault:
+            line = int(lines_of_rows(part.content)[fields.rows[at]])
+            return report_fault(fields, at, path=part.path, number=part.before + line + 1)
+
+        return settle(ParsedPart(columns), found, policy, fault_of)
+
+    def text_bytes(self, file: SourceFile) -> int:
+        """About the bytes of the text in `file`."""
+        return text_bytes(file)
+
+    def _read_whole(self, part: RawPart) -> pa.Table | None:
+        """The block as Arrow's reader has it; None if it refuses it."""
+        if len(part.content) > MAX_LINE_BYTES and max(map(len, part.content.split(b"\n"))) > MAX_LINE_BYTES:
+            return None
+        try:
+            part.content.decode()
+        except UnicodeDecodeError:
+            return None
+        lists = any(column.separator is not None for column in self._spec.columns)
+        for schema in self._schemas if lists else self._schemas[:1]:
+            try:
+                table = json.read_json(
+                    pa.BufferReader(part.content),
+                    json.ReadOptions(use_threads=False, block_size=len(part.content) + 1),
+                    json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+                )
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                continue
+            if table.num_rows == part.num_rows:
+                return table
+        return None
+
+
+def _type(column: SourceColumn, lists: bool) -> pa.DataType:
+    if column.separator is not None and not lists:
+        return pa.string()
+    kind = column.type
+    if kind == "time":
+        kind = "integer" if column.format is None else "text"
+    return pa.list_(_TYPES[kind]) if column.separator is not None else _TYPES[kind]

@@ -1,0 +1,24 @@
+"""Columns of a spec found by their names in a file."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from terarec.errors import ConfigError, FormatError
+
+
+def check_names(path: str, wanted: Sequence[str], names: Sequence[str]) -> None:
+    """Check that a file which names its columns has the wanted ones, each once.
+
+    Raises:
+        ConfigError: it lacks one.
+        FormatError: it has one several times.
+    """
+    for name in wanted:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise ConfigError(f"{path}: has no column {name!r}{hint}, expected {', '.join(names)}")
+        if names.count(name) > 1:
+            raise FormatError(f"{path}: names column {name!r} {names.count(name)} times, expected once")

@@ -1,0 +1,126 @@
+"""The rows of several files, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from terarec.errors import ConfigError, FormatError
+from terarec.etl.columns import Block
+from terarec.etl.in_order import available_threads, map_in_order
+from terarec.etl.source.arrow_files import IpcReader, ParquetReader
+from terarec.etl.source.bad_input import BAD_INPUT_POLICIES, BadInputLog, BadInputPolicy, BadInputReport
+from terarec.etl.source.delimited import DelimitedReader
+from terarec.etl.source.files import SourceFile, find_files, fingerprint
+from terarec.etl.source.json_lines import JsonLinesReader
+from terarec.etl.source.raw_block import FormatReader, RawBlock
+from terarec.spec import SourceSpec
+
+_READERS = {
+    "delimited": DelimitedReader,
+    "json_lines": JsonLinesReader,
+    "parquet": ParquetReader,
+    "arrow": IpcReader,
+}
+
+
+class Source:
+    """The rows of files, which may be read as often as wanted.
+
+    Args:
+        files: in the order of their rows.
+        reader: of their format.
+        policy: what happens to bad input.
+        threads: that parse in `blocks`.
+    """
+
+    def __init__(self, files: Sequence[SourceFile], reader: FormatReader, policy: BadInputPolicy, threads: int) -> None:
+        self.files = tuple(files)
+        self._reader = reader
+        self._policy = policy
+        self._threads = threads
+        self._log = BadInputLog()
+
+    def raw_blocks(self) -> Iterator[RawBlock]:
+        """All rows in order, read but not parsed.
+
+        Raises:
+            ConfigError: a file lacks a column.
+            FormatError: a damaged file, one without rows, or one with columns of other types.
+        """
+        first_row = 0
+        for position, file in enumerate(self.files):
+            for part in self._reader.parts(file):
+                yield RawBlock(position, first_row, part)
+                first_row += part.num_rows
+
+    def read_block(self, raw: RawBlock) -> Block:
+        """The rows of `raw` that are kept; any thread may call it.
+
+        Raises:
+            FormatError: bad input, with the policy "raise": file, line or row, column, and what is accepted.
+        """
+        parsed = self._reader.parse(raw.part, self._policy)
+        if parsed.faults and self._policy == "raise":
+            raise FormatError(str(parsed.faults[0]))
+        self._log.add(raw.first_row, parsed.counts, parsed.faults)
+        return parsed.block(raw)
+
+    def blocks(self) -> Generator[Block]:
+        """All rows in order. Each call gives the same blocks, whatever the number of threads.
+
+        Raises:
+            ConfigError, FormatError: as `raw_blocks` and `read_block`.
+        """
+        with closing(map_in_order(self.read_block, self.raw_blocks(), self._threads)) as blocks:
+            yield from blocks
+
+    def count_rows(self) -> list[int]:
+        """Rows of each file, bad ones included."""
+        counts = [0] * len(self.files)
+        for raw in self.raw_blocks():
+            counts[raw.file] += raw.num_rows
+        return counts
+
+    def fingerprint(self) -> str:
+        """A text that changes when a file does, or their order."""
+        return fingerprint(self.files)
+
+    @property
+    def text_bytes(self) -> int:
+        """About the bytes of all values as text."""
+        return sum(map(self._reader.text_bytes, self.files))
+
+    @property
+    def bad_input(self) -> BadInputReport:
+        """The bad input in what was read so far; what is read again counts once."""
+        return self._log.report()
+
+
+def open_source(
+    spec: SourceSpec,
+    paths: Sequence[str | Path],
+    policy: BadInputPolicy = "raise",
+    threads: int | None = None,
+) -> Source:
+    """The rows of files, directories, globs and URLs.
+
+    Text files may be compressed, gzip or zstd by their content.
+
+    Args:
+        spec: how they are read.
+        paths: in the order of their rows; a directory stands for the files in it and below, in the order of their
+            names, without those that begin with ``.`` or ``_``.
+        policy: what happens to bad input: "raise" ends with it, "skip" leaves its row out, "missing" makes its field
+            missing.
+        threads: that parse; None takes as many as there are cores. One more reads.
+
+    Raises:
+        ConfigError: no path, an unknown policy, or a URL of an unknown kind.
+        DataNotFoundError: a path or a glob without a file.
+        FormatError: an empty file, or a directory without one.
+    """
+    if policy not in BAD_INPUT_POLICIES:
+        raise ConfigError(f"policy: got {policy!r}, expected one of {', '.join(map(repr, BAD_INPUT_POLICIES))}")
+    return Source(find_files(paths), _READERS[spec.format](spec), policy, threads or available_threads())

@@ -1,0 +1,88 @@
+"""Text files, plain, gzip or zstd by their content, as blocks of whole lines."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from terarec.errors import FormatError
+from terarec.etl.source.files import SourceFile
+from terarec.formats.location import is_remote, locate
+
+BLOCK_BYTES = 1 << 20
+"""Text read at once. The parser's time a row is the same from 1 to 4 MiB; less keeps a block and its columns in the
+second-level cache, and memory low."""
+
+MAX_LINE_BYTES = 1 << 20
+"""Longest line; of a longer one only so much is kept that the parser sees that it is longer."""
+
+_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+_UNPACKED = 4
+"""Bytes of text in a byte of a compressed log, about."""
+
+
+def read_text(file: SourceFile, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[bytes, int]]:
+    """Blocks of whole lines of `file`, and for each how many more bytes of the file, as it is stored, are read.
+
+    Raises:
+        FormatError: a damaged file.
+    """
+    position = 0
+    with _open(file) as (stored, stream):
+        for text in _cut(stream, block_bytes):
+            before, position = position, stored.tell()
+            yield text, position - before
+
+
+def text_bytes(file: SourceFile) -> int:
+    """About the bytes of the text in `file`."""
+    with _open(file) as (stored, stream):
+        return file.bytes if stored is stream else _UNPACKED * file.bytes
+
+
+@contextmanager
+def _open(file: SourceFile) -> Iterator[tuple[Any, Any]]:
+    """The file as it is stored, and its text; both are one unless it is compressed."""
+    compression: str | None = None
+    try:
+        with ExitStack() as opened:
+            stored = opened.enter_context(_stored(file))
+            first = stored.read(4)
+            stored.seek(0)
+            compression = next((name for magic, name in _MAGIC.items() if first.startswith(magic)), None)
+            stream = stored
+            if compression == "gzip":
+                stream = opened.enter_context(gzip.GzipFile(fileobj=stored))
+            elif compression == "zstd":
+                stream = opened.enter_context(pa.CompressedInputStream(pa.PythonFile(stored, mode="r"), "zstd"))
+            yield stored, stream
+    except (EOFError, zlib.error, OSError) as error:
+        if compression is None:
+            raise FormatError(f"{file.path}: cannot be read ({error})") from error
+        raise FormatError(f"{file.path}: not a whole {compression} file ({error})") from error
+
+
+def _stored(file: SourceFile) -> Any:
+    return locate(file.path).open() if is_remote(file.path) else Path(file.path).open("rb", buffering=0)
+
+
+def _cut(stream: Any, block_bytes: int) -> Iterator[bytes]:
+    rest = b""
+    first = True
+    while chunk := stream.read(block_bytes):
+        if first:
+            chunk, first = chunk.removeprefix(b"\xef\xbb\xbf"), False
+        end = chunk.rfind(b"\n") + 1
+        if end:
+            yield rest + chunk[:end]
+            rest = chunk[end:]
+        elif len(rest) <= MAX_LINE_BYTES:
+            rest += chunk
+    if rest:
+        yield rest

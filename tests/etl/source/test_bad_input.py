@@ -1,0 +1,190 @@
+"""Bad input ends the reading, loses its row or its field, and is told with its file and line."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from terarec.errors import FormatError
+from terarec.etl.source import open_source
+from terarec.etl.source import source as source_module
+from terarec.etl.source.delimited import DelimitedReader
+from terarec.etl.source.text import MAX_LINE_BYTES
+from terarec.spec import SourceColumn, SourceSpec
+from tests.etl.source.samples import rows_of, write_lines
+
+SPEC = SourceSpec(
+    format="delimited",
+    columns=(
+        SourceColumn(name="n", type="integer"),
+        SourceColumn(name="x", type="number"),
+        SourceColumn(name="t", type="time", format="%Y%m%d"),
+        SourceColumn(name="w", type="text"),
+    ),
+    delimiter=",",
+)
+GOOD = "1,0.5,19700102,a"
+BAD_LINES = {
+    "line 3, column 'n': got '1.5', expected an integer": "1.5,0.5,19700102,a",
+    "line 3, column 'n': got '9223372036854775808', expected an integer of 64 bits": "9223372036854775808,1,19700102,a",
+    "line 3, column 'x': got 'x', expected a number": "1,x,19700102,a",
+    "line 3, column 'x': got '-inf', expected a finite number": "1,-inf,19700102,a",
+    "line 3, column 't': got '19700230', expected a time like '%Y%m%d'": "1,1,19700230,a",
+    "line 3, column 'w': got '\\\\xff', expected UTF-8 text": b"1,1,19700102,\xff\n",
+    "line 3: found 3 fields, expected 4 separated by the delimiter": "1,1,19700102",
+    "line 3: found 5 fields, expected 4 separated by the delimiter": "1,1,19700102,a,",
+}
+
+
+def read(path, policy, spec=SPEC):
+    source = open_source(spec, [path], policy, threads=1)
+    rows, columns = rows_of(source)
+    again = rows_of(source)
+    assert again == (rows, columns)
+    return rows, columns, source.bad_input
+
+
+@pytest.mark.parametrize("message", BAD_LINES)
+def test_a_bad_line_is_raised_skipped_or_missing(tmp_path, message):
+    path = write_lines(tmp_path / "log", [GOOD, "", BAD_LINES[message], GOOD])
+    with pytest.raises(FormatError) as caught:
+        read(path, "raise")
+    assert str(caught.value) == f"{path}: {message}"
+    rows, columns, report = read(path, "skip")
+    assert (rows, columns["n"], columns["t"]) == ([0, 2], [1, 1], [86400, 86400])
+    assert sum(report.counts.values()) == 1
+    assert [str(fault) for fault in report.first] == [f"{path}: {message}"]
+    rows, columns, report = read(path, "missing")
+    assert rows == [0, 1, 2]
+    assert sum(report.counts.values()) == 1
+    lost = [name for name in columns if columns[name][1] is None]
+    expected = [message.split("'")[1]] if "column" in message else ["w"] if "found 3" in message else []
+    assert lost == expected
+
+
+def test_a_line_that_is_too_long_is_one_fault(tmp_path):
+    long = "1,1,19700102," + "x" * (3 * MAX_LINE_BYTES)
+    path = write_lines(tmp_path / "log", [GOOD, long, GOOD, long])
+    rows, columns, report = read(path, "skip")
+    assert rows == [0, 2]
+    assert report.counts == {"oversized_line": 2}
+    assert [fault.number for fault in report.first] == [2, 4]
+    rows, columns, report = read(path, "missing")
+    assert columns["n"] == [1, None, 1, None]
+
+
+def test_a_dropped_line_counts_for_one_fault(tmp_path):
+    path = write_lines(tmp_path / "log", ["x,y,z,a", GOOD, "1,1,z,a", "1,1"])
+    rows, _, report = read(path, "skip")
+    assert rows == [1]
+    assert report.counts == {"integer": 1, "short_line": 1, "time": 1}
+    _, _, report = read(path, "missing")
+    assert report.counts == {"integer": 1, "number": 1, "short_line": 1, "time": 2}
+    assert [fault.number for fault in report.first] == [1, 1, 1, 3, 4]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from([GOOD, *BAD_LINES.values(), "", "x,y,z,a"]), min_size=1, max_size=30), st.integers(1, 90)
+)
+def test_faults_do_not_depend_on_blocks_and_threads(tmp_path_factory, lines, block_bytes):
+    path = write_lines(tmp_path_factory.mktemp("logs") / "log", [GOOD, *lines])
+    with pytest.MonkeyPatch.context() as patch:
+        for policy in ("skip", "missing"):
+            expected = read(path, policy)
+            patch.setattr(source_module, "_READERS", {"delimited": lambda spec: DelimitedReader(spec, block_bytes)})
+            source = open_source(SPEC, [path], policy, threads=2)
+            assert (*rows_of(source), source.bad_input) == expected
+            patch.undo()
+
+
+JSON_SPEC = SourceSpec(
+    format="json_lines",
+    columns=(
+        SourceColumn(name="n", type="integer"),
+        SourceColumn(name="x", type="number"),
+        SourceColumn(name="h", type="hex32"),
+        SourceColumn(name="w", type="text"),
+        SourceColumn(name="l", type="integer", separator=" "),
+    ),
+)
+GOOD_OBJECT = {"n": 1, "x": 0.5, "h": "ff", "w": "a", "l": [1, None]}
+BAD_OBJECTS = {
+    "line 2, column 'n': got '1.5', expected an integer": {"n": 1.5},
+    "line 2, column 'n': got 'true', expected an integer": {"n": True},
+    "line 2, column 'n': got '9223372036854775808', expected an integer of 64 bits": {"n": 2**63},
+    "line 2, column 'x': got '\"1\"', expected a number": {"x": "1"},
+    "line 2, column 'h': got 'xyz', expected up to 8 hexadecimal digits, or an integer from 0 to 4294967295": {
+        "h": "xyz"
+    },
+    "line 2, column 'w': got '5', expected text in quotes": {"w": 5},
+    "line 2, column 'l': got '[1, 1.5]', expected an integer": {"l": [1, 1.5]},
+    "line 2: got '[1]', expected a JSON object in one line": "[1]",
+    "line 2: got '{\"n\": 1', expected a JSON object in one line": '{"n": 1',
+    "line 2: got '{\"n\": NaN}', expected a JSON object in one line": '{"n": NaN}',
+    "line 2: got '{}{}', expected a JSON object in one line": "{}{}",
+    "line 2: got '{\"w\": \"\\\\xff\"}', expected a JSON object in one line": b'{"w": "\xff"}\n',
+    "line 2, column 'x': got 'Infinity', expected a finite number": '{"x": 1e999}',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", BAD_OBJECTS)
+def test_a_bad_object_is_raised_skipped_or_missing(tmp_path, message):
+    bad = BAD_OBJECTS[message]
+    good = json.dumps(GOOD_OBJECT)
+    path = write_lines(
+        tmp_path / "log", [good, json.dumps({**GOOD_OBJECT, **bad}) if isinstance(bad, dict) else bad, good]
+    )
+    with pytest.raises(FormatError) as caught:
+        read(path, "raise", JSON_SPEC)
+    assert str(caught.value) == f"{path}: {message}"
+    rows, columns, report = read(path, "skip", JSON_SPEC)
+    assert rows == [0, 2]
+    assert columns == {"n": [1, 1], "x": [0.5, 0.5], "h": [255, 255], "w": ["a", "a"], "l": [[1, None]] * 2}
+    assert [str(fault) for fault in report.first] == [f"{path}: {message}"]
+    rows, columns, report = read(path, "missing", JSON_SPEC)
+    assert rows == [0, 1, 2]
+    assert sum(report.counts.values()) == 1
+    if isinstance(bad, dict) and "l" not in bad:
+        assert [name for name in columns if columns[name][1] is None] == list(bad)
+
+
+def test_bad_fields_of_parquet_are_told_by_row(tmp_path):
+    spec = SourceSpec(
+        format="parquet",
+        columns=(
+            SourceColumn(name="x", type="number"),
+            SourceColumn(name="h", type="hex32"),
+            SourceColumn(name="l", type="number", separator=","),
+            SourceColumn(name="t", type="time", format="%H:%M"),
+        ),
+    )
+    table = pa.table(
+        {
+            "x": [1.0, float("inf"), float("nan"), 2.0, 3.0],
+            "h": ["0", "f", "g", "0\n1", None],
+            "l": ["1,2", "", "nan,", "1,x,2", "3"],
+            "t": ["00:01", "1:00", None, "24:00", ""],
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
+    source = open_source(spec, [tmp_path / "a.parquet"], "missing")
+    rows, columns = rows_of(source)
+    assert rows == [0, 1, 2, 3, 4]
+    assert columns == {
+        "x": [1.0, None, None, 2.0, 3.0],
+        "h": [0, 15, None, None, None],
+        "l": [[1.0, 2.0], [], [None, None], [], [3.0]],
+        "t": [-2208988740, -2208985200, None, None, None],
+    }
+    assert source.bad_input.counts == {"hex": 2, "infinite": 1, "number": 1, "time": 1}
+    assert (
+        str(source.bad_input.first[0])
+        == f"{tmp_path}/a.parquet: row 2, column 'x': got 'inf', expected a finite number"
+    )
+    skipped = open_source(spec, [tmp_path / "a.parquet"], "skip")
+    assert rows_of(skipped)[0] == [0, 4]
+    assert sum(skipped.bad_input.counts.values()) == 3

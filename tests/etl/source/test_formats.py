@@ -1,0 +1,256 @@
+"""Every format gives the same rows; what does not fit the spec is refused with its place."""
+
+import gzip
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import feather
+
+from terarec.errors import ConfigError, DataNotFoundError, FormatError
+from terarec.etl.source import open_source
+from terarec.etl.source import source as source_module
+from terarec.etl.source.delimited import DelimitedReader
+from terarec.etl.source.json_lines import JsonLinesReader
+from terarec.spec import SourceColumn, SourceSpec
+from tests.etl.source.samples import EXPECTED, MIXED, ROWS, arrow_table, delimited_line, mixed, rows_of, write_lines
+
+NAMES = [column.name for column in MIXED]
+
+
+def check(spec, *paths):
+    source = open_source(spec, paths, threads=2)
+    for _ in range(2):
+        rows, columns = rows_of(source)
+        assert rows == list(range(len(rows)))
+        assert columns == {name: values * (len(rows) // 3) for name, values in EXPECTED.items()}
+    assert sum(source.count_rows()) == len(rows)
+    assert source.bad_input.counts == {}
+    assert source.text_bytes > 0
+    return source
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n"])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, lambda text: pa.compress(text, "zstd", asbytes=True)])
+def test_delimited_text(tmp_path, end, pack):
+    text = "".join(delimited_line(row) + end for row in ROWS).encode()
+    (tmp_path / "a").write_bytes(pack(text))
+    (tmp_path / "b").write_bytes(pack(b"\xef\xbb\xbf" + text.rstrip()))
+    check(mixed("delimited"), tmp_path / "a", tmp_path / "b")
+
+
+def test_compressed_files_of_several_members(tmp_path):
+    lines = [delimited_line(row).encode() + b"\n" for row in ROWS]
+    (tmp_path / "a.gz").write_bytes(b"".join(map(gzip.compress, lines)))
+    (tmp_path / "b.zst").write_bytes(b"".join(pa.compress(line, "zstd", asbytes=True) for line in lines))
+    check(mixed("delimited"), tmp_path / "a.gz", tmp_path / "b.zst")
+
+
+def test_a_header_names_the_columns_in_any_order(tmp_path):
+    header = ["extra", *reversed(NAMES), "more"]
+    lines = [",".join(f'"{name}"' for name in header)]
+    for row in ROWS:
+        fields = dict(zip(NAMES, delimited_line(row).split("\t"), strict=True))
+        lines.append(",".join(f'"{fields.get(name, "no number")}"' for name in header))
+    write_lines(tmp_path / "a.csv", lines)
+    write_lines(tmp_path / "b.csv", [",".join(NAMES), *(delimited_line(row, ",") for row in ROWS)])
+    check(mixed("delimited", delimiter=",", header=True, quote=True), tmp_path / "a.csv", tmp_path / "b.csv")
+
+
+def test_trimmed_fields_and_words_for_missing_values(tmp_path):
+    lines = [" , ".join(field or "?" for field in delimited_line(row).split("\t")) for row in ROWS]
+    write_lines(tmp_path / "a", lines)
+    check(mixed("delimited", delimiter=",", trim=True, missing=("?",)), tmp_path / "a")
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_json_lines(tmp_path, lists):
+    rows = []
+    for row in ROWS:
+        written = {"other": {"nested": [1]}, **{name: value for name, value in row.items() if value is not None}}
+        if not lists:
+            written["tags"] = "|".join(item or "" for item in row["tags"])
+            written["sizes"] = " ".join(map(str, row["sizes"]))
+        rows.append(json.dumps(written, ensure_ascii=False))
+    write_lines(tmp_path / "a.jsonl", rows)
+    (tmp_path / "b.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
+    check(mixed("json_lines"), tmp_path / "a.jsonl", tmp_path / "b.gz")
+
+
+def test_parquet_files_row_group_by_row_group(tmp_path):
+    pq.write_table(arrow_table(), tmp_path / "a.parquet", row_group_size=2)
+    pq.write_table(arrow_table(), tmp_path / "b.parquet")
+    source = check(mixed("parquet"), tmp_path)
+    assert [raw.num_rows for raw in source.raw_blocks()] == [2, 1, 3]
+    assert source.count_rows() == [3, 3]
+
+
+def test_arrow_files_and_streams(tmp_path):
+    feather.write_feather(arrow_table(), tmp_path / "a.arrow", chunksize=2)
+    with pa.ipc.new_stream(str(tmp_path / "b.arrows"), arrow_table().schema) as stream:
+        stream.write_table(arrow_table())
+    check(mixed("arrow"), tmp_path / "a.arrow", tmp_path / "b.arrows")
+
+
+def test_moments_and_large_integers_of_arrow(tmp_path):
+    spec = SourceSpec(
+        format="parquet",
+        columns=(
+            SourceColumn(name="t", type="time"),
+            SourceColumn(name="d", type="time"),
+            SourceColumn(name="h", type="hex32"),
+            SourceColumn(name="n", type="integer"),
+        ),
+    )
+    table = pa.table(
+        {
+            "t": pa.array([-1, 1_500, None], type=pa.timestamp("ms", tz="UTC")),
+            "d": pa.array([1, 0, None], type=pa.date32()),
+            "h": pa.array([2**32 - 1, -1, None], type=pa.int64()),
+            "n": pa.array([2**63 - 1, 2**63, None], type=pa.uint64()),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    source = open_source(spec, [tmp_path / "a.parquet"], "missing")
+    _, columns = rows_of(source)
+    assert columns == {
+        "t": [-1, 1, None], "d": [86400, 0, None], "h": [2**32 - 1, None, None], "n": [2**63 - 1, None, None]
+    }  # fmt: skip
+    assert source.bad_input.counts == {"hex": 1, "integer_range": 1}
+    with pytest.raises(FormatError, match=r"a.parquet: row 2, column 'h': got '-1', expected up to 8 hexadecimal"):
+        rows_of(open_source(spec, [tmp_path / "a.parquet"]))
+
+
+@pytest.mark.parametrize("block_bytes", [1, 7, 40, 1 << 20])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_rows_do_not_depend_on_blocks_and_threads(tmp_path, monkeypatch, block_bytes, threads):
+    text = write_lines(tmp_path / "a", [delimited_line(row) for row in ROWS * 5])
+    lines = write_lines(tmp_path / "b", [json.dumps(row) for row in ROWS * 5])
+    readers = {
+        "delimited": lambda spec: DelimitedReader(spec, block_bytes),
+        "json_lines": lambda spec: JsonLinesReader(spec, block_bytes),
+    }
+    monkeypatch.setattr(source_module, "_READERS", readers)
+    for spec, path in ((mixed("delimited"), text), (mixed("json_lines"), lines)):
+        rows, columns = rows_of(open_source(spec, [path, path], threads=threads))
+        assert rows == list(range(30))
+        assert columns == {name: values * 10 for name, values in EXPECTED.items()}
+
+
+def test_directories_globs_and_urls(tmp_path):
+    for name in ("b.tsv", "a.tsv", "sub/c.tsv", "_SUCCESS", ".hidden.tsv", "_tmp/d.tsv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_lines(tmp_path / name, ["1"])
+    spec = SourceSpec(format="delimited", columns=(SourceColumn(name="n", type="integer"),))
+
+    def found(*paths):
+        return [
+            file.path.removeprefix("file://").removeprefix(f"{tmp_path}/") for file in open_source(spec, paths).files
+        ]
+
+    assert found(tmp_path) == ["a.tsv", "b.tsv", "sub/c.tsv"]
+    assert found(f"{tmp_path}/?.tsv", tmp_path / "sub") == ["a.tsv", "b.tsv", "sub/c.tsv"]
+    pytest.importorskip("fsspec")
+    assert found(f"file://{tmp_path}") == ["a.tsv", "b.tsv", "sub/c.tsv"]
+    assert found(f"file://{tmp_path}/?.tsv") == ["a.tsv", "b.tsv"]
+    with pytest.raises(DataNotFoundError, match="no such file"):
+        found(f"file://{tmp_path}/x.tsv")
+
+
+def test_files_behind_a_url_read_as_local_ones(tmp_path):
+    fsspec = pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+    text = "".join(delimited_line(row) + "\n" for row in ROWS).encode()
+    memory.pipe("/in/a.tsv", text)
+    memory.pipe("/in/b.tsv.zst", pa.compress(text, "zstd", asbytes=True))
+    pq.write_table(arrow_table(), tmp_path / "a.parquet")
+    memory.pipe("/table/a.parquet", (tmp_path / "a.parquet").read_bytes())
+    first = check(mixed("delimited"), "memory://in").fingerprint()
+    check(mixed("parquet"), "memory://table/a.parquet")
+    memory.pipe("/in/a.tsv", text + text)
+    assert check(mixed("delimited"), "memory://in").fingerprint() != first
+    memory.rm("/in", recursive=True)
+    memory.rm("/table", recursive=True)
+
+
+def test_fingerprints_change_with_the_files(tmp_path):
+    spec = SourceSpec(format="delimited", columns=(SourceColumn(name="n", type="integer"),))
+    paths = [write_lines(tmp_path / name, ["1"]) for name in "ab"]
+    first = open_source(spec, paths).fingerprint()
+    assert open_source(spec, paths).fingerprint() == first
+    assert open_source(spec, paths[::-1]).fingerprint() != first
+    write_lines(paths[1], ["1", "2"])
+    assert open_source(spec, paths).fingerprint() != first
+
+
+REFUSED = {
+    "x": (None, DataNotFoundError, "x: no such file"),
+    "*.x": (None, DataNotFoundError, "matches no file"),
+    "empty": ([], FormatError, "empty: the file is empty, expected at least one row"),
+    "ends": (["", ""], FormatError, "ends: the file is empty"),
+    "header": (["n"], FormatError, "header: the file is empty"),
+    "other": (["m,nn", "1,2"], ConfigError, r"other: has no column 'n' \(did you mean 'nn'\?\), expected m, nn"),
+    "twice": (["n,n", "1,2"], FormatError, "twice: names column 'n' 2 times, expected once"),
+    "latin": ([b"\xe9\n", "1"], FormatError, "latin: line 1: byte 0 is not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_files_that_do_not_fit_are_refused(tmp_path, case):
+    lines, error, message = REFUSED[case]
+    if lines is not None:
+        write_lines(tmp_path / case, lines)
+    columns = (SourceColumn(name="n", type="integer"),)
+    spec = SourceSpec(format="delimited", columns=columns, delimiter=",", header=case != "ends")
+    with pytest.raises(error, match=message):
+        rows_of(open_source(spec, [tmp_path / case]))
+
+
+def test_wrong_arguments_are_refused(tmp_path):
+    spec = mixed("delimited")
+    with pytest.raises(ConfigError, match="sources: got none"):
+        open_source(spec, [])
+    with pytest.raises(ConfigError, match="policy: got 'ignore', expected one of 'raise', 'skip', 'missing'"):
+        open_source(spec, [write_lines(tmp_path / "a", ["1"])], "ignore")
+    (tmp_path / "d").mkdir()
+    with pytest.raises(FormatError, match="d: the directory has no data file"):
+        open_source(spec, [tmp_path / "d"])
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lambda text: pa.compress(text, "zstd", asbytes=True)])
+def test_a_truncated_file_is_refused(tmp_path, pack):
+    text = "".join(f"{number * 7919}\n" for number in range(5000)).encode()
+    packed = pack(text)
+    (tmp_path / "a").write_bytes(packed[: len(packed) // 2])
+    spec = SourceSpec(format="delimited", columns=(SourceColumn(name="n", type="integer"),))
+    with pytest.raises(FormatError, match=r"a: not a whole (gzip|zstd) file"):
+        rows_of(open_source(spec, [tmp_path / "a"]))
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "arrow"])
+def test_damaged_and_changing_arrow_files_are_refused(tmp_path, file_format):
+    def write(table, name):
+        if file_format == "parquet":
+            pq.write_table(table, tmp_path / name)
+        else:
+            feather.write_feather(table, tmp_path / name)
+        return tmp_path / name
+
+    spec = SourceSpec(format=file_format, columns=(SourceColumn(name="n", type="number"),))
+    good = write(pa.table({"n": [1, 2]}), "good")
+    with pytest.raises(FormatError, match=r"other: column 'n' is double, expected int64 as in .*good"):
+        rows_of(open_source(spec, [good, write(pa.table({"n": [1.5]}), "other")]))
+    with pytest.raises(FormatError, match="text: column 'n' is string, expected number"):
+        rows_of(open_source(spec, [write(pa.table({"n": ["a"]}), "text")]))
+    with pytest.raises(FormatError, match=r"lists: column 'n' is list<.*>, expected number"):
+        rows_of(open_source(spec, [write(pa.table({"n": [[1]]}), "lists")]))
+    with pytest.raises(ConfigError, match=r"named: has no column 'n', expected m"):
+        rows_of(open_source(spec, [write(pa.table({"m": [1]}), "named")]))
+    with pytest.raises(FormatError, match="none: the file is empty"):
+        rows_of(open_source(spec, [write(pa.table({"n": np.array([], np.int64)}), "none")]))
+    cut = tmp_path / "cut"
+    cut.write_bytes(good.read_bytes()[:-9])
+    with pytest.raises(FormatError, match="cut: cannot be read"):
+        rows_of(open_source(spec, [cut]))
