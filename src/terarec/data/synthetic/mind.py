@@ -31,12 +31,16 @@ _FIRST_SECOND = 1_573_257_600  # 2019-11-09 00:00 UTC
 _TRAIN_SECONDS, _VALID_SECONDS = 6 * 86_400, 86_400
 _VALID_SHARE = 0.2
 _FEWEST_SHOWN, _MOST_SHOWN = 4, 8
-_FEWEST_READ, _MOST_READ = 0, 25
+_FEWEST_READ, _MOST_READ = 3, 25
+_NEW_SHARE = 0.02
+"""Share of the users who have read nothing."""
+_READ_FAVOURITES = 0.8
+"""Share of what was read that is of a favourite category."""
 _CLICKED_SHARE = 0.25
 
 _BLOCK_ROWS = 16_384
 _PILOT_ROWS = 16_384
-_SHOWN, _READ, _MOMENT, _LABEL, _SUBCATEGORY = range(5)
+_SHOWN, _READ, _MOMENT, _LABEL, _SUBCATEGORY, _NEW = range(6)
 _READ_ENCOUNTERS = 1 << 40
 """Encounters from here on are of histories, those before of pages."""
 
@@ -86,10 +90,11 @@ class _Site:
         seed = self.tastes.seed
         span = _MOST_READ + 1 - _FEWEST_READ
         count = _FEWEST_READ + (streams.traits(seed, _READ, users) * span).astype(np.int64)
+        count[streams.traits(seed, _NEW, users) < _NEW_SHARE] = 0
         readers = np.repeat(users, count)
         offsets = np.concatenate([[0], np.cumsum(count)])
         place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], count)
-        read = self.tastes.draw_items(readers, _READ_ENCOUNTERS + readers * _MOST_READ + place)
+        read = self.tastes.draw_items(readers, _READ_ENCOUNTERS + readers * _MOST_READ + place, _READ_FAVOURITES)
         return raw_lines.lists_joined(_names(read), offsets, " ")
 
     def piece(self, split: str, start: int, stop: int, seconds: NDArray[np.int64]) -> Piece:

@@ -36,7 +36,7 @@ _ENDED_SHARE = 0.7
 """Share of the visits that end with a product in the cart or bought; the others end with a view."""
 _EVENTS_A_VISIT = 2.0 + _ENDED_SHARE
 _BOUGHT_SHARE = 0.4
-_BRAND_EFFECT, _EVENING_EFFECT, _PRICE_EFFECT = 0.8, 0.5, -0.6
+_FIT, _BRAND_EFFECT, _EVENING_EFFECT, _PRICE_EFFECT = 1.0, 1.0, 0.8, -0.8
 
 _BLOCK_VISITS = 16_384
 _PILOT_VISITS = 16_384
@@ -100,9 +100,10 @@ class _Shop:
     def plan(cls, rows: int, seed: int) -> _Shop:
         tastes = Tastes(
             seed=seed,
-            num_users=max(rows // 100, 20),
-            num_items=min(max(rows // 100, 120), 150_000),
+            num_users=max(rows // 200, 20),
+            num_items=min(max(rows // 500, 120), 150_000),
             num_groups=len(CATEGORIES),
+            fit=_FIT,
         )
         shop = cls(tastes, max(rows / _EVENTS_A_VISIT, 1.0) / _SECONDS, 0.0)
         pilot = -1 - np.arange(_PILOT_VISITS)  # no visit of the log

@@ -9,14 +9,11 @@ from numpy.typing import NDArray
 
 from terarec.data.synthetic import streams
 
-# A history of a few items of two favourite groups tells a model what the id of a new user cannot.
-_FIT = 2.4
-"""What the logit gains where an item's group is a favourite of the user's."""
 _APPEAL = 0.9
 """Deviation of what an item adds to the logit for every user."""
 _LEANING = 0.3
 """Deviation of what a user adds for every item: small, since it takes many rows a user to learn."""
-_FAVOURITE_SHARE = 0.6
+MET_FAVOURITES = 0.6
 """Share of the items that a user comes upon because their group is a favourite."""
 
 _FIRST, _SECOND, _ITEM, _USER, _APPEAL_STREAM, _LEANING_STREAM = 1_000, 1_001, 1_002, 1_003, 1_010, 1_020
@@ -32,12 +29,14 @@ class Tastes:
         num_users: number of users.
         num_items: number of items; low numbers are met more often.
         num_groups: number of groups; item i is of group i modulo it.
+        fit: what the logit gains where an item's group is a favourite of the user's.
     """
 
     seed: int
     num_users: int
     num_items: int
     num_groups: int
+    fit: float = 3.0
 
     def favourites(self, users: NDArray[np.int64]) -> NDArray[np.int64]:
         """The two groups int64[n, 2], different ones, that each of `users` likes."""
@@ -53,13 +52,15 @@ class Tastes:
         """A user for each encounter (a number of its own), all equally likely."""
         return _number(self.num_users, streams.traits(self.seed, _USER, encounters))
 
-    def draw_items(self, users: NDArray[np.int64], encounters: NDArray[np.int64]) -> NDArray[np.int64]:
-        """What each of `users` meets: often of favourite groups, and rather items of low numbers."""
+    def draw_items(
+        self, users: NDArray[np.int64], encounters: NDArray[np.int64], favourites: float = MET_FAVOURITES
+    ) -> NDArray[np.int64]:
+        """What each of `users` meets: the share `favourites` of favourite groups, and rather items of low numbers."""
         place, which, why = (streams.traits(self.seed, _ITEM + 10 * part, encounters) for part in range(3))
         items = _number(self.num_items, place**2)
         wanted = self.favourites(users)[np.arange(len(users)), (which < 0.5).astype(np.int64)]
         moved = np.minimum(items - items % self.num_groups + wanted, self.num_items - 1)
-        return np.where(why < _FAVOURITE_SHARE, moved, items)
+        return np.where(why < favourites, moved, items)
 
     def fits(self, users: NDArray[np.int64], groups: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether each of `groups` is a favourite of the user beside it."""
@@ -74,7 +75,7 @@ class Tastes:
         appeal = _APPEAL * streams.normal_traits(self.seed, _APPEAL_STREAM, items)
         leaning = _LEANING * streams.normal_traits(self.seed, _LEANING_STREAM, users)
         is_wanted = self.fits(users, self.groups(items)) if fits is None else fits
-        return appeal + leaning + _FIT * is_wanted
+        return appeal + leaning + self.fit * is_wanted
 
 
 def chance(logits: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,0 +1,40 @@
+"""What the workflows compute of times: functions for `LambdaOp`, on Arrow arrays and on Spark's columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+def hour_and_weekday(seconds: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Hour 0 to 23 and weekday 0 (Monday) to 6 of seconds since 1970 UTC; missing stays missing."""
+    moments = seconds.cast(pa.timestamp("s"))
+    return pc.hour(moments), pc.day_of_week(moments)
+
+
+def hour_and_weekday_on_spark(seconds: Any) -> tuple[Any, Any]:
+    """The same of a Spark column of integers."""
+    from pyspark.sql import functions
+
+    day = functions.floor(seconds / 86_400)
+    hour = functions.floor((seconds - day * 86_400) / 3600)
+    return hour, functions.pmod(day + 3, functions.lit(7))  # 1970 began on a Thursday
+
+
+def avazu_hour_and_weekday(hours: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """The same of Avazu's integers YYMMDDHH, of this century."""
+    texts = hours.cast(pa.string())
+    moments = pc.strptime(pc.binary_join_element_wise("20", texts, ""), format="%Y%m%d%H", unit="s")
+    return pc.hour(moments), pc.day_of_week(moments)
+
+
+def avazu_hour_and_weekday_on_spark(hours: Any) -> tuple[Any, Any]:
+    """The same of a Spark column of integers."""
+    from pyspark.sql import functions
+
+    text = functions.concat(functions.lit("20"), hours.cast("string"))
+    date = functions.to_date(functions.substring(text, 1, 8), "yyyyMMdd")
+    days = functions.datediff(date, functions.lit("1970-01-01"))
+    return functions.pmod(hours, functions.lit(100)), functions.pmod(days + 3, functions.lit(7))

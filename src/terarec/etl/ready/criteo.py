@@ -1,0 +1,59 @@
+"""Criteo's click logs, of the Kaggle contest and of 24 days (1 TB)."""
+
+from __future__ import annotations
+
+from terarec.kernels.encoding_types import CATEGORY_NAMES, INTEGER_NAMES, LABEL_NAME
+from terarec.spec import (
+    Categorify,
+    FillMissing,
+    LabelSpec,
+    LogOp,
+    SourceColumn,
+    SourceSpec,
+    Split,
+    SplitByFiles,
+    SplitByFraction,
+    WorkflowSpec,
+)
+
+_SPLIT = SplitByFraction(valid=0.1)
+
+
+def criteo(*, min_count: int = 15, split: Split | None = _SPLIT) -> WorkflowSpec:
+    """Prepares ``train.txt`` of Kaggle: a label, 13 integers and 26 categories a line.
+
+    A missing integer is 0, integers are shifted to at least 1 and their logarithm is taken, categories become ids.
+
+    Args:
+        min_count: categories that occur less often in the training part share an id.
+        split: by default the last tenth of the rows.
+    """
+    return WorkflowSpec(
+        name="criteo",
+        source=SourceSpec(
+            format="delimited",
+            columns=(
+                SourceColumn(name=LABEL_NAME, type="integer"),
+                *(SourceColumn(name=name, type="integer") for name in INTEGER_NAMES),
+                *(SourceColumn(name=name, type="hex32") for name in CATEGORY_NAMES),
+            ),
+        ),
+        steps=(
+            FillMissing(columns=INTEGER_NAMES, value=0.0),
+            LogOp(columns=INTEGER_NAMES, shift=None),
+            Categorify(columns=CATEGORY_NAMES, min_count=min_count),
+        ),
+        split=split,
+        labels=(LabelSpec(name=LABEL_NAME),),
+        dense=INTEGER_NAMES,
+        categorical=CATEGORY_NAMES,
+    )
+
+
+def criteo_terabyte(*, min_count: int = 15) -> WorkflowSpec:
+    """The same for the 24 files ``day_0`` to ``day_23``; the last of them is the split "valid".
+
+    Args:
+        min_count: as for `criteo`.
+    """
+    return criteo(min_count=min_count, split=SplitByFiles(valid=1))

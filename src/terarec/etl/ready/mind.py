@@ -1,0 +1,73 @@
+"""MIND, Microsoft's pages of a news site (2019)."""
+
+from __future__ import annotations
+
+from terarec.spec import (
+    Categorify,
+    Explode,
+    JoinTable,
+    LabelSpec,
+    LambdaOp,
+    ListSlice,
+    SourceColumn,
+    SourceSpec,
+    Split,
+    SplitByFiles,
+    SplitText,
+    WorkflowSpec,
+)
+
+_NEWS = ("news_id", "category", "subcategory", "title", "abstract", "url", "title_entities", "abstract_entities")
+
+_SPLIT = SplitByFiles(valid=1)
+
+
+def mind(*, min_count: int = 2, history: int = 50, split: Split | None = _SPLIT) -> WorkflowSpec:
+    """Prepares ``behaviors.tsv``: every article on a page is a sample, with what its reader has read before.
+
+    The side table "news" is ``news.tsv``, with every article once.
+
+    Args:
+        min_count: values that occur less often in the training part share an id.
+        history: the articles read last, at most so many.
+        split: by default the last file, that of the day to predict.
+    """
+    alone = ("category", "subcategory", "user_id", "hour_of_day")
+    return WorkflowSpec(
+        name="mind",
+        source=SourceSpec(
+            format="delimited",
+            columns=(
+                SourceColumn(name="impression_id", type="integer"),
+                SourceColumn(name="user_id", type="text"),
+                SourceColumn(name="time", type="time", format="%m/%d/%Y %I:%M:%S %p"),
+                SourceColumn(name="history", type="text", separator=" "),
+                SourceColumn(name="impressions", type="text", separator=" "),
+            ),
+        ),
+        tables={
+            "news": SourceSpec(
+                format="delimited", columns=tuple(SourceColumn(name=name, type="text") for name in _NEWS)
+            )
+        },
+        steps=(
+            Explode(columns=("impressions",)),
+            SplitText(
+                columns=("impressions",), separator="-", outputs=("news_id", "clicked"), types=("text", "integer")
+            ),
+            JoinTable(table="news", on="news_id", columns=("category", "subcategory")),
+            LambdaOp(
+                columns=("time",),
+                outputs=("hour_of_day", "weekday"),
+                function="terarec.etl.ready.clock:hour_and_weekday",
+                output_type="integer",
+                spark_function="terarec.etl.ready.clock:hour_and_weekday_on_spark",
+            ),
+            ListSlice(columns=("history",), start=-history),
+            Categorify(columns=("news_id", "history"), min_count=min_count, joint=True),
+            Categorify(columns=alone, min_count=min_count),
+        ),
+        split=split,
+        labels=(LabelSpec(name="clicked"),),
+        categorical=("news_id", *alone, "history"),
+    )

@@ -1,0 +1,115 @@
+"""The sizes that others have published for Criteo's categories, and how far a data set is from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from terarec.errors import ConfigError
+from terarec.kernels.encoding_types import CATEGORY_NAMES
+from terarec.spec import DatasetSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishedSizes:
+    """Numbers of values of Criteo's categories C1 to C26 in a whole data set.
+
+    Attributes:
+        told_by: who published them, and where.
+        rows: of the data set.
+        min_count: values that occur less often are not counted.
+        sizes: of each column; a missing value counts as one.
+        slack: how far a column may be off: others count the missing value, or reserved ids, where we do not.
+    """
+
+    told_by: str
+    rows: int
+    min_count: int
+    sizes: tuple[int, ...]
+    slack: int
+
+
+PUBLISHED_SIZES: Mapping[str, PublishedSizes] = {
+    "kaggle": PublishedSizes(
+        told_by="DLRM of facebookresearch: the sizes of embedding tables of the Kaggle run, all rows, no threshold",
+        rows=45_840_617,
+        min_count=1,
+        sizes=(
+            *(1_460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593, 3_194, 27, 14_992),
+            *(5_461_306, 10, 5_652, 2_173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572),
+        ),
+        slack=1,
+    ),
+    "terabyte": PublishedSizes(
+        told_by="DLRM of facebookresearch and NVIDIA: the 24 days without a threshold",
+        rows=4_373_472_329,
+        min_count=1,
+        sizes=(
+            *(227_605_432, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 130_229_467, 3_067_956, 405_282, 10),
+            *(2_209, 11_938, 155, 4, 976, 14, 292_775_614, 40_790_948, 187_188_510, 590_152, 12_973, 108, 36),
+        ),
+        slack=1,
+    ),
+    "terabyte-15": PublishedSizes(
+        told_by="DLRM of NVIDIA's DeepLearningExamples: frequency threshold 15, rare values sharing one id",
+        rows=4_195_197_692,
+        min_count=15,
+        sizes=(
+            *(7_912_889, 33_823, 17_139, 7_339, 20_046, 4, 7_105, 1_382, 63, 5_554_114, 582_469, 245_828, 11, 2_209),
+            *(10_667, 104, 4, 968, 15, 8_165_896, 2_675_940, 7_156_453, 302_516, 12_022, 97, 35),
+        ),
+        slack=2,
+    ),
+}
+"""Name -> sizes. HugeCTR's slot sizes for Kaggle and its 40 million limit for Terabyte are of other hashes: a value
+modulo 10 or 40 million, which merges values, so that 10,131,227 values become 6,373,320."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SizeDifference:
+    """A column that is further from the published size than the slack.
+
+    Attributes:
+        column: its name.
+        obtained: values that have an id of their own.
+        published: see `PublishedSizes.sizes`.
+    """
+
+    column: str
+    obtained: int
+    published: int
+
+    def __str__(self) -> str:
+        return f"{self.column}: {self.obtained:,} values, published are {self.published:,}"
+
+
+def compare_sizes(dataset: DatasetSpec, published: str) -> tuple[SizeDifference, ...]:
+    """The columns of a prepared Criteo data set whose sizes differ from the published ones; () if none does.
+
+    For all rows to be training rows, as the published sizes count them, prepare with ``criteo(split=None)``.
+
+    Args:
+        dataset: as `terarec.formats.read_dataset` gives it.
+        published: a name of `PUBLISHED_SIZES`.
+
+    Raises:
+        ConfigError: there are no such sizes, or the data set's columns are not Criteo's.
+    """
+    if published not in PUBLISHED_SIZES:
+        accepted = ", ".join(map(repr, PUBLISHED_SIZES))
+        raise ConfigError(f"published sizes {published!r}: there are none, expected one of {accepted}")
+    rows = {column.name: column.rows for column in dataset.categorical}
+    absent = [name for name in CATEGORY_NAMES if rows.get(name) is None]
+    if absent:
+        raise ConfigError(f"data set {dataset.name!r} has no ids in column {absent[0]!r}, expected Criteo's C1 to C26")
+    told = PUBLISHED_SIZES[published]
+    obtained = {name: (rows[name] or 0) - _RESERVED for name in CATEGORY_NAMES}
+    return tuple(
+        SizeDifference(column=name, obtained=obtained[name], published=size)
+        for name, size in zip(CATEGORY_NAMES, told.sizes, strict=True)
+        if abs(obtained[name] - size) > told.slack
+    )
+
+
+_RESERVED = 2
+"""Ids of a vocabulary that stand for no value: missing, and rare or unseen."""
