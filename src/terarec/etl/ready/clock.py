@@ -25,7 +25,7 @@ def hour_and_weekday_on_spark(seconds: Any) -> tuple[Any, Any]:
 
 def avazu_hour_and_weekday(hours: pa.Array) -> tuple[pa.Array, pa.Array]:
     """The same of Avazu's integers YYMMDDHH, of this century."""
-    texts = hours.cast(pa.string())
+    texts = pc.utf8_lpad(hours.cast(pa.string()), width=8, padding="0")
     moments = pc.strptime(pc.binary_join_element_wise("20", texts, ""), format="%Y%m%d%H", unit="s")
     return pc.hour(moments), pc.day_of_week(moments)
 
@@ -34,7 +34,7 @@ def avazu_hour_and_weekday_on_spark(hours: Any) -> tuple[Any, Any]:
     """The same of a Spark column of integers."""
     from pyspark.sql import functions
 
-    text = functions.concat(functions.lit("20"), hours.cast("string"))
+    text = functions.concat(functions.lit("20"), functions.lpad(hours.cast("string"), 8, "0"))
     date = functions.to_date(functions.substring(text, 1, 8), "yyyyMMdd")
     days = functions.datediff(date, functions.lit("1970-01-01"))
     return functions.pmod(hours, functions.lit(100)), functions.pmod(days + 3, functions.lit(7))

@@ -9,6 +9,7 @@ from terarec.spec import (
     LabelSpec,
     LambdaOp,
     ListSlice,
+    Rename,
     SourceColumn,
     SourceSpec,
     Split,
@@ -32,7 +33,7 @@ def mind(*, min_count: int = 2, history: int = 50, split: Split | None = _SPLIT)
         history: the articles read last, at most so many.
         split: by default the last file, that of the day to predict.
     """
-    alone = ("category", "subcategory", "user_id", "hour_of_day")
+    alone = ("subcategory", "user_id", "hour_of_day")
     return WorkflowSpec(
         name="mind",
         source=SourceSpec(
@@ -52,10 +53,7 @@ def mind(*, min_count: int = 2, history: int = 50, split: Split | None = _SPLIT)
         },
         steps=(
             Explode(columns=("impressions",)),
-            SplitText(
-                columns=("impressions",), separator="-", outputs=("news_id", "clicked"), types=("text", "integer")
-            ),
-            JoinTable(table="news", on="news_id", columns=("category", "subcategory")),
+            SplitText(columns=("impressions",), separator="-", outputs=("shown", "clicked"), types=("text", "integer")),
             LambdaOp(
                 columns=("time",),
                 outputs=("hour_of_day", "weekday"),
@@ -64,10 +62,17 @@ def mind(*, min_count: int = 2, history: int = 50, split: Split | None = _SPLIT)
                 spark_function="terarec.etl.ready.clock:hour_and_weekday_on_spark",
             ),
             ListSlice(columns=("history",), start=-history),
-            Categorify(columns=("news_id", "history"), min_count=min_count, joint=True),
+            # The table is asked twice by its key's name: for all that was read, and for what is shown.
+            Rename(names={"history": "news_id"}),
+            JoinTable(table="news", on="news_id", columns=("category",)),
+            Rename(names={"news_id": "read_news", "category": "read_categories"}),
+            Rename(names={"shown": "news_id"}),
+            JoinTable(table="news", on="news_id", columns=("category", "subcategory")),
+            Categorify(columns=("news_id", "read_news"), min_count=min_count, joint=True),
+            Categorify(columns=("category", "read_categories"), min_count=min_count, joint=True),
             Categorify(columns=alone, min_count=min_count),
         ),
         split=split,
         labels=(LabelSpec(name="clicked"),),
-        categorical=("news_id", *alone, "history"),
+        categorical=("news_id", "category", *alone, "read_news", "read_categories"),
     )

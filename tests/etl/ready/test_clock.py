@@ -1,0 +1,27 @@
+"""Hour and weekday agree with the calendar of the standard library."""
+
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pyarrow as pa
+
+from terarec.etl.ready.clock import avazu_hour_and_weekday, hour_and_weekday
+
+MOMENTS = [
+    datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=int(second))
+    for second in np.random.default_rng(0).integers(-(10**9), 2**32, 500)
+]
+
+
+def test_hour_and_weekday_of_seconds() -> None:
+    hour, weekday = hour_and_weekday(pa.array([*(int(moment.timestamp()) for moment in MOMENTS), None]))
+    assert hour.to_pylist() == [*(moment.hour for moment in MOMENTS), None]
+    assert weekday.to_pylist() == [*(moment.weekday() for moment in MOMENTS), None]
+
+
+def test_hour_and_weekday_of_avazus_integers() -> None:
+    moments = [moment for moment in MOMENTS if 2000 <= moment.year < 2100]
+    assert len(moments) > 300
+    hour, weekday = avazu_hour_and_weekday(pa.array([*(int(f"{moment:%y%m%d%H}") for moment in moments), None]))
+    assert hour.to_pylist() == [*(moment.hour for moment in moments), None]
+    assert weekday.to_pylist() == [*(moment.weekday() for moment in moments), None]

@@ -1,0 +1,54 @@
+"""Published sizes: of the right columns, and a data set is compared with them column by column."""
+
+import dataclasses
+
+import pytest
+
+from terarec.errors import ConfigError
+from terarec.etl.ready import PUBLISHED_SIZES, SizeDifference, compare_sizes
+from terarec.spec import CategoricalColumn, DatasetSpec, LabelColumn
+
+
+def data_set(sizes: tuple[int, ...]) -> DatasetSpec:
+    """A prepared Criteo data set: two ids a column are reserved."""
+    return DatasetSpec(
+        name="criteo",
+        storage="parquet",
+        labels=(LabelColumn(name="label"),),
+        dense=(),
+        categorical=tuple(CategoricalColumn(name=f"C{n}", rows=size + 2) for n, size in enumerate(sizes, 1)),
+    )
+
+
+@pytest.mark.parametrize("name", PUBLISHED_SIZES)
+def test_equal_sizes_differ_nowhere(name: str) -> None:
+    sizes = PUBLISHED_SIZES[name].sizes
+    assert len(sizes) == 26
+    assert compare_sizes(data_set(sizes), name) == ()
+
+
+def test_sums_are_those_that_are_told_with_the_lists() -> None:
+    assert sum(PUBLISHED_SIZES["kaggle"].sizes) == 33_762_577
+    assert sum(PUBLISHED_SIZES["terabyte"].sizes) == 882_774_559
+
+
+def test_a_column_beyond_the_slack_is_told() -> None:
+    sizes = list(PUBLISHED_SIZES["kaggle"].sizes)
+    sizes[0] -= 1  # the missing value counts as one there
+    sizes[5] += 2
+    sizes[25] = 0
+    told = compare_sizes(data_set(tuple(sizes)), "kaggle")
+    assert told == (
+        SizeDifference(column="C6", obtained=26, published=24),
+        SizeDifference(column="C26", obtained=0, published=142_572),
+    )
+    assert str(told[1]) == "C26: 0 values, published are 142,572"
+
+
+def test_unknown_names_and_other_data_sets_are_refused() -> None:
+    whole = data_set(PUBLISHED_SIZES["kaggle"].sizes)
+    with pytest.raises(ConfigError, match="published sizes 'avazu': there are none, expected one of 'kaggle'"):
+        compare_sizes(whole, "avazu")
+    short = dataclasses.replace(whole, categorical=whole.categorical[:-1])
+    with pytest.raises(ConfigError, match="data set 'criteo' has no ids in column 'C26'"):
+        compare_sizes(short, "kaggle")
