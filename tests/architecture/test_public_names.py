@@ -18,6 +18,7 @@ ROOMS = [
     "embedding",
     "errors",
     "etl",
+    "etl.ready",
     "export",
     "formats",
     "formats.hugectr",
