@@ -10,7 +10,10 @@ from terarec.spec import (
     History,
     JoinTable,
     LabelSpec,
+    LambdaOp,
     ListSlice,
+    LogOp,
+    Normalize,
     Rename,
     SourceColumn,
     SourceSpec,
@@ -72,6 +75,15 @@ def amazon(
         steps=(
             JoinTable(table="meta", on=product, columns=(brand, categories)),
             History(columns=(product,), outputs=("past_products",), group=user, order=time, max_length=history),
+            LambdaOp(
+                columns=("past_products",),
+                outputs=("past_count",),
+                function="terarec.etl.ready.row_functions:length",
+                output_type="integer",
+                spark_function="terarec.etl.ready.row_functions:length_on_spark",
+            ),
+            LogOp(columns=("past_count",)),
+            Normalize(columns=("past_count",)),
             Rename(names={user: "user", product: "product", brand: "brand", categories: "categories"}),
             ListSlice(columns=("categories",), stop=_MOST_CATEGORIES),
             Categorify(columns=("product", "past_products"), min_count=min_count, joint=True),
@@ -79,5 +91,6 @@ def amazon(
         ),
         split=SplitByTime(column=time, valid=valid) if valid else None,
         labels=(LabelSpec(name="liked", column=rating, at_least=liked_from),),
+        dense=("past_count",),
         categorical=("user", "product", "brand", "categories", "past_products"),
     )

@@ -53,9 +53,9 @@ def avazu(*, min_count: int = 2, split: Split | None = _SPLIT) -> WorkflowSpec:
             LambdaOp(
                 columns=("hour",),
                 outputs=("hour_of_day", "weekday"),
-                function="terarec.etl.ready.clock:avazu_hour_and_weekday",
+                function="terarec.etl.ready.row_functions:avazu_hour_and_weekday",
                 output_type="integer",
-                spark_function="terarec.etl.ready.clock:avazu_hour_and_weekday_on_spark",
+                spark_function="terarec.etl.ready.row_functions:avazu_hour_and_weekday_on_spark",
             ),
             JoinGroupby(columns=_COUNTED),
             LogOp(columns=counts),

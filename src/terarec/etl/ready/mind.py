@@ -9,6 +9,8 @@ from terarec.spec import (
     LabelSpec,
     LambdaOp,
     ListSlice,
+    LogOp,
+    Normalize,
     Rename,
     SourceColumn,
     SourceSpec,
@@ -57,11 +59,20 @@ def mind(*, min_count: int = 2, history: int = 50, split: Split | None = _SPLIT)
             LambdaOp(
                 columns=("time",),
                 outputs=("hour_of_day", "weekday"),
-                function="terarec.etl.ready.clock:hour_and_weekday",
+                function="terarec.etl.ready.row_functions:hour_and_weekday",
                 output_type="integer",
-                spark_function="terarec.etl.ready.clock:hour_and_weekday_on_spark",
+                spark_function="terarec.etl.ready.row_functions:hour_and_weekday_on_spark",
             ),
             ListSlice(columns=("history",), start=-history),
+            LambdaOp(
+                columns=("history",),
+                outputs=("read_count",),
+                function="terarec.etl.ready.row_functions:length",
+                output_type="integer",
+                spark_function="terarec.etl.ready.row_functions:length_on_spark",
+            ),
+            LogOp(columns=("read_count",)),
+            Normalize(columns=("read_count",)),
             # The table is asked twice by its key's name: for all that was read, and for what is shown.
             Rename(names={"history": "news_id"}),
             JoinTable(table="news", on="news_id", columns=("category",)),
@@ -74,5 +85,6 @@ def mind(*, min_count: int = 2, history: int = 50, split: Split | None = _SPLIT)
         ),
         split=split,
         labels=(LabelSpec(name="clicked"),),
+        dense=("read_count",),
         categorical=("news_id", "category", *alone, "read_news", "read_categories"),
     )

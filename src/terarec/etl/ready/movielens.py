@@ -10,7 +10,10 @@ from terarec.spec import (
     History,
     JoinTable,
     LabelSpec,
+    LambdaOp,
     ListSlice,
+    LogOp,
+    Normalize,
     SourceColumn,
     SourceSpec,
     Split,
@@ -79,6 +82,15 @@ def movielens(
             History(
                 columns=("movieId",), outputs=("past_movies",), group="userId", order="timestamp", max_length=history
             ),
+            LambdaOp(
+                columns=("past_movies",),
+                outputs=("past_count",),
+                function="terarec.etl.ready.row_functions:length",
+                output_type="integer",
+                spark_function="terarec.etl.ready.row_functions:length_on_spark",
+            ),
+            LogOp(columns=("past_count",)),
+            Normalize(columns=("past_count",)),
             JoinTable(table="movies", on="movieId", columns=("genres",)),
             ListSlice(columns=("genres",), stop=_MOST_GENRES),
             Categorify(columns=("movieId", "past_movies"), min_count=min_count, joint=True),
@@ -86,5 +98,6 @@ def movielens(
         ),
         split=split,
         labels=(LabelSpec(name="liked", column="rating", at_least=liked_from),),
+        dense=("past_count",),
         categorical=("userId", "movieId", "genres", "past_movies"),
     )

@@ -64,9 +64,9 @@ def rees46(
             LambdaOp(
                 columns=("event_time",),
                 outputs=("hour_of_day", "weekday"),
-                function="terarec.etl.ready.clock:hour_and_weekday",
+                function="terarec.etl.ready.row_functions:hour_and_weekday",
                 output_type="integer",
-                spark_function="terarec.etl.ready.clock:hour_and_weekday_on_spark",
+                spark_function="terarec.etl.ready.row_functions:hour_and_weekday_on_spark",
             ),
             DifferenceLag(columns=("event_time",), outputs=(since,), group="user_id", order="event_time"),
             DifferenceLag(columns=("price",), outputs=(change,), group="user_id", order="event_time"),

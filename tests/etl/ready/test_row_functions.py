@@ -1,11 +1,11 @@
-"""Hour and weekday agree with the calendar of the standard library."""
+"""Hour and weekday agree with the calendar of the standard library; lists are counted."""
 
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pyarrow as pa
 
-from terarec.etl.ready.clock import avazu_hour_and_weekday, hour_and_weekday
+from terarec.etl.ready.row_functions import avazu_hour_and_weekday, hour_and_weekday, length
 
 MOMENTS = [
     datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=int(second))
@@ -25,3 +25,7 @@ def test_hour_and_weekday_of_avazus_integers() -> None:
     hour, weekday = avazu_hour_and_weekday(pa.array([*(int(f"{moment:%y%m%d%H}") for moment in moments), None]))
     assert hour.to_pylist() == [*(moment.hour for moment in moments), None]
     assert weekday.to_pylist() == [*(moment.weekday() for moment in moments), None]
+
+
+def test_length_of_lists() -> None:
+    assert length(pa.array([[1, 2], [], [None]], pa.large_list(pa.int64()))).to_pylist() == [2, 0, 1]

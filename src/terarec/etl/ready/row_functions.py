@@ -1,4 +1,4 @@
-"""What the workflows compute of times: functions for `LambdaOp`, on Arrow arrays and on Spark's columns."""
+"""What the workflows compute of a row: functions for `LambdaOp`, on Arrow arrays and on Spark's columns."""
 
 from __future__ import annotations
 
@@ -38,3 +38,15 @@ def avazu_hour_and_weekday_on_spark(hours: Any) -> tuple[Any, Any]:
     date = functions.to_date(functions.substring(text, 1, 8), "yyyyMMdd")
     days = functions.datediff(date, functions.lit("1970-01-01"))
     return functions.pmod(hours, functions.lit(100)), functions.pmod(days + 3, functions.lit(7))
+
+
+def length(lists: pa.Array) -> pa.Array:
+    """Number of items of each list."""
+    return pc.list_value_length(lists).cast(pa.int64())
+
+
+def length_on_spark(lists: Any) -> Any:
+    """The same of a Spark column of arrays."""
+    from pyspark.sql import functions
+
+    return functions.size(lists)
