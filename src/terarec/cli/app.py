@@ -9,12 +9,23 @@ import typer
 from typer.core import TyperGroup
 
 from terarec import __version__
-from terarec.cli import convert, doctor, evaluate, generate, predict, prepare_criteo, prepare_csv, serve, train
+from terarec.cli import (
+    convert,
+    doctor,
+    evaluate,
+    generate,
+    predict,
+    prepare_criteo,
+    prepare_csv,
+    serve,
+    train,
+    workflow,
+)
 from terarec.cli import inspect as inspect_command
 from terarec.cli.command import add
 
 DATA, MODEL, SERVING, LOOKING = "Data", "Model", "Serving", "Looking inside"
-ORDER = ("generate", "prepare", "convert", "train", "evaluate", "predict", "serve", "inspect", "doctor")
+ORDER = ("generate", "workflow", "prepare", "convert", "train", "evaluate", "predict", "serve", "inspect", "doctor")
 
 
 @dataclass
@@ -72,6 +83,8 @@ add(_generate, "movielens", generate.movielens)
 add(_generate, "adult", generate.adult)
 add(_generate, "amazon", generate.amazon)
 app.add_typer(_generate, name="generate", rich_help_panel=DATA)
+
+add(app, "workflow", workflow.workflow, panel=DATA)
 
 _prepare = typer.Typer(help="Turn raw logs into a data set: ids, numbers, shards, dataset.json.")
 add(_prepare, "criteo", prepare_criteo.prepare_criteo, describes=["CriteoOptions"])
