@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,14 +13,13 @@ SIDECAR = "generated.json"
 
 
 def read_best_auc(sources: Sequence[Path]) -> float | None:
-    """``best_auc`` of the `SIDECAR` in the directory of the `sources`; None without one, or for several directories.
+    """``best_auc`` of the `SIDECAR` in the lowest directory that holds all `sources`; None without one.
 
     Raises:
         FormatError: the file is not JSON, or holds no ``best_auc`` from 0 to 1.
     """
-    directories = {path.resolve().parent for path in sources}
-    path = directories.pop() / SIDECAR
-    if directories or not path.is_file():
+    path = Path(os.path.commonpath([source.resolve().parent for source in sources])) / SIDECAR
+    if not path.is_file():
         return None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,41 @@
+"""``terarec workflow``: a ready workflow as a file, which is the same workflow when read."""
+
+from pathlib import Path
+
+import pytest
+
+from terarec.etl.ready import READY
+from terarec.etl.workflow import Workflow
+from tests.cli.conftest import figures, refused
+
+PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+
+
+def test_a_ready_workflow_is_written_and_read(tmp_path: Path) -> None:
+    path = tmp_path / "amazon.json"
+    told = figures("workflow", "amazon", "--out", path, "--min-count", 7, "--layout", "2023")
+    spec = READY["amazon"](min_count=7, layout="2023")
+    assert Workflow.from_json(path).spec == spec
+    assert (told["name"], told["steps"], told["tables"]) == ("amazon", len(spec.steps), ["meta"])
+    assert tuple(told["categorical"]) == spec.categorical
+    section = PAGE.split("## terarec workflow")[1].split("\n## ")[0]
+    assert {name for name in told if f"`{name}`" not in section} == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["netflix"], "NAME: got 'netflix', expected one of 'criteo', 'criteo-terabyte', 'avazu'"),
+        (["avazu", "--layout", "1m"], "--layout: got '1m' for avazu, which has one layout"),
+        (["movielens", "--layout", "2m"], "layout: got '2m', expected one of 'latest', '1m'"),
+    ],
+)
+def test_what_is_not_there_is_refused(tmp_path: Path, arguments: list[str], words: str) -> None:
+    assert words in refused("workflow", *arguments, "--out", tmp_path / "new.json", code=2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_exists_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text("mine")
+    assert "mine.json exists" in refused("workflow", "avazu", "--out", tmp_path / "mine.json", code=2)
+    assert (tmp_path / "mine.json").read_text() == "mine"
