@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import Block, Column, Kind, text_buffers
-from terarec.kernels.cpu.hashes import xxh64_int64, xxh64_text
+from terarec.kernels.cpu.hashes import xxh64_int64, xxh64_list, xxh64_text
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _HEX = re.compile(r"[0-9a-fA-F]{1,8}", re.ASCII)
@@ -50,6 +50,8 @@ def value_of(kind: Kind, value: float | str) -> Any:
 
 def hashes_of(column: Column, seed: int) -> NDArray[np.int64]:
     """Hashes int64[m] of the m values of a column that holds no numbers; described in docs/workflows.md."""
+    if isinstance(column.values, list):
+        return xxh64_list(column.values, seed)
     if column.type == "text":
         text = column.arrow_text()
         return xxh64_text(*text_buffers(text.fill_null("") if text.null_count else text), seed)
