@@ -26,7 +26,7 @@ DISTINCT = 50_000
 def criteo() -> Workflow:
     columns = (
         SourceColumn(name="label", type="integer"),
-        *(SourceColumn(name=name, type="number") for name in NUMBERS),
+        *(SourceColumn(name=name, type="integer") for name in NUMBERS),
         *(SourceColumn(name=name, type="hex32") for name in CATEGORIES),
     )
     return Workflow(
@@ -46,7 +46,7 @@ def criteo() -> Workflow:
 def training_block(generator: np.random.Generator) -> Block:
     columns: dict[str, Column] = {"label": Column("integer", generator.integers(0, 2, TRAINING_ROWS))}
     for name in NUMBERS:
-        columns[name] = Column("number", generator.integers(-2, 10_000, TRAINING_ROWS).astype(np.float64))
+        columns[name] = Column("integer", generator.integers(-2, 10_000, TRAINING_ROWS))
     for name in CATEGORIES:
         ranks = np.minimum(generator.zipf(1.2, TRAINING_ROWS), DISTINCT).astype(np.uint64)
         columns[name] = Column("hex32", (ranks * np.uint64(2654435761)).astype(np.uint32))
@@ -70,7 +70,7 @@ def fitted(workflow: Workflow, block: Block) -> Workflow:
 def records(block: Block, first: int, count: int) -> dict[str, list[Any]]:
     """Raw values as a request holds them, one in ten missing."""
     rows = slice(first, first + count)
-    raw: dict[str, list[Any]] = {name: block.columns[name].values[rows].astype(int).tolist() for name in NUMBERS}
+    raw: dict[str, list[Any]] = {name: block.columns[name].values[rows].tolist() for name in NUMBERS}
     for name in CATEGORIES:
         raw[name] = [f"{value:08x}" for value in block.columns[name].values[rows].tolist()]
     for place, values in enumerate(raw.values()):

@@ -117,6 +117,25 @@ def test_lists_arrays_and_arrow_of_any_size_give_the_same() -> None:
         np.testing.assert_array_equal(np.concatenate([single.dense for single in singles]), from_lists.dense[:3])
 
 
+def test_integers_go_the_short_way_as_they_go_in_blocks() -> None:
+    made = workflow(
+        FillMissing(columns=("user", "clicks"), value=-1),
+        Clip(columns=("user",), low=-5, high=2**60),
+        LogOp(columns=("user", "clicks"), shift=9.0),
+        dense=["user", "clicks"],
+        labels=[LabelSpec(name="price")],
+    )
+    users = [None, 3, -7, 2**53 + 1, 2**63 - 1, -(2**63)]
+    raw = {"user": users, "clicks": [1, 2, 3, None, 5, 6]}
+    rows = block_of(user=("integer", users), clicks=("integer", raw["clicks"]), price=("number", [0.0] * 6))
+    expected = made.encode_block(made.apply(rows)).dense
+    np.testing.assert_array_equal(made.encode(raw).dense, expected)
+    np.testing.assert_array_equal(made.encode({name: pa.array(values) for name, values in raw.items()}).dense, expected)
+    for wrong in (1.5, 3.0, True, 2**63):
+        with pytest.raises(ConfigError, match=r"column 'user', row 1: got .*, expected a 64-bit integer"):
+            made.encode({"user": [1, wrong], "clicks": [1, 2]})
+
+
 def test_no_records_at_all() -> None:
     encoded = shop().encode({name: [] for name in RAW if name != "time"})
     assert encoded.dense.shape == (0, 2)

@@ -18,7 +18,11 @@ from terarec.etl.operators import NumberStepCode, State
 from terarec.etl.workflow.plan import Plan
 from terarec.etl.workflow.serving import ServingPlan
 from terarec.kernels.cpu.encoding import numbers_of_list
+from terarec.kernels.encoding_types import RefusedValueError
 from terarec.spec import Rename
+
+_INTEGERS = frozenset({int, type(None)})
+_INTEGER_BOUND = 2.0**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +32,24 @@ class NumberGroup:
     Attributes:
         places: of the columns in the result, int64[c].
         names: of the raw columns.
+        is_integer: whether these hold integers. As float64 they give what they give as int64: each formula on integers
+            keeps the order of two numbers, and its bounds are numbers of float64.
         formulas: each with its figures, float64[c, 1].
     """
 
     places: NDArray[np.int64]
     names: tuple[str, ...]
+    is_integer: bool
     formulas: tuple[tuple[NumberStepCode[Any], tuple[NDArray[np.float64], ...]], ...]
 
     def numbers(self, columns: Mapping[str, list[Any]], num_records: int) -> NDArray[np.float64]:
-        """float64[c, n]; raises `RefusedValueError` for a value that is no number."""
+        """float64[c, n]; raises `RefusedValueError` for a value that is no such number."""
         values = list(chain.from_iterable([columns[name] for name in self.names]))
+        if self.is_integer and not _INTEGERS.issuperset(map(type, values)):
+            raise RefusedValueError(0)
         numbers = numbers_of_list(values).reshape(len(self.names), num_records)
+        if self.is_integer and (np.abs(numbers) >= _INTEGER_BOUND).any():
+            raise RefusedValueError(0)
         for code, figures in self.formulas:
             numbers = code.formula(numbers, *figures)
         return numbers
@@ -56,24 +67,26 @@ def number_groups(
     plan: Plan, serving: ServingPlan, states: Mapping[int, State], results: Sequence[str]
 ) -> list[NumberGroup]:
     """Those of `results` that are one raw number each, gone through formulas alone."""
-    places: dict[tuple[int, ...], list[int]] = {}
+    places: dict[tuple[bool, tuple[int, ...]], list[int]] = {}
     traced: dict[int, tuple[str, list[str]]] = {}
     for place, result in enumerate(results):
         trace = _number_trace(plan, serving, result)
         if trace is not None:
             steps, names = trace
-            places.setdefault(steps, []).append(place)
+            is_integer = serving.inputs[names[-1]].kind == "integer"
+            places.setdefault((is_integer, steps), []).append(place)
             traced[place] = names[-1], names[:-1]
     return [
         NumberGroup(
             np.array(members, dtype=np.int64),
             tuple(traced[place][0] for place in members),
+            is_integer,
             tuple(
                 _formula(plan, states, step, [traced[place][1][position] for place in members])
                 for position, step in reversed(list(enumerate(steps)))
             ),
         )
-        for steps, members in places.items()
+        for (is_integer, steps), members in places.items()
     ]
 
 
@@ -87,9 +100,8 @@ def lookups(plan: Plan, serving: ServingPlan, states: Mapping[int, State], resul
         earlier, raw = _last_step(plan, serving, name, step)
         if earlier is not None or raw not in serving.inputs or serving.inputs[raw].is_list:
             continue
-        column = plan.spec.source.column(raw)
         find = plan.codes[step].list_lookup(name, states.get(step))
-        if find is not None and not (column is not None and column.type == "time"):
+        if find is not None and not _is_written_time(plan, raw):
             found[place] = Lookup(raw, find)
     return found
 
@@ -105,7 +117,8 @@ def _number_trace(plan: Plan, serving: ServingPlan, result: str) -> tuple[tuple[
         step, name = _last_step(plan, serving, name, step)
         names.append(name)
         if step is None:
-            return (tuple(steps), names) if serving.inputs.get(name) == ColumnType("number") else None
+            is_number = serving.inputs.get(name) in (ColumnType("number"), ColumnType("integer"))
+            return (tuple(steps), names) if is_number and not _is_written_time(plan, name) else None
         if not isinstance(plan.codes[step], NumberStepCode):
             return None
         steps.append(step)
@@ -129,6 +142,11 @@ def _last_step(plan: Plan, serving: ServingPlan, name: str, before: int) -> tupl
         is_mapped = len(outputs) == len(inputs) and name in outputs
         return step, inputs[outputs.index(name)] if is_mapped else ""
     return None, name
+
+
+def _is_written_time(plan: Plan, name: str) -> bool:
+    column = plan.spec.source.column(name)
+    return column is not None and column.format is not None
 
 
 def _formula(
