@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
+from terarec.etl.source import BAD_INPUT_POLICIES, BadInputPolicy
 from terarec.spec import checks
 
 ENGINES = ("local", "spark")
-BAD_INPUT = ("raise", "skip", "missing")
 STORAGES = ("parquet", "raw", "norm", "hugectr_parquet", "hugectr_raw", "hugectr_raw_async")
 """A data set's shards, or HugeCTR's files."""
 
 Storage = Literal["parquet", "raw", "norm", "hugectr_parquet", "hugectr_raw", "hugectr_raw_async"]
-BadInputPolicy = Literal["raise", "skip", "missing"]
 
 _LEAST_MEMORY = 1 << 26
 
@@ -57,7 +55,7 @@ class PrepareOptions:
 
     def __post_init__(self) -> None:
         checks.one_of(self, "engine", ENGINES)
-        checks.one_of(self, "bad_input", BAD_INPUT)
+        checks.one_of(self, "bad_input", BAD_INPUT_POLICIES)
         checks.one_of(self, "storage", STORAGES)
         checks.positive_int(self, "rows_per_shard")
         checks.positive_int(self, "seed", minimum=0)
@@ -67,16 +65,3 @@ class PrepareOptions:
             checks.positive_int(self, "memory_bytes", minimum=_LEAST_MEMORY)
         if self.engine == "local" and (self.spark_master or self.spark_conf):
             checks.refuse(self, "spark_master", "got a setting of Spark for engine 'local', expected engine 'spark'")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SpillOptions:
-    """What a statistic may hold in memory, and where it may put the rest.
-
-    Attributes:
-        directory: for the statistic's files; exists.
-        memory_bytes: bound of what it holds.
-    """
-
-    directory: Path
-    memory_bytes: int

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import Block, ColumnType
@@ -19,6 +20,9 @@ from terarec.etl.workflow.records import RecordEncoder
 from terarec.etl.workflow.saved import load_states, read_workflow, save_states, write_workflow
 from terarec.formats import ColumnBlock
 from terarec.spec import DatasetSpec, LabelSpec, Operator, SourceSpec, Split, WorkflowSpec
+
+if TYPE_CHECKING:
+    from terarec.etl.engine import OnProgress, PrepareOptions, PrepareReport
 
 
 class Workflow:
@@ -114,6 +118,54 @@ class Workflow:
         """Whether every step that learns has learnt."""
         return all(code.stage != "fitted" or step in self.states for step, code in enumerate(self.plan.codes))
 
+    def fit(
+        self,
+        sources: Sequence[str | Path],
+        *,
+        options: PrepareOptions | None = None,
+        progress: OnProgress | None = None,
+    ) -> Workflow:
+        """This workflow fitted on the training part of `sources`, by the engine that `options` name.
+
+        Args:
+            sources: files, directories, patterns or URLs, in order.
+            options: see there; those of what is written do not matter.
+            progress: called as the work goes on.
+
+        Raises:
+            ConfigError: options or a split that do not fit the sources.
+            DataNotFoundError: a source does not exist.
+            FormatError: a damaged source, or bad input under the policy "raise".
+            StorageError: the disk is full.
+        """
+        chosen = _options(options)
+        fitted: Workflow = _engine(chosen).fit(self, sources, chosen, progress)
+        return fitted
+
+    def prepare(
+        self,
+        sources: Sequence[str | Path],
+        out: Path | str,
+        *,
+        options: PrepareOptions | None = None,
+        progress: OnProgress | None = None,
+    ) -> PrepareReport:
+        """Fit this workflow, unless it is fitted, and write the data set of `sources`; described in docs/preparing.md.
+
+        Args:
+            sources: as for `fit`.
+            out: directory to make, which will hold the fitted workflow, too.
+            options: see there.
+            progress: called as the work goes on.
+
+        Raises:
+            ConfigError: as for `fit`, or `out` holds something, or is being written.
+            DataNotFoundError, FormatError, StorageError: as for `fit`.
+        """
+        chosen = _options(options)
+        report: PrepareReport = _engine(chosen).prepare(self, sources, Path(out), chosen, progress)
+        return report
+
     def apply(self, block: Block, upto: int | None = None) -> Block:
         """Do all steps, or those before step `upto`, to a block.
 
@@ -178,3 +230,16 @@ class Workflow:
     def _check_fitted(self) -> None:
         if not self.is_fitted:
             raise ConfigError(f"workflow {self.spec.name!r}: is not fitted, expected a fitted one")
+
+
+def _options(options: PrepareOptions | None) -> PrepareOptions:
+    if options is not None:
+        return options
+    from terarec.etl.engine.options import PrepareOptions  # engines import workflows
+
+    return PrepareOptions()
+
+
+def _engine(options: PrepareOptions) -> Any:
+    """The module that does the work: Spark's is not loaded before it is asked for."""
+    return importlib.import_module({"local": "terarec.etl.engine", "spark": "terarec.etl.spark"}[options.engine])

@@ -1,0 +1,54 @@
+"""A fit phase: one pass over the training rows, in which all steps of the phase learn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.etl.columns import SPLIT_NAMES, TRAIN, Block
+from terarec.etl.engine.passes import Beside, Passes
+from terarec.etl.engine.steps import Steps
+from terarec.etl.operators import Statistic
+from terarec.etl.workflow import Pass
+
+
+def fit_phase(
+    passes: Passes,
+    steps: Steps,
+    work: Pass,
+    statistics: Mapping[int, Statistic],
+    *,
+    beside: Beside | None,
+    until_row: int | None,
+) -> dict[str, int]:
+    """Let the `statistics` of some steps see all training rows.
+
+    Args:
+        passes: the sources.
+        steps: of the workflow, with the states of earlier phases.
+        work: the pass of this phase.
+        statistics: position of a step -> its statistic.
+        beside: what the grouped steps gave.
+        until_row: no row from this id on is for training; None where only their splits tell.
+
+    Returns:
+        Split -> rows that were seen.
+    """
+
+    def observe(block: Block, joined: Block | None) -> tuple[dict[int, Any], NDArray[np.int64]]:
+        entered = steps.enter(work, block)
+        assert entered.split is not None
+        counts = np.bincount(entered.split, minlength=len(SPLIT_NAMES))
+        return steps.observe(work, entered, joined, statistics) if counts[TRAIN] else {}, counts
+
+    rows = np.zeros(len(SPLIT_NAMES), dtype=np.int64)
+    with closing(passes.map(observe, beside=beside, until_row=until_row)) as results:
+        for partials, counts in results:
+            for step, partial in partials.items():
+                statistics[step].merge(partial)
+            rows += counts
+    return dict(zip(SPLIT_NAMES, rows.tolist(), strict=True))

@@ -1,0 +1,167 @@
+"""Grouped steps on more rows than fit in memory: rows go to files by the hash of their group; one is done at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from terarec.etl.columns import Block, Column, concatenate_blocks
+from terarec.etl.engine.arrow_blocks import from_table, to_batch
+from terarec.etl.engine.passes import Passes
+from terarec.etl.engine.splits import hashes
+from terarec.etl.engine.steps import Steps, stored_name
+from terarec.etl.operators import OperatorCode, Statistic
+from terarec.etl.partitions import Partitions
+from terarec.etl.workflow import run_steps
+
+_SEED = 0x6772_6F75
+_BUFFERED_ROWS = 1 << 16
+"""Rows gathered before they are scattered to files."""
+_BATCH_ROWS = 1 << 12
+"""Rows of a result that are read at once; one such batch a file is held."""
+_MAX_PARTITIONS = 128
+"""Their results are read side by side: each takes a file handle."""
+
+
+def partition_count(estimated_bytes: int, memory_bytes: int) -> int:
+    """Files for rows of so many bytes, so that the work on one of them stays within the memory."""
+    return min(max(8 * estimated_bytes // memory_bytes, 1), _MAX_PARTITIONS)
+
+
+def run_grouped(passes: Passes, steps: Steps, directory: Path, count: int) -> None:
+    """Run all grouped steps; `GroupedRows` reads what they give.
+
+    Args:
+        passes: the sources.
+        steps: of the workflow.
+        directory: for the files; made anew.
+        count: files for each step.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    plan, work = steps.plan, steps.plan.grouped_pass()
+    stages = {step: _Scatter(plan.codes[step], step, directory / f"in-{step}", count) for step in plan.grouped_steps}
+    observing = dataclasses.replace(work, observes=plan.grouped_steps)
+
+    def scatter(block: Block, joined: Block | None) -> dict[int, Any]:
+        del joined
+        # What a grouped step reads stands where a statistic would look: right before the step.
+        entered = steps.enter(work, block)
+        looking = cast(Mapping[int, Statistic], stages)
+        return run_steps(plan, observing, entered, steps.states, statistics=looking)[1]
+
+    with closing(passes.map(scatter)) as results:
+        for found in results:
+            for step, (batch, partition) in found.items():
+                stages[step].add(batch, partition)
+    for step, stage in stages.items():
+        stage.finish_into(directory / f"out-{step}")
+
+
+class _Scatter:
+    """The input rows of one grouped step, in files by group."""
+
+    def __init__(self, code: OperatorCode, step: int, directory: Path, count: int) -> None:
+        self._code = code
+        self._step = step
+        self._partitions = Partitions.make(directory, count)
+        self._waiting: list[tuple[pa.RecordBatch, NDArray[np.int64]]] = []
+        self._waiting_rows = 0
+
+    def observe(self, block: Block) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+        """What the step reads of a block, and the file of each row."""
+        spec: Any = self._code.spec
+        partition = hashes(block.columns[spec.group], _SEED) % self._partitions.count
+        return to_batch(block.rows, {name: block.columns[name] for name in self._code.reads}), partition
+
+    def add(self, batch: pa.RecordBatch, partition: NDArray[np.int64]) -> None:
+        """Append rows; ids rise from batch to batch."""
+        self._waiting.append((batch, partition))
+        self._waiting_rows += batch.num_rows
+        if self._waiting_rows >= _BUFFERED_ROWS:
+            self._flush()
+
+    def finish_into(self, directory: Path) -> None:
+        """Do the step, file after file; the outputs go to files in `directory`."""
+        self._flush()
+        results = Partitions.make(directory, self._partitions.count)
+        for number in range(self._partitions.count):
+            table = self._partitions.read(number)
+            self._partitions.discard(number)
+            if table is None:
+                continue
+            done = self._code.apply(from_table(table), None)
+            outputs = {stored_name(self._step, name): done.columns[name] for name in self._code.writes}
+            for start in range(0, done.num_rows, _BATCH_ROWS):
+                stop = min(start + _BATCH_ROWS, done.num_rows)
+                part = {name: column.slice(start, stop) for name, column in outputs.items()}
+                results.append(number, to_batch(done.rows[start:stop], part))
+        self._partitions.remove()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            batch = pa.Table.from_batches([batch for batch, _ in self._waiting]).combine_chunks().to_batches()[0]
+            self._partitions.scatter(batch, np.concatenate([partition for _, partition in self._waiting]))
+            self._waiting, self._waiting_rows = [], 0
+
+
+class GroupedRows:
+    """What the grouped steps gave, in the order of the sources; see `Beside`.
+
+    Args:
+        directory: that `run_grouped` filled.
+        steps: positions of the grouped steps to read.
+        count: files of each.
+    """
+
+    def __init__(self, directory: Path, steps: Sequence[int], count: int) -> None:
+        self._steps = [
+            [_Cursor(Partitions(directory / f"out-{step}", count), number) for number in range(count)] for step in steps
+        ]
+
+    def rows_before(self, row: int) -> Block | None:
+        """The next rows with the outputs of all grouped steps, up to the id `row` and without it."""
+        columns: dict[str, Column] = {}
+        rows: NDArray[np.int64] | None = None
+        for cursors in self._steps:
+            parts = [part for cursor in cursors for part in cursor.rows_before(row)]
+            if not parts:
+                return None
+            merged = concatenate_blocks(parts)
+            merged = merged.take(np.argsort(merged.rows))
+            columns.update(merged.columns)
+            rows = merged.rows
+        return None if rows is None else Block(columns, rows)
+
+
+class _Cursor:
+    """A place in one file, whose rows have rising ids."""
+
+    def __init__(self, partitions: Partitions, number: int) -> None:
+        self._batches = partitions.batches(number)
+        self._head: Block | None = self._next()
+
+    def rows_before(self, row: int) -> list[Block]:
+        """The next rows with ids below `row`."""
+        parts = []
+        while self._head is not None:
+            count = int(np.searchsorted(self._head.rows, row))
+            if count:
+                parts.append(self._head.slice(0, count))
+            if count < self._head.num_rows:
+                self._head = self._head.slice(count, self._head.num_rows)
+                break
+            self._head = self._next()
+        return parts
+
+    def _next(self) -> Block | None:
+        batch = next(self._batches, None)
+        return None if batch is None else from_table(pa.Table.from_batches([batch]))

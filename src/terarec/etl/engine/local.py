@@ -1,0 +1,106 @@
+"""The single-machine engine: fits a workflow on the training part of logs, and writes the data set of all of them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from terarec.etl.engine.fingerprint import fingerprint
+from terarec.etl.engine.options import PrepareOptions
+from terarec.etl.engine.phases import Phases, Result
+from terarec.etl.engine.progress import OnProgress
+from terarec.etl.engine.report import BadInput, InputColumn, PrepareReport, output_columns, table_sizes
+from terarec.etl.engine.run import Run
+from terarec.etl.generated import read_best_auc
+from terarec.etl.prepare_report import peak_memory_bytes
+from terarec.etl.source import Source, open_source
+from terarec.etl.workflow import Workflow
+from terarec.formats import Journal, resumable_directory
+
+WORK = "work"
+"""Directory of what phases hand on through the disk; gone at the end."""
+WORKFLOW = "workflow"
+"""Directory of the fitted workflow in a data set."""
+
+
+def prepare(
+    workflow: Workflow,
+    sources: Sequence[str | Path],
+    out: Path,
+    options: PrepareOptions,
+    progress: OnProgress | None = None,
+) -> PrepareReport:
+    """Fit `workflow`, unless it is fitted, and write the data set of `sources`.
+
+    ``<out>.partial`` takes the work; a killed run is gone on with by the same call after its last whole phase.
+
+    Args:
+        workflow: what to do; if it is fitted, rows are transformed only.
+        sources: files, directories, patterns or URLs, in order.
+        out: directory to make; it must not exist, or be empty. Holds `WORKFLOW` and ``report.json`` besides the data.
+        options: how.
+        progress: called after every block.
+
+    Raises:
+        ConfigError: options or a split that do not fit the sources; `out` holds something, or is being written.
+        DataNotFoundError: a source does not exist.
+        FormatError: a damaged source, or bad input under the policy "raise".
+        StorageError: the disk is full.
+    """
+    begun = time.perf_counter()
+    source = open_source(workflow.spec.source, sources, options.bad_input, options.threads)
+    work_on = fingerprint(workflow, source, options)
+    with resumable_directory(out, work_on, restart=options.restart) as journal:
+        run = Run(workflow, source, options, Phases(journal, progress), journal.directory / WORK)
+        fitted = run.fit()
+        written = run.write(fitted, journal.directory, out.resolve())
+        fitted.save(journal.directory / WORKFLOW)
+        report = _report(run, fitted, written, source, time.perf_counter() - begun)
+        report.save(journal.directory)
+        shutil.rmtree(journal.directory / WORK, ignore_errors=True)
+    return report
+
+
+def fit(
+    workflow: Workflow, sources: Sequence[str | Path], options: PrepareOptions, progress: OnProgress | None = None
+) -> Workflow:
+    """`workflow`, fitted on the training part of `sources`; nothing is written but files that spill, which go again.
+
+    Raises:
+        ConfigError, DataNotFoundError, FormatError, StorageError: as for `prepare`.
+    """
+    source = open_source(workflow.spec.source, sources, options.bad_input, options.threads)
+    with tempfile.TemporaryDirectory(prefix="terarec-") as directory:
+        journal = Journal(Path(directory), {})
+        return Run(workflow, source, options, Phases(journal, progress), Path(directory) / WORK).fit()
+
+
+def _best_auc(source: Source) -> float | None:
+    paths = [Path(file.path) for file in source.files]
+    return read_best_auc([path for path in paths if path.exists()]) if paths else None
+
+
+def _report(run: Run, fitted: Workflow, written: Result, source: Source, seconds: float) -> PrepareReport:
+    rows = sum(written["rows"].values())
+    columns = output_columns(fitted.dataset_spec())
+    return PrepareReport(
+        rows=rows,
+        splits=written["rows"],
+        input_bytes=run.input_bytes,
+        seconds=seconds,
+        rows_per_second=rows / seconds,
+        peak_memory_bytes=peak_memory_bytes(),
+        best_auc=_best_auc(source),
+        columns=columns,
+        inputs=tuple(
+            InputColumn(name=name, missing=missing, missing_share=missing / values if values else 0.0)
+            for name, (missing, values) in written["missing"].items()
+        ),
+        tables=table_sizes(columns),
+        bad_input=BadInput(policy=run.options.bad_input, **written["bad_input"]),
+        spilled=tuple(run.spilled),
+        phases=run.phases.reports,
+    )

@@ -1,0 +1,67 @@
+"""Preparations that are killed, and gone on with by the same call."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from terarec.errors import ConfigError
+from terarec.etl.engine import PrepareOptions, prepare
+from terarec.spec import SplitByTime
+from tests.etl.engine.logs import shop_files, shop_workflow
+from tests.etl.engine.test_prepare import contents
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from terarec.etl.engine import PrepareOptions, prepare
+from terarec.spec import SplitByTime
+from tests.etl.engine.logs import shop_workflow
+
+phase, out, *log = sys.argv[1:]
+
+def kill(progress):
+    # Past the first block, so that the phase has begun to write.
+    if progress.phase == phase and progress.rows > 100:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+workflow = shop_workflow(SplitByTime(column="time", valid=0.1))
+prepare(workflow, [Path(path) for path in log], Path(out), PrepareOptions(shuffle=True), kill)
+"""
+PHASES = ("split", "group", "fit 1", "fit 2", "write")
+
+
+def killed_in(phase: str, out: Path, log: list[Path]) -> None:
+    """Run a preparation in a process of its own, which is killed in `phase`."""
+    ended = subprocess.run([sys.executable, "-c", KILLED, phase, str(out), *map(str, log)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_killed_run_is_gone_on_with(tmp_path: Path, phase: str) -> None:
+    log = shop_files(tmp_path / "raw")
+    workflow = shop_workflow(SplitByTime(column="time", valid=0.1))
+    prepare(workflow, log, tmp_path / "whole", PrepareOptions(shuffle=True))
+    killed_in(phase, tmp_path / "out", log)
+    assert not (tmp_path / "out").exists()
+    assert (tmp_path / "out.partial").is_dir()
+    report = prepare(workflow, log, tmp_path / "out", PrepareOptions(shuffle=True, threads=1))
+    resumed = [step.name for step in report.phases if step.resumed]
+    assert resumed == list(PHASES[: PHASES.index(phase)])
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_changed_sources_are_refused_until_restarted(tmp_path: Path) -> None:
+    log = shop_files(tmp_path / "raw")
+    workflow = shop_workflow(SplitByTime(column="time", valid=0.1))
+    killed_in("write", tmp_path / "out", log)
+    with log[0].open("a") as file:
+        file.write("0\t1600000000\tu1\t1\t1.0\t\n")
+    with pytest.raises(ConfigError, match=r"with other sources, .*--restart"):
+        prepare(workflow, log, tmp_path / "out", PrepareOptions(shuffle=True))
+    report = prepare(workflow, log, tmp_path / "out", PrepareOptions(shuffle=True, restart=True))
+    assert report.rows == 601
+    assert not any(step.resumed for step in report.phases)

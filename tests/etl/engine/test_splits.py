@@ -1,0 +1,74 @@
+"""Which split each row belongs to."""
+
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from terarec.etl.columns import Block, Column
+from terarec.etl.engine.splits import RowBounds, TimeBounds, assign, share_counts
+from terarec.kernels.ref.hashes import xxh64
+from terarec.spec import SplitByFraction, SplitByHash, SplitByTime, SplitByUser
+
+
+def block(rows: int = 1000, **columns: Column) -> Block:
+    """A block without splits."""
+    return Block(columns, np.arange(rows))
+
+
+def uniform(data: bytes, seed: int) -> float:
+    """The share that a hash stands for, by the formula of docs/workflows.md."""
+    return ((xxh64(data, seed) >> 11) % 2**53) / 2**53
+
+
+def by_share(value: float, valid: float, test: float) -> int:
+    """The split of a row."""
+    return 1 if value < valid else 2 if value < valid + test else 0
+
+
+def test_without_a_split_all_rows_are_for_training() -> None:
+    assert set(assign(None, None)(block()).tolist()) == {0}
+
+
+def test_by_hash_follows_the_formula() -> None:
+    found = assign(SplitByHash(valid=0.2, test=0.1, seed=5), None)(block())
+    expected = [by_share(uniform(row.to_bytes(8, "little"), 5), 0.2, 0.1) for row in range(1000)]
+    assert found.tolist() == expected
+    assert 150 < expected.count(1) < 250
+
+
+def test_by_user_keeps_a_user_together() -> None:
+    names = [f"u{row % 40}" for row in range(1000)]
+    users = block(user=Column("text", pa.array(names, pa.large_string())))
+    found = assign(SplitByUser(column="user", valid=0.3, test=0.2, seed=1), None)(users)
+    assert found.tolist() == [by_share(uniform(name.encode(), 1), 0.3, 0.2) for name in names]
+    numbers = Column("integer", np.arange(1000) % 40, np.arange(1000) % 40 == 7)
+    found = assign(SplitByUser(column="user", valid=0.3), None)(block(user=numbers))
+    assert set(found[numbers.missing].tolist()) == {1}
+    assert len({*zip(numbers.values.tolist(), found.tolist(), strict=True)}) == 40
+
+
+def test_by_time_with_thresholds() -> None:
+    times = Column("integer", np.array([5, 9, 10, 19, 20, 0]), np.array([False] * 5 + [True]))
+    split = assign(SplitByTime(column="t", valid_from=10, test_from=20), None)
+    assert split(block(6, t=times)).tolist() == [0, 0, 1, 1, 2, 0]
+
+
+def test_by_time_with_shares_keeps_equal_times_in_the_earlier_part() -> None:
+    times = Column("number", np.array([3.0, 1.0, 2.0, 3.0, 4.0, math.nan]))
+    split = assign(SplitByTime(column="t", valid=0.3, test=0.1), TimeBounds(valid_after=2.0, test_after=3.0))
+    assert split(block(6, t=times)).tolist() == [1, 0, 0, 1, 2, 0]
+
+
+def test_by_position() -> None:
+    split = assign(SplitByFraction(valid=0.5, test=0.2), RowBounds(valid_from=3, test_from=8, end=10))
+    assert split(block(10)).tolist() == [0, 0, 0, 1, 1, 1, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("total", "valid", "test", "expected"),
+    [(100, 0.1, 0.05, (10, 5)), (10, 0.01, 0.0, (1, 0)), (25, 0.1, 0.1, (2, 2)), (3, 0.0, 0.5, (0, 2))],
+)
+def test_counts_of_shares(total: int, valid: float, test: float, expected: tuple[int, int]) -> None:
+    assert share_counts(total, valid, test) == expected
