@@ -17,6 +17,7 @@ from terarec.cli import (
     predict,
     prepare_criteo,
     prepare_csv,
+    prepare_workflow,
     serve,
     train,
     workflow,
@@ -25,6 +26,7 @@ from terarec.cli import inspect as inspect_command
 from terarec.cli.command import add
 
 DATA, MODEL, SERVING, LOOKING = "Data", "Model", "Serving", "Looking inside"
+WORKFLOW = "WORKFLOW"
 ORDER = ("generate", "workflow", "prepare", "convert", "train", "evaluate", "predict", "serve", "inspect", "doctor")
 
 
@@ -41,6 +43,15 @@ class Contents(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """The commands' names, as ``terarec --help`` shows them."""
         return sorted(super().list_commands(ctx), key=ORDER.index)
+
+
+class WorkflowOrCommand(TyperGroup):
+    """Takes what is no command of its own as the first argument of the command `WORKFLOW`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """As Click's, for ``prepare avazu day.csv``: ``prepare WORKFLOW avazu day.csv``."""
+        is_command = self.get_command(ctx, args[0]) is not None
+        return super().resolve_command(ctx, args if is_command else [WORKFLOW, *args])
 
 
 def _print_version(wanted: bool) -> None:
@@ -86,9 +97,14 @@ app.add_typer(_generate, name="generate", rich_help_panel=DATA)
 
 add(app, "workflow", workflow.workflow, panel=DATA)
 
-_prepare = typer.Typer(help="Turn raw logs into a data set: ids, numbers, shards, dataset.json.")
+_prepare = typer.Typer(
+    cls=WorkflowOrCommand,
+    subcommand_metavar="WORKFLOW|criteo|csv ...",
+    help="Turn raw logs into a data set: ids, numbers, shards, dataset.json.",
+)
 add(_prepare, "criteo", prepare_criteo.prepare_criteo, describes=["CriteoOptions"])
 add(_prepare, "csv", prepare_csv.prepare_csv, describes=["CsvOptions", "CsvLayout"])
+add(_prepare, WORKFLOW, prepare_workflow.prepare_workflow, describes=["PrepareOptions"])
 app.add_typer(_prepare, name="prepare", rich_help_panel=DATA)
 
 add(app, "convert", convert.convert, panel=DATA, describes=["RecordLayout"])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from terarec.cli.figures import label, text
 
@@ -15,8 +15,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-Advance = Callable[[int, int], None]
-"""Tells a progress bar (work done, work in all), both in its unit."""
+
+class Advance(Protocol):
+    """Tells a progress bar where the work is."""
+
+    def __call__(self, position: int, total: int, *, words: str | None = None, rate: str | None = None) -> None:
+        """Work done and work in all, in the bar's unit; what is being done, and how fast, where the bar cannot know."""
 
 
 class Show:
@@ -89,10 +93,11 @@ class Show:
         ) as bar:
             task = bar.add_task(words, total=1, rate="", visible=False)
 
-            def advance(position: int, total: int) -> None:
-                speed = bar.tasks[task].speed
-                rate = f"{speed:,.0f} {unit}/s" if speed else ""
-                bar.update(task, completed=position, total=total, rate=rate, visible=True)
+            def advance(position: int, total: int, *, words: str | None = None, rate: str | None = None) -> None:
+                if rate is None:
+                    speed = bar.tasks[task].speed
+                    rate = f"{speed:,.0f} {unit}/s" if speed else ""
+                bar.update(task, description=words, completed=position, total=total, rate=rate, visible=True)
 
             yield advance
 

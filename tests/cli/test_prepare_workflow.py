@@ -1,0 +1,75 @@
+"""``terarec prepare WORKFLOW``."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import figures, refused, terarec
+from tests.etl.engine.logs import shop_files, shop_workflow
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> tuple[Path, list[Path]]:
+    """A workflow's file, and logs."""
+    shop_workflow().to_json(tmp_path / "shop.json")
+    return tmp_path / "shop.json", shop_files(tmp_path / "raw")
+
+
+def test_a_workflow_of_ones_own_and_the_fitted_one(shop: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    workflow, log = shop
+    told = figures("prepare", workflow, *log, "--out", tmp_path / "data", "--shuffle", "--memory", 1)
+    assert told["splits"] == {"train": 510, "valid": 60, "test": 30}
+    assert [phase["name"] for phase in told["phases"]] == ["split", "group", "fit 1", "fit 2", "write"]
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    section = page.split("## terarec prepare WORKFLOW")[1].split("\n## ")[0]
+    assert {name for name in told if f"`{name}`" not in section} == set()
+    again = figures("prepare", tmp_path / "data" / "workflow", tmp_path / "raw", "--out", tmp_path / "again")
+    assert again["splits"] == told["splits"]
+    assert [phase["name"] for phase in again["phases"]] == ["split", "group", "write"]
+
+
+def test_a_ready_workflow_by_its_name(tmp_path: Path) -> None:
+    figures("generate", "avazu", "--rows", 300, "--out", tmp_path / "raw")
+    raw = next((tmp_path / "raw").glob("*.csv"))
+    told = figures("prepare", "avazu", raw, "--out", tmp_path / "data")
+    assert told["rows"] == 300
+
+
+def test_what_people_read(shop: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    workflow, log = shop
+    with log[0].open("a") as file:
+        file.write("1\t2\n")
+    ended = terarec("prepare", workflow, *log, "--out", tmp_path / "data", "--bad-input", "skip")
+    assert ended.code == 0
+    assert f"{log[0]}: line 301: found 2 fields, expected 6" in ended.out
+    for words in ("Splits", "Columns", "Tables that would follow", "Phases", "Bad input"):
+        assert words in ended.out
+
+
+def test_a_data_set_for_hugectr(shop: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    workflow, log = shop
+    figures("prepare", workflow, *log, "--out", tmp_path / "data", "--format", "norm", "--rows-per-shard", 100)
+    assert (tmp_path / "data" / "records.json").exists()
+    assert len(list((tmp_path / "data" / "train").glob("part-*.keyset"))) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["nosuch", "a.csv"], 2, "WORKFLOW: got nosuch, expected a file, a directory, or one of criteo, csv, adult"),
+        (["SHOP", "RAW", "--table", "news"], 2, "--table: got 'news', expected NAME=VALUE"),
+        (["SHOP", "RAW", "--bad-input", "ignore"], 2, "--bad-input: got 'ignore', expected one of 'raise', 'skip'"),
+        (["SHOP", "RAW", "--format", "csv"], 2, "--format: got 'csv', expected one of 'parquet', 'raw', 'norm'"),
+        (["SHOP", "RAW", "--master", "local[2]"], 2, "--master: got a setting of Spark for engine 'local'"),
+        (["SHOP", "RAW", "--memory", "0.001"], 2, "Invalid value for '--memory': "),
+        (["SHOP", "nosuch.csv"], 1, "nosuch.csv: no such file"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(
+    shop: tuple[Path, list[Path]], tmp_path: Path, arguments: list[str], code: int, message: str
+) -> None:
+    places = {"SHOP": str(shop[0]), "RAW": str(shop[1][0])}
+    words = [places.get(argument, argument) for argument in arguments]
+    assert message in refused("prepare", *words, "--out", tmp_path / "data", code=code)
+    assert not (tmp_path / "data").exists()
+    assert not (tmp_path / "data.partial").exists()
