@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,17 +48,17 @@ class NumberGroup:
         if self.is_integer and not _INTEGERS.issuperset(map(type, values)):
             raise RefusedValueError(0)
         numbers = numbers_of_list(values).reshape(len(self.names), num_records)
-        if self.is_integer and (np.abs(numbers) >= _INTEGER_BOUND).any():
+        if self.is_integer and np.fmax.reduce(np.abs(numbers), axis=None, initial=0.0) >= _INTEGER_BOUND:
             raise RefusedValueError(0)
         for code, figures in self.formulas:
             numbers = code.formula(numbers, *figures)
         return numbers
 
 
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """A category: the raw column `name` and what makes ids of its values."""
+class Lookup(NamedTuple):
+    """A category: its place in the result, the raw column `name` and what makes ids of its values."""
 
+    place: int
     name: str
     find: Callable[[list[Any]], NDArray[np.int64]]
 
@@ -90,9 +90,9 @@ def number_groups(
     ]
 
 
-def lookups(plan: Plan, serving: ServingPlan, states: Mapping[int, State], results: Sequence[str]) -> dict[int, Lookup]:
-    """Place -> lookup, for those of `results` that are ids of one raw value each."""
-    found: dict[int, Lookup] = {}
+def lookups(plan: Plan, serving: ServingPlan, states: Mapping[int, State], results: Sequence[str]) -> list[Lookup]:
+    """Lookups of those of `results` that are ids of one raw value each."""
+    found: list[Lookup] = []
     for place, result in enumerate(results):
         step, name = _last_step(plan, serving, result, len(plan.codes))
         if step is None:
@@ -102,7 +102,7 @@ def lookups(plan: Plan, serving: ServingPlan, states: Mapping[int, State], resul
             continue
         find = plan.codes[step].list_lookup(name, states.get(step))
         if find is not None and not _is_written_time(plan, raw):
-            found[place] = Lookup(raw, find)
+            found.append(Lookup(place, raw, find))
     return found
 
 

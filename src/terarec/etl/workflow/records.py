@@ -49,7 +49,8 @@ class RecordEncoder:
         self._lookups = lookups(plan, whole, states, self._keys)
         grouped = {place for group in self._groups for place in group.places.tolist()}
         self._rest_dense = [place for place in range(len(self._dense)) if place not in grouped]
-        self._rest_keys = [place for place in range(len(self._keys)) if place not in self._lookups]
+        looked_up = {lookup.place for lookup in self._lookups}
+        self._rest_keys = [place for place in range(len(self._keys)) if place not in looked_up]
         names = [self._dense[place] for place in self._rest_dense] + [self._keys[place] for place in self._rest_keys]
         self._rest = serving_plan(plan, names) if names else None
 
@@ -89,25 +90,23 @@ class RecordEncoder:
         if len(sizes) != 1:
             return None
         (num_records,) = sizes
-        dense = np.empty((num_records, len(self._dense)), dtype=np.float32)
-        keys: list[Keys | None] = [None] * len(self._keys)
+        dense = np.empty((len(self._dense), num_records), dtype=np.float32)
         try:
             for group in self._groups:
-                dense[:, group.places] = group.numbers(columns, num_records).T
-            for place, lookup in self._lookups.items():
-                keys[place] = lookup.find(columns[lookup.name])
+                dense[group.places] = group.numbers(columns, num_records)
+            found: dict[int, Keys] = {place: find(columns[name]) for place, name, find in self._lookups}
         except RefusedValueError:
             return None
         if self._rest is not None:
             block = self._run(self._rest, columns, num_records)
             for place in self._rest_dense:
-                dense[:, place] = block.columns[self._dense[place]].numbers()
+                dense[place] = block.columns[self._dense[place]].numbers()
             rest = keys_of(self._plan, block, [self._keys[place] for place in self._rest_keys])
-            for place, found in zip(self._rest_keys, rest, strict=True):
-                keys[place] = found
+            found.update(zip(self._rest_keys, rest, strict=True))
         if not np.isfinite(dense).all():
             return None
-        return EncodedRecords(dense=dense, keys=tuple(key for key in keys if key is not None))
+        keys = tuple([found[place] for place in range(len(self._keys))])
+        return EncodedRecords(dense=np.ascontiguousarray(dense.T), keys=keys)
 
     def _run(self, serving: ServingPlan, columns: Mapping[str, RawValues], num_records: int) -> Block:
         source = self._plan.spec.source
