@@ -11,6 +11,7 @@ from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.hugectr import NormFile, NormWriter
 from tests.formats.hugectr.samples import (
     assert_same_rows,
+    bags,
     framed,
     layouts,
     make_layout,
@@ -64,6 +65,66 @@ def test_round_trip(tmp_path_factory, layout, num_rows, checksum, seed):
     block, skipped = file.read()
     assert skipped == 0
     assert_same_rows(block, *rows)
+
+
+@settings(max_examples=60, deadline=None)
+@given(layouts(), st.integers(0, 20), st.booleans(), st.integers(0, 2**32), st.integers(1, 7), st.randoms())
+def test_groups_in_any_order_are_parts_of_the_whole(
+    tmp_path_factory, layout, num_rows, checksum, seed, at_once, random
+):
+    path = tmp_path_factory.mktemp("norm") / "x.data"
+    label, dense, keys = make_rows(layout, num_rows, seed)
+    write(path, layout, (label, dense, keys), checksum=checksum)
+    file = NormFile(path, layout, checksum=checksum, group_rows=at_once)
+    assert sum(file.group_rows) == num_rows
+    assert max(file.group_rows) <= at_once
+    order = 2 * list(range(len(file.group_rows)))
+    random.shuffle(order)
+    for group in order:
+        block, skipped = file.read(group)
+        rows = slice(group * at_once, group * at_once + file.group_rows[group])
+        assert (block.num_rows, skipped) == (file.group_rows[group], 0)
+        np.testing.assert_array_equal(block.label, label[rows])
+        np.testing.assert_array_equal(block.dense, dense[rows])
+        assert [bags(column) for column in block.keys] == [bags(column)[rows] for column in keys]
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+def test_a_large_file_is_read_in_pieces(tmp_path, checksum):
+    """No request of a group is for much more than its share of the file, whatever the sizes of its records."""
+    layout = make_layout(slots=((40, False), (1, True)))
+    rows = make_rows(layout, 3000)
+    write(tmp_path / "x.data", layout, rows, checksum=checksum)
+    file = NormFile(tmp_path / "x.data", layout, checksum=checksum, group_rows=100)
+    requests = _Requests(file._file)
+    file._file = requests
+    assert sum(file.read(group)[0].num_rows for group in range(30)) == 3000
+    assert max(requests.sizes) < requests.size / 10
+
+
+class _Requests:
+    """A file that notes how many bytes it is asked for."""
+
+    def __init__(self, file):
+        self._file, self.size, self.name = file, file.size, file.name
+        self.sizes = []
+
+    def read(self, start, stop):
+        self.sizes.append(stop - start)
+        return self._file.read(start, stop)
+
+
+def test_a_fault_behind_the_first_group_is_told_with_its_place_in_the_file(tmp_path):
+    layout = make_layout(slots=((3, False),), key_bytes=8)
+    content = bytearray(norm_bytes(layout, *make_rows(layout, 9), checksum=True))
+    byte = 69
+    for _ in range(7):
+        byte += struct.unpack_from("<i", content, byte)[0] + 5
+    struct.pack_into("<i", content, byte, -4)
+    file = NormFile(saved(tmp_path, bytes(content)), layout, checksum=True, group_rows=2)
+    assert file.read(2)[0].num_rows == 2
+    with pytest.raises(FormatError, match=f"record 7 at byte {byte}: its length is -4, expected 0 to "):
+        file.read(3)
 
 
 @pytest.mark.parametrize("checksum", [False, True])

@@ -45,7 +45,7 @@ class RecordSource(Protocol):
 
 
 class NormSource:
-    """Norm files. A file is one group, so that `RecordReader` holds about ``threads + 2`` of them in memory.
+    """Norm files, in groups of at most 16,384 records.
 
     Args:
         file_list: path or URL of the list that names them.
@@ -60,11 +60,13 @@ class NormSource:
     def __init__(self, file_list: str | Path, layout: RecordLayout, *, checksum: bool) -> None:
         self.layout = layout
         self._files = [NormFile(path, layout, checksum=checksum) for path in read_file_list(file_list)]
-        self.group_rows: Sequence[int] = [file.num_records for file in self._files]
+        self._first_group = list(accumulate((len(file.group_rows) for file in self._files), initial=0))
+        self.group_rows: Sequence[int] = [rows for file in self._files for rows in file.group_rows]
 
     def read(self, group: int) -> tuple[ColumnBlock, int]:
-        """The records of file `group` and the number of those left out."""
-        return self._files[group].read()
+        """The records of group `group`, counted over all files, and the number of those left out."""
+        file = bisect_right(self._first_group, group) - 1
+        return self._files[file].read(group - self._first_group[file])
 
 
 class _FixedSource:

@@ -3,43 +3,67 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Lock
 
-import numpy as np
-from numpy.typing import NDArray
-
+from terarec.errors import FormatError
 from terarec.formats.block import ColumnBlock
-from terarec.formats.hugectr.norm_frames import even_spans, framed_spans, has_right_checksum, plain_spans
+from terarec.formats.hugectr.norm_frames import (
+    CutShortError,
+    Piece,
+    Spans,
+    even_spans,
+    framed_spans,
+    has_right_checksum,
+    plain_spans,
+)
 from terarec.formats.hugectr.norm_header import header_size, parse_header
 from terarec.formats.hugectr.norm_records import decode, decode_even
 from terarec.formats.location import locate
 from terarec.spec import RecordLayout
 
+GROUP_ROWS = 16_384
+"""Records that are read at once, as of files of fixed width: 2.9 MB of Criteo's."""
+
 
 class NormFile:
-    """One Norm file, read as a whole from any thread.
+    """One Norm file, read by groups of records from any thread.
+
+    Where a group begins follows from the size of a record while all records have one size. Where they have several,
+    it is known once the sizes of all records before were looked at, which the first reading in order does on its way.
 
     Args:
         path: a path or URL.
         layout: what its records hold; `slot_sizes` are not looked at, since Norm files hold the final keys.
         checksum: whether every record has a frame with a checksum.
+        group_rows: records of a group.
 
     Attributes:
         num_records: records that its header promises.
+        group_rows: records of each group; a file without records has one group without.
 
     Raises:
         DataNotFoundError: no such file.
         FormatError: the header is cut short, damaged, or of another layout.
     """
 
-    def __init__(self, path: str | Path, layout: RecordLayout, *, checksum: bool) -> None:
+    def __init__(self, path: str | Path, layout: RecordLayout, *, checksum: bool, group_rows: int = GROUP_ROWS) -> None:
         self._file = locate(path)
         self._layout = layout
         self._checksum = checksum
-        head = self._file.read(0, min(self._file.size, header_size(checksum=checksum)))
+        first = header_size(checksum=checksum)
+        head = self._file.read(0, min(self._file.size, first))
         self.num_records = parse_header(head, layout, self._file.name, checksum=checksum)
+        self._at_once = group_rows
+        self.group_rows = [
+            min(group_rows, self.num_records - start) for start in range(0, max(self.num_records, 1), group_rows)
+        ]
+        stride, rest = divmod(self._file.size - first, max(self.num_records, 1))
+        self._stride = 0 if rest else stride  # of records of one size; 0 where they are known to have several
+        self._bounds = [first]  # of groups of records of several sizes, as far as they are known
+        self._walks = Lock()
 
-    def read(self) -> tuple[ColumnBlock, int]:
-        """The records whose checksum is right, and how many were left out because theirs is not.
+    def read(self, group: int = 0) -> tuple[ColumnBlock, int]:
+        """The records of a group whose checksum is right, and how many were left out because theirs is not.
 
         Labels and dense numbers are float32; keys int64[n] where every sample holds one, (values, offsets) elsewhere.
 
@@ -47,23 +71,77 @@ class NormFile:
             FormatError: the file is cut short or goes on after its records, or a record does not hold what its
                 length or the layout promises.
         """
-        content = self._file.read(0, self._file.size)
-        where = self._file.name
-        first = header_size(checksum=self._checksum)
+        even = self._read_even(group) if self._stride else None
+        if even is not None:
+            return even
+        self._stride = 0
+        piece, spans = self._uneven_piece(group)
         if not self._checksum:
-            return self._read_plain(content, first), 0
-        spans = framed_spans(content, first, self.num_records, where)
-        good = has_right_checksum(content, spans)
-        block = decode(content, spans.keep(good), self._layout, where)
-        return block, len(good) - int(good.sum())
+            return decode(piece, spans, self._layout), 0
+        return self._decode_checked(piece, spans)
 
-    def _read_plain(self, content: NDArray[np.uint8], first: int) -> ColumnBlock:
-        """Records without frames; where their sizes divide evenly they may all be alike, which is soon seen."""
-        where = self._file.name
-        stride, rest = divmod(len(content) - first, max(self.num_records, 1))
-        if self.num_records and not rest:
-            block = decode_even(content, even_spans(first, stride, stride, self.num_records), self._layout, where)
-            if block is not None:
-                return block
-        spans = plain_spans(content, first, self.num_records, self._layout, where)
-        return decode(content, spans, self._layout, where)
+    def _read_even(self, group: int) -> tuple[ColumnBlock, int] | None:
+        """The records of a group, if all have the size that the file's size gives."""
+        rows, first = self.group_rows[group], group * self._at_once
+        start = self._bounds[0] + first * self._stride
+        piece = self._piece(group, start, start + rows * self._stride)
+        if not self._checksum:
+            block = decode_even(piece, even_spans(self._stride, self._stride, rows), self._layout)
+            return None if block is None else (block, 0)
+        try:
+            spans, end = framed_spans(piece, rows, self.num_records)
+        except (CutShortError, FormatError):  # which is told by who looks at one record after the other
+            return None
+        return (
+            self._decode_checked(piece, spans) if spans.stride == self._stride and end == rows * self._stride else None
+        )
+
+    def _decode_checked(self, piece: Piece, spans: Spans) -> tuple[ColumnBlock, int]:
+        good = has_right_checksum(piece.content, spans)
+        return decode(piece, spans.keep(good), self._layout), len(good) - int(good.sum())
+
+    def _uneven_piece(self, group: int) -> tuple[Piece, Spans]:
+        with self._walks:
+            while len(self._bounds) < group + 2:
+                piece, spans, end = self._walk(len(self._bounds) - 1)
+                self._bounds.append(piece.start + end)
+                if len(self._bounds) == len(self.group_rows) + 1:
+                    self._check_end()
+                if len(self._bounds) == group + 2:
+                    return piece, spans
+        piece = self._piece(group, self._bounds[group], self._bounds[group + 1])
+        return piece, self._spans(piece, self.group_rows[group])[0]
+
+    def _walk(self, group: int) -> tuple[Piece, Spans, int]:
+        """A group that begins where the known ones end, its records, and the byte of the piece behind them."""
+        start, size = self._bounds[group], self._file.size
+        mean = (size - start) // max(1, self.num_records - group * self._at_once)
+        wanted = (mean + mean // 4) * self.group_rows[group] + 4096
+        while True:
+            piece = self._piece(group, start, min(start + wanted, size))
+            try:
+                return piece, *self._spans(piece, self.group_rows[group])
+            except CutShortError:
+                wanted *= 2
+
+    def _spans(self, piece: Piece, rows: int) -> tuple[Spans, int]:
+        if self._checksum:
+            return framed_spans(piece, rows, self.num_records)
+        return plain_spans(piece, rows, self._layout, self.num_records)
+
+    def _piece(self, group: int, start: int, stop: int) -> Piece:
+        return Piece(
+            content=self._file.read(start, stop),
+            start=start,
+            first_record=group * self._at_once,
+            file_bytes=self._file.size,
+            where=self._file.name,
+        )
+
+    def _check_end(self) -> None:
+        if self._bounds[-1] != self._file.size:
+            size, end = self._file.size, self._bounds[-1]
+            self._bounds.pop()
+            raise FormatError(
+                f"{self._file.name}: holds {size} bytes, its {self.num_records} records end at byte {end}"
+            )

@@ -17,9 +17,41 @@ _FRAME_BYTES = 5
 """The length before a record and the checksum after it."""
 
 
+class CutShortError(Exception):
+    """A piece ends before its records do, and the file goes on: more bytes are needed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """Some bytes of a Norm file, from the begin of a record on.
+
+    Attributes:
+        content: the bytes.
+        start: where they begin in the file.
+        first_record: number of the record there.
+        file_bytes: size of the file.
+        where: the file's name, for messages.
+    """
+
+    content: NDArray[np.uint8]
+    start: int
+    first_record: int
+    file_bytes: int
+    where: str
+
+    def ends(self, record: int, byte: int, total: int) -> Exception:
+        """What to raise when record `record` of the piece, at its byte `byte`, goes beyond it."""
+        if self.start + len(self.content) < self.file_bytes:
+            return CutShortError()
+        return FormatError(
+            f"{self.where}: ends at byte {self.file_bytes}, in record {self.first_record + record} at byte "
+            f"{self.start + byte}, expected {total} records"
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spans:
-    """Where the payloads of n records lie in a file.
+    """Where the payloads of n records lie in a piece.
 
     Attributes:
         starts: int64[n], their first bytes.
@@ -44,44 +76,52 @@ class Spans:
         return self if mask.all() else Spans(starts=self.starts[mask], ends=self.ends[mask])
 
 
-def even_spans(first: int, stride: int, size: int, count: int) -> Spans:
+def even_spans(stride: int, size: int, count: int, *, first: int = 0) -> Spans:
     """Records of `size` bytes, the first at byte `first`, the next ones `stride` bytes further on each."""
     starts = first + stride * np.arange(count, dtype=np.int64)
     return Spans(starts=starts, ends=starts + size)
 
 
-def framed_spans(content: NDArray[np.uint8], first: int, count: int, where: str) -> Spans:
-    """The payloads of `count` framed records, the first frame at byte `first`.
+def framed_spans(piece: Piece, count: int, total: int) -> tuple[Spans, int]:
+    """The payloads of the first `count` framed records of a piece, and the byte behind them.
+
+    Args:
+        piece: starts with a frame.
+        count: records.
+        total: records of the file.
 
     Raises:
-        FormatError: a frame that leaves the file, or bytes after the last one.
+        FormatError: a frame that leaves the file.
+        CutShortError: more bytes are needed.
     """
-    data = content.data
-    if count and first + 4 <= len(data):
-        (length,) = _LENGTH.unpack_from(data, first)
+    data = piece.content.data
+    if count and len(data) >= 4:
+        (length,) = _LENGTH.unpack_from(data)
         stride = length + _FRAME_BYTES
-        if length >= 0 and first + stride * count == len(data):
-            lengths = Strided(content, first, stride, count).matrix(0, np.dtype("<i4"), 1)
+        if length >= 0 and stride * count <= len(data):
+            lengths = Strided(piece.content, 0, stride, count).matrix(0, np.dtype("<i4"), 1)
             if (lengths == length).all():
-                return even_spans(first + 4, stride, length, count)
+                return even_spans(stride, length, count, first=4), stride * count
     starts: list[int] = []
     ends: list[int] = []
-    byte, size = first, len(data)
+    byte, size = 0, len(data)
+    left = piece.file_bytes - piece.start
     for record in range(count):
         if byte + 4 > size:
-            raise _ends(where, record, count, byte, size)
+            raise piece.ends(record, byte, total)
         (length,) = _LENGTH.unpack_from(data, byte)
         start, end = byte + 4, byte + 4 + length
-        if length < 0 or end >= size:
+        if length < 0 or end >= left:
             raise FormatError(
-                f"{where}: record {record} at byte {byte}: its length is {length}, "
-                f"expected 0 to {size - start - 1}, the bytes that are left"
+                f"{piece.where}: record {piece.first_record + record} at byte {piece.start + byte}: its length is "
+                f"{length}, expected 0 to {left - start - 1}, the bytes that are left"
             )
+        if end >= size:
+            raise CutShortError
         starts.append(start)
         ends.append(end)
         byte = end + 1
-    check_end(byte, count, content, where)
-    return Spans(starts=np.array(starts, dtype=np.int64), ends=np.array(ends, dtype=np.int64))
+    return Spans(starts=np.array(starts, dtype=np.int64), ends=np.array(ends, dtype=np.int64)), byte
 
 
 def has_right_checksum(content: NDArray[np.uint8], spans: Spans) -> NDArray[np.bool_]:
@@ -101,14 +141,15 @@ def has_right_checksum(content: NDArray[np.uint8], spans: Spans) -> NDArray[np.b
     return good
 
 
-def plain_spans(content: NDArray[np.uint8], first: int, count: int, layout: RecordLayout, where: str) -> Spans:
-    """The payloads of `count` records without frames, the first at byte `first`: their counts tell their sizes.
+def plain_spans(piece: Piece, count: int, layout: RecordLayout, total: int) -> tuple[Spans, int]:
+    """The payloads of the first `count` records without frames, whose counts tell their sizes; see `framed_spans`.
 
     Raises:
-        FormatError: a record that leaves the file, a number of keys that no slot may hold, or bytes after the last
-            record.
+        FormatError: a record that leaves the file, or a number of keys that no slot may hold.
+        CutShortError: more bytes are needed.
     """
-    words = content[first : first + (len(content) - first) // 4 * 4].view("<i4")
+    content = piece.content
+    words = content[: len(content) // 4 * 4].view("<i4")
     most, names = max(layout.most_keys, default=0), layout.slot_names
     # How far each word leads if it is a number of keys; 0 where it cannot be one. Few distinct small ints, which
     # Python keeps ready: a list of all words as they are would take four times as long to make.
@@ -123,25 +164,15 @@ def plain_spans(content: NDArray[np.uint8], first: int, count: int, layout: Reco
                 step = steps[position]
                 if not step:
                     raise FormatError(
-                        f"{where}, slot {names[slot]!r} at byte {first + 4 * position}: record {record} holds "
-                        f"{words[position]} keys, expected 0 to {layout.most_keys[slot]}"
+                        f"{piece.where}, slot {names[slot]!r} at byte {piece.start + 4 * position}: record "
+                        f"{piece.first_record + record} holds {words[position]} keys, expected 0 to "
+                        f"{layout.most_keys[slot]}"
                     )
                 position += step
         except IndexError:
             position = len(steps) + 1
         if position > len(steps):
-            raise _ends(where, record, count, first + 4 * bounds[record], len(content))
+            raise piece.ends(record, 4 * bounds[record], total)
         bounds[record + 1] = position
-    check_end(first + 4 * position, count, content, where)
-    places = first + 4 * np.array(bounds, dtype=np.int64)
-    return Spans(starts=places[:-1], ends=places[1:])
-
-
-def check_end(byte: int, count: int, content: NDArray[np.uint8], where: str) -> None:
-    """Raise `FormatError` unless the file ends at `byte`, after its `count` records."""
-    if byte != len(content):
-        raise FormatError(f"{where}: holds {len(content)} bytes, its {count} records end at byte {byte}")
-
-
-def _ends(where: str, record: int, count: int, start: int, size: int) -> FormatError:
-    return FormatError(f"{where}: ends at byte {size}, in record {record} at byte {start}, expected {count} records")
+    places = 4 * np.array(bounds, dtype=np.int64)
+    return Spans(starts=places[:-1], ends=places[1:]), 4 * position

@@ -12,7 +12,7 @@ from terarec.errors import FormatError
 from terarec.formats.block import ColumnBlock, Keys, offsets_of
 from terarec.formats.hugectr.arguments import check_bag_lengths
 from terarec.formats.hugectr.key_types import key_dtype
-from terarec.formats.hugectr.norm_frames import Spans
+from terarec.formats.hugectr.norm_frames import Piece, Spans
 from terarec.formats.hugectr.strided import Strided, copy_transposed
 from terarec.spec import RecordLayout
 
@@ -20,20 +20,19 @@ _COUNT = np.dtype("<i4")
 _FLOAT = np.dtype("<f4")
 
 
-def decode(content: NDArray[np.uint8], spans: Spans, layout: RecordLayout, where: str) -> ColumnBlock:
+def decode(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlock:
     """The records in `spans`: labels and dense numbers float32, keys as `ColumnBlock` has them.
 
     Raises:
-        FormatError: a record whose fields take more or fewer bytes than it has, or a bag of too many or too few keys;
-            the message starts with `where`.
+        FormatError: a record whose fields take more or fewer bytes than it has, or a bag of too many or too few keys.
     """
-    block = decode_even(content, spans, layout, where)
-    return decode_uneven(content, spans, layout, where) if block is None else block
+    block = decode_even(piece, spans, layout)
+    return decode_uneven(piece, spans, layout) if block is None else block
 
 
-def decode_even(content: NDArray[np.uint8], spans: Spans, layout: RecordLayout, where: str) -> ColumnBlock | None:
+def decode_even(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlock | None:
     """The records in `spans` if each slot holds the same number of keys in all of them; None otherwise."""
-    stride = spans.stride
+    stride, content = spans.stride, piece.content
     if stride is None:
         return None
     counts = _counts_of_first(content, spans, layout)
@@ -50,7 +49,7 @@ def decode_even(content: NDArray[np.uint8], spans: Spans, layout: RecordLayout, 
         slots.append((byte, width, count))
         byte += width * step
     for name, count, most in zip(layout.slot_names, counts, layout.most_keys, strict=True):
-        check_bag_lengths(np.array([count]), most, f"{where}, slot {name!r}")
+        check_bag_lengths(np.array([count]), most, f"{piece.where}, slot {name!r}")
     label = np.ascontiguousarray(records.matrix(0, _FLOAT, layout.label_dim))
     dense = np.ascontiguousarray(records.matrix(4 * layout.label_dim, _FLOAT, layout.dense_dim))
     num_rows = len(spans.starts)
@@ -90,10 +89,10 @@ def _even_slots(records: Strided, num_rows: int, slots: tuple[int, int, int], ke
     return columns
 
 
-def decode_uneven(content: NDArray[np.uint8], spans: Spans, layout: RecordLayout, where: str) -> ColumnBlock:
+def decode_uneven(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlock:
     """The records in `spans`, whatever the number of their keys; see `decode`."""
-    where = f"{where} (with {layout.key_bytes}-byte keys)"  # what does not fit may be keys of the other size
-    fields = _Fields(content, spans, where)
+    where = f"{piece.where} (with {layout.key_bytes}-byte keys)"  # what does not fit may be keys of the other size
+    fields = _Fields(piece, spans, where)
     label = fields.take(layout.label_dim).view(_FLOAT)
     dense = fields.take(layout.dense_dim).view(_FLOAT)
     keys: list[Keys] = []
@@ -109,12 +108,12 @@ def decode_uneven(content: NDArray[np.uint8], spans: Spans, layout: RecordLayout
 class _Fields:
     """Takes the fields of all records one after the other; no record is read beyond its end."""
 
-    def __init__(self, content: NDArray[np.uint8], spans: Spans, where: str) -> None:
-        self._spans = spans
+    def __init__(self, piece: Piece, spans: Spans, where: str) -> None:
+        self._spans, self._start = spans, piece.start
         self._where = where
         sizes = spans.ends - spans.starts
         self._check(sizes % 4 != 0, "a multiple of 4")
-        self._words = _joined(content, spans).view(_COUNT)
+        self._words = _joined(piece.content, spans).view(_COUNT)
         self._ends = np.cumsum(sizes // 4)
         self._position: NDArray[np.int64] = self._ends - sizes // 4
 
@@ -153,7 +152,7 @@ class _Fields:
         if wrong.any():
             record = int(np.argmax(wrong))
             start, end = int(self._spans.starts[record]), int(self._spans.ends[record])
-            problem = f"record at byte {start}: holds {end - start} bytes, its fields take {expected}"
+            problem = f"record at byte {self._start + start}: holds {end - start} bytes, its fields take {expected}"
             raise FormatError(f"{self._where}: {problem}")
 
 
