@@ -54,6 +54,18 @@ def test_norm(tmp_path, check):
     assert [path.name for path in (tmp_path / "val").iterdir()] == ["gen_0.data"]
 
 
+@pytest.mark.parametrize(("random_nnz", "lengths"), [(False, {3}), (True, {1, 2, 3})])
+def test_norm_with_several_keys_a_slot(tmp_path, random_nnz, lengths):
+    made = params(tmp_path, DataReaderType_t.Norm, nnz_array=[3, 1, 3], random_nnz=random_nnz)
+    DataGenerator(made).generate()
+    inputs = (SparseInput(name="data", nnz_per_slot=(3, 1, 3), is_fixed_length=False),)
+    of_file = RecordLayout(label_dim=1, dense_dim=13, inputs=inputs, key_bytes=4)
+    batch = whole(NormSource(tmp_path / "file_list.txt", of_file, checksum=True))
+    found = batch.sparse.offsets.diff().view(3, 80)
+    assert set(found[0].tolist()) | set(found[2].tolist()) == lengths
+    assert set(found[1].tolist()) == {1}
+
+
 def test_data_that_is_there_stays(tmp_path):
     (tmp_path / "file_list.txt").write_text("mine")
     DataGenerator(params(tmp_path, DataReaderType_t.Norm)).generate()

@@ -77,6 +77,7 @@ def generator_params(options: argparse.Namespace) -> tuple[DataGeneratorParams, 
         num_samples=reader.num_samples or 1,
         eval_num_samples=reader.eval_num_samples or 1,
         float_label_dense=reader.float_label_dense,
+        random_nnz=True,
     )
     return params, reader
 

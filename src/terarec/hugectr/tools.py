@@ -70,4 +70,5 @@ def _generator(params: DataGeneratorParams) -> RecordGenerator:
         alpha=alpha if params.dist_type is Distribution_t.PowerLaw else None,
         checksum=params.check_type is Check_t.Sum,
         float_label_dense=params.float_label_dense,
+        is_length_random=params.random_nnz,
     )

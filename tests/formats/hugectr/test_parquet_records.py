@@ -7,7 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from terarec.data.records import RecordReader
 from terarec.errors import DataNotFoundError, FormatError
+from terarec.formats import merge, slice_rows
 from terarec.formats.hugectr import (
     ParquetMetadata,
     ParquetRecordFile,
@@ -67,6 +69,53 @@ def test_row_groups_come_one_by_one_and_empty_ones_do_not_count(tmp_path):
     file = ParquetRecordFile(str(tmp_path / "x.parquet"), LAYOUT, metadata())
     assert (file.num_records, file.group_rows) == (2, (1, 1))
     assert [file.read(group).dense.tolist() for group in range(2)] == [[[0.5, 2.5]], [[1.5, 3.5]]]
+
+
+def test_large_row_groups_come_in_pieces_in_any_order(tmp_path):
+    rows = np.random.default_rng(0)
+    lengths = rows.integers(0, 4, 1000)
+    columns = {
+        "y": pa.array(np.arange(1000), pa.float32()),
+        "a": pa.array(rows.random(1000), pa.float32()),
+        "b": pa.array(rows.random(1000), pa.float32()),
+        "u": pa.array(rows.integers(0, 100, 1000), pa.int64()),
+        "v": pa.ListArray.from_arrays(np.concatenate([[0], lengths.cumsum()]), rows.integers(0, 100, lengths.sum())),
+    }
+    path = saved(tmp_path, columns, row_group_size=450)
+    whole = ParquetRecordFile(path, LAYOUT, metadata(1000))
+    assert whole.group_rows == (450, 450, 100)
+    cut = ParquetRecordFile(path, LAYOUT, metadata(1000), piece_rows=200)
+    assert cut.group_rows == (200, 200, 50, 200, 200, 50, 100)
+    expected = merge([whole.read(group) for group in range(3)])
+    order = [*range(7), *rows.permutation(7), 5, 5, 3]
+    for group in order:
+        start = sum(cut.group_rows[:group])
+        piece = slice_rows(expected, start, start + cut.group_rows[group])
+        assert_same_rows(cut.read(group), piece.label, piece.dense, piece.keys)
+    reader = RecordReader(_Cut(cut), batch_size=1000, repeat=False, drop_last=False, threads=4)
+    np.testing.assert_array_equal(reader.next_batch().label, expected.label)
+    reader.close()
+
+
+class _Cut:
+    """The file as a source."""
+
+    layout = LAYOUT
+
+    def __init__(self, file):
+        self.group_rows = file.group_rows
+        self.read = lambda group: (file.read(group), 0)
+
+
+def test_a_damaged_piece_is_told_every_time(tmp_path):
+    path = saved(
+        tmp_path, {name: pa.concat_arrays([array] * 500) for name, array in COLUMNS.items()}, compression="none"
+    )
+    file = ParquetRecordFile(path, LAYOUT, metadata(1000), piece_rows=300)
+    (tmp_path / "x.parquet").write_bytes(b"\xff" * (tmp_path / "x.parquet").stat().st_size)
+    for group in (0, 2, 0):
+        with pytest.raises(FormatError, match="row group 0: cannot be read as Parquet"):
+            file.read(group)
 
 
 def test_offsets_are_added_to_padding_keys_and_slots_of_size_0_share_them(tmp_path):

@@ -136,7 +136,7 @@ class RawAsyncSource(_FixedSource):
 
 
 class ParquetSource:
-    """Parquet files with a ``_metadata.json`` in the directory of the first. A row group is one group.
+    """Parquet files with a ``_metadata.json`` in the directory of the first. A group is a row group, or part of one.
 
     Args:
         file_list: path or URL of the list that names them.
@@ -166,6 +166,6 @@ class ParquetSource:
         self.group_rows: Sequence[int] = [rows for file in self._files for rows in file.group_rows]
 
     def read(self, group: int) -> tuple[ColumnBlock, int]:
-        """The rows of row group `group`, counted over all files; none are ever left out."""
+        """The rows of group `group`, counted over all files; none are ever left out."""
         file = bisect_right(self._first_group, group) - 1
         return self._files[file].read(group - self._first_group[file]), 0

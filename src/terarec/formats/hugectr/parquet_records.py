@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,23 +16,26 @@ from terarec.formats.arrow_columns import arrow_errors, column_array, is_list, l
 from terarec.formats.block import ColumnBlock, Keys
 from terarec.formats.hugectr.arguments import check_bag_lengths
 from terarec.formats.hugectr.parquet_metadata import ParquetMetadata, base_name
+from terarec.formats.hugectr.parquet_pieces import PIECE_ROWS, RowGroupPieces
 from terarec.formats.location import locate
 from terarec.spec import RecordLayout
 
+_BUFFER_BYTES = 1 << 20
 _KEY_TYPES = {4: (pa.int32(), pa.uint32()), 8: (pa.int64(), pa.uint64())}
 
 
 class ParquetRecordFile:
-    """One Parquet file, read by row groups from any thread.
+    """One Parquet file, read from any thread by groups of rows: its row groups, or pieces of those that are large.
 
     Args:
         path: a path or URL.
         layout: what its rows hold.
         metadata: which column is what.
+        piece_rows: most rows of a group.
 
     Attributes:
         num_records: its rows.
-        group_rows: rows of each row group that has any.
+        group_rows: rows of each group.
 
     Raises:
         DataNotFoundError: no such file.
@@ -40,7 +43,9 @@ class ParquetRecordFile:
             of a wrong type.
     """
 
-    def __init__(self, path: str, layout: RecordLayout, metadata: ParquetMetadata) -> None:
+    def __init__(
+        self, path: str, layout: RecordLayout, metadata: ParquetMetadata, *, piece_rows: int = PIECE_ROWS
+    ) -> None:
         self._file = locate(path)
         self._layout = layout
         self._footer: Any = None
@@ -52,8 +57,9 @@ class ParquetRecordFile:
         if self.num_records != promised:
             raise FormatError(f"{path}: holds {self.num_records} rows, expected {promised} ({metadata.path})")
         sizes = [self._footer.row_group(group).num_rows for group in range(self._footer.num_row_groups)]
-        self._groups = [group for group, rows in enumerate(sizes) if rows]
-        self.group_rows = tuple(sizes[group] for group in self._groups)
+        starts = [(group, start) for group, rows in enumerate(sizes) for start in range(0, rows, piece_rows)]
+        self._groups = [(group, start // piece_rows) for group, start in starts]
+        self.group_rows = tuple(min(piece_rows, sizes[group] - start) for group, start in starts)
         self._labels = _fields(schema, metadata.labels, path)
         self._dense = _fields(schema, metadata.dense, path)
         self._keys = _fields(schema, metadata.keys, path)
@@ -67,18 +73,24 @@ class ParquetRecordFile:
                     raise FormatError(f"{path}, column {field.name!r}: type is {field.type}, expected {expected}")
         for field in self._keys:
             _check_key_type(field, layout.key_bytes, path)
+        self._names = [field.name for field in (*self._labels, *self._dense, *self._keys)]
+        self._pieces = {
+            group: RowGroupPieces(self._opened_buffered, group, self._names, piece_rows=piece_rows)
+            for group, rows in enumerate(sizes)
+            if rows > piece_rows
+        }
 
     def read(self, group: int) -> ColumnBlock:
-        """The rows of row group `group`, keys int64 with the slots' offsets.
+        """The rows of group `group`, keys int64 with the slots' offsets.
 
         Raises:
             FormatError: a damaged page, a null, more keys in a list than the layout says, or lists of floats of
                 different lengths.
         """
-        where = f"{self._file.name}: row group {group}"
-        names = [field.name for field in (*self._labels, *self._dense, *self._keys)]
-        with arrow_errors(where), self._opened() as file:
-            table = file.read_row_group(self._groups[group], columns=names, use_threads=False)
+        row_group, piece = self._groups[group]
+        where = f"{self._file.name}: row group {row_group}"
+        with arrow_errors(where):
+            table = self._table(row_group, piece)
         num_rows = self.group_rows[group]
         dense = _floats(table, self._dense, num_rows, where)
         if dense.shape[1] != self._layout.dense_dim:
@@ -88,6 +100,12 @@ class ParquetRecordFile:
             dense=dense,
             keys=self._key_columns(table, num_rows, where),
         )
+
+    def _table(self, row_group: int, piece: int) -> pa.Table:
+        if row_group in self._pieces:
+            return self._pieces[row_group].take(piece)
+        with self._opened() as file:
+            return file.read_row_group(row_group, columns=self._names, use_threads=False)
 
     def _key_columns(self, table: pa.Table, num_rows: int, where: str) -> tuple[Keys, ...]:
         scalars = np.empty((len(self._keys), num_rows), dtype=np.int64)
@@ -105,12 +123,18 @@ class ParquetRecordFile:
                 columns.append(scalars[index])
         return tuple(columns)
 
+    def _opened_buffered(self) -> AbstractContextManager[Any]:
+        """As `_opened`, but no column of a row group is read whole before its first rows are decoded."""
+        return self._opened(buffer_bytes=_BUFFER_BYTES)
+
     @contextmanager
-    def _opened(self) -> Iterator[Any]:
+    def _opened(self, buffer_bytes: int = 0) -> Iterator[Any]:
         """A file of its own for every call: PyArrow's reader is not meant for several threads at once."""
         source = self._file.open()
         try:
-            with pq.ParquetFile(source, metadata=self._footer, page_checksum_verification=True) as file:
+            with pq.ParquetFile(
+                source, metadata=self._footer, buffer_size=buffer_bytes, page_checksum_verification=True
+            ) as file:
                 yield file
         finally:
             if hasattr(source, "close"):

@@ -53,6 +53,13 @@ DATA_GENERATOR_PARAMS = Table(
             status=Status.IGNORED,
             why="the files are the same",
         ),
+        _row(
+            "random_nnz",
+            TRUTH,
+            "terarec's own: Norm files with 1 to nnz_array's number of keys, as Parquet files have; False: that number",
+            default=False,
+            is_positional=False,
+        ),
     ),
     rules=(_sizes_match,),
 )
