@@ -31,34 +31,41 @@ void make_layout(DelimitedLayout* self, const std::vector<int>& types, const std
   new (self) DelimitedLayout(std::move(layout));
 }
 
-nb::object values_array(FieldColumn& column, int64_t items) {
-  char* memory = column.values.release();
+// An array that owns `array`'s memory, or the position of its first byte in the memory of all rows.
+template <typename T, typename Stored>
+nb::object hand_over(GrowingArray<Stored>& array, int64_t size, char* memory) {
+  if (array.borrowed()) return nb::int_(reinterpret_cast<char*>(array.data()) - memory);
+  return own_memory(reinterpret_cast<T*>(array.release()), size);
+}
+
+nb::object hand_over_values(FieldColumn& column, int64_t items, char* memory) {
   switch (column.layout.type) {
     case FieldType::integer:
-      return own_memory(reinterpret_cast<int64_t*>(memory), items);
+      return hand_over<int64_t>(column.values, items, memory);
     case FieldType::number:
-      return own_memory(reinterpret_cast<double*>(memory), items);
+      return hand_over<double>(column.values, items, memory);
     case FieldType::hex32:
-      return own_memory(reinterpret_cast<uint32_t*>(memory), items);
+      return hand_over<uint32_t>(column.values, items, memory);
     default:
-      return own_memory(reinterpret_cast<uint8_t*>(memory), column.text_offsets[items]);
+      return hand_over<uint8_t>(column.values, column.text_offsets[items], memory);
   }
 }
 
-// (values, missing or None, offsets of the bytes of texts or None, offsets of the items of lists or None)
-nb::object column_tuple(FieldColumn& column, int64_t rows) {
+// (items, values, missing or None, offsets of the bytes of texts or None, offsets of the items of lists or None); for an
+// array that lies in the memory of all rows, where it begins there.
+nb::object column_tuple(FieldColumn& column, int64_t rows, char* memory) {
   if (column.layout.type == FieldType::skip) return nb::none();
   const bool is_list = column.layout.is_list();
   const int64_t items = is_list ? column.list_offsets[rows] : rows;
   const bool any_missing = items > 0 && memchr(column.missing.data(), 1, static_cast<size_t>(items)) != nullptr;
-  nb::object values = values_array(column, items);
+  nb::object values = hand_over_values(column, items, memory);
   nb::object missing = nb::none();
-  if (any_missing) missing = own_memory(reinterpret_cast<bool*>(column.missing.release()), items);
+  if (any_missing) missing = hand_over<bool>(column.missing, items, memory);
   nb::object text_offsets = nb::none();
-  if (column.layout.type == FieldType::text) text_offsets = own_memory(column.text_offsets.release(), items + 1);
+  if (column.layout.type == FieldType::text) text_offsets = hand_over<int64_t>(column.text_offsets, items + 1, memory);
   nb::object list_offsets = nb::none();
-  if (is_list) list_offsets = own_memory(column.list_offsets.release(), rows + 1);
-  return nb::make_tuple(values, missing, text_offsets, list_offsets);
+  if (is_list) list_offsets = hand_over<int64_t>(column.list_offsets, rows + 1, memory);
+  return nb::make_tuple(items, values, missing, text_offsets, list_offsets);
 }
 
 nb::list fault_list(const std::vector<FieldFault>& faults) {
@@ -69,7 +76,8 @@ nb::list fault_list(const std::vector<FieldFault>& faults) {
   return listed;
 }
 
-// (columns, lines, rows found, positions of the kept rows or None, counts of faults by kind, first faults)
+// (memory of all rows, columns, lines, rows found, rows kept, their positions or None, counts of faults by kind, first
+// faults)
 nb::tuple parse(Vector<const uint8_t> text, const DelimitedLayout& layout) {
   ParsedText parsed;
   {
@@ -77,12 +85,14 @@ nb::tuple parse(Vector<const uint8_t> text, const DelimitedLayout& layout) {
     parsed = parse_delimited(reinterpret_cast<const char*>(text.data()), length(text), layout);
   }
   nb::list columns;
-  for (FieldColumn& column : parsed.columns) columns.append(column_tuple(column, parsed.rows));
+  for (FieldColumn& column : parsed.columns) columns.append(column_tuple(column, parsed.rows, parsed.memory.begin()));
   nb::object positions = nb::none();
   if (parsed.rows != parsed.rows_found) positions = own_memory(parsed.positions.release(), parsed.rows);
   nb::list counts;
   for (const int64_t count : parsed.fault_counts) counts.append(count);
-  return nb::make_tuple(columns, parsed.lines, parsed.rows_found, positions, counts, fault_list(parsed.first_faults));
+  const int64_t used = parsed.memory.used();
+  return nb::make_tuple(own_memory(reinterpret_cast<uint8_t*>(parsed.memory.release()), used), columns, parsed.lines,
+                        parsed.rows_found, parsed.rows, positions, counts, fault_list(parsed.first_faults));
 }
 
 nb::tuple bind_count_rows(Vector<const uint8_t> text) {

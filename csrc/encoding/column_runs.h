@@ -19,8 +19,8 @@ struct LinePosition {
   char delimiter;
 };
 
-// Each of these stores the fields of columns[first], ... up to columns[stop - 1], none of them the last of its line, and
-// returns the position of the first that it leaves untouched.
+// Each of these stores the fields of columns[first], ... up to columns[stop - 1] and returns the position of the first that
+// it leaves untouched.
 
 // Integers of up to seven digits, or nothing.
 inline int take_integers(FieldColumn* columns, int first, int stop, LinePosition& line) {
@@ -42,17 +42,18 @@ inline int take_integers(FieldColumn* columns, int first, int stop, LinePosition
 inline int take_hex32s(FieldColumn* columns, int first, int stop, LinePosition& line) {
   const LinePosition at = line;
   const char* cursor = line.cursor;
-  for (; first < stop && at.end - cursor > 8; ++first) {
+  for (; first < stop && cursor <= at.end; ++first) {
     FieldColumn& column = columns[first];
     uint32_t& value = column.values_as<uint32_t>()[at.row];
-    if (*cursor == at.delimiter) {
+    if (*cursor == at.delimiter || cursor == at.end) {
       value = 0;
       column.missing[at.row] = 1;
       ++cursor;
       continue;
     }
     const uint64_t word = load_word(cursor);
-    if (cursor[8] != at.delimiter || !is_hex_word(word)) break;
+    const int64_t left = at.end - cursor;
+    if (left < 8 || (cursor[8] != at.delimiter && left > 8) || !is_hex_word(word)) break;
     value = hex_word_value(word);
     cursor += 9;
   }

@@ -22,9 +22,16 @@ struct Run {
   int stop;
 };
 
-const char* line_end(const char* begin, const char* end) {
-  const void* found = memchr(begin, '\n', static_cast<size_t>(end - begin));
-  return found != nullptr ? static_cast<const char*>(found) : end;
+// Calls take(begin, end) for every line, its end left out.
+template <typename Take>
+void for_each_line(const char* data, int64_t size, Take take) {
+  const char* end = data + size;
+  for (const char* begin = data; begin < end;) {
+    const void* found = memchr(begin, '\n', static_cast<size_t>(end - begin));
+    const char* stop = found != nullptr ? static_cast<const char*>(found) : end;
+    take(begin, stop > begin && stop[-1] == '\r' ? stop - 1 : stop);
+    begin = stop + 1;
+  }
 }
 
 // Whether a field that looks like an integer or a hexadecimal value is one: no word for a missing value looks so.
@@ -52,7 +59,7 @@ std::vector<Run> make_runs(const DelimitedLayout& layout, bool ascii) {
   std::vector<Run> runs;
   for (int column = 0; column < static_cast<int>(layout.fields.size()); ++column) {
     const FieldLayout& field = layout.fields[static_cast<size_t>(column)];
-    const bool single = !field.is_list() && column + 1 < static_cast<int>(layout.fields.size());
+    const bool single = !field.is_list();
     Run::Kind kind = Run::Kind::any;
     if (single && plain_values && field.type == FieldType::integer) kind = Run::Kind::integers;
     if (single && plain_values && field.type == FieldType::hex32) kind = Run::Kind::hex32s;
@@ -67,6 +74,13 @@ bool any_text(const DelimitedLayout& layout) {
   return std::any_of(layout.fields.begin(), layout.fields.end(),
                      [](const FieldLayout& field) { return field.type == FieldType::text; });
 }
+
+// A line that is not empty.
+struct Line {
+  const char* begin;
+  const char* end;
+  int64_t number;
+};
 
 class Parser {
  public:
@@ -89,6 +103,8 @@ class Parser {
   const ContentRules rules_;
   const int num_fields_;
   const std::vector<Run> runs_;
+  std::vector<Line> lines_;
+  int64_t num_lines_ = 0;
   ParsedText out_;
   const char* line_ = nullptr;
   const char* line_end_ = nullptr;
@@ -103,29 +119,35 @@ Parser::Parser(const DelimitedLayout& layout, const char* data, int64_t size)
       rules_{layout.missing, layout.trim, !ascii_},
       num_fields_(static_cast<int>(layout.fields.size())),
       runs_(make_runs(layout, ascii_)) {
-  const int64_t rows = count_rows(data, size).rows;
+  for_each_line(data, size, [this](const char* begin, const char* end) {
+    if (end > begin) lines_.push_back({begin, end, num_lines_});
+    ++num_lines_;
+  });
+  const auto rows = static_cast<int64_t>(lines_.size());
   out_.positions.reserve(rows);
-  for (const FieldLayout& field : layout.fields) out_.columns.push_back(make_column(field, rows));
+  int64_t bytes = 0;
+  for (const FieldLayout& field : layout.fields) bytes += RowMemory::bytes_of(field, rows);
+  out_.memory = RowMemory(bytes);
+  for (const FieldLayout& field : layout.fields) out_.columns.push_back(make_column(field, rows, out_.memory));
 }
 
 ParsedText Parser::parse() {
   std::string padded;
-  const char* next = data_;
-  for (const char* begin = data_; begin < data_end_; begin = next, ++out_.lines) {
-    const char* end = line_end(begin, data_end_);
-    next = end + 1;
-    if (end > begin && end[-1] == '\r') --end;
-    if (end == begin) continue;
+  for (const Line& found : lines_) {
+    const char* begin = found.begin;
+    const char* end = found.end;
+    out_.lines = found.number;
     if (data_end_ - end < kPadding) {
       padded.assign(begin, end).append(kPadding, '\0');
       end = padded.data() + (end - begin);
       begin = padded.data();
     }
     const bool kept = parse_line(begin, end);
-    if (!kept && layout_.policy == Policy::raise) break;
+    if (!kept && layout_.policy == Policy::raise) return std::move(out_);
     if (kept) out_.positions[out_.rows++] = out_.rows_found;
     ++out_.rows_found;
   }
+  out_.lines = num_lines_;
   return std::move(out_);
 }
 
@@ -198,12 +220,10 @@ bool Parser::refuse_field(Fault kind, int column, const std::string& bytes) {
 
 LineCount count_rows(const char* data, int64_t size) {
   LineCount count{0, 0};
-  const char* end = data + size;
-  for (const char* begin = data; begin < end; ++count.lines) {
-    const char* stop = line_end(begin, end);
-    count.rows += stop - begin > 1 || (stop > begin && *begin != '\r');
-    begin = stop + 1;
-  }
+  for_each_line(data, size, [&count](const char* begin, const char* end) {
+    ++count.lines;
+    count.rows += end > begin;
+  });
   return count;
 }
 

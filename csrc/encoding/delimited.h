@@ -34,6 +34,7 @@ struct FieldFault {
 };
 
 struct ParsedText {
+  RowMemory memory;
   std::vector<FieldColumn> columns;
   int64_t lines = 0;                // line ends, plus one for a last line without
   int64_t rows_found = 0;           // lines that are not empty

@@ -22,6 +22,9 @@ int64_t value_bytes(FieldType type) {
   }
 }
 
+// Rounds up to whole cache lines, so that every array begins with one.
+int64_t whole_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
 void reserve_items(FieldColumn& column, int64_t items) {
   column.values.reserve(items * value_bytes(column.layout.type));
   column.missing.reserve(items);
@@ -104,17 +107,34 @@ bool ContentRules::is_missing(std::string_view content) const {
   return false;
 }
 
-FieldColumn make_column(const FieldLayout& layout, int64_t rows) {
+int64_t RowMemory::bytes_of(const FieldLayout& layout, int64_t rows) {
+  if (layout.type == FieldType::skip) return 0;
+  if (layout.is_list()) return whole_lines((rows + 1) * 8);
+  const int64_t offsets = layout.type == FieldType::text ? whole_lines((rows + 1) * 8) : 0;
+  return whole_lines(rows * value_bytes(layout.type)) + whole_lines(rows) + offsets;
+}
+
+char* RowMemory::take(int64_t bytes) {
+  char* taken = memory_.data() + used_;
+  used_ += whole_lines(bytes);
+  return taken;
+}
+
+FieldColumn make_column(const FieldLayout& layout, int64_t rows, RowMemory& memory) {
   FieldColumn column{layout, {}, {}, {}, {}};
   if (layout.type == FieldType::skip) return column;
-  reserve_items(column, rows);
-  if (layout.type == FieldType::text) column.text_offsets[0] = 0;
   if (layout.is_list()) {
-    column.list_offsets.reserve(rows + 1);
+    column.list_offsets.borrow(memory.take((rows + 1) * 8), rows + 1);
     column.list_offsets[0] = 0;
+    reserve_items(column, rows);
   } else {
+    const int64_t bytes = rows * value_bytes(layout.type);
+    if (bytes > 0) column.values.borrow(memory.take(bytes), bytes);
+    column.missing.borrow(memory.take(rows), rows);
+    if (layout.type == FieldType::text) column.text_offsets.borrow(memory.take((rows + 1) * 8), rows + 1);
     std::fill_n(column.missing.data(), rows, uint8_t{0});
   }
+  if (layout.type == FieldType::text) column.text_offsets[0] = 0;
   return column;
 }
 

@@ -43,8 +43,28 @@ struct ContentRules {
   bool is_missing(std::string_view content) const;
 };
 
-// A column with room for `rows` rows, none of them missing.
-FieldColumn make_column(const FieldLayout& layout, int64_t rows);
+// One memory for the arrays whose length is the number of rows: with an allocation and a Python object for each of them,
+// they cost 15 % of the time of a line of Criteo's 40 fields.
+class RowMemory {
+ public:
+  // The bytes that a column takes in it, whole cache lines.
+  static int64_t bytes_of(const FieldLayout& layout, int64_t rows);
+  explicit RowMemory(int64_t bytes) { memory_.reserve(bytes); }
+  RowMemory() = default;
+
+  // The next `bytes`, from a whole cache line on.
+  char* take(int64_t bytes);
+  char* begin() { return memory_.data(); }
+  char* release() { return memory_.release(); }
+  int64_t used() const { return used_; }
+
+ private:
+  GrowingArray<char> memory_;
+  int64_t used_ = 0;
+};
+
+// A column with room for `rows` rows, none of them missing; all but texts' bytes and what lists hold lies in `memory`.
+FieldColumn make_column(const FieldLayout& layout, int64_t rows, RowMemory& memory);
 
 // Stores the content of a field as row `row`; after a fault the row is undefined.
 Fault store_field(FieldColumn& column, std::string_view content, int64_t row, const ContentRules& rules);

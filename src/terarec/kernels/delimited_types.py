@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,8 +90,7 @@ class DelimitedLayout:
     max_line_bytes: int = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedColumn:
+class ParsedColumn(NamedTuple):
     """One field of all n rows that were kept.
 
     Attributes:

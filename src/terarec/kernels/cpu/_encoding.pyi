@@ -22,7 +22,14 @@ def count_rows(text: NDArray[np.uint8]) -> tuple[int, int]: ...
 def parse_delimited(
     text: NDArray[np.uint8], layout: DelimitedLayout
 ) -> tuple[
-    list[tuple[Any, ...] | None], int, int, NDArray[np.int64] | None, list[int], list[tuple[int, int, int, bytes]]
+    NDArray[np.uint8],
+    list[tuple[Any, ...] | None],
+    int,
+    int,
+    int,
+    NDArray[np.int64] | None,
+    list[int],
+    list[tuple[int, int, int, bytes]],
 ]: ...
 def xxh64_int64(values: NDArray[np.int64], seed: int, hashes: NDArray[np.int64]) -> None: ...
 def xxh64_text(text: NDArray[np.uint8], offsets: NDArray[np.int64], seed: int, hashes: NDArray[np.int64]) -> None: ...

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from terarec.kernels.cpu import _encoding
 from terarec.kernels.delimited_types import (
@@ -13,9 +15,12 @@ from terarec.kernels.delimited_types import (
     FIELD_TYPES,
     DelimitedLayout,
     FieldFault,
+    FieldType,
     ParsedColumn,
     ParsedLines,
 )
+
+_DTYPES = {kind: np.dtype(dtype) for kind, dtype in (("integer", "i8"), ("number", "f8"), ("hex32", "u4"))}
 
 
 def count_rows(text: bytes) -> tuple[int, int]:
@@ -25,17 +30,34 @@ def count_rows(text: bytes) -> tuple[int, int]:
 
 def parse_delimited(text: bytes, layout: DelimitedLayout) -> ParsedLines:
     """Parse whole lines. Faults are returned, never raised; see `DelimitedLayout`."""
-    columns, num_lines, num_rows, kept, counts, faults = _encoding.parse_delimited(
+    memory, columns, num_lines, num_rows, num_kept, kept, counts, faults = _encoding.parse_delimited(
         np.frombuffer(text, dtype=np.uint8), _compiled_layout(layout)
     )
     return ParsedLines(
-        columns=tuple(None if column is None else ParsedColumn(*column) for column in columns),
+        columns=tuple(
+            None if column is None else _column(memory, column, field.type, num_kept)
+            for field, column in zip(layout.fields, columns, strict=True)
+        ),
         num_lines=num_lines,
         num_rows=num_rows,
         kept=kept,
         fault_counts={kind: count for kind, count in zip(FAULT_KINDS, counts[1:], strict=True) if count},
         faults=tuple(FieldFault(line, FAULT_KINDS[kind - 1], field, found) for line, kind, field, found in faults),
     )
+
+
+def _column(memory: NDArray[np.uint8], parts: tuple[Any, ...], field_type: FieldType, rows: int) -> ParsedColumn:
+    """A column whose arrays are views of the `memory` of all rows where their parts are positions in it."""
+    items, values, missing, text_offsets, list_offsets = parts
+    if isinstance(values, int):
+        values = np.frombuffer(memory, _DTYPES[field_type], items, values)
+    if isinstance(missing, int):
+        missing = np.frombuffer(memory, np.bool_, items, missing)
+    if isinstance(text_offsets, int):
+        text_offsets = np.frombuffer(memory, np.int64, items + 1, text_offsets)
+    if isinstance(list_offsets, int):
+        list_offsets = np.frombuffer(memory, np.int64, rows + 1, list_offsets)
+    return ParsedColumn(values, missing, text_offsets, list_offsets)
 
 
 @lru_cache(maxsize=64)
