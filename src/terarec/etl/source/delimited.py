@@ -43,6 +43,8 @@ class DelimitedReader:
     def __init__(self, spec: SourceSpec, block_bytes: int = BLOCK_BYTES) -> None:
         self._spec = spec
         self._block_bytes = block_bytes
+        self._columns = {column.name: column for column in spec.columns}
+        self._layouts: dict[Any, DelimitedLayout] = {}  # made once for each header, not for each block
 
     def parts(self, file: SourceFile) -> Iterator[RawPart]:
         """The lines of `file` in blocks; ``content`` is the text and the names of the fields, None for others."""
@@ -70,9 +72,9 @@ class DelimitedReader:
         found: list[FieldFaults] = []
         for name, values in zip(names, parsed.columns, strict=True):
             if values is not None:
-                columns[name] = self._column(self._source(name), values, found)
+                columns[name] = _column(self._columns[name], values, found)
         faults = [_report(part, names, fault) for fault in parsed.faults]
-        ordered = {column.name: columns[column.name] for column in self._spec.columns}
+        ordered = {name: columns[name] for name in self._columns}
         counts = {str(kind): count for kind, count in parsed.fault_counts.items()}
         read = ParsedPart(ordered, parsed.kept, counts, faults)
 
@@ -88,34 +90,21 @@ class DelimitedReader:
 
     def _fields(self, path: str, header: bytes) -> tuple[str | None, ...]:
         names = split_header(path, header, self._spec)
-        wanted = [column.name for column in self._spec.columns]
-        check_names(path, wanted, names)
-        return tuple(name if name in wanted else None for name in names)
-
-    def _source(self, name: str) -> SourceColumn:
-        column = self._spec.column(name)
-        assert column is not None
-        return column
+        check_names(path, tuple(self._columns), names)
+        return tuple(name if name in self._columns else None for name in names)
 
     def _layout(self, names: tuple[str | None, ...], policy: BadInputPolicy) -> DelimitedLayout:
-        return DelimitedLayout(
-            fields=tuple(DelimitedField("skip") if name is None else _field(self._source(name)) for name in names),
-            delimiter=self._spec.delimiter.encode(),
-            quote=self._spec.quote,
-            trim=self._spec.trim,
-            missing=tuple(word.encode() for word in self._spec.missing if word),
-            policy=policy,
-            max_line_bytes=MAX_LINE_BYTES,
-        )
-
-    def _column(self, source: SourceColumn, values: ParsedColumn, found: list[FieldFaults]) -> Column:
-        if source.type == "time" and source.format is not None:
-            return _times(source, values, found)
-        if values.text_offsets is not None:
-            return Column("text", text_array(values), None, values.list_offsets)
-        kind = "integer" if source.type == "time" else source.type
-        missing = None if kind == "number" else values.missing
-        return Column(kind, values.values, missing, values.list_offsets)
+        if (names, policy) not in self._layouts:
+            self._layouts[names, policy] = DelimitedLayout(
+                fields=tuple(DelimitedField("skip") if name is None else _field(self._columns[name]) for name in names),
+                delimiter=self._spec.delimiter.encode(),
+                quote=self._spec.quote,
+                trim=self._spec.trim,
+                missing=tuple(word.encode() for word in self._spec.missing if word),
+                policy=policy,
+                max_line_bytes=MAX_LINE_BYTES,
+            )
+        return self._layouts[names, policy]
 
 
 def split_header(path: str, header: bytes, spec: SourceSpec) -> list[str]:
@@ -148,6 +137,16 @@ def _field(column: SourceColumn) -> DelimitedField:
         return DelimitedField("integer" if column.format is None else "text", separator)
     field_type: FieldType = column.type
     return DelimitedField(field_type, separator)
+
+
+def _column(source: SourceColumn, values: ParsedColumn, found: list[FieldFaults]) -> Column:
+    if source.type == "time" and source.format is not None:
+        return _times(source, values, found)
+    if values.text_offsets is not None:
+        return Column("text", text_array(values), None, values.list_offsets)
+    kind = "integer" if source.type == "time" else source.type
+    missing = None if kind == "number" else values.missing
+    return Column(kind, values.values, missing, values.list_offsets)
 
 
 def _times(source: SourceColumn, values: ParsedColumn, found: list[FieldFaults]) -> Column:
