@@ -16,8 +16,8 @@ from terarec.etl.source.files import SourceFile
 from terarec.formats.location import is_remote, locate
 
 BLOCK_BYTES = 1 << 21
-"""Text read at once, 8,800 lines of Criteo. CPU time a row of reading and parsing them (Zen 3, one and two threads): 0.80 us
-at 512 KiB, 0.72 at 1 MiB, 0.69 at 2 MiB, 0.76 at 4 MiB; less keeps a block and its columns in the caches, and memory low."""
+"""Text read at once, 8,800 lines of Criteo. CPU time a row of reading and parsing them (Zen 3, one and two threads):
+0.80 us at 512 KiB, 0.72 at 1 MiB, 0.69 at 2 MiB, 0.76 at 4 MiB; less keeps memory low."""
 
 MAX_LINE_BYTES = 1 << 20
 """Longest line; of a longer one only so much is kept that the parser sees that it is longer."""
