@@ -1,0 +1,43 @@
+"""What the ready workflows hand on can be learnt from: a small model comes near the best AUC of the planted signal."""
+
+import pytest
+import torch
+
+from terarec.spec import AdaGradSpec, AdamSpec, DLRMSpec, RunSpec, TrainingSpec
+from terarec.train import build
+from tests.etl.ready.prepared import make
+
+MODEL = DLRMSpec(width=16, bottom=(32, 16), top=(64, 32))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Layers this small only wait for each other on several threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "min_count", "epochs", "share"),
+    [
+        pytest.param("avazu", 60_000, 5, 1, 0.91, marks=pytest.mark.slow),
+        ("rees46", 120_000, 2, 1, 0.93),
+        ("adult", 20_000, 1, 2, 0.96),
+        pytest.param("mind", 12_000, 2, 1, 0.94, marks=pytest.mark.slow),
+        pytest.param("movielens", 80_000, 2, 2, 0.9, marks=pytest.mark.slow),
+        pytest.param("amazon", 80_000, 2, 2, 0.9, marks=pytest.mark.slow),
+    ],
+)
+def test_a_small_dlrm_comes_near_the_best_auc(tmp_path, name, rows, min_count, epochs, share):
+    made = make(name, tmp_path, rows, min_count=min_count)
+    spec = RunSpec(
+        data=str(made.out),
+        model=MODEL,
+        dense_optimizer=AdamSpec(lr=0.002),
+        sparse_optimizer=AdaGradSpec(lr=0.05),
+        training=TrainingSpec(batch_size=256, epochs=epochs, threads=1),
+    )
+    auc = build(spec, tmp_path / "run").fit().evaluation.auc
+    assert share * made.report.best_auc <= auc <= made.report.best_auc + 0.03
