@@ -2,12 +2,18 @@
 
 import csv
 import json
+import math
 from collections import defaultdict
 from datetime import UTC, datetime
 
 import pytest
 
-from tests.etl.ready.prepared import CASES, ids, make, vocabulary
+from terarec.data.synthetic import criteo
+from terarec.etl.ready import PUBLISHED_SIZES, compare_sizes, criteo_terabyte
+from terarec.etl.ready import criteo as ready_criteo
+from terarec.etl.workflow import Workflow
+from terarec.formats import read_dataset as read
+from tests.etl.ready.prepared import CASES, Prepared, ids, make, vocabulary
 
 ROWS = {"mind": 600}
 
@@ -61,6 +67,29 @@ def test_the_best_auc_and_every_row_arrive(prepared, name):
     assert told.best_auc == known["best_auc"]
     assert told.rows == known["samples"] == sum(told.splits.values())
     assert min(told.splits.values()) > 0
+
+
+def test_criteo_ids_logarithms_and_sizes(tmp_path):
+    raw = tmp_path / "raw"
+    files = [raw / name for name in criteo.generate(raw, rows=3_000, days=2, seed=3).files]
+    days = [[line.split("\t") for line in path.read_text().splitlines()] for path in files]
+    made = Prepared(raw, tmp_path / "data", Workflow.of(criteo_terabyte(min_count=3)).prepare(files, tmp_path / "data"))
+    counts = [[int(row[2] or 0) for row in day] for day in days]
+    for split, day, count in zip(("train", "valid"), days, counts, strict=True):
+        columns = made.split(split)
+        assert columns["label"] == [int(row[0]) for row in day]
+        known = vocabulary([int(row[16], 16) if row[16] else None for row in days[0]], 3)
+        assert columns["C3"] == ids([int(row[16], 16) if row[16] else None for row in day], known)
+        raised = [max(number, min(counts[0])) + 1 - min(counts[0]) for number in count]
+        assert columns["I2"] == pytest.approx([math.log(number) for number in raised], rel=1e-6, abs=1e-6)
+
+    Workflow.of(ready_criteo(min_count=1, split=None)).prepare(files, tmp_path / "whole")
+    told = {difference.column: difference.obtained for difference in compare_sizes(read(tmp_path / "whole"), "kaggle")}
+    values = [{row[13 + n] for day in days for row in day} - {""} for n in range(1, 27)]
+    published = PUBLISHED_SIZES["kaggle"].sizes
+    different = {f"C{n}": len(v) for n, v in enumerate(values, 1) if abs(len(v) - published[n - 1]) > 1}
+    assert told == different
+    assert "C9" not in told
 
 
 def test_avazu_ids_and_split(prepared):

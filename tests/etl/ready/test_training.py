@@ -1,12 +1,17 @@
 """What the ready workflows hand on can be learnt from: a small model comes near the best AUC of the planted signal."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from terarec.spec import AdaGradSpec, AdamSpec, DLRMSpec, RunSpec, TrainingSpec
+from terarec.etl.ready import adult
+from terarec.etl.workflow import Workflow
+from terarec.spec import AdaGradSpec, AdamSpec, DLRMSpec, RunSpec, TrainingSpec, WideDeepSpec
 from terarec.train import build
 from tests.etl.ready.prepared import make
 
+ADULT = Path(__file__).parents[3] / "examples" / "data" / "adult"
 MODEL = DLRMSpec(width=16, bottom=(32, 16), top=(64, 32))
 
 
@@ -41,3 +46,13 @@ def test_a_small_dlrm_comes_near_the_best_auc(tmp_path, name, rows, min_count, e
     )
     auc = build(spec, tmp_path / "run").fit().evaluation.auc
     assert share * made.report.best_auc <= auc <= made.report.best_auc + 0.03
+
+
+def test_adult_as_it_is_published_reaches_what_the_page_says(tmp_path):
+    Workflow.of(adult()).prepare([ADULT / "adult.data.gz", ADULT / "adult.test.gz"], tmp_path / "data")
+    spec = RunSpec(
+        data=str(tmp_path / "data"),
+        model=WideDeepSpec(),
+        training=TrainingSpec(batch_size=256, epochs=3, threads=1),
+    )
+    assert build(spec, tmp_path / "run").fit().evaluation.auc == pytest.approx(0.929, abs=0.003)

@@ -141,12 +141,12 @@ def _types_after(spec: WorkflowSpec, code: OperatorCode, types: ColumnTypes) -> 
     for name in code.reads:
         if name not in types:
             raise ConfigError(f"column {name!r} does not exist here; there are {', '.join(map(repr, types))}")
-    made = code.output_types({**types, **_side_types(spec, code, types)})
+    made = code.output_types({**types, **side_types(spec, code, types)})
     kept = {name: found for name, found in types.items() if name not in code.removes}
     return {**kept, **made}
 
 
-def _side_types(spec: WorkflowSpec, code: OperatorCode, types: ColumnTypes) -> ColumnTypes:
+def side_types(spec: WorkflowSpec, code: OperatorCode, types: ColumnTypes) -> ColumnTypes:
     """Types of what a step takes of its side table."""
     if code.table is None:
         return {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import ColumnType
-from terarec.etl.workflow.plan import Plan
+from terarec.etl.workflow.plan import Plan, side_types
 from terarec.spec import Explode
 
 
@@ -58,10 +58,10 @@ def serving_plan(plan: Plan, results: Sequence[str]) -> ServingPlan:
 def _check_types(plan: Plan, serving: ServingPlan) -> None:
     types = dict(serving.inputs)
     for step in serving.steps:
-        # Targets and side tables, which a step knows from training, have the types that they had there.
-        known = {**plan.types[step + 1], **plan.types[step]}
+        known = {**plan.types[step], **types}  # targets, which only training knows, have the types that they had there
         try:
-            types.update(plan.codes[step].output_types({**known, **types}))
+            side = side_types(plan.spec, plan.codes[step], known)
+            types.update(plan.codes[step].output_types({**known, **side}))
         except ConfigError as error:
             kind = type(plan.spec.steps[step]).__name__
             raise ConfigError(f"steps[{step}] {kind}: cannot be done to a served record: {error}") from None
