@@ -19,7 +19,7 @@ def test_every_option_is_on_the_page() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["generate", "prepare", "convert", "train", "evaluate", "predict", "inspect", "doctor"]
+    "command", ["generate", "prepare", "convert", "drift", "train", "evaluate", "predict", "inspect", "doctor"]
 )
 def test_every_figure_is_on_the_page(workshop: Workshop, tmp_path: Path, command: str) -> None:
     told = {
@@ -29,6 +29,7 @@ def test_every_figure_is_on_the_page(workshop: Workshop, tmp_path: Path, command
             **figures("convert", workshop.data, "--to", "norm", "--out", tmp_path / "norm"),
             **figures("convert", tmp_path / "norm", "--to", "dataset", "--out", tmp_path / "again"),
         },
+        "drift": lambda: figures("drift", workshop.data, workshop.data, "--out", tmp_path / "drift.html"),
         "train": lambda: workshop.trained,
         "evaluate": lambda: figures("evaluate", workshop.run, "--data", workshop.data),
         "predict": lambda: figures("predict", workshop.run, "--data", workshop.data, "--out", tmp_path / "s.parquet"),

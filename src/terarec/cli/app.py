@@ -12,6 +12,7 @@ from terarec import __version__
 from terarec.cli import (
     convert,
     doctor,
+    drift,
     evaluate,
     generate,
     predict,
@@ -27,7 +28,19 @@ from terarec.cli.command import add
 
 DATA, MODEL, SERVING, LOOKING = "Data", "Model", "Serving", "Looking inside"
 WORKFLOW = "WORKFLOW"
-ORDER = ("generate", "workflow", "prepare", "convert", "train", "evaluate", "predict", "serve", "inspect", "doctor")
+ORDER = (
+    "generate",
+    "workflow",
+    "prepare",
+    "convert",
+    "drift",
+    "train",
+    "evaluate",
+    "predict",
+    "serve",
+    "inspect",
+    "doctor",
+)
 
 
 @dataclass
@@ -108,6 +121,7 @@ add(_prepare, WORKFLOW, prepare_workflow.prepare_workflow, describes=["PrepareOp
 app.add_typer(_prepare, name="prepare", rich_help_panel=DATA)
 
 add(app, "convert", convert.convert, panel=DATA, describes=["RecordLayout"])
+add(app, "drift", drift.drift, panel=DATA)
 add(app, "train", train.train, panel=MODEL)
 add(app, "evaluate", evaluate.evaluate, panel=MODEL)
 add(app, "predict", predict.predict, panel=MODEL)

@@ -1,0 +1,51 @@
+"""``terarec drift``: how far data have moved from a reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from terarec.cli.show import Show
+from terarec.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriftOptions:
+    """What ``terarec drift`` takes."""
+
+    reference: Annotated[Path, typer.Argument(metavar="REFERENCE", help="The data set to compare with.")]
+    current: Annotated[Path, typer.Argument(metavar="CURRENT", help="The data set that may have moved.")]
+    out: Annotated[Path, typer.Option(metavar="FILE.html", help="Page to write; FILE.json is written beside it.")]
+    reference_split: Annotated[str | None, typer.Option(help="Rows of the reference; train if unset.")] = None
+    current_split: Annotated[str | None, typer.Option(help="Rows of the current data; all if unset.")] = None
+
+
+def drift(options: DriftOptions, show: Show) -> None:
+    """Compare two data sets column by column: new values, missing ones, moved distributions."""
+    from terarec.etl.drift import compare, summarize_dataset, write_drift_report
+    from terarec.formats import read_dataset
+
+    if options.out.suffix != ".html":
+        raise ConfigError(f"--out: got {options.out}, expected a file that ends in .html")
+    splits = read_dataset(options.reference).splits
+    before = options.reference_split or ("train" if "train" in splits else None)
+    report = compare(
+        summarize_dataset(options.reference, None if before is None else [before]),
+        summarize_dataset(options.current, None if options.current_split is None else [options.current_split]),
+    )
+    page, figures = write_drift_report(report, options.out)
+    moved = sorted(report.columns, key=lambda column: -column.stability_index)
+    show.result(
+        f"Compared {len(moved)} columns",
+        {
+            "page": str(page),
+            "figures": str(figures),
+            "reference_rows": report.reference.rows,
+            "current_rows": report.current.rows,
+            "most_moved": moved[0].name,
+            "stability_index": moved[0].stability_index,
+        },
+    )

@@ -1,0 +1,16 @@
+"""How far data have moved from those that a model was trained on. Described in docs/drift.md."""
+
+from terarec.etl.drift.compare import ColumnDrift, DriftReport, compare
+from terarec.etl.drift.report import write_drift_report
+from terarec.etl.drift.rows import summarize_dataset
+from terarec.etl.drift.summary import DataSummary, summarize
+
+__all__ = [
+    "ColumnDrift",
+    "DataSummary",
+    "DriftReport",
+    "compare",
+    "summarize",
+    "summarize_dataset",
+    "write_drift_report",
+]

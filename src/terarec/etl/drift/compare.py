@@ -1,0 +1,181 @@
+"""Column by column, how far current data are from a reference. Figures are described in docs/drift.md."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from terarec.errors import ConfigError
+from terarec.etl.drift.measures import jensen_shannon_distance, stability_index
+from terarec.etl.drift.summary import CategorySummary, DataSummary, NumberSummary
+
+INTERVALS = 10
+"""Bins of a number: the reference's deciles."""
+NAMED_VALUES = 20
+"""Bins of a category: the reference's most frequent values."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bins:
+    """Counts of both sides, int64[k], in k named bins."""
+
+    names: tuple[str, ...]
+    reference: NDArray[np.int64]
+    current: NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnDrift:
+    """A column of both data.
+
+    Attributes:
+        name: of the column.
+        kind: "number" for labels and dense columns, or "category".
+        stability_index: see `measures`.
+        distance: Jensen-Shannon's.
+        missing: shares of missing values, reference and current.
+        rare: shares in the ids of rare and unseen values, reference and current; 0 for numbers.
+        new: share of the current values that the reference does not hold; 0 for numbers.
+        means: of numbers, reference and current; None for categories.
+        bins: what the distances are taken of.
+    """
+
+    name: str
+    kind: Literal["number", "category"]
+    stability_index: float
+    distance: float
+    missing: tuple[float, float]
+    rare: tuple[float, float] = (0.0, 0.0)
+    new: float = 0.0
+    means: tuple[float, float] | None = None
+    bins: Bins
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriftReport:
+    """Two data and their columns, in the order of the reference.
+
+    Attributes:
+        reference: what was there before.
+        current: what is compared with it.
+        columns: those that both have.
+        only_in_reference: columns that the current data lack.
+        only_in_current: columns that the reference lacks.
+    """
+
+    reference: DataSummary
+    current: DataSummary
+    columns: tuple[ColumnDrift, ...]
+    only_in_reference: tuple[str, ...]
+    only_in_current: tuple[str, ...]
+
+
+def compare(reference: DataSummary, current: DataSummary) -> DriftReport:
+    """Compare the columns that both have under one name and of one kind.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    columns = [
+        *(
+            _numbers(name, own, current.numbers[name])
+            for name, own in reference.numbers.items()
+            if name in current.numbers
+        ),
+        *(
+            _categories(name, own, current.categories[name])
+            for name, own in reference.categories.items()
+            if name in current.categories
+        ),
+    ]
+    if not columns:
+        raise ConfigError(f"{reference.name} and {current.name} have no column in common, expected at least one")
+    names = {column.name for column in columns}
+    return DriftReport(
+        reference=reference,
+        current=current,
+        columns=tuple(columns),
+        only_in_reference=tuple(name for name in (*reference.numbers, *reference.categories) if name not in names),
+        only_in_current=tuple(name for name in (*current.numbers, *current.categories) if name not in names),
+    )
+
+
+def _numbers(name: str, reference: NumberSummary, current: NumberSummary) -> ColumnDrift:
+    boundaries = reference.sample.boundaries(INTERVALS)
+    bins = Bins(
+        names=("missing", *_interval_names(boundaries)),
+        reference=_interval_counts(reference, boundaries),
+        current=_interval_counts(current, boundaries),
+    )
+    return ColumnDrift(
+        name=name,
+        kind="number",
+        stability_index=stability_index(bins.reference, bins.current),
+        distance=jensen_shannon_distance(bins.reference, bins.current),
+        missing=(_share(reference.missing, reference.total), _share(current.missing, current.total)),
+        means=(_mean(reference), _mean(current)),
+        bins=bins,
+    )
+
+
+def _interval_names(boundaries: Sequence[float]) -> list[str]:
+    if not boundaries:
+        return ["all numbers"]
+    edges = [f"{bound:.4g}" for bound in boundaries]
+    return [f"< {edges[0]}", *(f"{low} to {high}" for low, high in itertools.pairwise(edges)), f">= {edges[-1]}"]
+
+
+def _interval_counts(summary: NumberSummary, boundaries: Sequence[float]) -> NDArray[np.int64]:
+    """Counts of missing numbers and in each interval; a sample's are raised to those of all numbers."""
+    numbers = summary.sample.numbers
+    counts = np.bincount(np.searchsorted(boundaries, numbers, side="right"), minlength=len(boundaries) + 1)
+    scale = (summary.total - summary.missing) / len(numbers) if len(numbers) else 1.0
+    return np.concatenate([[summary.missing], np.rint(counts * scale).astype(np.int64)])
+
+
+def _mean(summary: NumberSummary) -> float:
+    return float(summary.sample.numbers.mean()) if len(summary.sample.numbers) else 0.0
+
+
+def _categories(name: str, reference: CategorySummary, current: CategorySummary) -> ColumnDrift:
+    places = pc.index_in(current.values, value_set=reference.values)
+    is_new = places.is_null().to_numpy(zero_copy_only=False)
+    matched = np.zeros(len(reference.values), dtype=np.int64)
+    matched[places.drop_null().to_numpy()] = current.counts[~is_new]
+    new = int(current.counts[is_new].sum())
+    shown = min(NAMED_VALUES, len(reference.values))
+    bins = Bins(
+        names=(
+            "missing",
+            "rare or unseen",
+            *reference.values.slice(0, shown).to_pylist(),
+            "other values",
+            "new values",
+        ),
+        reference=_value_counts(reference.missing, reference.rare, reference.counts, 0, shown),
+        current=_value_counts(current.missing, current.rare, matched, new, shown),
+    )
+    return ColumnDrift(
+        name=name,
+        kind="category",
+        stability_index=stability_index(bins.reference, bins.current),
+        distance=jensen_shannon_distance(bins.reference, bins.current),
+        missing=(_share(reference.missing, reference.total), _share(current.missing, current.total)),
+        rare=(_share(reference.rare, reference.total), _share(current.rare, current.total)),
+        new=_share(new, current.total),
+        bins=bins,
+    )
+
+
+def _value_counts(missing: int, rare: int, counts: NDArray[np.int64], new: int, shown: int) -> NDArray[np.int64]:
+    return np.concatenate([[missing, rare], counts[:shown], [counts[shown:].sum(), new]]).astype(np.int64)
+
+
+def _share(count: int, total: int) -> float:
+    return count / total if total else 0.0

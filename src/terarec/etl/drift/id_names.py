@@ -1,0 +1,88 @@
+"""What the ids of a data set's columns stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from terarec.etl.operators.categorify import CategorifyCode, Vocabularies
+from terarec.etl.values.value_ids import ValueIds
+from terarec.etl.vocabulary import Vocabulary
+from terarec.etl.workflow import Workflow
+from terarec.spec import MISSING_ID, MISSING_KEY, CategoricalColumn, DatasetSpec, Rename, VocabularyEncoder
+
+
+@dataclass(frozen=True, slots=True)
+class IdNames:
+    """The ids of one column.
+
+    Attributes:
+        missing: the id, or key, of a missing value.
+        rare_ids: how many ids, from 1 on, rare and unseen values share.
+        values: what the ids behind these stand for; None: an id stands for itself.
+    """
+
+    missing: int = MISSING_ID
+    rare_ids: int = 0
+    values: pa.Array | None = None
+
+    def are_missing(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of the ids mean a missing value, bool[n]."""
+        return np.asarray(ids == self.missing)
+
+    def are_rare(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of the ids are those of rare and unseen values, bool[n]."""
+        return np.asarray((ids > 0) & (ids <= self.rare_ids))
+
+    def texts(self, ids: NDArray[np.int64]) -> pa.Array:
+        """The values of other ids, as large_string[n]."""
+        if self.values is None:
+            return pa.array(ids).cast(pa.large_string())
+        values = self.values.take(pa.array(ids - 1 - self.rare_ids))
+        if pa.types.is_uint32(values.type):
+            return pa.array([f"{number:08x}" for number in values.to_numpy()], type=pa.large_string())
+        return values.cast(pa.large_string())
+
+
+def id_names(directory: Path, spec: DatasetSpec) -> dict[str, IdNames]:
+    """Those of the categorical columns of the data set in `directory`.
+
+    Raises:
+        FormatError: the workflow or a vocabulary is damaged.
+    """
+    learnt = {} if spec.workflow is None else vocabularies(Workflow.load(directory / spec.workflow))
+    return {column.name: _names_of(directory, column, learnt) for column in spec.categorical}
+
+
+def vocabularies(workflow: Workflow) -> Mapping[str, ValueIds]:
+    """Result column -> the vocabulary that made its ids, for those that a `Categorify` made."""
+    found: dict[str, ValueIds] = {}
+    for step, code in enumerate(workflow.plan.codes):
+        if isinstance(code.spec, Rename):
+            renamed = {new: found[old] for old, new in code.spec.names.items() if old in found}
+            found = {name: ids for name, ids in found.items() if name not in code.spec.names} | renamed
+            continue
+        for name in code.writes:
+            found.pop(name, None)
+        state = workflow.states.get(step)
+        if isinstance(code, CategorifyCode) and isinstance(state, Vocabularies):
+            pairs = zip(code.writes, code.spec.columns, strict=True)
+            found.update({output: state.ids[code.vocabulary(name)] for output, name in pairs})
+    return found
+
+
+def _names_of(directory: Path, column: CategoricalColumn, learnt: Mapping[str, ValueIds]) -> IdNames:
+    if column.rows is None:
+        return IdNames(missing=MISSING_KEY)
+    if column.name in learnt:
+        ids = learnt[column.name]
+        return IdNames(rare_ids=ids.hash_buckets, values=ids.values)
+    if isinstance(column.encoder, VocabularyEncoder):
+        vocabulary = Vocabulary.load(directory / column.encoder.file, column.encoder.value_type)
+        return IdNames(rare_ids=1, values=vocabulary.values)
+    return IdNames()

@@ -1,0 +1,30 @@
+"""``terarec drift`` and what it refuses."""
+
+import json
+from pathlib import Path
+
+from tests.cli.conftest import Workshop, figures, refused
+
+
+def test_a_page_and_its_figures(workshop: Workshop, tmp_path: Path) -> None:
+    out = tmp_path / "drift.html"
+    told = figures("drift", workshop.data, workshop.data, "--out", out, "--current-split", "valid")
+    assert (told["page"], told["figures"]) == (str(out), str(tmp_path / "drift.json"))
+    report = json.loads((tmp_path / "drift.json").read_text())
+    assert len(report["columns"]) == 40
+    assert told["reference_rows"] == report["reference"]["splits"]["train"] == report["reference"]["rows"]
+    assert told["current_rows"] == report["current"]["splits"]["valid"]
+    assert told["stability_index"] == max(column["stability_index"] for column in report["columns"])
+    assert out.read_text().startswith("<!doctype html>")
+
+
+def test_what_is_refused(workshop: Workshop, tmp_path: Path) -> None:
+    out = ("--out", tmp_path / "drift.html")
+    assert "expected a file that ends in .html" in refused(
+        "drift", workshop.data, workshop.data, "--out", tmp_path / "drift.pdf", code=2
+    )
+    assert "has no split 'late'" in refused(
+        "drift", workshop.data, workshop.data, *out, "--reference-split", "late", code=2
+    )
+    assert "no such directory" in refused("drift", workshop.data, tmp_path / "absent", *out, code=1)
+    assert not list(tmp_path.iterdir())
