@@ -24,6 +24,7 @@ solver = hugectr.CreateSolver(batchsize=64, vvgpu=[[0]])
 comm = MPI.COMM_WORLD
 print(__name__, sys.argv, sys.path[0], sibling.NAME)
 print(comm.Get_rank(), comm.Get_size(), comm.rank, comm.size, comm.bcast(3), comm.gather(4), comm.allreduce(5))
+assert MPI.Is_thread_main()
 print(solver.batchsize, hugectr.__version__, optimizer.CreateOptimizer().learning_rate)
 if __name__ == "__main__":
     sys.exit(int(sys.argv[1]))

@@ -153,6 +153,12 @@ def test_the_older_spelling(tmp_path):
         cache_of(net, absent)
 
 
+def test_folders_behind_urls_are_refused(tmp_path):
+    net, _ = make(HASH)
+    with pytest.raises(WrongInputError, match="sparse_models: got 'hdfs://node/rows', expected local folders"):
+        cache_of(net, etc("hdfs://node/rows"))
+
+
 def test_release_3_0_stores_single_files_and_starts_from_them(tmp_path):
     net, trainer = make(HASH)
     cache = cache_of(net, CreateMOS(train_from_scratch=True))

@@ -11,7 +11,7 @@ from terarec.formats.even_sizes import even_sizes
 from terarec.formats.file_set import new_files
 from terarec.formats.journal import Journal
 from terarec.formats.layout import default_group_rows
-from terarec.formats.location import folder_and_name, read_text
+from terarec.formats.location import folder_and_name, is_remote, read_text
 from terarec.formats.new_directory import new_directory
 from terarec.formats.parquet import ParquetShard, ParquetShardWriter
 from terarec.formats.raw import RawShard, RawShardWriter
@@ -42,6 +42,7 @@ __all__ = [
     "encoding_files",
     "even_sizes",
     "folder_and_name",
+    "is_remote",
     "local_copy",
     "merge",
     "new_directory",

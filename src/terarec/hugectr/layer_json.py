@@ -29,7 +29,7 @@ def layer_to_json(layer: DenseLayer) -> dict[str, Any]:
                 inside = inside.setdefault(name, {})
             inside[clause.path[-1]] = _plain(value)
     if layer.layer_type in LOSSES and layer.use_regularizer:
-        written["regularizer"] = layer.regularizer_type.name
+        written |= {"regularizer": layer.regularizer_type.name, "lambda": values["lambda"]}
     return written
 
 

@@ -74,5 +74,15 @@ def Init() -> None:  # noqa: N802
     """Nothing is to be started."""
 
 
+def Is_initialized() -> bool:  # noqa: N802
+    """Whether it was started: always."""
+    return True
+
+
+def Is_thread_main() -> bool:  # noqa: N802
+    """Whether this is the thread that started it: any may call."""
+    return True
+
+
 def Finalize() -> None:  # noqa: N802
     """Nothing is to be ended."""

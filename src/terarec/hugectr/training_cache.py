@@ -13,6 +13,7 @@ from torch import nn
 
 from terarec.batch import Jagged
 from terarec.embedding import EmbeddingCollection
+from terarec.formats import is_remote
 from terarec.formats.hugectr import read_keyset
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.tables.training_cache import ModelOversubscriberParams
@@ -160,6 +161,11 @@ def _paths(params: Any, files: Sequence[EmbeddingFile]) -> list[Path]:
         name = "dest_sparse_models" if params.train_from_scratch else "trained_sparse_models"
     elif len(params.ps_types) != len(files):
         raise WrongInputError(f"ps_types: got {len(params.ps_types)}, expected one for each of {len(files)} embeddings")
+    for path in getattr(params, name):
+        if is_remote(path):
+            raise WrongInputError(
+                f"{name}: got {path!r}, expected local folders: a training cache writes to them in place"
+            )
     paths = [Path(path) for path in getattr(params, name)]
     if len(paths) != len(files) and (paths or not is_older):
         raise WrongInputError(f"{name}: got {len(paths)} folders, expected one for each of {len(files)} embeddings")

@@ -59,8 +59,7 @@ CLAUSES: dict[Layer_t, tuple[Clause, ...]] = {
     Layer_t.InnerProduct: _FC,
     Layer_t.FusedInnerProduct: (*_FC, *_plain(position="pos_type", activation="act_type")),
     Layer_t.MLP: (
-        *_optional(*_inside("mlp_param", "num_output", "num_outputs")),
-        *_inside("mlp_param", "use_bias", activation="act_type"),
+        *_inside("mlp_param", "num_output", "num_outputs", "use_bias", activation="act_type"),
         *_optional(*_inside("mlp_param", "biases", "activations", **_INITIALIZED)),
     ),
     Layer_t.Interaction: (),
