@@ -13,6 +13,7 @@ SCRIPTS = (
     "reader.py",
     "hugectr_reader.py",
     "fit.py",
+    "source.py",
     "prepare.py",
 )
 

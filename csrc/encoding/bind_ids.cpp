@@ -40,20 +40,29 @@ int64_t id_of(const Hex32Ids& table, std::string_view value, bool& good) {
   return good ? table.find(key) : kMissingId;
 }
 
-// Ids of Arrow's text; returns the first row that the table's type refuses, or -1.
-template <typename Table, typename Id>
-int64_t find_text(const Table& table, Vector<const uint8_t> text, Vector<const int64_t> offsets,
-                  Maybe<const bool> missing, Vector<Id> ids) {
+// Ids of Arrow's text; returns the first row that is not hexadecimal, or -1.
+int64_t find_hex_text(const Hex32Ids& table, Vector<const uint8_t> text, Vector<const int64_t> offsets,
+                      Maybe<const bool> missing, Vector<int64_t> ids) {
   require(length(offsets) == length(ids) + 1, "expected one more offset than ids");
   const MissingMask mask = mask_of(missing, length(ids));
   nb::gil_scoped_release release;
   const Texts texts(text, offsets);
   for (int64_t row = 0; row < texts.size; ++row) {
     bool good = true;
-    ids.data()[row] = static_cast<Id>(mask[row] ? kMissingId : id_of(table, texts[row], good));
+    ids.data()[row] = mask[row] ? kMissingId : id_of(table, texts[row], good);
     if (!good) return row;
   }
   return -1;
+}
+
+template <typename Id>
+void find_texts(const TextIds& table, Vector<const uint8_t> text, Vector<const int64_t> offsets,
+                Maybe<const bool> missing, Vector<Id> ids) {
+  require(length(offsets) == length(ids) + 1, "expected one more offset than ids");
+  const MissingMask mask = mask_of(missing, length(ids));
+  nb::gil_scoped_release release;
+  const Texts texts(text, offsets);
+  table.find_all(texts.data, texts.offsets, mask, texts.size, ids.data());
 }
 
 template <typename Table>
@@ -104,8 +113,7 @@ void bind_ids(nb::module_& module) {
   bind_integer_ids<Hex32Ids>(module, "Hex32Ids")
       .def("find_bit", &find_bit<int32_t>, nb::arg("keys"), nb::arg("missing"), nb::arg("bit"), nb::arg("ids"))
       .def("find_bit", &find_bit<int64_t>, nb::arg("keys"), nb::arg("missing"), nb::arg("bit"), nb::arg("ids"))
-      .def("find_text", &find_text<Hex32Ids, int64_t>, nb::arg("text"), nb::arg("offsets"), nb::arg("missing").none(),
-           nb::arg("ids"));
+      .def("find_text", &find_hex_text, nb::arg("text"), nb::arg("offsets"), nb::arg("missing").none(), nb::arg("ids"));
   nb::class_<TextIds>(module, "TextIds")
       .def("__init__",
            [](TextIds* self, Vector<const uint8_t> text, Vector<const int64_t> offsets, int64_t hash_buckets) {
@@ -113,9 +121,9 @@ void bind_ids(nb::module_& module) {
              new (self) TextIds(texts.data, texts.offsets, texts.size, hash_buckets);
            },
            nb::arg("text"), nb::arg("offsets"), nb::arg("hash_buckets"))
-      .def("find_all", &find_text<TextIds, int32_t>, nb::arg("text"), nb::arg("offsets"), nb::arg("missing").none(),
+      .def("find_all", &find_texts<int32_t>, nb::arg("text"), nb::arg("offsets"), nb::arg("missing").none(),
            nb::arg("ids"))
-      .def("find_all", &find_text<TextIds, int64_t>, nb::arg("text"), nb::arg("offsets"), nb::arg("missing").none(),
+      .def("find_all", &find_texts<int64_t>, nb::arg("text"), nb::arg("offsets"), nb::arg("missing").none(),
            nb::arg("ids"))
       .def("find_list", &find_list<TextIds>, nb::arg("values"), nb::arg("ids"));
 }

@@ -82,13 +82,18 @@ class TextIds {
  public:
   // Value i is text[offsets[i], offsets[i + 1]).
   TextIds(const char* text, const int64_t* offsets, int64_t num_values, int64_t hash_buckets);
-  int64_t find(std::string_view value) const;
+  int64_t find(std::string_view value) const { return find(value, slot_hash(value)); }
+
+  // ids[i] of key i, text[offsets[i], offsets[i + 1]); an empty one is missing.
+  template <typename Id>
+  void find_all(const char* text, const int64_t* offsets, MissingMask missing, int64_t num_keys, Id* ids) const;
 
  private:
   struct Slot {
     uint32_t tag;
     uint32_t id;
   };
+  int64_t find(std::string_view value, uint64_t hash) const;
   std::string_view value_of(int64_t id) const {
     const int64_t begin = offsets_[id - buckets_.first_id()];
     return {text_.data() + begin, static_cast<size_t>(offsets_[id - buckets_.first_id() + 1] - begin)};

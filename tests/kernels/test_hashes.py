@@ -41,11 +41,22 @@ def test_published_vectors(length, seed, expected):
     assert int(found[0]) % 2**64 == expected
 
 
-def test_what_spark_gives():
-    """SELECT xxhash64('Spark'), xxhash64(cast(1 as bigint)), ..."""
-    assert cpu.xxh64_list(["a", "abc", 0, 1, -1]).tolist() == [
-        ref.xxh64(content) for content in (b"a", b"abc", b"\0" * 8, b"\1" + b"\0" * 7, b"\xff" * 8)
-    ]
+SPARK = {
+    "a": -8582455328737087284,
+    "\u00fc": 7408949341365432148,
+    "01234567890123456789012345678901234567890": -6624797193514025456,
+    0: -5252525462095825812,
+    1: -7001672635703045582,
+    -1: 3858142552250413010,
+    2**60: 5899988024947168365,
+    0xFFFFFFFF: 6834614295000269421,
+}
+"""The vectors of docs/workflows.md."""
+
+
+@pytest.mark.parametrize("module", [cpu, ref], ids=["cpu", "ref"])
+def test_documented_vectors(module):
+    assert module.xxh64_list(list(SPARK)).tolist() == list(SPARK.values())
 
 
 @given(st.lists(INT64S, max_size=50), st.one_of(st.just(42), st.integers(0, 2**64 - 1)))
