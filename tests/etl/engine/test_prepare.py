@@ -213,3 +213,9 @@ def test_shuffled_rows_are_the_same_rows(tmp_path: Path, log: list[Path]) -> Non
     assert sorted(in_order.dense.tolist()) == sorted(shuffled.dense.tolist())
     equal(read_split(tmp_path / "a", "valid"), read_split(tmp_path / "b", "valid"))
     assert [shard.rows for shard in read_dataset(tmp_path / "b").shards("train")] == [85] * 6
+
+
+def test_the_best_auc_of_generated_logs_travels(log: list[Path], tmp_path: Path) -> None:
+    (log[0].parent / "generated.json").write_text('{"best_auc": 0.8125, "rows": 600}')
+    assert prepare(shop_workflow(), log, tmp_path / "out", PrepareOptions()).best_auc == 0.8125
+    assert read_dataset(tmp_path / "out").best_auc == 0.8125

@@ -14,7 +14,6 @@ from terarec.etl.engine.phases import Phases, Result
 from terarec.etl.engine.progress import OnProgress
 from terarec.etl.engine.report import BadInput, InputColumn, PrepareReport, output_columns, table_sizes
 from terarec.etl.engine.run import Run
-from terarec.etl.generated import read_best_auc
 from terarec.etl.prepare_report import peak_memory_bytes
 from terarec.etl.source import Source, open_source
 from terarec.etl.workflow import Workflow
@@ -78,11 +77,6 @@ def fit(
         return Run(workflow, source, options, Phases(journal, progress), Path(directory) / WORK).fit()
 
 
-def _best_auc(source: Source) -> float | None:
-    paths = [Path(file.path) for file in source.files]
-    return read_best_auc([path for path in paths if path.exists()]) if paths else None
-
-
 def _report(run: Run, fitted: Workflow, written: Result, source: Source, seconds: float) -> PrepareReport:
     rows = sum(written["rows"].values())
     columns = output_columns(fitted.dataset_spec())
@@ -93,7 +87,7 @@ def _report(run: Run, fitted: Workflow, written: Result, source: Source, seconds
         seconds=seconds,
         rows_per_second=rows / seconds,
         peak_memory_bytes=peak_memory_bytes(),
-        best_auc=_best_auc(source),
+        best_auc=run.best_auc,
         columns=columns,
         inputs=tuple(
             InputColumn(name=name, missing=missing, missing_share=missing / values if values else 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Sequence
 from functools import partial
@@ -19,6 +20,7 @@ from terarec.etl.engine.phases import Phases, Result
 from terarec.etl.engine.rows_out import write_rows
 from terarec.etl.engine.splits import Bounds, RowBounds, assign
 from terarec.etl.engine.steps import Steps
+from terarec.etl.generated import read_best_auc
 from terarec.etl.in_order import available_threads
 from terarec.etl.operators import State
 from terarec.etl.sink import SinkOptions, create_sink
@@ -47,6 +49,7 @@ class Run:
         phases: as given.
         options: as given.
         input_bytes: size of the source files.
+        best_auc: best reachable AUC, if the sources were generated and say so.
         spilled: names of the steps that did not fit in memory while they learnt.
     """
 
@@ -56,6 +59,7 @@ class Run:
         directory.mkdir(parents=True, exist_ok=True)
         self.phases = phases
         self.input_bytes = sum(file.bytes for file in source.files)
+        self.best_auc = _best_auc(source)
         self.spilled: list[str] = []
         self._workflow = workflow
         self.options = options
@@ -102,7 +106,8 @@ class Run:
             estimated_bytes=self._estimated_bytes,
             expected=self._expected,
         )
-        spec = fitted.dataset_spec("raw" if options.storage == "raw" else "parquet")
+        described = fitted.dataset_spec("raw" if options.storage == "raw" else "parquet")
+        spec = dataclasses.replace(described, best_auc=self.best_auc)
 
         def write() -> Result:
             for split in SPLIT_NAMES:  # of a run that was killed in this phase
@@ -182,3 +187,8 @@ class Run:
         for block in source.blocks():
             statistics[step].merge(statistics[step].observe(block))
         return {}
+
+
+def _best_auc(source: Source) -> float | None:
+    paths = [Path(file.path) for file in source.files]
+    return read_best_auc([path for path in paths if path.exists()]) if paths else None
