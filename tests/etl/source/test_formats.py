@@ -10,7 +10,7 @@ import pytest
 from pyarrow import feather
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.etl.source import open_source
+from terarec.etl.source import arrow_files, open_source
 from terarec.etl.source import source as source_module
 from terarec.etl.source.delimited import DelimitedReader
 from terarec.etl.source.json_lines import JsonLinesReader
@@ -85,6 +85,13 @@ def test_parquet_files_row_group_by_row_group(tmp_path):
     source = check(mixed("parquet"), tmp_path)
     assert [raw.num_rows for raw in source.raw_blocks()] == [2, 1, 3]
     assert source.count_rows() == [3, 3]
+
+
+def test_large_row_groups_come_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrow_files, "_BATCH_ROWS", 4)
+    pq.write_table(arrow_table(ROWS * 3), tmp_path / "a.parquet")
+    source = check(mixed("parquet"), tmp_path / "a.parquet")
+    assert [raw.num_rows for raw in source.raw_blocks()] == [4, 4, 1]
 
 
 def test_arrow_files_and_streams(tmp_path):

@@ -20,6 +20,9 @@ from terarec.etl.source.settle import report_fault, settle
 from terarec.formats.location import locate
 from terarec.spec import SourceSpec
 
+_BATCH_ROWS = 1 << 16
+"""Most rows of a block of a Parquet file, whose row groups may be as large as the file."""
+
 
 class _TypedReader:
     """Reads files that tell the types of their columns, which have to be the same in all."""
@@ -43,10 +46,11 @@ class _TypedReader:
                     f"{path}: column {name!r} is {found[name]}, expected {expected[name]} as in {first_path}"
                 )
 
-    def _settled(self, part: RawPart, table: Any, policy: BadInputPolicy) -> ParsedPart:
+    def parse(self, part: RawPart, policy: BadInputPolicy) -> ParsedPart:
+        """The columns of a batch."""
         found: list[FieldFaults] = []
         columns: dict[str, Column] = {
-            column.name: read_column(table.column(column.name), column, self._spec, found)
+            column.name: read_column(part.content.column(column.name), column, self._spec, found)
             for column in self._spec.columns
         }
 
@@ -58,33 +62,30 @@ class _TypedReader:
 
 
 class ParquetReader(_TypedReader):
-    """Reads Parquet files. ``content`` of a part is the file's metadata and the position of a row group.
+    """Reads Parquet files. ``content`` of a part is a batch.
 
     Args:
         spec: of the files.
     """
 
     def parts(self, file: SourceFile) -> Iterator[RawPart]:
-        """The row groups of `file` that have rows."""
-        with _opened(file.path) as source:
-            metadata = pq.read_metadata(source)
-        self._check_schema(file.path, metadata.schema.to_arrow_schema())
-        if metadata.num_rows == 0:
-            raise _no_rows(file.path)
+        """The rows of `file`, row group by row group, large ones in pieces."""
         before = 0
-        for group in range(metadata.num_row_groups):
-            rows = metadata.row_group(group).num_rows
-            share = file.bytes * rows // metadata.num_rows
-            if rows:
-                yield RawPart(file.path, before, rows, share, (metadata, group))
-            before += rows
+        with _opened(file.path) as source, pq.ParquetFile(source) as opened:
+            self._check_schema(file.path, opened.schema_arrow)
+            total = opened.metadata.num_rows
+            for group in range(opened.num_row_groups):
+                for batch in opened.iter_batches(_BATCH_ROWS, row_groups=[group], columns=self._names):
+                    share = file.bytes * batch.num_rows // total
+                    yield RawPart(file.path, before, batch.num_rows, share, batch)
+                    before += batch.num_rows
+        if not before:
+            raise _no_rows(file.path)
 
-    def parse(self, part: RawPart, policy: BadInputPolicy) -> ParsedPart:
-        """The columns of a row group."""
-        metadata, group = part.content
-        with _opened(part.path) as source, pq.ParquetFile(source, metadata=metadata) as opened:
-            table = opened.read_row_group(group, columns=self._names, use_threads=False)
-        return self._settled(part, table, policy)
+    def count_rows(self, file: SourceFile) -> int:
+        """Rows of `file`."""
+        with _opened(file.path) as source:
+            return int(pq.read_metadata(source).num_rows)
 
     def text_bytes(self, file: SourceFile) -> int:
         """About the bytes of the values in `file`."""
@@ -113,9 +114,9 @@ class IpcReader(_TypedReader):
         if not before:
             raise _no_rows(file.path)
 
-    def parse(self, part: RawPart, policy: BadInputPolicy) -> ParsedPart:
-        """The columns of a batch."""
-        return self._settled(part, part.content, policy)
+    def count_rows(self, file: SourceFile) -> int:
+        """Rows of `file`."""
+        return sum(part.num_rows for part in self.parts(file))
 
     def text_bytes(self, file: SourceFile) -> int:
         """About the bytes of the values in `file`."""

@@ -66,6 +66,10 @@ class JsonLinesReader:
 
         return settle(ParsedPart(columns), found, policy, fault_of)
 
+    def count_rows(self, file: SourceFile) -> int:
+        """Rows of `file`, bad ones included."""
+        return sum(part.num_rows for part in self.parts(file))
+
     def text_bytes(self, file: SourceFile) -> int:
         """About the bytes of the text in `file`."""
         return text_bytes(file)

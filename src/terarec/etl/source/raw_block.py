@@ -110,6 +110,10 @@ class FormatReader(Protocol):
         """The rows of a part."""
         ...
 
+    def count_rows(self, file: SourceFile) -> int:
+        """Rows of `file`, bad ones included."""
+        ...
+
     def text_bytes(self, file: SourceFile) -> int:
         """About the bytes of the values in `file` as text."""
         ...
