@@ -67,14 +67,17 @@ def _options() -> argparse.Namespace:
 
 
 def _is_right(device: torch.device, *, few: bool) -> bool:
-    """Whether every case of the Triton tests holds on `device`; of an interpreter's, two show that the lane runs."""
-    from tests.kernels.triton_cases import CASES
+    """Whether every case of the Triton tests, and of graphs, holds on `device`; two of each where `few` will do."""
+    from tests.kernels.triton_cases import CASES as KERNELS
+    from tests.train.graph_cases import CASES as GRAPHS
 
+    most = 2 if few else None
+    cases = {**dict(list(KERNELS.items())[:most]), **dict(list(GRAPHS.items())[:most])}
     wrong = 0
-    for name in list(CASES)[: 2 if few else None]:
+    for name, holds in cases.items():
         begin = time.monotonic()
         try:
-            CASES[name](device)
+            holds(device)
         except Exception as error:  # a compiler's failure counts as a wrong kernel, and the others are still tried
             wrong += 1
             print(f"WRONG {name}: {type(error).__name__}: {error}", flush=True)

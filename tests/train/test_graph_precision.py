@@ -8,6 +8,7 @@ import torch
 from terarec.spec import AdamSpec, SGDSpec
 from terarec.train import GraphTrainer
 from tests.hugectr.graphs import batch, dynamic, embedding, layer, model
+from tests.train.graph_cases import CASES
 
 BATCH = batch(*[[[n % 5] for n in range(16)]] * 2)
 
@@ -49,3 +50,8 @@ def first_gradient(loss_scale):
 def test_a_loss_scale_keeps_gradients_that_fp16_would_lose():
     assert first_gradient(1.0) == 0.0
     assert first_gradient(2.0**15) > 0.0
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_cases_that_a_gpu_is_held_to(case):
+    CASES[case](torch.device("cpu"))

@@ -1,0 +1,47 @@
+"""Graphs trained on a device, held against float32 on the CPU: by tests, and by benchmarks/gpu.py where a GPU is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from terarec.spec import AdamSpec, GraphEmbedding
+from terarec.train import GraphTrainer
+from terarec.train.precision import Precision
+from tests.hugectr.graphs import batch, dynamic, embedding, layer, model, static
+
+STEPS = 5
+BATCHES = [batch(*[[[(n * (step + 1)) % 7] for n in range(64)]] * 2, seed=step) for step in range(STEPS)]
+
+
+def losses(device: torch.device, tables: GraphEmbedding, precision: Precision, loss_scale: float) -> list[float]:
+    """The losses of a small model over `tables`, and of an evaluation behind them."""
+    layers = [layer("mlp", "input", "crossed", num_outputs=[8, 4]), layer("layer_norm", "crossed", "x")]
+    made = model(tables, layers=layers).to(device)
+    adam = AdamSpec(lr=0.05)
+    trainer = GraphTrainer(made, adam, {"default": adam}, precision=precision, loss_scale=loss_scale)
+    found = [float(trainer.step(one)) for one in BATCHES]
+    loss, tensors = trainer.evaluate(BATCHES[0])
+    assert {tensor.device.type for tensor in tensors.values()} == {device.type}
+    return [*found, float(loss)]
+
+
+def follows_the_cpu(
+    tables: GraphEmbedding, precision: Precision, loss_scale: float, tolerance: float, device: torch.device
+) -> None:
+    """Raise unless training on `device` gives the losses of the CPU in float32."""
+    expected = losses(torch.device("cpu"), tables, "fp32", 1.0)
+    found = losses(device, tables, precision, loss_scale)
+    worst = max(abs(mine - theirs) for mine, theirs in zip(found, expected, strict=True))
+    assert worst <= tolerance, f"losses {found} differ by {worst} from {expected}, expected at most {tolerance}"
+
+
+_GROWING, _FIXED = embedding(dynamic("t"), slots=2), embedding(static(t=7), slots=2)
+CASES: dict[str, Callable[[torch.device], None]] = {
+    "graph over a dynamic table": partial(follows_the_cpu, _GROWING, "fp32", 1.0, 1e-4),
+    "graph over a static table, scaled loss": partial(follows_the_cpu, _FIXED, "fp32", 1024.0, 1e-4),
+    "graph in fp16": partial(follows_the_cpu, _FIXED, "fp16", 1024.0, 0.02),
+    "graph in bf16": partial(follows_the_cpu, _GROWING, "bf16", 1.0, 0.02),
+}
