@@ -219,3 +219,13 @@ def test_the_best_auc_of_generated_logs_travels(log: list[Path], tmp_path: Path)
     (log[0].parent / "generated.json").write_text('{"best_auc": 0.8125, "rows": 600}')
     assert prepare(shop_workflow(), log, tmp_path / "out", PrepareOptions()).best_auc == 0.8125
     assert read_dataset(tmp_path / "out").best_auc == 0.8125
+
+
+def test_counting_beyond_the_memory_goes_through_the_disk_and_is_told(
+    tmp_path: Path, log: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(shop_workflow(), log, tmp_path / "a", PrepareOptions())
+    monkeypatch.setattr("terarec.etl.engine.options._LEAST_MEMORY", 1)
+    report = prepare(shop_workflow(), log, tmp_path / "b", PrepareOptions(memory_bytes=120_000, shuffle=False))
+    assert "steps[3] Categorify" in report.spilled
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")

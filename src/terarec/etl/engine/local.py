@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,11 +18,6 @@ from terarec.etl.source import Source, open_source
 from terarec.etl.workflow import Workflow
 from terarec.formats import Journal, resumable_directory
 
-WORK = "work"
-"""Directory of what phases hand on through the disk; gone at the end."""
-WORKFLOW = "workflow"
-"""Directory of the fitted workflow in a data set."""
-
 
 def prepare(
     workflow: Workflow,
@@ -39,7 +33,7 @@ def prepare(
     Args:
         workflow: what to do; if it is fitted, rows are transformed only.
         sources: files, directories, patterns or URLs, in order.
-        out: directory to make; it must not exist, or be empty. Holds `WORKFLOW` and ``report.json`` besides the data.
+        out: directory to make; it must not exist, or be empty. ``workflow/`` and ``report.json`` are in it, too.
         options: how.
         progress: called after every block.
 
@@ -53,13 +47,12 @@ def prepare(
     source = open_source(workflow.spec.source, sources, options.bad_input, options.threads)
     work_on = fingerprint(workflow, source, options)
     with resumable_directory(out, work_on, restart=options.restart) as journal:
-        run = Run(workflow, source, options, Phases(journal, progress), journal.directory / WORK)
+        run = Run(workflow, source, options, Phases(journal, progress), journal.directory)
         fitted = run.fit()
-        written = run.write(fitted, journal.directory, out.resolve())
-        fitted.save(journal.directory / WORKFLOW)
+        written = run.write(fitted, out.resolve())
         report = _report(run, fitted, written, source, time.perf_counter() - begun)
         report.save(journal.directory)
-        shutil.rmtree(journal.directory / WORK, ignore_errors=True)
+        run.finish()
     return report
 
 
@@ -74,7 +67,7 @@ def fit(
     source = open_source(workflow.spec.source, sources, options.bad_input, options.threads)
     with tempfile.TemporaryDirectory(prefix="terarec-") as directory:
         journal = Journal(Path(directory), {})
-        return Run(workflow, source, options, Phases(journal, progress), Path(directory) / WORK).fit()
+        return Run(workflow, source, options, Phases(journal, progress), Path(directory)).fit()
 
 
 def _report(run: Run, fitted: Workflow, written: Result, source: Source, seconds: float) -> PrepareReport:

@@ -29,6 +29,10 @@ from terarec.etl.workflow import Pass, Workflow, run_row_steps
 from terarec.kernels import memory
 from terarec.spec import Explode
 
+WORK = "work"
+"""Directory of what phases hand on through the disk."""
+WORKFLOW = "workflow"
+"""Directory of the fitted workflow in a data set."""
 ITEM_BITS = 16
 _UNKNOWN_MEMORY = 8 << 30
 _IN_MEMORY = 3
@@ -43,7 +47,7 @@ class Run:
         source: the rows.
         options: how.
         phases: knows what is done.
-        directory: for what phases hand on through the disk.
+        directory: that becomes the data set, with `WORKFLOW` in it, and `WORK` until `finish`.
 
     Attributes:
         phases: as given.
@@ -56,7 +60,9 @@ class Run:
     def __init__(
         self, workflow: Workflow, source: Source, options: PrepareOptions, phases: Phases, directory: Path
     ) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        self._work = directory / WORK
+        self._work.mkdir(exist_ok=True)
+        workflow.save(directory / WORKFLOW)  # states that phases learn are added to it
         self.phases = phases
         self.input_bytes = sum(file.bytes for file in source.files)
         self.best_auc = _best_auc(source)
@@ -66,7 +72,7 @@ class Run:
         self._directory = directory
         self._memory = options.memory_bytes or (memory.available_bytes() or _UNKNOWN_MEMORY) // 2
         self._plan = workflow.plan
-        self._learning = Learning(self._plan, directory, self._memory // 2)
+        self._learning = Learning(self._plan, directory / WORKFLOW, self._work / "spill", self._memory // 2)
         self._states: dict[int, State] = dict(workflow.states)
         item_bits = ITEM_BITS if any(isinstance(step, Explode) for step in workflow.spec.steps) else 0
         self._passes = Passes(source, options.threads or available_threads(), phases.meter, item_bits)
@@ -90,14 +96,14 @@ class Run:
             self._learn(f"fit {number + 1}", phase, look, self.input_bytes)
         return Workflow.of(self._workflow.spec, self._states)
 
-    def write(self, fitted: Workflow, directory: Path, location: Path) -> Result:
-        """Write all rows into `directory`, which will lie at `location`.
+    def write(self, fitted: Workflow, location: Path) -> Result:
+        """Write all rows into the directory, which will lie at `location`.
 
         Returns:
             "rows": split -> rows; "missing": column of the sources -> its missing and all values; "bad_input": "counts"
             of each kind, and the "first" faults.
         """
-        options = self.options
+        options, directory = self.options, self._directory
         sink_options = SinkOptions(
             storage=options.storage,
             rows_per_shard=options.rows_per_shard,
@@ -123,6 +129,10 @@ class Run:
             return {"rows": rows, "missing": missing, "bad_input": bad_input}
 
         return self.phases.run("write", write, self.input_bytes)
+
+    def finish(self) -> None:
+        """Remove what phases handed on."""
+        shutil.rmtree(self._work)
 
     @property
     def _estimated_bytes(self) -> int:
@@ -150,16 +160,16 @@ class Run:
             return run_row_steps(self._plan, work, block, self._states)
 
         def count() -> Result:
-            return bounds_to_data(find_bounds(split, self._passes, enter, self._directory))
+            return bounds_to_data(find_bounds(split, self._passes, enter, self._work))
 
         return bounds_from_data(self.phases.run("split", count, self.input_bytes))
 
     def _group(self) -> Result:
-        run_grouped(self._passes, self._steps, self._directory, self._partitions)
+        run_grouped(self._passes, self._steps, self._work, self._partitions)
         return {"partitions": self._partitions}
 
     def _beside(self, work: Pass) -> GroupedRows | None:
-        return GroupedRows(self._directory, work.grouped, self._partitions) if work.grouped else None
+        return GroupedRows(self._work, work.grouped, self._partitions) if work.grouped else None
 
     def _learn(self, name: str, steps: Sequence[int], look: Look, num_bytes: int) -> None:
         """Fit `steps`, unless they are, in a phase of this `name`."""
@@ -168,7 +178,7 @@ class Run:
         result = self.phases.run(name, lambda: self._learning.learn(steps, look), num_bytes)
         self.spilled += result["spilled"]
         self._expected.update(result["rows"])
-        self._states.update(self._learning.load(steps))
+        self._states.update({step: self._learning.state(step) for step in steps})
 
     def _look_at_rows(self, statistics: Statistics, work: Pass, until_row: int | None) -> dict[str, int]:
         beside = self._beside(work)

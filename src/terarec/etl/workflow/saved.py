@@ -40,7 +40,7 @@ def save_states(plan: Plan, states: Mapping[int, State], directory: Path) -> Non
     """Write what steps learnt into ``states/`` of `directory`."""
     (directory / STATES if states else directory).mkdir(parents=True, exist_ok=True)
     for step, state in states.items():
-        state.save(directory / STATES, _name(plan, step))
+        state.save(directory / STATES, state_name(plan, step))
 
 
 def load_states(plan: Plan, directory: Path) -> dict[int, State]:
@@ -54,10 +54,11 @@ def load_states(plan: Plan, directory: Path) -> dict[int, State]:
         return {}
     fitted = [step for step, code in enumerate(plan.codes) if code.stage == "fitted"]
     try:
-        return {step: plan.codes[step].load_state(directory / STATES, _name(plan, step)) for step in fitted}
+        return {step: plan.codes[step].load_state(directory / STATES, state_name(plan, step)) for step in fitted}
     except ConfigError as error:
         raise FormatError(f"{directory / STATES}: {error}") from None
 
 
-def _name(plan: Plan, step: int) -> str:
+def state_name(plan: Plan, step: int) -> str:
+    """What the files of a step's state begin with, in ``states/``."""
     return f"{step:02d}-{plan.spec.steps[step].kind}"
