@@ -1,5 +1,7 @@
 """Criteo text -> Parquet with ids by frequency, beside Polars doing the same, a scan by PyArrow, and reading the bytes.
 
+terarec does it three times: by the pipeline made for it, by the generic engine with the ready workflow, and by a second
+run of that with what it has learnt.
 Every side runs in a process of its own, in turns, on the same generated log (in the page cache). One record through the
 encoders, as a server does it, is timed at the end.
 """
@@ -30,6 +32,21 @@ def with_terarec(log: Path, out: Path) -> None:
     from terarec.etl.criteo import CriteoOptions, prepare
 
     prepare([log], out, CriteoOptions(min_count=MIN_COUNT, valid_fraction=VALID_FRACTION))
+
+
+def with_workflow(log: Path, out: Path) -> None:
+    """The same by the generic engine and the ready workflow."""
+    from terarec.etl.ready import criteo
+    from terarec.etl.workflow import Workflow
+
+    Workflow.of(criteo(min_count=MIN_COUNT)).prepare([log], out)
+
+
+def with_fitted_workflow(log: Path, out: Path) -> None:
+    """A second run, which transforms only: it takes the workflow that `with_workflow` has fitted."""
+    from terarec.etl.workflow import Workflow
+
+    Workflow.load(out.parent / "workflow" / "workflow").prepare([log], out)
 
 
 def with_polars(log: Path, out: Path) -> None:
@@ -85,17 +102,28 @@ def read_bytes(log: Path, out: Path) -> None:
 
 SIDES: dict[str, Callable[[Path, Path], None]] = {
     "terarec": with_terarec,
+    "workflow": with_workflow,
+    "fitted workflow": with_fitted_workflow,
     "Polars": with_polars,
     "pyarrow.csv scan": scan_with_pyarrow,
     "reading the bytes": read_bytes,
 }
 
+MODULES = {
+    "terarec": ["terarec.etl.criteo"],
+    "workflow": ["terarec.etl.engine", "terarec.etl.ready"],
+    "fitted workflow": ["terarec.etl.engine", "terarec.etl.ready"],
+    "Polars": ["polars"],
+    "pyarrow.csv scan": ["pyarrow.csv"],
+    "reading the bytes": [],
+}
+"""What a side imports before the clock starts."""
+
 
 def run_side(name: str, log: Path, out: Path) -> None:
     """Run one side in this process; print seconds (imports left out) and peak memory."""
-    for module in ("terarec.etl.criteo", "polars", "pyarrow.csv"):
-        if name.lower().startswith(module.split(".")[0]):
-            importlib.import_module(module)
+    for module in MODULES[name]:
+        importlib.import_module(module)
     start = time.perf_counter()
     SIDES[name](log, out)
     seconds = time.perf_counter() - start
@@ -146,9 +174,21 @@ def side_rows(case: str, num_rows: int, sides: dict[str, dict[str, float]]) -> l
         for peer in ("Polars", "pyarrow.csv scan")
         if peer in rates
     ] or [Row(case=case, metric="rate", value=ours, unit="rows/s", limit=limit)]
+    for side, beside in (("workflow", "terarec"), ("fitted workflow", "workflow")):
+        rows.append(
+            Row(
+                case=f"{case}, {side}",
+                metric="rate",
+                value=rates[side],
+                unit="rows/s",
+                peer={"terarec": "prepare criteo"}.get(beside, beside),
+                peer_value=rates[beside],
+                limit=limit,
+            )
+        )
     rows += [
         Row(case=case, metric=f"peak memory of {side}", value=sides[side]["peak_kib"] / 1024, unit="MiB")
-        for side in ("terarec", "Polars")
+        for side in ("terarec", "workflow", "Polars")
         if side in sides
     ]
     return rows
@@ -168,7 +208,8 @@ def main() -> None:
         return
     from terarec.data.synthetic.criteo import generate
 
-    names = ["terarec", "reading the bytes"] if arguments.alone else list(SIDES)
+    own = ["terarec", "workflow", "fitted workflow", "reading the bytes"]
+    names = own if arguments.alone else list(SIDES)
     if not importlib.util.find_spec("polars"):
         names = [name for name in names if name != "Polars"]
     with tempfile.TemporaryDirectory(prefix="terarec-prepare-") as name:
