@@ -229,3 +229,13 @@ def test_counting_beyond_the_memory_goes_through_the_disk_and_is_told(
     report = prepare(shop_workflow(), log, tmp_path / "b", PrepareOptions(memory_bytes=120_000, shuffle=False))
     assert "steps[3] Categorify" in report.spilled
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_sources_that_change_meanwhile_are_refused(tmp_path: Path, log: list[Path]) -> None:
+    def change(progress: Progress) -> None:
+        if progress.phase == "write" and progress.rows < 600:
+            log[0].write_text(log[0].read_text() + "\n")
+
+    with pytest.raises(FormatError, match=r"day_0\.tsv: the sources changed while they were read"):
+        prepare(shop_workflow(), log, tmp_path / "out", PrepareOptions(), change)
+    assert [path.name for path in tmp_path.iterdir()] == ["raw"]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from terarec.errors import FormatError
 from terarec.etl.engine.fingerprint import fingerprint
 from terarec.etl.engine.options import PrepareOptions
 from terarec.etl.engine.phases import Phases, Result
@@ -40,7 +41,7 @@ def prepare(
     Raises:
         ConfigError: options or a split that do not fit the sources; `out` holds something, or is being written.
         DataNotFoundError: a source does not exist.
-        FormatError: a damaged source, or bad input under the policy "raise".
+        FormatError: a damaged source, one that changed meanwhile, or bad input under the policy "raise".
         StorageError: the disk is full.
     """
     begun = time.perf_counter()
@@ -50,6 +51,7 @@ def prepare(
         run = Run(workflow, source, options, Phases(journal, progress), journal.directory)
         fitted = run.fit()
         written = run.write(fitted, out.resolve())
+        _check_unchanged(source, sources, workflow, options)
         report = _report(run, fitted, written, source, time.perf_counter() - begun)
         report.save(journal.directory)
         run.finish()
@@ -68,6 +70,15 @@ def fit(
     with tempfile.TemporaryDirectory(prefix="terarec-") as directory:
         journal = Journal(Path(directory), {})
         return Run(workflow, source, options, Phases(journal, progress), Path(directory)).fit()
+
+
+def _check_unchanged(
+    source: Source, sources: Sequence[str | Path], workflow: Workflow, options: PrepareOptions
+) -> None:
+    """Raise if a file is not what it was: phases would have seen different rows."""
+    now = open_source(workflow.spec.source, sources, options.bad_input, options.threads)
+    if now.fingerprint() != source.fingerprint():
+        raise FormatError(f"{source.files[0].path}: the sources changed while they were read")
 
 
 def _report(run: Run, fitted: Workflow, written: Result, source: Source, seconds: float) -> PrepareReport:
