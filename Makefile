@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := .venv-peers
+PEERS_PREPARE := .venv-peers-prepare
 CORE := $(shell find CMakeLists.txt csrc -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name CMakeLists.txt)
 
-.PHONY: demo test test-all lint bench peers venv wheel clean help
+.PHONY: demo test test-all lint bench peers peers-prepare venv wheel clean help
 
 help:            ## what can be made
-	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 16
 
 demo: $(STAMP)   ## the whole job on real and on Criteo-format data: train, evaluate, report, serve
 	$(BIN)/python examples/demo.py
@@ -40,6 +41,13 @@ $(PEERS)/.installed: constraints-peers.txt
 	$(PEERS)/bin/pip install --quiet --no-deps -c constraints-peers.txt torchrec
 	touch $@
 
+peers-prepare: $(PEERS_PREPARE)/.installed ## .venv-peers-prepare with those of benchmarks/prepare_peers.py
+
+$(PEERS_PREPARE)/.installed: constraints-peers-prepare.txt
+	test -x $(PEERS_PREPARE)/bin/python || $(PYTHON) -m venv $(PEERS_PREPARE)
+	$(PEERS_PREPARE)/bin/pip install --quiet --no-deps -r constraints-peers-prepare.txt
+	touch $@
+
 wheel: $(STAMP)  ## a wheel in dist/
 	$(BIN)/pip wheel --no-deps -w dist .
 
@@ -52,5 +60,5 @@ $(STAMP): pyproject.toml constraints.txt $(CORE)
 	touch $@
 
 clean:           ## remove what was built and written here
-	rm -rf $(VENV) $(PEERS) build dist demo-output
+	rm -rf $(VENV) $(PEERS) $(PEERS_PREPARE) build dist demo-output
 	find src -name '*.so' -delete

@@ -1,0 +1,29 @@
+"""How many rows of Parquet files have each id, for the sides that write these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from peer_sides.criteo_job import CATEGORIES, Counts
+
+
+def id_counts(files: Sequence[Path], *, special: tuple[int, int], columns: Mapping[str, str] | None = None) -> Counts:
+    """The counts of the categories.
+
+    Args:
+        files: of the training rows.
+        special: the ids of missing and of rare values; those of kept ones follow.
+        columns: category -> its name in the files, where that is another.
+    """
+    names = {name: name if columns is None else columns[name] for name in CATEGORIES}
+    held = pq.ParquetDataset(files).read(columns=list(names.values()))
+    counts = {}
+    for name, column in names.items():
+        found = np.bincount(held[column].to_numpy(), minlength=1 + max(special))
+        kept = found[1 + max(special) :]
+        counts[name] = [int(found[special[0]]), int(found[special[1]]), *map(int, kept[kept > 0])]
+    return counts
