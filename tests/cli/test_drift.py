@@ -26,5 +26,9 @@ def test_what_is_refused(workshop: Workshop, tmp_path: Path) -> None:
     assert "has no split 'late'" in refused(
         "drift", workshop.data, workshop.data, *out, "--reference-split", "late", code=2
     )
-    assert "no such directory" in refused("drift", workshop.data, tmp_path / "absent", *out, code=1)
+    absent = refused("drift", workshop.data, tmp_path / "absent", *out, code=2)
+    assert "was made without a workflow, expected one that can encode raw logs" in absent
+    assert "raw logs have no splits" in refused(
+        "drift", workshop.data, tmp_path / "absent", *out, "--current-split", "train", code=2
+    )
     assert not list(tmp_path.iterdir())

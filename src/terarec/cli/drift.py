@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from terarec.etl.drift import DataSummary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,14 +20,17 @@ class DriftOptions:
     """What ``terarec drift`` takes."""
 
     reference: Annotated[Path, typer.Argument(metavar="REFERENCE", help="The data set to compare with.")]
-    current: Annotated[Path, typer.Argument(metavar="CURRENT", help="The data set that may have moved.")]
+    current: Annotated[
+        list[str],
+        typer.Argument(metavar="CURRENT...", help="A data set, or raw logs for the reference's workflow to encode."),
+    ]
     out: Annotated[Path, typer.Option(metavar="FILE.html", help="Page to write; FILE.json is written beside it.")]
     reference_split: Annotated[str | None, typer.Option(help="Rows of the reference; train if unset.")] = None
     current_split: Annotated[str | None, typer.Option(help="Rows of the current data; all if unset.")] = None
 
 
 def drift(options: DriftOptions, show: Show) -> None:
-    """Compare two data sets column by column: new values, missing ones, moved distributions."""
+    """Compare data with those before, column by column: new values, missing ones, moved distributions."""
     from terarec.etl.drift import compare, summarize_dataset, write_drift_report
     from terarec.formats import read_dataset
 
@@ -32,10 +38,8 @@ def drift(options: DriftOptions, show: Show) -> None:
         raise ConfigError(f"--out: got {options.out}, expected a file that ends in .html")
     splits = read_dataset(options.reference).splits
     before = options.reference_split or ("train" if "train" in splits else None)
-    report = compare(
-        summarize_dataset(options.reference, None if before is None else [before]),
-        summarize_dataset(options.current, None if options.current_split is None else [options.current_split]),
-    )
+    current = _summarize_current(options)
+    report = compare(summarize_dataset(options.reference, None if before is None else [before]), current)
     page, figures = write_drift_report(report, options.out)
     moved = sorted(report.columns, key=lambda column: -column.stability_index)
     show.result(
@@ -49,3 +53,15 @@ def drift(options: DriftOptions, show: Show) -> None:
             "stability_index": moved[0].stability_index,
         },
     )
+
+
+def _summarize_current(options: DriftOptions) -> DataSummary:
+    from terarec.etl.drift import summarize_dataset, summarize_raw
+    from terarec.formats import DATASET_FILE
+
+    first = Path(options.current[0])
+    if len(options.current) == 1 and (first / DATASET_FILE).is_file():
+        return summarize_dataset(first, None if options.current_split is None else [options.current_split])
+    if options.current_split is not None:
+        raise ConfigError("--current-split: raw logs have no splits, expected a data set as CURRENT")
+    return summarize_raw(options.current, options.reference)

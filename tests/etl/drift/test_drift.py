@@ -14,7 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError
-from terarec.etl.drift import ColumnDrift, DriftReport, compare, summarize_dataset, write_drift_report
+from terarec.etl.drift import (
+    ColumnDrift,
+    DriftReport,
+    compare,
+    summarize_dataset,
+    summarize_raw,
+    write_drift_report,
+)
 from terarec.etl.drift.measures import jensen_shannon_distance, stability_index
 from tests.etl.column_values import values_of
 from tests.etl.drift.data_sets import fitted, rows, write
@@ -112,6 +119,28 @@ def test_numbers_lie_in_the_references_deciles(directories):
     assert price.stability_index > 0.25
     assert price.means is not None
     assert price.means[1] > price.means[0] == pytest.approx(0.0, abs=1e-6)
+
+
+def raw_log(path: Path, block) -> Path:
+    """`block` as the workflow's source reads it."""
+    columns = {name: values_of(column) for name, column in block.columns.items()}
+    columns["code"] = [f"{code:x}" for code in columns["code"]]
+    columns["tags"] = [" ".join(tags) for tags in columns["tags"]]
+    rows = zip(*columns.values(), strict=True)
+    path.write_text("".join("\t".join("" if cell is None else str(cell) for cell in row) + "\n" for row in rows))
+    return path
+
+
+def test_raw_logs_are_what_the_references_workflow_makes_of_them(directories, tmp_path):
+    raw = raw_log(tmp_path / "day.tsv", rows(3000, 2, moved=True))
+    before = summarize_dataset(directories["before"], ["train"])
+    found = compare(before, summarize_raw([raw], directories["before"]))
+    expected = compare(before, summarize_dataset(directories["moved"]))
+    assert found.current.name == "day.tsv"
+    for own, other in zip(found.columns, expected.columns, strict=True):
+        assert (own.name, own.missing, own.rare, own.new) == (other.name, other.missing, other.rare, other.new)
+        assert own.stability_index == other.stability_index
+        assert own.bins.current.tolist() == other.bins.current.tolist()
 
 
 def test_data_without_a_common_column_are_refused(directories):

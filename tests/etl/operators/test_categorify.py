@@ -135,7 +135,7 @@ def many(kind, rows=60_000):
 @pytest.mark.parametrize("kind", VALUES)
 def test_counts_beyond_memory_go_to_the_disk_and_give_the_same_ids(kind, caplog):
     step = Categorify(columns=("x", "other"), min_count=2, max_size=2000)
-    blocks, memory = many(kind), {"text": 250_000, "integer": 150_000, "hex32": 150_000}[kind]
+    blocks, memory = many(kind), {"text": 400_000, "integer": 250_000, "hex32": 150_000}[kind]
     expected, found = fit(step, blocks), fit(step, blocks, memory_bytes=memory, threads=2)
     for name in ("x", "other"):
         assert len(expected.ids[name].values) == 2000

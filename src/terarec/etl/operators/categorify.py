@@ -131,9 +131,14 @@ class VocabularyStatistic:
         self._counts = ValueCounts(self._kinds, memory.directory, memory.memory_bytes)
 
     def observe(self, block: Block) -> None:
-        """Count the values of a block of training rows."""
+        """Count the values of a block of training rows.
+
+        Raises:
+            StorageError: the disk is full.
+        """
         for name in self._code.spec.columns:
             self._counts.add(self._code.vocabulary(name), block.columns[name])
+        self._counts.relieve()
 
     def merge(self, partial: None) -> None:
         """Nothing is left to do: counts do not depend on the order of blocks."""

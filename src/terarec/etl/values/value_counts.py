@@ -17,9 +17,6 @@ from terarec.etl.values.value_kind import ValueKind
 
 _LOG = logging.getLogger("terarec.etl")
 
-ID_BYTES = 16
-"""Bytes that a compiled table of ids holds for each value, besides the value itself; at most."""
-
 
 class ValueCounts:
     """Counts the values of several vocabularies within one bound of memory. Several threads may add.
@@ -40,12 +37,15 @@ class ValueCounts:
         self._spilling = threading.Lock()
 
     def add(self, name: str, column: Column) -> None:
-        """Count the values of `column`, each item of a list, for the vocabulary `name`; missing ones are left out.
+        """Count the values of `column`, each item of a list, for the vocabulary `name`; missing ones are left out."""
+        self._tables[name].add(column)
+
+    def relieve(self) -> None:
+        """Keep to the bound of memory. To be called now and then: asking a table for its size waits for who adds to it.
 
         Raises:
             StorageError: the disk is full.
         """
-        self._tables[name].add(column)
         if self._memory_bytes is not None and self._held() > self._memory_bytes:
             with self._spilling:
                 by_size = sorted(self._tables, key=lambda table: -self._tables[table].memory_bytes)
@@ -86,7 +86,8 @@ class ValueCounts:
             size += int(part.num_rows)
             if is_whole:
                 result = part if result is None else pa.concat_tables([result, part])
-                if max_size is not None and result.num_rows > 2 * max_size:
+                is_large = memory_bytes is not None and encoding_bytes(result) > memory_bytes
+                if max_size is not None and (is_large or result.num_rows > 2 * max_size):
                     result = _ordered(result, max_size)
                 is_whole = memory_bytes is None or encoding_bytes(result) <= memory_bytes
         assert result is not None
@@ -110,8 +111,16 @@ class ValueCounts:
 
 
 def encoding_bytes(kept: pa.Table) -> int:
-    """About how much memory a vocabulary takes with its table of ids."""
-    return int(kept.nbytes) + ID_BYTES * int(kept.num_rows)
+    """How much memory a vocabulary takes with its compiled table of ids.
+
+    The table has a power of two of slots, at least two for each value: of 16 bytes for integers and of 8 for others; it
+    copies texts.
+    """
+    values = kept.column("value")
+    slots = max(64, 1 << (2 * kept.num_rows - 1).bit_length()) if kept.num_rows else 64
+    table = slots * (16 if pa.types.is_int64(values.type) else 8)
+    copied = values.nbytes if pa.types.is_large_string(values.type) else 0
+    return int(kept.nbytes + table + copied)
 
 
 def _ordered(counted: pa.Table, most: int | None) -> pa.Table:
