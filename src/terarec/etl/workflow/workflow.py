@@ -33,7 +33,7 @@ class Workflow:
         plan: the order of its work.
         states: step -> what it learnt, for the steps that learn; empty before the workflow is fitted.
 
-    Args: the fields of `WorkflowSpec`; lists are taken as tuples.
+    Args: the fields of `WorkflowSpec` but its version, which `of` takes along; lists are taken as tuples.
 
     Raises:
         ConfigError: a field is wrong, or steps do not fit together.
@@ -51,7 +51,6 @@ class Workflow:
         split: Split | None = None,
         tables: Mapping[str, SourceSpec] | None = None,
         name: str = "workflow",
-        version: int = 1,
     ) -> None:
         self.spec = WorkflowSpec(
             name=name,
@@ -63,7 +62,6 @@ class Workflow:
             dense=tuple(dense),
             categorical=tuple(categorical),
             keys=tuple(keys),
-            version=version,
         )
         self.plan: Plan = plan(self.spec)
         self.states: dict[int, State] = {}
