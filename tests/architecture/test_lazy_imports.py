@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "matplotlib", "starlette", "uvicorn", "onnx", "onnxruntime")
+HEAVY = ("torch", "pyspark", "matplotlib", "starlette", "uvicorn", "onnx", "onnxruntime")
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,7 @@ HEAVY = ("torch", "matplotlib", "starlette", "uvicorn", "onnx", "onnxruntime")
         ("terarec.hugectr", (*HEAVY, "numpy", "pyarrow")),
         ("terarec.etl.criteo", HEAVY),
         ("terarec.etl.table", HEAVY),
+        ("terarec.etl.spark", HEAVY),
         ("terarec.models", HEAVY[1:]),
         ("terarec.train", HEAVY[1:]),
         ("terarec.export", HEAVY[1:]),

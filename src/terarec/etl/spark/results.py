@@ -1,0 +1,63 @@
+"""The columns after a workflow's last step -> those of a data set, checked."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from terarec.etl.operators.values import value_of
+from terarec.etl.spark.expressions import ROW, column, refuse
+from terarec.etl.workflow.plan import Plan
+from terarec.formats.layout import key_dtype
+from terarec.spec import MISSING_KEY, CategoricalColumn, DatasetSpec, LabelSpec
+
+
+def result_columns(plan: Plan, dataset: DatasetSpec) -> list[Column]:
+    """Labels, dense and categorical columns in the types of a data set's shards, none of them nullable."""
+    key_type = "int" if key_dtype(dataset).itemsize == 4 else "bigint"
+    made = [_label(label, plan).alias(label.name) for label in plan.spec.labels]
+    made += [_number(item.name).alias(item.name) for item in dataset.dense]
+    made += [_keys(item, plan, key_type).alias(item.name) for item in dataset.categorical]
+    return made
+
+
+def _label(label: LabelSpec, plan: Plan) -> Column:
+    x = column(label.source)
+    kind = plan.types[-1][label.source].kind
+    if label.positives:
+        number = x.isin(*(value_of(kind, value) for value in label.positives)).cast("float")
+    elif label.at_least is not None:
+        number = (x >= F.lit(label.at_least)).cast("float")
+    else:
+        number = x.cast("float")
+    told = F.concat(
+        F.lit(f"label column {label.source!r}, row "), F.col(ROW).cast("string"),
+        F.lit(": is missing, expected a label in every row"),
+    )  # fmt: skip
+    checked = refuse(x.isNull(), told, number)
+    checked = refuse(F.abs(number) == float("inf"), _beyond(label.source, ""), checked)
+    return F.coalesce(checked, F.lit(0.0).cast("float"))
+
+
+def _number(name: str) -> Column:
+    number = column(name).cast("float")
+    hint = "; FillMissing gives missing ones a value"
+    checked = refuse(number.isNull() | (F.abs(number) == float("inf")), _beyond(name, hint), number)
+    return F.coalesce(checked, F.lit(0.0).cast("float"))
+
+
+def _beyond(name: str, hint: str) -> Column:
+    return F.concat(
+        F.lit(f"column {name!r}, row "), F.col(ROW).cast("string"), F.lit(": got "),
+        F.coalesce(column(name).cast("string"), F.lit("nan")), F.lit(f", expected a number that float32 holds{hint}"),
+    )  # fmt: skip
+
+
+def _keys(item: CategoricalColumn, plan: Plan, key_type: str) -> Column:
+    absent = F.lit(MISSING_KEY if item.name in plan.spec.keys else 0).cast(key_type)
+    x = column(item.name)
+    if plan.types[-1][item.name].is_list:
+        return F.coalesce(
+            F.transform(x, lambda key: F.coalesce(key.cast(key_type), absent)), F.array().cast(f"array<{key_type}>")
+        )
+    return F.coalesce(x.cast(key_type), absent)

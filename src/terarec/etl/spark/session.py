@@ -1,0 +1,105 @@
+"""A Spark session, or one line that says what is missing for it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from terarec.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import SparkSession
+
+LEAST_JAVA = 17
+_DEFAULT_MASTER = "local[*]"
+_SETTINGS = {
+    # Results do not depend on the cluster's defaults.
+    "spark.sql.ansi.enabled": "false",
+    "spark.sql.caseSensitive": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
+    "spark.sql.parquet.compression.codec": "snappy",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+
+
+def check_spark() -> None:
+    """Raise unless PySpark can be imported and there is a Java that it runs on.
+
+    Raises:
+        MissingDependencyError: names what is missing, and which Java was found.
+    """
+    try:
+        import pyspark.sql  # heavy, and only this engine needs it
+    except ImportError as error:
+        raise MissingDependencyError("engine 'spark' needs PySpark 4: pip install 'terarec[spark]'") from error
+    if int(pyspark.__version__.split(".")[0]) < 4:
+        raise MissingDependencyError(f"engine 'spark' needs PySpark 4, found {pyspark.__version__}")
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    version = None if java is None else _java_version(java)
+    if java is None or version is None:
+        found = "none on PATH, and JAVA_HOME is not set" if java is None else f"{java}, which does not run"
+        raise MissingDependencyError(f"engine 'spark' needs Java {LEAST_JAVA} or later, found {found}")
+    if version < LEAST_JAVA:
+        raise MissingDependencyError(f"engine 'spark' needs Java {LEAST_JAVA} or later, found Java {version} at {java}")
+
+
+@contextmanager
+def spark_session(master: str | None, settings: Mapping[str, str]) -> Iterator[SparkSession]:
+    """A session on the running Spark application, or on a new one that ends with the block.
+
+    Args:
+        master: Spark's master URL; None takes the running application, the one that ``spark-submit`` or
+            ``SPARK_REMOTE`` name, or all cores of this machine.
+        settings: further ones of Spark.
+
+    Raises:
+        MissingDependencyError: see `check_spark`.
+    """
+    check_spark()
+    from pyspark.sql import SparkSession
+
+    running = SparkSession.getActiveSession()
+    base = running or _application(master, settings)
+    session = base.newSession()  # the running application keeps its own settings
+    try:
+        for name, value in {**settings, **_SETTINGS}.items():
+            if session.conf.isModifiable(name):
+                session.conf.set(name, value)
+        yield session
+    finally:
+        if running is None:
+            base.stop()
+
+
+def _application(master: str | None, settings: Mapping[str, str]) -> SparkSession:
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+    configured = SparkConf()
+    builder = SparkSession.builder.appName("terarec prepare")
+    if master is not None or not configured.contains("spark.master"):
+        builder = builder.master(master or _DEFAULT_MASTER)
+    defaults = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+    for name, value in {**defaults, **settings}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _java_version(java: str) -> int | None:
+    """The major version of the Java program `java`; None if it does not run."""
+    try:
+        shown = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    found = re.search(r'version "(?:1\.)?(\d+)', shown)
+    return None if found is None else int(found[1])

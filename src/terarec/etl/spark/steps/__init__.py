@@ -1,0 +1,1 @@
+"""The steps of a workflow as expressions of Spark: one file for each family, found by `terarec.etl.spark.steps.run`."""

@@ -1,0 +1,49 @@
+"""One step of a workflow, and what its expressions need to know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import Column
+
+from terarec.etl.columns import ColumnType
+from terarec.etl.operators import ColumnTypes
+from terarec.etl.spark.expressions import column, each
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step as it stands in a workflow.
+
+    Attributes:
+        index: its position.
+        code: of the step (its local code, which checks types and holds what is learnt).
+        types: of the columns before it.
+        state: what it learnt, None if nothing.
+        made: types of the columns after it.
+    """
+
+    index: int
+    code: Any
+    types: ColumnTypes
+    state: Any
+    made: ColumnTypes
+
+    @property
+    def spec(self) -> Any:
+        """The step's spec."""
+        return self.code.spec
+
+    def map(self, function: Callable[[str, ColumnType, Column], Column]) -> Mapping[str, Column]:
+        """The outputs, each by `function` (name, type, value) of every value of its input."""
+
+        def of(name: str) -> Callable[[Column], Column]:
+            return lambda x: function(name, self.types[name], x)
+
+        outputs = self.spec.outputs or self.spec.columns
+        return {
+            output: each(self.types[name], column(name), of(name))
+            for output, name in zip(outputs, self.spec.columns, strict=True)
+        }

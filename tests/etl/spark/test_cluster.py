@@ -1,0 +1,113 @@
+"""A standalone cluster of a master and two workers on this machine, started and stopped by the test."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from terarec.errors import MissingDependencyError
+from terarec.etl.engine import PrepareOptions, prepare
+from terarec.etl.spark.session import check_spark
+from terarec.etl.workflow import Workflow
+from tests.etl.spark.comparing import assert_same
+from tests.etl.spark.shop import every_operator, write_log, write_users
+
+ROOT = Path(__file__).parents[3]
+HOST = "127.0.0.1"
+PATIENCE = 90.0
+
+
+@pytest.mark.slow
+def test_two_workers_give_the_same_data_set(tmp_path: Path) -> None:
+    try:
+        check_spark()
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+    paths = write_log(tmp_path)
+    users = write_users(tmp_path / "users.tsv")
+    workflow = Workflow.of(every_operator())
+    workflow.to_json(tmp_path / "shop.json")
+    prepare(workflow, paths, tmp_path / "local", PrepareOptions(tables={"users": (str(users),)}))
+    with _cluster(tmp_path) as master:
+        settings = {
+            "spark.executor.memory": "512m",
+            "spark.cores.max": "2",
+            "spark.driver.host": HOST,
+            "spark.driver.bindAddress": HOST,
+            "spark.ui.enabled": "false",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.files.maxPartitionBytes": "16384",
+        }
+        command = [sys.executable, "-c", "from terarec.cli import main; main()", "prepare", str(tmp_path / "shop.json"), *map(str, paths)]
+        command += ["--out", str(tmp_path / "spark"), "--engine", "spark", "--master", master]
+        command += ["--table", f"users={users}"]
+        command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+        done = subprocess.run(command, env=_environment(), cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+    assert_same(tmp_path / "spark", tmp_path / "local")
+
+
+@contextmanager
+def _cluster(directory: Path) -> Iterator[str]:
+    """The URL of a master that has two workers."""
+    port = _free_port()
+    master = f"spark://{HOST}:{port}"
+    log = directory / "master.log"
+    with ExitStack() as stack:
+        own = ["--host", HOST, "--port", str(port), "--webui-port", "0"]
+        stack.enter_context(_process(["org.apache.spark.deploy.master.Master", *own], log, directory))
+        for number in range(2):
+            asked = ["--host", HOST, "--cores", "1", "--memory", "600m", "--webui-port", "0"]
+            asked += ["--work-dir", str(directory / f"work-{number}"), master]
+            worker = ["org.apache.spark.deploy.worker.Worker", *asked]
+            stack.enter_context(_process(worker, directory / f"worker-{number}.log", directory))
+        _wait_for(log, "Registering worker", 2)
+        yield master
+
+
+@contextmanager
+def _process(arguments: list[str], log: Path, directory: Path) -> Iterator[None]:
+    import pyspark
+
+    program = Path(pyspark.__file__).parent / "bin" / "spark-class"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [str(program), *arguments], stdout=output, stderr=output, cwd=directory, env=_environment()
+        )
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_for(log: Path, text: str, times: int) -> None:
+    end = time.monotonic() + PATIENCE
+    while log.read_text().count(text) < times:
+        assert time.monotonic() < end, log.read_text()[-2000:]
+        time.sleep(0.2)
+
+
+def _environment() -> dict[str, str]:
+    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    own = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_LOCAL_IP": HOST, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return {**os.environ, **own}
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind((HOST, 0))
+        port: int = found.getsockname()[1]
+        return port

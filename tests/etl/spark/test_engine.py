@@ -1,0 +1,195 @@
+"""The Spark engine gives the data set of the local one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from terarec.errors import ConfigError, FormatError
+from terarec.etl import spark as spark_engine
+from terarec.etl.engine import PrepareOptions, prepare
+from terarec.etl.workflow import Workflow
+from terarec.spec import (
+    Categorify,
+    FillMissing,
+    LabelSpec,
+    LambdaOp,
+    ListSlice,
+    LogOp,
+    SourceColumn,
+    SourceSpec,
+    SplitByTime,
+    WorkflowSpec,
+)
+from tests.etl.spark.comparing import assert_same
+from tests.etl.spark.conftest import SMALL
+from tests.etl.spark.shop import every_operator, exploded, write_log, write_users
+
+pytestmark = pytest.mark.usefixtures("spark")
+
+
+def both(spec: WorkflowSpec, paths: list[Path], directory: Path, **options: Any) -> tuple[Any, Any]:
+    """The reports of both engines, whose data sets lie in ``spark/`` and ``local/``."""
+    settings = {name: value for name, value in SMALL.items() if name.startswith("spark.sql")}
+    on_spark = PrepareOptions(engine="spark", spark_master="local[2]", spark_conf=settings, **options)
+    reports = (
+        spark_engine.prepare(Workflow.of(spec), paths, directory / "spark", on_spark),
+        prepare(Workflow.of(spec), paths, directory / "local", PrepareOptions(**options)),
+    )
+    assert_same(directory / "spark", directory / "local")
+    return reports
+
+
+def test_every_operator_gives_the_same_data_set_and_states(tmp_path: Path) -> None:
+    paths = write_log(tmp_path)
+    tables = {"users": (str(write_users(tmp_path / "users.tsv")),)}
+    ours, theirs = both(every_operator(), paths, tmp_path, tables=tables, shuffle=True, seed=3, rows_per_shard=100)
+    for part in ("rows", "splits", "columns", "inputs", "tables", "input_bytes"):
+        assert getattr(ours, part) == getattr(theirs, part)
+    names = sorted(path.name for path in (tmp_path / "local" / "workflow" / "states").iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "spark" / "workflow" / "states").iterdir())
+    for name in names:
+        if "categorify" in name:
+            tables_read = [
+                pq.read_table(tmp_path / engine / "workflow" / "states" / name) for engine in ("spark", "local")
+            ]
+            assert tables_read[0].equals(tables_read[1])
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_exploded_rows_split_by_time_are_the_same(tmp_path: Path) -> None:
+    both(exploded(SplitByTime(column="time", valid=0.2, test=0.1)), write_log(tmp_path, rows=150), tmp_path)
+
+
+@pytest.mark.parametrize("source_format", ["json_lines", "parquet"])
+def test_other_sources_are_read_alike(tmp_path: Path, source_format: str) -> None:
+    paths = [tmp_path / f"{part}.{source_format}" for part in "ab"]
+    for path in paths:
+        _write_rows(path, source_format, 40)
+    columns = (
+        SourceColumn(name="label", type="integer"),
+        SourceColumn(name="word", type="text"),
+        SourceColumn(name="code", type="hex32"),
+        SourceColumn(name="big", type="integer"),
+        SourceColumn(name="price", type="number"),
+        SourceColumn(name="items", type="integer", separator=" "),
+    )
+    spec = _small(SourceSpec(format=source_format, columns=columns), ("word", "code", "big", "items"))  # type: ignore[arg-type]
+    both(spec, paths, tmp_path)
+
+
+def _write_rows(path: Path, source_format: str, count: int) -> None:
+    table = pa.table(
+        {
+            "price": pa.array([None if row % 7 == 0 else row / 3 for row in range(count)]),
+            "label": pa.array([row % 2 for row in range(count)]),
+            "word": pa.array([None if row % 5 == 0 else f"ü{row % 3}" for row in range(count)]),
+            "code": pa.array([f"{row % 4:X}" for row in range(count)]),
+            "big": pa.array([2**63 - 1 - row % 2 for row in range(count)]),
+            "items": pa.array([list(range(row % 4)) for row in range(count)]),
+            "unused": pa.array([1.0] * count),
+        }
+    )
+    if source_format == "parquet":
+        pq.write_table(table, path, row_group_size=7)
+    else:
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in table.to_pylist()), "utf-8")
+
+
+def _small(source: SourceSpec, categories: tuple[str, ...]) -> WorkflowSpec:
+    lists = tuple(column.name for column in source.columns if column.separator)
+    steps: list[Any] = [ListSlice(columns=lists, stop=3)] if lists else []
+    return WorkflowSpec(
+        name="small",
+        source=source,
+        steps=(*steps, FillMissing(columns=("price",), value=0.0), Categorify(columns=categories)),
+        labels=(LabelSpec(name="label"),),
+        dense=("price",),
+        categorical=categories,
+    )
+
+
+CSV = SourceSpec(
+    format="delimited",
+    columns=tuple(
+        SourceColumn(name=name, type=kind)  # type: ignore[arg-type]
+        for name, kind in [("label", "integer"), ("word", "text"), ("price", "number"), ("code", "hex32")]
+    ),
+    delimiter=",",
+    header=True,
+    quote=True,
+    trim=True,
+)
+BAD_LINES = b"""code,label,price, word
+1f,1,0.5, "a ""b"", c"
+g0,0,1.5,d
+,1,1e999,"e
+
+2,0,.5,f,g
+2,1
+3,99999999999999999999,7,\xff
+3,1, nan ,h
+"""
+
+
+def test_bad_input_is_skipped_or_made_missing(tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_bytes(BAD_LINES)
+    spec = _small(CSV, ("word", "code"))
+    ours, theirs = both(spec, [path], tmp_path / "skip", bad_input="skip")
+    assert ours.rows == theirs.rows == 2
+    assert ours.bad_input.counts == theirs.bad_input.counts
+    assert [line.split(":")[1] for line in ours.bad_input.first] == [
+        line.split(":")[1] for line in theirs.bad_input.first
+    ]
+
+
+def test_bad_input_is_told_with_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_bytes(BAD_LINES)
+    with pytest.raises(FormatError, match=r"bad\.csv: line 3, column 'code': got 'g0', expected up to 8 hex"):
+        _prepare(_small(CSV, ("word", "code")), [path], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_values_that_a_step_refuses_are_told_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("label,word,price,code\n1,a,2,1\n0,b,-3.5,2\n")
+    base = _small(CSV, ("word",))
+    spec = WorkflowSpec(
+        name="log",
+        source=CSV,
+        steps=(LogOp(columns=("price",)), *base.steps[1:]),
+        labels=base.labels,
+        dense=("price",),
+        categorical=("word",),
+    )
+    with pytest.raises(FormatError) as caught:
+        _prepare(spec, [path], tmp_path / "out")
+    assert str(caught.value) == (
+        "column 'price', row 1: got -3.5, expected more than -1.0 for a logarithm (Clip raises lower ones)"
+    )
+
+
+def test_what_spark_cannot_do_is_told_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("label,word,price,code\n1,a,2,1\n")
+    base = _small(CSV, ("word",))
+    function = LambdaOp(columns=("price",), outputs=("x",), function="math:sqrt", output_type="number")
+    spec = WorkflowSpec(name="log", source=CSV, steps=(function,), labels=base.labels, dense=("x",))
+    with pytest.raises(ConfigError, match=r"steps\[0\] LambdaOp: 'math:sqrt' has no spark_function"):
+        _prepare(spec, [path], tmp_path / "out")
+    with pytest.raises(ConfigError, match="storage: got 'raw', expected 'parquet'"):
+        _prepare(base, [path], tmp_path / "out", storage="raw")
+    with pytest.raises(ConfigError, match="occurs twice"):
+        _prepare(base, [path, path], tmp_path / "out")
+
+
+def _prepare(spec: WorkflowSpec, paths: list[Path], out: Path, **options: Any) -> None:
+    spark_engine.prepare(Workflow.of(spec), paths, out, PrepareOptions(engine="spark", **options))
