@@ -46,7 +46,8 @@ def test_two_workers_give_the_same_data_set(tmp_path: Path) -> None:
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.files.maxPartitionBytes": "16384",
         }
-        command = [sys.executable, "-c", "from terarec.cli import main; main()", "prepare", str(tmp_path / "shop.json"), *map(str, paths)]
+        command = [sys.executable, "-c", "from terarec.cli import main; main()", "prepare"]
+        command += [str(tmp_path / "shop.json"), *map(str, paths)]
         command += ["--out", str(tmp_path / "spark"), "--engine", "spark", "--master", master]
         command += ["--table", f"users={users}"]
         command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]

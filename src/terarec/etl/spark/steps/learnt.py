@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -87,14 +88,17 @@ def join_groupby(frame: DataFrame, step: Step, tables: Tables) -> DataFrame:
         key = lookup_key(step, name)
         frame = tables.join(frame, key, f"{step.index}-{place}", table)
 
-        def chosen(output: str, stored: str) -> Column:
-            missing, unseen = (_double(groups.figures[output][number]) for number in (MISSING, UNSEEN))  # noqa: B023
-            found = F.when(F.col(_IS_KNOWN).isNotNull(), F.col(stored))
-            return found.when(key.isNull(), missing).otherwise(unseen)  # noqa: B023
-
-        frame = frame.withColumns({output: chosen(output, stored) for output, stored in made.items()})
+        frame = frame.withColumns(
+            {output: _figure(groups.figures[output], stored, key) for output, stored in made.items()}
+        )
         frame = frame.drop(_IS_KNOWN, *made.values())
     return frame
+
+
+def _figure(figures: NDArray[np.float64], stored: str, key: Column) -> Column:
+    """The figure that was joined as `stored`; those of missing and of unseen values stand before the others."""
+    found = F.when(F.col(_IS_KNOWN).isNotNull(), F.col(stored))
+    return found.when(key.isNull(), _double(figures[MISSING])).otherwise(_double(figures[UNSEEN]))
 
 
 def join_table(frame: DataFrame, step: Step, tables: Tables) -> DataFrame:
@@ -124,5 +128,5 @@ def _double(number: float) -> Column:
     return F.lit(None).cast("double") if np.isnan(number) else F.lit(float(number))
 
 
-def _doubles(numbers: np.ndarray) -> Column:
+def _doubles(numbers: NDArray[np.float64]) -> Column:
     return F.array(*map(_double, numbers))
