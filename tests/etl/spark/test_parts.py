@@ -90,8 +90,8 @@ def test_tables_are_joined_whole_and_in_two_steps(spark: Any, tmp_path: Path, br
 @pytest.mark.parametrize(
     ("split", "bounds"),
     [
-        (SplitByFraction(valid=0.2, test=0.1), RowBounds(valid_from=280, test_from=360)),
-        (SplitByFiles(valid=1, test=1), RowBounds(valid_from=100, test_from=300)),
+        (SplitByFraction(valid=0.2, test=0.1), RowBounds(valid_from=280, test_from=360, end=400)),
+        (SplitByFiles(valid=1, test=1), RowBounds(valid_from=100, test_from=300, end=400)),
         (SplitByHash(valid=0.3, test=0.2, seed=9), None),
         (SplitByUser(column="user", valid=0.3, test=0.2, seed=5), None),
         (SplitByTime(column="time", valid_from=300.0, test_from=350.5), None),
