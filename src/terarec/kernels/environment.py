@@ -3,6 +3,7 @@
 ``TERAREC_CPU`` = ``generic``, ``avx2`` or ``avx512`` forces the instruction set of the compiled kernels.
 ``TRITON_INTERPRET`` = ``1``, which is Triton's own, makes its kernels run on the CPU, slowly.
 ``HUGECTR_DISABLE_OVERFLOW_CHECK`` = ``1``, which is HugeCTR's own, lets the facade's tables outgrow their workspace.
+``JAVA_HOME``, which is Java's own, is the Java that Spark runs on.
 """
 
 from __future__ import annotations
@@ -36,3 +37,8 @@ def triton_interprets() -> bool:
 def checks_overflow() -> bool:
     """Whether tables of the HugeCTR facade are held to the size of their workspace."""
     return os.environ.get("HUGECTR_DISABLE_OVERFLOW_CHECK") != "1"
+
+
+def java_home() -> str | None:
+    """Where Java is installed, as ``JAVA_HOME`` tells; None if it is not set."""
+    return os.environ.get("JAVA_HOME") or None

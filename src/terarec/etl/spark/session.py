@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from terarec.errors import MissingDependencyError
+from terarec.kernels.environment import java_home
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,8 +44,8 @@ def check_spark() -> None:
         raise MissingDependencyError("engine 'spark' needs PySpark 4: pip install 'terarec[spark]'") from error
     if int(pyspark.__version__.split(".")[0]) < 4:
         raise MissingDependencyError(f"engine 'spark' needs PySpark 4, found {pyspark.__version__}")
-    home = os.environ.get("JAVA_HOME")
-    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    home = java_home()
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     version = None if java is None else _java_version(java)
     if java is None or version is None:
         found = "none on PATH, and JAVA_HOME is not set" if java is None else f"{java}, which does not run"
