@@ -56,7 +56,7 @@ def test_a_data_set_for_hugectr(shop: tuple[Path, list[Path]], tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["nosuch", "a.csv"], 2, "WORKFLOW: got nosuch, expected a file, a directory, or one of criteo, csv, adult"),
+        (["nosuch", "a.csv"], 2, "WORKFLOW: got nosuch, expected a file, a directory, or one of adult, amazon"),
         (["SHOP", "RAW", "--table", "news"], 2, "--table: got 'news', expected NAME=VALUE"),
         (["SHOP", "RAW", "--bad-input", "ignore"], 2, "--bad-input: got 'ignore', expected one of 'raise', 'skip'"),
         (["SHOP", "RAW", "--format", "csv"], 2, "--format: got 'csv', expected one of 'parquet', 'raw', 'norm'"),

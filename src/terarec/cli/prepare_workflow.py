@@ -96,8 +96,8 @@ def _find(name: str) -> Workflow:
         return Workflow.load(path)
     if path.is_file():
         return Workflow.from_json(path)
-    known = ", ".join(sorted(READY))
-    raise ConfigError(f"WORKFLOW: got {name}, expected a file, a directory, or one of criteo, csv, {known}")
+    known = ", ".join(sorted({"criteo", "csv", *READY}))
+    raise ConfigError(f"WORKFLOW: got {name}, expected a file, a directory, or one of {known}")
 
 
 def _pairs(option: str, texts: Sequence[str]) -> dict[str, list[str]]:
