@@ -8,17 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from terarec.errors import FormatError
+from terarec.formats import is_remote
 
 SIDECAR = "generated.json"
 
 
-def read_best_auc(sources: Sequence[Path]) -> float | None:
-    """``best_auc`` of the `SIDECAR` in the lowest directory that holds all `sources`; None without one.
+def read_best_auc(sources: Sequence[str | Path]) -> float | None:
+    """``best_auc`` of the `SIDECAR` in the lowest directory that holds all `sources`; None without one, or behind URLs.
 
     Raises:
         FormatError: the file is not JSON, or holds no ``best_auc`` from 0 to 1.
     """
-    path = Path(os.path.commonpath([source.resolve().parent for source in sources])) / SIDECAR
+    if not sources or any(is_remote(source) for source in sources):
+        return None
+    path = Path(os.path.commonpath([Path(source).resolve().parent for source in sources])) / SIDECAR
     if not path.is_file():
         return None
     try:

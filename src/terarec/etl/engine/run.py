@@ -65,7 +65,7 @@ class Run:
         workflow.save(directory / WORKFLOW)  # states that phases learn are added to it
         self.phases = phases
         self.input_bytes = sum(file.bytes for file in source.files)
-        self.best_auc = _best_auc(source)
+        self.best_auc = read_best_auc([file.path for file in source.files])
         self.spilled: list[str] = []
         self._workflow = workflow
         self.options = options
@@ -197,8 +197,3 @@ class Run:
         for block in source.blocks():
             statistics[step].merge(statistics[step].observe(block))
         return {}
-
-
-def _best_auc(source: Source) -> float | None:
-    paths = [Path(file.path) for file in source.files]
-    return read_best_auc([path for path in paths if path.exists()]) if paths else None

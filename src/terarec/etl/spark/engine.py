@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import tempfile
 import time
@@ -16,11 +17,13 @@ from terarec.etl.engine.options import PrepareOptions
 from terarec.etl.engine.phases import Phases
 from terarec.etl.engine.progress import OnProgress
 from terarec.etl.engine.report import BadInput, PrepareReport, output_columns, table_sizes
+from terarec.etl.generated import read_best_auc
 from terarec.etl.prepare_report import peak_memory_bytes
 from terarec.etl.source import Source, open_source
 from terarec.etl.spark.session import spark_session
 from terarec.etl.workflow import Workflow
 from terarec.formats import Journal, resumable_directory, write_dataset
+from terarec.spec import DatasetSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,10 +72,13 @@ def prepare(
             phases = Phases(journal, progress)
             run = SparkRun(spark, workflow, _paths(source), options, journal.directory / WORK, phases)
             fitted = run.fit()
-            dataset = run.write(fitted, journal.directory)
+            described = dataclasses.replace(
+                fitted.dataset_spec(), best_auc=read_best_auc([file.path for file in source.files])
+            )
+            dataset = run.write(described, journal.directory)
             fitted.save(journal.directory / WORKFLOW)
             write_dataset(dataset, journal.directory, location=out.resolve())
-            report = _report(run, fitted, source, time.perf_counter() - begun)
+            report = _report(run, dataset, source, time.perf_counter() - begun)
             report.save(journal.directory)
             shutil.rmtree(journal.directory / WORK, ignore_errors=True)
     return report
@@ -114,9 +120,9 @@ def _paths(source: Source) -> list[str]:
     return [file.path if "://" in file.path else str(Path(file.path).resolve()) for file in source.files]
 
 
-def _report(run: SparkRun, fitted: Workflow, source: Source, seconds: float) -> PrepareReport:
+def _report(run: SparkRun, dataset: DatasetSpec, source: Source, seconds: float) -> PrepareReport:
     rows = sum(run.split_rows.values())
-    columns = output_columns(fitted.dataset_spec())
+    columns = output_columns(dataset)
     return PrepareReport(
         rows=rows,
         splits=run.split_rows,
@@ -124,7 +130,7 @@ def _report(run: SparkRun, fitted: Workflow, source: Source, seconds: float) -> 
         seconds=seconds,
         rows_per_second=rows / seconds,
         peak_memory_bytes=peak_memory_bytes(),
-        best_auc=None,
+        best_auc=dataset.best_auc,
         columns=columns,
         inputs=run.inputs(),
         tables=table_sizes(columns),

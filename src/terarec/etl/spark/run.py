@@ -90,9 +90,8 @@ class SparkRun:
                 self._states.update(self._phase(f"fit {number + 1}", work))
         return Workflow.of(self._plan.spec, self._states)
 
-    def write(self, fitted: Workflow, directory: Path) -> DatasetSpec:
-        """Write the shards of all rows into `directory`; returns the data set with them."""
-        dataset = fitted.dataset_spec()
+    def write(self, dataset: DatasetSpec, directory: Path) -> DatasetSpec:
+        """Write the shards of all rows into `directory`, as `dataset` describes them; returns it with its shards."""
         frame = self._steps(self._rows, [step for step in self._plan.transform_pass().steps if step >= self._head])
         encoded = frame.select(ROW, SPLIT, *result_columns(self._plan, dataset))
         seed = self.options.seed if self.options.shuffle else None

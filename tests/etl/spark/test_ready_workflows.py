@@ -1,0 +1,29 @@
+"""The ready workflows give the same data sets on Spark."""
+
+import pytest
+
+from terarec.etl import spark as spark_engine
+from terarec.etl.engine import PrepareOptions
+from terarec.etl.ready import READY
+from terarec.etl.workflow import Workflow
+from tests.etl.ready.prepared import CASES, make
+from tests.etl.spark.comparing import assert_same
+from tests.etl.spark.conftest import SMALL
+
+pytestmark = [pytest.mark.usefixtures("spark"), pytest.mark.slow]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_spark_gives_the_same_data_set(tmp_path, name):
+    made, case = make(name, tmp_path, 200 if name == "mind" else 600), CASES[name]
+    layout = {} if case.layout is None else {"layout": case.layout}
+    options = PrepareOptions(
+        engine="spark",
+        spark_master="local[2]",
+        spark_conf={key: value for key, value in SMALL.items() if key.startswith("spark.sql")},
+        tables={table: (str(made.raw / file),) for table, file in case.tables.items()},
+        **case.options,
+    )
+    sources = [made.raw / file for file in case.sources]
+    spark_engine.prepare(Workflow.of(READY[case.workflow](**layout)), sources, tmp_path / "spark", options)
+    assert_same(tmp_path / "spark", made.out)
