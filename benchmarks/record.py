@@ -134,10 +134,15 @@ def _line(row: Row) -> str:
 
 
 def _commit() -> str:
-    result = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=RESULTS.parent, capture_output=True, text=True, check=False
-    )
-    return result.stdout.strip() or "unknown"
+    """The commit, and "-dirty" where more than the results differs from it: a run of many rows changes those itself."""
+    commit = _git("describe", "--always")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)benchmarks/results")
+    return (commit + "-dirty" * bool(changed)) or "unknown"
+
+
+def _git(*arguments: str) -> str:
+    result = subprocess.run(["git", *arguments], cwd=RESULTS.parent, capture_output=True, text=True, check=False)
+    return result.stdout.strip()
 
 
 def _cpu() -> str:
