@@ -13,6 +13,7 @@ from terarec.spec import (
     Cross,
     Explode,
     FillMissing,
+    GivenIds,
     HashBucket,
     KeepRows,
     LambdaOp,
@@ -116,6 +117,18 @@ CASES = [
         HashBucket(columns=("x",), buckets=1000),
         {"x": ("text", [["a"], [], ["\u00fc", None]])},
         {"x": ("id", [[717], [], [149, 0]])},
+    ),
+    Case(
+        "given ids and keys",
+        GivenIds(columns=("x", "k"), rows=(8, None), outputs=("i", "k")),
+        {"x": ("integer", [7, 0, 3, 3]), "k": INTEGERS},
+        {"i": ("id", [7, 0, 3, 3]), "k": INTEGERS},
+    ),
+    Case(
+        "given ids in lists",
+        GivenIds(columns=("x",), rows=(6,), max_length=2),
+        {"x": ("integer", [[5, 0], [], [1]])},
+        {"x": ("id", [[5, 0], [], [1]])},
     ),
     Case(
         "cross",

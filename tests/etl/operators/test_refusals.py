@@ -13,6 +13,7 @@ from terarec.spec import (
     Cross,
     Explode,
     FillMissing,
+    GivenIds,
     HashBucket,
     KeepRows,
     LambdaOp,
@@ -58,6 +59,7 @@ def texts(array: pa.Array) -> pa.Array:
         (LogOp(columns=("h",)), "'h' holds hex32"),
         (Bucketize(columns=("t",), boundaries=(1.0,)), "'t' holds text"),
         (HashBucket(columns=("n",), buckets=2), "'n' holds number, expected text or integer or hex32"),
+        (GivenIds(columns=("n",), rows=(2,)), "'n' holds number, expected integer"),
         (Cross(columns=("t", "l"), output="c"), "'l' holds lists of text, expected one value a row"),
         (ListSlice(columns=("t",), stop=2), "'t' holds one text a row, expected lists"),
         (Pad(columns=("l",), length=2, value=1.0), "'l': got 1.0, expected a text"),
@@ -91,6 +93,13 @@ def test_columns_of_other_types(step: Operator, problem: str) -> None:
             Explode(columns=("l", "m")),
             r"column 'm', row 11: got a list of 1, expected 2 items as in column 'l'",
         ),
+        (GivenIds(columns=("i",), rows=(9,)), r"column 'i', row 10: got 9, expected an id, 0 <= id < 9"),
+        (GivenIds(columns=("i",), rows=(10,)), r"column 'i', row 11: got None, expected an id, 0 <= id < 10"),
+        (GivenIds(columns=("k",), rows=(8,)), r"column 'k', row 12: got -1, expected an id, 0 <= id < 8"),
+        (
+            GivenIds(columns=("k",), rows=(None,), max_length=1),
+            r"column 'k', row 12: got a list of 2, expected at most 1 items",
+        ),
     ],
 )
 def test_values_with_their_rows(step: Operator, problem: str) -> None:
@@ -100,6 +109,8 @@ def test_values_with_their_rows(step: Operator, problem: str) -> None:
         t=("text", ["1", "1.5,b", None]),
         l=("text", [["a"], ["b", "c"], []]),
         m=("text", [["a"], ["b"], []]),
+        i=("integer", [9, None, 0]),
+        k=("integer", [[7], [], [3, -1]]),
     )
     with pytest.raises(FormatError, match=problem):
         implementation(step).apply(block, None)

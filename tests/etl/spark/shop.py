@@ -15,6 +15,7 @@ from terarec.spec import (
     DropLowCardinality,
     Explode,
     FillMissing,
+    GivenIds,
     HashBucket,
     History,
     JoinGroupby,
@@ -113,6 +114,7 @@ def every_operator() -> WorkflowSpec:
             SplitText(columns=("place",), separator=":", outputs=("town", "street"), types=("text", "integer")),
             Cross(columns=("town", "item", "street"), output="where"),
             HashBucket(columns=("user", "tags"), outputs=("user_hash", "tag_hash"), buckets=17, seed=7),
+            GivenIds(columns=("shown",), outputs=("shown_id",), rows=(6,), max_length=3),
             History(columns=("town", "item"), outputs=("towns", "items"), group="user", order="time", max_length=3),
             DifferenceLag(columns=("price", "stock"), outputs=("price_step", "stock_step"), group="user", order="time"),
             LambdaOp(
@@ -152,7 +154,7 @@ def every_operator() -> WorkflowSpec:
         ),
         categorical=(
             *("user_hash", "tag_hash", "stock_bucket", "shown_bucket", "price_bucket", "tags", "where", "item_id"),
-            *("items", "towns", "likes"),
+            *("items", "towns", "likes", "shown_id"),
         ),
         keys=("time",),
     )

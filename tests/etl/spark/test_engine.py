@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from terarec.etl.workflow import Workflow
 from terarec.spec import (
     Categorify,
     FillMissing,
+    GivenIds,
     LabelSpec,
     LambdaOp,
     ListSlice,
@@ -158,23 +160,28 @@ def test_bad_input_is_told_with_file_and_line(tmp_path: Path) -> None:
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_values_that_a_step_refuses_are_told_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("step", "problem"),
+    [
+        (
+            LogOp(columns=("price",)),
+            "column 'price', row 1: got -3.5, expected more than -1.0 for a logarithm (Clip raises lower ones)",
+        ),
+        (
+            GivenIds(columns=("label",), outputs=("id",), rows=(1,)),
+            "column 'label', row 0: got 1, expected an id, 0 <= id < 1",
+        ),
+    ],
+)
+def test_values_that_a_step_refuses_are_told_in_one_line(tmp_path: Path, step: Any, problem: str) -> None:
     path = tmp_path / "log.csv"
     path.write_text("label,word,price,code\n1,a,2,1\n0,b,-3.5,2\n")
     base = _small(CSV, ("word",))
-    spec = WorkflowSpec(
-        name="log",
-        source=CSV,
-        steps=(LogOp(columns=("price",)), *base.steps[1:]),
-        labels=base.labels,
-        dense=("price",),
-        categorical=("word",),
-    )
+    categories = ("word", *step.outputs)
+    spec = dataclasses.replace(base, steps=(step, *base.steps[1:]), dense=("price",), categorical=categories)
     with pytest.raises(FormatError) as caught:
         _prepare(spec, [path], tmp_path / "out")
-    assert str(caught.value) == (
-        "column 'price', row 1: got -3.5, expected more than -1.0 for a logarithm (Clip raises lower ones)"
-    )
+    assert str(caught.value) == problem
 
 
 def test_what_spark_cannot_do_is_told_in_one_line(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from terarec.etl.operators.difference_lag import DifferenceLagCode
 from terarec.etl.operators.drop_low_cardinality import DropLowCardinalityCode
 from terarec.etl.operators.explode import ExplodeCode
 from terarec.etl.operators.fill_missing import FillMissingCode
+from terarec.etl.operators.given_ids import GivenIdsCode
 from terarec.etl.operators.hash_bucket import HashBucketCode
 from terarec.etl.operators.history import HistoryCode
 from terarec.etl.operators.join_groupby import JoinGroupbyCode
@@ -56,6 +57,7 @@ _CODES: dict[type[Any], Callable[[Any], OperatorCode]] = {
     specs.DropLowCardinality: DropLowCardinalityCode,
     specs.Explode: ExplodeCode,
     specs.FillMissing: _fill_missing,
+    specs.GivenIds: GivenIdsCode,
     specs.HashBucket: HashBucketCode,
     specs.History: HistoryCode,
     specs.JoinGroupby: JoinGroupbyCode,

@@ -21,7 +21,7 @@ _SHOWN_CHARACTERS = 60
 def refused(block: Block, name: str, position: int, accepted: str) -> FormatError:
     """The error that the value at `position` of the m values of the column `name` is not what is `accepted`."""
     column = block.columns[name]
-    value = column.values[position]
+    value = None if column.missing is not None and column.missing[position] else column.values[position]
     shown = repr(value.as_py() if isinstance(value, pa.Scalar) else getattr(value, "item", lambda: value)())
     shown = shown if len(shown) <= _SHOWN_CHARACTERS else shown[: _SHOWN_CHARACTERS - 3] + "..."
     row = position if column.offsets is None else int(np.searchsorted(column.offsets, position, side="right")) - 1

@@ -1,8 +1,20 @@
 """Feature workflows: their order of work, their saved form, and what they make of blocks and of records."""
 
 from terarec.etl.workflow.execution import run_row_steps, run_steps
+from terarec.etl.workflow.given import given_workflow, workflow_of
 from terarec.etl.workflow.id_values import IdValues
 from terarec.etl.workflow.plan import Pass, Plan, plan, source_types
 from terarec.etl.workflow.workflow import Workflow
 
-__all__ = ["IdValues", "Pass", "Plan", "Workflow", "plan", "run_row_steps", "run_steps", "source_types"]
+__all__ = [
+    "IdValues",
+    "Pass",
+    "Plan",
+    "Workflow",
+    "given_workflow",
+    "plan",
+    "run_row_steps",
+    "run_steps",
+    "source_types",
+    "workflow_of",
+]

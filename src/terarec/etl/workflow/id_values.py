@@ -11,7 +11,7 @@ from terarec.etl.operators import State
 from terarec.etl.operators.bucketize import BucketizeCode
 from terarec.etl.operators.categorify import CategorifyCode, Vocabularies
 from terarec.etl.workflow.plan import Plan
-from terarec.spec import MISSING_ID, Categorify, Explode, History, ListSlice, Pad, Rename
+from terarec.spec import MISSING_ID, Categorify, Explode, GivenIds, History, ListSlice, Pad, Rename
 
 MISSING, RARE = "(missing)", "(rare or unseen)"
 
@@ -36,7 +36,7 @@ class IdValues:
         self._state = None if step is None else states.get(step)
         spec = None if step is None else plan.spec.steps[step]
         self.kind = None if spec is None else spec.kind
-        is_id = plan.types[-1][name].kind == "id"
+        is_id = step is not None and plan.types[-1][name].kind == "id"
         self.num_reserved = 1 + spec.hash_buckets if isinstance(spec, Categorify) else int(is_id)
 
     def values(self, ids: NDArray[np.int64]) -> Sequence[str]:
@@ -71,7 +71,7 @@ def _making_step(plan: Plan, name: str) -> tuple[int | None, str]:
         columns = getattr(spec, "columns", ())
         outputs = getattr(spec, "outputs", ()) or columns
         made_of = columns[outputs.index(name)] if len(columns) == len(outputs) and name in outputs else ""
-        if not isinstance(spec, ListSlice | Pad | History):
+        if not isinstance(spec, ListSlice | Pad | History | GivenIds):
             return step, made_of
         name = made_of
     return None, name

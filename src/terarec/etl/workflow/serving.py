@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import ColumnType
 from terarec.etl.workflow.plan import Plan, side_types
-from terarec.spec import Explode
+from terarec.spec import Explode, GivenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,18 @@ def serving_plan(plan: Plan, results: Sequence[str]) -> ServingPlan:
     exploded = {name for spec in plan.spec.steps if isinstance(spec, Explode) for name in spec.columns}
     raw = {name: plan.types[0][name] for name in plan.types[0] if name in needed}
     items = {name: ColumnType(found.kind) if name in exploded else found for name, found in raw.items()}
-    serving = ServingPlan(tuple(reversed(steps)), {**items, **brought})
+    bounded = {name: _bounded(plan, reversed(steps), name, found) for name, found in items.items()}
+    serving = ServingPlan(tuple(reversed(steps)), {**bounded, **brought})
     _check_types(plan, serving)
     return serving
+
+
+def _bounded(plan: Plan, steps: Iterable[int], name: str, found: ColumnType) -> ColumnType:
+    """`found` with the length that the first step to replace the raw column `name` demands of its lists, if it does."""
+    first = next((plan.spec.steps[step] for step in steps if name in plan.spec.steps[step].writes), None)
+    if not found.is_list or not isinstance(first, GivenIds) or name not in first.columns:
+        return found
+    return ColumnType(found.kind, True, first.max_length)
 
 
 def _check_types(plan: Plan, serving: ServingPlan) -> None:

@@ -7,7 +7,14 @@ operator has `reads` and `writes`, the columns that it takes and gives while a d
 
 from typing import TypeAlias
 
-from terarec.spec.operators.categories import Categorify, Cross, DropLowCardinality, HashBucket, TargetEncoding
+from terarec.spec.operators.categories import (
+    Categorify,
+    Cross,
+    DropLowCardinality,
+    GivenIds,
+    HashBucket,
+    TargetEncoding,
+)
 from terarec.spec.operators.columns import KeepRows, LambdaOp, Rename, SplitText, ValueType
 from terarec.spec.operators.groups import DifferenceLag, GroupStatistic, History, JoinGroupby, JoinTable
 from terarec.spec.operators.lists import Explode, ListSlice, Pad
@@ -23,6 +30,7 @@ Operator: TypeAlias = (
     | Bucketize
     | Categorify
     | HashBucket
+    | GivenIds
     | Cross
     | TargetEncoding
     | DropLowCardinality
@@ -48,6 +56,7 @@ __all__ = [
     "DropLowCardinality",
     "Explode",
     "FillMissing",
+    "GivenIds",
     "GroupStatistic",
     "HashBucket",
     "History",

@@ -50,6 +50,30 @@ class HashBucket(MappedColumns):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GivenIds(MappedColumns):
+    """Integer -> the same number as an id or a key, for data whose ids are made already.
+
+    Attributes:
+        rows: of each of `columns` the number of its ids, 0 <= id < rows, none missing; None: its integers are keys.
+        max_length: the longest list where `columns` are lists; a longer one is refused.
+    """
+
+    kind: ClassVar[str] = "given_ids"
+    rows: tuple[int | None, ...]
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        MappedColumns.__post_init__(self)
+        if len(self.rows) != len(self.columns):
+            checks.fail(self, "rows", f"{len(self.columns)} numbers, one for each of columns")
+        for rows in self.rows:
+            if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
+                checks.fail(self, "rows", "an integer >= 1 or None for each of columns")
+        if self.max_length is not None:
+            checks.positive_int(self, "max_length")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Cross:
     r"""Several columns -> one text column: their values joined by ``"\x1f"``; a missing part is empty."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 
 from terarec import spec
-from terarec.etl.spark.steps import categories, columns, groups, learnt, lists, numbers
+from terarec.etl.spark.steps import categories, columns, given, groups, learnt, lists, numbers
 from terarec.etl.spark.steps.step import Step
 from terarec.etl.spark.tables import Tables
 
@@ -17,6 +17,7 @@ _EXPRESSIONS: dict[type[Any], Callable[[Step], Mapping[str, Column]]] = {
     spec.Clip: numbers.clip,
     spec.Cross: categories.cross,
     spec.FillMissing: numbers.fill_missing,
+    spec.GivenIds: given.given_ids,
     spec.HashBucket: categories.hash_bucket,
     spec.LambdaOp: columns.lambda_op,
     spec.ListSlice: lists.list_slice,

@@ -1,0 +1,86 @@
+"""Ids and keys that the source holds already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.errors import FormatError
+from terarec.etl.columns import Block, Column, ColumnType
+from terarec.etl.operators.contract import ColumnTypes, State
+from terarec.etl.operators.step_code import StepCode
+from terarec.etl.operators.values import refused
+from terarec.kernels.encoding_types import RefusedValueError
+from terarec.spec import GivenIds
+
+
+class GivenIdsCode(StepCode[GivenIds]):
+    """Code of `GivenIds`."""
+
+    accepted = ("integer",)
+
+    def output_types(self, types: ColumnTypes) -> ColumnTypes:
+        """Ids, or integers where there are keys; lists of at most `max_length`."""
+        made: dict[str, ColumnType] = {}
+        for output, name, rows in zip(self.writes, self.spec.columns, self.spec.rows, strict=True):
+            found = self.input_type(types, name)
+            bounds = [bound for bound in (found.max_length, self.spec.max_length) if bound is not None]
+            longest = min(bounds, default=None) if found.is_list else None
+            made[output] = ColumnType("integer" if rows is None else "id", found.is_list, longest)
+        return made
+
+    def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
+        """As told; keys have none."""
+        return {output: rows for output, rows in zip(self.writes, self.spec.rows, strict=True) if rows is not None}
+
+    def apply(self, block: Block, state: State | None) -> Block:
+        """The same numbers, checked."""
+        made = {}
+        for output, name, rows in zip(self.writes, self.spec.columns, self.spec.rows, strict=True):
+            self._check_lengths(block, name)
+            column = block.columns[name]
+            if rows is not None:
+                wrong = (column.values < 0) | (column.values >= rows) | column.is_missing()
+                if wrong.any():
+                    raise refused(block, name, int(np.argmax(wrong)), accepted_id(rows))
+                column = column.like(Column("id", column.values))
+            made[output] = column
+        return block.with_columns(made)
+
+    def _check_lengths(self, block: Block, name: str) -> None:
+        offsets, most = block.columns[name].offsets, self.spec.max_length
+        if offsets is None or most is None:
+            return
+        long = np.flatnonzero(np.diff(offsets) > most)
+        if long.size:
+            row = int(long[0])
+            length = int(offsets[row + 1] - offsets[row])
+            raise FormatError(f"column {name!r}, row {block.rows[row]}: got a list of {length}, {accepted_list(most)}")
+
+    def list_lookup(self, name: str, state: State | None) -> Callable[[list[Any]], NDArray[np.int64]] | None:
+        """Python integers as they are; none for keys, which are no ids."""
+        rows = self.spec.rows[self.spec.columns.index(name)]
+        if rows is None:
+            return None
+        bound = rows
+
+        def take(values: list[Any]) -> NDArray[np.int64]:
+            for row, value in enumerate(values):
+                if type(value) is not int or not 0 <= value < bound:
+                    raise RefusedValueError(row)
+            return np.array(values, dtype=np.int64)
+
+        return take
+
+
+def accepted_id(rows: int) -> str:
+    """What one of `rows` ids is."""
+    return f"an id, 0 <= id < {rows}"
+
+
+def accepted_list(max_length: int) -> str:
+    """How long a list may be."""
+    return f"expected at most {max_length} items"

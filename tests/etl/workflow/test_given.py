@@ -1,0 +1,107 @@
+"""Data sets that no workflow made: records hold what their shards hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from terarec.errors import ConfigError, DataNotFoundError
+from terarec.etl.workflow import Workflow, given_workflow, workflow_of
+from terarec.formats import write_dataset
+from terarec.spec import MISSING_KEY, CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn
+
+DATASET = DatasetSpec(
+    name="lists",
+    storage="raw",
+    labels=(LabelColumn(name="click"),),
+    dense=(DenseColumn(name="price"),),
+    categorical=(
+        CategoricalColumn(name="user"),
+        CategoricalColumn(name="tags", rows=9, hotness=3),
+        CategoricalColumn(name="shop", rows=4),
+        CategoricalColumn(name="seen", hotness=2),
+    ),
+)
+RAW: dict[str, list[Any]] = {
+    "price": [0.5, -1, 2.0**60],
+    "user": [7, None, -(2**62)],
+    "tags": [[8, 0], None, [5, 5, 1]],
+    "shop": [3, 0, 1],
+    "seen": [[1, None], [], [2**62]],
+}
+
+
+def test_values_are_taken_as_they_are() -> None:
+    workflow = given_workflow(DATASET)
+    encoded = workflow.encode({**RAW, "click": [0.0, 1.0, 1.0]})
+    assert encoded.dense.tolist() == [[0.5], [-1.0], [2.0**60]]
+    assert [column.name for column in workflow.dataset_spec().categorical] == ["tags", "shop", "user", "seen"]
+    tags, shop, user, seen = encoded.keys
+    assert [part.tolist() for part in tags] == [[8, 0, 5, 5, 1], [0, 2, 2, 5]]
+    assert np.asarray(shop).tolist() == [3, 0, 1]
+    assert np.asarray(user).tolist() == [7, MISSING_KEY, -(2**62)]
+    assert [part.tolist() for part in seen] == [[1, MISSING_KEY, 2**62], [0, 2, 2, 3]]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(-1e30, 1e30),
+            st.none() | st.integers(-(2**63), 2**63 - 1),
+            st.lists(st.integers(0, 8), max_size=3),
+            st.integers(0, 3),
+            st.none() | st.lists(st.none() | st.integers(-9, 9), max_size=2),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_records_one_by_one_are_those_of_the_block(rows: list[tuple[Any, ...]]) -> None:
+    workflow = given_workflow(DATASET)
+    columns = dict(zip(RAW, map(list, zip(*rows, strict=True)), strict=True))
+    whole = workflow.encode(columns)
+    singles = [workflow.encode({name: [values[row]] for name, values in columns.items()}) for row in range(len(rows))]
+    np.testing.assert_array_equal(np.concatenate([single.dense for single in singles]), whole.dense)
+    for place, keys in enumerate(whole.keys):
+        parts = [single.keys[place] for single in singles]
+        values = [part[0] if isinstance(part, tuple) else part for part in parts]
+        np.testing.assert_array_equal(np.concatenate(values), keys[0] if isinstance(keys, tuple) else keys)
+        if isinstance(keys, tuple):
+            np.testing.assert_array_equal([len(part) for part in values], np.diff(keys[1]))
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "problem"),
+    [
+        ("tags", [[5], [1], [0, 9]], "column 'tags', row 2: got 9, expected an id, 0 <= id < 9"),
+        ("tags", [[5], [None], []], "column 'tags', row 1: got None, expected an id, 0 <= id < 9"),
+        ("tags", [[5], [0] * 4, []], r"column 'tags', row 1: got \[0, 0, 0, 0\], expected a list of at most 3 values"),
+        ("seen", [[], [1] * 3, []], r"column 'seen', row 1: got \[1, 1, 1\], expected a list of at most 2 values"),
+        ("shop", [1, None, 2], "column 'shop', row 1: got None, expected an id, 0 <= id < 4"),
+        ("shop", [1, 2, -1], "column 'shop', row 2: got -1, expected an id, 0 <= id < 4"),
+        ("shop", [1, 0.5, 2], "column 'shop', row 1: got 0.5, expected a 64-bit integer"),
+        ("shop", [1, True, 2], "column 'shop', row 1: got True, expected a 64-bit integer"),
+        ("price", [1, 2, None], "column 'price', row 2: got nan, expected a number that float32 holds"),
+        ("city", ["a", "b", "c"], "column 'city': not in the workflow's records, expected price, user, tags"),
+    ],
+)
+def test_what_cannot_be_taken_is_told(column: str, values: list[Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        given_workflow(DATASET).encode({**RAW, column: values})
+
+
+def test_a_data_set_is_asked_for_its_workflow(tmp_path: Path) -> None:
+    write_dataset(DATASET, tmp_path / "given")
+    workflow = workflow_of(tmp_path / "given")
+    assert workflow.spec == given_workflow(DATASET).spec
+    write_dataset(workflow.dataset_spec(), tmp_path / "made")
+    with pytest.raises(DataNotFoundError, match=r"workflow\.json: no such file"):
+        workflow_of(tmp_path / "made")
+    workflow.save(tmp_path / "made" / "workflow")
+    assert isinstance(workflow_of(tmp_path / "made"), Workflow)
+    assert workflow_of(tmp_path / "made").spec == workflow.spec
