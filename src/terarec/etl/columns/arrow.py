@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from terarec.etl.columns.column import Column, Kind
+from terarec.etl.columns.column import Column, Kind, offsets_of
 
 ARROW_TYPES: dict[Kind, pa.DataType] = {
     "text": pa.large_string(),
@@ -47,10 +46,8 @@ def from_arrow(array: Any, kind: Kind) -> Column:
         array = array.dictionary_decode()
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
-        offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=offsets[1:])
         flat = from_arrow(array.flatten(), kind)
-        return Column(kind, flat.values, flat.missing, offsets)
+        return Column(kind, flat.values, flat.missing, offsets_of(lengths))
     values = array.cast(ARROW_TYPES[kind])
     if kind == "text":
         return Column(kind, values)
