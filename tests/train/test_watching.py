@@ -10,7 +10,6 @@ import torch
 from rich.console import Console
 
 from terarec.train import ProgressBar, build, precision
-from terarec.train.memory import peak_memory_bytes
 from terarec.train.metrics_log import MetricsLog
 from tests.train.small_run import changed
 
@@ -102,9 +101,3 @@ def test_bf16_on_a_processor_without_it_is_told_once(tmp_path, monkeypatch, capl
     assert {precision.mixed_precision(precision.CPU) for _ in range(3)} == {"fp32" if slow else "bf16"}
     assert len(caplog.records) == 2 * slow
     precision._processors_mixed_precision.cache_clear()  # other tests ask the processor itself
-
-
-def test_peak_memory_counts_what_was_touched():
-    before = peak_memory_bytes()
-    block = bytearray(before + 50_000_000)
-    assert peak_memory_bytes() >= len(block)

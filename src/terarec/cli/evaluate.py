@@ -24,10 +24,10 @@ class EvaluateOptions:
 def evaluate(options: EvaluateOptions, show: Show) -> None:
     """Score a data set with a trained model: AUC and logloss."""
     from terarec.data import Reader
+    from terarec.kernels import memory
     from terarec.models.artifact import load_model
     from terarec.train.columns import check_columns
     from terarec.train.evaluation import evaluate as score
-    from terarec.train.memory import peak_memory_bytes
     from terarec.train.run_dir import RunDirectory, check_run
 
     check_run(options.run)
@@ -39,5 +39,5 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     with show.progress("evaluating", "samples") as progress:
         found = score(model, reader, precision=training.precision, progress=lambda done: progress(done, total))
     figures = {"run": str(options.run), "data": str(options.data), "split": options.split}
-    known = {"best_auc": reader.spec.best_auc, "peak_memory_bytes": peak_memory_bytes()}
+    known = {"best_auc": reader.spec.best_auc, "peak_memory_bytes": memory.peak_bytes()}
     show.result(f"{options.run} on {options.data}", {**figures, **dataclasses.asdict(found), **known})

@@ -25,7 +25,7 @@ class PredictOptions:
 def predict(options: PredictOptions, show: Show) -> None:
     """Write the scores of a data set to a Parquet file."""
     from terarec.formats import read_dataset
-    from terarec.train.memory import peak_memory_bytes
+    from terarec.kernels import memory
     from terarec.train.predict import predict as score
 
     total = read_dataset(options.data).num_rows(options.split)
@@ -34,4 +34,4 @@ def predict(options: PredictOptions, show: Show) -> None:
             options.run, options.data, options.split, options.out, progress=lambda done: progress(done, total)
         )
     figures = {"out": str(options.out), "split": options.split, **dataclasses.asdict(report)}
-    show.result(f"Scores in {options.out}", {**figures, "peak_memory_bytes": peak_memory_bytes()})
+    show.result(f"Scores in {options.out}", {**figures, "peak_memory_bytes": memory.peak_bytes()})

@@ -20,10 +20,11 @@ from terarec.errors import FormatError
 from terarec.etl.criteo_columns import CriteoCounts, LearntColumns
 from terarec.etl.generated import read_best_auc
 from terarec.etl.in_order import available_threads, map_in_order
-from terarec.etl.prepare_report import PrepareReport, peak_memory_bytes
+from terarec.etl.prepare_report import PrepareReport
 from terarec.etl.split_writer import SplitWriter
 from terarec.etl.text_blocks import TextBlock, check_sources, read_blocks
 from terarec.formats import new_directory, write_dataset
+from terarec.kernels import memory
 from terarec.kernels.encoding_types import CATEGORY_NAMES, NUM_INTEGERS, LineFaultError
 from terarec.spec import DatasetSpec, FieldError, checks
 
@@ -110,7 +111,7 @@ def prepare(
         input_bytes=input_bytes,
         seconds=seconds,
         rows_per_second=rows / seconds,
-        peak_memory_bytes=peak_memory_bytes(),
+        peak_memory_bytes=memory.peak_bytes(),
         best_auc=best_auc,
         columns=learnt.report(),
     )

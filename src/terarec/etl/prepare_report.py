@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 from dataclasses import dataclass
 
 
@@ -49,9 +47,3 @@ class PrepareReport:
     peak_memory_bytes: int
     best_auc: float | None
     columns: tuple[ColumnReport, ...]
-
-
-def peak_memory_bytes() -> int:
-    """Most memory that this process held until now."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -13,9 +13,10 @@ from terarec.etl.csv_columns import CsvColumns, CsvLearner, encode_rows
 from terarec.etl.csv_options import CsvOptions
 from terarec.etl.csv_source import CsvBlock, read_csv
 from terarec.etl.encoders import Encoders
-from terarec.etl.prepare_report import PrepareReport, peak_memory_bytes
+from terarec.etl.prepare_report import PrepareReport
 from terarec.etl.text_blocks import check_sources
 from terarec.formats import create_shard, new_directory, shard_path, write_dataset
+from terarec.kernels import memory
 from terarec.spec import ShardSpec, VocabularyEncoder
 
 Progress = Callable[[int, int], None]
@@ -61,7 +62,7 @@ def prepare_csv(
         input_bytes=input_bytes,
         seconds=seconds,
         rows_per_second=rows / seconds,
-        peak_memory_bytes=peak_memory_bytes(),
+        peak_memory_bytes=memory.peak_bytes(),
         best_auc=None,
         columns=columns.reports,
     )

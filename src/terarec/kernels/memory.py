@@ -1,7 +1,8 @@
-"""How much memory is left: what does not fit is refused, or spilled, before its first page is touched."""
+"""How much memory is left, so that what does not fit is refused or spilled; and how much this process has taken."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from terarec.errors import StorageError
@@ -20,6 +21,16 @@ def total_bytes() -> int:
     """Bytes of memory that the machine has; 2^40 where it is not known."""
     total = _field_kib(_MEMINFO.read_text(), "MemTotal:") if _MEMINFO.exists() else None
     return total or 2**40
+
+
+def peak_bytes() -> int:
+    """Most bytes of physical memory that this process has held so far; 0 where the system does not tell (Windows)."""
+    try:
+        import resource
+    except ModuleNotFoundError:
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, the others KiB
 
 
 def require(num_bytes: int, purpose: str) -> None:

@@ -10,6 +10,7 @@ from torch import nn, optim
 
 from terarec.batch import Batch
 from terarec.errors import ConfigError, RunInterruptedError, TrainingError
+from terarec.kernels import memory
 from terarec.metrics import Throughput
 from terarec.nn import logistic_loss
 from terarec.optim import RowOptimizer
@@ -18,7 +19,6 @@ from terarec.train.callback import Callback
 from terarec.train.evaluation import Evaluation, evaluate
 from terarec.train.fit_report import FitReport
 from terarec.train.interrupt import Interrupts
-from terarec.train.memory import peak_memory_bytes
 from terarec.train.precision import autocast, warn_if_slow
 
 
@@ -124,7 +124,7 @@ class Trainer:
             loss=self.loss,
             evaluation=self.evaluation,
             highest_auc=self.highest_auc,
-            peak_memory_bytes=peak_memory_bytes(),
+            peak_memory_bytes=memory.peak_bytes(),
         )
 
     def train_step(self, batch: Batch) -> float:

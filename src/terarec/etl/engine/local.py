@@ -14,10 +14,10 @@ from terarec.etl.engine.phases import Phases, Result
 from terarec.etl.engine.progress import OnProgress
 from terarec.etl.engine.report import BadInput, InputColumn, PrepareReport, output_columns, table_sizes
 from terarec.etl.engine.run import Run
-from terarec.etl.prepare_report import peak_memory_bytes
 from terarec.etl.source import Source, open_source
 from terarec.etl.workflow import Workflow
 from terarec.formats import Journal, resumable_directory
+from terarec.kernels import memory
 
 
 def prepare(
@@ -90,7 +90,7 @@ def _report(run: Run, fitted: Workflow, written: Result, source: Source, seconds
         input_bytes=run.input_bytes,
         seconds=seconds,
         rows_per_second=rows / seconds,
-        peak_memory_bytes=peak_memory_bytes(),
+        peak_memory_bytes=memory.peak_bytes(),
         best_auc=run.best_auc,
         columns=columns,
         inputs=tuple(

@@ -18,11 +18,11 @@ from terarec.etl.engine.phases import Phases
 from terarec.etl.engine.progress import OnProgress
 from terarec.etl.engine.report import BadInput, PrepareReport, output_columns, table_sizes
 from terarec.etl.generated import read_best_auc
-from terarec.etl.prepare_report import peak_memory_bytes
 from terarec.etl.source import Source, open_source
 from terarec.etl.spark.session import spark_session
 from terarec.etl.workflow import Workflow
 from terarec.formats import Journal, resumable_directory, write_dataset
+from terarec.kernels import memory
 from terarec.spec import DatasetSpec
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _report(run: SparkRun, dataset: DatasetSpec, source: Source, seconds: float)
         input_bytes=sum(file.bytes for file in source.files),
         seconds=seconds,
         rows_per_second=rows / seconds,
-        peak_memory_bytes=peak_memory_bytes(),
+        peak_memory_bytes=memory.peak_bytes(),
         best_auc=dataset.best_auc,
         columns=columns,
         inputs=run.inputs(),
