@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -49,70 +50,55 @@ def criteo(options: GenerateCriteoOptions, show: Show) -> None:
     """Write logs in the Criteo layout: a label, 13 integers and 26 hexadecimal categories a line."""
     from terarec.data.synthetic import criteo as source
 
-    with show.progress("generating", "rows") as progress:
-        report = source.generate(
-            options.out, rows=options.rows, days=options.days, seed=options.seed, progress=progress
-        )
-    show.result(f"Generated {options.out}", {"days": options.days, **_figures(options, report)})
+    _generate(source.generate, "rows", options, show)
 
 
 def avazu(options: GenerateOptions, show: Show) -> None:
     """Write clicks on mobile advertisements in Avazu's layout: train.csv."""
     from terarec.data.synthetic import avazu as source
 
-    with show.progress("generating", "rows") as progress:
-        report = source.generate(options.out, rows=options.rows, seed=options.seed, progress=progress)
-    show.result(f"Generated {options.out}", _figures(options, report))
+    _generate(source.generate, "rows", options, show)
 
 
 def rees46(options: GenerateOptions, show: Show) -> None:
     """Write a shop's views, carts and purchases in REES46's layout: 2019-Oct.csv."""
     from terarec.data.synthetic import rees46 as source
 
-    with show.progress("generating", "events") as progress:
-        report = source.generate(options.out, rows=options.rows, seed=options.seed, progress=progress)
-    show.result(f"Generated {options.out}", _figures(options, report))
+    _generate(source.generate, "events", options, show)
 
 
 def mind(options: GenerateOptions, show: Show) -> None:
     """Write pages of a news site in MIND's layout: behaviors.tsv and news.tsv for training and validation."""
     from terarec.data.synthetic import mind as source
 
-    with show.progress("generating", "pages") as progress:
-        report = source.generate(options.out, rows=options.rows, seed=options.seed, progress=progress)
-    show.result(f"Generated {options.out}", _figures(options, report))
+    _generate(source.generate, "pages", options, show)
 
 
 def movielens(options: GenerateMovielensOptions, show: Show) -> None:
     """Write ratings of films in MovieLens' layouts: ratings.csv and movies.csv."""
     from terarec.data.synthetic import movielens as source
 
-    with show.progress("generating", "ratings") as progress:
-        report = source.generate(
-            options.out, rows=options.rows, layout=options.layout, seed=options.seed, progress=progress
-        )
-    show.result(f"Generated {options.out}", _figures(options, report))
+    _generate(source.generate, "ratings", options, show)
 
 
 def adult(options: GenerateOptions, show: Show) -> None:
     """Write people as in UCI's Adult: adult.data and adult.test."""
     from terarec.data.synthetic import adult as source
 
-    with show.progress("generating", "people") as progress:
-        report = source.generate(options.out, rows=options.rows, seed=options.seed, progress=progress)
-    show.result(f"Generated {options.out}", _figures(options, report))
+    _generate(source.generate, "people", options, show)
 
 
 def amazon(options: GenerateAmazonOptions, show: Show) -> None:
     """Write reviews in the layouts of the Amazon review data: JSON lines of reviews and of products."""
     from terarec.data.synthetic import amazon as source
 
-    with show.progress("generating", "reviews") as progress:
-        report = source.generate(
-            options.out, rows=options.rows, layout=options.layout, seed=options.seed, progress=progress
-        )
-    show.result(f"Generated {options.out}", _figures(options, report))
+    _generate(source.generate, "reviews", options, show)
 
 
-def _figures(options: GenerateOptions, report: GenerateReport) -> dict[str, object]:
-    return {"out": str(options.out), **dataclasses.asdict(report)}
+def _generate(generate: Callable[..., GenerateReport], unit: str, options: GenerateOptions, show: Show) -> None:
+    arguments = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    out = arguments.pop("out")
+    with show.progress("generating", unit) as progress:
+        report = generate(out, **arguments, progress=progress)
+    known = {"days": arguments["days"]} if "days" in arguments else {}
+    show.result(f"Generated {out}", {**known, "out": str(out), **dataclasses.asdict(report)})

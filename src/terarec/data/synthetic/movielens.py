@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from terarec.data.synthetic import raw_lines, streams
 from terarec.data.synthetic.click_model import bias_for
-from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, drawn, write_log
+from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, check_choice, drawn, write_log
 from terarec.data.synthetic.tastes import Tastes, chance
-from terarec.errors import ConfigError
 
 Layout = Literal["latest", "1m"]
 
@@ -59,9 +58,7 @@ def generate(
         ConfigError: an option out of range, or `out` holds something.
         StorageError: the disk cannot hold the files.
     """
-    if layout not in get_args(Layout):
-        accepted = ", ".join(map(repr, get_args(Layout)))
-        raise ConfigError(f"generate: layout: got {layout!r}, expected one of {accepted}")
+    check_choice("layout", layout, get_args(Layout))
     pieces = _pieces(rows, layout, seed)
     return write_log(out, pieces, rows=rows, seed=seed, options={"layout": layout}, progress=progress)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -78,6 +78,12 @@ def check_count(name: str, value: object, minimum: int) -> None:
     """Raise `ConfigError` unless the option `name` of a generator is an integer of at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise ConfigError(f"generate: {name}: got {value!r}, expected an integer >= {minimum}")
+
+
+def check_choice(name: str, value: object, accepted: Sequence[str]) -> None:
+    """Raise `ConfigError` unless the option `name` of a generator is one of those `accepted`."""
+    if value not in accepted:
+        raise ConfigError(f"generate: {name}: got {value!r}, expected one of {', '.join(map(repr, accepted))}")
 
 
 def write_log(

@@ -5,93 +5,89 @@ While one thread works on a table others wait for it, without the GIL.
 
 from __future__ import annotations
 
+from typing import Any, Generic, TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
 from terarec.kernels.cpu import _encoding
 
+IntegerT = TypeVar("IntegerT", np.uint32, np.int64)
 
-class Hex32Counts:
-    """Counts of 32-bit values; they stop at 2^32 - 1."""
+
+class _Counts:
+    """A compiled table."""
 
     __slots__ = ("_table",)
 
-    def __init__(self) -> None:
-        self._table = _encoding.Hex32Counts()
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the table."""
+        num_bytes: int = self._table.memory_bytes()
+        return num_bytes
+
+    def __len__(self) -> int:
+        """Number of distinct values."""
+        return len(self._table)
+
+
+class _IntegerCounts(_Counts, Generic[IntegerT]):
+    """A table of integers of one type."""
+
+    __slots__ = ()
 
     def add(
         self,
-        values: NDArray[np.uint32],
+        values: NDArray[IntegerT],
         missing: NDArray[np.bool_] | None = None,
         times: NDArray[np.int64] | None = None,
     ) -> None:
-        """Count ``values uint32[n]`` that are not ``missing bool[n]``; value i ``times[i]`` >= 1 times if given."""
+        """Count ``values[n]`` that are not ``missing bool[n]``; value i ``times int64[n][i]`` >= 1 times if given."""
         self._table.add(values, missing, times)
+
+    def at_least(self, min_count: int) -> tuple[NDArray[IntegerT], NDArray[np.int64]]:
+        """Values and counts of those that occurred `min_count` times, by falling count, ties by rising value."""
+        found: tuple[NDArray[IntegerT], NDArray[np.int64]] = self._table.at_least(min_count)
+        return found
+
+    def drain(self) -> tuple[NDArray[IntegerT], NDArray[np.int64]]:
+        """All values, rising, and their counts; the table is empty afterwards."""
+        found: tuple[NDArray[IntegerT], NDArray[np.int64]] = self._table.drain()
+        return found
+
+
+class Hex32Counts(_IntegerCounts[np.uint32]):
+    """Counts of 32-bit values, ``uint32[n]``; they stop at 2^32 - 1."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(_encoding.Hex32Counts())
 
     def add_bit(self, values: NDArray[np.uint32], missing: NDArray[np.uint64], bit: int) -> None:
         """Count ``values uint32[n]`` but those whose `bit` is set in ``missing uint64[n]``."""
         self._table.add_bit(values, missing, bit)
 
-    def at_least(self, min_count: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Values and counts of those that occurred `min_count` times, by falling count, ties by rising value."""
-        return self._table.at_least(min_count)
 
-    def drain(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """All values, rising, and their counts; the table is empty afterwards."""
-        return self._table.drain()
+class Int64Counts(_IntegerCounts[np.int64]):
+    """Counts of 64-bit integers, ``int64[n]``."""
 
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of the table."""
-        return self._table.memory_bytes()
-
-    def __len__(self) -> int:
-        """Number of distinct values."""
-        return len(self._table)
-
-
-class Int64Counts:
-    """Counts of 64-bit integers."""
-
-    __slots__ = ("_table",)
+    __slots__ = ()
 
     def __init__(self) -> None:
-        self._table = _encoding.Int64Counts()
-
-    def add(
-        self,
-        values: NDArray[np.int64],
-        missing: NDArray[np.bool_] | None = None,
-        times: NDArray[np.int64] | None = None,
-    ) -> None:
-        """Count ``values int64[n]`` that are not ``missing bool[n]``; value i ``times[i]`` >= 1 times if given."""
-        self._table.add(values, missing, times)
-
-    def at_least(self, min_count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Values and counts of those that occurred `min_count` times, by falling count, ties by rising value."""
-        return self._table.at_least(min_count)
-
-    def drain(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """All values, rising, and their counts; the table is empty afterwards."""
-        return self._table.drain()
-
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of the table."""
-        return self._table.memory_bytes()
-
-    def __len__(self) -> int:
-        """Number of distinct values."""
-        return len(self._table)
+        super().__init__(_encoding.Int64Counts())
 
 
-class TextCounts:
+class TextCounts(_Counts):
     """Counts of texts, compared byte by byte. Text i of n is ``text[offsets[i]:offsets[i + 1]]``, as in Arrow."""
 
-    __slots__ = ("_table",)
+    __slots__ = ()
 
     def __init__(self) -> None:
-        self._table = _encoding.TextCounts()
+        super().__init__(_encoding.TextCounts())
 
     def add(
         self,
@@ -108,17 +104,10 @@ class TextCounts:
 
         They come by falling count, ties by rising bytes.
         """
-        return self._table.at_least(min_count)
+        found: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]] = self._table.at_least(min_count)
+        return found
 
     def drain(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
         """All texts by rising bytes, as bytes and offsets, and their counts; the table is empty afterwards."""
-        return self._table.drain()
-
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of the table."""
-        return self._table.memory_bytes()
-
-    def __len__(self) -> int:
-        """Number of distinct texts."""
-        return len(self._table)
+        found: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]] = self._table.drain()
+        return found
