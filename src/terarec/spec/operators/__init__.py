@@ -18,7 +18,6 @@ from terarec.spec.operators.categories import (
 from terarec.spec.operators.columns import KeepRows, LambdaOp, Rename, SplitText, ValueType
 from terarec.spec.operators.groups import DifferenceLag, GroupStatistic, History, JoinGroupby, JoinTable
 from terarec.spec.operators.lists import Explode, ListSlice, Pad
-from terarec.spec.operators.mapped import MappedColumns
 from terarec.spec.operators.numbers import Bucketize, Clip, FillMissing, LogOp, Normalize, NormalizeMinMax
 
 Operator: TypeAlias = (
@@ -66,7 +65,6 @@ __all__ = [
     "LambdaOp",
     "ListSlice",
     "LogOp",
-    "MappedColumns",
     "Normalize",
     "NormalizeMinMax",
     "Operator",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from terarec.spec import checks
-from terarec.spec.operators.mapped import MappedColumns, column_named, columns_named
+from terarec.spec.operators.mapped import InputColumns, MappedColumns, column_named
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,28 +74,17 @@ class GivenIds(MappedColumns):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cross:
+class Cross(InputColumns):
     r"""Several columns -> one text column: their values joined by ``"\x1f"``; a missing part is empty."""
 
     kind: ClassVar[str] = "cross"
-    columns: tuple[str, ...]
     output: str
 
     def __post_init__(self) -> None:
-        columns_named(self, "columns")
+        InputColumns.__post_init__(self)
         column_named(self, "output")
         if len(self.columns) < 2:
             checks.fail(self, "columns", "at least two column names")
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Columns that the step reads while a data set is prepared."""
-        return self.columns
-
-    @property
-    def serving_reads(self) -> tuple[str, ...]:
-        """Columns that the step reads when a record is served."""
-        return self.columns
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -136,21 +125,15 @@ class TargetEncoding(MappedColumns):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DropLowCardinality:
+class DropLowCardinality(InputColumns):
     """Drops those of `columns` that have fewer than `min_distinct` values in the training part; missing is none."""
 
     kind: ClassVar[str] = "drop_low_cardinality"
-    columns: tuple[str, ...]
     min_distinct: int = 2
 
     def __post_init__(self) -> None:
-        columns_named(self, "columns")
+        InputColumns.__post_init__(self)
         checks.positive_int(self, "min_distinct", minimum=2)
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Columns that the step reads while a data set is prepared."""
-        return self.columns
 
     @property
     def serving_reads(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from terarec.spec import checks
-from terarec.spec.operators.mapped import column_named, columns_named
+from terarec.spec.operators.mapped import InputColumns, column_named, columns_named
 
 ValueType = Literal["text", "integer", "number", "hex32"]
 _VALUE_TYPES = ("text", "integer", "number", "hex32")
@@ -45,7 +45,7 @@ class Rename:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LambdaOp:
+class LambdaOp(InputColumns):
     """Calls a function that can be imported, such as "shop.features:price_per_item".
 
     It takes one Arrow array for each of `columns` (nulls are missing) and returns one for each of `outputs`: the array
@@ -60,14 +60,13 @@ class LambdaOp:
     """
 
     kind: ClassVar[str] = "lambda_op"
-    columns: tuple[str, ...]
     outputs: tuple[str, ...]
     function: str
     output_type: ValueType
     spark_function: str | None = None
 
     def __post_init__(self) -> None:
-        columns_named(self, "columns")
+        InputColumns.__post_init__(self)
         columns_named(self, "outputs")
         checks.one_of(self, "output_type", _VALUE_TYPES)
         for field in ("function", "spark_function"):
@@ -78,23 +77,13 @@ class LambdaOp:
                 checks.fail(self, field, "a function that can be imported, as 'package.module:name'")
 
     @property
-    def reads(self) -> tuple[str, ...]:
-        """Columns that the step reads while a data set is prepared."""
-        return self.columns
-
-    @property
-    def serving_reads(self) -> tuple[str, ...]:
-        """Columns that the step reads when a record is served."""
-        return self.columns
-
-    @property
     def writes(self) -> tuple[str, ...]:
         """Columns that the step adds or replaces."""
         return self.outputs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SplitText:
+class SplitText(InputColumns):
     """Cuts a text column at `separator` into its first parts; a part that is absent or empty is missing.
 
     Attributes:
@@ -105,13 +94,12 @@ class SplitText:
     """
 
     kind: ClassVar[str] = "split_text"
-    columns: tuple[str, ...]
     separator: str
     outputs: tuple[str, ...]
     types: tuple[ValueType, ...]
 
     def __post_init__(self) -> None:
-        columns_named(self, "columns")
+        InputColumns.__post_init__(self)
         columns_named(self, "outputs")
         if len(self.columns) != 1:
             checks.fail(self, "columns", "one column name")
@@ -120,16 +108,6 @@ class SplitText:
         wrong = any(value_type not in _VALUE_TYPES for value_type in self.types)
         if wrong or len(self.types) != len(self.outputs):
             checks.fail(self, "types", f"one of {', '.join(map(repr, _VALUE_TYPES))} for each of outputs")
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Columns that the step reads while a data set is prepared."""
-        return self.columns
-
-    @property
-    def serving_reads(self) -> tuple[str, ...]:
-        """Columns that the step reads when a record is served."""
-        return self.columns
 
     @property
     def writes(self) -> tuple[str, ...]:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from terarec.spec import checks
-from terarec.spec.operators.mapped import MappedColumns, column_named, columns_named
+from terarec.spec.operators.mapped import InputColumns, MappedColumns, column_named, columns_named
 
 GroupStatistic = Literal["count", "sum", "mean", "std", "min", "max"]
 _STATISTICS = ("count", "sum", "mean", "std", "min", "max")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JoinGroupby:
+class JoinGroupby(InputColumns):
     """Statistics of the training rows that have a row's value: ``<column>_count``, ``<column>_<value>_<statistic>``.
 
     Attributes:
@@ -23,12 +23,11 @@ class JoinGroupby:
     """
 
     kind: ClassVar[str] = "join_groupby"
-    columns: tuple[str, ...]
     values: tuple[str, ...] = ()
     statistics: tuple[GroupStatistic, ...] = ("count",)
 
     def __post_init__(self) -> None:
-        columns_named(self, "columns")
+        InputColumns.__post_init__(self)
         if self.values:
             columns_named(self, "values")
         if not self.statistics or any(statistic not in _STATISTICS for statistic in self.statistics):
@@ -44,11 +43,6 @@ class JoinGroupby:
         return tuple(dict.fromkeys((*self.columns, *self.values)))
 
     @property
-    def serving_reads(self) -> tuple[str, ...]:
-        """Columns that the step reads when a record is served."""
-        return self.columns
-
-    @property
     def writes(self) -> tuple[str, ...]:
         """Columns that the step adds: column by column, ``count`` first, then value by value its statistics."""
         named: list[str] = []
@@ -60,25 +54,21 @@ class JoinGroupby:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DifferenceLag(MappedColumns):
-    """x - (the x of the row that is `lag` rows before in the same group, by rising `order`, then row id).
+class GroupedColumns(MappedColumns):
+    """An operator whose outputs are of earlier rows of the same group.
 
     Attributes:
-        group: the column whose equal values make a group; a row with a missing one has a missing difference.
+        group: the column whose equal values make a group.
         order: an integer or number column, mostly a time.
-        lag: how many rows before; the first ones of a group are missing.
     """
 
-    kind: ClassVar[str] = "difference_lag"
     group: str
     order: str
-    lag: int = 1
 
     def __post_init__(self) -> None:
         MappedColumns.__post_init__(self)
         column_named(self, "group")
         column_named(self, "order")
-        checks.positive_int(self, "lag")
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -87,40 +77,42 @@ class DifferenceLag(MappedColumns):
 
     @property
     def serving_reads(self) -> tuple[str, ...]:
-        """Columns that the step reads when a record is served: the record brings the differences themselves."""
+        """Columns that the step reads when a record is served: the record brings what the step would make."""
         return self.writes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class History(MappedColumns):
+class DifferenceLag(GroupedColumns):
+    """x - (the x of the row that is `lag` rows before in the same group, by rising `order`, then row id).
+
+    Attributes:
+        group: the column whose equal values make a group; a row with a missing one has a missing difference.
+        lag: how many rows before; the first ones of a group are missing.
+    """
+
+    kind: ClassVar[str] = "difference_lag"
+    lag: int = 1
+
+    def __post_init__(self) -> None:
+        GroupedColumns.__post_init__(self)
+        checks.positive_int(self, "lag")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class History(GroupedColumns):
     """The list of the x of earlier rows of the same group: those with a strictly lower `order`, oldest first.
 
     Attributes:
         group: the column whose equal values make a group; a row with a missing one has an empty history.
-        order: an integer or number column, mostly a time.
         max_length: only so many last values.
     """
 
     kind: ClassVar[str] = "history"
-    group: str
-    order: str
     max_length: int
 
     def __post_init__(self) -> None:
-        MappedColumns.__post_init__(self)
-        column_named(self, "group")
-        column_named(self, "order")
+        GroupedColumns.__post_init__(self)
         checks.positive_int(self, "max_length")
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Columns that the step reads while a data set is prepared."""
-        return tuple(dict.fromkeys((*self.columns, self.group, self.order)))
-
-    @property
-    def serving_reads(self) -> tuple[str, ...]:
-        """Columns that the step reads when a record is served: the record brings the lists themselves."""
-        return self.writes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from terarec.spec import checks
-from terarec.spec.operators.mapped import MappedColumns, columns_named, whole
+from terarec.spec.operators.mapped import InputColumns, MappedColumns, whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,29 +58,10 @@ class Pad(MappedColumns):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Explode:
+class Explode(InputColumns):
     """A row for every item of the lists of `columns`, which have equal lengths in a row; an empty list gives no row.
 
-    Item i of row r has the row id ``r << 16 | i``.
+    Item i of row r has the row id ``r << 16 | i``. A served record is one item already.
     """
 
     kind: ClassVar[str] = "explode"
-    columns: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        columns_named(self, "columns")
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Columns that the step reads while a data set is prepared."""
-        return self.columns
-
-    @property
-    def serving_reads(self) -> tuple[str, ...]:
-        """Columns that the step reads when a record is served: a record is one item already."""
-        return self.columns
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """Columns that the step adds or replaces."""
-        return self.columns

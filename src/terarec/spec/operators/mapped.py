@@ -8,23 +8,17 @@ from terarec.spec import checks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MappedColumns:
-    """An operator that makes one output column of each input column.
+class InputColumns:
+    """An operator that reads `columns`, and writes them again unless a subclass says otherwise.
 
     Attributes:
         columns: the inputs.
-        outputs: names of what comes out, one for each input; () replaces the inputs under their own names.
     """
 
     columns: tuple[str, ...]
-    outputs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         columns_named(self, "columns")
-        if self.outputs:
-            columns_named(self, "outputs")
-            if len(self.outputs) != len(self.columns):
-                checks.fail(self, "outputs", f"{len(self.columns)} names, one for each of columns")
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -35,6 +29,30 @@ class MappedColumns:
     def serving_reads(self) -> tuple[str, ...]:
         """Columns that the step reads when a record is served."""
         return self.columns
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Columns that the step adds or replaces."""
+        return self.columns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MappedColumns(InputColumns):
+    """An operator that makes one output column of each input column.
+
+    Attributes:
+        columns: the inputs.
+        outputs: names of what comes out, one for each input; () replaces the inputs under their own names.
+    """
+
+    outputs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        InputColumns.__post_init__(self)
+        if self.outputs:
+            columns_named(self, "outputs")
+            if len(self.outputs) != len(self.columns):
+                checks.fail(self, "outputs", f"{len(self.columns)} names, one for each of columns")
 
     @property
     def writes(self) -> tuple[str, ...]:
