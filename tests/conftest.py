@@ -1,9 +1,15 @@
-"""Settings that must stand before torch starts its threads and before Triton is loaded."""
+"""Settings that must stand before torch starts its threads and before Triton is loaded, and those of Hypothesis."""
 
 import os
+
+from hypothesis import settings
 
 # Two test workers share two cores: waiting threads sleep instead of spinning against each other's work.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 # Triton decides when it is loaded whether it compiles or interprets; "auto" never takes it for tensors on the CPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# How long an example takes tells of the machine's load alone.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
