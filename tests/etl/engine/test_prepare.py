@@ -13,6 +13,7 @@ from terarec.etl.source import open_source
 from terarec.etl.workflow import Workflow
 from terarec.formats import ColumnBlock, merge, open_shard, read_dataset
 from terarec.spec import Split, SplitByFiles, SplitByFraction, SplitByHash, SplitByTime, SplitByUser
+from tests.etl.engine.contents import contents
 from tests.etl.engine.logs import SOURCE, shop_files, shop_lines, shop_workflow
 
 
@@ -63,14 +64,6 @@ def equal(one: ColumnBlock, other: ColumnBlock) -> None:
     for found, expected in zip(one.keys, other.keys, strict=True):
         for left, right in zip(found, expected, strict=True) if isinstance(found, tuple) else [(found, expected)]:
             np.testing.assert_array_equal(left, right)
-
-
-def contents(out: Path) -> dict[str, bytes]:
-    """Every file but the report, which has times in it."""
-    files = {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
-    del files["report.json"]
-    place = str(out.resolve()).encode()
-    return {name: content.replace(place, b"OUT") for name, content in files.items()}
 
 
 @pytest.mark.parametrize(

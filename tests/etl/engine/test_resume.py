@@ -10,8 +10,8 @@ import pytest
 from terarec.errors import ConfigError
 from terarec.etl.engine import PrepareOptions, prepare
 from terarec.spec import SplitByTime
+from tests.etl.engine.contents import contents
 from tests.etl.engine.logs import shop_files, shop_workflow
-from tests.etl.engine.test_prepare import contents
 
 KILLED = """
 import os, signal, sys

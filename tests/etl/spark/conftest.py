@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from terarec.errors import MissingDependencyError
+from terarec.etl.engine import PrepareOptions
 from terarec.etl.spark.session import check_spark
 
 SMALL = {
@@ -26,6 +28,12 @@ SMALL = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
+
+
+def on_spark(options: PrepareOptions) -> PrepareOptions:
+    """The same for this engine."""
+    settings = {name: value for name, value in SMALL.items() if name.startswith("spark.sql")}
+    return dataclasses.replace(options, engine="spark", spark_master="local[2]", spark_conf=settings)
 
 
 @pytest.fixture(scope="session")

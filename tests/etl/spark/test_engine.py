@@ -29,7 +29,7 @@ from terarec.spec import (
     WorkflowSpec,
 )
 from tests.etl.spark.comparing import assert_same
-from tests.etl.spark.conftest import SMALL
+from tests.etl.spark.conftest import on_spark
 from tests.etl.spark.shop import every_operator, exploded, write_log, write_users
 
 pytestmark = pytest.mark.usefixtures("spark")
@@ -37,11 +37,10 @@ pytestmark = pytest.mark.usefixtures("spark")
 
 def both(spec: WorkflowSpec, paths: list[Path], directory: Path, **options: Any) -> tuple[Any, Any]:
     """The reports of both engines, whose data sets lie in ``spark/`` and ``local/``."""
-    settings = {name: value for name, value in SMALL.items() if name.startswith("spark.sql")}
-    on_spark = PrepareOptions(engine="spark", spark_master="local[2]", spark_conf=settings, **options)
+    asked = PrepareOptions(**options)
     reports = (
-        spark_engine.prepare(Workflow.of(spec), paths, directory / "spark", on_spark),
-        prepare(Workflow.of(spec), paths, directory / "local", PrepareOptions(**options)),
+        spark_engine.prepare(Workflow.of(spec), paths, directory / "spark", on_spark(asked)),
+        prepare(Workflow.of(spec), paths, directory / "local", asked),
     )
     assert_same(directory / "spark", directory / "local")
     return reports
@@ -192,8 +191,8 @@ def test_what_spark_cannot_do_is_told_in_one_line(tmp_path: Path) -> None:
     spec = WorkflowSpec(name="log", source=CSV, steps=(function,), labels=base.labels, dense=("x",))
     with pytest.raises(ConfigError, match=r"steps\[0\] LambdaOp: 'math:sqrt' has no spark_function"):
         _prepare(spec, [path], tmp_path / "out")
-    with pytest.raises(ConfigError, match="storage: got 'raw', expected 'parquet'"):
-        _prepare(base, [path], tmp_path / "out", storage="raw")
+    with pytest.raises(ConfigError, match=r"source.format: got 'arrow', expected 'delimited', 'json_lines' or 'parq"):
+        _prepare(dataclasses.replace(base, source=dataclasses.replace(CSV, format="arrow")), [path], tmp_path / "out")
     with pytest.raises(ConfigError, match="occurs twice"):
         _prepare(base, [path, path], tmp_path / "out")
 

@@ -8,7 +8,7 @@ from terarec.etl.ready import READY
 from terarec.etl.workflow import Workflow
 from tests.etl.ready.prepared import CASES, make
 from tests.etl.spark.comparing import assert_same
-from tests.etl.spark.conftest import SMALL
+from tests.etl.spark.conftest import on_spark
 
 pytestmark = [pytest.mark.usefixtures("spark"), pytest.mark.slow]
 
@@ -17,13 +17,8 @@ pytestmark = [pytest.mark.usefixtures("spark"), pytest.mark.slow]
 def test_spark_gives_the_same_data_set(tmp_path, name):
     made, case = make(name, tmp_path, 200 if name == "mind" else 600), CASES[name]
     layout = {} if case.layout is None else {"layout": case.layout}
-    options = PrepareOptions(
-        engine="spark",
-        spark_master="local[2]",
-        spark_conf={key: value for key, value in SMALL.items() if key.startswith("spark.sql")},
-        tables={table: (str(made.raw / file),) for table, file in case.tables.items()},
-        **case.options,
-    )
+    tables = {table: (str(made.raw / file),) for table, file in case.tables.items()}
+    options = on_spark(PrepareOptions(tables=tables, **case.options))
     sources = [made.raw / file for file in case.sources]
     spark_engine.prepare(Workflow.of(READY[case.workflow](**layout)), sources, tmp_path / "spark", options)
     assert_same(tmp_path / "spark", made.out)

@@ -11,7 +11,7 @@ from terarec.etl.source import Source
 from terarec.etl.workflow import Workflow
 from terarec.spec import to_data
 
-_FREE = ("threads", "memory_bytes", "restart")
+_FREE = ("threads", "memory_bytes", "restart", "spark_master", "spark_conf")
 """Options that change no result."""
 
 

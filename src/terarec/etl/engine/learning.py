@@ -1,4 +1,4 @@
-"""What steps learn, in files, so that it outlives a kill."""
+"""What steps learn of the rows that they are shown, in bounded memory."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from terarec.etl.operators import ColumnTypes, SpillOptions, State, Statistic
+from terarec.etl.engine.learnt_states import LearntStates
+from terarec.etl.operators import ColumnTypes, SpillOptions, Statistic
 from terarec.etl.workflow import Plan, source_types
-from terarec.etl.workflow.saved import STATES, state_name
 
 Statistics: TypeAlias = Mapping[int, Statistic]
 """Position of a step -> its statistic."""
@@ -18,21 +18,20 @@ Look: TypeAlias = Callable[[Statistics], dict[str, int]]
 
 
 class Learning:
-    """Makes statistics and keeps the states that come of them, where the saved workflow has them.
+    """Makes statistics and keeps the states that come of them.
 
     Args:
         plan: of the workflow.
-        directory: of the saved workflow.
+        kept: takes the states.
         spill: directory for what does not fit in memory.
         memory_bytes: what all statistics of a phase may take together.
     """
 
-    def __init__(self, plan: Plan, directory: Path, spill: Path, memory_bytes: int) -> None:
+    def __init__(self, plan: Plan, kept: LearntStates, spill: Path, memory_bytes: int) -> None:
         self._plan = plan
-        self._directory = directory / STATES
+        self._kept = kept
         self._spill = spill
         self._memory_bytes = memory_bytes
-        self._learnt: dict[int, State] = {}
 
     def learn(self, steps: Sequence[int], look: Look) -> dict[str, Any]:
         """Let fresh statistics of `steps` `look` at what they need, and save the states.
@@ -52,18 +51,9 @@ class Learning:
             statistics[step] = self._plan.codes[step].statistic(self._types(step), memory)
         rows = look(statistics)
         spilled = [self._name(step) for step in steps if any((self._spill / str(step)).iterdir())]
-        self._directory.mkdir(parents=True, exist_ok=True)
-        for step, statistic in statistics.items():
-            self._learnt[step] = statistic.finish()
-            self._learnt[step].save(self._directory, state_name(self._plan, step))
+        self._kept.keep({step: statistic.finish() for step, statistic in statistics.items()})
         shutil.rmtree(self._spill)
         return {"rows": rows, "spilled": spilled}
-
-    def state(self, step: int) -> State:
-        """What a step has learnt, in this run or in an interrupted one."""
-        if step in self._learnt:
-            return self._learnt[step]
-        return self._plan.codes[step].load_state(self._directory, state_name(self._plan, step))
 
     def _types(self, step: int) -> ColumnTypes:
         table = self._plan.codes[step].table

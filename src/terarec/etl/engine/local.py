@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from terarec.errors import FormatError
-from terarec.etl.engine.fingerprint import fingerprint
 from terarec.etl.engine.options import PrepareOptions
-from terarec.etl.engine.phases import Phases, Result
+from terarec.etl.engine.preparation import fit_by, prepare_by
 from terarec.etl.engine.progress import OnProgress
-from terarec.etl.engine.report import BadInput, InputColumn, PrepareReport, output_columns, table_sizes
+from terarec.etl.engine.report import PrepareReport
 from terarec.etl.engine.run import Run
-from terarec.etl.source import Source, open_source
 from terarec.etl.workflow import Workflow
-from terarec.formats import Journal, resumable_directory
-from terarec.kernels import memory
 
 
 def prepare(
@@ -44,18 +37,7 @@ def prepare(
         FormatError: a damaged source, one that changed meanwhile, or bad input under the policy "raise".
         StorageError: the disk is full.
     """
-    begun = time.perf_counter()
-    source = open_source(workflow.spec.source, sources, options.bad_input, options.threads)
-    work_on = fingerprint(workflow, source, options)
-    with resumable_directory(out, work_on, restart=options.restart) as journal:
-        run = Run(workflow, source, options, Phases(journal, progress), journal.directory)
-        fitted = run.fit()
-        written = run.write(fitted, out.resolve())
-        _check_unchanged(source, sources, workflow, options)
-        report = _report(run, fitted, written, source, time.perf_counter() - begun)
-        report.save(journal.directory)
-        run.finish()
-    return report
+    return prepare_by(Run, workflow, sources, out, options, progress)
 
 
 def fit(
@@ -66,39 +48,4 @@ def fit(
     Raises:
         ConfigError, DataNotFoundError, FormatError, StorageError: as for `prepare`.
     """
-    source = open_source(workflow.spec.source, sources, options.bad_input, options.threads)
-    with tempfile.TemporaryDirectory(prefix="terarec-") as directory:
-        journal = Journal(Path(directory), {})
-        return Run(workflow, source, options, Phases(journal, progress), Path(directory)).fit()
-
-
-def _check_unchanged(
-    source: Source, sources: Sequence[str | Path], workflow: Workflow, options: PrepareOptions
-) -> None:
-    """Raise if a file is not what it was: phases would have seen different rows."""
-    now = open_source(workflow.spec.source, sources, options.bad_input, options.threads)
-    if now.fingerprint() != source.fingerprint():
-        raise FormatError(f"{source.files[0].path}: the sources changed while they were read")
-
-
-def _report(run: Run, fitted: Workflow, written: Result, source: Source, seconds: float) -> PrepareReport:
-    rows = sum(written["rows"].values())
-    columns = output_columns(fitted.dataset_spec())
-    return PrepareReport(
-        rows=rows,
-        splits=written["rows"],
-        input_bytes=run.input_bytes,
-        seconds=seconds,
-        rows_per_second=rows / seconds,
-        peak_memory_bytes=memory.peak_bytes(),
-        best_auc=run.best_auc,
-        columns=columns,
-        inputs=tuple(
-            InputColumn(name=name, missing=missing, missing_share=missing / values if values else 0.0)
-            for name, (missing, values) in written["missing"].items()
-        ),
-        tables=table_sizes(columns),
-        bad_input=BadInput(policy=run.options.bad_input, **written["bad_input"]),
-        spilled=tuple(run.spilled),
-        phases=run.phases.reports,
-    )
+    return fit_by(Run, workflow, sources, options, progress)

@@ -2,45 +2,41 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from terarec.errors import ConfigError, FormatError
+from terarec.errors import FormatError
 from terarec.etl.columns import SPLIT_NAMES, Block
 from terarec.etl.engine.bounds import bounds_from_data, bounds_to_data, find_bounds, needs_bounds
 from terarec.etl.engine.fit import fit_phase
 from terarec.etl.engine.grouped import GroupedRows, partition_count, run_grouped
 from terarec.etl.engine.learning import Learning, Look, Statistics
+from terarec.etl.engine.learnt_states import LearntStates
 from terarec.etl.engine.options import PrepareOptions
 from terarec.etl.engine.passes import Passes
 from terarec.etl.engine.phases import Phases, Result
+from terarec.etl.engine.preparation import WORK, WORKFLOW, side_table
 from terarec.etl.engine.rows_out import write_rows
 from terarec.etl.engine.splits import Bounds, RowBounds, assign
 from terarec.etl.engine.steps import Steps
-from terarec.etl.generated import read_best_auc
 from terarec.etl.in_order import available_threads
 from terarec.etl.operators import State
+from terarec.etl.operators.explode import ITEM_BITS
 from terarec.etl.sink import SinkOptions, create_sink
-from terarec.etl.source import Source, open_source
+from terarec.etl.source import Source
 from terarec.etl.workflow import Pass, Workflow, run_row_steps
 from terarec.kernels import memory
-from terarec.spec import Explode
+from terarec.spec import DatasetSpec, Explode
 
-WORK = "work"
-"""Directory of what phases hand on through the disk."""
-WORKFLOW = "workflow"
-"""Directory of the fitted workflow in a data set."""
-ITEM_BITS = 16
 _UNKNOWN_MEMORY = 8 << 30
 _IN_MEMORY = 3
 """Rows take about so many times the bytes of their text; text of compressed files is estimated in turn."""
 
 
 class Run:
-    """The phases of one preparation, each of which is done unless it is done already.
+    """The phases of one preparation on this machine; see `EngineRun`.
 
     Args:
         workflow: what to do.
@@ -50,10 +46,6 @@ class Run:
         directory: that becomes the data set, with `WORKFLOW` in it, and `WORK` until `finish`.
 
     Attributes:
-        phases: as given.
-        options: as given.
-        input_bytes: size of the source files.
-        best_auc: best reachable AUC, if the sources were generated and say so.
         spilled: names of the steps that did not fit in memory while they learnt.
     """
 
@@ -63,22 +55,21 @@ class Run:
         self._work = directory / WORK
         self._work.mkdir(exist_ok=True)
         workflow.save(directory / WORKFLOW)  # states that phases learn are added to it
-        self.phases = phases
-        self.input_bytes = sum(file.bytes for file in source.files)
-        self.best_auc = read_best_auc([file.path for file in source.files])
+        self._phases = phases
         self.spilled: list[str] = []
         self._workflow = workflow
-        self.options = options
+        self._options = options
         self._directory = directory
         self._memory = options.memory_bytes or (memory.available_bytes() or _UNKNOWN_MEMORY) // 2
         self._plan = workflow.plan
-        self._learning = Learning(self._plan, directory / WORKFLOW, self._work / "spill", self._memory // 2)
+        self._kept = LearntStates(self._plan, directory / WORKFLOW)
+        self._learning = Learning(self._plan, self._kept, self._work / "spill", self._memory // 2)
         self._states: dict[int, State] = dict(workflow.states)
         item_bits = ITEM_BITS if any(isinstance(step, Explode) for step in workflow.spec.steps) else 0
         self._passes = Passes(source, options.threads or available_threads(), phases.meter, item_bits)
         self._partitions = partition_count(self._estimated_bytes, self._memory)
         self._expected: dict[str, int] = {}
-        phases.meter.total_bytes = self.input_bytes * self._num_passes()
+        phases.meter.total_bytes = self._passes.source.num_bytes * self._num_passes()
 
     def fit(self) -> Workflow:
         """The fitted workflow."""
@@ -87,23 +78,18 @@ class Run:
         bounds = self._find_bounds()
         self._steps = Steps(self._plan, self._states, assign(self._workflow.spec.split, bounds))
         if self._plan.grouped_steps:
-            grouped = self.phases.run("group", self._group, self.input_bytes)
+            grouped = self._phases.run("group", self._group, self._passes.source.num_bytes)
             self._partitions = grouped["partitions"]  # what an interrupted run made them of, whatever its memory
         until_row = bounds.valid_from if isinstance(bounds, RowBounds) else None
         self._expected = self._expected_rows(bounds)
         for number, phase in enumerate(self._plan.fit_phases):
             look = partial(self._look_at_rows, work=self._plan.fit_pass(number), until_row=until_row)
-            self._learn(f"fit {number + 1}", phase, look, self.input_bytes)
+            self._learn(f"fit {number + 1}", phase, look, self._passes.source.num_bytes)
         return Workflow.of(self._workflow.spec, self._states)
 
-    def write(self, fitted: Workflow, location: Path) -> Result:
-        """Write all rows into the directory, which will lie at `location`.
-
-        Returns:
-            "rows": split -> rows; "missing": column of the sources -> its missing and all values; "bad_input": "counts"
-            of each kind, and the "first" faults.
-        """
-        options, directory = self.options, self._directory
+    def write(self, spec: DatasetSpec, fitted: Workflow, location: Path) -> Result:
+        """See `EngineRun`."""
+        options, directory = self._options, self._directory
         sink_options = SinkOptions(
             storage=options.storage,
             rows_per_shard=options.rows_per_shard,
@@ -112,8 +98,6 @@ class Run:
             estimated_bytes=self._estimated_bytes,
             expected=self._expected,
         )
-        described = fitted.dataset_spec("raw" if options.storage == "raw" else "parquet")
-        spec = dataclasses.replace(described, best_auc=self.best_auc)
 
         def write() -> Result:
             for split in SPLIT_NAMES:  # of a run that was killed in this phase
@@ -128,10 +112,10 @@ class Run:
             bad_input = {"counts": dict(found.counts), "first": [str(fault) for fault in found.first]}
             return {"rows": rows, "missing": missing, "bad_input": bad_input}
 
-        return self.phases.run("write", write, self.input_bytes)
+        return self._phases.run("write", write, self._passes.source.num_bytes)
 
     def finish(self) -> None:
-        """Remove what phases handed on."""
+        """See `EngineRun`."""
         shutil.rmtree(self._work)
 
     @property
@@ -162,7 +146,7 @@ class Run:
         def count() -> Result:
             return bounds_to_data(find_bounds(split, self._passes, enter, self._work))
 
-        return bounds_from_data(self.phases.run("split", count, self.input_bytes))
+        return bounds_from_data(self._phases.run("split", count, self._passes.source.num_bytes))
 
     def _group(self) -> Result:
         run_grouped(self._passes, self._steps, self._work, self._partitions)
@@ -175,10 +159,10 @@ class Run:
         """Fit `steps`, unless they are, in a phase of this `name`."""
         if all(step in self._states for step in steps):
             return
-        result = self.phases.run(name, lambda: self._learning.learn(steps, look), num_bytes)
+        result = self._phases.run(name, lambda: self._learning.learn(steps, look), num_bytes)
         self.spilled += result["spilled"]
         self._expected.update(result["rows"])
-        self._states.update({step: self._learning.state(step) for step in steps})
+        self._states.update({step: self._kept.state(step) for step in steps})
 
     def _look_at_rows(self, statistics: Statistics, work: Pass, until_row: int | None) -> dict[str, int]:
         beside = self._beside(work)
@@ -190,10 +174,6 @@ class Run:
     def _look_at_table(self, statistics: Statistics, step: int) -> dict[str, int]:
         name = self._plan.codes[step].table
         assert name is not None
-        if name not in self.options.tables:
-            raise ConfigError(f"side table {name!r}: no file, expected --table {name}=PATH")
-        spec = self._workflow.spec.tables[name]
-        source = open_source(spec, self.options.tables[name], self.options.bad_input, self.options.threads)
-        for block in source.blocks():
+        for block in side_table(self._workflow, name, self._options).blocks():
             statistics[step].merge(statistics[step].observe(block))
         return {}

@@ -49,12 +49,7 @@ def create_sink(spec: DatasetSpec, directory: Path, location: Path, options: Sin
     Raises:
         ConfigError: columns that the storage cannot hold.
     """
-    sink: Sink
-    if options.storage in RECORD_KINDS:
-        kind = RECORD_KINDS[options.storage]
-        sink = RecordsSink(directory, location, spec, kind, options.rows_per_shard, options.expected)
-    else:
-        sink = DatasetSink(directory, location, spec, options.rows_per_shard, options.expected)
+    sink = ordered_sink(spec, directory, location, options.storage, options.rows_per_shard, options.expected)
     if options.seed is None:
         return sink
     return ShuffledSink(
@@ -64,3 +59,16 @@ def create_sink(spec: DatasetSpec, directory: Path, location: Path, options: Sin
         estimated_bytes=options.estimated_bytes,
         memory_bytes=options.memory_bytes,
     )
+
+
+def ordered_sink(
+    spec: DatasetSpec, directory: Path, location: Path, storage: str, rows_per_shard: int, expected: Mapping[str, int]
+) -> Sink:
+    """The same for rows that come in the order in which they are to lie; `SinkOptions` tells what the last three are.
+
+    Raises:
+        ConfigError: columns that the storage cannot hold.
+    """
+    if storage in RECORD_KINDS:
+        return RecordsSink(directory, location, spec, RECORD_KINDS[storage], rows_per_shard, expected)
+    return DatasetSink(directory, location, spec, rows_per_shard, expected)

@@ -85,6 +85,11 @@ class Source:
         return fingerprint(self.files)
 
     @property
+    def num_bytes(self) -> int:
+        """Size of the files as they are stored."""
+        return sum(file.bytes for file in self.files)
+
+    @property
     def text_bytes(self) -> int:
         """About the bytes of all values as text."""
         return sum(map(self._reader.text_bytes, self.files))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from terarec.errors import ConfigError, FormatError
+from terarec.errors import FormatError
 from terarec.etl.columns import ColumnType
 from terarec.etl.source import BadInputPolicy
 from terarec.etl.spark.delimited import delimited_fields
@@ -110,18 +110,13 @@ def read_rows(spark: SparkSession, source: SourceSpec, paths: Sequence[str], pol
     Args:
         spark: the session.
         source: how they are read.
-        types: column -> its type.
         paths: of the files.
         policy: what follows a value or a line that cannot be read.
 
     Raises:
-        ConfigError: a format that Spark does not read.
-        FormatError: a column is missing.
+        ConfigError: a file occurs twice.
+        FormatError: a column is missing, or a file has no row.
     """
-    if source.format == "arrow":
-        raise ConfigError(
-            "source.format: got 'arrow', expected 'delimited', 'json_lines' or 'parquet' (engine 'spark')"
-        )
     if source.format == "parquet":
         numbered = number_rows(spark, paths)
         fields, line_fault = parquet_fields(source, numbered.frame, paths[0])
@@ -131,6 +126,9 @@ def read_rows(spark: SparkSession, source: SourceSpec, paths: Sequence[str], pol
             fields, line_fault = delimited_fields(source, paths, numbered.headers)
         else:
             fields, line_fault = json_fields(source)
+    for path, rows in zip(paths, numbered.file_rows, strict=True):
+        if not rows:
+            raise FormatError(f"{path}: the file is empty, expected at least one row")
     marked = numbered.frame.select(
         ROW, FILE, LINE, *(field.values.alias(field.name) for field in fields), _faults(fields, line_fault, policy)
     )

@@ -2,134 +2,133 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from terarec.errors import ConfigError
+from terarec.errors import FormatError
 from terarec.etl.columns import SPLIT_NAMES, TRAIN
+from terarec.etl.engine.learnt_states import LearntStates
 from terarec.etl.engine.options import PrepareOptions
-from terarec.etl.engine.phases import Phases
-from terarec.etl.engine.report import InputColumn
+from terarec.etl.engine.phases import Phases, Result
+from terarec.etl.engine.preparation import WORK, WORKFLOW, side_table
 from terarec.etl.operators import SpillOptions, State, Statistic
-from terarec.etl.source import open_source
+from terarec.etl.source import Source
 from terarec.etl.spark.expressions import ROW, SPLIT, column
 from terarec.etl.spark.learning import learn
-from terarec.etl.spark.reading import TypedRows, read_rows
+from terarec.etl.spark.reading import read_rows
 from terarec.etl.spark.results import result_columns
-from terarec.etl.spark.shards import Shards
+from terarec.etl.spark.shards import RowOrder
 from terarec.etl.spark.splits import split_column
 from terarec.etl.spark.steps.run import run_step
 from terarec.etl.spark.steps.step import Step
+from terarec.etl.spark.storing import store
 from terarec.etl.spark.tables import Tables
-from terarec.etl.workflow import Workflow
-from terarec.etl.workflow.plan import Pass, source_types
+from terarec.etl.workflow import Pass, Workflow, source_types
 from terarec.etl.workflow.results import results_read
+from terarec.formats import is_remote
 from terarec.spec import DatasetSpec
-
-Result = TypeVar("Result")
 
 
 class SparkRun:
-    """The phases of one preparation.
+    """The phases of one preparation on a Spark cluster; see `EngineRun`.
 
     Args:
         spark: the session.
         workflow: what to do.
-        paths: of the files of rows, in order.
+        source: the rows.
         options: how.
-        directory: for what phases hand on through the disk; every executor sees it.
-        phases: takes their times.
+        phases: knows what is done.
+        directory: that becomes the data set; every executor sees it.
 
     Attributes:
-        options: as given.
-        phases: as given.
-        faults: what is bad in the files, known after `fit`.
-        split_rows: split -> its rows, known after `write`.
+        spilled: nothing, as Spark does not tell.
     """
 
     def __init__(
         self,
         spark: SparkSession,
         workflow: Workflow,
-        paths: Sequence[str],
+        source: Source,
         options: PrepareOptions,
-        directory: Path,
         phases: Phases,
+        directory: Path,
     ) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self.options = options
-        self.phases = phases
-        self.split_rows: dict[str, int] = {}
-        self._plan = workflow.plan
-        self._states: dict[int, State] = dict(workflow.states)
-        self._directory = directory
+        workflow.save(directory / WORKFLOW)  # states that phases learn are added to it
+        self.spilled: list[str] = []
         self._spark = spark
-        self._tables = Tables(spark, directory / "tables")
+        self._workflow = workflow
+        self._source = source
+        self._options = options
+        self._phases = phases
+        self._directory = directory
+        self._work = directory / WORK
+        self._plan = workflow.plan
+        self._kept = LearntStates(self._plan, directory / WORKFLOW)
+        self._states: dict[int, State] = dict(workflow.states)
+        self._tables = Tables(spark, self._work / "tables")
         self._head = max((*self._plan.row_steps, *self._plan.grouped_steps), default=-1) + 1
-        self._num_rows = 0
-        read = partial(read_rows, spark, workflow.spec.source, paths, options.bad_input)
-        self._typed: TypedRows = self._phase("number rows", read)
-        self._num_rows = sum(self._typed.file_rows)
-        self.faults = self._typed.faults
+        self._work.mkdir(exist_ok=True)
 
     def fit(self) -> Workflow:
-        """The fitted workflow."""
+        """See `EngineRun`."""
         for step in self._plan.table_steps:
-            if step not in self._states:
-                self._states[step] = self._phase(f"table {step}", partial(self._learn_table, step))
-        self._rows = self._phase("rows", self._write_rows)
+            self._learn(f"table {step}", [step], partial(self._learn_table, step))
+        self._read = self._phases.run("rows", self._write_rows, self._source.num_bytes)
         for number, phase in enumerate(self._plan.fit_phases):
-            waiting = [step for step in phase if step not in self._states]
-            if waiting:
-                work = partial(self._fit_phase, self._plan.fit_pass(number), waiting)
-                self._states.update(self._phase(f"fit {number + 1}", work))
+            self._learn(f"fit {number + 1}", phase, partial(self._learn_rows, self._plan.fit_pass(number), phase))
         return Workflow.of(self._plan.spec, self._states)
 
-    def write(self, dataset: DatasetSpec, directory: Path) -> DatasetSpec:
-        """Write the shards of all rows into `directory`, as `dataset` describes them; returns it with its shards."""
-        frame = self._steps(self._rows, [step for step in self._plan.transform_pass().steps if step >= self._head])
-        encoded = frame.select(ROW, SPLIT, *result_columns(self._plan, dataset))
-        seed = self.options.seed if self.options.shuffle else None
-        shards = Shards(dataset, directory, self.options.rows_per_shard, seed)
-        written = self._phase("write", lambda: shards.write(encoded, self._rows.select(ROW, SPLIT)))
-        self.split_rows = {split: written.num_rows(split) for split in written.splits}
-        if not self.split_rows.get(SPLIT_NAMES[TRAIN]):
-            raise ConfigError("the sources leave no row for training, expected at least one")
-        return written
+    def write(self, spec: DatasetSpec, fitted: Workflow, location: Path) -> Result:
+        """See `EngineRun`."""
+        del fitted  # its states are those of this run
 
-    def inputs(self) -> tuple[InputColumn, ...]:
-        """The columns of the sources."""
-        return tuple(
-            InputColumn(name=name, missing=missing, missing_share=missing / values if values else 0.0)
-            for name, (missing, values) in self.faults.missing().items()
-        )
+        def write() -> Result:
+            for split in SPLIT_NAMES:  # of a run that was killed in this phase
+                shutil.rmtree(self._directory / split, ignore_errors=True)
+            frame = self._steps(self._rows, [step for step in self._plan.transform_pass().steps if step >= self._head])
+            encoded = frame.select(ROW, SPLIT, *result_columns(self._plan, spec))
+            seed = self._options.seed if self._options.shuffle else None
+            order = RowOrder(self._options.rows_per_shard, seed)
+            ordered = order.write(encoded, self._rows.select(ROW, SPLIT), spec, self._fresh("shards"))
+            store(ordered, spec, self._directory, location, self._options)
+            self._phases.meter.add(sum(ordered.rows.values()), 0)
+            return {"rows": dict(ordered.rows), "missing": self._read["missing"], "bad_input": self._read["bad_input"]}
 
-    def _phase(self, name: str, work: Callable[[], Result]) -> Result:
-        """Do `work` as a phase of the report."""
-        done: list[Result] = []
+        return self._phases.run("write", write, 0)
 
-        def run() -> dict[str, Any]:
-            done.append(work())
-            self.phases.meter.add(self._num_rows, 0)
-            return {}
+    def finish(self) -> None:
+        """See `EngineRun`."""
+        # The last tasks of a run that was killed may still write here.
+        shutil.rmtree(self._work, ignore_errors=True)
 
-        self.phases.run(name, run, 0)
-        return done[0]
+    @cached_property
+    def _rows(self) -> DataFrame:
+        """What the phase "rows" wrote, in this run or in an interrupted one, with the split of each row."""
+        rows = self._spark.read.parquet(str(self._work / self._read["directory"]))
+        return rows.withColumn(SPLIT, split_column(self._plan.spec, rows, self._read["file_rows"]))
 
-    def _write_rows(self) -> DataFrame:
-        """Rows after row steps and grouped steps, read from a file so that ids and groups are computed once."""
-        frame = self._steps(self._typed.frame, range(self._head))
+    def _write_rows(self) -> Result:
+        """Write rows after row steps and grouped steps to files, so that ids and groups are computed once."""
+        paths = [file.path if is_remote(file.path) else str(Path(file.path).resolve()) for file in self._source.files]
+        typed = read_rows(self._spark, self._plan.spec.source, paths, self._options.bad_input)
+        frame = self._steps(typed.frame, range(self._head))
         wanted = [name for name in self._columns_read() if name in frame.columns]
-        path = str(self._directory / "rows")
-        frame.select(ROW, *map(column, wanted)).write.mode("overwrite").parquet(path)
-        self._typed.faults.first()
-        rows = self._spark.read.parquet(path)
-        return rows.withColumn(SPLIT, split_column(self._plan.spec, rows, self._typed.file_rows))
+        directory = self._fresh("rows")
+        frame.select(ROW, *map(column, wanted)).write.parquet(str(directory))
+        first = typed.faults.first()
+        self._phases.meter.add(sum(typed.file_rows), self._source.num_bytes)
+        return {
+            "directory": directory.name,
+            "file_rows": list(typed.file_rows),
+            "missing": typed.faults.missing(),
+            "bad_input": {"counts": typed.faults.counts(), "first": first},
+        }
 
     def _columns_read(self) -> list[str]:
         """Columns that stand after the first steps and that something later reads."""
@@ -138,17 +137,48 @@ class SparkRun:
         needed = later | set(results_read(self._plan.spec)) | ({split} if split else set())
         return [name for name in self._plan.types[self._head] if name in needed]
 
-    def _fit_phase(self, work: Pass, waiting: Sequence[int]) -> dict[int, State]:
+    def _fresh(self, name: str) -> Path:
+        """A path for a directory that no task of a killed run knows, which may be alive for a while."""
+        for old in self._work.glob(f"{name}-*"):
+            shutil.rmtree(old, ignore_errors=True)
+        return self._work / f"{name}-{uuid4().hex}"
+
+    def _learn(self, name: str, steps: Sequence[int], look: Callable[[], Mapping[int, State]]) -> None:
+        """Fit `steps`, unless they are, in a phase of this `name`."""
+        if all(step in self._states for step in steps):
+            return
+
+        def work() -> Result:
+            self._kept.keep(look())
+            return {}
+
+        self._phases.run(name, work, 0)
+        self._states.update({step: self._kept.state(step) for step in steps})
+
+    def _learn_rows(self, work: Pass, waiting: Sequence[int]) -> dict[int, State]:
         """What the steps `waiting` learn, each from the training rows as they stand before it."""
         frame = self._rows.where(F.col(SPLIT) == TRAIN)
-        memory = SpillOptions(directory=self._directory)
+        if frame.isEmpty():
+            raise FormatError("the sources hold no row for training, expected at least one")
+        memory = SpillOptions(directory=self._work)
         learnt: dict[int, State] = {}
         for index in sorted({*work.steps, *waiting}):
             if index in waiting:
                 learnt[index] = learn(frame, self._step(index), memory)
             if index in work.steps and index >= self._head:
                 frame = run_step(frame, self._step(index), self._tables)
+        self._phases.meter.add(sum(self._read["file_rows"]), 0)
         return learnt
+
+    def _learn_table(self, index: int) -> dict[int, State]:
+        """Side tables are small: the driver reads them as the local engine does."""
+        code = self._plan.codes[index]
+        assert code.table is not None
+        types = source_types(self._plan.spec.tables[code.table])
+        statistic: Statistic = code.statistic(types, SpillOptions(directory=self._work))
+        for block in side_table(self._workflow, code.table, self._options).blocks():
+            statistic.merge(statistic.observe(block))
+        return {index: statistic.finish()}
 
     def _steps(self, frame: DataFrame, steps: Sequence[int] | range) -> DataFrame:
         for step in steps:
@@ -158,17 +188,3 @@ class SparkRun:
     def _step(self, index: int) -> Step:
         types = self._plan.types
         return Step(index, self._plan.codes[index], types[index], self._states.get(index), types[index + 1])
-
-    def _learn_table(self, index: int) -> State:
-        """Side tables are small: the driver reads them as the local engine does."""
-        code = self._plan.codes[index]
-        name = code.table
-        assert name is not None
-        if name not in self.options.tables:
-            raise ConfigError(f"side table {name!r}: no file, expected --table {name}=PATH")
-        spec = self._plan.spec.tables[name]
-        source = open_source(spec, self.options.tables[name], self.options.bad_input, self.options.threads)
-        statistic: Statistic = code.statistic(source_types(spec), SpillOptions(directory=self._directory))
-        for block in source.blocks():
-            statistic.merge(statistic.observe(block))
-        return statistic.finish()

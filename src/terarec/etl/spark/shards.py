@@ -1,68 +1,79 @@
-"""Encoded rows -> the shards of a data set, in the order of the local engine."""
+"""Encoded rows -> files of rows in the order of the local engine."""
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
 
-import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from terarec.errors import StorageError
+from terarec.errors import FormatError, StorageError
 from terarec.etl.columns import SPLIT_NAMES, TRAIN
 from terarec.etl.spark.expressions import ROW, SPLIT, column, hashed
 from terarec.etl.spark.ranks import number_below, values_at
-from terarec.formats import default_group_rows, even_sizes, shard_path
-from terarec.spec import DatasetSpec, ShardSpec
+from terarec.formats import default_group_rows, even_sizes
+from terarec.spec import DatasetSpec
 
 _SHARD, _KEY = "__terarec_shard", "__terarec_key"
 _LARGEST_GROUP = 1 << 30
 """Bytes, far above those of a row group: its rows alone end it."""
 
 
-class Shards:
-    """Writes the shards of all splits of a data set.
+@dataclass(frozen=True, slots=True)
+class OrderedRows:
+    """Rows in files.
+
+    Attributes:
+        rows: split -> its rows.
+        files: split -> its Parquet shards in order, of equally many rows.
+    """
+
+    rows: Mapping[str, int]
+    files: Mapping[str, tuple[Path, ...]]
+
+
+class RowOrder:
+    """The order of rows and where it is cut into files.
 
     Args:
-        spec: the data set.
-        directory: where it is made.
         rows_per_shard: most rows of a file.
         seed: of the shuffle of the train split; None keeps the order of the sources.
     """
 
-    def __init__(self, spec: DatasetSpec, directory: Path, rows_per_shard: int, seed: int | None) -> None:
-        self._spec = spec
-        self._directory = directory
+    def __init__(self, rows_per_shard: int, seed: int | None) -> None:
         self._rows_per_shard = rows_per_shard
         self._key = _order(seed)
 
-    def write(self, encoded: DataFrame, rows: DataFrame) -> DatasetSpec:
-        """Write the rows, each shard by one task.
+    def write(self, encoded: DataFrame, rows: DataFrame, spec: DatasetSpec, directory: Path) -> OrderedRows:
+        """Write rows, each file by one task.
 
         Args:
             encoded: columns `ROW`, `SPLIT` and those of the data set.
             rows: columns `ROW` and `SPLIT` of the same rows, cheaper to compute.
+            spec: the data set.
+            directory: to make for the files.
 
-        Returns:
-            The data set with its shards.
+        Raises:
+            FormatError: there is no row.
+            StorageError: Spark has lost or repeated files.
         """
         counts = {row[SPLIT]: row["count"] for row in rows.groupBy(SPLIT).count().collect()}
+        if not counts:
+            raise FormatError("the sources hold no row that the workflow keeps, expected at least one")
         sizes = {split: self._sizes(count) for split, count in sorted(counts.items())}
         placed = encoded.withColumns({_SHARD: self._shard(rows, sizes), _KEY: self._key})
-        gathered = placed.repartition(max(sum(map(len, sizes.values())), 1), SPLIT, _SHARD)
+        gathered = placed.repartition(sum(map(len, sizes.values())), SPLIT, _SHARD)
         ordered = gathered.sortWithinPartitions(SPLIT, _SHARD, _KEY, ROW)
-        written = self._directory / "work" / "shards"
-        writer = ordered.select(SPLIT, _SHARD, *map(column, self._spec.column_names)).write.mode("overwrite")
-        writer = writer.option("parquet.block.row.count.limit", default_group_rows(self._spec))
-        writer.option("parquet.block.size", _LARGEST_GROUP).partitionBy(SPLIT, _SHARD).parquet(str(written))
-        splits = {SPLIT_NAMES[split]: _placed(written, self._spec, self._directory, split) for split in sizes}
-        shutil.rmtree(written)
-        return dataclasses.replace(self._spec, splits=splits)
+        writer = ordered.select(SPLIT, _SHARD, *map(column, spec.column_names)).write
+        writer = writer.option("parquet.block.row.count.limit", default_group_rows(spec))
+        writer.option("parquet.block.size", _LARGEST_GROUP).partitionBy(SPLIT, _SHARD).parquet(str(directory))
+        return OrderedRows(
+            {SPLIT_NAMES[split]: counts[split] for split in sizes},
+            {SPLIT_NAMES[split]: _files(directory / f"{SPLIT}={split}") for split in sizes},
+        )
 
     def _sizes(self, count: int) -> list[int]:
         return list(islice(even_sizes(count, self._rows_per_shard), -(-count // self._rows_per_shard)))
@@ -85,18 +96,12 @@ def _order(seed: int | None) -> Column:
     return F.when(F.col(SPLIT) == TRAIN, shuffled).otherwise(F.col(ROW))
 
 
-def _placed(written: Path, spec: DatasetSpec, directory: Path, split: int) -> tuple[ShardSpec, ...]:
-    """Move the files that Spark wrote for `split` to where they belong."""
-    shards = []
-    folders: Sequence[Path] = sorted(
-        (written / f"{SPLIT}={split}").iterdir(), key=lambda path: int(path.name.split("=")[1])
-    )
-    for number, folder in enumerate(folders):
-        files = list(folder.glob("*.parquet"))
-        if len(files) != 1:
-            raise StorageError(f"{folder}: Spark wrote {len(files)} files, expected one for each shard")
-        path = shard_path(directory, spec, SPLIT_NAMES[split], number)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(files[0], path)
-        shards.append(ShardSpec(file=f"{path.parent.name}/{path.name}", rows=pq.read_metadata(path).num_rows))
-    return tuple(shards)
+def _files(directory: Path) -> tuple[Path, ...]:
+    """The file that Spark wrote for each shard of a split."""
+    files = []
+    for folder in sorted(directory.iterdir(), key=lambda path: int(path.name.split("=")[1])):
+        found = list(folder.glob("*.parquet"))
+        if len(found) != 1:
+            raise StorageError(f"{folder}: Spark wrote {len(found)} files, expected one for each shard")
+        files.append(found[0])
+    return tuple(files)

@@ -23,13 +23,9 @@ def lambda_op(step: Step) -> Mapping[str, Column]:
     """Call the function for Spark's columns.
 
     Raises:
-        ConfigError: the step has none, or it returned something else than it should.
+        ConfigError: it returned something else than it should.
     """
     name = step.spec.spark_function
-    if name is None:
-        raise ConfigError(
-            f"steps[{step.index}] LambdaOp: {step.spec.function!r} has no spark_function, which engine 'spark' needs"
-        )
     result = imported(name)(*(column(read) for read in step.spec.columns))
     made = result if isinstance(result, tuple) else (result,)
     if len(made) != len(step.spec.outputs) or not all(isinstance(found, Column) for found in made):
