@@ -1,9 +1,7 @@
 """Criteo text -> Parquet with ids by frequency, beside Polars doing the same, a scan by PyArrow, and reading the bytes.
 
-terarec does it three times: by the pipeline made for it, by the generic engine with the ready workflow, and by a second
-run of that with what it has learnt.
-Every side runs in a process of its own, in turns, on the same generated log (in the page cache). One record through the
-encoders, as a server does it, is timed at the end.
+terarec does it twice: by the ready workflow, and by a second run of that with what it has learnt.
+Every side runs in a process of its own, in turns, on the same generated log (in the page cache).
 """
 
 import argparse
@@ -16,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import timeit
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,24 +22,19 @@ from record import Row, append_rows
 
 
 def with_terarec(log: Path, out: Path) -> None:
-    from terarec.etl.criteo import CriteoOptions, prepare
-
-    prepare([log], out, CriteoOptions(min_count=MIN_COUNT, valid_fraction=VALID_FRACTION))
-
-
-def with_workflow(log: Path, out: Path) -> None:
-    """The same by the generic engine and the ready workflow."""
     from terarec.etl.ready import criteo
     from terarec.etl.workflow import Workflow
+    from terarec.spec import SplitByFraction
 
-    Workflow.of(criteo(min_count=MIN_COUNT)).prepare([log], out)
+    workflow = Workflow.of(criteo(min_count=MIN_COUNT, split=SplitByFraction(valid=VALID_FRACTION)))
+    workflow.prepare([log], out)
 
 
 def with_fitted_workflow(log: Path, out: Path) -> None:
-    """A second run, which transforms only: it takes the workflow that `with_workflow` has fitted."""
+    """A second run, which transforms only: it takes the workflow that `with_terarec` has fitted."""
     from terarec.etl.workflow import Workflow
 
-    Workflow.load(out.parent / "workflow" / "workflow").prepare([log], out)
+    Workflow.load(out.parent / "terarec" / "workflow").prepare([log], out)
 
 
 def lines_by_polars(log: Path):
@@ -111,7 +103,6 @@ def read_bytes(log: Path, out: Path) -> None:
 
 SIDES: dict[str, Callable[[Path, Path], None]] = {
     "terarec": with_terarec,
-    "workflow": with_workflow,
     "fitted workflow": with_fitted_workflow,
     "Polars": with_polars,
     "Polars scan": scan_with_polars,
@@ -120,8 +111,7 @@ SIDES: dict[str, Callable[[Path, Path], None]] = {
 }
 
 MODULES = {
-    "terarec": ["terarec.etl.criteo"],
-    "workflow": ["terarec.etl.engine", "terarec.etl.ready"],
+    "terarec": ["terarec.etl.engine", "terarec.etl.ready"],
     "fitted workflow": ["terarec.etl.engine", "terarec.etl.ready"],
     "Polars": ["polars"],
     "Polars scan": ["polars"],
@@ -165,22 +155,6 @@ def time_sides(names: list[str], log: Path, out: Path, repeats: int) -> dict[str
     }
 
 
-def encode_microseconds(dataset: Path, log: Path, records: int) -> float:
-    """Time to encode `records` raw records held in lists."""
-    from terarec.etl import Encoders
-
-    encoders = Encoders.load(dataset)
-    with log.open() as file:
-        rows = [file.readline().rstrip("\n").split("\t")[1:] for _ in range(records)]
-    fields = zip(INTEGERS + CATEGORIES, zip(*rows, strict=True), strict=True)
-    columns = {
-        name: [int(text) if text else None for text in column] if name in INTEGERS else list(column)
-        for name, column in fields
-    }
-    number = max(5, 2000 // records)
-    return min(timeit.repeat(lambda: encoders.encode(columns), number=number, repeat=7)) / number * 1e6
-
-
 def side_rows(case: str, num_rows: int, sides: dict[str, dict[str, float]]) -> list[Row]:
     """Rates and peak memory of the sides."""
     rates = {side: num_rows / figures["seconds"] for side, figures in sides.items()}
@@ -190,21 +164,20 @@ def side_rows(case: str, num_rows: int, sides: dict[str, dict[str, float]]) -> l
         for peer in ("Polars", "Polars scan", "pyarrow.csv scan")
         if peer in rates
     ] or [Row(case=case, metric="rate", value=ours, unit="rows/s", limit=limit)]
-    for side, beside in (("workflow", "terarec"), ("fitted workflow", "workflow")):
-        rows.append(
-            Row(
-                case=f"{case}, {side}",
-                metric="rate",
-                value=rates[side],
-                unit="rows/s",
-                peer={"terarec": "prepare criteo"}.get(beside, beside),
-                peer_value=rates[beside],
-                limit=limit,
-            )
+    rows.append(
+        Row(
+            case=f"{case}, fitted workflow",
+            metric="rate",
+            value=rates["fitted workflow"],
+            unit="rows/s",
+            peer="workflow",
+            peer_value=ours,
+            limit=limit,
         )
+    )
     rows += [
         Row(case=case, metric=f"peak memory of {side}", value=sides[side]["peak_kib"] / 1024, unit="MiB")
-        for side in ("terarec", "workflow", "Polars")
+        for side in ("terarec", "Polars")
         if side in sides
     ]
     return rows
@@ -224,7 +197,7 @@ def main() -> None:
         return
     from terarec.data.synthetic.criteo import generate
 
-    own = ["terarec", "workflow", "fitted workflow", "reading the bytes"]
+    own = ["terarec", "fitted workflow", "reading the bytes"]
     names = own if arguments.alone else list(SIDES)
     if not importlib.util.find_spec("polars"):
         names = [name for name in names if not name.startswith("Polars")]
@@ -236,11 +209,6 @@ def main() -> None:
         log_name = f"Criteo, {arguments.rows:,} rows ({made.text_bytes / 1e9:.1f} GB)"
         rows = side_rows(f"prepare {log_name}, text to Parquet", arguments.rows, sides)
         rows.append(Row(case=f"generate {log_name}", metric="rate", value=made.rows_per_second, unit="rows/s"))
-        for records in (1, 1000):
-            value = encode_microseconds(directory / "terarec", log, records) / records
-            rows.append(
-                Row(case=f"encode {records} raw Criteo records", metric="time a record", value=value, unit="us")
-            )
         append_rows("prepare", rows)
 
 

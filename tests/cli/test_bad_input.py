@@ -56,8 +56,8 @@ def test_an_output_directory_that_is_in_use(workshop: Workshop) -> None:
     ("flags", "expected"),
     [
         (["--format", "csv"], "--format: got 'csv', expected one of 'parquet', 'raw'"),
-        (["--valid-fraction", "1.5"], "--valid-fraction: got 1.5, expected a number from 0 to 1"),
-        (["--valid-fraction", "0.1", "--valid-last-day"], "--valid-fraction: got 0.1, expected nothing together with"),
+        (["--valid-fraction", "1.5"], "--valid-fraction: got 1.5, expected a number from 0 to below 1"),
+        (["--valid-fraction", "0.1", "--valid-last-day"], "--valid-fraction: got --valid-last-day as well"),
         (["--min-count", "0"], "--min-count"),
     ],
 )
@@ -213,4 +213,4 @@ def test_wrong_options_of_csv_are_named_as_typed(tmp_path: Path, flags: list[str
 def test_a_last_day_of_one_file_names_the_option(workshop: Workshop, tmp_path: Path) -> None:
     day = workshop.raw / "day_0.tsv"
     message = refused("prepare", "criteo", day, "--out", tmp_path / "data", "--valid-last-day", code=2)
-    assert message.startswith("--valid-last-day: got one source, expected at least two")
+    assert message.startswith("--valid-last-day: got one file, expected at least two")

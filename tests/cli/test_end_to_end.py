@@ -34,6 +34,16 @@ def test_the_last_day_becomes_the_valid_split(workshop: Workshop) -> None:
     assert (spec.num_rows("train"), spec.num_rows("valid")) == (1000, 1000)
 
 
+def test_untold_the_last_file_or_the_last_tenth_is_for_validation(workshop: Workshop, tmp_path: Path) -> None:
+    days = [workshop.raw / "day_0.tsv", workshop.raw / "day_1.tsv"]
+    told = [
+        figures("prepare", "criteo", *raw, "--out", tmp_path / str(len(raw)), "--rows-per-shard", 200)["splits"]
+        for raw in (days, days[:1])
+    ]
+    assert told == [{"train": 1000, "valid": 1000}, {"train": 900, "valid": 100}]
+    assert len(read_dataset(tmp_path / "1").shards("train")) == 5
+
+
 def test_train_leaves_a_whole_run(workshop: Workshop) -> None:
     told = workshop.trained
     assert told["model"] == "dlrm"

@@ -21,7 +21,7 @@ def test_a_workflow_of_ones_own_and_the_fitted_one(shop: tuple[Path, list[Path]]
     assert told["splits"] == {"train": 510, "valid": 60, "test": 30}
     assert [phase["name"] for phase in told["phases"]] == ["split", "group", "fit 1", "fit 2", "write"]
     page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
-    section = page.split("## terarec prepare WORKFLOW")[1].split("\n## ")[0]
+    section = page.split("## terarec prepare criteo")[1].split("\n## ")[0]
     assert {name for name in told if f"`{name}`" not in section} == set()
     again = figures("prepare", tmp_path / "data" / "workflow", tmp_path / "raw", "--out", tmp_path / "again")
     assert again["splits"] == told["splits"]

@@ -8,7 +8,8 @@ import pytest
 
 from terarec.cli.entry import run
 from terarec.data.synthetic import generate
-from terarec.etl.criteo import CriteoOptions, prepare
+from terarec.etl.ready import criteo_terabyte
+from terarec.etl.workflow import Workflow
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
@@ -18,7 +19,7 @@ def prepared(tmp_path_factory):
     """A directory that holds ``data``, as after the README's commands."""
     directory = tmp_path_factory.mktemp("readme")
     generate(directory / "raw", rows=100_000, days=2, seed=1)
-    prepare(sorted((directory / "raw").glob("*.tsv")), directory / "data", CriteoOptions())
+    Workflow.of(criteo_terabyte()).prepare(sorted((directory / "raw").glob("*.tsv")), directory / "data")
     return directory
 
 

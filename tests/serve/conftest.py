@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from terarec.data.synthetic.criteo import generate
-from terarec.etl.criteo import CriteoOptions, prepare
+from terarec.etl.ready import criteo
+from terarec.etl.workflow import Workflow
 from terarec.serve import InferenceService, InferenceSession, RunningServer, serve
-from terarec.spec import DLRMSpec, RunSpec, ServingSpec, TrainingSpec
+from terarec.spec import DLRMSpec, RunSpec, ServingSpec, SplitByFiles, TrainingSpec
 from terarec.train.run import build
 
 DENSE = [f"I{index}" for index in range(1, 14)]
@@ -41,7 +42,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
     root = tmp_path_factory.mktemp("serve")
     report = generate(root / "raw", rows=ROWS, days=DAYS, seed=7)
     days = [root / "raw" / file for file in report.files]
-    prepare(days, root / "data", CriteoOptions(min_count=2, valid_last_day=True))
+    Workflow.of(criteo(min_count=2, split=SplitByFiles(valid=1))).prepare(days, root / "data")
     spec = RunSpec(
         data=str(root / "data"),
         model=DLRMSpec(width=4, bottom=(8, 4), top=(8,)),

@@ -100,7 +100,7 @@ def test_a_missing_column_is_named(trained: TrainedRun, session: InferenceSessio
 
 
 def test_an_unknown_column_is_named(trained: TrainedRun, session: InferenceSession) -> None:
-    with pytest.raises(ConfigError, match=r"column 'C27': not in the data set, expected I1, I2"):
+    with pytest.raises(ConfigError, match=r"column 'C27': not in the workflow's records, expected I1, I2"):
         session.predict(trained.records(0, 1) | {"C27": [""]})
 
 

@@ -98,15 +98,18 @@ class LabelSpec:
         column: the column that it is made from; None for the one of its name.
         positives: values that mean 1, as texts; others mean 0.
         at_least: numbers from this on mean 1, lower ones 0. With neither, the label is the number itself.
+        is_probability: such a number is refused unless it is from 0 to 1.
     """
 
     name: str
     column: str | None = None
     positives: tuple[str, ...] = ()
     at_least: float | None = None
+    is_probability: bool = False
 
     def __post_init__(self) -> None:
         checks.name(self)
+        checks.one_of(self, "is_probability", (False, True))
         if self.at_least is not None:
             checks.finite_float(self, "at_least")
             if self.positives:

@@ -132,5 +132,5 @@ def test_values_that_a_data_set_does_not_hold() -> None:
     with pytest.raises(FormatError, match=r"column 'price', row 1: got 1e\+39"):
         plain.encode_block(big)
     unlabelled = block_of(price=("number", [1.0]), stars=("integer", [None]))
-    with pytest.raises(FormatError, match="label column 'stars', row 0: is missing"):
+    with pytest.raises(FormatError, match="column 'stars', row 0: got a missing value"):
         plain.encode_block(unlabelled)

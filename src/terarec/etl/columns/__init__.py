@@ -12,6 +12,7 @@ from terarec.etl.columns.column import (
     text_buffers,
     text_lengths,
 )
+from terarec.etl.columns.row_fault import RowFaultError
 
 __all__ = [
     "ARROW_TYPES",
@@ -24,6 +25,7 @@ __all__ = [
     "Column",
     "ColumnType",
     "Kind",
+    "RowFaultError",
     "concatenate_blocks",
     "concatenate_columns",
     "from_arrow",

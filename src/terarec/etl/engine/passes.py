@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from typing import Protocol, TypeVar
 
-from terarec.etl.columns import Block
+from terarec.etl.columns import Block, RowFaultError
 from terarec.etl.engine.progress import ProgressMeter
 from terarec.etl.in_order import map_in_order
 from terarec.etl.source import RawBlock, Source
@@ -59,13 +59,18 @@ class Passes:
             until_row: ends with the block before the one that begins with this row id, or with a later one.
 
         Raises:
-            FormatError: a damaged source, or with the policy "raise" bad input in it.
+            FormatError: a damaged source, with the policy "raise" bad input in it, or a value that `function` refuses.
         """
 
         def work(item: tuple[RawBlock, Block | None]) -> tuple[Result, int, int]:
             raw, joined = item
             block = self.source.read_block(raw)
-            return function(block, joined), block.num_rows, raw.read_bytes
+            try:
+                return function(block, joined), block.num_rows, raw.read_bytes
+            except RowFaultError as fault:
+                if self.item_bits:  # the row id may be of before rows were exploded, or of after
+                    raise
+                raise self.source.located(raw, fault) from None
 
         with closing(map_in_order(work, self._items(beside, until_row), self._threads)) as results:
             for result, rows, read_bytes in results:

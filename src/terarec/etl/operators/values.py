@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.errors import ConfigError, FormatError
-from terarec.etl.columns import Block, Column, Kind, text_buffers
+from terarec.errors import ConfigError
+from terarec.etl.columns import Block, Column, Kind, RowFaultError, text_buffers
 from terarec.kernels.cpu.hashes import xxh64_int64, xxh64_list, xxh64_text
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
@@ -18,14 +18,14 @@ _HEX = re.compile(r"[0-9a-fA-F]{1,8}", re.ASCII)
 _SHOWN_CHARACTERS = 60
 
 
-def refused(block: Block, name: str, position: int, accepted: str) -> FormatError:
+def refused(block: Block, name: str, position: int, accepted: str) -> RowFaultError:
     """The error that the value at `position` of the m values of the column `name` is not what is `accepted`."""
     column = block.columns[name]
     value = None if column.missing is not None and column.missing[position] else column.values[position]
     shown = repr(value.as_py() if isinstance(value, pa.Scalar) else getattr(value, "item", lambda: value)())
     shown = shown if len(shown) <= _SHOWN_CHARACTERS else shown[: _SHOWN_CHARACTERS - 3] + "..."
     row = position if column.offsets is None else int(np.searchsorted(column.offsets, position, side="right")) - 1
-    return FormatError(f"column {name!r}, row {block.rows[row]}: got {shown}, expected {accepted}")
+    return RowFaultError(name, int(block.rows[row]), f"got {shown}, expected {accepted}")
 
 
 def value_of(kind: Kind, value: float | str) -> Any:

@@ -63,7 +63,7 @@ def avazu(*, min_count: int = 2, split: Split | None = _SPLIT) -> WorkflowSpec:
             Categorify(columns=categorical, min_count=min_count),
         ),
         split=split,
-        labels=(LabelSpec(name="click"),),
+        labels=(LabelSpec(name="click", is_probability=True),),
         dense=counts,
         categorical=categorical,
     )

@@ -44,7 +44,7 @@ def criteo(*, min_count: int = 15, split: Split | None = _SPLIT) -> WorkflowSpec
             Categorify(columns=CATEGORY_NAMES, min_count=min_count),
         ),
         split=split,
-        labels=(LabelSpec(name=LABEL_NAME),),
+        labels=(LabelSpec(name=LABEL_NAME, is_probability=True),),
         dense=INTEGER_NAMES,
         categorical=CATEGORY_NAMES,
     )

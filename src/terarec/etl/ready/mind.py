@@ -84,7 +84,7 @@ def mind(*, min_count: int = 2, history: int = 50, split: Split | None = _SPLIT)
             Categorify(columns=alone, min_count=min_count),
         ),
         split=split,
-        labels=(LabelSpec(name="clicked"),),
+        labels=(LabelSpec(name="clicked", is_probability=True),),
         dense=("read_count",),
         categorical=("news_id", "category", *alone, "read_news", "read_categories"),
     )

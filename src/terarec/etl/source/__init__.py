@@ -4,7 +4,7 @@ Described in docs/preparing.md. `open_source` opens them; a `Source` may be read
 """
 
 from terarec.etl.source.bad_input import BAD_INPUT_POLICIES, BadInputPolicy, BadInputReport, InputFault
-from terarec.etl.source.files import SourceFile
+from terarec.etl.source.files import SourceFile, find_files
 from terarec.etl.source.raw_block import RawBlock
 from terarec.etl.source.source import Source, open_source
 from terarec.etl.source.times import parse_times
@@ -17,6 +17,7 @@ __all__ = [
     "RawBlock",
     "Source",
     "SourceFile",
+    "find_files",
     "open_source",
     "parse_times",
 ]

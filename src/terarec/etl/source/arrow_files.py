@@ -60,6 +60,10 @@ class _TypedReader:
 
         return settle(ParsedPart(columns), found, policy, fault_of)
 
+    def place(self, part: RawPart, position: int) -> str:
+        """Where the row at a position of a part stands in its file."""
+        return f"row {part.before + position + 1}"
+
 
 class ParquetReader(_TypedReader):
     """Reads Parquet files. ``content`` of a part is a batch.

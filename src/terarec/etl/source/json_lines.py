@@ -66,6 +66,10 @@ class JsonLinesReader:
 
         return settle(ParsedPart(columns), found, policy, fault_of)
 
+    def place(self, part: RawPart, position: int) -> str:
+        """Where the row at a position of a part stands in its file."""
+        return f"line {part.before + int(lines_of_rows(part.content)[position]) + 1}"
+
     def count_rows(self, file: SourceFile) -> int:
         """Rows of `file`, bad ones included."""
         return sum(part.num_rows for part in self.parts(file))

@@ -110,6 +110,10 @@ class FormatReader(Protocol):
         """The rows of a part."""
         ...
 
+    def place(self, part: RawPart, position: int) -> str:
+        """Where the row at a position of a part stands in its file, such as ``line 7``."""
+        ...
+
     def count_rows(self, file: SourceFile) -> int:
         """Rows of `file`, bad ones included."""
         ...

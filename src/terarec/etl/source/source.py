@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from terarec.errors import ConfigError, FormatError
-from terarec.etl.columns import Block
+from terarec.etl.columns import Block, RowFaultError
 from terarec.etl.in_order import available_threads, map_in_order
 from terarec.etl.source.arrow_files import IpcReader, ParquetReader
 from terarec.etl.source.bad_input import BAD_INPUT_POLICIES, BadInputLog, BadInputPolicy, BadInputReport
@@ -66,6 +66,11 @@ class Source:
             raise FormatError(str(parsed.faults[0]))
         self._log.add(raw.first_row, parsed.counts, parsed.faults)
         return parsed.block(raw)
+
+    def located(self, raw: RawBlock, fault: RowFaultError) -> FormatError:
+        """`fault`, in a row of `raw`, with its file and line or row."""
+        place = self._reader.place(raw.part, fault.row - raw.first_row)
+        return FormatError(f"{raw.part.path}: {place}, column {fault.column!r}: {fault.problem}")
 
     def blocks(self) -> Generator[Block]:
         """All rows in order. Each call gives the same blocks, whatever the number of threads.

@@ -7,9 +7,12 @@ from pyspark.sql import functions as F
 
 from terarec.etl.operators.values import value_of
 from terarec.etl.spark.expressions import ROW, column, refuse
+from terarec.etl.workflow.data_set import PROBABILITY
 from terarec.etl.workflow.plan import Plan
 from terarec.formats.layout import key_dtype
 from terarec.spec import MISSING_KEY, CategoricalColumn, DatasetSpec, LabelSpec
+
+_FLOAT32 = "a number that float32 holds"
 
 
 def result_columns(plan: Plan, dataset: DatasetSpec) -> list[Column]:
@@ -31,25 +34,27 @@ def _label(label: LabelSpec, plan: Plan) -> Column:
     else:
         number = x.cast("float")
     told = F.concat(
-        F.lit(f"label column {label.source!r}, row "), F.col(ROW).cast("string"),
-        F.lit(": is missing, expected a label in every row"),
+        F.lit(f"column {label.source!r}, row "), F.col(ROW).cast("string"),
+        F.lit(": got a missing value, expected a label in every row"),
     )  # fmt: skip
     checked = refuse(x.isNull(), told, number)
-    checked = refuse(F.abs(number) == float("inf"), _beyond(label.source, ""), checked)
+    checked = refuse(F.abs(number) == float("inf"), _refused(label.source, _FLOAT32), checked)
+    if label.is_probability:
+        checked = refuse((number < 0) | (number > 1), _refused(label.source, PROBABILITY), checked)
     return F.coalesce(checked, F.lit(0.0).cast("float"))
 
 
 def _number(name: str) -> Column:
     number = column(name).cast("float")
-    hint = "; FillMissing gives missing ones a value"
-    checked = refuse(number.isNull() | (F.abs(number) == float("inf")), _beyond(name, hint), number)
+    accepted = f"{_FLOAT32}; FillMissing gives missing ones a value"
+    checked = refuse(number.isNull() | (F.abs(number) == float("inf")), _refused(name, accepted), number)
     return F.coalesce(checked, F.lit(0.0).cast("float"))
 
 
-def _beyond(name: str, hint: str) -> Column:
+def _refused(name: str, accepted: str) -> Column:
     return F.concat(
         F.lit(f"column {name!r}, row "), F.col(ROW).cast("string"), F.lit(": got "),
-        F.coalesce(column(name).cast("string"), F.lit("nan")), F.lit(f", expected a number that float32 holds{hint}"),
+        F.coalesce(column(name).cast("string"), F.lit("nan")), F.lit(f", expected {accepted}"),
     )  # fmt: skip
 
 

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from terarec.errors import FormatError
-from terarec.etl.columns import Block, Column
+from terarec.etl.columns import Block, Column, RowFaultError
 from terarec.etl.operators import State
 from terarec.etl.operators.values import refused, value_of
 from terarec.etl.workflow.plan import Plan
@@ -25,6 +24,9 @@ from terarec.spec import (
     LabelColumn,
     LabelSpec,
 )
+
+PROBABILITY = "a number from 0 to 1, or positives"
+"""What a label accepts that has to be a probability."""
 
 WORKFLOW_DIRECTORY = "workflow"
 """Where a data set has the workflow that made it, beside ``dataset.json``."""
@@ -108,13 +110,13 @@ def label_values(label: LabelSpec, block: Block) -> NDArray[np.float32]:
     """float32[n].
 
     Raises:
-        FormatError: a missing one, or a number that float32 does not hold.
+        FormatError: a missing one, a number that float32 does not hold, or one that is no probability and has to be.
     """
     column = block.columns[label.source]
     missing = column.is_missing()
     if missing.any():
-        row = block.rows[int(np.argmax(missing))]
-        raise FormatError(f"label column {label.source!r}, row {row}: is missing, expected a label in every row")
+        row = int(block.rows[int(np.argmax(missing))])
+        raise RowFaultError(label.source, row, "got a missing value, expected a label in every row")
     if label.positives:
         return _is_among(column, label.positives).astype(np.float32)
     if label.at_least is not None:
@@ -123,6 +125,8 @@ def label_values(label: LabelSpec, block: Block) -> NDArray[np.float32]:
         numbers = column.numbers().astype(np.float32)
     if np.isinf(numbers).any():
         raise refused(block, label.source, int(np.argmax(np.isinf(numbers))), "a number that float32 holds")
+    if label.is_probability and (outside := (numbers < 0) | (numbers > 1)).any():
+        raise refused(block, label.source, int(np.argmax(outside)), PROBABILITY)
     return numbers
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import ColumnType
+from terarec.etl.operators import NumberStepCode
+from terarec.etl.operators.bucketize import BucketizeCode
 from terarec.etl.workflow.plan import Plan, side_types
 from terarec.spec import Explode, GivenIds
 
@@ -49,6 +52,8 @@ def serving_plan(plan: Plan, results: Sequence[str]) -> ServingPlan:
         )
     exploded = {name for spec in plan.spec.steps if isinstance(spec, Explode) for name in spec.columns}
     raw = {name: plan.types[0][name] for name in plan.types[0] if name in needed}
+    exact = _exact(plan, steps, results)
+    raw |= {name: _as_number(found) for name, found in raw.items() if name not in exact}
     items = {name: ColumnType(found.kind) if name in exploded else found for name, found in raw.items()}
     bounded = {name: _bounded(plan, reversed(steps), name, found) for name, found in items.items()}
     serving = ServingPlan(tuple(reversed(steps)), {**bounded, **brought})
@@ -62,6 +67,23 @@ def _bounded(plan: Plan, steps: Iterable[int], name: str, found: ColumnType) -> 
     if not found.is_list or not isinstance(first, GivenIds) or name not in first.columns:
         return found
     return ColumnType(found.kind, True, first.max_length)
+
+
+def _exact(plan: Plan, steps: Sequence[int], results: Sequence[str]) -> set[str]:
+    """Source columns whose integers must come as such, for their ids, or for what they stand for."""
+    exact = {name for name in results if name not in plan.spec.dense}
+    for step in sorted(steps, reverse=True):
+        code, made = plan.codes[step], exact & set(plan.codes[step].writes)
+        exact -= made
+        hands_on = any(plan.types[step + 1][name].kind == "integer" for name in made)
+        if hands_on or not isinstance(code, NumberStepCode | BucketizeCode):
+            exact |= set(plan.spec.steps[step].serving_reads)
+    return exact | {column.name for column in plan.spec.source.columns if column.type == "time"}
+
+
+def _as_number(found: ColumnType) -> ColumnType:
+    """An integer of which only the number matters may come as any number, as tables with missing values hold it."""
+    return dataclasses.replace(found, kind="number") if found.kind == "integer" else found
 
 
 def _check_types(plan: Plan, serving: ServingPlan) -> None:
