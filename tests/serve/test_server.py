@@ -14,7 +14,7 @@ import torch
 import terarec
 from terarec.batch import Batch
 from terarec.errors import MissingDependencyError
-from terarec.etl import Encoders
+from terarec.etl.workflow import Workflow
 from terarec.serve import InferenceService, InferenceSession, server
 from terarec.serve.server import create_app
 from terarec.spec import ServingSpec
@@ -229,8 +229,8 @@ class Broken(torch.nn.Module):
 def test_a_defect_is_one_line_for_the_client_and_raised_in_the_server(
     trained: TrainedRun, session: InferenceSession
 ) -> None:
-    encoders = Encoders.load(trained.path / "dataset")
-    broken = InferenceSession(Broken(), encoders, session.run, encoders.spec, step=1)
+    workflow = Workflow.load(trained.path / "dataset" / "workflow")
+    broken = InferenceSession(Broken(), workflow, session.run, workflow.dataset_spec(), step=1)
     app = create_app(InferenceService(broken, ServingSpec(name="dlrm")))
     request = {"inputs": tensors(trained.records(0, 2))}
 

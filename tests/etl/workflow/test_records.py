@@ -119,10 +119,12 @@ def test_lists_arrays_and_arrow_of_any_size_give_the_same() -> None:
 
 def test_integers_go_the_short_way_as_they_go_in_blocks() -> None:
     made = workflow(
+        HashBucket(columns=("user",), outputs=("user_hash",), buckets=10),
         FillMissing(columns=("user", "clicks"), value=-1),
         Clip(columns=("user",), low=-5, high=2**60),
         LogOp(columns=("user", "clicks"), shift=9.0),
         dense=["user", "clicks"],
+        categorical=["user_hash"],
         labels=[LabelSpec(name="price")],
     )
     users = [None, 3, -7, 2**53 + 1, 2**63 - 1, -(2**63)]
@@ -134,6 +136,8 @@ def test_integers_go_the_short_way_as_they_go_in_blocks() -> None:
     for wrong in (1.5, 3.0, True, 2**63):
         with pytest.raises(ConfigError, match=r"column 'user', row 1: got .*, expected a 64-bit integer"):
             made.encode({"user": [1, wrong], "clicks": [1, 2]})
+    as_tables_hold_them = {"user": users, "clicks": np.array([1, 2, 3, np.nan, 5, 6])}  # only their number matters
+    np.testing.assert_array_equal(made.encode(as_tables_hold_them).dense, expected)
 
 
 def test_no_records_at_all() -> None:
