@@ -9,7 +9,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from terarec.kernels.memory import peak_memory_bytes
 from terarec.train import ProgressBar, build, precision
 from terarec.train.metrics_log import MetricsLog
 from tests.train.small_run import changed
