@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from terarec.errors import ConfigError, FormatError, StorageError
 from terarec.etl.columns import Block, ColumnType
 from terarec.etl.operators import implementation
+from terarec.etl.values.value_counts import encoding_bytes
 from terarec.kernels.ref.hashes import xxh64_int64
 from terarec.spec import DropLowCardinality, JoinGroupby, JoinTable, TargetEncoding
 from tests.etl.column_values import block_of, column_of, values_of
-from tests.etl.operators.fitting import blocks_of, fit, saved, types_of
+from tests.etl.operators.fitting import blocks_of, files_of, fit, saved, types_of
 
 KEYS = {
     "text": st.none() | st.sampled_from(["a", "b", "\u00fc"]),
@@ -145,12 +146,54 @@ def test_inputs_of_other_kinds_are_refused(step, told):
         implementation(step).output_types(types)
 
 
-@pytest.mark.parametrize("step", [TargetEncoding(columns=("k",), target="y"), JoinGroupby(columns=("k",))])
-def test_groups_beyond_memory_are_refused(step):
-    number = 5000
-    block = block_of(k=("integer", list(range(number))), y=("number", [1.0] * number))
-    with pytest.raises(StorageError, match=r"column 'k': the sums of its 5,000 groups hold .* MiB, expected at most"):
-        fit(step, [block], memory_bytes=10_000)
+def group_rows(state):
+    """What is learnt of the column k, as it is saved."""
+    return state.columns["k"].rows
+
+
+BEYOND_MEMORY = pytest.mark.parametrize(
+    ("step", "kind"),
+    [
+        (TargetEncoding(columns=("k",), target="y", folds=3), "text"),
+        (JoinGroupby(columns=("k",)), "text"),
+        (JoinGroupby(columns=("k",), values=("y",), statistics=("count", "sum", "std", "min")), "integer"),
+        (JoinGroupby(columns=("k",), values=("y",), statistics=("mean",)), "hex32"),
+    ],
+)
+
+
+def many_groups(kind):
+    """Rows of a long tail of groups, in blocks; their targets' sums are rounded."""
+    generator = np.random.default_rng(3)
+    keys = (generator.pareto(0.7, 20_000) * 50).astype(np.int64) % 2**31
+    values = (
+        [f"a text as long as identifiers are, {key}" if key % 7 else None for key in keys.tolist()]
+        if kind == "text"
+        else keys.tolist()
+    )
+    targets = [None if target < 0.1 else target for target in generator.random(20_000).tolist()]
+    return blocks_of(block_of(k=(kind, values), y=("number", targets)), 3000)
+
+
+@BEYOND_MEMORY
+def test_groups_beyond_memory_go_to_the_disk_and_give_the_same_bits(step, kind, caplog):
+    blocks = many_groups(kind)
+    expected = fit(step, blocks)
+    found = fit(step, blocks, memory_bytes=encoding_bytes(group_rows(expected)) * 11 // 10)
+    assert files_of(found) == files_of(expected)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert "column 'k': the sums of its groups pass the memory bound of" in told[0]
+
+
+@BEYOND_MEMORY
+def test_figures_of_groups_beyond_memory_are_refused_with_their_number_and_what_helps(step, kind):
+    blocks = many_groups(kind)
+    rows = group_rows(fit(step, blocks))
+    told = rf"column 'k': the figures of its {rows.num_rows:,} groups need about .* are left; HashBucket, Categorify"
+    for memory in (encoding_bytes(rows) * 9 // 10, 10_000):
+        with pytest.raises(StorageError, match=told):
+            fit(step, blocks, memory_bytes=memory)
 
 
 def test_damaged_folds_are_refused(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,6 +18,7 @@ from terarec.etl.operators.scalar_input import scalar_input
 from terarec.etl.operators.state_files import read_table, table_path, write_table
 from terarec.etl.operators.step_code import StepCode
 from terarec.etl.values.group_sums import Aggregate, GroupSums
+from terarec.etl.values.value_counts import encoding_bytes
 from terarec.etl.values.value_ids import ValueIds
 from terarec.etl.values.value_kind import VALUE_TYPES, as_values, lookup_kind
 from terarec.spec import JoinGroupby
@@ -127,11 +129,12 @@ class GroupStatistic:
     Args:
         code: of the step.
         types: of the columns before it.
-        memory: bound of the sums of all columns together.
+        memory: bound of the sums of all columns together, and of the figures made of them.
     """
 
     def __init__(self, code: JoinGroupbyCode, types: ColumnTypes, memory: SpillOptions) -> None:
         self._code = code
+        self._memory_bytes = memory.memory_bytes
         spec = code.spec
         bound = None if memory.memory_bytes is None else memory.memory_bytes // len(spec.columns)
         aggregates: dict[str, Aggregate] = {"count": "sum"}
@@ -140,9 +143,9 @@ class GroupStatistic:
         counts = {name for name in aggregates if name.startswith(("count", "present"))}
         numbers = [(name, pa.int64() if name in counts else pa.float64()) for name in aggregates]
         self._sums: dict[str, GroupSums] = {}
-        for name in spec.columns:
+        for number, name in enumerate(spec.columns):
             schema = pa.schema([("value", ARROW_TYPES[lookup_kind(types[name].kind)]), *numbers])
-            self._sums[name] = GroupSums(name, schema, aggregates, bound)
+            self._sums[name] = GroupSums(name, schema, aggregates, memory.directory / f"sums-{number:03d}", bound)
         self._origins: dict[str, float] = {}
 
     def observe(self, block: Block) -> _Partial:
@@ -167,15 +170,21 @@ class GroupStatistic:
             self._sums[name].add(pa.table({"value": group, "count": counts, **summed}))
 
     def finish(self) -> JoinedGroups:
-        """The figures of each group."""
-        columns = {}
+        """The figures of each group.
+
+        Raises:
+            StorageError: they would not fit in memory; names the column, its size, and what helps.
+            OSError: the disk is full.
+        """
+        columns, left = {}, self._memory_bytes
         for name, sums in self._sums.items():
-            table = sums.table()
-            made = [table.column("value"), *self._figures(table)]
-            columns[name] = GroupFigures(pa.table(made, names=["value", *self._code.outputs_of(name)]))
+            rows = sums.result(partial(self._figures, name), left)
+            left = None if left is None else left - encoding_bytes(rows)
+            columns[name] = GroupFigures(rows)
         return JoinedGroups(columns)
 
-    def _figures(self, table: pa.Table) -> list[NDArray[np.float64]]:
+    def _figures(self, column: str, table: pa.Table) -> pa.Table:
+        """The value and the outputs of `column`, of sums by its values."""
         spec = self._code.spec
         made = [table.column("count").to_numpy().astype(np.float64)] if "count" in spec.statistics else []
         for number in range(len(spec.values)):
@@ -185,4 +194,4 @@ class GroupStatistic:
             varies = part["min"] != part["max"]
             figures = {**part, "mean": part["sum"] / present, "std": np.sqrt(np.maximum(variance, 0.0)) * varies}
             made += [figures[statistic] for statistic in spec.statistics if statistic != "count"]
-        return made
+        return pa.table([table.column("value"), *made], names=["value", *self._code.outputs_of(column)])

@@ -20,6 +20,7 @@ from terarec.etl.operators.state_files import read_figures, read_table, table_pa
 from terarec.etl.operators.step_code import StepCode
 from terarec.etl.statistics.exact_sum import exact_sum
 from terarec.etl.values.group_sums import GroupSums
+from terarec.etl.values.value_counts import encoding_bytes
 from terarec.etl.values.value_ids import ValueIds
 from terarec.etl.values.value_kind import VALUE_TYPES, as_values, lookup_kind
 from terarec.kernels.cpu.hashes import xxh64_int64
@@ -159,17 +160,19 @@ class TargetStatistic:
     Args:
         code: of the step.
         types: of the columns before it.
-        memory: bound of the sums of all columns together.
+        memory: bound of the sums of all columns together, and of the encodings made of them.
     """
 
     def __init__(self, code: TargetEncodingCode, types: ColumnTypes, memory: SpillOptions) -> None:
         self._code = code
+        self._memory_bytes = memory.memory_bytes
         bound = None if memory.memory_bytes is None else memory.memory_bytes // len(code.spec.columns)
         self._sums = {}
-        for name in code.spec.columns:
+        for number, name in enumerate(code.spec.columns):
             value = pa.field("value", ARROW_TYPES[lookup_kind(types[name].kind)])
             schema = pa.schema([value, ("fold", pa.int32()), ("count", pa.int64()), ("sum", pa.float64())])
-            self._sums[name] = GroupSums(name, schema, {"count": "sum", "sum": "sum"}, bound)
+            directory = memory.directory / f"sums-{number:03d}"
+            self._sums[name] = GroupSums(name, schema, {"count": "sum", "sum": "sum"}, directory, bound)
         self._counts = [0] * code.spec.folds
         self._totals = [Fraction(0)] * code.spec.folds
 
@@ -200,8 +203,16 @@ class TargetStatistic:
             self._totals[fold] += total
 
     def finish(self) -> TargetEncodings:
-        """The encodings."""
+        """The encodings.
+
+        Raises:
+            StorageError: they would not fit in memory; names the column, its size, and what helps.
+            OSError: the disk is full.
+        """
         totals = FoldTotals(tuple(self._counts), tuple(map(float, self._totals)))
-        smoothing = self._code.spec.smoothing
-        columns = {name: TargetMeans(sums.table(), totals, smoothing) for name, sums in self._sums.items()}
+        columns, left = {}, self._memory_bytes
+        for name, sums in self._sums.items():
+            rows = sums.result(lambda rows: rows, left)
+            left = None if left is None else left - encoding_bytes(rows)
+            columns[name] = TargetMeans(rows, totals, self._code.spec.smoothing)
         return TargetEncodings(totals, columns)

@@ -9,17 +9,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.etl.columns import text_buffers
 from terarec.etl.values.count_tables import CountTable
+from terarec.etl.values.partition_of import PARTITIONS, partition_of
 from terarec.etl.values.value_kind import ValueKind
 from terarec.formats import AtomicFile
-from terarec.kernels.cpu.hashes import xxh64_int64, xxh64_text
 
-PARTITIONS = 64
-"""Of the values by their hash: memory holds one of them at a time."""
 _CHUNK_VALUES = 1 << 20
-_PARTITION_SEED = 7
-"""Another one than that of ids in hash buckets, so that these are even inside a partition."""
 
 
 class SpilledCounts:
@@ -68,10 +63,6 @@ class SpilledCounts:
 
 def _partitions(values: pa.Array) -> list[NDArray[np.int64]]:
     """Positions of the values of each partition."""
-    if pa.types.is_large_string(values.type):
-        hashes = xxh64_text(*text_buffers(values), _PARTITION_SEED)
-    else:
-        hashes = xxh64_int64(values.to_numpy().astype(np.int64, copy=False), _PARTITION_SEED)
-    partition = (hashes & (PARTITIONS - 1)).astype(np.uint8)
+    partition = partition_of(values).astype(np.uint8)
     ends = np.cumsum(np.bincount(partition, minlength=PARTITIONS))
     return np.split(np.argsort(partition, kind="stable"), ends[:-1])

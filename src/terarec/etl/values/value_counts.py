@@ -61,7 +61,7 @@ class ValueCounts:
             _LOG.warning(
                 "column %r: counting passes the memory bound of %s; it goes on in partitions on the disk",
                 name,
-                _bytes(self._memory_bytes or 0),
+                in_bytes(self._memory_bytes or 0),
             )
         self._spilled[name].append(self._tables[name].drain())
 
@@ -95,9 +95,9 @@ class ValueCounts:
             size = size if max_size is None else min(size, max_size)
             needed = encoding_bytes(result) * size // max(result.num_rows, 1)
             raise StorageError(
-                f"column {name!r}: its vocabulary of {size:,} values needs about {_bytes(needed)} of memory to encode "
-                f"with, where {_bytes(memory_bytes or 0)} are left; a greater min_count (now {min_count}), a max_size "
-                f"(now {'none' if max_size is None else max_size}), HashBucket or more memory would help"
+                f"column {name!r}: its vocabulary of {size:,} values needs about {in_bytes(needed)} of memory to "
+                f"encode with, where {in_bytes(memory_bytes or 0)} are left; a greater min_count (now {min_count}), a "
+                f"max_size (now {'none' if max_size is None else max_size}), HashBucket or more memory would help"
             )
         return _ordered(result, max_size)
 
@@ -128,5 +128,6 @@ def _ordered(counted: pa.Table, most: int | None) -> pa.Table:
     return ordered.combine_chunks()
 
 
-def _bytes(count: int) -> str:
+def in_bytes(count: int) -> str:
+    """`count` bytes for a message."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
