@@ -16,6 +16,14 @@ def positive_int(owner: object, field: str, minimum: int = 1) -> None:
         fail(owner, field, f"an integer >= {minimum}")
 
 
+def int64(owner: object, field: str, minimum: int = -(2**63)) -> None:
+    """Raise unless ``owner.field`` is an integer from `minimum` on that 64 bits with a sign hold."""
+    value = getattr(owner, field)
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**63:
+        low = f" >= {minimum}" if minimum > -(2**63) else ""
+        fail(owner, field, f"a 64-bit integer{low}")
+
+
 def finite_float(
     owner: object, field: str, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False
 ) -> None:

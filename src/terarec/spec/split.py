@@ -31,7 +31,7 @@ class SplitByHash:
 
     def __post_init__(self) -> None:
         _shares(self)
-        checks.positive_int(self, "seed", minimum=0)
+        checks.int64(self, "seed", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +47,7 @@ class SplitByUser:
     def __post_init__(self) -> None:
         _column(self)
         _shares(self)
-        checks.positive_int(self, "seed", minimum=0)
+        checks.int64(self, "seed", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from terarec.spec import checks
 from terarec.spec.operators import JoinTable, Operator
@@ -13,6 +13,7 @@ from terarec.spec.split import Split
 
 SourceType = Literal["text", "integer", "number", "hex32", "time"]
 SourceFormat = Literal["delimited", "json_lines", "parquet", "arrow"]
+SourceEncoding = Literal["utf-8", "latin-1"]
 _DIRECTIVES = re.compile(r"%.?", re.DOTALL)
 
 
@@ -55,11 +56,12 @@ class SourceSpec:
     Attributes:
         columns: those that are read. Delimited text without a header: all fields of a line, in order. Else found by
             name, and others are passed over.
-        delimiter: one character between the fields of delimited text.
+        delimiter: what stands between the fields of delimited text, one character or several.
         header: the first line of each delimited file names its columns.
         quote: fields of delimited text may stand between double quotes, a quote inside being written twice.
         trim: spaces around a field of delimited text are left out.
         missing: words that mean a missing value.
+        encoding: of delimited text, "utf-8" or "latin-1" (ISO 8859-1).
     """
 
     format: SourceFormat
@@ -69,15 +71,19 @@ class SourceSpec:
     quote: bool = False
     trim: bool = False
     missing: tuple[str, ...] = ("",)
+    encoding: SourceEncoding = "utf-8"
 
     def __post_init__(self) -> None:
         checks.one_of(self, "format", ("delimited", "json_lines", "parquet", "arrow"))
         if not self.columns:
             checks.refuse(self, "columns", "got no column, expected at least one")
         checks.distinct(self, "columns", tuple(column.name for column in self.columns))
-        good = isinstance(self.delimiter, str) and len(self.delimiter) == 1 and self.delimiter.isascii()
-        if not good or self.delimiter in '"\r\n':
-            checks.fail(self, "delimiter", "one ASCII character that is no quote and no line end")
+        good = isinstance(self.delimiter, str) and bool(self.delimiter) and self.delimiter.isascii()
+        if not good or any(mark in self.delimiter for mark in '"\r\n'):
+            checks.fail(self, "delimiter", "ASCII characters, at least one, none of them a quote or a line end")
+        checks.one_of(self, "encoding", get_args(SourceEncoding))
+        if self.encoding != "utf-8" and self.format != "delimited":
+            checks.fail(self, "encoding", f"'utf-8', as the format is {self.format!r} and not 'delimited'")
         for switch in ("header", "quote", "trim"):
             checks.one_of(self, switch, (False, True))
         for column in self.columns:

@@ -36,7 +36,7 @@ LINE = {
     "movielens/ratings.csv": r"\d+,\d+,[0-5]\.[05],\d{10}",
     "movielens/movies.csv": r'\d+,(".*, .*"|[^,"]*),(\(no genres listed\)|[A-Z][\w-]+(\|[A-Z][\w-]+)*)',
     "movielens-1m/ratings.dat": r"\d+::\d+::[1-5]::\d{10}",
-    "movielens-1m/movies.dat": r"\d+::.* \(\d{4}\)::(\(no genres listed\)|[A-Z][\w-]+(\|[A-Z][\w-]+)*)",
+    "movielens-1m/movies.dat": r"\d+::(Film|L'\u00e9toile) .*::(\(no genres listed\)|[A-Z][\w-]+(\|[A-Z][\w-]+)*)",
     "adult/adult.data": r"\d+(, [^,]+){13}, (<=|>)50K",
     "adult/adult.test": r"\d+(, [^,]+){13}, (<=|>)50K\.",
     "amazon/reviews.json": r"\{.*\}",
@@ -68,7 +68,7 @@ def logs(tmp_path_factory):
 
 
 def lines(path, name):
-    read = path.read_text().splitlines()
+    read = path.read_text("latin-1" if path.suffix == ".dat" else "utf-8").splitlines()
     return read[1:] if name in FIRST_LINE else read
 
 

@@ -43,6 +43,13 @@ CASES = {
     "movielens": Case(
         generator=movielens, workflow="movielens", sources=["ratings.csv"], tables={"movies": "movies.csv"}
     ),
+    "movielens-1m": Case(
+        generator=movielens,
+        workflow="movielens",
+        sources=["ratings.dat"],
+        tables={"movies": "movies.dat"},
+        layout="1m",
+    ),
     "adult": Case(
         generator=adult, workflow="adult", sources=["adult.data", "adult.test"], options={"bad_input": "skip"}
     ),

@@ -48,15 +48,29 @@ def test_compressed_files_of_several_members(tmp_path):
     check(mixed("delimited"), tmp_path / "a.gz", tmp_path / "b.zst")
 
 
-def test_a_header_names_the_columns_in_any_order(tmp_path):
+@pytest.mark.parametrize("delimiter", [",", "::"])
+def test_a_header_names_the_columns_in_any_order(tmp_path, delimiter):
     header = ["extra", *reversed(NAMES), "more"]
-    lines = [",".join(f'"{name}"' for name in header)]
+    lines = [delimiter.join(f'"{name}"' for name in header)]
     for row in ROWS:
         fields = dict(zip(NAMES, delimited_line(row).split("\t"), strict=True))
-        lines.append(",".join(f'"{fields.get(name, "no number")}"' for name in header))
+        lines.append(delimiter.join(f'"{fields.get(name, "no number")}"' for name in header))
     write_lines(tmp_path / "a.csv", lines)
-    write_lines(tmp_path / "b.csv", [",".join(NAMES), *(delimited_line(row, ",") for row in ROWS)])
-    check(mixed("delimited", delimiter=",", header=True, quote=True), tmp_path / "a.csv", tmp_path / "b.csv")
+    write_lines(tmp_path / "b.csv", [delimiter.join(NAMES), *(delimited_line(row, delimiter) for row in ROWS)])
+    check(mixed("delimited", delimiter=delimiter, header=True, quote=True), tmp_path / "a.csv", tmp_path / "b.csv")
+
+
+@pytest.mark.parametrize("quote", [True, False])
+def test_text_in_latin_1_between_delimiters_of_several_characters(tmp_path, quote):
+    columns = (SourceColumn(name="caf\u00e9", type="text"), SourceColumn(name="n", type="integer"))
+    source = {"format": "delimited", "columns": columns, "delimiter": "::", "header": True, "encoding": "latin-1"}
+    (tmp_path / "a").write_bytes(b"caf\xe9::n\nd\xe9j\xe0:vu::1\r\n\xff:::2\n::3")
+    rows = {"caf\u00e9": ["d\u00e9j\u00e0:vu", "\u00ff", None], "n": [1, None, 3]}
+    read = open_source(SourceSpec(**source, quote=quote), [tmp_path / "a"], "missing")
+    assert rows_of(read)[1] == rows
+    assert [str(fault) for fault in read.bad_input.first] == [
+        f"{tmp_path / 'a'}: line 3, column 'n': got ':2', expected an integer"
+    ]
 
 
 def test_trimmed_fields_and_words_for_missing_values(tmp_path):

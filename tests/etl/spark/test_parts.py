@@ -40,12 +40,12 @@ def test_lines_are_numbered_whatever_the_partitions(spark: Any, tmp_path: Path) 
     paths, expected = [], []
     for file, rows in enumerate([2000, 1, 0, 3000]):
         path = tmp_path / f"{file}.txt"
-        lines = [f"{file} {row} {'x' * choose.randint(0, 40)}" for row in range(rows)]
+        lines = [f"{file} {row} " + "\u00e9" * choose.randint(0, 40) for row in range(rows)]
         held = [item for line in lines for item in ([line, ""] if choose.random() < 0.1 else [line])]
-        path.write_text("\n".join(["header", *held]))
+        path.write_text("\n".join(["header", *held]), "latin-1")
         paths.append(str(path))
         expected += [(file, held.index(line) + 2, line) for line in lines]
-    numbered = number_lines(spark, paths, header=True)
+    numbered = number_lines(spark, paths, header=True, encoding="latin-1")
     assert numbered.frame.rdd.getNumPartitions() > 5
     found = sorted((row[3], (row[1], row[2], row[0])) for row in numbered.frame.collect())
     assert [row for row, _ in found] == list(range(5001))

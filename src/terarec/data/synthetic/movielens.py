@@ -43,7 +43,8 @@ def generate(
     """Write the ratings, the films and ``generated.json`` into `out`.
 
     ``latest``: ``ratings.csv`` and ``movies.csv`` as in ml-latest, ml-25m and ml-32m, with header lines and half stars.
-    ``1m``: ``ratings.dat`` and ``movies.dat`` as in ml-1m, ``::`` between the fields. Ratings are in order of users.
+    ``1m``: ``ratings.dat`` and ``movies.dat`` as in ml-1m, ``::`` between the fields, films in Latin-1. Ratings are in
+    order of users.
     The label of a sample is whether the rating is at least 4; that depends on the film and on whether one of its
     genres is a favourite of the user's.
 
@@ -140,15 +141,17 @@ def _movies(films: _Films, file: str, layout: Layout, numbers: NDArray[np.int64]
     further = raw_lines.taken([*(f"|{genre}" for genre in GENRES), ""], np.where(first < 0, -1, second))
     years = 1930 + (streams.traits(films.tastes.seed, _YEAR, numbers) * 90).astype(np.int64)
     has_comma = numbers % 4 == 0
+    special = "Film, The " if layout == "latest" else "L'\u00e9toile "
     titles = pc.binary_join_element_wise(
-        raw_lines.taken(["Film ", "Film, The "], has_comma * 1), pa.array(numbers).cast(pa.string()), " (", ""
+        raw_lines.taken(["Film ", special], has_comma * 1), pa.array(numbers).cast(pa.string()), " (", ""
     )
     titles = pc.binary_join_element_wise(titles, pa.array(years).cast(pa.string()), ")", "")
     if layout == "latest":
         quote = raw_lines.taken(["", '"'], has_comma * 1)
         titles = pc.binary_join_element_wise(quote, titles, quote, "")
     genres = pc.binary_join_element_wise(names, further, "")
-    return Piece(file, raw_lines.joined([numbers + 1, titles, genres], _separator(layout)))
+    text = raw_lines.joined([numbers + 1, titles, genres], _separator(layout))
+    return Piece(file, text if layout == "latest" else text.decode().encode("latin-1"))
 
 
 def _separator(layout: Layout) -> str:

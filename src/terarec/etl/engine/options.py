@@ -58,7 +58,7 @@ class PrepareOptions:
         checks.one_of(self, "bad_input", BAD_INPUT_POLICIES)
         checks.one_of(self, "storage", STORAGES)
         checks.positive_int(self, "rows_per_shard")
-        checks.positive_int(self, "seed", minimum=0)
+        checks.int64(self, "seed", minimum=0)
         if self.threads is not None:
             checks.positive_int(self, "threads")
         if self.memory_bytes is not None:

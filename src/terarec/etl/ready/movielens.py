@@ -36,11 +36,11 @@ def movielens(
 ) -> WorkflowSpec:
     """Prepares the ratings: does a user like a film, after those that he rated before?
 
-    The side table "movies" is ``movies.csv``.
+    The side table "movies" is ``movies.csv`` or ``movies.dat``.
 
     Args:
-        layout: "latest" for CSV files with a header line (ml-latest, ml-25m, ml-32m); "1m" for those of ml-1m with a
-            tabulator in the place of ``::``, in UTF-8.
+        layout: "latest" for CSV files with a header line (ml-latest, ml-25m, ml-32m); "1m" for those of ml-1m,
+            which have ``::`` between the fields.
         liked_from: ratings from this on have the label 1.
         min_count: values that occur less often in the training part share an id.
         history: the films rated last, at most so many.
@@ -49,7 +49,7 @@ def movielens(
     if layout not in ("latest", "1m"):
         raise ConfigError(f"movielens: layout: got {layout!r}, expected one of 'latest', '1m'")
     is_csv = layout == "latest"
-    delimiter = "," if is_csv else "\t"
+    delimiter = "," if is_csv else "::"
     unsorted = "(no genres listed)"
     return WorkflowSpec(
         name="movielens",
@@ -70,6 +70,7 @@ def movielens(
                 delimiter=delimiter,
                 header=is_csv,
                 quote=is_csv,
+                encoding="utf-8" if is_csv else "latin-1",
                 missing=("", unsorted),
                 columns=(
                     SourceColumn(name="movieId", type="integer"),

@@ -31,6 +31,9 @@ from terarec.kernels.delimited_types import (
 )
 from terarec.spec import SourceColumn, SourceSpec
 
+_MARK = "\x1f"
+"""Stands in no name of a column."""
+
 
 class DelimitedReader:
     """Reads lines of delimited fields.
@@ -52,7 +55,8 @@ class DelimitedReader:
         if not self._spec.header:
             names = tuple(column.name for column in self._spec.columns)
         lines = rows = 0
-        for text, read_bytes in read_text(file, self._block_bytes):
+        for stored, read_bytes in read_text(file, self._block_bytes):
+            text = stored if self._spec.encoding == "utf-8" else stored.decode(self._spec.encoding).encode()
             if names is None:
                 header, text = _first_line(text)
                 names = self._fields(file.path, header)
@@ -125,8 +129,12 @@ def split_header(path: str, header: bytes, spec: SourceSpec) -> list[str]:
         line = header.decode()
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: line 1: byte {error.start} is not UTF-8, expected the names of columns") from None
-    fields = next(csv.reader([line], delimiter=spec.delimiter)) if spec.quote and line else line.split(spec.delimiter)
-    return [field.strip() for field in fields]
+    if not spec.quote or not line:
+        return [field.strip() for field in line.split(spec.delimiter)]
+    # The csv module takes one character.
+    mark = spec.delimiter if len(spec.delimiter) == 1 else _MARK
+    fields = next(csv.reader([line.replace(spec.delimiter, mark)], delimiter=mark))
+    return [field.replace(mark, spec.delimiter).strip() for field in fields]
 
 
 def text_array(values: ParsedColumn) -> pa.LargeStringArray:

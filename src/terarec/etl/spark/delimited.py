@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from terarec.errors import FormatError
+from terarec.etl.source.delimited import split_header
 from terarec.etl.spark.expressions import TEXT
 from terarec.etl.spark.fields import Field, literally, read_fields
 from terarec.spec import SourceSpec
@@ -42,19 +42,11 @@ def _places(source: SourceSpec, paths: Sequence[str], headers: Sequence[str | No
         if first is not None and header != first:
             raise FormatError(f"{path}: header {header!r} differs from {first!r}, expected one header for all files")
         first = header
-    names = _header_names(first or "", source)
+    names = split_header(paths[0], (first or "").encode(), source)
     for column in source.columns:
         if column.name not in names:
             raise FormatError(f"{paths[0]}: column {column.name!r} is missing, the header names {', '.join(names)}")
     return [names.index(column.name) for column in source.columns], len(names)
-
-
-def _header_names(header: str, source: SourceSpec) -> list[str]:
-    if not source.quote:
-        return [name.strip() if source.trim else name for name in header.split(source.delimiter)]
-    delimiter = re.escape(source.delimiter)
-    names = re.findall(rf'(?:^|{delimiter})\s*(?:"((?:[^"]|"")*)"\s*|([^"{delimiter}][^{delimiter}]*|))', header)
-    return [quoted.replace('""', '"') or plain.strip() for quoted, plain in names]
 
 
 def _split(line: Column, source: SourceSpec) -> tuple[Column, Column]:
@@ -68,7 +60,9 @@ def _split(line: Column, source: SourceSpec) -> tuple[Column, Column]:
     space = f"(?:(?!{delimiter})[ \\t\\x0b\\x0c])*" if source.trim else ""
     quoted = f'{space}"((?:[^"]|"")*+)"{space}'
     anonymous = quoted.replace('((?:[^"]', '(?:(?:[^"]')
-    field = f'(?:{anonymous}|{space}(?!")[^{delimiter}]*)'
+    # Possessive, or else Java would take a step of its stack for every character.
+    plain = f"[^{delimiter}]*" if len(source.delimiter) == 1 else f"(?:(?!{delimiter})(?s:.))*+"
+    field = f'(?:{anonymous}|{space}(?!"){plain})'
     # A delimiter in front makes every field match alike, an empty last one too.
     parts = F.regexp_extract_all(
         F.concat(F.lit(source.delimiter), line), F.lit(f"{delimiter}({field})(?={delimiter}|\\z)"), F.lit(1)

@@ -56,18 +56,19 @@ class _Block:
         return self.counter >> _TASK_BITS
 
 
-def number_lines(spark: SparkSession, paths: Sequence[str], *, header: bool) -> NumberedLines:
+def number_lines(spark: SparkSession, paths: Sequence[str], *, header: bool, encoding: str) -> NumberedLines:
     """Read the lines of files, in order; one pass over them finds their numbers.
 
     Args:
         spark: the session.
         paths: of the files.
         header: whether the first line of each file is no row.
+        encoding: of the text.
 
     Raises:
         ConfigError: a file occurs twice, or Spark passes over it.
     """
-    lines = _read(spark, paths)
+    lines = _read(spark, paths, encoding)
     is_row = (F.col(TEXT) != "").cast("bigint")
     head = F.min_by(F.when(F.col(_BLOCK) == 0, F.col(TEXT)), _COUNTER)
     counted = lines.groupBy(_PATH, _BLOCK).agg(F.count("*"), F.sum(is_row), F.min(_COUNTER), head).collect()
@@ -115,8 +116,10 @@ def _plain(path: str) -> str:
     return re.sub(r"^file:/*", "/", path)
 
 
-def _read(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
+def _read(spark: SparkSession, paths: Sequence[str], encoding: str) -> DataFrame:
     text = spark.read.option("lineSep", "\n").text([escaped(path) for path in paths])
+    if encoding == "latin-1":
+        text = text.withColumn("value", F.decode(F.col("value").cast("binary"), "ISO-8859-1"))
     return text.select(
         # No regular expression, which would put replacement characters for bytes that are not UTF-8.
         F.expr("if(endswith(value, '\r'), left(value, length(value) - 1), value)").alias(TEXT),

@@ -121,7 +121,8 @@ def read_rows(spark: SparkSession, source: SourceSpec, paths: Sequence[str], pol
         numbered = number_rows(spark, paths)
         fields, line_fault = parquet_fields(source, numbered.frame, paths[0])
     else:
-        numbered = number_lines(spark, paths, header=source.format == "delimited" and source.header)
+        header = source.format == "delimited" and source.header
+        numbered = number_lines(spark, paths, header=header, encoding=source.encoding)
         if source.format == "delimited":
             fields, line_fault = delimited_fields(source, paths, numbered.headers)
         else:

@@ -29,7 +29,7 @@ class Categorify(MappedColumns):
     def __post_init__(self) -> None:
         MappedColumns.__post_init__(self)
         checks.positive_int(self, "min_count")
-        checks.positive_int(self, "hash_buckets")
+        checks.int64(self, "hash_buckets", minimum=1)
         if self.max_size is not None:
             checks.positive_int(self, "max_size")
         checks.one_of(self, "joint", (False, True))
@@ -45,8 +45,8 @@ class HashBucket(MappedColumns):
 
     def __post_init__(self) -> None:
         MappedColumns.__post_init__(self)
-        checks.positive_int(self, "buckets")
-        checks.positive_int(self, "seed", minimum=0)
+        checks.int64(self, "buckets", minimum=1)
+        checks.int64(self, "seed", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +116,7 @@ class TargetEncoding(MappedColumns):
         column_named(self, "target")
         checks.positive_int(self, "folds", minimum=2)
         checks.finite_float(self, "smoothing", low=0.0)
-        checks.positive_int(self, "seed", minimum=0)
+        checks.int64(self, "seed", minimum=0)
 
     @property
     def reads(self) -> tuple[str, ...]:

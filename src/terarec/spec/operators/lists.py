@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from terarec.spec import checks
-from terarec.spec.operators.mapped import InputColumns, MappedColumns, whole
+from terarec.spec.operators.mapped import InputColumns, MappedColumns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,9 +19,9 @@ class ListSlice(MappedColumns):
 
     def __post_init__(self) -> None:
         MappedColumns.__post_init__(self)
-        whole(self, "start")
+        checks.int64(self, "start")
         if self.stop is not None:
-            whole(self, "stop")
+            checks.int64(self, "stop")
             if (self.start < 0) is (self.stop < 0) and self.stop <= self.start:
                 checks.fail(self, "stop", f"a position above start, {self.start}")
 

@@ -73,10 +73,3 @@ def column_named(owner: object, field: str) -> None:
     value = getattr(owner, field)
     if not isinstance(value, str) or not value:
         checks.fail(owner, field, "the name of a column")
-
-
-def whole(owner: object, field: str) -> None:
-    """Raise unless ``owner.field`` is an integer that 64 bits hold."""
-    value = getattr(owner, field)
-    if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
-        checks.fail(owner, field, "a 64-bit integer")
