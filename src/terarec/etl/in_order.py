@@ -9,6 +9,10 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+_AHEAD = 10
+"""Items under way beyond two a thread, so that threads need not stand still while the taker of the results writes a row
+group: that of Criteo takes seven blocks."""
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -21,7 +25,7 @@ def available_threads() -> int:
 def map_in_order(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Generator[Result]:
     """``map(function, items)``: one thread iterates, `threads` threads work, results come in the order of `items`.
 
-    At most ``2 * threads + 2`` items are under way, which bounds the memory. The first error, of `items` or of
+    At most ``2 * threads + 10`` items are under way, which bounds the memory. The first error, of `items` or of
     `function`, is raised in its turn. Closing the iterator ends the threads.
 
     Args:
@@ -29,7 +33,7 @@ def map_in_order(function: Callable[[Item], Result], items: Iterable[Item], thre
         items: iterated in a thread of its own.
         threads: worker threads.
     """
-    room = threading.Semaphore(2 * threads + 2)
+    room = threading.Semaphore(2 * threads + _AHEAD)
     stopped = threading.Event()
     waiting: queue.SimpleQueue[Future[Result] | BaseException | None] = queue.SimpleQueue()
 

@@ -20,15 +20,6 @@ from terarec.formats.layout import default_group_rows, key_dtype
 from terarec.formats.writer import ShardWriter
 from terarec.spec import CategoricalColumn, DatasetSpec
 
-# Snappy with dictionaries: see "Measured" in docs/formats.md. Statistics of 40 narrow columns would never
-# be read: a shard is scanned, not searched.
-_WRITER_OPTIONS: dict[str, Any] = {
-    "compression": "snappy",
-    "use_dictionary": True,
-    "write_statistics": False,
-    "write_page_checksum": True,
-    "store_schema": False,
-}
 _KEY_TYPES = (pa.int32(), pa.int64())
 
 
@@ -41,6 +32,27 @@ def arrow_schema(spec: DatasetSpec) -> pa.Schema:
         listed = pa.list_(pa.field("element", key_type, nullable=False))
         fields.append(pa.field(column.name, listed if column.hotness > 1 else key_type, nullable=False))
     return pa.schema(fields)
+
+
+def _writer_options(spec: DatasetSpec) -> dict[str, Any]:
+    """How the columns are encoded: see "Measured" in docs/formats.md.
+
+    Ids in the order of their frequency are small numbers, which deltas pack as well as dictionaries do, and faster;
+    dictionaries suit the few values of logarithms of counts, and keys that are any 64-bit number. Statistics of 40
+    narrow columns would never be read: a shard is scanned, not searched.
+    """
+    paths = {column: column.name + ".list.element" * (column.hotness > 1) for column in spec.categorical}
+    packed = [path for column, path in paths.items() if column.rows is not None]
+    floats = spec.column_names[: len(spec.labels) + len(spec.dense)]
+    in_dictionaries = [*floats, *(path for column, path in paths.items() if column.rows is None)]
+    return {
+        "compression": dict.fromkeys(in_dictionaries, "snappy"),
+        "use_dictionary": in_dictionaries,
+        "column_encoding": dict.fromkeys(packed, "DELTA_BINARY_PACKED"),
+        "write_statistics": False,
+        "write_page_checksum": True,
+        "store_schema": False,
+    }
 
 
 class ParquetShardWriter(ShardWriter):
@@ -57,7 +69,7 @@ class ParquetShardWriter(ShardWriter):
         self._schema = arrow_schema(spec)
         self._buffer = GroupBuffer(spec, rows_per_group or default_group_rows(spec))
         with self._file.guard():
-            self._writer = pq.ParquetWriter(self._file.partial, self._schema, **_WRITER_OPTIONS)
+            self._writer = pq.ParquetWriter(self._file.partial, self._schema, **_writer_options(spec))
 
     def _append(self, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys]) -> None:
         done = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,14 +29,14 @@ class FileWriter(Protocol):
 
 
 class SplitFiles:
-    """The files of one split, one after the other.
+    """The files of one split, one after the other. A thread finishes a full one, which waits for the disk.
 
     Args:
         create: makes the writer of file number so and so.
         sizes: rows of each file, without end.
 
     Attributes:
-        files: path and rows of each finished file.
+        files: path and rows of each full file, and after `close` of all.
     """
 
     def __init__(self, create: Callable[[int], tuple[Path, FileWriter]], sizes: Iterator[int]) -> None:
@@ -44,6 +45,8 @@ class SplitFiles:
         self._sizes = sizes
         self._open: tuple[Path, FileWriter] | None = None
         self._size = self._rows = 0
+        self._finisher = ThreadPoolExecutor(1, thread_name_prefix="files")
+        self._finishing: Future[object] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -67,17 +70,32 @@ class SplitFiles:
             start += count
             self._rows += count
             if self._rows == self._size:
-                self.close()
+                self._finish()
 
     def close(self) -> None:
-        """Finish the last file."""
-        if self._open is not None:
-            path, writer = self._open
-            writer.close()
-            self.files.append((path, self._rows))
-            self._open, self._rows = None, 0
+        """Finish the last file.
+
+        Raises:
+            StorageError: the disk is full.
+        """
+        self._finish()
+        self._wait()
+        self._finisher.shutdown()
 
     def abort(self) -> None:
         """Give the file up that is not finished."""
+        self._finisher.shutdown()
         if self._open is not None:
             self._open[1].abort()
+
+    def _finish(self) -> None:
+        if self._open is not None:
+            path, writer = self._open
+            self._wait()
+            self._finishing = self._finisher.submit(writer.close)
+            self.files.append((path, self._rows))
+            self._open, self._rows = None, 0
+
+    def _wait(self) -> None:
+        if self._finishing is not None:
+            self._finishing.result()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,10 @@ BLOCK_BYTES = 1 << 21
 MAX_LINE_BYTES = 1 << 20
 """Longest line; of a longer one only so much is kept that the parser sees that it is longer."""
 
+_AHEAD_BYTES = 1 << 25
+"""The disk is asked for text so far ahead of where it is read. Reading what is in no cache: 430 MB/s so, 350 with the
+system told of sequential reading, 280 without (medians of four turns, a virtual disk with a read-ahead of 8 MiB)."""
+
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _UNPACKED = 4
 """Bytes of text in a byte of a compressed log, about."""
@@ -36,6 +42,7 @@ def read_text(file: SourceFile, block_bytes: int = BLOCK_BYTES) -> Iterator[tupl
     position = 0
     with _open(file) as (stored, stream):
         for text in _cut(stream, block_bytes):
+            _ask_ahead(stored, block_bytes)
             before, position = position, stored.tell()
             yield text, position - before
 
@@ -70,6 +77,11 @@ def _open(file: SourceFile) -> Iterator[tuple[Any, Any]]:
 
 def _stored(file: SourceFile) -> Any:
     return locate(file.path).open() if is_remote(file.path) else Path(file.path).open("rb", buffering=0)
+
+
+def _ask_ahead(stored: Any, num_bytes: int) -> None:
+    if isinstance(stored, FileIO) and hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(stored.fileno(), stored.tell() + _AHEAD_BYTES, num_bytes, os.POSIX_FADV_WILLNEED)
 
 
 def _cut(stream: Any, block_bytes: int) -> Iterator[bytes]:

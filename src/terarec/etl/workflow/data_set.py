@@ -90,20 +90,20 @@ def keys_of(plan: Plan, block: Block, names: Sequence[str]) -> tuple[Keys, ...]:
 
 
 def dense_values(dataset: DatasetSpec, block: Block) -> NDArray[np.float32]:
-    """float32[n, F].
+    """float32[n, F], column after column in memory, as they come and most storages take them.
 
     Raises:
         FormatError: a missing number, or one that float32 does not hold.
     """
-    dense = np.empty((block.num_rows, len(dataset.dense)), dtype=np.float32)
-    for place, column in enumerate(dataset.dense):
+    dense = np.empty((len(dataset.dense), block.num_rows), dtype=np.float32)
+    for values, column in zip(dense, dataset.dense, strict=True):
         with np.errstate(over="ignore"):
-            dense[:, place] = block.columns[column.name].numbers()
-        wrong = ~np.isfinite(dense[:, place])
-        if wrong.any():
+            values[:] = block.columns[column.name].numbers()
+        right = np.isfinite(values)
+        if not right.all():
             accepted = "a number that float32 holds; FillMissing gives missing ones a value"
-            raise refused(block, column.name, int(np.argmax(wrong)), accepted)
-    return dense
+            raise refused(block, column.name, int(np.argmin(right)), accepted)
+    return dense.T
 
 
 def label_values(label: LabelSpec, block: Block) -> NDArray[np.float32]:
