@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ from terarec.etl.source import arrow_files, open_source
 from terarec.etl.source import source as source_module
 from terarec.etl.source.delimited import DelimitedReader
 from terarec.etl.source.json_lines import JsonLinesReader
+from terarec.etl.source.text import MAX_LINE_BYTES
 from terarec.spec import SourceColumn, SourceSpec
 from tests.etl.source.samples import EXPECTED, MIXED, ROWS, arrow_table, delimited_line, mixed, rows_of, write_lines
 
@@ -213,6 +215,9 @@ REFUSED = {
     "ends": (["", ""], FormatError, "ends: the file is empty"),
     "header": (["n"], FormatError, "header: the file is empty"),
     "other": (["m,nn", "1,2"], ConfigError, r"other: has no column 'n' \(did you mean 'nn'\?\), expected m, nn"),
+    "blank": (["", "n", "1"], FormatError, "blank: line 1 is empty, expected the names of columns"),
+    "long": ([b"m" * (MAX_LINE_BYTES + 1) + b"\n"], FormatError, r"line 1: got 'm+\.\.\.', expected a line of at most"),
+    "many": ([",".join(["m"] * 1000), "1"], ConfigError, r"many: has no column 'n', expected (m, ){100,200}\.\.\.$"),
     "twice": (["n,n", "1,2"], FormatError, "twice: names column 'n' 2 times, expected once"),
     "latin": ([b"\xe9\n", "1"], FormatError, "latin: line 1: byte 0 is not UTF-8"),
 }
@@ -227,6 +232,17 @@ def test_files_that_do_not_fit_are_refused(tmp_path, case):
     spec = SourceSpec(format="delimited", columns=columns, delimiter=",", header=case != "ends")
     with pytest.raises(error, match=message):
         rows_of(open_source(spec, [tmp_path / case]))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")
+def test_what_may_not_be_read_is_refused(tmp_path):
+    spec = mixed("delimited")
+    (tmp_path / "d" / "inner").mkdir(parents=True)
+    for path in (write_lines(tmp_path / "d" / "a", ["1"]), tmp_path / "d" / "inner"):
+        path.chmod(0)
+        with pytest.raises(FormatError, match=rf"{path}: cannot be read \(.*Permission denied"):
+            rows_of(open_source(spec, [tmp_path / "d"]))
+        path.chmod(0o700)
 
 
 def test_wrong_arguments_are_refused(tmp_path):

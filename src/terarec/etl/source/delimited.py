@@ -123,8 +123,12 @@ def split_header(path: str, header: bytes, spec: SourceSpec) -> list[str]:
     """The names in a header line, without white space around them.
 
     Raises:
-        FormatError: not UTF-8.
+        FormatError: an empty line, one that is too long, or not UTF-8.
     """
+    if not header.strip():
+        raise FormatError(f"{path}: line 1 is empty, expected the names of columns")
+    if len(header) > MAX_LINE_BYTES:
+        raise FormatError(f"{path}: line 1: {show(header)}, expected a line of at most {MAX_LINE_BYTES} bytes")
     try:
         line = header.decode()
     except UnicodeDecodeError as error:

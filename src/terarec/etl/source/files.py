@@ -5,9 +5,11 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NoReturn
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.formats.location import file_system, is_remote
@@ -67,10 +69,16 @@ def _local(path: Path) -> Iterator[SourceFile]:
         if not entry.is_dir():
             yield _local_file(entry)
             continue
-        inside = sorted(file for file in entry.rglob("*") if file.is_file() and _is_data(file.relative_to(entry).parts))
+        # Path.rglob would pass over a directory that it may not read.
+        below = [Path(folder, name) for folder, _, names in os.walk(entry, onerror=_unreadable) for name in names]
+        inside = sorted(file for file in below if file.is_file() and _is_data(file.relative_to(entry).parts))
         if not inside:
             raise FormatError(f"{entry}: the directory has no data file, expected at least one")
         yield from map(_local_file, inside)
+
+
+def _unreadable(error: OSError) -> NoReturn:
+    raise FormatError(f"{error.filename}: cannot be read ({error.strerror}), expected a readable directory") from error
 
 
 def _local_file(path: Path) -> SourceFile:

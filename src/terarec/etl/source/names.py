@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import textwrap
 from collections.abc import Sequence
 
 from terarec.errors import ConfigError, FormatError
+
+_SHOWN_CHARACTERS = 400
 
 
 def check_names(path: str, wanted: Sequence[str], names: Sequence[str]) -> None:
@@ -19,6 +22,7 @@ def check_names(path: str, wanted: Sequence[str], names: Sequence[str]) -> None:
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise ConfigError(f"{path}: has no column {name!r}{hint}, expected {', '.join(names)}")
+            listed = textwrap.shorten(", ".join(names), _SHOWN_CHARACTERS, placeholder=" ...")
+            raise ConfigError(f"{path}: has no column {name!r}{hint}, expected {listed}")
         if names.count(name) > 1:
             raise FormatError(f"{path}: names column {name!r} {names.count(name)} times, expected once")
