@@ -85,18 +85,13 @@ class EmbeddingCollection(nn.Module):
         """
         learns = self.training and torch.is_grad_enabled()
         if torch.compiler.is_compiling() and (self._dynamic_readers or self._has_limits or learns):
-            apart: EmbeddingOutput = self._look_up_apart(jagged, learns)
+            from terarec.embedding.traced import beside_graph  # loads the compiler
+
+            # A graph would lose the hooks that take gradients, and an index that grows. The one after this takes the
+            # vectors as an input that needs a gradient, so nothing is copied. An op in the graph whose backward puts
+            # the gradient aside would have to copy it: the compiler reuses the memory of what no later node reads.
+            apart: EmbeddingOutput = beside_graph(self._look_up, jagged, learns)
             return apart
-        return self._look_up(jagged, learns)
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _look_up_apart(self, jagged: Jagged, learns: bool) -> EmbeddingOutput:
-        """`_look_up` outside a compiled graph, which would lose the hooks that take gradients and an index that grows.
-
-        The graph after it takes the vectors as an input that needs a gradient, so nothing is copied. An op in the graph
-        whose backward puts the gradient aside would have to copy it: the compiler reuses the memory of what no later
-        node reads.
-        """
         return self._look_up(jagged, learns)
 
     def _look_up(self, jagged: Jagged, learns: bool) -> EmbeddingOutput:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from terarec.embedding.bags import Bags
 from terarec.embedding.parameter_arena import ParameterArena, arena_of
+from terarec.embedding.single_layout import single_layout
 from terarec.embedding.weight_lookup import GradientRule, look_up
 from terarec.ops.layout import BagLayout, Pooling
 from terarec.ops.row_update import BagGradient
@@ -55,7 +56,12 @@ class DropIn(nn.Module):
         rows, width = self.weight.shape
         held = self._layout
         if held is None or held.table_rows != (rows,) or held.width != width or held.pooling != (pooling,):
-            held = self._layout = cast(BagLayout, _layout_of(rows, width, pooling))
+            if torch.compiler.is_compiling():
+                from terarec.embedding.traced import constant_layout  # loads the compiler
+
+                held = self._layout = constant_layout(rows, width, pooling)
+            else:
+                held = self._layout = single_layout(rows, width, pooling)
         return held
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DropIn:
@@ -66,16 +72,3 @@ class DropIn(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_arena", "_layout")}
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # compilers call it and do not trace it
-def _layout_of(rows: int, width: int, pooling: Pooling) -> BagLayout:
-    return BagLayout(
-        table_names=("weight",),
-        table_base=(0,),
-        table_rows=(rows,),
-        feature_names=("input",),
-        feature_table=(0,),
-        pooling=(pooling,),
-        width=width,
-    )

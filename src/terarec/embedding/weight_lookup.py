@@ -60,16 +60,12 @@ def look_up(weight: Tensor, bags: Bags, layout: BagLayout, rule: GradientRule) -
     if not learns or not torch.is_grad_enabled():
         return _vectors(weight, bags, layout)
     if torch.compiler.is_compiling() and not (rule.is_traceable and _is_linear(layout)):
-        apart: Tensor = _look_up_apart(weight, bags, layout, rule)
+        from terarec.embedding.traced import beside_graph  # loads the compiler
+
+        apart: Tensor = beside_graph(look_up, weight, bags, layout, rule)
         return apart
     result: Tensor = _Lookup.apply(weight, *bags, layout, rule)  # type: ignore[no-untyped-call]
     return result
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _look_up_apart(weight: Tensor, bags: Bags, layout: BagLayout, rule: GradientRule) -> Tensor:
-    """`look_up` outside a compiled graph."""
-    return look_up(weight, bags, layout, rule)
 
 
 def _vectors(weight: Tensor, bags: Bags, layout: BagLayout) -> Tensor:
