@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from tests.cli.conftest import Workshop, figures, refused
+from tests.cli.test_docs import unnamed
 
 
 def test_a_page_and_its_figures(workshop: Workshop, tmp_path: Path) -> None:
@@ -16,6 +17,7 @@ def test_a_page_and_its_figures(workshop: Workshop, tmp_path: Path) -> None:
     assert told["current_rows"] == report["current"]["splits"]["valid"]
     assert told["stability_index"] == max(column["stability_index"] for column in report["columns"])
     assert out.read_text().startswith("<!doctype html>")
+    assert unnamed(told, "drift") == set()
 
 
 def test_what_is_refused(workshop: Workshop, tmp_path: Path) -> None:

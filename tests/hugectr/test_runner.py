@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from terarec.hugectr.command_line import main
+
 SCRIPT = """
 import sys
 sys.path.append("/usr/local/hugectr/lib")
@@ -25,7 +27,7 @@ comm = MPI.COMM_WORLD
 print(__name__, sys.argv, sys.path[0], sibling.NAME)
 print(comm.Get_rank(), comm.Get_size(), comm.rank, comm.size, comm.bcast(3), comm.gather(4), comm.allreduce(5))
 assert MPI.Is_thread_main()
-print(solver.batchsize, hugectr.__version__, optimizer.CreateOptimizer().learning_rate)
+print(solver.batchsize, solver.compat_release, hugectr.__version__, optimizer.CreateOptimizer().learning_rate)
 if __name__ == "__main__":
     sys.exit(int(sys.argv[1]))
 """
@@ -52,7 +54,7 @@ def test_a_script_finds_its_modules_and_its_place(script, tmp_path):
     lines = done.stdout.splitlines()
     assert lines[0] == f"__main__ ['scripts/train.py', '7', '--batch', '3'] {script.parent} beside"
     assert lines[1] == "0 1 0 1 3 [4] 5"
-    assert lines[2] == "64 25.3.0 0.001"
+    assert lines[2] == "64 25.03 25.3.0 0.001"
 
 
 def test_a_script_s_error_keeps_its_traceback(tmp_path):
@@ -63,17 +65,13 @@ def test_a_script_s_error_keeps_its_traceback(tmp_path):
     assert "did you mean 'batchsize'" in done.stderr.splitlines()[-1]
 
 
-def test_modules_take_the_place_of_installed_ones(tmp_path):
+def test_modules_take_the_place_of_installed_ones_and_solvers_have_the_release_that_is_asked_for(tmp_path):
     for name in ("hugectr", "other"):
         (tmp_path / f"{name}.py").write_text("print('wrong one')\n")
-    (tmp_path / "train.py").write_text("import hugectr\nprint(hugectr.__name__)\n")
-    assert run("train.py", cwd=tmp_path).stdout == "terarec.hugectr\n"
-
-
-def test_a_release_is_that_of_all_solvers(tmp_path):
-    (tmp_path / "train.py").write_text("import hugectr\nprint(hugectr.CreateSolver(batchsize=64).compat_release)\n")
-    assert run("--compat-release", "3.1", "train.py", cwd=tmp_path).stdout == "3.1\n"
-    assert run("train.py", cwd=tmp_path).stdout == "25.03\n"
+    (tmp_path / "train.py").write_text(
+        "import hugectr\nprint(hugectr.__name__, hugectr.CreateSolver(batchsize=64).compat_release)\n"
+    )
+    assert run("--compat-release", "3.1", "train.py", cwd=tmp_path).stdout == "terarec.hugectr 3.1\n"
 
 
 @pytest.mark.parametrize(
@@ -85,16 +83,19 @@ def test_a_release_is_that_of_all_solvers(tmp_path):
         (["--train"], "--train: got 0 files, expected one training file"),
     ],
 )
-def test_wrong_commands_are_told_in_one_line(tmp_path, arguments, problem):
-    done = run(*arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"terarec-hugectr: error: {problem}")
-    assert done.stderr.count("\n") == 1
+def test_wrong_commands_are_told_in_one_line(tmp_path, monkeypatch, capsys, arguments, problem):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"terarec-hugectr: error: {problem}")
+    assert told.count("\n") == 1
 
 
-def test_help_and_version(tmp_path):
-    assert "--train CONFIG.json" in run("--help", cwd=tmp_path).stdout
-    assert "HugeCTR 2.3 to 25.3.0" in run("--version", cwd=tmp_path).stdout
+def test_help_and_version(capsys):
+    assert main(["--help"]) == main(["--version"]) == 0
+    told = capsys.readouterr().out
+    assert "--train CONFIG.json" in told
+    assert "HugeCTR 2.3 to 25.3.0" in told
 
 
 LOGGED = """
