@@ -9,14 +9,10 @@ pytest.importorskip("nbclient", reason="the extra 'dev' is not installed")
 
 from tests.examples.notebooks import NOTEBOOKS, executed, plots
 
-QUICK = ("shop_dlrm",)
-"""The others take longer, and are run with the long tests."""
+each = pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in NOTEBOOKS])
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem not in QUICK)) for path in NOTEBOOKS],
-)
+@each
 def test_it_runs_and_shows_a_plot(path, tmp_path):
     notebook = executed(path, tmp_path)
     assert all(len(image) > 10_000 for image in plots(notebook))
@@ -24,7 +20,7 @@ def test_it_runs_and_shows_a_plot(path, tmp_path):
     assert "assert" in notebook.cells[-1].source
 
 
-@pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in NOTEBOOKS])
+@each
 def test_what_it_keeps_is_of_one_whole_run_and_names_no_machine(path):
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
