@@ -19,9 +19,26 @@ constexpr int64_t kParallelBytes = 64 << 10;
 // Outputs that would not stay in the caches anyway are stored past them: 1.5 x faster on 16384 x 26 x 128 floats.
 constexpr int64_t kStreamBytes = 16 << 20;
 
+// Tables of at most this size are read in order before so many keys that most of their rows are needed anyway: no fetch
+// of a row ahead of its use is early enough where memory is slow to answer. The table of a thread's next unit is asked
+// for meanwhile. 100 tables of 8192 x 16, ten keys, batch 8192: 1.4 x faster with uniform keys, 1.6 x with Zipf(1.05);
+// batch 16384: 1.25 and 1.35 x; no difference at width 64, with 2 MiB a table (two Zen 3 cores, 512 KiB of L2 each).
+constexpr int64_t kReadBytes = 1 << 20;
+
 struct Block {
   int64_t feature, first_bag, bags;
 };
+
+struct Memory {
+  const char* first;
+  int64_t bytes;
+};
+
+// Real reads: the hardware, which fetches ahead of them, does not follow instructions that only prefetch.
+void read_through(const Memory& memory) {
+  const volatile char* const first = memory.first;
+  for (int64_t at = 0; at < memory.bytes; at += 64) (void)first[at];
+}
 
 class Lookup {
  public:
@@ -40,26 +57,50 @@ class Lookup {
     faults_.add(check_ends(call_.offsets, call_.features * call_.batch, call_.num_keys));
     if (faults_.get().kind != BagFault::kNone) return faults_.get();
     const int threads = 4 * call_.weights.width * call_.num_keys < kParallelBytes ? 1 : call_.threads;
-    parallel_for(threads, call_.features * units_, [this](int64_t unit) {
-      const int64_t begin = unit % units_ * unit_bags_, end = std::min(begin + unit_bags_, call_.batch);
-      for (int64_t b = begin; b < end; b += block_) look_up({unit / units_, b, std::min(block_, end - b)});
+    parallel_for(threads, call_.features * units_, [&](int64_t unit) {
+      const Block bags = bags_of(unit), next = bags_of(std::min(unit + threads, call_.features * units_ - 1));
+      read_through(well_used(bags));
+      const Memory soon = next.feature == bags.feature ? Memory{} : well_used(next);
+      const int64_t step = soon.bytes / bags.bags;
+      for (int64_t b = 0; b < bags.bags; b += block_) {
+        look_up({bags.feature, bags.first_bag + b, std::min(block_, bags.bags - b)}, {soon.first + b * step, step});
+      }
     });
     return faults_.get();
   }
 
  private:
-  // Into how many units the features are to be split, by the one with the most keys. The offsets are still unchecked.
+  // How many keys a block has, as far as its offsets are right: they are still unchecked.
+  int64_t likely_keys(const Block& block) const {
+    const int64_t* offsets = call_.offsets + block.feature * call_.batch + block.first_bag;
+    const auto bounded = [&](int64_t offset) { return std::clamp<int64_t>(offset, 0, call_.num_keys); };
+    return bounded(offsets[block.bags]) - bounded(offsets[0]);
+  }
+
+  // Into how many units the features are to be split, by the one with the most keys.
   int64_t parts_of_features() const {
     if (call_.threads <= 1 || call_.num_keys == 0) return 1;
     int64_t most = 0;
-    for (int64_t f = 0; f < call_.features; f++) {
-      const auto bounded = [&](int64_t b) { return std::clamp<int64_t>(call_.offsets[b], 0, call_.num_keys); };
-      most = std::max(most, bounded((f + 1) * call_.batch) - bounded(f * call_.batch));
-    }
+    for (int64_t f = 0; f < call_.features; f++) most = std::max(most, likely_keys({f, 0, call_.batch}));
     return most * kThreadUnits * call_.threads / call_.num_keys + 1;
   }
 
-  void look_up(const Block& block) {
+  Block bags_of(int64_t unit) const {
+    const int64_t first = unit % units_ * unit_bags_;
+    return {unit / units_, first, std::min(unit_bags_, call_.batch - first)};
+  }
+
+  // A unit's table, if that is to be read in order; else nothing.
+  Memory well_used(const Block& unit) const {
+    const FeatureLayout& layout = call_.layout[unit.feature];
+    const RowArray table = rows_from(call_.weights, layout.base);
+    const int64_t bytes = row_bytes(table.type, table.width) * layout.rows;
+    if (bytes > kReadBytes || likely_keys(unit) < layout.rows) return {};
+    return {static_cast<const char*>(table.first), bytes};
+  }
+
+  // Asks meanwhile for what is `soon` wanted, so many bytes with each bag.
+  void look_up(const Block& block, const Memory& soon) {
     const FeatureLayout& layout = call_.layout[block.feature];
     const int64_t first_bag = block.feature * call_.batch + block.first_bag;
     const BagCheck check = check_bags(
@@ -83,7 +124,7 @@ class Lookup {
       kernels().copy_rows({table, keys, block.bags, out, stride, stream_});
     } else {
       kernels().pool_bags({table, call_.keys, call_.key_weights, offsets, block.bags, out, stride, layout.pooling,
-                           stream_});
+                           stream_, soon.first, soon.bytes});
     }
   }
 

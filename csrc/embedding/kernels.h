@@ -29,7 +29,8 @@ struct CopyRows {
 };
 
 // Pools the rows of bag b, keys[offsets[b]:offsets[b + 1]], into out + b * out_stride, for b < bags; meanwhile asks for as
-// many keys behind them, which are likely to be the next.
+// many keys behind them, which are likely to be the next, and with bag b for the memory soon[b * soon_step] and on to
+// that of the next bag.
 struct PoolBags {
   RowArray table;
   const int64_t* keys;
@@ -40,6 +41,8 @@ struct PoolBags {
   int64_t out_stride;
   Pooling pooling;  // any but kNone
   bool stream;
+  const char* soon;
+  int64_t soon_step;
 };
 
 // Gives each key of a bag the columns of the bag's gradient in which its row is the first with the maximum, and zeros
