@@ -1,11 +1,10 @@
 """A whole training step against plain PyTorch, and against its floor.
 
 The floor is the time of the step's matrix products alone, run beside it, plus that of its rows at the bandwidth that
-``row_bandwidth.cpp`` measures: read once for the lookup, read and written once for the update.
+``row_probe.cpp`` measures: read once for the lookup, read and written once for the update.
 """
 
 import argparse
-import os
 import statistics
 import subprocess
 import sys
@@ -14,10 +13,12 @@ from pathlib import Path
 from typing import IO
 
 import torch
-from record import Row, append_rows, measure
-from row_bandwidth import row_bandwidth
+from record import Row, append_rows, measure, measure_in_turns
+from row_probe import MODIFY, READ, row_visitor
 from step_sides import SIDES, WORKLOADS, Workload
 from torch.nn.functional import linear
+
+from terarec.kernels.rows import allocate_rows
 
 PEER = "torch.nn and torch.optim"
 TITLES = {
@@ -75,19 +76,19 @@ def medians(workload: str, precision: str, repeats: int) -> dict[str, float]:
     return {side: statistics.median(values) for side, values in seconds.items()}
 
 
-def seconds_of_rows(workload: Workload) -> float:
-    """Time to read a step's rows, then to read and write them, at the bandwidth of this machine."""
-    rates = row_bandwidth(table_gib=1.0)
-    kind = f"{workload.width * 4}_bytes_{len(os.sched_getaffinity(0))}_threads"
-    gather, modify = rates[f"gather_{kind}"], rates[f"modify_{kind}"]
-    return workload.row_bytes / gather + workload.row_bytes / modify
+def seconds_of_rows(workload: Workload, repeats: int) -> float:
+    """Time to read as many random rows as a step does, then to read and write them."""
+    table = torch.from_numpy(allocate_rows(((1 << 28) // workload.width, workload.width)))
+    rows = torch.randperm(table.shape[0])[: workload.row_bytes // (4 * workload.width)]
+    visits = {str(access): row_visitor(access, table, rows) for access in (READ, MODIFY)}
+    return sum(timing.median for timing in measure_in_turns(visits, repeats).values())
 
 
 def run(name: str, precision: str, repeats: int) -> Row:
     """The row of one workload; only the one whose rows leave the caches has a floor."""
     seconds = medians(name, precision, repeats)
     workload = WORKLOADS[name]
-    floor = seconds["floor"] + seconds_of_rows(workload) if name == "gemm" else None
+    floor = seconds["floor"] + seconds_of_rows(workload, repeats) if name == "gemm" else None
     return Row(
         case=f"{TITLES[name]}, {precision}",
         metric="training step",

@@ -1,8 +1,9 @@
 """Lookup and row update against `nn.EmbeddingBag` with a torch optimizer, and against the memory's limit.
 
-The limit of a lookup is the time in which the probe of ``row_bandwidth.cpp`` gathers the same bytes of rows, that of an
-update the time in which it reads and writes them; writing the lookup's result and reading the gradient are not granted,
-so an update cannot reach 100 %. Both sides take turns where both fit in memory, else one follows the other.
+The limit of a lookup is the time in which the probe of ``row_probe.cpp`` reads the same rows of the same arena in the
+same order, that of an update the time in which it reads and writes each of them once, in turns with the kernel. Writing
+the lookup's result and reading the gradient are not granted there, so neither can reach 100 %; rows of their own have
+the limit in which the probe does that, too. Both sides take turns where both fit in memory, else one follows the other.
 """
 
 import argparse
@@ -10,9 +11,10 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from record import Row, append_rows, measure, measure_in_turns
-from row_bandwidth import row_bandwidth
+from record import Row, append_rows, measure_in_turns
+from row_probe import ADD, COPY, MODIFY, READ, row_visitor
 from torch import Tensor, nn
 
 from terarec.kernels.rows import allocate_rows, initialise_rows
@@ -122,46 +124,68 @@ def _draw(case: Case) -> Tensor:
     return torch.multinomial(weights, count, replacement=True)
 
 
+def limits(case: Case, inputs: Inputs, ours: Ours) -> dict[str, dict[str, Callable[[], object]]]:
+    """The visits of rows that limit a lookup and an update; none where the caches hold the tables."""
+    if not case.is_bound_by_memory:
+        return {"lookup": {}, "update": {}}
+    rows = inputs.all_keys + (torch.arange(case.tables) * case.rows).repeat_interleave(case.batch * case.hotness)
+    _, first = np.unique(rows.numpy(), return_index=True)
+    distinct = rows[torch.from_numpy(np.sort(first))]
+    dense = torch.from_numpy(allocate_rows((rows.numel(), case.width)))
+    return {
+        "lookup": {
+            "read": row_visitor(READ, ours.weights, rows),
+            "copy": row_visitor(COPY, ours.weights, rows, dense),
+        },
+        "update": {
+            "modify": row_visitor(MODIFY, ours.weights, distinct),
+            "add": row_visitor(ADD, ours.weights, distinct, dense),
+        },
+    }
+
+
 def time_both(case: Case, inputs: Inputs, repeats: int) -> dict[str, float]:
-    """Median milliseconds of each side's lookup and step, and of our update alone."""
+    """Median milliseconds of each side's lookup and step, of our update alone, and of what limits them."""
     table_bytes = case.tables * case.rows * case.width * 4
-    if 2 * table_bytes < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // 2:
-        ours, theirs = Ours(case, inputs), Torch(case, inputs)
-        times = measure_in_turns({"lookup": ours.look_up, "torch lookup": theirs.look_up}, repeats)
-        times |= measure_in_turns({"step": ours.step, "torch step": theirs.step}, repeats)
-        times["update"] = measure(ours.update, repeats)
-    else:
-        theirs = Torch(case, inputs)
-        times = {"torch lookup": measure(theirs.look_up, repeats), "torch step": measure(theirs.step, repeats)}
+    fit_together = 2 * table_bytes < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // 2
+    theirs = Torch(case, inputs)
+    of_lookup, of_step = {"torch lookup": theirs.look_up}, {"torch step": theirs.step}
+    times = {}
+    if not fit_together:
+        times = measure_in_turns(of_lookup, repeats) | measure_in_turns(of_step, repeats)
+        of_lookup, of_step = {}, {}
         del theirs
-        ours = Ours(case, inputs)
-        times |= {name: measure(getattr(ours, name), repeats) for name in ("look_up", "update", "step")}
-        times["lookup"] = times.pop("look_up")
+    ours = Ours(case, inputs)
+    visits = limits(case, inputs, ours)
+    times |= measure_in_turns({"lookup": ours.look_up, **visits["lookup"], **of_lookup}, repeats)
+    times |= measure_in_turns({"update": ours.update, **visits["update"]}, repeats)
+    times |= measure_in_turns({"step": ours.step, **of_step}, repeats)
     return {name: timing.median * 1e3 for name, timing in times.items()}
 
 
 def run(case: Case, repeats: int) -> list[Row]:
     """The rows of one case."""
-    inputs = Inputs(case)
-    probes = [row_bandwidth()] if case.is_bound_by_memory else []
-    times = time_both(case, inputs, repeats)
-    gather = modify = whole = None
-    if probes:
-        probes.append(row_bandwidth())  # a limit is the best that was seen: a neighbour slows a probe down too
-        probe = {name: max(one[name] for one in probes) for name in probes[0]}
-        row_bytes = inputs.all_keys.numel() * case.width * 4
-        kind = f"{case.width * 4}_bytes_{torch.get_num_threads()}_threads"
-        gather, modify = (row_bytes / probe[f"{access}_{kind}"] * 1e3 for access in ("gather", "modify"))
-        whole = gather + modify
+    times = time_both(case, Inputs(case), repeats)
     peer = "nn.EmbeddingBag(sparse=True) a table"
     rule = case.rule.kind
-    return [
+    rows = [
         Row(case=case.name, metric="lookup", value=times["lookup"], unit="ms", peer=peer,
-            peer_value=times["torch lookup"], limit=gather),
-        Row(case=case.name, metric=f"{rule} update", value=times["update"], unit="ms", limit=modify),
+            peer_value=times["torch lookup"], limit=times.get("read")),
+        Row(case=case.name, metric=f"{rule} update", value=times["update"], unit="ms", limit=times.get("modify")),
         Row(case=case.name, metric=f"lookup, backward and {rule} update", value=times["step"], unit="ms",
-            peer=f"{peer} and torch.optim", peer_value=times["torch step"], limit=whole),
+            peer=f"{peer} and torch.optim", peer_value=times["torch step"],
+            limit=times["read"] + times["modify"] if case.is_bound_by_memory else None),
     ]  # fmt: skip
+    if case.is_bound_by_memory:
+        granted = {
+            "lookup, its result granted": ("lookup", "copy"),
+            f"{rule} update, its gradient granted": ("update", "add"),
+        }
+        rows += [
+            Row(case=case.name, metric=metric, value=times[ours], unit="ms", limit=times[limit])
+            for metric, (ours, limit) in granted.items()
+        ]
+    return rows
 
 
 def run_single_sample(case: Case) -> list[Row]:
@@ -188,19 +212,28 @@ def run_single_sample(case: Case) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000, help="of each of the 26 wide tables (512 bytes a row)")
+    parser.add_argument("--batch", nargs="+", type=int, default=[8192, 16384], help="of the wide tables")
+    parser.add_argument("--only-wide", action="store_true", help="not the other cases")
     parser.add_argument("--repeats", type=int, default=21)
     options = parser.parse_args()
     sgd = RowRule(kind="sgd", lr=0.01)
     adagrad = RowRule(kind="adagrad", lr=0.01, eps=1e-10)
-    wide = Case(name=f"26 x {options.rows} x 128, 1 key, batch 16384, uniform", tables=26, rows=options.rows, width=128,
-                hotness=1, batch=16384, zipf=0.0, rule=sgd, optimizer=lambda p: torch.optim.SGD(p, lr=0.01),
-                is_bound_by_memory=True)  # fmt: skip
+    wide = [
+        Case(name=f"26 x {options.rows} x 128, 1 key, batch {batch}, {keys}", tables=26, rows=options.rows, width=128,
+             hotness=1, batch=batch, zipf=exponent, rule=sgd, optimizer=lambda p: torch.optim.SGD(p, lr=0.01),
+             is_bound_by_memory=True)
+        for keys, exponent in (("uniform", 0.0), ("Zipf(1.05)", 1.05))
+        for batch in options.batch
+    ]  # fmt: skip
     many = Case(name="100 x 8192 x 16, 10 keys, batch 8192, Zipf(1.05)", tables=100, rows=8192, width=16, hotness=10,
                 batch=8192, zipf=1.05, rule=adagrad, optimizer=lambda p: torch.optim.Adagrad(p, lr=0.01),
                 is_bound_by_memory=False)  # fmt: skip
     single = Case(name="26 x 1000 x 128, 1 key, batch 1", tables=26, rows=1000, width=128, hotness=1, batch=1, zipf=0.0,
                   rule=sgd, optimizer=lambda p: torch.optim.SGD(p, lr=0.01), is_bound_by_memory=False)  # fmt: skip
-    append_rows("embedding", run(wide, options.repeats))
+    for case in wide:
+        append_rows("embedding", run(case, options.repeats))
+    if options.only_wide:
+        return
     append_rows("embedding", run(many, max(3, options.repeats // 2)))
     append_rows("embedding", run_single_sample(single))
 

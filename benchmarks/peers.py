@@ -2,7 +2,9 @@
 
 Every side runs in a process of its own, in the interpreter that has its libraries, on the same keys, threads and
 allocator settings. Sides take turns; where two sides' tables exceed the memory, each is started anew for its turn.
-Before a peer is timed it must compute what terarec computes. A whole run takes most of an hour: options choose parts.
+Before a peer is timed it must compute what terarec computes. The limit of a cell is the time in which the probe of
+``row_probe.cpp`` visits the same rows of terarec's tables, right after terarec's turn. A whole run takes most of an
+hour: options choose parts.
 """
 
 from __future__ import annotations
@@ -11,16 +13,14 @@ import argparse
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
-from json_process import threads
 from peer_processes import OURS, SIDES, Turns
 from peer_sides.cell import Shape
 from record import Row, append_rows
-from row_bandwidth import row_bandwidth
 
 SHAPES = {
     "wide": Shape(tables=26, rows=1_000_000, width=128, hotness=1),
@@ -52,8 +52,8 @@ class PeerRow(Row):
     peer_minimum: float | None
     peer_runs: int
     peer_version: str
-    gather_gb_s: float
-    modify_gb_s: float
+    gather_gb_s: float | None
+    modify_gb_s: float | None
 
 
 def check(peer: str, rule: str) -> None:
@@ -90,6 +90,10 @@ def compare(peer: str, rule: str, shape: Shape, cells: Sequence[Cell], options: 
         if side == OURS or fits:
             asked = {"batch": cell.batch, "keys": cell.keys, "what": cell.what}
             seconds[cell, side] += sides[side].ask("time", **asked, budget=options.seconds, most=options.runs)
+        if side == OURS and shape.table_bytes > _CACHED_BYTES:
+            for visit in ("read", "modify") if cell.what == "step" else ("read",):
+                asked = {"batch": cell.batch, "keys": cell.keys, "what": visit}
+                seconds[cell, visit] += sides[side].ask("time", **asked, budget=options.seconds / 4, most=options.runs)
     sides.close()
     peer_row = {"peer_version": sides.versions.get(peer, ""), "peer": SIDES[peer].title}
     if not fits:
@@ -102,7 +106,7 @@ def compare(peer: str, rule: str, shape: Shape, cells: Sequence[Cell], options: 
             unit="ms",
             **peer_row,
             **_times(seconds[cell, OURS], seconds[cell, peer]),
-            **_limits(cell, shape, options.probe),
+            **_limits(cell, shape, seconds),
         )
         for cell in cells
     ]
@@ -119,15 +123,13 @@ def _times(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float | 
     }
 
 
-def _limits(cell: Cell, shape: Shape, probe: dict[str, float]) -> dict[str, float | None]:
-    gather, modify = (probe[f"{access}_512_bytes_{threads()}_threads"] for access in ("gather", "modify"))
+def _limits(cell: Cell, shape: Shape, seconds: Mapping[tuple[Cell, str], list[float]]) -> dict[str, float | None]:
     row_bytes = 4 * shape.tables * cell.batch * shape.hotness * shape.width
-    seconds = row_bytes / gather + (row_bytes / modify if cell.what == "step" else 0.0)
-    is_bound_by_memory = shape.table_bytes > _CACHED_BYTES
+    medians = {visit: statistics.median(seconds.get((cell, visit)) or [0.0]) for visit in ("read", "modify")}
     return {
-        "limit": 1e3 * seconds if is_bound_by_memory else None,
-        "gather_gb_s": gather / 1e9,
-        "modify_gb_s": modify / 1e9,
+        "limit": 1e3 * sum(medians.values()) or None,
+        "gather_gb_s": row_bytes / medians["read"] / 1e9 if medians["read"] else None,
+        "modify_gb_s": row_bytes / medians["modify"] / 1e9 if medians["modify"] else None,
     }
 
 
@@ -144,7 +146,6 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20, help="of a turn at most")
     parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     options = parser.parse_args()
-    options.probe = row_bandwidth(table_gib=1.0)
     cells = [Cell(*parts) for parts in product(options.batch, options.keys, options.what)]
     for shape, peer, rule in product(options.shape, options.peer, options.rule):
         if rule not in SIDES[peer].copies:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from row_probe import MODIFY, READ, row_visitor
 from torch import Tensor
 
 import terarec
@@ -67,6 +69,7 @@ class Tables:
         keys, offsets = torch.from_numpy(inputs.keys.reshape(-1)), torch.from_numpy(inputs.offsets)
         self.jagged = Jagged(names=self.names, keys=keys, offsets=offsets)
         self.grad = inputs.grad
+        self.visits: dict[int, Callable[[], None]] = {}
 
     def forward(self) -> Tensor:
         with torch.no_grad():
@@ -75,6 +78,31 @@ class Tables:
     def step(self) -> None:
         _GiveGradient.apply(self.collection(self.jagged).pooled, self.grad).backward()
         self.optimizer.step()
+
+    def read(self) -> None:
+        """Read the rows of the batch, as the limit of `forward`."""
+        self._visit(READ)
+
+    def modify(self) -> None:
+        """Read and write each row of the batch once."""
+        self._visit(MODIFY)
+
+    def _visit(self, access: int) -> None:
+        if access not in self.visits:
+            arena, starts = self._arena()
+            rows = (self.jagged.keys.view(len(starts), -1) + starts[:, None]).flatten().numpy()
+            if access == MODIFY:
+                rows = rows[np.sort(np.unique(rows, return_index=True)[1])]
+            self.visits[access] = row_visitor(access, arena, torch.from_numpy(rows))
+        self.visits[access]()
+
+    def _arena(self) -> tuple[Tensor, Tensor]:
+        """The memory that all tables share, from the first of them on, and where in it each begins."""
+        tables = [self.collection.table(name) for name in self.names]
+        starts = torch.tensor([table.storage_offset() // self.shape.width for table in tables])
+        first = tables[int(starts.argmin())]
+        rows = int(starts.max() - starts.min()) + self.shape.rows
+        return first.as_strided((rows, self.shape.width), (self.shape.width, 1)), starts - starts.min()
 
     def pooled(self) -> NDArray[np.float32]:
         return self.forward().numpy()
