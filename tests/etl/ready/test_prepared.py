@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from terarec.data.synthetic import criteo
+from terarec.errors import ConfigError
 from terarec.etl.ready import PUBLISHED_SIZES, compare_sizes, criteo_terabyte
 from terarec.etl.ready import criteo as ready_criteo
 from terarec.etl.workflow import Workflow
@@ -90,6 +91,13 @@ def test_criteo_ids_logarithms_and_sizes(tmp_path):
     different = {f"C{n}": len(v) for n, v in enumerate(values, 1) if abs(len(v) - published[n - 1]) > 1}
     assert told == different
     assert "C9" not in told
+
+    merged = ready_criteo(min_count=1, split=None, modulo=10_000_000)
+    Workflow.of(merged).prepare(files[:1], tmp_path / "merged")
+    rows = {column.name: column.rows for column in read(tmp_path / "merged").categorical}
+    assert rows["C3"] == len({int(row[16], 16) % 10_000_000 for row in days[0] if row[16]}) + 2
+    with pytest.raises(ConfigError, match="modulo: got 7, expected one of None, 10000000, 40000000"):
+        ready_criteo(modulo=7)
 
 
 def test_avazu_ids_and_split(prepared):

@@ -1,6 +1,7 @@
 """Published sizes: of the right columns, and a data set is compared with them column by column."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -30,6 +31,14 @@ def test_equal_sizes_differ_nowhere(name: str) -> None:
 def test_sums_are_those_that_are_told_with_the_lists() -> None:
     assert sum(PUBLISHED_SIZES["kaggle"].sizes) == 33_762_577
     assert sum(PUBLISHED_SIZES["terabyte"].sizes) == 882_774_559
+
+
+@pytest.mark.parametrize(("whole", "merged"), [("kaggle", "kaggle-modulo"), ("terabyte", "terabyte-modulo")])
+def test_values_modulo_a_number_are_as_many_as_chance_makes_them(whole: str, merged: str) -> None:
+    modulo = PUBLISHED_SIZES[merged].modulo
+    assert modulo is not None
+    for values, found in zip(PUBLISHED_SIZES[whole].sizes, PUBLISHED_SIZES[merged].sizes, strict=True):
+        assert found == pytest.approx(modulo * -math.expm1(-values / modulo), rel=0.003, abs=3)
 
 
 def test_a_column_beyond_the_slack_is_told() -> None:

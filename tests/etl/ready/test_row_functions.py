@@ -5,7 +5,13 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pyarrow as pa
 
-from terarec.etl.ready.row_functions import avazu_hour_and_weekday, hour_and_weekday, length
+from terarec.etl.ready.row_functions import (
+    avazu_hour_and_weekday,
+    hour_and_weekday,
+    length,
+    modulo_10_million,
+    modulo_40_million,
+)
 
 MOMENTS = [
     datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=int(second))
@@ -29,3 +35,11 @@ def test_hour_and_weekday_of_avazus_integers() -> None:
 
 def test_length_of_lists() -> None:
     assert length(pa.array([[1, 2], [], [None]], pa.large_list(pa.int64()))).to_pylist() == [2, 0, 1]
+
+
+def test_hexadecimal_values_modulo_a_number() -> None:
+    codes = pa.array([0, 9_999_999, 10_000_000, 2**32 - 1, None], pa.uint32())
+    first, second = modulo_10_million(codes, codes[::-1])
+    assert first.to_pylist() == [0, 9_999_999, 0, 4_967_295, None]
+    assert second.to_pylist() == first.to_pylist()[::-1]
+    assert modulo_40_million(codes)[0].to_pylist() == [0, 9_999_999, 10_000_000, 14_967_295, None]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+from terarec.errors import ConfigError
 from terarec.kernels.encoding_types import CATEGORY_NAMES, INTEGER_NAMES, LABEL_NAME
 from terarec.spec import (
     Categorify,
     FillMissing,
     LabelSpec,
+    LambdaOp,
     LogOp,
     SourceColumn,
     SourceSpec,
@@ -19,7 +23,9 @@ from terarec.spec import (
 _SPLIT = SplitByFraction(valid=0.1)
 
 
-def criteo(*, min_count: int = 15, split: Split | None = _SPLIT) -> WorkflowSpec:
+def criteo(
+    *, min_count: int = 15, split: Split | None = _SPLIT, modulo: Literal[10_000_000, 40_000_000] | None = None
+) -> WorkflowSpec:
     """Prepares ``train.txt`` of Kaggle: a label, 13 integers and 26 categories a line.
 
     A missing integer is 0, integers are shifted to at least 1 and their logarithm is taken, categories become ids.
@@ -27,6 +33,7 @@ def criteo(*, min_count: int = 15, split: Split | None = _SPLIT) -> WorkflowSpec
     Args:
         min_count: categories that occur less often in the training part share an id.
         split: by default the last tenth of the rows.
+        modulo: categories are taken modulo this first, as some published sizes have them; None: as they are.
     """
     return WorkflowSpec(
         name="criteo",
@@ -41,6 +48,7 @@ def criteo(*, min_count: int = 15, split: Split | None = _SPLIT) -> WorkflowSpec
         steps=(
             FillMissing(columns=INTEGER_NAMES, value=0.0),
             LogOp(columns=INTEGER_NAMES, shift=None),
+            *_modulo(modulo),
             Categorify(columns=CATEGORY_NAMES, min_count=min_count),
         ),
         split=split,
@@ -57,3 +65,21 @@ def criteo_terabyte(*, min_count: int = 15) -> WorkflowSpec:
         min_count: as for `criteo`.
     """
     return criteo(min_count=min_count, split=SplitByFiles(valid=1))
+
+
+def _modulo(modulo: int | None) -> tuple[LambdaOp, ...]:
+    names = {None: "", 10_000_000: "modulo_10_million", 40_000_000: "modulo_40_million"}
+    if modulo not in names:
+        raise ConfigError(f"criteo: modulo: got {modulo!r}, expected one of None, 10000000, 40000000")
+    if modulo is None:
+        return ()
+    function = f"terarec.etl.ready.row_functions:{names[modulo]}"
+    return (
+        LambdaOp(
+            columns=CATEGORY_NAMES,
+            outputs=CATEGORY_NAMES,
+            function=function,
+            output_type="integer",
+            spark_function=f"{function}_on_spark",
+        ),
+    )

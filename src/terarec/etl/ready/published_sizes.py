@@ -18,6 +18,7 @@ class PublishedSizes:
         told_by: who published them, and where.
         rows: of the data set.
         min_count: values that occur less often are not counted.
+        modulo: the values are taken modulo this first; None: as they are.
         sizes: of each column; a missing value counts as one.
         slack: how far a column may be off: others count the missing value, or reserved ids, where we do not.
     """
@@ -27,6 +28,7 @@ class PublishedSizes:
     min_count: int
     sizes: tuple[int, ...]
     slack: int
+    modulo: int | None = None
 
 
 PUBLISHED_SIZES: Mapping[str, PublishedSizes] = {
@@ -60,9 +62,30 @@ PUBLISHED_SIZES: Mapping[str, PublishedSizes] = {
         ),
         slack=2,
     ),
+    "kaggle-modulo": PublishedSizes(
+        told_by="HugeCTR's DLRM sample for Kaggle: slot sizes of values modulo 10 million",
+        rows=45_840_617,
+        min_count=1,
+        sizes=(
+            *(1_459, 583, 6_373_320, 1_977_439, 305, 24, 12_513, 633, 3, 92_719, 5_681, 5_666_265, 3_193, 27, 14_986),
+            *(4_209_368, 10, 5_652, 2_173, 4, 5_058_596, 18, 15, 282_062, 105, 141_594),
+        ),
+        slack=1,
+        modulo=10_000_000,
+    ),
+    "terabyte-modulo": PublishedSizes(
+        told_by="HugeCTR's and MLPerf's DLRM for Terabyte: slot sizes of values modulo 40 million",
+        rows=4_373_472_329,
+        min_count=1,
+        sizes=(
+            *(39_884_406, 39_043, 17_289, 7_420, 20_263, 3, 7_120, 1_543, 63, 38_532_951, 2_953_546, 403_346, 10),
+            *(2_208, 11_938, 155, 4, 976, 14, 39_979_771, 25_641_295, 39_664_984, 585_935, 12_972, 108, 36),
+        ),
+        slack=1,
+        modulo=40_000_000,
+    ),
 }
-"""Name -> sizes. HugeCTR's slot sizes for Kaggle and its 40 million limit for Terabyte are of other hashes: a value
-modulo 10 or 40 million, which merges values, so that 10,131,227 values become 6,373,320."""
+"""Name -> sizes. Prepare with ``criteo(min_count=..., modulo=..., split=None)`` to compare."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +109,8 @@ class SizeDifference:
 def compare_sizes(dataset: DatasetSpec, published: str) -> tuple[SizeDifference, ...]:
     """The columns of a prepared Criteo data set whose sizes differ from the published ones; () if none does.
 
-    For all rows to be training rows, as the published sizes count them, prepare with ``criteo(split=None)``.
+    For all rows to be training rows, as the published sizes count them, prepare with ``criteo(split=None)``, and with
+    the `min_count` and `modulo` of the sizes.
 
     Args:
         dataset: as `terarec.formats.read_dataset` gives it.

@@ -50,3 +50,28 @@ def length_on_spark(lists: Any) -> Any:
     from pyspark.sql import functions
 
     return functions.size(lists)
+
+
+def modulo_10_million(*codes: pa.Array) -> tuple[pa.Array, ...]:
+    """Each of some columns of hex32 modulo 10 million."""
+    return tuple(_modulo(column, 10_000_000) for column in codes)
+
+
+def modulo_10_million_on_spark(*codes: Any) -> tuple[Any, ...]:
+    """The same of Spark's columns."""
+    return tuple(column % 10_000_000 for column in codes)
+
+
+def modulo_40_million(*codes: pa.Array) -> tuple[pa.Array, ...]:
+    """Each of some columns of hex32 modulo 40 million."""
+    return tuple(_modulo(column, 40_000_000) for column in codes)
+
+
+def modulo_40_million_on_spark(*codes: Any) -> tuple[Any, ...]:
+    """The same of Spark's columns."""
+    return tuple(column % 40_000_000 for column in codes)
+
+
+def _modulo(codes: pa.Array, divisor: int) -> pa.Array:
+    wide = codes.cast(pa.int64())
+    return pc.subtract(wide, pc.multiply(pc.divide(wide, divisor), divisor))
