@@ -109,8 +109,22 @@ CALLS = {
         {"plan_file": "plan.json"},
         {"shard_matrix": [[1]], "emb_table_group_strategy": [[0]], "emb_table_placement_strategy": ["mp"]},
     ],
+    "Model": [
+        {
+            "solver": hugectr.CreateSolver(),
+            "reader_params": hugectr.DataReaderParams(hugectr.DataReaderType_t.Parquet, "a.txt", [], "b.txt"),
+            "opt_params": hugectr.CreateOptimizer(),
+        }
+    ],
+    "Model.add": [{"input": SLOTS}],
     "Model.fit": [{}],
     "Model.set_learning_rate": [{"lr": 0.1}],
+    "Model.save_params_to_files": [{"prefix": "here"}],
+    "Model.load_dense_weights": [{"dense_model_file": "a.model"}],
+    "Model.load_dense_optimizer_states": [{"dense_opt_states_file": "a.model"}],
+    "Model.load_sparse_weights": [{"sparse_embedding_files": ["a.model"]}],
+    "Model.load_sparse_optimizer_states": [{"sparse_opt_states_files": {"a": "a.model"}}],
+    "EmbeddingTrainingCache.update": [{"keyset_file": "a.keyset"}],
     "LearningRateScheduler": [{"base_lr": 0.1}],
     "Session": [{"solver_config": hugectr.solver_parser_helper(), "config_file": "conf.json"}],
 }

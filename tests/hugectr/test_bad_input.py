@@ -275,7 +275,9 @@ class TestArguments:
 
     def test_of_other_calls(self, few):
         made = dcn(few, few, **SMALL)
-        refused(WrongInputError, "got None, expected paths, or a mapping", made.load_sparse_weights, None)
+        refused(
+            WrongInputError, "sparse_embedding_files: got None, expected a path, or", made.load_sparse_weights, None
+        )
         refused(WrongInputError, "tensor_type: got 'Train', expected a member", made.check_out_tensor, "label", "Train")
         for call in (made.embedding_dump, made.embedding_load):
             refused(IllegalCallError, "the model has no embedding collection", call, "folder")

@@ -84,6 +84,25 @@ def test_generated_data_is_what_the_file_reads(tmp_path, monkeypatch, capsys):
     assert "Finish 3 iterations" in capsys.readouterr().out
 
 
+def test_release_3_0_1_names_the_size_of_each_slot(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = training_file(tmp_path / "conf.json", "./file_list.txt", "./file_list_test.txt")
+    sizes = ["--voc-size-array", "30,20,10,1", "--nnz-array", "1,1,1,1", "--files", "2", "--samples", "500"]
+    law = ["--distribution", "powerlaw", "--alpha", "-1.2"]
+    assert main(["data_generator", "--config-file", path, *sizes, *law]) == 0
+    slots = SparseInput(name="data", nnz_per_slot=(1, 1, 1, 1), is_fixed_length=True)
+    layout = RecordLayout(label_dim=1, dense_dim=3, inputs=(slots,), key_bytes=8)
+    for name in ("file_list.txt", "file_list_test.txt"):
+        reader = RecordReader(
+            NormSource(name, layout, checksum=True), batch_size=10_000, repeat=False, drop_last=False, threads=1
+        )
+        keys = reader.next_batch().sparse.keys.view(4, 1000)
+        reader.close()
+        assert keys.amin(1).tolist() == [0, 30, 50, 60]
+        assert (keys.amax(1) < keys.new_tensor([30, 50, 60, 61])).all()
+        assert (keys[0] < 3).sum() > (keys[0] >= 15).sum()  # few keys are frequent
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -91,6 +110,8 @@ def test_generated_data_is_what_the_file_reads(tmp_path, monkeypatch, capsys):
         (["conf.json"], "conf.json reads Norm, expected a directory"),
         (["conf.json", "made", "80", "1", "--long-tail", "endless"], "argument --long-tail"),
         (["none.json"], "none.json: does not exist"),
+        (["--config-file", "conf.json", "--voc-size-array", "9,9"], "got 2 numbers, expected one for each of 4 slots"),
+        (["--config-file", "conf.json", "--alpha", "1.2"], "--alpha: got 1.2, expected less than 0"),
     ],
 )
 def test_wrong_arguments_are_told_in_one_line(tmp_path, monkeypatch, capsys, arguments, problem):

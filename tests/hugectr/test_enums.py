@@ -40,3 +40,8 @@ def test_an_unknown_member_is_guessed():
     with pytest.raises(AttributeError, match=r"Check_t has no 'CRC32', expected one of Sum, Non"):
         _ = hugectr.Check_t.CRC32
     assert not hasattr(hugectr.Layer_t, "_ipython_display_")
+
+
+def test_a_member_is_a_number_where_one_is_asked_for():
+    assert [int(member) for member in hugectr.Check_t] == [member.value for member in hugectr.Check_t]
+    assert ["a", "b", "c"][hugectr.Update_t.LazyGlobal] == "c"

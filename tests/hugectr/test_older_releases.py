@@ -146,7 +146,7 @@ def test_sizes_of_too_few_slots_are_refused(planted):
     )
     made = model("", "", reader=reader)
     embed(made, "embedding", 8)
-    with pytest.raises(WrongInputError, match="3 sizes for 4 slots"):
+    with pytest.raises(WrongInputError, match="slot_size_array: got 3 sizes for 4 slots, expected one"):
         families.dlrm(made)
 
 

@@ -125,3 +125,27 @@ def test_the_files_of_a_job_are_copied_to_the_disk(tmp_path, url):
         DataSource(DataSourceParams(**HDFS))
     with pytest.raises(WrongInputError, match="got 1 hdfs_sparse_model and 2 local_sparse_model"):
         DataSource(DataSourceParams(use_hdfs=True, hdfs_sparse_model=["a"], local_sparse_model=["b", "c"]))
+
+
+def test_release_3_4_tells_each_call_where_its_files_lie(planted, tmp_path):
+    made = dcn(*planted[:2])
+    made.fit(max_iter=2, display=0, eval_interval=0)
+    home = DataSourceParams(use_hdfs=False, local_model_home=f"{tmp_path}/home/")
+    made.save_params_to_files("dcn", 2, home)
+    assert {path.name for path in (tmp_path / "home").iterdir()} == {
+        "dcn_dense_2.model",
+        "dcn_opt_dense_2.model",
+        "dcn0_sparse_2.model",
+        "dcn0_opt_sparse_2.model",
+    }
+    other = dcn(*planted[:2], seed=9)
+    other.load_dense_weights(f"{tmp_path}/home/dcn_dense_2.model", home)
+    other.load_sparse_weights(
+        sparse_embedding_files_map={"embedding": f"{tmp_path}/home/dcn0_sparse_2.model"}, data_source_params=home
+    )
+    other.start_data_reading()
+    assert auc_of(other) == auc_of(made)
+    there = DataSourceParams(use_hdfs=True, namenode="node", port=1, hdfs_dense_model="/m/dense.model")
+    assert there.stored("dense_model", "") == "/m/dense.model"
+    assert there.stored("sparse_model", ["/m/sparse"]) == ["/m/sparse"]
+    assert home.stored("dense_model", "mine") == "mine"

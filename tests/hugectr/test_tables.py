@@ -122,6 +122,16 @@ def test_unknown_missing_and_repeated_parameters_are_named(table, call):
         table.read((None,) * (len(table.rows) + 1), {})
 
 
+ALIASES = [(table, call, row, alias) for table, call, row in ROWS for alias in row.aliases]
+
+
+@pytest.mark.parametrize(("table", "call", "row", "alias"), ALIASES, ids=lambda value: getattr(value, "name", value))
+def test_every_name_of_a_parameter_gives_its_value(table, call, row, alias):
+    value = call.get(row.name, row.default)
+    rest = {name: other for name, other in call.items() if name != row.name}
+    assert table.read((), {**rest, alias: value}) == table.read((), {**rest, row.name: value})
+
+
 def test_a_misspelt_parameter_is_guessed():
     with pytest.raises(WrongInputError, match="did you mean 'batchsize'"):
         hugectr.CreateSolver(batchsiz=3)
@@ -223,10 +233,9 @@ def test_older_forms_give_the_newest_form_s_values():
     assert weighted.label_weights == [2.0, 3.0]
     seven = hugectr.AsyncParam(32, 4, 552960, 2, 512, True, hugectr.Alignment_t.Auto)
     assert (seven.io_block_size, seven.multi_hot_reader, seven.is_dense_float) == (552960, False, False)
-    assert hugectr.AsyncParam(num_threads=1, num_batches_per_thread=16).multi_hot_reader
     mixed = hugectr.AsyncParam(1, 16, io_block_size=512, shuffle=False, multi_hot_reader=True, is_dense_float=True)
     assert (mixed.io_block_size, mixed.multi_hot_reader, mixed.is_dense_float) == (512, True, True)
-    assert hugectr.AsyncParam(1, 16, max_nr_request=32).io_block_size == 32
+    assert hugectr.AsyncParam(1, 16, max_nr_request=32).max_num_requests_per_thread == 32
     layer = hugectr.DenseLayer(hugectr.Layer_t.SequenceMask, ["a"], ["b"], max_sequence_len=9)
     assert (layer.max_sequence_len_from, layer.max_sequence_len_to) == (9, 9)
 

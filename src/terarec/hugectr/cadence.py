@@ -37,10 +37,15 @@ class Cadence:
         return index + self.saves_from_one
 
 
+def release_number(release: str) -> tuple[int, int]:
+    """`release`, such as "3.1" or "25.03", as what compares as releases follow each other."""
+    major, minor = map(int, release.split("."))
+    return major, minor
+
+
 def cadence_of(release: str) -> Cadence:
-    """The cadence of `release`, such as "3.1" or "25.03"."""
-    major, minor = (int(part) for part in release.split("."))
-    number = (major, minor)
+    """The cadence of `release`."""
+    number = release_number(release)
     return Cadence(from_one=number >= (23, 6), saves_from_one=number >= (23, 12), counts_end=number < (24, 0))
 
 

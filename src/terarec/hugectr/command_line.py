@@ -14,6 +14,9 @@ HELP = """usage: terarec-hugectr --train CONFIG.json
        terarec-hugectr [--compat-release RELEASE] SCRIPT.py [ARGUMENTS]
        terarec-hugectr data_generator CONFIG.json DIRECTORY VOCABULARY_SIZE MAX_NNZ
                        [--files N] [--samples N] [--long-tail long|medium|short]
+       terarec-hugectr data_generator --config-file CONFIG.json --voc-size-array N,N,...
+                       [--nnz-array N,N,...] [--data-folder DIRECTORY] [--files N] [--samples N]
+                       [--distribution powerlaw|unified] [--alpha A | --long-tail long|medium|short]
        terarec-hugectr --version | --help
 
 Runs what was written for HugeCTR: a training file (2.3 to 3.0), a Python script of any release with not a line

@@ -12,7 +12,7 @@ from terarec.hugectr.tables.data_source import PATHS, DataSourceParams
 
 
 class DataSource:
-    """Copies the files of a job to a disk before the job, as releases 3.4 and 3.5 do.
+    """Copies the files of a job to a disk before the job, as releases 3.4 to 3.8 do.
 
     Args:
         data_source_params: in the form of these releases.
@@ -39,7 +39,7 @@ class DataSource:
 def _pairs(params: DataSourceParams) -> list[tuple[str, str]]:
     """The paths to copy from and to."""
     if "use_hdfs" not in params.values():
-        raise WrongInputError("DataSource: got DataSourceParams of release 3.6 on, expected use_hdfs and paths")
+        raise WrongInputError("DataSource: got DataSourceParams of release 3.9 on, expected use_hdfs and paths")
     pairs: list[tuple[str, str]] = []
     for name in PATHS:
         remote, local = (_listed(getattr(params, f"{side}_{name}")) for side in ("hdfs", "local"))

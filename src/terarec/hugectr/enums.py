@@ -26,7 +26,12 @@ class _NamesType(EnumMeta):
 
 
 class Names(Enum, metaclass=_NamesType):
-    """Base of HugeCTR's enumerations."""
+    """Base of HugeCTR's enumerations; as there, a member is a number where one is asked for."""
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    __index__ = __int__
 
 
 class Error_t(Names):  # noqa: N801

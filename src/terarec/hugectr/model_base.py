@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from terarec.hugectr.cadence import release_number
 from terarec.hugectr.devices import placement
 from terarec.hugectr.engine import Engine
 from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
@@ -12,10 +13,9 @@ from terarec.hugectr.log import Log
 from terarec.hugectr.network import Network
 from terarec.hugectr.readers import DataReader, record_layout, shuffle_seed, source_opener
 from terarec.hugectr.summary import summary_lines
+from terarec.hugectr.tables.calls import ADD
 from terarec.hugectr.tables.data_input import Input
-from terarec.hugectr.tables.optimizer import OptParamsPy
-from terarec.hugectr.tables.reader import DataReaderParams
-from terarec.hugectr.tables.solver import Solver
+from terarec.hugectr.tables.table import taking
 from terarec.models import GraphModel
 
 
@@ -28,22 +28,14 @@ class ModelBase:
     """
 
     def __init__(self, solver: Any, reader_params: Any, opt_params: Any, etc_params: Any) -> None:
-        if isinstance(reader_params, OptParamsPy):
-            reader_params, opt_params = None, reader_params
-        for name, value, kind, expected in (
-            ("solver", solver, Solver, "what CreateSolver makes"),
-            ("reader_params", reader_params, DataReaderParams | None, "a DataReaderParams"),
-            ("opt_params", opt_params, OptParamsPy, "what CreateOptimizer makes"),
-        ):
-            if not isinstance(value, kind):
-                raise WrongInputError(f"Model: {name}: got {value!r}, expected {expected}")
         self.solver, self.reader_params = solver, reader_params
         self._optimizer, self._etc_params = opt_params, etc_params
         self._network = Network(solver, opt_params)
         self._log = Log(solver.compat_release)
         self._engine: Engine | None = None
 
-    def add(self, part: Any) -> None:
+    @taking(ADD)
+    def add(self, input: Any) -> None:  # noqa: A002 - HugeCTR's name, one of seven
         """Add an `Input`, an embedding or a layer on top of what is there.
 
         Raises:
@@ -53,11 +45,12 @@ class ModelBase:
         """
         if self._engine is not None:
             raise IllegalCallError("add: the model is compiled, expected every add before compile")
-        if isinstance(part, Input) and self.reader_params is None and "data_reader_type" not in part.values():
+        tells_of_data = isinstance(input, Input) and self.reader_params is None
+        if tells_of_data and "data_reader_type" not in input.values():
             raise WrongInputError("add: got an Input without data_reader_type, expected DataReaderParams in Model(...)")
-        self._network.add(part)
-        if isinstance(part, Input) and self.reader_params is None:
-            self.reader_params = part  # of release 3.0, which tells of the data, too
+        self._network.add(input)
+        if tells_of_data:
+            self.reader_params = input  # of release 3.0, which tells of the data, too
 
     def compile(self, loss_names: Sequence[str] = (), loss_weights: Sequence[float] = ()) -> None:
         """Build the model.
@@ -78,9 +71,11 @@ class ModelBase:
         plan = self._network.plan(dict(zip(loss_names, map(float, loss_weights), strict=True)))
         with as_hugectr_errors("compile"):
             layout = record_layout(solver, reader, self._network.inputs, adds_offsets=plan.adds_offsets)
+        release = release_number(solver.compat_release)
+        async_layout = reader.async_param.layout(release, is_one_hot=plan.is_one_hot)
         shared: dict[str, Any] = {"repeat": solver.repeat_dataset, "threads": reader.num_workers}
         train_reader = DataReader(
-            source_opener(reader, layout, num_samples=reader.num_samples),
+            source_opener(reader, layout, num_samples=reader.num_samples, async_layout=async_layout),
             reader.source[0],
             batch_size=solver.batchsize,
             drop_last=solver.drop_incomplete_batch,
@@ -88,7 +83,7 @@ class ModelBase:
             **shared,
         )
         eval_reader = DataReader(
-            source_opener(reader, layout, num_samples=reader.eval_num_samples),
+            source_opener(reader, layout, num_samples=reader.eval_num_samples, async_layout=async_layout),
             reader.eval_source,
             batch_size=solver.batchsize_eval,
             drop_last=False,

@@ -52,14 +52,14 @@ class ModelData(ModelBase):
         return self._compiled("check_out_tensor").tensor(tensor_name, tensor_type).numpy()
 
     @as_hugectr_errors("export_predictions")
-    def export_predictions(self, prediction_file: str, label_file: str) -> None:
+    def export_predictions(self, output_prediction_file_name: str, output_label_file_name: str) -> None:
         """Append predictions and labels of the last evaluation batch to two files, as numbers with spaces between.
 
         Raises:
             IllegalCallError: nothing was evaluated yet.
         """
         predictions, labels = self._compiled("export_predictions").last_evaluated()
-        for path, values in ((prediction_file, predictions), (label_file, labels)):
+        for path, values in ((output_prediction_file_name, predictions), (output_label_file_name, labels)):
             with Path(path).open("a", encoding="ascii") as file:
                 file.write("".join(f"{value:.6g} " for value in values.flatten().tolist()))
 

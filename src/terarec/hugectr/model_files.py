@@ -16,9 +16,17 @@ from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr
 from terarec.hugectr.graph_json import Graph, graph_to_json, read_graph
 from terarec.hugectr.json_object import read_json, write_json
 from terarec.hugectr.model_data import ModelData
+from terarec.hugectr.tables.calls import (
+    LOAD_DENSE_OPTIMIZER_STATES,
+    LOAD_DENSE_WEIGHTS,
+    LOAD_SPARSE_OPTIMIZER_STATES,
+    LOAD_SPARSE_WEIGHTS,
+    SAVE_PARAMS_TO_FILES,
+)
 from terarec.hugectr.tables.data_source import DataSourceParams
 from terarec.hugectr.tables.dense_layer import DenseLayer
 from terarec.hugectr.tables.sparse_embedding import SparseEmbedding
+from terarec.hugectr.tables.table import taking
 from terarec.hugectr.weights import (
     EmbeddingFile,
     FileNames,
@@ -76,7 +84,8 @@ class ModelFiles(ModelData):
                 self.add(part)
 
     @as_hugectr_errors("save_params_to_files")
-    def save_params_to_files(self, prefix: str, iter: int = 0) -> None:  # noqa: A002 - HugeCTR's name
+    @taking(SAVE_PARAMS_TO_FILES)
+    def save_params_to_files(self, prefix: str, iter: int, data_source_params: DataSourceParams | None) -> None:  # noqa: A002 - HugeCTR's name
         """Write weights and optimizer states of the dense layers and of each `SparseEmbedding`.
 
         The files are ``<prefix>_dense_<iter>.model``, ``<prefix>_opt_dense_<iter>.model`` and, with the number n of
@@ -89,7 +98,8 @@ class ModelFiles(ModelData):
             WrongInputError: a folder in the place of a file, or one that holds something of others; nothing is changed.
             StorageError: the disk is full; nothing is changed.
         """
-        engine, names = self._compiled("save_params_to_files"), FileNames(self._url(prefix), iter)
+        engine, source = self._compiled("save_params_to_files"), self._source(data_source_params)
+        names = FileNames(source.url(source.model_home + prefix), iter)
         with new_files(names.folder, replaceable=SPARSE_FOLDER_FILES) as folder:
             save_dense(engine.model, folder / names.dense)
             if engine.trainer.dense_optimizer is not None:
@@ -97,7 +107,8 @@ class ModelFiles(ModelData):
             self._save_embeddings(folder, names)
 
     @as_hugectr_errors("load_dense_weights")
-    def load_dense_weights(self, dense_model_file: str) -> None:
+    @taking(LOAD_DENSE_WEIGHTS)
+    def load_dense_weights(self, dense_model_file: str, data_source_params: DataSourceParams | None) -> None:
         """Take the weights of the dense layers from a file.
 
         Raises:
@@ -106,11 +117,16 @@ class ModelFiles(ModelData):
             BrokenFileError: a file of another model; nothing is changed then.
         """
         model = self._compiled("load_dense_weights").model
-        with local_copy(self._url(dense_model_file), beside=(STATISTICS_SUFFIX,)) as path:
+        source = self._source(data_source_params)
+        file = source.stored("dense_model", dense_model_file)
+        with local_copy(source.url(file), beside=(STATISTICS_SUFFIX,)) as path:
             load_dense(model, path)
 
     @as_hugectr_errors("load_dense_optimizer_states")
-    def load_dense_optimizer_states(self, dense_opt_states_file: str) -> None:
+    @taking(LOAD_DENSE_OPTIMIZER_STATES)
+    def load_dense_optimizer_states(
+        self, dense_opt_states_file: str, data_source_params: DataSourceParams | None
+    ) -> None:
         """Take the dense optimizer's states from a file.
 
         Raises:
@@ -122,15 +138,18 @@ class ModelFiles(ModelData):
         optimizer: optim.Optimizer | None = engine.trainer.dense_optimizer
         if optimizer is None:
             raise IllegalCallError("load_dense_optimizer_states: the model has no dense weights, expected some")
-        with local_copy(self._url(dense_opt_states_file)) as path:
+        source = self._source(data_source_params)
+        with local_copy(source.url(source.stored("dense_opt_states", dense_opt_states_file))) as path:
             load_dense_optimizer_states(engine.model, optimizer, path)
 
     @as_hugectr_errors("load_sparse_weights")
-    def load_sparse_weights(self, files: Sequence[str] | Mapping[str, str]) -> None:
+    @taking(LOAD_SPARSE_WEIGHTS)
+    def load_sparse_weights(
+        self,
+        sparse_embedding_files: Sequence[str] | Mapping[str, str],
+        data_source_params: DataSourceParams | None,
+    ) -> None:
         """Take the rows of embeddings from their folders.
-
-        Args:
-            files: one for each embedding in their order, or a mapping from the embeddings' names.
 
         Raises:
             IllegalCallError: before `compile`.
@@ -138,16 +157,25 @@ class ModelFiles(ModelData):
             FileCannotOpenError: a folder that is not there.
             BrokenFileError: a folder of another embedding; none of the embeddings is changed then.
         """
-        with self._chosen("load_sparse_weights", files) as chosen:
+        source = self._source(data_source_params)
+        files = source.stored("sparse_model", sparse_embedding_files)
+        with self._chosen("load_sparse_weights", files, source) as chosen:
             for file, path in chosen[1:]:
                 check_sparse(file, path)  # before the first is changed
             for file, path in chosen:
                 load_sparse(file, path)
 
     @as_hugectr_errors("load_sparse_optimizer_states")
-    def load_sparse_optimizer_states(self, files: Sequence[str] | Mapping[str, str]) -> None:
-        """Take the optimizer states of embeddings from files; arguments and errors as `load_sparse_weights`."""
-        with self._chosen("load_sparse_optimizer_states", files) as chosen:
+    @taking(LOAD_SPARSE_OPTIMIZER_STATES)
+    def load_sparse_optimizer_states(
+        self,
+        sparse_opt_states_files: Sequence[str] | Mapping[str, str],
+        data_source_params: DataSourceParams | None,
+    ) -> None:
+        """Take the optimizer states of embeddings from files; the errors are those of `load_sparse_weights`."""
+        source = self._source(data_source_params)
+        files = source.stored("sparse_opt_states", sparse_opt_states_files)
+        with self._chosen("load_sparse_optimizer_states", files, source) as chosen:
             for file, path in chosen[1:]:
                 check_sparse_optimizer_states(file, path)
             for file, path in chosen:
@@ -193,8 +221,11 @@ class ModelFiles(ModelData):
 
     def _url(self, path: str) -> str:
         """Where `path` is, on the file system that the solver names for the model's files."""
-        source: DataSourceParams | None = self.solver.values().get("data_source_params")
-        return path if source is None else source.url(path)
+        return self._source(None).url(path)
+
+    def _source(self, given: DataSourceParams | None) -> DataSourceParams:
+        """The file system that a call names for its files, or else the solver."""
+        return given or self.solver.values().get("data_source_params") or DataSourceParams()
 
     def _embedding_files(self) -> list[EmbeddingFile]:
         model = self._compiled("files").model
@@ -211,25 +242,22 @@ class ModelFiles(ModelData):
 
     @contextmanager
     def _chosen(
-        self, call: str, files: Sequence[str] | Mapping[str, str]
+        self, call: str, files: Sequence[str] | Mapping[str, str], source: DataSourceParams
     ) -> Iterator[list[tuple[EmbeddingFile, Path]]]:
         """Each embedding that is to be loaded with its path, or with a copy of what a URL names."""
         self._compiled(call)
         held = {file.name: file for file in self._embedding_files()}
         if not isinstance(files, Mapping):
-            if not isinstance(files, str | Sequence):
-                raise WrongInputError(f"{call}: got {files!r}, expected paths, or a mapping from names to paths")
-            given = [files] if isinstance(files, str) else files
-            if len(given) != len(held):
+            if len(files) != len(held):
                 raise WrongInputError(
-                    f"{call}: got {len(given)} files, expected one for each of the {len(held)} embeddings"
+                    f"{call}: got {len(files)} files, expected one for each of the {len(held)} embeddings"
                 )
-            files = dict(zip(held, given, strict=True))
+            files = dict(zip(held, files, strict=True))
         for name in files:
             if name not in held:
                 raise WrongInputError(f"{call}: got {name!r}, expected one of {', '.join(held) or 'none'}")
         with ExitStack() as stack:
-            yield [(held[name], stack.enter_context(local_copy(self._url(path)))) for name, path in files.items()]
+            yield [(held[name], stack.enter_context(local_copy(source.url(path)))) for name, path in files.items()]
 
     def _collections(
         self, call: str, table_names: Sequence[str]

@@ -27,6 +27,7 @@ class Plan:
         capacities: `SparseEmbedding` -> most keys.
         collections: for each embedding collection, the names of its embeddings in the graph.
         adds_offsets: whether readers add the sizes of slots to keys.
+        is_one_hot: whether embeddings take one key a slot alone.
     """
 
     spec: GraphSpec
@@ -34,6 +35,7 @@ class Plan:
     capacities: Mapping[str, int]
     collections: Sequence[Sequence[str]]
     adds_offsets: bool
+    is_one_hot: bool
 
 
 class Network:
@@ -123,6 +125,7 @@ class Network:
             joins += joined
             collections.append([embedding.name for embedding in found])
         layers = [self._layer(part) for part in self.of_kind(DenseLayer)]
+        sorts = self._sorts_of_keys()
         spec = GraphSpec(
             labels=self._labels(loss_weights),
             dense_name=self.inputs.dense_name,
@@ -135,7 +138,8 @@ class Network:
             rules=rules,
             capacities=self._capacities(),
             collections=collections,
-            adds_offsets=self._adds_offsets(),
+            adds_offsets=sorts == {False},
+            is_one_hot=True in sorts,
         )
 
     def _sparse_embeddings(self, rules: dict[str, SparseOptimizerSpec]) -> list[GraphEmbedding]:
@@ -177,14 +181,15 @@ class Network:
             raise WrongInputError(f"{_title(part)}: got a regularizer beside other losses, expected none with several")
         return graph_layer(part)
 
-    def _adds_offsets(self) -> bool:
-        kinds = {part.embedding_type in HAS_STATIC_TABLES for part in self.of_kind(SparseEmbedding)}
-        if len(kinds) == 2:
+    def _sorts_of_keys(self) -> set[bool]:
+        """Whether keys of `SparseEmbedding` objects count from 0 in each slot: of one sort, or none without any."""
+        sorts = {part.embedding_type in HAS_STATIC_TABLES for part in self.of_kind(SparseEmbedding)}
+        if len(sorts) == 2:
             raise WrongInputError(
                 "compile: got OneHot or Hybrid embeddings, whose keys count from 0 in each slot, beside hash "
                 "embeddings, expected one sort"
             )
-        return kinds == {False}
+        return sorts
 
     def _slots(self, bottom: str) -> int:
         return next(int(slots.slot_num) for slots in self._sparse() if slots.top_name == bottom)

@@ -19,7 +19,7 @@ from terarec.data.records import (
     SparseInput,
 )
 from terarec.hugectr.enums import Check_t, DataReaderType_t
-from terarec.hugectr.errors import as_hugectr_errors
+from terarec.hugectr.errors import WrongInputError, as_hugectr_errors
 
 OpenSource = Callable[[str], RecordSource]
 
@@ -60,23 +60,24 @@ class DataReader:
         self._reader: RecordReader | None = None
         self._is_eof = False
 
-    def set_source(self, file: str = "") -> None:
-        """Read `file` from its start on, or the data that is being read if no name is given.
+    def set_source(self, file_name: str = "") -> None:
+        """Read `file_name` from its start on, or the data that is being read if no name is given.
 
         Raises:
             FileCannotOpenError: no such data.
             BrokenFileError: data that does not hold what it should.
         """
         with as_hugectr_errors("set_source"):
-            source = self._open(file or self.name)
+            source = self._open(file_name or self.name)
             if self._reader is None:
                 self._reader = RecordReader(source, **self._options)
             else:
                 self._reader.set_source(source)
-        self.name, self._is_eof = file or self.name, False
+        self.name, self._is_eof = file_name or self.name, False
 
-    set_file_list_source = set_source
-    """The name of release 2.3."""
+    def set_file_list_source(self, file_list: str = "") -> None:
+        """`set_source` under the name of release 2.3."""
+        self.set_source(file_list)
 
     def is_started(self) -> bool:
         """Whether there is data to read."""
@@ -118,7 +119,16 @@ def record_layout(solver: Any, reader: Any, inputs: Any, *, adds_offsets: bool) 
         reader: the `DataReaderParams`.
         inputs: the `Input`.
         adds_offsets: whether the sizes of the slots before are added to keys, where the format asks for that.
+
+    Raises:
+        WrongInputError: sizes of more or fewer slots than there are.
     """
+    sizes = tuple(reader.slot_size_array) if adds_offsets else ()
+    slots = sum(int(part.slot_num) for part in inputs.data_reader_sparse_param_array)
+    if len(sizes) not in (0, slots):
+        raise WrongInputError(
+            f"slot_size_array: got {len(sizes)} sizes for {slots} slots, expected one for each slot, or none"
+        )
     return RecordLayout(
         label_dim=sum(inputs.label_dims),
         dense_dim=inputs.dense_dim,
@@ -129,7 +139,7 @@ def record_layout(solver: Any, reader: Any, inputs: Any, *, adds_offsets: bool) 
             for slots in inputs.data_reader_sparse_param_array
         ),
         key_bytes=8 if solver.i64_input_key else 4,
-        slot_sizes=tuple(reader.slot_size_array) if adds_offsets else (),
+        slot_sizes=sizes,
     )
 
 
@@ -140,8 +150,10 @@ def shuffle_seed(solver: Any, reader: Any) -> int | None:
     return solver.seed or secrets.randbits(62) + 1
 
 
-def source_opener(reader: Any, layout: RecordLayout, *, num_samples: int) -> OpenSource:
-    """Opens data in the format of `reader`."""
+def source_opener(
+    reader: Any, layout: RecordLayout, *, num_samples: int, async_layout: tuple[bool, bool]
+) -> OpenSource:
+    """Opens data in the format of `reader`, with `AsyncParam.layout` for that of RawAsync."""
     kind, url = reader.data_reader_type, reader.data_source_params.url
     if kind is DataReaderType_t.Norm:
         return lambda name: NormSource(url(name), layout, checksum=reader.check_type is Check_t.Sum)
@@ -150,11 +162,7 @@ def source_opener(reader: Any, layout: RecordLayout, *, num_samples: int) -> Ope
     if kind is DataReaderType_t.Raw:
         is_float = reader.float_label_dense
         return lambda name: RawSource(url(name), layout, num_samples=num_samples, float_label_dense=is_float)
-    options = reader.async_param
+    multi_hot, is_float = async_layout
     return lambda name: RawAsyncSource(
-        url(name),
-        layout,
-        num_samples=num_samples,
-        is_dense_float=options.is_dense_float,
-        multi_hot=options.multi_hot_reader,
+        url(name), layout, num_samples=num_samples, is_dense_float=is_float, multi_hot=multi_hot
     )

@@ -59,12 +59,14 @@ class Session:
         """Name and value of each metric over the evaluation batches since the last call."""
         return self.model.get_eval_metrics()
 
-    def evaluation(self, export_predictions_file: str = "", export_labels_file: str = "") -> list[tuple[str, float]]:
+    def evaluation(
+        self, export_predictions_out_file: str = "", export_labels_out_file: str = ""
+    ) -> list[tuple[str, float]]:
         """Evaluate ``max_eval_batches`` batches, or as many as the data has, and return the metrics.
 
         Args:
-            export_predictions_file: where to append the predictions; none where it is empty.
-            export_labels_file: where to append the labels.
+            export_predictions_out_file: where to append the predictions; none where it is empty.
+            export_labels_out_file: where to append the labels.
         """
         reader = self.model.get_data_reader_eval()
         if not reader.is_started():
@@ -73,8 +75,8 @@ class Session:
             if not self.model.eval():
                 reader.set_source()
                 break
-            if export_predictions_file:
-                self.model.export_predictions(export_predictions_file, export_labels_file)
+            if export_predictions_out_file:
+                self.model.export_predictions(export_predictions_out_file, export_labels_out_file)
         return self.model.get_eval_metrics()
 
     def check_overflow(self) -> None:

@@ -16,6 +16,8 @@ from terarec.embedding import EmbeddingCollection
 from terarec.formats import is_remote
 from terarec.formats.hugectr import read_keyset
 from terarec.hugectr.errors import WrongInputError
+from terarec.hugectr.tables.calls import UPDATE
+from terarec.hugectr.tables.table import taking
 from terarec.hugectr.tables.training_cache import ModelOversubscriberParams
 from terarec.hugectr.weights import EmbeddingFile, FileNames, load_sparse, save_sparse
 from terarec.hugectr.weights.rows import held_rows
@@ -55,11 +57,9 @@ class TrainingCache:
         self._consumed = [np.empty(0, np.int64) for _ in self._files]
         self._passes = [_Pass(file, collection) for file, collection in zip(self._files, collections, strict=True)]
 
+    @taking(UPDATE)
     def update(self, keyset_file: str | Sequence[str]) -> None:
-        """Begin the next pass.
-
-        Args:
-            keyset_file: the keys that it may touch; one file for all embeddings, or one for each.
+        """Begin the next pass, which may touch the keys of the keyset: one for all embeddings, or one for each.
 
         Raises:
             WrongInputError: another number of files than embeddings, or one without keys.

@@ -50,15 +50,15 @@ def read_training(path: str) -> Training:
     )
 
 
-def SolverParser(path: str) -> SolverConfig:  # noqa: N802 - HugeCTR's name
-    """The clause ``solver`` of the training file `path`.
+def SolverParser(file: str) -> SolverConfig:  # noqa: N802 - HugeCTR's name
+    """The clause ``solver`` of the training file `file`.
 
     Raises:
         FileCannotOpenError: no such file.
         BrokenFileError: no JSON.
         WrongInputError: an unknown key, or a value that is not accepted; the message has its path.
     """
-    data = read_json(path).child("solver")
+    data = read_json(file).child("solver")
     data.take("lr_policy", solver_json.LR_POLICY)
     given = {key.parameter: data.take(key.name, key.kind, key.default) for key in solver_json.KEYS}
     given["batchsize_eval"] = data.take("batchsize_eval", whole(1), given["batchsize"])

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from terarec.hugectr.tables.calls import FIT, SET_LEARNING_RATE
+from terarec.hugectr.tables.calls import (
+    ADD,
+    FIT,
+    LOAD_DENSE_OPTIMIZER_STATES,
+    LOAD_DENSE_WEIGHTS,
+    LOAD_SPARSE_OPTIMIZER_STATES,
+    LOAD_SPARSE_WEIGHTS,
+    MODEL,
+    SAVE_PARAMS_TO_FILES,
+    SET_LEARNING_RATE,
+    UPDATE,
+)
 from terarec.hugectr.tables.data_input import DataReaderSparseParam, Input
 from terarec.hugectr.tables.data_source import DataSourceParams
 from terarec.hugectr.tables.dense_layer import DenseLayer, DenseLayerComputeConfig, DenseLayerSwitchs, GroupDenseLayer
@@ -67,8 +78,16 @@ TABLES: tuple[Table, ...] = (
     PLAN_FILE,
     PLAN_MATRIX,
     LEARNING_RATE_SCHEDULER,
+    MODEL,
+    ADD,
     FIT,
     SET_LEARNING_RATE,
+    SAVE_PARAMS_TO_FILES,
+    LOAD_DENSE_WEIGHTS,
+    LOAD_DENSE_OPTIMIZER_STATES,
+    LOAD_SPARSE_WEIGHTS,
+    LOAD_SPARSE_OPTIMIZER_STATES,
+    UPDATE,
     SESSION,
 )
 """Every table."""

@@ -1,4 +1,4 @@
-"""data.DataSourceParams: where files lie, in its form of 3.6 on and in that of 3.4 and 3.5."""
+"""data.DataSourceParams: where files lie, in its form of 3.9 on and in that of 3.4 to 3.8."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ DATA_SOURCE_PARAMS = Table(
             name="source",
             kind=member(FileSystemType_t),
             default=FileSystemType_t.Local,
-            since="3.6",
+            since="3.9",
             meaning="kind of the file system",
         ),
-        Parameter(name="server", kind=TEXT, default="localhost", since="3.6", meaning="name node, region or endpoint"),
+        Parameter(name="server", kind=TEXT, default="localhost", since="3.9", meaning="name node, region or endpoint"),
         Parameter(name="port", kind=whole(0), default=9000, meaning="its port"),
     ),
 )
 
 
 def _path_row(name: str, kind: Kind, default: Any) -> Parameter:
-    return Parameter(name=name, kind=kind, default=default, since="3.4", until="3.5", meaning="a path of a job's files")
+    return Parameter(name=name, kind=kind, default=default, since="3.4", until="3.4", meaning="a path of a job's files")
 
 
 _ONE_PATH = ("train_source", "train_filelist", "eval_source", "eval_filelist", "dense_model", "dense_opt_states")
@@ -55,10 +55,10 @@ def _of_new_form(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 DATA_SOURCE_PARAMS_3_4 = Table(
     name="data.DataSourceParams",
-    meaning="a file system and a job's paths on both sides (3.4 and 3.5)",
+    meaning="HDFS or not (3.4 to 3.8), and a job's paths on both sides (3.4)",
     rows=(
-        Parameter(name="use_hdfs", kind=TRUTH, default=False, since="3.4", until="3.5", meaning="HDFS, else local"),
-        Parameter(name="namenode", kind=TEXT, default="localhost", since="3.4", until="3.5", meaning="its name node"),
+        Parameter(name="use_hdfs", kind=TRUTH, default=False, since="3.4", until="3.8", meaning="HDFS, else local"),
+        Parameter(name="namenode", kind=TEXT, default="localhost", since="3.4", until="3.8", meaning="its name node"),
         Parameter(name="port", kind=whole(0), default=9000, meaning="its port"),
         *_paths("hdfs"),
         *_paths("local"),
@@ -81,6 +81,19 @@ class DataSourceParams(Record, forms=(DATA_SOURCE_PARAMS, DATA_SOURCE_PARAMS_3_4
     """A file system; its attributes may be set."""
 
     is_writable = True
+
+    @property
+    def model_home(self) -> str:
+        """What goes before the prefix of a snapshot; empty but in release 3.4."""
+        return str(self.values().get(f"{self._side}_model_home", ""))
+
+    def stored(self, name: str, given: Any) -> Any:
+        """Where release 3.4's form says that the job's `name` lies on HDFS, or else what was `given`."""
+        return (self._side == "hdfs" and self.values().get(f"hdfs_{name}")) or given
+
+    @property
+    def _side(self) -> str:
+        return "hdfs" if self.source is FileSystemType_t.HDFS else "local"
 
     def url(self, path: str) -> str:
         """`path` as terarec finds it: one on HDFS without a scheme gets this file system's, a bucket's web address its.

@@ -132,6 +132,14 @@ ROWS = (
         is_positional=False,
         meaning="how a GPU works on the layer",
     ),
+    Parameter(
+        name="first_copy_gradient",
+        kind=TRUTH,
+        default=False,
+        is_positional=False,
+        meaning="terarec's own: True: Scale has the gradient of its first copy alone, as in every release of HugeCTR; "
+        "False: the sum over its copies",
+    ),
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -46,8 +47,13 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else _reject(value)
 
 
+def _path(value: Any) -> str:
+    return _text(os.fspath(value))
+
+
 TRUTH = Kind("True or False", _truth)
 TEXT = Kind("a string", _text)
+PATH = Kind("a path", _path)
 NOTHING = Kind("None", lambda value: None if value is None else _reject(value))
 
 

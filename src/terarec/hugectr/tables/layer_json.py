@@ -85,7 +85,10 @@ CLAUSES: dict[Layer_t, tuple[Clause, ...]] = {
     ),
     Layer_t.MatrixMultiply: _optional(*_plain("transpose_b")),
     Layer_t.MultiHeadAttention: (*_plain("num_attention_heads"), *_optional(*_plain("transpose_b"))),
-    Layer_t.Scale: _inside("scale_param", "axis", "factor"),
+    Layer_t.Scale: (
+        *_inside("scale_param", "axis", "factor"),
+        *_optional(*_inside("scale_param", "first_copy_gradient")),
+    ),
     Layer_t.FusedReshapeConcat: (),
     Layer_t.FusedReshapeConcatGeneral: (),
     Layer_t.Sub: (),

@@ -8,17 +8,19 @@ from typing import Any
 
 from terarec.hugectr.enums import Alignment_t, Check_t, DataReaderType_t
 from terarec.hugectr.tables.data_source import DataSourceParams
-from terarec.hugectr.tables.kinds import TEXT, TRUTH, instance, listed, member, one_or_list, whole
+from terarec.hugectr.tables.kinds import TEXT, TRUTH, instance, listed, member, one_or_list, optional, whole
 from terarec.hugectr.tables.record import Record
 from terarec.hugectr.tables.table import Parameter, Status, Table
 
 _IO = "it only tunes how an asynchronous reader asks a disk for the same bytes"
 
-_THREADS = (
-    Parameter(name="num_threads", kind=whole(1), meaning="threads that read", status=Status.IGNORED, why=_IO),
-    Parameter(
-        name="num_batches_per_thread", kind=whole(1), meaning="batches ahead of each", status=Status.IGNORED, why=_IO
-    ),
+# HugeCTR has no defaults for these two, but its documentation leaves them out.
+_THREADS = tuple(
+    Parameter(name=name, kind=whole(1), default=default, meaning=meaning, status=Status.IGNORED, why=_IO)
+    for name, default, meaning in (
+        ("num_threads", 16, "threads that read"),
+        ("num_batches_per_thread", 4, "batches ahead of each"),
+    )
 )
 _REQUESTS = Parameter(
     name="max_num_requests_per_thread",
@@ -28,15 +30,15 @@ _REQUESTS = Parameter(
     meaning="requests in flight",
     status=Status.IGNORED,
     why=_IO,
+    aliases=("max_nr_request",),
 )
 _BLOCK = Parameter(
     name="io_block_size",
     kind=whole(0),
-    until="4.3",
-    meaning="bytes of a request; since 4.1 requests at a time",
+    until="4.0",
+    meaning="bytes of a request",
     status=Status.IGNORED,
     why=_IO,
-    aliases=("max_nr_request",),
 )
 _DEPTH = (
     Parameter(name="io_depth", kind=whole(0), default=0, meaning="requests at a time", status=Status.IGNORED, why=_IO),
@@ -61,18 +63,20 @@ _DEPTH = (
 _FORM = (
     Parameter(
         name="multi_hot_reader",
-        kind=TRUTH,
-        default=True,
+        kind=optional(TRUTH),
+        default=None,
         since="23.02",
-        meaning="every slot has its number of keys and dense values are floats or not by is_dense_float; False: one "
-        "key a slot, dense values as integers (the layout of Raw)",
+        meaning="True: every slot has its number of keys and dense values are floats or not by is_dense_float; False: "
+        "one key a slot, dense values as integers (the layout of Raw); None: True from compat_release 23.04 on, but "
+        "not with OneHot or Hybrid embeddings",
     ),
     Parameter(
         name="is_dense_float",
-        kind=TRUTH,
-        default=True,
+        kind=optional(TRUTH),
+        default=None,
         since="23.02",
-        meaning="dense values are float32 in the file, else uint32 that are read as log(x + 1)",
+        meaning="dense values are float32 in the file, else uint32 that are read as log(x + 1); None: floats with "
+        "multi_hot_reader from compat_release 23.04 on",
     ),
 )
 
@@ -83,22 +87,25 @@ ASYNC_PARAM = Table(
 )
 
 
-# Before 23.02 RawAsync files had Raw's layout: one key a slot, integers that are read as log(x + 1).
+# Up to 4.0 RawAsync files had Raw's layout: one key a slot, integers that are read as log(x + 1).
 _FORM_BEFORE = (
     replace(_REQUESTS, is_positional=False),
-    *(replace(row, default=False, is_positional=False) for row in _FORM),
+    *(replace(row, kind=TRUTH, default=False, is_positional=False) for row in _FORM),
 )
+LEAST_BLOCK = 512
+"""Bytes of a disk's sector, of which a block is a multiple; what is below in its place is a number of requests."""
 
 
 def _has_block_size(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    # The third place was the block size when there were seven; since 23.02 there are nine.
-    has_nine = {"multi_hot_reader", "is_dense_float"} & set(kwargs)
-    return (len(args) == 7 and not has_nine) or bool({_BLOCK.name, *_BLOCK.aliases} & set(kwargs))
+    # The third place was the block's size up to 4.0; since 23.02 there are nine places, two of which tell the layout.
+    has_nine = len(args) > 7 or {"multi_hot_reader", "is_dense_float"} & set(kwargs)
+    is_block = len(args) > 2 and isinstance(args[2], int) and args[2] >= LEAST_BLOCK
+    return (is_block and not has_nine) or _BLOCK.name in kwargs
 
 
 ASYNC_PARAM_3_1 = Table(
     name="AsyncParam",
-    meaning="how RawAsync reads (3.1 to 4.3)",
+    meaning="how RawAsync reads (3.1 to 4.0)",
     rows=(*_THREADS, _BLOCK, *_DEPTH, *_FORM_BEFORE),
     fits=_has_block_size,
 )
@@ -106,6 +113,18 @@ ASYNC_PARAM_3_1 = Table(
 
 class AsyncParam(Record, forms=(ASYNC_PARAM, ASYNC_PARAM_3_1)):
     """How RawAsync reads."""
+
+    def layout(self, release: tuple[int, int], *, is_one_hot: bool) -> tuple[bool, bool]:
+        """Whether slots have their numbers of keys, and whether dense values are floats, where the call left it open.
+
+        Args:
+            release: whose defaults to take.
+            is_one_hot: the model has embeddings of one key a slot, which no reader but that of one key serves.
+        """
+        is_new = release >= (23, 4)
+        multi_hot = is_new and not is_one_hot if self.multi_hot_reader is None else self.multi_hot_reader
+        is_float = is_new and multi_hot if self.is_dense_float is None else self.is_dense_float
+        return multi_hot, is_float
 
 
 _NUM_SAMPLES = tuple(

@@ -8,12 +8,15 @@ import keyword
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.tables.kinds import Kind
 
 OLDEST, NEWEST = "2.3", "25.03"
+
+Result = TypeVar("Result")
 
 
 class Required:
@@ -153,3 +156,19 @@ class Table:
         if len(shown) < len(self.rows):
             parameters.append(inspect.Parameter("keywords", inspect.Parameter.VAR_KEYWORD))
         return inspect.Signature(parameters)
+
+
+def taking(table: Table) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """A method that takes what `table` says, by place or by name, and gets the value of every row by its name."""
+
+    def walk(method: Callable[..., Result]) -> Callable[..., Result]:
+        @wraps(method)
+        def walked(self: Any, /, *args: Any, **kwargs: Any) -> Result:
+            return method(self, **table.read(args, kwargs))
+
+        owner = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        parameters = [owner, *table.signature().parameters.values()]
+        walked.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return walked
+
+    return walk

@@ -1,0 +1,37 @@
+"""Scripts in the public style of their releases, over data that they generate, run with not a line changed.
+
+Their labels follow from nothing, so each AUC must hover at 0.5.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).with_name("releases")
+# What each of them tells besides its metrics.
+TOLD = {
+    "v3_1_oversubscriber": ["Use training cache mode with number of epochs: 1", "(110,) (110, 1)\n(100,) (100, 8)"],
+    "v3_4_training_cache": ["iterations 16 loss", "incremental [(100,)]", "Use training cache mode"],
+    "v4_1_hybrid": ["vvgpu names 4 devices", "Iter: 40 ", "Loss: 0 lr:0", "Finish 40 iterations"],
+    "v25_03_collection": [
+        "Iter: 40 ",
+        "['start', ('eval_start', 19), ('eval_end', 19, ['AUC']), ('eval_start', 39), ('eval_end', 39, ['AUC']), "
+        "('end', 39)]",
+        "checked out (512, 8)",
+    ],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TOLD)
+def test_a_script_of_a_release_runs(tmp_path, name):
+    command = [sys.executable, "-m", "terarec.hugectr", str(FOLDER / f"{name}.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [told for told in TOLD[name] if told not in done.stdout] == []
+    aucs = [float(number) for number in re.findall(r"Evaluation, AUC: ([\d.]+)", done.stdout)]
+    assert aucs
+    assert all(abs(auc - 0.5) < 0.05 for auc in aucs)
