@@ -223,7 +223,7 @@ class TestMisuse:
         bare = hugectr.Model(made.solver, made.reader_params, hugectr.CreateOptimizer())
         with pytest.raises(IllegalCallError, match="got DenseLayer as part 1"):
             layer(bare, Layer.ReLU, "dense", "x")
-        with pytest.raises(WrongInputError, match="add: got str, expected Input"):
+        with pytest.raises(WrongInputError, match=r"Model.add: input: got 'ReLU', expected an Input"):
             made.add("ReLU")
 
     def test_names_that_are_not_there_or_are_there_already(self, planted):

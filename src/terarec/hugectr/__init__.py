@@ -51,15 +51,27 @@ __version__ = "25.3.0"
 
 # What computes is loaded when a script first names it: torch takes seconds.
 _ON_USE = {
+    "DataReader32": "terarec.hugectr.readers",
+    "DataReader64": "terarec.hugectr.readers",
+    "EmbeddingTrainingCache": "terarec.hugectr.training_cache",
+    "IDataReader": "terarec.hugectr.readers",
     "LearningRateScheduler": "terarec.hugectr.schedulers",
     "Model": "terarec.hugectr.model",
+    "ModelOversubscriber": "terarec.hugectr.training_cache",
     "ModelPerfExt": "terarec.hugectr.model",
     "Session": "terarec.hugectr.session",
     "SolverParser": "terarec.hugectr.training_json",
     "get_learning_rate_scheduler": "terarec.hugectr.training_json",
 }
 
-_SYNONYMS = {"ModelPerfExt": "Model"}
+_SYNONYMS = {
+    "DataReader32": "DataReader",
+    "DataReader64": "DataReader",
+    "EmbeddingTrainingCache": "TrainingCache",
+    "IDataReader": "DataReader",
+    "ModelOversubscriber": "TrainingCache",
+    "ModelPerfExt": "Model",
+}
 
 __all__ = [
     "AsyncParam",

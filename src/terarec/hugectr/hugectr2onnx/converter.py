@@ -9,7 +9,7 @@ from pathlib import Path
 
 from terarec.export import KeyInput, export_onnx
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
-from terarec.hugectr.errors import WrongInputError
+from terarec.hugectr.errors import WrongInputError, as_hugectr_errors
 from terarec.hugectr.graph_json import read_graph
 from terarec.hugectr.json_object import read_json
 from terarec.hugectr.network import Network
@@ -22,6 +22,7 @@ from terarec.models import GraphModel
 from terarec.spec import DynamicTableSpec, GraphEmbedding, GraphSpec
 
 
+@as_hugectr_errors("convert")
 def convert(
     onnx_model_path: str,
     graph_config: str,
@@ -46,11 +47,10 @@ def convert(
         graph_name: of the graph in the file.
 
     Raises:
-        WrongInputError: another number of folders than embeddings, an embedding collection with `convert_embedding`, or
-            a clause of the graph that is not accepted.
-        ConfigError: a layer that ONNX files cannot hold.
-        DataNotFoundError: a file that is not there.
-        FormatError: a file of another model.
+        WrongInputError: another number of folders than embeddings, an embedding collection with `convert_embedding`, a
+            clause of the graph that is not accepted, or a layer that ONNX files cannot hold.
+        FileCannotOpenError: a file that is not there.
+        BrokenFileError: a file of another model.
         MissingDependencyError: ``onnx`` is not installed.
     """
     network = Network(Solver(), OptParamsPy())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import NoneType
 from typing import Any
 
 from terarec.hugectr.tables.data_source import DataSourceParams
@@ -31,7 +32,7 @@ def _made(expected: str, *classes: type) -> Kind:
     return Kind(expected, instance(*classes).read)
 
 
-_CACHE = _made("what CreateETC or CreateMOS makes", EmbeddingTrainingCacheParams, ModelOversubscriberParams)
+_CACHE = _made("what CreateETC or CreateMOS makes", EmbeddingTrainingCacheParams, ModelOversubscriberParams, NoneType)
 
 
 def _optimizer_is_there(values: Mapping[str, Any]) -> str | None:
@@ -53,21 +54,21 @@ MODEL = Table(
         ),
         Parameter(
             name="reader_params",
-            kind=optional(_made("a DataReaderParams", DataReaderParams, OptParamsPy)),
+            kind=_made("a DataReaderParams", DataReaderParams, OptParamsPy, NoneType),
             default=None,
             since="3.0",
             meaning="where its data is; in 3.0 the Input tells, and the optimizer has this place",
         ),
         Parameter(
             name="opt_params",
-            kind=optional(_made("what CreateOptimizer makes", OptParamsPy)),
+            kind=_made("what CreateOptimizer makes", OptParamsPy, NoneType),
             default=None,
             since="3.0",
             meaning="its optimizer",
         ),
         Parameter(
             name="etc_params",
-            kind=optional(_CACHE),
+            kind=_CACHE,
             default=None,
             since="3.1",
             until="23.12",
@@ -83,7 +84,7 @@ ADD = Table(
     rows=(
         Parameter(
             name="input",
-            kind=_made("a part of a model", Record),
+            kind=_made("an Input, an embedding, a collection, a DenseLayer or a GroupDenseLayer", Record),
             since="3.0",
             aliases=(
                 "sparse_embedding",
