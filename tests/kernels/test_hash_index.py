@@ -199,7 +199,15 @@ def patterns():
     yield "random", random.integers(-(2**63), 2**63 - 1, count)
 
 
-@pytest.mark.parametrize("pattern", [pytest.param(keys, id=name) for name, keys in patterns()])
+def indexes_and_patterns():
+    """Each implementation with each pattern; interpreted, most of them are long."""
+    for implementation in IMPLEMENTATIONS:
+        for name, keys in patterns():
+            is_long = implementation == "triton" and name not in ("random", "multiples of 2^50")
+            yield pytest.param(implementation, keys, id=f"{implementation}, {name}", marks=[pytest.mark.slow] * is_long)
+
+
+@pytest.mark.parametrize(("index", "pattern"), indexes_and_patterns(), indirect=["index"])
 def test_growth_over_many_sizes(index, pattern):
     keys = torch.from_numpy(np.unique(pattern))
     keys = keys[torch.randperm(keys.numel(), generator=torch.Generator().manual_seed(0))]
