@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 from terarec.errors import ConfigError
+from terarec.etl.ready.row_steps import row_step
 from terarec.spec import (
     Categorify,
     History,
     JoinTable,
     LabelSpec,
-    LambdaOp,
     ListSlice,
     LogOp,
     Normalize,
@@ -53,35 +53,12 @@ def amazon(
     user, product, rating, time, brand, categories = _FIELDS[layout]
     return WorkflowSpec(
         name="amazon",
-        source=SourceSpec(
-            format="json_lines",
-            columns=(
-                SourceColumn(name=user, type="text"),
-                SourceColumn(name=product, type="text"),
-                SourceColumn(name=rating, type="number"),
-                SourceColumn(name=time, type="integer"),
-            ),
-        ),
-        tables={
-            "meta": SourceSpec(
-                format="json_lines",
-                columns=(
-                    SourceColumn(name=product, type="text"),
-                    SourceColumn(name=brand, type="text"),
-                    SourceColumn(name=categories, type="text", separator=" > "),
-                ),
-            )
-        },
+        source=_reviews(user, product, rating, time),
+        tables={"meta": _products(product, brand, categories)},
         steps=(
             JoinTable(table="meta", on=product, columns=(brand, categories)),
             History(columns=(product,), outputs=("past_products",), group=user, order=time, max_length=history),
-            LambdaOp(
-                columns=("past_products",),
-                outputs=("past_count",),
-                function="terarec.etl.ready.row_functions:length",
-                output_type="integer",
-                spark_function="terarec.etl.ready.row_functions:length_on_spark",
-            ),
+            row_step("length", "past_products", "past_count"),
             LogOp(columns=("past_count",)),
             Normalize(columns=("past_count",)),
             Rename(names={user: "user", product: "product", brand: "brand", categories: "categories"}),
@@ -93,4 +70,27 @@ def amazon(
         labels=(LabelSpec(name="liked", column=rating, at_least=liked_from),),
         dense=("past_count",),
         categorical=("user", "product", "brand", "categories", "past_products"),
+    )
+
+
+def _reviews(user: str, product: str, rating: str, time: str) -> SourceSpec:
+    return SourceSpec(
+        format="json_lines",
+        columns=(
+            SourceColumn(name=user, type="text"),
+            SourceColumn(name=product, type="text"),
+            SourceColumn(name=rating, type="number"),
+            SourceColumn(name=time, type="integer"),
+        ),
+    )
+
+
+def _products(product: str, brand: str, categories: str) -> SourceSpec:
+    return SourceSpec(
+        format="json_lines",
+        columns=(
+            SourceColumn(name=product, type="text"),
+            SourceColumn(name=brand, type="text"),
+            SourceColumn(name=categories, type="text", separator=" > "),
+        ),
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from terarec.etl.ready.row_steps import row_step
 from terarec.spec import (
     Categorify,
     JoinGroupby,
     LabelSpec,
-    LambdaOp,
     LogOp,
     Normalize,
     SourceColumn,
@@ -50,13 +50,7 @@ def avazu(*, min_count: int = 2, split: Split | None = _SPLIT) -> WorkflowSpec:
             ),
         ),
         steps=(
-            LambdaOp(
-                columns=("hour",),
-                outputs=("hour_of_day", "weekday"),
-                function="terarec.etl.ready.row_functions:avazu_hour_and_weekday",
-                output_type="integer",
-                spark_function="terarec.etl.ready.row_functions:avazu_hour_and_weekday_on_spark",
-            ),
+            row_step("avazu_hour_and_weekday", "hour", "hour_of_day", "weekday"),
             JoinGroupby(columns=_COUNTED),
             LogOp(columns=counts),
             Normalize(columns=counts),

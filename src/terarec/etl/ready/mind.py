@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from terarec.etl.ready.row_steps import row_step
 from terarec.spec import (
     Categorify,
     Explode,
     JoinTable,
     LabelSpec,
-    LambdaOp,
     ListSlice,
     LogOp,
     Normalize,
@@ -21,6 +21,18 @@ from terarec.spec import (
 )
 
 _NEWS = ("news_id", "category", "subcategory", "title", "abstract", "url", "title_entities", "abstract_entities")
+
+_SOURCE = SourceSpec(
+    format="delimited",
+    columns=(
+        SourceColumn(name="impression_id", type="integer"),
+        SourceColumn(name="user_id", type="text"),
+        SourceColumn(name="time", type="time", format="%m/%d/%Y %I:%M:%S %p"),
+        SourceColumn(name="history", type="text", separator=" "),
+        SourceColumn(name="impressions", type="text", separator=" "),
+    ),
+)
+_ARTICLES = SourceSpec(format="delimited", columns=tuple(SourceColumn(name=name, type="text") for name in _NEWS))
 
 _SPLIT = SplitByFiles(valid=1)
 
@@ -38,39 +50,14 @@ def mind(*, min_count: int = 2, history: int = 50, split: Split | None = _SPLIT)
     alone = ("subcategory", "user_id", "hour_of_day")
     return WorkflowSpec(
         name="mind",
-        source=SourceSpec(
-            format="delimited",
-            columns=(
-                SourceColumn(name="impression_id", type="integer"),
-                SourceColumn(name="user_id", type="text"),
-                SourceColumn(name="time", type="time", format="%m/%d/%Y %I:%M:%S %p"),
-                SourceColumn(name="history", type="text", separator=" "),
-                SourceColumn(name="impressions", type="text", separator=" "),
-            ),
-        ),
-        tables={
-            "news": SourceSpec(
-                format="delimited", columns=tuple(SourceColumn(name=name, type="text") for name in _NEWS)
-            )
-        },
+        source=_SOURCE,
+        tables={"news": _ARTICLES},
         steps=(
             Explode(columns=("impressions",)),
             SplitText(columns=("impressions",), separator="-", outputs=("shown", "clicked"), types=("text", "integer")),
-            LambdaOp(
-                columns=("time",),
-                outputs=("hour_of_day", "weekday"),
-                function="terarec.etl.ready.row_functions:hour_and_weekday",
-                output_type="integer",
-                spark_function="terarec.etl.ready.row_functions:hour_and_weekday_on_spark",
-            ),
+            row_step("hour_and_weekday", "time", "hour_of_day", "weekday"),
             ListSlice(columns=("history",), start=-history),
-            LambdaOp(
-                columns=("history",),
-                outputs=("read_count",),
-                function="terarec.etl.ready.row_functions:length",
-                output_type="integer",
-                spark_function="terarec.etl.ready.row_functions:length_on_spark",
-            ),
+            row_step("length", "history", "read_count"),
             LogOp(columns=("read_count",)),
             Normalize(columns=("read_count",)),
             # The table is asked twice by its key's name: for all that was read, and for what is shown.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 from terarec.errors import ConfigError
+from terarec.etl.ready.row_steps import row_step
 from terarec.spec import (
     Categorify,
     History,
     JoinTable,
     LabelSpec,
-    LambdaOp,
     ListSlice,
     LogOp,
     Normalize,
@@ -48,48 +48,16 @@ def movielens(
     """
     if layout not in ("latest", "1m"):
         raise ConfigError(f"movielens: layout: got {layout!r}, expected one of 'latest', '1m'")
-    is_csv = layout == "latest"
-    delimiter = "," if is_csv else "::"
-    unsorted = "(no genres listed)"
+    ratings, movies = _sources(is_csv=layout == "latest")
     return WorkflowSpec(
         name="movielens",
-        source=SourceSpec(
-            format="delimited",
-            delimiter=delimiter,
-            header=is_csv,
-            columns=(
-                SourceColumn(name="userId", type="integer"),
-                SourceColumn(name="movieId", type="integer"),
-                SourceColumn(name="rating", type="number"),
-                SourceColumn(name="timestamp", type="integer"),
-            ),
-        ),
-        tables={
-            "movies": SourceSpec(
-                format="delimited",
-                delimiter=delimiter,
-                header=is_csv,
-                quote=is_csv,
-                encoding="utf-8" if is_csv else "latin-1",
-                missing=("", unsorted),
-                columns=(
-                    SourceColumn(name="movieId", type="integer"),
-                    SourceColumn(name="title", type="text"),
-                    SourceColumn(name="genres", type="text", separator="|"),
-                ),
-            )
-        },
+        source=ratings,
+        tables={"movies": movies},
         steps=(
             History(
                 columns=("movieId",), outputs=("past_movies",), group="userId", order="timestamp", max_length=history
             ),
-            LambdaOp(
-                columns=("past_movies",),
-                outputs=("past_count",),
-                function="terarec.etl.ready.row_functions:length",
-                output_type="integer",
-                spark_function="terarec.etl.ready.row_functions:length_on_spark",
-            ),
+            row_step("length", "past_movies", "past_count"),
             LogOp(columns=("past_count",)),
             Normalize(columns=("past_count",)),
             JoinTable(table="movies", on="movieId", columns=("genres",)),
@@ -102,3 +70,33 @@ def movielens(
         dense=("past_count",),
         categorical=("userId", "movieId", "genres", "past_movies"),
     )
+
+
+def _sources(*, is_csv: bool) -> tuple[SourceSpec, SourceSpec]:
+    """The ratings, and the films."""
+    delimiter = "," if is_csv else "::"
+    ratings = SourceSpec(
+        format="delimited",
+        delimiter=delimiter,
+        header=is_csv,
+        columns=(
+            SourceColumn(name="userId", type="integer"),
+            SourceColumn(name="movieId", type="integer"),
+            SourceColumn(name="rating", type="number"),
+            SourceColumn(name="timestamp", type="integer"),
+        ),
+    )
+    movies = SourceSpec(
+        format="delimited",
+        delimiter=delimiter,
+        header=is_csv,
+        quote=is_csv,
+        encoding="utf-8" if is_csv else "latin-1",
+        missing=("", "(no genres listed)"),
+        columns=(
+            SourceColumn(name="movieId", type="integer"),
+            SourceColumn(name="title", type="text"),
+            SourceColumn(name="genres", type="text", separator="|"),
+        ),
+    )
+    return ratings, movies

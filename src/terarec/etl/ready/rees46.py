@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from terarec.etl.ready.row_steps import row_step
 from terarec.spec import (
     Categorify,
     DifferenceLag,
@@ -9,7 +10,6 @@ from terarec.spec import (
     History,
     KeepRows,
     LabelSpec,
-    LambdaOp,
     LogOp,
     Normalize,
     SourceColumn,
@@ -19,6 +19,21 @@ from terarec.spec import (
     WorkflowSpec,
 )
 
+_SOURCE = SourceSpec(
+    format="delimited",
+    delimiter=",",
+    header=True,
+    columns=(
+        SourceColumn(name="event_time", type="time", format="%Y-%m-%d %H:%M:%S UTC"),
+        SourceColumn(name="event_type", type="text"),
+        SourceColumn(name="product_id", type="integer"),
+        SourceColumn(name="category_id", type="integer"),
+        SourceColumn(name="category_code", type="text"),
+        SourceColumn(name="brand", type="text"),
+        SourceColumn(name="price", type="number"),
+        SourceColumn(name="user_id", type="integer"),
+    ),
+)
 _SPLIT = SplitByTime(column="event_time", valid=0.1)
 
 
@@ -44,30 +59,10 @@ def rees46(
     alone = ("category_code", "brand", "hour_of_day", "weekday", "user_id")
     return WorkflowSpec(
         name="rees46",
-        source=SourceSpec(
-            format="delimited",
-            delimiter=",",
-            header=True,
-            columns=(
-                SourceColumn(name="event_time", type="time", format="%Y-%m-%d %H:%M:%S UTC"),
-                SourceColumn(name="event_type", type="text"),
-                SourceColumn(name="product_id", type="integer"),
-                SourceColumn(name="category_id", type="integer"),
-                SourceColumn(name="category_code", type="text"),
-                SourceColumn(name="brand", type="text"),
-                SourceColumn(name="price", type="number"),
-                SourceColumn(name="user_id", type="integer"),
-            ),
-        ),
+        source=_SOURCE,
         steps=(
             KeepRows(column="event_type", values=events),
-            LambdaOp(
-                columns=("event_time",),
-                outputs=("hour_of_day", "weekday"),
-                function="terarec.etl.ready.row_functions:hour_and_weekday",
-                output_type="integer",
-                spark_function="terarec.etl.ready.row_functions:hour_and_weekday_on_spark",
-            ),
+            row_step("hour_and_weekday", "event_time", "hour_of_day", "weekday"),
             DifferenceLag(columns=("event_time",), outputs=(since,), group="user_id", order="event_time"),
             DifferenceLag(columns=("price",), outputs=(change,), group="user_id", order="event_time"),
             History(
