@@ -19,7 +19,7 @@ test: $(STAMP)   ## the test suite (under 10 minutes on 2 cores)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-all: $(STAMP) ## the test suite with the long tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --hypothesis-profile thorough
 
 lint: $(STAMP)   ## ruff and mypy --strict
 	$(BIN)/ruff check .

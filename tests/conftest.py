@@ -11,9 +11,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 # Triton decides when it is loaded whether it compiles or interprets; "auto" never takes it for tensors on the CPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# How long an example takes tells of the machine's load alone.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+# How long an example takes tells of the machine's load alone. `make test-all` asks for the thorough profile.
+settings.register_profile("quick", deadline=None, max_examples=50)
+settings.register_profile("thorough", deadline=None, max_examples=200)
+settings.load_profile("quick")
 
 
 def pytest_collection_finish() -> None:
