@@ -11,6 +11,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+_BUFFERED_ROWS = 1 << 17
+"""Rows gathered before they are scattered, so that each of hundreds of files gets hundreds of them at once."""
+
 
 class Partitions:
     """Files of record batches. Each is opened for as long as a write takes, so that their number is not bounded.
@@ -23,6 +26,8 @@ class Partitions:
     def __init__(self, directory: Path, count: int) -> None:
         self.count = count
         self._directory = directory
+        self._waiting: list[tuple[pa.RecordBatch, NDArray[np.int64]]] = []
+        self._waiting_rows = 0
 
     @classmethod
     def make(cls, directory: Path, count: int) -> Self:
@@ -34,14 +39,30 @@ class Partitions:
     def scatter(self, batch: pa.RecordBatch, partition: NDArray[np.int64]) -> None:
         """Append every row of `batch` to the file that ``partition int64[n]`` names; rows keep their order.
 
+        They are gathered in memory first; `flush` writes the last ones.
+
         Raises:
             OSError: the disk is full.
         """
-        order = np.argsort(partition, kind="stable")
-        ends = np.cumsum(np.bincount(partition, minlength=self.count))
-        sorted_batch = batch.take(pa.array(order))
+        self._waiting.append((batch, partition))
+        self._waiting_rows += batch.num_rows
+        if self._waiting_rows >= _BUFFERED_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what `scatter` gathered.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        if not self._waiting_rows:
+            return
+        batch = pa.Table.from_batches([batch for batch, _ in self._waiting]).combine_chunks().to_batches()[0]
+        partition = np.concatenate([partition for _, partition in self._waiting])
+        self._waiting, self._waiting_rows = [], 0
+        sorted_batch = batch.take(pa.array(np.argsort(partition, kind="stable")))
         start = 0
-        for index, end in enumerate(ends.tolist()):
+        for index, end in enumerate(np.cumsum(np.bincount(partition, minlength=self.count)).tolist()):
             if end > start:
                 self.append(index, sorted_batch.slice(start, end - start))
             start = end

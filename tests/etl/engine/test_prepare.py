@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from terarec.errors import ConfigError, FormatError, StorageError
+from terarec.etl import partitions
 from terarec.etl.columns import Block, concatenate_blocks
 from terarec.etl.engine import PrepareOptions, Progress, fit, grouped, prepare
 from terarec.etl.source import open_source
@@ -85,7 +86,7 @@ def test_files_do_not_depend_on_threads_or_partitions(
 ) -> None:
     prepare(shop_workflow(), log, tmp_path / "a", PrepareOptions(threads=1))
     monkeypatch.setattr(grouped, "_BATCH_ROWS", 3)
-    monkeypatch.setattr(grouped, "_BUFFERED_ROWS", 50)
+    monkeypatch.setattr(partitions, "_BUFFERED_ROWS", 50)
     monkeypatch.setattr("terarec.etl.engine.run.partition_count", lambda *_: 7)
     prepare(shop_workflow(), log, tmp_path / "b", PrepareOptions(threads=3))
     assert contents(tmp_path / "a") == contents(tmp_path / "b")

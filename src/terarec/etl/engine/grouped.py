@@ -22,8 +22,6 @@ from terarec.etl.partitions import Partitions
 from terarec.etl.workflow import run_steps
 
 _SEED = 0x6772_6F75
-_BUFFERED_ROWS = 1 << 16
-"""Rows gathered before they are scattered to files."""
 _BATCH_ROWS = 1 << 12
 """Rows of a result that are read at once; one such batch a file is held."""
 _MAX_PARTITIONS = 128
@@ -73,8 +71,6 @@ class _Scatter:
         self._code = code
         self._step = step
         self._partitions = Partitions.make(directory, count)
-        self._waiting: list[tuple[pa.RecordBatch, NDArray[np.int64]]] = []
-        self._waiting_rows = 0
 
     def observe(self, block: Block) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
         """What the step reads of a block, and the file of each row."""
@@ -84,14 +80,11 @@ class _Scatter:
 
     def add(self, batch: pa.RecordBatch, partition: NDArray[np.int64]) -> None:
         """Append rows; ids rise from batch to batch."""
-        self._waiting.append((batch, partition))
-        self._waiting_rows += batch.num_rows
-        if self._waiting_rows >= _BUFFERED_ROWS:
-            self._flush()
+        self._partitions.scatter(batch, partition)
 
     def finish_into(self, directory: Path) -> None:
         """Do the step, file after file; the outputs go to files in `directory`."""
-        self._flush()
+        self._partitions.flush()
         results = Partitions.make(directory, self._partitions.count)
         for number in range(self._partitions.count):
             table = self._partitions.read(number)
@@ -105,12 +98,6 @@ class _Scatter:
                 part = {name: column.slice(start, stop) for name, column in outputs.items()}
                 results.append(number, to_batch(done.rows[start:stop], part))
         self._partitions.remove()
-
-    def _flush(self) -> None:
-        if self._waiting:
-            batch = pa.Table.from_batches([batch for batch, _ in self._waiting]).combine_chunks().to_batches()[0]
-            self._partitions.scatter(batch, np.concatenate([partition for _, partition in self._waiting]))
-            self._waiting, self._waiting_rows = [], 0
 
 
 class GroupedRows:

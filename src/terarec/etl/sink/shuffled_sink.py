@@ -19,8 +19,6 @@ from terarec.kernels.cpu.hashes import xxh64_int64
 SHUFFLED = "train"
 """The split whose rows change places. Others are read in order, or by those who look for a row in their logs."""
 
-_BUFFERED_ROWS = 1 << 17
-"""Rows gathered before they are scattered, so that each file gets a few hundred of them at once."""
 _WRITTEN_ROWS = 1 << 14
 _MAX_PARTITIONS = 256
 
@@ -45,8 +43,6 @@ class ShuffledSink:
         # A file is held three times while it is sorted: as read, as taken in order, and as columns.
         count = min(max(4 * estimated_bytes // memory_bytes, 1), _MAX_PARTITIONS)
         self._partitions = Partitions.make(directory, 1 << (count - 1).bit_length())
-        self._waiting: list[pa.RecordBatch] = []
-        self._waiting_rows = 0
         self._like: ColumnBlock | None = None
 
     def write(self, split: str, rows: NDArray[np.int64], block: ColumnBlock) -> None:
@@ -56,14 +52,13 @@ class ShuffledSink:
             return
         self._like = slice_rows(block, 0, 0)
         place = xxh64_int64(rows, self._seed).view(np.uint64)
-        self._waiting.append(to_batch(rows, place, block))
-        self._waiting_rows += block.num_rows
-        if self._waiting_rows >= _BUFFERED_ROWS:
-            self._scatter()
+        bits = self._partitions.count.bit_length() - 1
+        partition = (place >> np.uint64(64 - bits)) if bits else np.zeros_like(place)
+        self._partitions.scatter(to_batch(rows, place, block), partition.astype(np.int64))
 
     def close(self) -> None:
         """See `Sink`."""
-        self._scatter()
+        self._partitions.flush()
         for index in range(self._partitions.count):
             table = self._partitions.read(index)
             self._partitions.discard(index)
@@ -81,15 +76,6 @@ class ShuffledSink:
     ) -> None:
         self._partitions.remove()
         self._inner.__exit__(kind, error, traceback)
-
-    def _scatter(self) -> None:
-        if self._waiting:
-            batch = pa.Table.from_batches(self._waiting).combine_chunks().to_batches()[0]
-            bits = self._partitions.count.bit_length() - 1
-            place = batch.column(PLACE).to_numpy()
-            partition = (place >> np.uint64(64 - bits)) if bits else np.zeros_like(place)
-            self._partitions.scatter(batch, partition.astype(np.int64))
-            self._waiting, self._waiting_rows = [], 0
 
     def _write_sorted(self, table: pa.Table) -> None:
         assert self._like is not None
