@@ -64,10 +64,10 @@ def values(column):
     return [flat[begin:end] for begin, end in zip(column.offsets[:-1], column.offsets[1:], strict=True)]
 
 
-def rows_of(source):
-    """All blocks of a source as (row ids, name -> values)."""
+def rows_of(source, after=None):
+    """All blocks of a source, or those behind one, as (row ids, name -> values)."""
     rows, columns = [], {}
-    for block in source.blocks():
+    for block in source.blocks() if after is None else map(source.read_block, source.raw_blocks(after)):
         rows += block.rows.tolist()
         for name, column in block.columns.items():
             assert column.missing is None or column.missing.any()

@@ -28,6 +28,12 @@ def check(spec, *paths):
         rows, columns = rows_of(source)
         assert rows == list(range(len(rows)))
         assert columns == {name: values * (len(rows) // 3) for name, values in EXPECTED.items()}
+    for raw in source.raw_blocks():
+        first = raw.first_row + raw.num_rows
+        assert rows_of(source, raw) == (
+            rows[first:],
+            {name: all_of[first:] for name, all_of in columns.items() if rows[first:]},
+        )
     assert sum(source.count_rows()) == len(rows)
     assert source.bad_input.counts == {}
     assert source.text_bytes > 0

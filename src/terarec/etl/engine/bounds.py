@@ -40,14 +40,22 @@ def find_bounds(split: Split, passes: Passes, enter: Callable[[Block], Block], d
     """
     if isinstance(split, SplitByTime):
         return _time_bounds(split, passes, enter, directory / "times")
-    counts = passes.count_rows()
+    assert isinstance(split, SplitByFiles | SplitByFraction)
+    return row_bounds(split, passes.count_rows(), passes.item_bits)
+
+
+def row_bounds(split: SplitByFiles | SplitByFraction, counts: Sequence[int], item_bits: int) -> RowBounds:
+    """The bounds of rows in files that hold so many.
+
+    Raises:
+        ConfigError: nothing would be left for training.
+    """
     if isinstance(split, SplitByFiles):
-        return _file_bounds(split, counts, passes.item_bits)
-    assert isinstance(split, SplitByFraction)
+        return _file_bounds(split, counts, item_bits)
     total = sum(counts)
     valid, test = share_counts(total, split.valid, split.test)
     _check_training(total - valid - test, total)
-    return _row_bounds(total - valid - test, total - test, total, passes.item_bits)
+    return _row_bounds(total - valid - test, total - test, total, item_bits)
 
 
 def _file_bounds(split: SplitByFiles, counts: Sequence[int], item_bits: int) -> RowBounds:

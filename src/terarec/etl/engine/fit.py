@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from terarec.errors import FormatError
 from terarec.etl.columns import SPLIT_NAMES, TRAIN, Block
 from terarec.etl.engine.passes import Beside, Passes
 from terarec.etl.engine.steps import Steps
 from terarec.etl.operators import Statistic
+from terarec.etl.source import RawBlock
 from terarec.etl.workflow import Pass
 
 
@@ -23,7 +25,7 @@ def fit_phase(
     statistics: Mapping[int, Statistic],
     *,
     beside: Beside | None,
-    until_row: int | None,
+    blocks: Iterable[RawBlock],
 ) -> dict[str, int]:
     """Let the `statistics` of some steps see all training rows.
 
@@ -33,7 +35,7 @@ def fit_phase(
         work: the pass of this phase.
         statistics: position of a step -> its statistic.
         beside: what the grouped steps gave.
-        until_row: no row from this id on is for training; None where only their splits tell.
+        blocks: of the sources, those to look at.
 
     Returns:
         Split -> rows that were seen.
@@ -46,9 +48,15 @@ def fit_phase(
         return steps.observe(work, entered, joined, statistics) if counts[TRAIN] else {}, counts
 
     rows = np.zeros(len(SPLIT_NAMES), dtype=np.int64)
-    with closing(passes.map(observe, beside=beside, until_row=until_row)) as results:
+    with closing(passes.map(observe, beside=beside, blocks=blocks)) as results:
         for partials, counts in results:
             for step, partial in partials.items():
                 statistics[step].merge(partial)
             rows += counts
     return dict(zip(SPLIT_NAMES, rows.tolist(), strict=True))
+
+
+def check_training(rows: int) -> None:
+    """Raise `FormatError` if there was no row for training."""
+    if not rows:
+        raise FormatError("the sources hold no row for training, expected at least one")

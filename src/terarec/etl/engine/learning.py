@@ -13,8 +13,9 @@ from terarec.etl.workflow import Plan, source_types
 
 Statistics: TypeAlias = Mapping[int, Statistic]
 """Position of a step -> its statistic."""
-Look: TypeAlias = Callable[[Statistics], dict[str, int]]
-"""Shows training rows to statistics; returns the rows of each split where they are known then."""
+Look: TypeAlias = Callable[[Statistics], dict[str, Any] | None]
+"""Shows training rows to statistics; returns "rows", those of each split where they are known then, and what else is to
+go to the journal. None: they saw others, and it is to be called again with fresh ones."""
 
 
 class Learning:
@@ -37,11 +38,20 @@ class Learning:
         """Let fresh statistics of `steps` `look` at what they need, and save the states.
 
         Returns:
-            "rows": what `look` returned; "spilled": names of the steps that did not fit in memory.
+            What `look` returned; "spilled": names of the steps that did not fit in memory.
 
         Raises:
             StorageError: the disk is full, or what is learnt does not fit in memory.
         """
+        statistics = self._fresh(steps)
+        while (seen := look(statistics)) is None:
+            statistics = self._fresh(steps)
+        spilled = [self._name(step) for step in steps if any((self._spill / str(step)).iterdir())]
+        self._kept.keep({step: statistic.finish() for step, statistic in statistics.items()})
+        shutil.rmtree(self._spill)
+        return {**seen, "spilled": spilled}
+
+    def _fresh(self, steps: Sequence[int]) -> Statistics:
         shutil.rmtree(self._spill, ignore_errors=True)
         statistics: dict[int, Statistic] = {}
         for step in steps:
@@ -49,11 +59,7 @@ class Learning:
             directory.mkdir(parents=True)
             memory = SpillOptions(directory=directory, memory_bytes=self._memory_bytes // len(steps))
             statistics[step] = self._plan.codes[step].statistic(self._types(step), memory)
-        rows = look(statistics)
-        spilled = [self._name(step) for step in steps if any((self._spill / str(step)).iterdir())]
-        self._kept.keep({step: statistic.finish() for step, statistic in statistics.items()})
-        shutil.rmtree(self._spill)
-        return {"rows": rows, "spilled": spilled}
+        return statistics
 
     def _types(self, step: int) -> ColumnTypes:
         table = self._plan.codes[step].table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Protocol, TypeVar
 
@@ -49,14 +49,14 @@ class Passes:
         function: Callable[[Block, Block | None], Result],
         *,
         beside: Beside | None = None,
-        until_row: int | None = None,
+        blocks: Iterable[RawBlock] | None = None,
     ) -> Generator[Result]:
-        """`function` of every block of the sources, called in worker threads.
+        """`function` of blocks of the sources, called in worker threads.
 
         Args:
             function: takes a block as it was read, and the rows of `beside` that belong to it.
             beside: see there.
-            until_row: ends with the block before the one that begins with this row id, or with a later one.
+            blocks: in order, iterated in a thread of its own; None for all.
 
         Raises:
             FormatError: a damaged source, with the policy "raise" bad input in it, or a value that `function` refuses.
@@ -72,14 +72,26 @@ class Passes:
                     raise
                 raise self.source.located(raw, fault) from None
 
-        with closing(map_in_order(work, self._items(beside, until_row), self._threads)) as results:
+        with closing(map_in_order(work, self._items(beside, blocks), self._threads)) as results:
             for result, rows, read_bytes in results:
                 self.meter.add(rows, read_bytes)
                 yield result
 
-    def _items(self, beside: Beside | None, until_row: int | None) -> Iterator[tuple[RawBlock, Block | None]]:
-        for raw in self.source.raw_blocks():
+    def blocks(self, until_row: int | None, after: RawBlock | None = None) -> Iterator[RawBlock]:
+        """Blocks of the sources.
+
+        Args:
+            until_row: ends with the block before the one that begins with this row id, or with a later one.
+            after: begins behind this block.
+        """
+        for raw in self.source.raw_blocks(after):
             if until_row is not None and raw.first_row << self.item_bits >= until_row:
                 return
+            yield raw
+
+    def _items(
+        self, beside: Beside | None, blocks: Iterable[RawBlock] | None
+    ) -> Iterator[tuple[RawBlock, Block | None]]:
+        for raw in self.source.raw_blocks() if blocks is None else blocks:
             end = (raw.first_row + raw.num_rows) << self.item_bits
             yield raw, None if beside is None else beside.rows_before(end)

@@ -10,7 +10,8 @@ from pathlib import Path
 from terarec.errors import FormatError
 from terarec.etl.columns import SPLIT_NAMES, Block
 from terarec.etl.engine.bounds import bounds_from_data, bounds_to_data, find_bounds, needs_bounds
-from terarec.etl.engine.fit import fit_phase
+from terarec.etl.engine.counting_fit import CountingLook
+from terarec.etl.engine.fit import check_training, fit_phase
 from terarec.etl.engine.grouped import GroupedRows, partition_count, run_grouped
 from terarec.etl.engine.learning import Learning, Look, Statistics
 from terarec.etl.engine.learnt_states import LearntStates
@@ -28,7 +29,7 @@ from terarec.etl.sink import SinkOptions, create_sink
 from terarec.etl.source import Source
 from terarec.etl.workflow import Pass, Workflow, run_row_steps
 from terarec.kernels import memory
-from terarec.spec import DatasetSpec, Explode
+from terarec.spec import DatasetSpec, Explode, SplitByFiles, SplitByFraction
 
 _UNKNOWN_MEMORY = 8 << 30
 _IN_MEMORY = 3
@@ -125,7 +126,16 @@ class Run:
 
     def _num_passes(self) -> int:
         fits = sum(not all(step in self._states for step in phase) for phase in self._plan.fit_phases)
-        return needs_bounds(self._workflow.spec.split) + bool(self._plan.grouped_steps) + fits + 1
+        counts = needs_bounds(self._workflow.spec.split) and not self._learns_while_counting
+        return counts + bool(self._plan.grouped_steps) + fits + 1
+
+    @property
+    def _learns_while_counting(self) -> bool:
+        """Whether rows are counted in the pass that fits the first steps."""
+        plan, split = self._plan, self._workflow.spec.split
+        learns = bool(plan.fit_phases) and not all(step in self._states for step in plan.fit_phases[0])
+        is_by_rows = isinstance(split, SplitByFraction | SplitByFiles)
+        return is_by_rows and learns and not plan.grouped_steps and self._passes.source.is_text
 
     def _expected_rows(self, bounds: Bounds | None) -> dict[str, int]:
         """Rows of each split, as far as positions tell them."""
@@ -138,6 +148,11 @@ class Run:
         split = self._workflow.spec.split
         if split is None or not needs_bounds(split):
             return None
+        if self._learns_while_counting:
+            assert isinstance(split, SplitByFraction | SplitByFiles)
+            look = CountingLook(self._passes, self._plan, self._states, split)
+            learnt = self._learn("fit 1", self._plan.fit_phases[0], look, self._passes.source.num_bytes)
+            return bounds_from_data(learnt["bounds"])
         work = self._plan.row_pass()
 
         def enter(block: Block) -> Block:
@@ -155,25 +170,25 @@ class Run:
     def _beside(self, work: Pass) -> GroupedRows | None:
         return GroupedRows(self._work, work.grouped, self._partitions) if work.grouped else None
 
-    def _learn(self, name: str, steps: Sequence[int], look: Look, num_bytes: int) -> None:
-        """Fit `steps`, unless they are, in a phase of this `name`."""
+    def _learn(self, name: str, steps: Sequence[int], look: Look, num_bytes: int) -> Result:
+        """Fit `steps`, unless they are, in a phase of this `name`; its result."""
         if all(step in self._states for step in steps):
-            return
+            return {}
         result = self._phases.run(name, lambda: self._learning.learn(steps, look), num_bytes)
         self.spilled += result["spilled"]
         self._expected.update(result["rows"])
         self._states.update({step: self._kept.state(step) for step in steps})
+        return result
 
-    def _look_at_rows(self, statistics: Statistics, work: Pass, until_row: int | None) -> dict[str, int]:
-        beside = self._beside(work)
-        rows = fit_phase(self._passes, self._steps, work, statistics, beside=beside, until_row=until_row)
-        if not rows["train"]:
-            raise FormatError("the sources hold no row for training, expected at least one")
-        return rows if until_row is None else {}
+    def _look_at_rows(self, statistics: Statistics, work: Pass, until_row: int | None) -> Result:
+        beside, blocks = self._beside(work), self._passes.blocks(until_row)
+        rows = fit_phase(self._passes, self._steps, work, statistics, beside=beside, blocks=blocks)
+        check_training(rows["train"])
+        return {"rows": rows if until_row is None else {}}
 
-    def _look_at_table(self, statistics: Statistics, step: int) -> dict[str, int]:
+    def _look_at_table(self, statistics: Statistics, step: int) -> Result:
         name = self._plan.codes[step].table
         assert name is not None
         for block in side_table(self._workflow, name, self._options).blocks():
             statistics[step].merge(statistics[step].observe(block))
-        return {}
+        return {"rows": {}}

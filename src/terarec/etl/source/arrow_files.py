@@ -27,6 +27,8 @@ _BATCH_ROWS = 1 << 16
 class _TypedReader:
     """Reads files that tell the types of their columns, which have to be the same in all."""
 
+    is_text = False
+
     def __init__(self, spec: SourceSpec) -> None:
         self._spec = spec
         self._names = [column.name for column in spec.columns]
@@ -72,7 +74,7 @@ class ParquetReader(_TypedReader):
         spec: of the files.
     """
 
-    def parts(self, file: SourceFile) -> Iterator[RawPart]:
+    def parts(self, file: SourceFile, after: RawPart | None = None) -> Iterator[RawPart]:
         """The rows of `file`, row group by row group, large ones in pieces."""
         before = 0
         with _opened(file.path) as source, pq.ParquetFile(source) as opened:
@@ -81,7 +83,8 @@ class ParquetReader(_TypedReader):
             for group in range(opened.num_row_groups):
                 for batch in opened.iter_batches(_BATCH_ROWS, row_groups=[group], columns=self._names):
                     share = file.bytes * batch.num_rows // total
-                    yield RawPart(file.path, before, batch.num_rows, share, batch)
+                    if after is None or before > after.before:
+                        yield RawPart(file.path, before, batch.num_rows, share, batch)
                     before += batch.num_rows
         if not before:
             raise _no_rows(file.path)
@@ -105,14 +108,14 @@ class IpcReader(_TypedReader):
         spec: of the files.
     """
 
-    def parts(self, file: SourceFile) -> Iterator[RawPart]:
+    def parts(self, file: SourceFile, after: RawPart | None = None) -> Iterator[RawPart]:
         """The batches of `file` that have rows."""
         before = 0
         with _opened(file.path) as source, _batches(source) as (schema, batches):
             self._check_schema(file.path, schema)
             for batch in batches:
                 chosen = batch.select(self._names)
-                if chosen.num_rows:
+                if chosen.num_rows and (after is None or before > after.before):
                     yield RawPart(file.path, before, chosen.num_rows, batch.nbytes, chosen)
                 before += chosen.num_rows
         if not before:

@@ -49,23 +49,28 @@ class DelimitedReader:
         self._columns = {column.name: column for column in spec.columns}
         self._layouts: dict[Any, DelimitedLayout] = {}  # made once for each header, not for each block
 
-    def parts(self, file: SourceFile) -> Iterator[RawPart]:
+    is_text = True
+
+    def parts(self, file: SourceFile, after: RawPart | None = None) -> Iterator[RawPart]:
         """The lines of `file` in blocks; ``content`` is the text and the names of the fields, None for others."""
         names: tuple[str | None, ...] | None = None
         if not self._spec.header:
             names = tuple(column.name for column in self._spec.columns)
-        lines = rows = 0
-        for stored, read_bytes in read_text(file, self._block_bytes):
+        lines = rows = begin = 0
+        if after is not None:
+            text, names = after.content
+            lines, begin = after.before + count_rows(text)[0], after.text_end
+        for stored, read_bytes, end in read_text(file, self._block_bytes, begin):
             text = stored if self._spec.encoding == "utf-8" else stored.decode(self._spec.encoding).encode()
             if names is None:
                 header, text = _first_line(text)
                 names = self._fields(file.path, header)
                 lines = 1
             num_lines, num_rows = count_rows(text)
-            yield RawPart(file.path, lines, num_rows, read_bytes, (text, names))
+            yield RawPart(file.path, lines, num_rows, read_bytes, (text, names), end)
             lines += num_lines
             rows += num_rows
-        if not rows:
+        if not rows and after is None:
             raise FormatError(f"{file.path}: the file is empty, expected at least one row")
 
     def parse(self, part: RawPart, policy: BadInputPolicy) -> ParsedPart:

@@ -38,15 +38,19 @@ class JsonLinesReader:
             pa.schema([(column.name, _type(column, lists)) for column in spec.columns]) for lists in (True, False)
         ]
 
-    def parts(self, file: SourceFile) -> Iterator[RawPart]:
+    is_text = True
+
+    def parts(self, file: SourceFile, after: RawPart | None = None) -> Iterator[RawPart]:
         """The lines of `file` in blocks; ``content`` is the text."""
-        lines = rows = 0
-        for text, read_bytes in read_text(file, self._block_bytes):
+        lines = rows = begin = 0
+        if after is not None:
+            lines, begin = after.before + count_rows(after.content)[0], after.text_end
+        for text, read_bytes, end in read_text(file, self._block_bytes, begin):
             num_lines, num_rows = count_rows(text)
-            yield RawPart(file.path, lines, num_rows, read_bytes, text)
+            yield RawPart(file.path, lines, num_rows, read_bytes, text, end)
             lines += num_lines
             rows += num_rows
-        if not rows:
+        if not rows and after is None:
             raise FormatError(f"{file.path}: the file is empty, expected at least one row")
 
     def parse(self, part: RawPart, policy: BadInputPolicy) -> ParsedPart:

@@ -24,6 +24,7 @@ class RawPart:
         num_rows: rows.
         read_bytes: bytes of the file that were read for them.
         content: what the format's reader parses.
+        text_end: where they end in the text of the file; 0 in files that are no text.
     """
 
     path: str
@@ -31,6 +32,7 @@ class RawPart:
     num_rows: int
     read_bytes: int
     content: Any
+    text_end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +102,20 @@ class ParsedPart:
 
 
 class FormatReader(Protocol):
-    """Reads the files of one format. `parse` is called by several threads."""
+    """Reads the files of one format. `parse` is called by several threads.
 
-    def parts(self, file: SourceFile) -> Iterator[RawPart]:
-        """The rows of `file` in order; raises FormatError or ConfigError for one that does not fit the spec."""
+    Attributes:
+        is_text: whether the rows of a file cannot be counted but by reading it.
+    """
+
+    is_text: bool
+
+    def parts(self, file: SourceFile, after: RawPart | None = None) -> Iterator[RawPart]:
+        """The rows of `file` in order, or those behind a part that was given before.
+
+        Raises:
+            ConfigError, FormatError: a file that does not fit the spec.
+        """
         ...
 
     def parse(self, part: RawPart, policy: BadInputPolicy) -> ParsedPart:

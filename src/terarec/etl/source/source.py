@@ -42,16 +42,24 @@ class Source:
         self._threads = threads
         self._log = BadInputLog()
 
-    def raw_blocks(self) -> Iterator[RawBlock]:
-        """All rows in order, read but not parsed.
+    @property
+    def is_text(self) -> bool:
+        """Whether the rows cannot be counted but by reading them."""
+        return self._reader.is_text
+
+    def raw_blocks(self, after: RawBlock | None = None) -> Iterator[RawBlock]:
+        """All rows in order, or those behind a block that was given before; read but not parsed.
 
         Raises:
             ConfigError: a file lacks a column.
             FormatError: a damaged file, one without rows, or one with columns of other types.
         """
-        first_row = 0
-        for position, file in enumerate(self.files):
-            for part in self._reader.parts(file):
+        first_row, begun = 0, 0
+        if after is not None:
+            first_row, begun = after.first_row + after.num_rows, after.file
+        for position, file in enumerate(self.files[begun:], begun):
+            last = after.part if after is not None and position == begun else None
+            for part in self._reader.parts(file, last):
                 yield RawBlock(position, first_row, part)
                 first_row += part.num_rows
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -33,18 +33,27 @@ _UNPACKED = 4
 """Bytes of text in a byte of a compressed log, about."""
 
 
-def read_text(file: SourceFile, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[bytes, int]]:
-    """Blocks of whole lines of `file`, and for each how many more bytes of the file, as it is stored, are read.
+class TextBlock(NamedTuple):
+    """Whole lines, the further bytes of the stored file that were read, and where in its text they end."""
+
+    text: bytes
+    read_bytes: int
+    end: int
+
+
+def read_text(file: SourceFile, block_bytes: int = BLOCK_BYTES, begin: int = 0) -> Iterator[TextBlock]:
+    """The lines of `file`, from byte `begin` of its text on, where a line must begin.
 
     Raises:
         FormatError: a damaged file.
     """
-    position = 0
     with _open(file) as (stored, stream):
-        for text in _cut(stream, block_bytes):
+        _pass_over(stored, stream, begin)
+        position = stored.tell()
+        for text, end in _cut(stream, block_bytes, begin):
             _ask_ahead(stored, block_bytes)
             before, position = position, stored.tell()
-            yield text, position - before
+            yield TextBlock(text, position - before, end)
 
 
 def text_bytes(file: SourceFile) -> int:
@@ -84,17 +93,27 @@ def _ask_ahead(stored: Any, num_bytes: int) -> None:
         os.posix_fadvise(stored.fileno(), stored.tell() + _AHEAD_BYTES, num_bytes, os.POSIX_FADV_WILLNEED)
 
 
-def _cut(stream: Any, block_bytes: int) -> Iterator[bytes]:
+def _pass_over(stored: Any, stream: Any, num_bytes: int) -> None:
+    if stored is stream:
+        stream.seek(num_bytes)
+        return
+    while num_bytes and (chunk := stream.read(min(num_bytes, BLOCK_BYTES))):
+        num_bytes -= len(chunk)
+
+
+def _cut(stream: Any, block_bytes: int, begin: int) -> Iterator[tuple[bytes, int]]:
+    """Whole lines, and where they end; `stream` stands at byte `begin`."""
     rest = b""
-    first = True
+    position = begin
     while chunk := stream.read(block_bytes):
-        if first:
-            chunk, first = chunk.removeprefix(b"\xef\xbb\xbf"), False
+        position += len(chunk)
+        if position == len(chunk):
+            chunk = chunk.removeprefix(b"\xef\xbb\xbf")
         end = chunk.rfind(b"\n") + 1
         if end:
-            yield rest + chunk[:end]
-            rest = chunk[end:]
+            begun, rest = rest, chunk[end:]
+            yield begun + chunk[:end], position - len(rest)
         elif len(rest) <= MAX_LINE_BYTES:
             rest += chunk
     if rest:
-        yield rest
+        yield rest, position
