@@ -13,8 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-from terarec.etl import CsvLayout, CsvOptions, prepare_csv
-from terarec.spec import AdaGradSpec, AdamSpec, RunSpec, TrainingSpec, WideDeepSpec
+from terarec.etl.ready import CsvOptions, csv_workflow
+from terarec.etl.workflow import Workflow
+from terarec.spec import AdaGradSpec, AdamSpec, RunSpec, SplitByFiles, TrainingSpec, WideDeepSpec
 from terarec.train import ProgressBar, build, evaluate
 
 ADULT = Path(__file__).resolve().parent / "data" / "adult"
@@ -34,11 +35,10 @@ COLUMNS = CsvOptions(
         *("relationship", "race", "sex", "native_country"),
     ),
     # Tax forms leave few exact gains and losses, and some of them give the income away.
-    integer_categorical=("capital_gain", "capital_loss"),
+    ids=("capital_gain", "capital_loss"),
     buckets={"age": 20, "hours_per_week": 20},
-    valid_fraction=0.1,
-    test=(ADULT / "adult.test.gz",),
-    layout=CsvLayout(names=NAMES),
+    split=SplitByFiles(valid=0, test=1, valid_fraction=0.1),
+    names=NAMES,
 )
 
 MODEL = WideDeepSpec(width=8, hidden=(64, 32), dropout=0.2)
@@ -48,7 +48,8 @@ def train(out: Path, seed: int, epochs: int) -> dict:
     """Prepare, train, score; returns the figures."""
     started = time.perf_counter()
     shutil.rmtree(out, ignore_errors=True)
-    prepared = prepare_csv([ADULT / "adult.data.gz"], out / "data", COLUMNS)
+    files = [ADULT / "adult.data.gz", ADULT / "adult.test.gz"]
+    prepared = Workflow.of(csv_workflow(COLUMNS)).prepare(files, out / "data")
     spec = RunSpec(
         data=str(out / "data"),
         model=MODEL,
@@ -60,8 +61,8 @@ def train(out: Path, seed: int, epochs: int) -> dict:
     report = run.fit()
     test = evaluate(run.model, run.reader("test"))
     return {
-        "train_rows": prepared.train_rows,
-        "test_rows": prepared.test_rows,
+        "train_rows": prepared.splits["train"],
+        "test_rows": prepared.splits["test"],
         "valid_auc": report.evaluation.auc,
         "test_auc": test.auc,
         "test_logloss": test.logloss,

@@ -196,7 +196,7 @@ def test_a_port_that_is_taken_or_none(workshop: Workshop) -> None:
         ([], "got no column to learn from, expected dense"),
         (["--dense", "x", "--format", "csv"], "--format: got 'csv'"),
         (["--dense", "x", "--delimiter", "ab"], "--delimiter: got 'ab', expected one ASCII character"),
-        (["--dense", "x", "--valid-fraction", "0.95"], "--valid-fraction: got 0.95, expected a number from 0 to 0.9"),
+        (["--dense", "x", "--valid-fraction", "1"], "--valid-fraction: got 1.0, expected a number from 0 to below 1"),
         (["--dense", "x", "--valid-fraction", "0.5", "--valid", "v.csv"], "--valid-fraction: got valid (--valid) as"),
         (["--buckets", "x=1"], "--buckets: got 1 for 'x', expected an integer >= 2"),
         (["--dense", "x", "--name", "a/b"], "--name: got 'a/b', expected a non-empty name"),

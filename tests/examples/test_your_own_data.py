@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from terarec.errors import TerarecError
-from terarec.etl import CsvOptions, prepare_csv
+from terarec.etl.ready import CsvOptions, csv_workflow
+from terarec.etl.workflow import Workflow
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "your-own-data.md").read_text()
@@ -28,7 +29,7 @@ def test_the_file_begins_as_shown(people):
 
 
 def test_the_python_runs_and_prints_what_its_comments_say(people, capsys):
-    (block,) = (code for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "prepare_csv" in code)
+    (block,) = (code for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "csv_workflow" in code)
     expected = re.findall(r"print\(.*\)\s+# (.+)", block)
     with chdir(people.parent):
         exec(compile(block, "your-own-data.md", "exec"), {})
@@ -57,7 +58,7 @@ def test_errors_read_as_on_the_page(people, tmp_path, change, options):
     asked = {"label": "income", "positives": (">50K",), "dense": ("age",)} | options
 
     def prepare():
-        prepare_csv([Path("people.csv")], Path("people"), CsvOptions(**asked))
+        Workflow.of(csv_workflow(CsvOptions(**asked))).prepare(["people.csv"], "people")
 
     with chdir(tmp_path), pytest.raises(TerarecError) as raised:
         prepare()

@@ -10,7 +10,9 @@ import torch
 
 from terarec.batch import Batch, Jagged
 from terarec.errors import ConfigError
-from terarec.etl import CsvOptions, Encoders, prepare_csv
+from terarec.etl import Encoders
+from terarec.etl.ready import CsvOptions, csv_workflow
+from terarec.etl.workflow import Workflow
 from terarec.models import build_model
 from terarec.serve import InferenceService, InferenceSession, InputColumn
 from terarec.serve.messages import InferRequest, Tensor
@@ -21,6 +23,7 @@ from terarec.spec import (
     LabelColumn,
     RunSpec,
     ServingSpec,
+    SplitByFiles,
     TrainingSpec,
     WideDeepSpec,
 )
@@ -61,11 +64,12 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
         dense=("age",),
         log=("hours",),
         categorical=("city",),
-        integer_categorical=("user",),
+        ids=("user",),
         buckets={"age": 5},
-        valid=(write_csv(root / "valid.csv", rows[500:]),),
+        split=SplitByFiles(valid=1),
     )
-    prepare_csv([write_csv(root / "train.csv", rows[:500])], root / "data", options)
+    files = [write_csv(root / "train.csv", rows[:500]), write_csv(root / "valid.csv", rows[500:])]
+    Workflow.of(csv_workflow(options)).prepare(files, root / "data")
     training = TrainingSpec(batch_size=50, epochs=2)
     build(
         RunSpec(data=str(root / "data"), model=WideDeepSpec(width=4, hidden=(8,)), training=training), root / "run"

@@ -116,7 +116,7 @@ _prepare = typer.Typer(
     help="Turn raw logs into a data set: ids, numbers, shards, dataset.json.",
 )
 add(_prepare, "criteo", prepare_criteo.prepare_criteo, describes=["PrepareOptions"])
-add(_prepare, "csv", prepare_csv.prepare_csv, describes=["CsvOptions", "CsvLayout"])
+add(_prepare, "csv", prepare_csv.prepare_csv, describes=["CsvOptions", "SourceSpec", "PrepareOptions"])
 add(_prepare, WORKFLOW, prepare_workflow.prepare_workflow, describes=["PrepareOptions"])
 app.add_typer(_prepare, name="prepare", rich_help_panel=DATA)
 

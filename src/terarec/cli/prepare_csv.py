@@ -1,26 +1,31 @@
-"""``terarec prepare csv``: any CSV or TSV -> data set."""
+"""``terarec prepare csv``: any CSV or TSV -> data set, by a workflow made of the options."""
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from terarec.cli.preparation import PreparationOptions, last_rows, prepare
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
+from terarec.spec import FieldError, SplitByFiles
+
+if TYPE_CHECKING:
+    from terarec.spec import Split
 
 _NAMES = "A,B,..."
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareCsvOptions:
+class PrepareCsvOptions(PreparationOptions):
     """What ``terarec prepare csv`` takes. Lists are separated by commas."""
 
-    files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Files of the train split, in order.")]
-    out: Annotated[Path, typer.Option(help="Directory of the data set to make.")]
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILES...", help="Files, directories, patterns or URLs of the train split, in order."),
+    ]
     label: Annotated[str, typer.Option(metavar="NAME", help="The column to predict.")]
     positive: Annotated[
         str, typer.Option(metavar="X,Y,...", help="Values of the label that mean 1; else a number.")
@@ -33,46 +38,52 @@ class PrepareCsvOptions:
     keys: Annotated[str, typer.Option(metavar=_NAMES, help="Columns of integers: keys of dynamic tables.")] = ""
     min_count: Annotated[int, typer.Option(min=1, help="Values rarer than this share one id.")] = 1
     valid_fraction: Annotated[float, typer.Option(help="Share of the rows, from the end, for the valid split.")] = 0.0
-    valid: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="A file of the valid split; repeatable.")] = (
+    valid: Annotated[list[str] | None, typer.Option(metavar="FILE", help="A file of the valid split; repeatable.")] = (
         None
     )
-    test: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="A file of the test split; repeatable.")] = (
-        None
-    )
+    test: Annotated[list[str] | None, typer.Option(metavar="FILE", help="A file of the test split; repeatable.")] = None
     delimiter: Annotated[str, typer.Option(metavar="CHAR", help="Between the fields; 'tab' for a tabulator.")] = ","
     names: Annotated[str, typer.Option(metavar=_NAMES, help="All columns in order, for files without a header.")] = ""
     missing: Annotated[str, typer.Option(metavar="X,Y,...", help="Fields that stand for a missing value.")] = ",?"
-    storage: Annotated[str, typer.Option("--format", metavar="parquet|raw", help="Format of the shards.")] = "parquet"
     name: Annotated[str | None, typer.Option(help="Of the data set; the directory's if unset.")] = None
 
 
 def prepare_csv(options: PrepareCsvOptions, show: Show) -> None:
     """Any CSV or TSV: numbers standardized, ids of categories by frequency."""
-    from terarec.etl import CsvLayout, CsvOptions
-    from terarec.etl import prepare_csv as prepare
+    from terarec.etl.ready import CsvOptions, csv_workflow
+    from terarec.etl.workflow import Workflow
 
-    delimiter = "\t" if options.delimiter == "tab" else options.delimiter
-    layout = CsvLayout(delimiter=delimiter, names=_list(options.names), missing=tuple(options.missing.split(",")))
     asked = CsvOptions(
         label=options.label,
         positives=_list(options.positive),
         dense=_list(options.dense),
         log=_list(options.log),
         categorical=_list(options.categorical),
-        integer_categorical=_list(options.ids),
+        ids=_list(options.ids),
         buckets=_buckets(options.buckets),
         keys=_list(options.keys),
         min_count=options.min_count,
-        valid_fraction=options.valid_fraction,
-        valid=tuple(options.valid or ()),
-        test=tuple(options.test or ()),
-        layout=layout,
-        storage=options.storage,  # type: ignore[arg-type]  # the spec checks the word
-        name=options.name,
+        split=_split(options),
+        delimiter="\t" if options.delimiter == "tab" else options.delimiter,
+        names=_list(options.names),
+        missing=tuple(options.missing.split(",")),
+        name=options.out.resolve().name if options.name is None else options.name,
     )
-    with show.progress("preparing", "rows") as progress:
-        report = prepare(options.files, options.out, asked, progress)
-    show.result(f"Prepared {options.out}", {"out": str(options.out), **dataclasses.asdict(report)})
+    sources = [*options.files, *(options.valid or ()), *(options.test or ())]
+    prepare(Workflow.of(csv_workflow(asked)), sources, options, show)
+
+
+def _split(options: PrepareCsvOptions) -> Split | None:
+    """Files for validation and test are the last ones; without any, the last rows are for validation if asked for."""
+    from terarec.etl.source import find_files
+
+    fraction = last_rows(options.valid_fraction)
+    if options.valid and fraction is not None:
+        raise FieldError("", "valid_fraction", "got valid (--valid) as well, expected one of them")
+    if not (options.valid or options.test):
+        return fraction
+    valid, test = (len(find_files(files)) if files else 0 for files in (options.valid, options.test))
+    return SplitByFiles(valid=valid, test=test, valid_fraction=options.valid_fraction)
 
 
 def _list(text: str) -> tuple[str, ...]:

@@ -85,17 +85,27 @@ class SplitByTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitByFiles:
-    """The last files: `valid` of them, and after these, as the very last, `test` of them."""
+    """The last files: `valid` of them, and after these, as the very last, `test` of them.
+
+    Attributes:
+        valid_fraction: in the place of files, this share of the rows of the others, the last of them, for validation.
+    """
 
     kind: ClassVar[str] = "by_files"
     valid: int = 1
     test: int = 0
+    valid_fraction: float = 0.0
 
     def __post_init__(self) -> None:
         checks.positive_int(self, "valid", minimum=0)
         checks.positive_int(self, "test", minimum=0)
         if not self.valid and not self.test:
             checks.refuse(self, "", "got 0 files for both, expected at least one for valid or test")
+        checks.finite_float(self, "valid_fraction", low=0.0, high=1.0)
+        if self.valid_fraction == 1:
+            checks.fail(self, "valid_fraction", "less than 1: the training part must not be empty")
+        if self.valid_fraction and self.valid:
+            checks.fail(self, "valid_fraction", f"0 with {self.valid} files for validation")
 
 
 Split: TypeAlias = SplitByFraction | SplitByHash | SplitByUser | SplitByTime | SplitByFiles

@@ -67,8 +67,10 @@ def _file_bounds(split: SplitByFiles, counts: Sequence[int], item_bits: int) -> 
             "expected at least one more for training",
         )
     first_test = len(counts) - split.test
-    first_valid = first_test - split.valid
-    return _row_bounds(sum(counts[:first_valid]), sum(counts[:first_test]), sum(counts), item_bits)
+    others = sum(counts[: first_test - split.valid])
+    training = others - share_counts(others, split.valid_fraction, 0.0)[0]
+    _check_training(training, others)
+    return _row_bounds(training, sum(counts[:first_test]), sum(counts), item_bits)
 
 
 def _row_bounds(valid_from: int, test_from: int, end: int, item_bits: int) -> RowBounds:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from terarec.etl.columns import SPLIT_NAMES, Block
 from terarec.etl.engine.passes import Beside, Passes
+from terarec.etl.engine.positive_rows import PositiveRows
 from terarec.etl.engine.steps import Steps
 from terarec.etl.sink import Sink
 from terarec.formats import ColumnBlock, merge
@@ -26,6 +27,7 @@ def write_rows(
     *,
     sink: Sink,
     beside: Beside | None,
+    positives: PositiveRows,
 ) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
     """Encode every row.
 
@@ -35,6 +37,7 @@ def write_rows(
         encode: makes the columns of the data set of those that stand at the end.
         sink: takes the rows.
         beside: what the grouped steps gave.
+        positives: is shown all rows.
 
     Returns:
         Split -> rows; column of the sources -> (missing values, all values).
@@ -62,6 +65,7 @@ def write_rows(
         for parts, missing in results:
             for split, ids, block in parts:
                 sink.write(split, ids, block)
+                positives.look(split, block)
                 rows[split] += len(ids)
             for name, (count, total) in missing.items():
                 faults[name] += count

@@ -18,6 +18,7 @@ from terarec.etl.engine.learnt_states import LearntStates
 from terarec.etl.engine.options import PrepareOptions
 from terarec.etl.engine.passes import Passes
 from terarec.etl.engine.phases import Phases, Result
+from terarec.etl.engine.positive_rows import PositiveRows, no_positives, training_values
 from terarec.etl.engine.preparation import WORK, WORKFLOW, side_table
 from terarec.etl.engine.rows_out import write_rows
 from terarec.etl.engine.splits import Bounds, RowBounds, assign
@@ -25,7 +26,7 @@ from terarec.etl.engine.steps import Steps
 from terarec.etl.in_order import available_threads
 from terarec.etl.operators import State
 from terarec.etl.operators.explode import ITEM_BITS
-from terarec.etl.sink import SinkOptions, create_sink
+from terarec.etl.sink import Sink, SinkOptions, create_sink
 from terarec.etl.source import Source
 from terarec.etl.workflow import Pass, Workflow, run_row_steps
 from terarec.kernels import memory
@@ -104,8 +105,7 @@ class Run:
             for split in SPLIT_NAMES:  # of a run that was killed in this phase
                 shutil.rmtree(directory / split, ignore_errors=True)
             with create_sink(spec, directory, location, sink_options) as sink:
-                beside = self._beside(self._plan.transform_pass())
-                rows, missing = write_rows(self._passes, self._steps, fitted.encode_block, sink=sink, beside=beside)
+                rows, missing = self._write_rows(fitted, sink)
                 sink.close()
             if not rows:
                 raise FormatError("the sources hold no row that the workflow keeps, expected at least one")
@@ -123,6 +123,23 @@ class Run:
     def _estimated_bytes(self) -> int:
         """About the bytes of all rows in memory."""
         return _IN_MEMORY * self._passes.source.text_bytes
+
+    def _write_rows(self, fitted: Workflow, sink: Sink) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
+        """What `write_rows` does and returns; where something is learnt, each label has to have a positive row."""
+        work = self._plan.transform_pass()
+        positives = PositiveRows(() if self._workflow.states else self._workflow.spec.labels)
+        written = write_rows(
+            self._passes,
+            self._steps,
+            fitted.encode_block,
+            sink=sink,
+            beside=self._beside(work),
+            positives=positives,
+        )
+        label = positives.absent
+        if label is not None and written[0]:
+            raise no_positives(label, training_values(self._passes, self._steps, label.source, self._beside(work)))
+        return written
 
     def _num_passes(self) -> int:
         fits = sum(not all(step in self._states for step in phase) for phase in self._plan.fit_phases)

@@ -6,6 +6,7 @@ from terarec.etl.ready.adult import adult
 from terarec.etl.ready.amazon import amazon
 from terarec.etl.ready.avazu import avazu
 from terarec.etl.ready.criteo import criteo, criteo_terabyte
+from terarec.etl.ready.csv_table import CsvOptions, csv_workflow
 from terarec.etl.ready.mind import mind
 from terarec.etl.ready.movielens import movielens
 from terarec.etl.ready.published_sizes import PUBLISHED_SIZES, PublishedSizes, SizeDifference, compare_sizes
@@ -27,6 +28,7 @@ READY: Mapping[str, Callable[..., WorkflowSpec]] = {
 __all__ = [
     "PUBLISHED_SIZES",
     "READY",
+    "CsvOptions",
     "PublishedSizes",
     "SizeDifference",
     "adult",
@@ -35,6 +37,7 @@ __all__ = [
     "compare_sizes",
     "criteo",
     "criteo_terabyte",
+    "csv_workflow",
     "mind",
     "movielens",
     "rees46",

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.errors import FormatError
+from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import Column
 from terarec.etl.source.bad_input import BadInputPolicy, InputFault, show
 from terarec.etl.source.files import SourceFile
@@ -107,6 +107,11 @@ class DelimitedReader:
 
     def _fields(self, path: str, header: bytes) -> tuple[str | None, ...]:
         names = split_header(path, header, self._spec)
+        if len(names) == 1 < len(self._columns):
+            raise ConfigError(
+                f"{path}: its header is the single column {names[0]!r}, expected the names of columns separated by the "
+                f"delimiter {self._spec.delimiter!r}"
+            )
         check_names(path, tuple(self._columns), names)
         return tuple(name if name in self._columns else None for name in names)
 
@@ -142,7 +147,8 @@ def split_header(path: str, header: bytes, spec: SourceSpec) -> list[str]:
         return [field.strip() for field in line.split(spec.delimiter)]
     # The csv module takes one character.
     mark = spec.delimiter if len(spec.delimiter) == 1 else _MARK
-    fields = next(csv.reader([line.replace(spec.delimiter, mark)], delimiter=mark))
+    text = line.replace(spec.delimiter, mark)
+    fields = next(csv.reader([text], delimiter=mark, skipinitialspace=spec.trim))
     return [field.replace(mark, spec.delimiter).strip() for field in fields]
 
 

@@ -121,7 +121,7 @@ def open_source(
 ) -> Source:
     """The rows of files, directories, globs and URLs.
 
-    Text files may be compressed, gzip or zstd by their content.
+    Text files may be compressed, by gzip, bz2, zstd or lz4, which their content tells.
 
     Args:
         spec: how they are read.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from terarec.etl.engine.positive_rows import SHOWN, no_positives
 from terarec.etl.operators.values import value_of
 from terarec.etl.spark.expressions import ROW, column, refuse
 from terarec.etl.workflow.data_set import PROBABILITY
@@ -24,11 +25,28 @@ def result_columns(plan: Plan, dataset: DatasetSpec) -> list[Column]:
     return made
 
 
+def check_positives(training: DataFrame, plan: Plan) -> None:
+    """Raise unless each label that is made of certain values has a positive one among the `training` rows.
+
+    Raises:
+        ConfigError: there are rows, and none of them is positive.
+    """
+    for label in plan.spec.labels:
+        if label.positives and training.where(_is_positive(label, plan)).isEmpty():
+            rows = training.select(column(label.source).cast("string")).distinct().limit(SHOWN + 1).collect()
+            if rows:
+                raise no_positives(label, [value for (value,) in rows])
+
+
+def _is_positive(label: LabelSpec, plan: Plan) -> Column:
+    kind = plan.types[-1][label.source].kind
+    return column(label.source).isin(*(value_of(kind, value) for value in label.positives))
+
+
 def _label(label: LabelSpec, plan: Plan) -> Column:
     x = column(label.source)
-    kind = plan.types[-1][label.source].kind
     if label.positives:
-        number = x.isin(*(value_of(kind, value) for value in label.positives)).cast("float")
+        number = _is_positive(label, plan).cast("float")
     elif label.at_least is not None:
         number = (x >= F.lit(label.at_least)).cast("float")
     else:

@@ -22,7 +22,7 @@ from terarec.etl.source import Source
 from terarec.etl.spark.expressions import ROW, SPLIT, column
 from terarec.etl.spark.learning import learn
 from terarec.etl.spark.reading import read_rows
-from terarec.etl.spark.results import result_columns
+from terarec.etl.spark.results import check_positives, result_columns
 from terarec.etl.spark.shards import RowOrder
 from terarec.etl.spark.splits import split_column
 from terarec.etl.spark.steps.run import run_step
@@ -92,6 +92,8 @@ class SparkRun:
             for split in SPLIT_NAMES:  # of a run that was killed in this phase
                 shutil.rmtree(self._directory / split, ignore_errors=True)
             frame = self._steps(self._rows, [step for step in self._plan.transform_pass().steps if step >= self._head])
+            if not self._workflow.states:
+                check_positives(frame.where(F.col(SPLIT) == TRAIN), self._plan)
             encoded = frame.select(ROW, SPLIT, *result_columns(self._plan, spec))
             seed = self._options.seed if self._options.shuffle else None
             order = RowOrder(self._options.rows_per_shard, seed)

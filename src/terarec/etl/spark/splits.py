@@ -71,7 +71,9 @@ def _by_files(split: SplitByFiles, file_rows: Sequence[int], bits: int) -> Colum
             f"split: got {len(file_rows)} files of which {split.valid} are for validation and {split.test} for test, "
             "expected at least one more for training"
         )
-    return _from_rows(sum(file_rows[:first_valid]) << bits, sum(file_rows[:first_test]) << bits)
+    others = sum(file_rows[:first_valid])
+    training = others - _share_counts(others, split.valid_fraction, 0.0)[0]
+    return _from_rows(training << bits, sum(file_rows[:first_test]) << bits)
 
 
 def _by_share(hashes: Column, split: SplitByHash | SplitByUser) -> Column:
