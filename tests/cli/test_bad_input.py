@@ -195,7 +195,7 @@ def test_a_port_that_is_taken_or_none(workshop: Workshop) -> None:
     [
         ([], "got no column to learn from, expected dense"),
         (["--dense", "x", "--format", "csv"], "--format: got 'csv'"),
-        (["--dense", "x", "--delimiter", "ab"], "--delimiter: got 'ab', expected one ASCII character"),
+        (["--dense", "x", "--delimiter", ';"'], "--delimiter: got ';\"', expected ASCII characters, at least one"),
         (["--dense", "x", "--valid-fraction", "1"], "--valid-fraction: got 1.0, expected a number from 0 to below 1"),
         (["--dense", "x", "--valid-fraction", "0.5", "--valid", "v.csv"], "--valid-fraction: got valid (--valid) as"),
         (["--buckets", "x=1"], "--buckets: got 1 for 'x', expected an integer >= 2"),

@@ -42,7 +42,7 @@ class PrepareCsvOptions(PreparationOptions):
         None
     )
     test: Annotated[list[str] | None, typer.Option(metavar="FILE", help="A file of the test split; repeatable.")] = None
-    delimiter: Annotated[str, typer.Option(metavar="CHAR", help="Between the fields; 'tab' for a tabulator.")] = ","
+    delimiter: Annotated[str, typer.Option(metavar="TEXT", help="Between the fields; 'tab' for a tabulator.")] = ","
     names: Annotated[str, typer.Option(metavar=_NAMES, help="All columns in order, for files without a header.")] = ""
     missing: Annotated[str, typer.Option(metavar="X,Y,...", help="Fields that stand for a missing value.")] = ",?"
     name: Annotated[str | None, typer.Option(help="Of the data set; the directory's if unset.")] = None

@@ -183,12 +183,15 @@ def test_values_that_a_step_refuses_are_told_in_one_line(tmp_path: Path, step: A
     assert str(caught.value) == problem
 
 
-def test_a_label_that_has_to_be_a_probability_and_is_none_is_told(tmp_path: Path) -> None:
+def test_labels_that_are_no_probabilities_or_never_positive_are_told(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("label,word,price,code\n1,a,2,1\n2,b,3,2\n")
     strict = dataclasses.replace(_small(CSV, ("word",)), labels=(LabelSpec(name="label", is_probability=True),))
     with pytest.raises(FormatError, match="column 'label', row 1: got 2, expected a number from 0 to 1, or positives"):
         _prepare(strict, [path], tmp_path / "out")
+    sold = dataclasses.replace(strict, labels=(LabelSpec(name="label", positives=("3",)),))
+    with pytest.raises(ConfigError, match="label 'label': no row of the training part holds '3'; it holds '[12]', '[12]'"):
+        _prepare(sold, [path], tmp_path / "out")
 
 
 def test_what_spark_cannot_do_is_told_in_one_line(tmp_path: Path) -> None:
