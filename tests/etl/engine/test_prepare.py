@@ -225,6 +225,13 @@ def test_counting_beyond_the_memory_goes_through_the_disk_and_is_told(
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
+def test_a_side_table_that_the_workflow_does_not_join_is_refused(tmp_path: Path, log: list[Path]) -> None:
+    told = "side table 'items': the workflow joins none of this name, expected no table"
+    with pytest.raises(ConfigError, match=told):
+        prepare(shop_workflow(), log, tmp_path / "out", PrepareOptions(tables={"items": ("items.csv",)}))
+    assert not (tmp_path / "out.partial").exists()
+
+
 def test_sources_that_change_meanwhile_are_refused(tmp_path: Path, log: list[Path]) -> None:
     def change(progress: Progress) -> None:
         if progress.phase == "write" and progress.rows < 600:

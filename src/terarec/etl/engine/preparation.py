@@ -75,6 +75,7 @@ def prepare_by(
         ConfigError, DataNotFoundError, FormatError, StorageError: as for `terarec.etl.engine.prepare`.
     """
     begun = time.perf_counter()
+    _check_tables(workflow, options)
     source = _opened(workflow, sources, options)
     work_on = fingerprint(workflow, source, options)
     with resumable_directory(out, work_on, restart=options.restart) as journal:
@@ -105,10 +106,18 @@ def fit_by(
     Raises:
         ConfigError, DataNotFoundError, FormatError, StorageError: as for `terarec.etl.engine.fit`.
     """
+    _check_tables(workflow, options)
     source = _opened(workflow, sources, options)
     with tempfile.TemporaryDirectory(prefix="terarec-") as directory:
         phases = Phases(Journal(Path(directory), {}), progress)
         return start(workflow, source, options, phases, Path(directory)).fit()
+
+
+def _check_tables(workflow: Workflow, options: PrepareOptions) -> None:
+    for name in options.tables:
+        if name not in workflow.spec.tables:
+            known = ", ".join(map(repr, workflow.spec.tables)) or "no table"
+            raise ConfigError(f"side table {name!r}: the workflow joins none of this name, expected {known}")
 
 
 def side_table(workflow: Workflow, name: str, options: PrepareOptions) -> Source:

@@ -53,7 +53,7 @@ def _label(label: LabelSpec, plan: Plan) -> Column:
         number = x.cast("float")
     told = F.concat(
         F.lit(f"column {label.source!r}, row "), F.col(ROW).cast("string"),
-        F.lit(": got a missing value, expected a label in every row"),
+        F.lit(": got a missing value, expected a label in every row (KeepRows leaves others out)"),
     )  # fmt: skip
     checked = refuse(x.isNull(), told, number)
     checked = refuse(F.abs(number) == float("inf"), _refused(label.source, _FLOAT32), checked)

@@ -116,7 +116,9 @@ def label_values(label: LabelSpec, block: Block) -> NDArray[np.float32]:
     missing = column.is_missing()
     if missing.any():
         row = int(block.rows[int(np.argmax(missing))])
-        raise RowFaultError(label.source, row, "got a missing value, expected a label in every row")
+        raise RowFaultError(
+            label.source, row, "got a missing value, expected a label in every row (KeepRows leaves others out)"
+        )
     if label.positives:
         return _is_among(column, label.positives).astype(np.float32)
     if label.at_least is not None:
