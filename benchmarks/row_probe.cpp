@@ -42,39 +42,50 @@ struct Visit {
   float* dense;  // a row of its own for each row visited
 };
 
-void prefetch(const Visit& visit, int64_t i, bool write) {
-  const float* row = visit.table + visit.rows[i] * visit.width;
-  for (int64_t c = 0; c < visit.width; c += 16) {
-    if (write) __builtin_prefetch(row + c, 1, 3);
-    else __builtin_prefetch(row + c, 0, 3);
-  }
+enum Access { kRead, kModify, kCopy, kAdd };
+
+// Always inlined: GCC takes a function that only prefetches for one without effect and drops calls of it.
+template <int W, Access A>
+inline __attribute__((always_inline)) void prefetch(const Visit& visit, int64_t i) {
+  const float* row = visit.table + visit.rows[i] * W;
+  for (int c = 0; c < W; c += 16) __builtin_prefetch(row + c, A == kModify || A == kAdd, 3);
 }
 
-// Calls body(row, dense row, vector) for every vector of the rows of a unit.
-template <class Body>
-void visit_unit(const Visit& visit, int64_t unit, bool write, Body body) {
-  const int64_t end = std::min(visit.count, (unit + 1) * kUnitRows), vectors = visit.width / kLanes;
+template <int W, Access A>
+void visit_unit(const Visit& shared, int64_t unit) {
+  const Visit visit = shared;
+  const int64_t end = std::min(visit.count, (unit + 1) * kUnitRows);
+  Lanes sums[4] = {};
   for (int64_t i = unit * kUnitRows; i < end; i++) {
-    if (i + visit.ahead < visit.count) prefetch(visit, i + visit.ahead, write);
-    Lanes* row = reinterpret_cast<Lanes*>(visit.table + visit.rows[i] * visit.width);
-    Lanes* dense = reinterpret_cast<Lanes*>(visit.dense ? visit.dense + i * visit.width : nullptr);
-    for (int64_t v = 0; v < vectors; v++) body(row, dense, v);
+    if (i + visit.ahead < visit.count) prefetch<W, A>(visit, i + visit.ahead);
+    Lanes* row = reinterpret_cast<Lanes*>(visit.table + visit.rows[i] * W);
+    Lanes* dense = A == kCopy || A == kAdd ? reinterpret_cast<Lanes*>(visit.dense + i * W) : nullptr;
+    for (int v = 0; v < W / kLanes; v++) {
+      if (A == kRead) sums[v % 4] += row[v];
+      if (A == kModify) row[v] += 0.0f;
+      if (A == kCopy) store_streaming(dense + v, row[v]);
+      if (A == kAdd) row[v] += dense[v];
+    }
   }
+  const Lanes sum = sums[0] + sums[1] + sums[2] + sums[3];
+  sink = sum[0];
+}
+
+template <Access A>
+void visit_units(const Visit& visit, int threads) {
+  terarec::parallel_for(threads, (visit.count + kUnitRows - 1) / kUnitRows, [&](int64_t unit) {
+    if (visit.width == 64) visit_unit<64, A>(visit, unit);
+    if (visit.width == 128) visit_unit<128, A>(visit, unit);
+  });
 }
 
 }  // namespace
 
-// `access`: 0 reads the rows, 1 reads and writes them (each as it was), 2 copies them to `dense` past the caches, 3 adds
-// `dense` to them. The width is a multiple of 16, all rows are aligned to their vectors.
+// Reads the rows, reads and writes them (each as it was), copies them to `dense` past the caches, or adds `dense` to
+// them. The width is 64 or 128, and all rows are aligned to their vectors.
 extern "C" void visit_rows(int access, const Visit* visit, int threads) {
-  terarec::parallel_for(threads, (visit->count + kUnitRows - 1) / kUnitRows, [=](int64_t unit) {
-    Lanes sum{};
-    if (access == 0) visit_unit(*visit, unit, false, [&](Lanes* row, Lanes*, int64_t v) { sum += row[v]; });
-    if (access == 1) visit_unit(*visit, unit, true, [](Lanes* row, Lanes*, int64_t v) { row[v] += 0.0f; });
-    if (access == 2) {
-      visit_unit(*visit, unit, false, [](Lanes* row, Lanes* to, int64_t v) { store_streaming(to + v, row[v]); });
-    }
-    if (access == 3) visit_unit(*visit, unit, true, [](Lanes* row, Lanes* from, int64_t v) { row[v] += from[v]; });
-    sink = sum[0];
-  });
+  if (access == kRead) visit_units<kRead>(*visit, threads);
+  if (access == kModify) visit_units<kModify>(*visit, threads);
+  if (access == kCopy) visit_units<kCopy>(*visit, threads);
+  if (access == kAdd) visit_units<kAdd>(*visit, threads);
 }

@@ -40,14 +40,14 @@ def row_visitor(access: int, table: Tensor, rows: Tensor, dense: Tensor | None =
 
     Args:
         access: READ, MODIFY (the rows keep their values), COPY to `dense`, or ADD of `dense`.
-        table: float32[V, D], D a multiple of 16.
+        table: float32[V, D], D 64 or 128.
         rows: int64[N] of the table; distinct where they are written, since threads share them.
         dense: float32[N, D], for COPY and ADD.
     """
     library, threads = _library(), torch.get_num_threads()
-    memory = None if dense is None else dense.data_ptr()
 
     def visit(ahead: int) -> None:
+        memory = None if dense is None else dense.data_ptr()  # asked for here, so that the function keeps the tensor
         visited = _Visit(table.data_ptr(), rows.data_ptr(), rows.numel(), table.shape[1], ahead, memory)
         library.visit_rows(access, ctypes.byref(visited), threads)
 
