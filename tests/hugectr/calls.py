@@ -19,7 +19,7 @@ EMBEDDING = {
 # By name of the callable: one call for each of its forms, in their order.
 CALLS = {
     "CreateSolver": [{}, {}],
-    "CreateOptimizer": [{}],
+    "CreateOptimizer": [{}, {}],
     "optimizer.CreateOptimizer": [{}],
     "DataReaderParams": [
         {"data_reader_type": hugectr.DataReaderType_t.Parquet, "source": "train.txt", "eval_source": "val.txt"}

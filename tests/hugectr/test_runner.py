@@ -69,9 +69,12 @@ def test_modules_take_the_place_of_installed_ones_and_solvers_have_the_release_t
     for name in ("hugectr", "other"):
         (tmp_path / f"{name}.py").write_text("print('wrong one')\n")
     (tmp_path / "train.py").write_text(
-        "import hugectr\nprint(hugectr.__name__, hugectr.CreateSolver(batchsize=64).compat_release)\n"
+        "import hugectr\n"
+        "helped = hugectr.solver_parser_helper(seed=1)\n"
+        "print(hugectr.__name__, hugectr.CreateSolver(batchsize=64).compat_release, helped.batchsize)\n"
     )
-    assert run("--compat-release", "3.1", "train.py", cwd=tmp_path).stdout == "terarec.hugectr 3.1\n"
+    assert run("--compat-release", "3.1", "train.py", cwd=tmp_path).stdout == "terarec.hugectr 3.1 2048\n"
+    assert run("--compat-release", "2.3", "train.py", cwd=tmp_path).stdout == "terarec.hugectr 2.3 16384\n"
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,10 @@ def test_older_forms_give_the_newest_form_s_values():
     mixed = hugectr.AsyncParam(1, 16, io_block_size=512, shuffle=False, multi_hot_reader=True, is_dense_float=True)
     assert (mixed.io_block_size, mixed.multi_hot_reader, mixed.is_dense_float) == (512, True, True)
     assert hugectr.AsyncParam(1, 16, max_nr_request=32).max_num_requests_per_thread == 32
+    adam = hugectr.CreateOptimizer(hugectr.Optimizer_t.Adam, hugectr.Update_t.Local, 0.25, 0.5)
+    assert (adam.beta, adam.beta1, adam.beta2, adam.epsilon) == (0.0, 0.25, 0.5, 1e-7)
+    ftrl = hugectr.CreateOptimizer(hugectr.Optimizer_t.Ftrl, hugectr.Update_t.Local, 0.25, 0.5)
+    assert (ftrl.beta, ftrl.lambda1, ftrl.beta1) == (0.25, 0.5, 0.9)
     layer = hugectr.DenseLayer(hugectr.Layer_t.SequenceMask, ["a"], ["b"], max_sequence_len=9)
     assert (layer.max_sequence_len_from, layer.max_sequence_len_to) == (9, 9)
 

@@ -23,7 +23,8 @@ the code itself walks (`python -m terarec.hugectr.compat_page`).
 * **refused**: any value but the default raises an error with the reason, because it would change results.
 
 A value of another kind, an unknown name and a missing value raise `WrongInputError`, in one line. Releases are named
-where a parameter is not in all that have the call; parameters of all releases may be mixed."""
+where a parameter is not in all that have the call; parameters of all releases may be mixed. Given by place they come in
+the order of this page."""
 
 
 def page() -> str:

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
+from terarec.hugectr.tables.table import OLDEST
+
 STANDS_FOR = {
     "hugectr": "terarec.hugectr",
     "hugectr.data": "terarec.hugectr.data",
@@ -49,12 +51,15 @@ def run_script(path: str, arguments: Sequence[str], *, release: str | None = Non
     Args:
         path: of the script.
         arguments: what it finds in ``sys.argv`` behind its name.
-        release: what its solvers take for ``compat_release``; None: the newest.
+        release: what its solvers take for ``compat_release``; None: the newest. 2.3 has defaults of its own, too.
     """
     provide_modules()
     if release is not None:
         package = sys.modules["hugectr"]
         package.CreateSolver = partial(package.CreateSolver, compat_release=release)  # type: ignore[attr-defined]
+        if release == OLDEST:  # a call with this name has that release's defaults; its own default is this
+            helper = partial(package.solver_parser_helper, eval_batches=100)
+            package.solver_parser_helper = helper  # type: ignore[attr-defined]
     sys.argv = [path, *arguments]
     sys.path[0] = str(Path(path).resolve().parent)
     runpy.run_path(path, run_name="__main__")

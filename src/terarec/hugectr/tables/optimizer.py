@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,6 +56,21 @@ CREATE_OPTIMIZER = Table(
     rows=(*_TYPE, *_FTRL, *_ADAM, _ACCUMULATOR, _MOMENTUM, _ATOMIC),
     rules=(_lazy_is_adams,),
 )
+
+
+def _has_no_ftrl(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    # Ftrl's three numbers came between; for another optimizer the first of them says nothing unless it is 0.
+    return len(args) > 2 and args[0] is not Optimizer_t.Ftrl and args[2] != 0
+
+
+CREATE_OPTIMIZER_3_1 = Table(
+    name="CreateOptimizer",
+    meaning="an optimizer, by place (3.1 to 4.2)",
+    rows=(*_TYPE, *_ADAM, _ACCUMULATOR, _MOMENTUM, _ATOMIC),
+    rules=(_lazy_is_adams,),
+    fits=_has_no_ftrl,
+    derive=lambda values: {row.name: row.default for row in _FTRL},
+)
 CREATE_OPTIMIZER_3_0 = Table(
     name="optimizer.CreateOptimizer",
     meaning="an optimizer with its learning rate (3.0)",
@@ -78,7 +93,7 @@ CREATE_OPTIMIZER_3_0 = Table(
 )
 
 
-class OptParamsPy(Record, forms=(CREATE_OPTIMIZER,)):
+class OptParamsPy(Record, forms=(CREATE_OPTIMIZER, CREATE_OPTIMIZER_3_1)):
     """What `CreateOptimizer` makes; every argument is an attribute."""
 
 
