@@ -9,15 +9,18 @@ import pyarrow.parquet
 import pytest
 
 import terarec.hugectr as hugectr
+from terarec.errors import MissingDependencyError
 from terarec.hugectr.enums import Error_t
 from terarec.hugectr.errors import (
     BrokenFileError,
     FileCannotOpenError,
     HugeCTRError,
     IllegalCallError,
+    InvalidEnvError,
     LossCannotConvergeError,
     OutOfBoundError,
     WrongInputError,
+    as_hugectr_errors,
 )
 from tests.hugectr.families import dlrm, wide_deep
 from tests.hugectr.planted import ROWS, Planted, write_norm
@@ -287,6 +290,21 @@ class TestArguments:
         made = model(few, few, **SMALL)
         embed(made, name, 8)
         refused(WrongInputError, f"compile: .*name: got '{name}', expected", to_loss, made, "dense")
+
+
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [
+        (OSError("no driver\n  in /usr/lib\n"), FileCannotOpenError),
+        (MissingDependencyError("s3://bucket: Install s3fs to access S3"), InvalidEnvError),
+    ],
+)
+def test_what_file_systems_tell_is_one_line_of_the_facade(error, found):
+    def opened():
+        with as_hugectr_errors("set_source"):
+            raise error
+
+    refused(found, "set_source: (no driver in /usr/lib, expected|s3://bucket: Install s3fs)", opened)
 
 
 @pytest.mark.parametrize("name", ["keys", "values", "items", "forward"])

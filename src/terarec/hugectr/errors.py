@@ -15,6 +15,7 @@ from terarec.errors import (
     DataNotFoundError,
     FormatError,
     KeyOutOfRangeError,
+    MissingDependencyError,
     StorageError,
     TerarecError,
     TrainingError,
@@ -68,6 +69,12 @@ class BrokenFileError(HugeCTRError, FormatError):
     error = Error_t.BrokenFile
 
 
+class InvalidEnvError(HugeCTRError, MissingDependencyError):
+    """A package that is not installed, such as that of a remote file system."""
+
+    error = Error_t.InvalidEnv
+
+
 class LossCannotConvergeError(HugeCTRError, TrainingError):
     """The loss is no longer a number."""
 
@@ -76,6 +83,7 @@ class LossCannotConvergeError(HugeCTRError, TrainingError):
 
 # The first that fits counts: a file that is not there is a FormatError, too.
 _MEANINGS: tuple[tuple[type[TerarecError], type[HugeCTRError]], ...] = (
+    (MissingDependencyError, InvalidEnvError),
     (DataNotFoundError, FileCannotOpenError),
     (FormatError, BrokenFileError),
     (KeyOutOfRangeError, OutOfBoundError),
@@ -97,4 +105,5 @@ def as_hugectr_errors(call: str) -> Iterator[None]:
                 raise meaning(f"{call}: {error}") from error
         raise
     except OSError as error:  # a folder that is a file, or one that may not be written to
-        raise FileCannotOpenError(f"{call}: {error}, expected a path that can be used") from error
+        what = " ".join(str(error).split())  # drivers of file systems tell in many lines
+        raise FileCannotOpenError(f"{call}: {what}, expected a path that can be used") from error

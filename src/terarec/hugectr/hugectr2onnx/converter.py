@@ -51,7 +51,7 @@ def convert(
             clause of the graph that is not accepted, or a layer that ONNX files cannot hold.
         FileCannotOpenError: a file that is not there.
         BrokenFileError: a file of another model.
-        MissingDependencyError: ``onnx`` is not installed.
+        InvalidEnvError: ``onnx`` is not installed.
     """
     network = Network(Solver(), OptParamsPy())
     for part in read_graph(read_json(graph_config)).parts:
