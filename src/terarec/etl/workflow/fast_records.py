@@ -30,14 +30,16 @@ class NumberGroup:
     """Columns of numbers that go through the same formulas.
 
     Attributes:
-        places: of the columns in the result, int64[c].
+        places: of the columns in the result.
+        at: the same as an index, a slice where they are one after another, which NumPy takes faster.
         names: of the raw columns.
         is_integer: whether these hold integers. As float64 they give what they give as int64: each formula on integers
             keeps the order of two numbers, and its bounds are numbers of float64.
         formulas: each with its figures, float64[c, 1].
     """
 
-    places: NDArray[np.int64]
+    places: Sequence[int]
+    at: slice | list[int]
     names: tuple[str, ...]
     is_integer: bool
     formulas: tuple[tuple[NumberStepCode[Any], tuple[NDArray[np.float64], ...]], ...]
@@ -48,7 +50,7 @@ class NumberGroup:
         if self.is_integer and not _INTEGERS.issuperset(map(type, values)):
             raise RefusedValueError(0)
         numbers = numbers_of_list(values).reshape(len(self.names), num_records)
-        if self.is_integer and np.fmax.reduce(np.abs(numbers), axis=None, initial=0.0) >= _INTEGER_BOUND:
+        if self.is_integer and np.count_nonzero(np.abs(numbers) >= _INTEGER_BOUND):
             raise RefusedValueError(0)
         for code, figures in self.formulas:
             numbers = code.formula(numbers, *figures)
@@ -78,7 +80,8 @@ def number_groups(
             traced[place] = names[-1], names[:-1]
     return [
         NumberGroup(
-            np.array(members, dtype=np.int64),
+            members,
+            _index(members),
             tuple(traced[place][0] for place in members),
             is_integer,
             tuple(
@@ -147,6 +150,11 @@ def _last_step(plan: Plan, serving: ServingPlan, name: str, before: int) -> tupl
 def _is_written_time(plan: Plan, name: str) -> bool:
     column = plan.spec.source.column(name)
     return column is not None and column.format is not None
+
+
+def _index(places: list[int]) -> slice | list[int]:
+    first, stop = places[0], places[-1] + 1
+    return slice(first, stop) if places == list(range(first, stop)) else places
 
 
 def _formula(

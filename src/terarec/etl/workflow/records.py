@@ -47,7 +47,7 @@ class RecordEncoder:
         self._accepted = frozenset(whole.inputs) | {column.name for column in plan.spec.source.columns}
         self._groups = number_groups(plan, whole, states, self._dense)
         self._lookups = lookups(plan, whole, states, self._keys)
-        grouped = {place for group in self._groups for place in group.places.tolist()}
+        grouped = {place for group in self._groups for place in group.places}
         self._rest_dense = [place for place in range(len(self._dense)) if place not in grouped]
         looked_up = {lookup.place for lookup in self._lookups}
         self._rest_keys = [place for place in range(len(self._keys)) if place not in looked_up]
@@ -93,7 +93,7 @@ class RecordEncoder:
         dense = np.empty((len(self._dense), num_records), dtype=np.float32)
         try:
             for group in self._groups:
-                dense[group.places] = group.numbers(columns, num_records)
+                dense[group.at] = group.numbers(columns, num_records)
             found: dict[int, Keys] = {place: find(columns[name]) for place, name, find in self._lookups}
         except RefusedValueError:
             return None
@@ -103,7 +103,7 @@ class RecordEncoder:
                 dense[place] = block.columns[self._dense[place]].numbers()
             rest = keys_of(self._plan, block, [self._keys[place] for place in self._rest_keys])
             found.update(zip(self._rest_keys, rest, strict=True))
-        if not np.isfinite(dense).all():
+        if np.count_nonzero(np.isfinite(dense)) < dense.size:
             return None
         keys = tuple([found[place] for place in range(len(self._keys))])
         return EncodedRecords(dense=np.ascontiguousarray(dense.T), keys=keys)

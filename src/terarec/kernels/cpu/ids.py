@@ -15,6 +15,7 @@ from terarec.kernels.cpu import _encoding
 from terarec.kernels.encoding_types import RefusedValueError
 
 Id = TypeVar("Id", np.int32, np.int64)
+_INT64 = np.dtype(np.int64)
 
 
 class _Ids:
@@ -29,8 +30,10 @@ class _Ids:
         Raises:
             RefusedValueError: any other value.
         """
-        ids = np.empty(len(values), dtype=np.int64)
-        _accept(self._table.find_list(values, ids))
+        ids = np.empty(len(values), _INT64)
+        refused_row = self._table.find_list(values, ids)
+        if refused_row >= 0:
+            raise RefusedValueError(refused_row)
         return ids
 
 
