@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from terarec.errors import ConfigError
-from terarec.etl.engine import PrepareOptions, prepare
+from terarec.data.synthetic import movielens
+from terarec.errors import ConfigError, RunInterruptedError
+from terarec.etl.engine import PrepareOptions, Progress, prepare
+from terarec.etl.ready import READY
+from terarec.etl.workflow import Workflow
 from terarec.spec import SplitByTime
 from tests.etl.engine.contents import contents
 from tests.etl.engine.logs import shop_files, shop_workflow
@@ -65,3 +68,25 @@ def test_changed_sources_are_refused_until_restarted(tmp_path: Path) -> None:
     report = prepare(workflow, log, tmp_path / "out", PrepareOptions(shuffle=True, restart=True))
     assert report.rows == 601
     assert not any(step.resumed for step in report.phases)
+
+
+def test_bad_lines_of_a_side_table_are_told_after_an_interruption_too(tmp_path: Path) -> None:
+    movielens.generate(tmp_path / "raw", rows=300, seed=1)
+    ratings, movies = tmp_path / "raw" / "ratings.csv", tmp_path / "raw" / "movies.csv"
+    movies.write_text(movies.read_text() + "one\n")
+    ratings.write_text(ratings.read_text() + "1,2,3\n1,x,4,5\n")
+    options = PrepareOptions(bad_input="skip", tables={"movies": (str(movies),)})
+
+    def interrupt(progress: Progress) -> None:
+        if progress.phase == "write":
+            raise KeyboardInterrupt
+
+    workflow = Workflow.of(READY["movielens"](min_count=1))
+    with pytest.raises(RunInterruptedError):
+        prepare(workflow, [ratings], tmp_path / "out", options, interrupt)
+    report = prepare(workflow, [ratings], tmp_path / "out", options)
+    assert report.phases[0].name.startswith("table")
+    assert report.phases[0].resumed
+    assert report.bad_input.counts == {"integer": 1, "short_line": 2}
+    lines = [f"{movies}: line 202: found 1 field,", f"{ratings}: line 302: found 3", f"{ratings}: line 303, column 'm"]
+    assert [line.startswith(told) for line, told in zip(report.bad_input.first, lines, strict=True)] == [True] * 3

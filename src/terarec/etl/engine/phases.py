@@ -27,11 +27,17 @@ class Phases:
         self.meter = ProgressMeter(progress)
         self._journal = journal
         self._reports: list[PhaseReport] = []
+        self._results: list[Result] = []
 
     @property
     def reports(self) -> tuple[PhaseReport, ...]:
         """What each phase took."""
         return tuple(self._reports)
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """What each phase returned."""
+        return tuple(self._results)
 
     def run(self, name: str, work: Callable[[], Result], num_bytes: int) -> Result:
         """The result of phase `name`, by `work` unless it is done already.
@@ -45,10 +51,12 @@ class Phases:
         if known is not None:
             self.meter.skip(num_bytes)
             self._reports.append(PhaseReport(**{**known["report"], "resumed": True}))
+            self._results.append(known["result"])
             return dict(known["result"])
         self.meter.begin(name)
         result = work()
         report = self.meter.end()
         self._reports.append(report)
+        self._results.append(result)
         self._journal.commit(name, {"report": dataclasses.asdict(report), "result": result})
         return result

@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from terarec.errors import ConfigError, FormatError
+from terarec.errors import FormatError
 from terarec.etl.engine.fingerprint import fingerprint
 from terarec.etl.engine.options import PrepareOptions
 from terarec.etl.engine.phases import Phases, Result
 from terarec.etl.engine.progress import OnProgress
 from terarec.etl.engine.report import BadInput, InputColumn, PrepareReport, output_columns, table_sizes
+from terarec.etl.engine.side_tables import bad_input, check_tables
 from terarec.etl.generated import read_best_auc
 from terarec.etl.source import Source, open_source
 from terarec.etl.workflow import Workflow
@@ -75,7 +76,7 @@ def prepare_by(
         ConfigError, DataNotFoundError, FormatError, StorageError: as for `terarec.etl.engine.prepare`.
     """
     begun = time.perf_counter()
-    _check_tables(workflow, options)
+    check_tables(workflow, options)
     source = _opened(workflow, sources, options)
     work_on = fingerprint(workflow, source, options)
     with resumable_directory(out, work_on, restart=options.restart) as journal:
@@ -87,6 +88,7 @@ def prepare_by(
         written = run.write(spec, fitted, out.resolve())
         if _opened(workflow, sources, options).fingerprint() != source.fingerprint():
             raise FormatError(f"{source.files[0].path}: the sources changed while they were read")
+        written["bad_input"] = bad_input(written["bad_input"], phases.results)
         report = _report(spec, written, source, options, time.perf_counter() - begun)
         report = dataclasses.replace(report, spilled=tuple(run.spilled), phases=phases.reports)
         report.save(journal.directory)
@@ -106,30 +108,11 @@ def fit_by(
     Raises:
         ConfigError, DataNotFoundError, FormatError, StorageError: as for `terarec.etl.engine.fit`.
     """
-    _check_tables(workflow, options)
+    check_tables(workflow, options)
     source = _opened(workflow, sources, options)
     with tempfile.TemporaryDirectory(prefix="terarec-") as directory:
         phases = Phases(Journal(Path(directory), {}), progress)
         return start(workflow, source, options, phases, Path(directory)).fit()
-
-
-def _check_tables(workflow: Workflow, options: PrepareOptions) -> None:
-    for name in options.tables:
-        if name not in workflow.spec.tables:
-            known = ", ".join(map(repr, workflow.spec.tables)) or "no table"
-            raise ConfigError(f"side table {name!r}: the workflow joins none of this name, expected {known}")
-
-
-def side_table(workflow: Workflow, name: str, options: PrepareOptions) -> Source:
-    """The rows of a side table.
-
-    Raises:
-        ConfigError: `options` name no file for it.
-        DataNotFoundError: there is no such file.
-    """
-    if name not in options.tables:
-        raise ConfigError(f"side table {name!r}: no file, expected --table {name}=PATH")
-    return open_source(workflow.spec.tables[name], options.tables[name], options.bad_input, options.threads)
 
 
 def _opened(workflow: Workflow, sources: Sequence[str | Path], options: PrepareOptions) -> Source:

@@ -19,8 +19,9 @@ from terarec.etl.engine.options import PrepareOptions
 from terarec.etl.engine.passes import Passes
 from terarec.etl.engine.phases import Phases, Result
 from terarec.etl.engine.positive_rows import PositiveRows, no_positives, training_values
-from terarec.etl.engine.preparation import WORK, WORKFLOW, side_table
+from terarec.etl.engine.preparation import WORK, WORKFLOW
 from terarec.etl.engine.rows_out import write_rows
+from terarec.etl.engine.side_tables import observe_table, told
 from terarec.etl.engine.splits import Bounds, RowBounds, assign
 from terarec.etl.engine.steps import Steps
 from terarec.etl.in_order import available_threads
@@ -109,9 +110,7 @@ class Run:
                 sink.close()
             if not rows:
                 raise FormatError("the sources hold no row that the workflow keeps, expected at least one")
-            found = self._passes.source.bad_input
-            bad_input = {"counts": dict(found.counts), "first": [str(fault) for fault in found.first]}
-            return {"rows": rows, "missing": missing, "bad_input": bad_input}
+            return {"rows": rows, "missing": missing, "bad_input": told(self._passes.source.bad_input)}
 
         return self._phases.run("write", write, self._passes.source.num_bytes)
 
@@ -206,6 +205,4 @@ class Run:
     def _look_at_table(self, statistics: Statistics, step: int) -> Result:
         name = self._plan.codes[step].table
         assert name is not None
-        for block in side_table(self._workflow, name, self._options).blocks():
-            statistics[step].merge(statistics[step].observe(block))
-        return {"rows": {}}
+        return {"rows": {}, **observe_table(self._workflow, name, self._options, statistics[step])}

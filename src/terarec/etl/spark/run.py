@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from typing import TypeAlias
 from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
@@ -16,7 +17,8 @@ from terarec.etl.columns import SPLIT_NAMES, TRAIN
 from terarec.etl.engine.learnt_states import LearntStates
 from terarec.etl.engine.options import PrepareOptions
 from terarec.etl.engine.phases import Phases, Result
-from terarec.etl.engine.preparation import WORK, WORKFLOW, side_table
+from terarec.etl.engine.preparation import WORK, WORKFLOW
+from terarec.etl.engine.side_tables import observe_table
 from terarec.etl.operators import SpillOptions, State, Statistic
 from terarec.etl.source import Source
 from terarec.etl.spark.expressions import ROW, SPLIT, column
@@ -33,6 +35,9 @@ from terarec.etl.workflow import Pass, Workflow, source_types
 from terarec.etl.workflow.results import results_read
 from terarec.formats import is_remote
 from terarec.spec import DatasetSpec
+
+Learnt: TypeAlias = tuple[Mapping[int, State], Result]
+"""What steps learnt, and what their phase has to tell the journal."""
 
 
 class SparkRun:
@@ -145,19 +150,20 @@ class SparkRun:
             shutil.rmtree(old, ignore_errors=True)
         return self._work / f"{name}-{uuid4().hex}"
 
-    def _learn(self, name: str, steps: Sequence[int], look: Callable[[], Mapping[int, State]]) -> None:
+    def _learn(self, name: str, steps: Sequence[int], look: Callable[[], Learnt]) -> None:
         """Fit `steps`, unless they are, in a phase of this `name`."""
         if all(step in self._states for step in steps):
             return
 
         def work() -> Result:
-            self._kept.keep(look())
-            return {}
+            learnt, result = look()
+            self._kept.keep(learnt)
+            return result
 
         self._phases.run(name, work, 0)
         self._states.update({step: self._kept.state(step) for step in steps})
 
-    def _learn_rows(self, work: Pass, waiting: Sequence[int]) -> dict[int, State]:
+    def _learn_rows(self, work: Pass, waiting: Sequence[int]) -> Learnt:
         """What the steps `waiting` learn, each from the training rows as they stand before it."""
         frame = self._rows.where(F.col(SPLIT) == TRAIN)
         if frame.isEmpty():
@@ -170,17 +176,16 @@ class SparkRun:
             if index in work.steps and index >= self._head:
                 frame = run_step(frame, self._step(index), self._tables)
         self._phases.meter.add(sum(self._read["file_rows"]), 0)
-        return learnt
+        return learnt, {}
 
-    def _learn_table(self, index: int) -> dict[int, State]:
+    def _learn_table(self, index: int) -> Learnt:
         """Side tables are small: the driver reads them as the local engine does."""
         code = self._plan.codes[index]
         assert code.table is not None
         types = source_types(self._plan.spec.tables[code.table])
         statistic: Statistic = code.statistic(types, SpillOptions(directory=self._work))
-        for block in side_table(self._workflow, code.table, self._options).blocks():
-            statistic.merge(statistic.observe(block))
-        return {index: statistic.finish()}
+        result = observe_table(self._workflow, code.table, self._options, statistic)
+        return {index: statistic.finish()}, result
 
     def _steps(self, frame: DataFrame, steps: Sequence[int] | range) -> DataFrame:
         for step in steps:
