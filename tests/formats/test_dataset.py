@@ -7,31 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.formats import encoding_files, read_dataset, write_dataset
+from terarec.errors import DataNotFoundError, FormatError
+from terarec.formats import read_dataset, workflow_files, write_dataset
 from terarec.spec import (
-    BucketizeEncoder,
     CategoricalColumn,
     DatasetSpec,
     DenseColumn,
     LabelColumn,
-    LogShiftEncoder,
     ShardSpec,
-    StandardizeEncoder,
-    VocabularyEncoder,
 )
 
 SPEC = DatasetSpec(
     name="golden",
     storage="parquet",
-    labels=(LabelColumn(name="click", positives=("yes",)),),
-    dense=(DenseColumn(name="I1", encoder=LogShiftEncoder(shift=3.0)),),
+    labels=(LabelColumn(name="click"),),
+    dense=(DenseColumn(name="I1"),),
     categorical=(
-        CategoricalColumn(
-            name="C1",
-            rows=9,
-            encoder=VocabularyEncoder(file="vocabularies/C1.parquet", value_type="hex32", min_count=2),
-        ),
+        CategoricalColumn(name="C1", rows=9),
         CategoricalColumn(name="tags", rows=5, hotness=4),
     ),
     splits={
@@ -46,38 +38,25 @@ SPEC = DatasetSpec(
 
 GOLDEN = """{
   "format": "terarec.dataset",
-  "version": 1,
+  "version": 2,
   "dataset": {
     "name": "golden",
     "storage": "parquet",
     "labels": [
       {
-        "name": "click",
-        "positives": [
-          "yes"
-        ]
+        "name": "click"
       }
     ],
     "dense": [
       {
-        "name": "I1",
-        "encoder": {
-          "kind": "log_shift",
-          "shift": 3.0
-        }
+        "name": "I1"
       }
     ],
     "categorical": [
       {
         "name": "C1",
         "rows": 9,
-        "hotness": 1,
-        "encoder": {
-          "kind": "vocabulary",
-          "file": "vocabularies/C1.parquet",
-          "value_type": "hex32",
-          "min_count": 2
-        }
+        "hotness": 1
       },
       {
         "name": "tags",
@@ -132,18 +111,6 @@ def test_raw_data_and_bare_descriptions_have_nothing_for_hugectr(tmp_path):
     assert read_dataset(tmp_path / "bare").splits == {}
 
 
-dense_encoders = st.one_of(
-    st.none(),
-    st.builds(LogShiftEncoder, shift=st.floats(-1e6, 1e6)),
-    st.builds(StandardizeEncoder, mean=st.floats(-1e6, 1e6), deviation=st.floats(1e-6, 1e6)),
-)
-key_encoders = st.one_of(
-    st.none(),
-    st.builds(VocabularyEncoder, file=st.just("v.parquet"), value_type=st.sampled_from(["string", "hex32", "int64"])),
-    st.builds(BucketizeEncoder, boundaries=st.sets(st.floats(-1e9, 1e9), min_size=1).map(lambda s: tuple(sorted(s)))),
-)
-
-
 @given(data=st.data())
 @settings(max_examples=30, deadline=None)
 def test_any_description_comes_back(tmp_path_factory, data):
@@ -153,14 +120,13 @@ def test_any_description_comes_back(tmp_path_factory, data):
     spec = DatasetSpec(
         name=data.draw(name),
         storage=data.draw(st.sampled_from(["parquet", "raw"])),
-        labels=(LabelColumn(name=names[0], positives=tuple(data.draw(st.lists(st.text(max_size=3), max_size=2)))),),
-        dense=(DenseColumn(name=names[1], encoder=data.draw(dense_encoders)),),
+        labels=(LabelColumn(name=names[0]),),
+        dense=(DenseColumn(name=names[1]),),
         categorical=tuple(
             CategoricalColumn(
                 name=n,
-                rows=data.draw(st.integers(1, 2**40)),
+                rows=data.draw(st.none() | st.integers(1, 2**40)),
                 hotness=data.draw(st.integers(1, 99)),
-                encoder=data.draw(key_encoders),
             )
             for n in names[2:]
         ),
@@ -186,9 +152,13 @@ BROKEN = {
     "a list": (lambda _: "[]", r"\$.format is None, expected 'terarec.dataset'"),
     "another format": (lambda d: {**d, "format": "terarec.checkpoint"}, r"\$.format is 'terarec.checkpoint', expected"),
     "newer": (lambda d: {**d, "version": 3}, r"terarec.dataset version 3 is newer than this terarec reads \(up to 2\)"),
+    "older": (
+        lambda d: {**d, "version": 1},
+        "terarec.dataset version 1 was made by an earlier development state, expected version 2; make it again",
+    ),
     "version": (lambda d: {**d, "version": "1"}, r"\$.version is '1', expected an integer >= 1"),
     "version 0": (lambda d: {**d, "version": 0}, r"\$.version is 0, expected an integer >= 1"),
-    "no content": (lambda d: {"format": d["format"], "version": 1}, r"\$.dataset: got null, expected an object"),
+    "no content": (lambda d: {"format": d["format"], "version": 2}, r"\$.dataset: got null, expected an object"),
     "another field": (lambda d: {**d, "more": 1}, r"\$.more: unknown field, expected only 'dataset'"),
     "unknown field": (
         lambda d: {**d, "dataset": {**d["dataset"], "label": []}},
@@ -222,41 +192,14 @@ def test_shards_lie_in_the_directory_of_their_split(tmp_path, file):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_data_set_of_a_workflow_is_of_version_2(tmp_path):
-    spec = DatasetSpec(
-        name="made",
-        storage="parquet",
-        labels=(LabelColumn(name="y"),),
-        dense=(DenseColumn(name="x"),),
-        categorical=(),
-        workflow="workflow",
-    )
+def test_a_data_set_knows_the_files_of_its_workflow(tmp_path):
+    assert workflow_files(SPEC, tmp_path) == ()
+    spec = dataclasses.replace(SPEC, workflow="workflow", splits={})
     write_dataset(spec, tmp_path)
-    content = json.loads((tmp_path / "dataset.json").read_text())
-    assert content["version"] == 2
     assert read_dataset(tmp_path) == spec
     with pytest.raises(DataNotFoundError, match="no such workflow"):
-        encoding_files(spec, tmp_path)
+        workflow_files(spec, tmp_path)
     (tmp_path / "workflow" / "states").mkdir(parents=True)
     (tmp_path / "workflow" / "workflow.json").write_text("{}")
     (tmp_path / "workflow" / "states" / "00-log_op.json").write_text("{}")
-    assert encoding_files(spec, tmp_path) == ("workflow/states/00-log_op.json", "workflow/workflow.json")
-
-
-def test_the_files_of_encoders_are_their_vocabularies(tmp_path):
-    column = CategoricalColumn(name="c", rows=3, encoder=VocabularyEncoder(file="vocabularies/c.parquet"))
-    spec = DatasetSpec(name="made", storage="parquet", labels=(LabelColumn(name="y"),), dense=(), categorical=(column,))
-    assert encoding_files(spec, tmp_path) == ("vocabularies/c.parquet",)
-
-
-def test_columns_that_a_workflow_makes_have_no_encoders():
-    column = CategoricalColumn(name="c", rows=3, encoder=VocabularyEncoder(file="vocabularies/c.parquet"))
-    with pytest.raises(ConfigError, match="workflow: column 'c' has an encoder or a source, expected none"):
-        DatasetSpec(
-            name="made",
-            storage="parquet",
-            labels=(LabelColumn(name="y"),),
-            dense=(),
-            categorical=(column,),
-            workflow="workflow",
-        )
+    assert workflow_files(spec, tmp_path) == ("workflow/states/00-log_op.json", "workflow/workflow.json")

@@ -1,5 +1,6 @@
 """Every kind of raw column over the protocol: numbers, intervals, texts, integers, lists; several labels."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,8 @@ import torch
 
 from terarec.batch import Batch, Jagged
 from terarec.errors import ConfigError
-from terarec.etl import Encoders
 from terarec.etl.ready import CsvOptions, csv_workflow
-from terarec.etl.workflow import Workflow
+from terarec.etl.workflow import Workflow, given_workflow
 from terarec.models import build_model
 from terarec.serve import InferenceService, InferenceSession, InputColumn
 from terarec.serve.messages import InferRequest, Tensor
@@ -128,7 +128,7 @@ def lists() -> tuple[torch.nn.Module, InferenceService]:
     """A model with first weights over a column of lists, and its service."""
     run = RunSpec(data="data", model=WideDeepSpec(width=4, hidden=(8,)))
     model = build_model(run.model, DATASET, seed=1)
-    session = InferenceSession(model, Encoders(DATASET, {}), run, DATASET, step=0)
+    session = InferenceSession(model, given_workflow(DATASET), run, DATASET, step=0)
     return model, InferenceService(session, ServingSpec())
 
 
@@ -155,7 +155,7 @@ def test_lists_are_tensors_filled_up_with_null(lists: tuple[torch.nn.Module, Inf
     expected = model(batch).sigmoid().detach().numpy()
     assert answer.shape == (3, 2)
     assert np.array_equal(np.array(answer.data, dtype=np.float32).reshape(3, 2), expected)
-    assert service.model_metadata("model").inputs[1].shape == (-1, 3)
+    assert [item.shape for item in service.model_metadata("model").inputs] == [(-1,), (-1, 3), (-1,)]
     assert service.model_metadata("model").outputs[0].shape == (-1, 2)
 
 
@@ -173,7 +173,7 @@ def test_a_model_trained_in_bfloat16_scores_in_it(lists: tuple[torch.nn.Module, 
     scores = {
         precision: InferenceSession(
             model,
-            Encoders(DATASET, {}),
+            given_workflow(DATASET),
             RunSpec(data="data", model=WideDeepSpec(), training=TrainingSpec(precision=precision)),
             DATASET,
             step=0,
@@ -188,3 +188,18 @@ def test_a_model_trained_in_bfloat16_scores_in_it(lists: tuple[torch.nn.Module, 
 def test_an_id_outside_its_table_is_named(lists: tuple[torch.nn.Module, InferenceService]) -> None:
     with pytest.raises(ConfigError, match=r"column 'tags', row 1: got 9, expected an id, 0 <= id < 9"):
         lists[1].infer(request([5, 1, 9, None, None, None], (3, 2)), "model")
+
+
+class ScoreIsFirstColumn(torch.nn.Module):
+    """Its logit is the key of the first categorical column."""
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        return batch.sparse.keys[: len(batch.dense), None].double()
+
+
+def test_keys_stay_before_the_ids_that_a_workflow_puts_first() -> None:
+    dataset = dataclasses.replace(DATASET, categorical=(CategoricalColumn(name="user"), *DATASET.categorical))
+    run = RunSpec(data="data", model=WideDeepSpec())
+    session = InferenceSession(ScoreIsFirstColumn(), given_workflow(dataset), run, dataset, step=0)
+    scores = session.predict({"price": [0.5, 1.25], "tags": [[1, 2, 3], []], "shop": [3, 0], "user": [-2, None]})
+    assert scores[:, 0].tolist() == [torch.tensor(-2.0).sigmoid().item(), 0.0]

@@ -17,31 +17,32 @@ from terarec.spec import (
     RunSpec,
     SGDSpec,
     ShardSpec,
-    StandardizeEncoder,
     TrainingSpec,
-    VocabularyEncoder,
     WideDeepSpec,
 )
 from terarec.train import Callback, build, predict
 from tests.train.small_run import changed
 
 
-def write_shops(directory, *, rows=6, mean=1.0, vocabulary=b"a b c"):
-    """A data set of one number and one id with their encoders."""
+def write_shops(directory, *, rows=6, hotness=1, vocabulary=b"a b c", workflow="workflow"):
+    """A data set of one number and one id that a workflow made."""
     spec = DatasetSpec(
         name="shops",
         storage="parquet",
         labels=(LabelColumn(name="y"),),
-        dense=(DenseColumn(name="x", encoder=StandardizeEncoder(mean=mean, deviation=1.0)),),
-        categorical=(CategoricalColumn(name="shop", rows=rows, encoder=VocabularyEncoder(file="v/shop.parquet")),),
+        dense=(DenseColumn(name="x"),),
+        categorical=(CategoricalColumn(name="shop", rows=rows, hotness=hotness),),
         splits={"train": (ShardSpec(file="train/part-00000.parquet", rows=60),)},
+        workflow=workflow,
     )
     writer = ParquetShardWriter(directory / "train/part-00000.parquet", spec)
     keys = np.arange(60) % 5
-    writer.write((keys > 2).astype(np.float32)[:, None], np.ones((60, 1), np.float32), [keys])
+    shops = keys if hotness == 1 else (keys, np.arange(61))
+    writer.write((keys > 2).astype(np.float32)[:, None], np.ones((60, 1), np.float32), [shops])
     writer.close()
-    (directory / "v").mkdir()
-    (directory / "v/shop.parquet").write_bytes(vocabulary)
+    if workflow is not None:
+        (directory / workflow).mkdir()
+        (directory / workflow / "shop.parquet").write_bytes(vocabulary)
     write_dataset(spec, directory)
     return directory
 
@@ -58,9 +59,10 @@ def content(directory):
 @pytest.mark.parametrize(
     ("other", "told"),
     [
-        ({"rows": 7}, "column 'shop': 7 rows, expected 6 as in training"),
-        ({"mean": 2.0}, "column 'x': encoded otherwise than in training"),
-        ({"vocabulary": b"c b a"}, r"v/shop\.parquet is not that of the training"),
+        ({"rows": 7}, "column 'shop': 7 rows, expected 6 rows as in training"),
+        ({"hotness": 3}, "column 'shop': 6 rows in lists of 3, expected 6 rows as in training"),
+        ({"vocabulary": b"c b a"}, r"workflow/shop\.parquet is not that of the training"),
+        ({"workflow": None}, r"workflow/shop\.parquet is not that of the training"),
     ],
 )
 def test_data_that_was_encoded_otherwise_is_refused_and_the_run_stays(tmp_path, other, told):

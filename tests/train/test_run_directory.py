@@ -21,7 +21,6 @@ from terarec.spec import (
     SGDSpec,
     ShardSpec,
     TrainingSpec,
-    VocabularyEncoder,
     WideDeepSpec,
 )
 from terarec.train import build, predict
@@ -30,23 +29,23 @@ from tests.train.small_run import changed
 
 @pytest.fixture(scope="module")
 def odd_data(tmp_path_factory):
-    """Two labels, no dense column, a vocabulary, no valid sample."""
+    """Two labels, no dense column, a workflow, no valid sample."""
     directory = tmp_path_factory.mktemp("odd")
-    encoder = VocabularyEncoder(file="vocabularies/city.parquet")
     spec = DatasetSpec(
         name="odd",
         storage="parquet",
         labels=(LabelColumn(name="click"), LabelColumn(name="buy")),
         dense=(),
-        categorical=(CategoricalColumn(name="city", rows=9, encoder=encoder),),
+        categorical=(CategoricalColumn(name="city", rows=9),),
         splits={"train": (ShardSpec(file="train/part-00000.parquet", rows=90),), "valid": ()},
+        workflow="workflow",
     )
     writer = ParquetShardWriter(directory / "train/part-00000.parquet", spec)
     keys = np.arange(90) % 9
     writer.write(np.stack([keys > 4, keys % 2], axis=1).astype(np.float32), np.zeros((90, 0), np.float32), [keys])
     writer.close()
-    (directory / "vocabularies").mkdir()
-    (directory / "vocabularies/city.parquet").write_bytes(b"a vocabulary")
+    (directory / "workflow/states").mkdir(parents=True)
+    (directory / "workflow/states/00-categorify-city.parquet").write_bytes(b"a vocabulary")
     write_dataset(spec, directory)
     return directory
 
@@ -64,7 +63,8 @@ def test_a_run_directory_holds_what_serving_needs(tmp_path, odd_data):
     assert files == {"run.json", "dataset", "checkpoints", "metrics.jsonl"}
     assert load_run(tmp_path / "RUN/run.json") == run.spec
     assert read_dataset(tmp_path / "RUN/dataset") == dataclasses.replace(run.dataset, splits={})
-    assert (tmp_path / "RUN/dataset/vocabularies/city.parquet").read_bytes() == b"a vocabulary"
+    kept = tmp_path / "RUN/dataset/workflow/states/00-categorify-city.parquet"
+    assert kept.read_bytes() == b"a vocabulary"
     assert report.checkpoint == tmp_path / "RUN/checkpoints/step-00000006"
     assert report.evaluation is None
 
@@ -126,7 +126,7 @@ def test_predicting_other_data_or_a_damaged_file_leaves_nothing(tmp_path, spec, 
     (copy / "train").mkdir(parents=True)
     (copy / "train/part-00000.parquet").write_bytes((odd_data / "train/part-00000.parquet").read_bytes())
     write_dataset(dataclasses.replace(grown, categorical=(column,)), copy)
-    with pytest.raises(ConfigError, match="data set 'grown', column 'city': 10 rows, expected 9 as in training"):
+    with pytest.raises(ConfigError, match="data set 'grown', column 'city': 10 rows, expected 9 rows as in training"):
         predict(tmp_path / "ODD", copy, "train", tmp_path / "scores.parquet")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ODD", "RUN", "grown"]
 

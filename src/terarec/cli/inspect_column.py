@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.cli.column_values import ColumnValues, column_values
 from terarec.cli.inspect_dataset import blocks, first_split, key_values, reserved_shares
 from terarec.cli.show import Advance
 from terarec.errors import ConfigError
+from terarec.etl.workflow import IdValues, workflow_of
 from terarec.formats import ColumnBlock, read_dataset
 from terarec.spec import CategoricalColumn
 
@@ -46,7 +46,7 @@ def describe_column(path: Path, name: str, split: str | None, top: int, progress
         return {**told, **_numbers(scanned, numbers.index(name))}
     for position, column in enumerate(spec.categorical):
         if column.name == name:
-            (made,) = column_values(path, spec, [name])
+            made = IdValues(workflow_of(path), name)
             return {**told, **_categories(made, column, scanned, position, top)}
     raise ConfigError(f"data set {spec.name!r} has no column {name!r}, expected one of {', '.join(spec.column_names)}")
 
@@ -60,7 +60,7 @@ def _told(scanned: Iterator[ColumnBlock], total: int, progress: Advance) -> Iter
 
 
 def _categories(
-    made: ColumnValues, column: CategoricalColumn, scanned: Iterator[ColumnBlock], position: int, top: int
+    made: IdValues, column: CategoricalColumn, scanned: Iterator[ColumnBlock], position: int, top: int
 ) -> dict[str, Any]:
     rows = 0
     seen: list[Counts] = []

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.cli.column_values import ColumnValues, column_values
 from terarec.errors import ConfigError
+from terarec.etl.workflow import IdValues, workflow_of
 from terarec.formats import ColumnBlock, Keys, open_shard, read_dataset
 from terarec.spec import MISSING_ID, CategoricalColumn, DatasetSpec
 
@@ -26,8 +26,7 @@ def describe_dataset(path: Path) -> dict[str, Any]:
     """
     spec = read_dataset(path)
     splits = [_split(path, spec, split) for split in spec.splits]
-    made = column_values(path, spec, spec.column_names)
-    num_numbers = len(spec.labels) + len(spec.dense)
+    workflow = workflow_of(path)
     sample = next(blocks(path, spec, first_split(spec)), None) if spec.splits else None
     return {
         "what": "dataset",
@@ -42,13 +41,10 @@ def describe_dataset(path: Path) -> dict[str, Any]:
         "splits": splits,
         "columns": [
             *(_number_column("label", column.name, None) for column in spec.labels),
+            *(_number_column("dense", column.name, IdValues(workflow, column.name).kind) for column in spec.dense),
             *(
-                _number_column("dense", column.name, found.kind)
-                for column, found in zip(spec.dense, made[len(spec.labels) :], strict=False)
-            ),
-            *(
-                _key_column(column, found, None if sample is None else sample.keys[position])
-                for position, (column, found) in enumerate(zip(spec.categorical, made[num_numbers:], strict=True))
+                _key_column(column, IdValues(workflow, column.name), None if sample is None else sample.keys[position])
+                for position, column in enumerate(spec.categorical)
             ),
         ],
     }
@@ -80,7 +76,7 @@ def reserved_shares(ids: NDArray[Any], counts: NDArray[np.int64] | None, num_res
     Args:
         ids: int64[n], or any integers.
         counts: int64[n], how often each of `ids` occurs; None for once.
-        num_reserved: `ColumnValues.num_reserved`.
+        num_reserved: `IdValues.num_reserved`.
     """
     weights = np.ones(len(ids), dtype=np.int64) if counts is None else counts
     total = max(int(weights.sum()), 1)
@@ -99,7 +95,7 @@ def _number_column(role: str, name: str, kind: str | None) -> dict[str, Any]:
     return {
         "column": name,
         "role": role,
-        "encoder": kind,
+        "step": kind,
         "rows": None,
         "hotness": None,
         "missing_share": None,
@@ -107,12 +103,12 @@ def _number_column(role: str, name: str, kind: str | None) -> dict[str, Any]:
     }
 
 
-def _key_column(column: CategoricalColumn, made: ColumnValues, sample: Keys | None) -> dict[str, Any]:
+def _key_column(column: CategoricalColumn, made: IdValues, sample: Keys | None) -> dict[str, Any]:
     keys = np.zeros(0, dtype=np.int64) if sample is None else key_values(sample)
     return {
         "column": column.name,
         "role": "categorical",
-        "encoder": made.kind,
+        "step": made.kind,
         "rows": column.rows,
         "hotness": column.hotness,
         **reserved_shares(keys, None, made.num_reserved),

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from terarec.checkpoint.layout import KEYS, WEIGHTS
 from terarec.checkpoint.manifest import read_manifest
-from terarec.cli.column_values import column_values
 from terarec.cli.inspect_checkpoint import find_checkpoint, row_norms, table_pieces
+from terarec.etl.workflow import IdValues, workflow_of
 from terarec.formats import read_dataset
 from terarec.models.artifact import DATASET_DIRECTORY
 from terarec.models.wide_deep import WIDE_SUFFIX
@@ -69,9 +69,7 @@ def _values(path: Path, checkpoint: Path, table: str, rows: NDArray[np.int64]) -
     for directory in (path / DATASET_DIRECTORY, checkpoint.parent.parent / DATASET_DIRECTORY):
         if not directory.is_dir():
             continue
-        spec = read_dataset(directory)
-        for column in spec.categorical:
+        for column in read_dataset(directory).categorical:
             if table in (column.name, column.name + WIDE_SUFFIX):
-                (made,) = column_values(directory, spec, [column.name])
-                return made.values(rows)
+                return IdValues(workflow_of(directory), column.name).values(rows)
     return ["?"] * len(rows)

@@ -5,7 +5,7 @@ from terarec.formats.atomic import AtomicFile, write_bytes
 from terarec.formats.bfloat16 import BFLOAT16, widen_bfloat16
 from terarec.formats.block import ColumnBlock, Keys, merge, slice_rows
 from terarec.formats.container import read_tensors, write_tensors
-from terarec.formats.dataset import DATASET_FILE, encoding_files, read_dataset, write_dataset
+from terarec.formats.dataset import DATASET_FILE, read_dataset, workflow_files, write_dataset
 from terarec.formats.envelope import open_envelope, write_envelope
 from terarec.formats.even_sizes import even_sizes
 from terarec.formats.file_set import new_files
@@ -39,7 +39,6 @@ __all__ = [
     "check_rows",
     "create_shard",
     "default_group_rows",
-    "encoding_files",
     "even_sizes",
     "folder_and_name",
     "is_remote",
@@ -56,6 +55,7 @@ __all__ = [
     "shard_path",
     "slice_rows",
     "widen_bfloat16",
+    "workflow_files",
     "write_bytes",
     "write_dataset",
     "write_envelope",

@@ -8,12 +8,11 @@ from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.formats.envelope import open_envelope, write_envelope
 from terarec.formats.hugectr.file_list import write_file_list
 from terarec.formats.hugectr.parquet_metadata import METADATA_FILE, write_parquet_metadata
-from terarec.spec import DatasetSpec, VocabularyEncoder, from_data, to_data
+from terarec.spec import DatasetSpec, from_data, to_data
 
 DATASET_FILE = "dataset.json"
 FORMAT = "terarec.dataset"
 VERSION = 2
-_WITHOUT_WORKFLOW = 1
 
 
 def read_dataset(directory: Path) -> DatasetSpec:
@@ -21,14 +20,14 @@ def read_dataset(directory: Path) -> DatasetSpec:
 
     Raises:
         DataNotFoundError: no such directory, or no ``dataset.json`` in it.
-        FormatError: the file is not JSON, not a data set, of a newer version, or a field is wrong (JSON path).
+        FormatError: the file is not JSON, not a data set, of another version, or a field is wrong (JSON path).
     """
     if not directory.is_dir():
         raise DataNotFoundError(f"{directory}: no such directory, expected a data set made by 'terarec prepare'")
     path = directory / DATASET_FILE
     if not path.is_file():
         raise DataNotFoundError(f"{directory}: holds no {DATASET_FILE}, expected a data set made by 'terarec prepare'")
-    data = open_envelope(path, FORMAT, VERSION)
+    data = open_envelope(path, FORMAT, VERSION, oldest=VERSION)
     for field in data:
         if field != "dataset":
             raise FormatError(f"{path}: $.{field}: unknown field, expected only 'dataset'")
@@ -64,22 +63,19 @@ def write_dataset(spec: DatasetSpec, directory: Path, *, location: Path | None =
                 [column.name for column in spec.dense],
                 [column.name for column in spec.categorical],
             )
-    version = _WITHOUT_WORKFLOW if spec.workflow is None else VERSION
-    write_envelope(directory / DATASET_FILE, FORMAT, version, {"dataset": to_data(spec)})
+    write_envelope(directory / DATASET_FILE, FORMAT, VERSION, {"dataset": to_data(spec)})
 
 
-def encoding_files(spec: DatasetSpec, directory: Path) -> tuple[str, ...]:
-    """The files beside ``dataset.json`` without which raw values cannot be encoded, relative to `directory`, sorted.
+def workflow_files(spec: DatasetSpec, directory: Path) -> tuple[str, ...]:
+    """The files of the workflow that encodes raw values, relative to `directory`, sorted; () without a workflow.
 
     Raises:
         DataNotFoundError: the workflow that the data set names is missing.
     """
-    encoders = (column.encoder for column in spec.categorical)
-    files = {encoder.file for encoder in encoders if isinstance(encoder, VocabularyEncoder)}
-    if spec.workflow is not None:
-        workflow = directory / spec.workflow
-        found = [path for path in workflow.rglob("*") if path.is_file()]
-        if not found:
-            raise DataNotFoundError(f"{workflow}: no such workflow, which {directory / DATASET_FILE} names")
-        files |= {path.relative_to(directory).as_posix() for path in found}
-    return tuple(sorted(files))
+    if spec.workflow is None:
+        return ()
+    workflow = directory / spec.workflow
+    found = [path for path in workflow.rglob("*") if path.is_file()]
+    if not found:
+        raise DataNotFoundError(f"{workflow}: no such workflow, which {directory / DATASET_FILE} names")
+    return tuple(sorted(path.relative_to(directory).as_posix() for path in found))

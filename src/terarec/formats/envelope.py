@@ -17,12 +17,12 @@ def write_envelope(path: Path, name: str, version: int, content: Mapping[str, An
     write_bytes(path, (text + "\n").encode())
 
 
-def open_envelope(path: Path, name: str, version: int) -> dict[str, Any]:
-    """The content of a JSON file that `write_envelope` wrote, of `version` or an older one.
+def open_envelope(path: Path, name: str, version: int, *, oldest: int = 1) -> dict[str, Any]:
+    """The content of a JSON file that `write_envelope` wrote, of `version` or an older one down to `oldest`.
 
     Raises:
         DataNotFoundError: no such file.
-        FormatError: not JSON, another format, or a newer version.
+        FormatError: not JSON, another format, or a version outside these.
     """
     try:
         data = json.loads(path.read_bytes())
@@ -38,4 +38,9 @@ def open_envelope(path: Path, name: str, version: int) -> dict[str, Any]:
         raise FormatError(f"{path}: $.version is {number!r}, expected an integer >= 1")
     if number > version:
         raise FormatError(f"{path}: {name} version {number} is newer than this terarec reads (up to {version})")
+    if number < oldest:
+        raise FormatError(
+            f"{path}: {name} version {number} was made by an earlier development state, expected version {oldest}; "
+            "make it again"
+        )
     return {key: value for key, value in data.items() if key not in ("format", "version")}

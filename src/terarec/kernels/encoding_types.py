@@ -55,7 +55,7 @@ class LineFaultError(FormatError):
 
 
 class RefusedValueError(FormatError):
-    """A value of a column that its encoder cannot read.
+    """A value of a column that cannot be read as what it should be.
 
     Attributes:
         row: position of the value in the column, from 0.

@@ -25,7 +25,7 @@ class LoadedModel(NamedTuple):
     Attributes:
         model: in evaluation mode; no optimizer and no optimizer state comes with it.
         spec: of the run that trained it.
-        dataset: columns and encoders, without shards; encoder files are relative to ``RUN/dataset``.
+        dataset: columns, without shards; its workflow is relative to ``RUN/dataset``.
         step: training steps behind its weights.
     """
 

@@ -16,7 +16,7 @@ Elements: TypeAlias = Sequence[Any]
 """Elements in row-major order; None stands for a missing value.
 
 JSON numbers are not rounded to the width that a floating datatype names: a raw value that is an integer beyond 2^24
-must reach the encoders whole, as it did when the data set was prepared.
+must reach the workflow whole, as it did when the data set was prepared.
 """
 
 INTEGER_BITS: Mapping[str, tuple[bool, int]] = {

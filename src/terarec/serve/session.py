@@ -1,4 +1,4 @@
-"""The engine of serving: a trained model and its encoders, from raw values to probabilities. Knows no transport."""
+"""The engine of serving: a trained model and its workflow, from raw values to probabilities. Knows no transport."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from terarec.batch import Batch, Jagged
-from terarec.etl.encoded_records import EncodedRecords
-from terarec.etl.encoders import Encoders
-from terarec.etl.raw_columns import RawValues
-from terarec.etl.workflow import Workflow
+from terarec.etl.workflow import EncodedRecords, RawValues, Workflow, workflow_of
 from terarec.models.artifact import DATASET_DIRECTORY, load_model
-from terarec.serve.inputs import input_columns, load_encoding
+from terarec.serve.inputs import input_columns
 from terarec.spec import DatasetSpec, RunSpec
 
 
@@ -34,20 +31,20 @@ class InferenceSession:
         >>> session.predict({"I1": [3, None], ..., "C26": ["a9d771cd", ""]})  # float32[2, 1]
     """
 
-    def __init__(
-        self, model: nn.Module, encoders: Encoders | Workflow, run: RunSpec, dataset: DatasetSpec, *, step: int
-    ) -> None:
+    def __init__(self, model: nn.Module, workflow: Workflow, run: RunSpec, dataset: DatasetSpec, *, step: int) -> None:
         self._model = model.eval()
-        self._encoders = encoders
+        self._workflow = workflow
         self._features = tuple(column.name for column in dataset.categorical)
+        made = [column.name for column in workflow.dataset_spec().categorical]
+        self._places = [made.index(name) for name in self._features]  # a workflow gives keys after ids
         self.run = run
         self.step = step
-        self.inputs = input_columns(encoders)
+        self.inputs = input_columns(workflow)
         self.labels = tuple(column.name for column in dataset.labels)
 
     @classmethod
     def open(cls, run_dir: Path) -> InferenceSession:
-        """Load the newest whole checkpoint of a run, and its encoders.
+        """Load the newest whole checkpoint of a run, and its workflow.
 
         Raises:
             DataNotFoundError: `run_dir` is no run, or holds no whole checkpoint.
@@ -55,23 +52,23 @@ class InferenceSession:
             StorageError: not enough memory for the tables.
         """
         model, run, dataset, step = load_model(run_dir)
-        return cls(model, load_encoding(run_dir / DATASET_DIRECTORY), run, dataset, step=step)
+        return cls(model, workflow_of(run_dir / DATASET_DIRECTORY), run, dataset, step=step)
 
     def predict(self, columns: Mapping[str, RawValues]) -> npt.NDArray[np.float32]:
         """Score B records.
 
         Args:
-            columns: each of `inputs` by name -> its B raw values, or lists of them where hotness > 1, encoded here as
-                they were for training; None, null or "" is missing.
+            columns: each of `inputs` by name -> its B raw values, or lists of them where hotness is not 1, encoded here
+                as they were for training; None, null or "" is missing.
 
         Returns:
             float32[B, L]: the probability of each label.
 
         Raises:
             ConfigError: a column that is missing, unknown or of another length than the first, or a value that
-                its encoder cannot read, with its column and row.
+                the workflow cannot read, with its column and row.
         """
-        batch = self._batch(self._encoders.encode(columns))
+        batch = self._batch(self._workflow.encode(columns))
         half = self.run.training.precision == "bf16"
         with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
             logits: Tensor = self._model(batch)
@@ -82,7 +79,7 @@ class InferenceSession:
         """`records` as the model reads a batch; labels, which no model looks at, are zeros."""
         num_records = len(records.dense)
         keys, lengths = [np.zeros(0, dtype=np.int64)], [np.zeros(1, dtype=np.int64)]
-        for column in records.keys:
+        for column in (records.keys[place] for place in self._places):
             keys.append(column[0] if isinstance(column, tuple) else column)
             lengths.append(np.diff(column[1]) if isinstance(column, tuple) else np.ones(num_records, dtype=np.int64))
         return Batch(

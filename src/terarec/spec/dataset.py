@@ -8,15 +8,18 @@ from typing import Literal
 
 from terarec.errors import ConfigError
 from terarec.spec import checks
-from terarec.spec.encoder import CategoricalEncoder, DenseEncoder
+
+MISSING_ID = 0
+"""Id of a missing value in every column whose ids a workflow made."""
+MISSING_KEY = -(2**63)
+"""Key of a missing value in a column whose keys are the raw integers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelColumn:
-    """A target. Stored as float32. ``positives`` are the raw values that mean 1; none takes the number as it is."""
+    """A target. Stored as float32."""
 
     name: str
-    positives: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         checks.name(self)
@@ -24,19 +27,12 @@ class LabelColumn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseColumn:
-    """A number per sample. Stored as float32, already encoded. ``source`` is as for `CategoricalColumn`."""
+    """A number per sample. Stored as float32, as the model takes it."""
 
     name: str
-    encoder: DenseEncoder | None = None
-    source: str | None = None
 
     def __post_init__(self) -> None:
         checks.name(self)
-
-    @property
-    def raw_name(self) -> str:
-        """The raw column that the encoder reads."""
-        return self.source or self.name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,28 +43,17 @@ class CategoricalColumn:
         rows: number of distinct ids, reserved ones included: the rows that a static table for it needs. None: keys are
             the raw integers, any int64, for dynamic tables; a missing one is the lowest int64.
         hotness: 1 for one key a sample (a scalar column); more for a list column of at most so many keys.
-        source: the raw column that the encoder reads; None for the one of this column's name. Several columns may
-            be made from one raw column, such as an age as a number and the age's interval.
     """
 
     name: str
     rows: int | None = None
     hotness: int = 1
-    encoder: CategoricalEncoder | None = None
-    source: str | None = None
 
     def __post_init__(self) -> None:
         checks.name(self)
         if self.rows is not None:
             checks.positive_int(self, "rows")
-        elif self.encoder is not None:
-            checks.fail(self, "rows", f"the number of ids that its {self.encoder.kind!r} encoder gives")
         checks.positive_int(self, "hotness")
-
-    @property
-    def raw_name(self) -> str:
-        """The raw column that the encoder reads."""
-        return self.source or self.name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,8 +76,8 @@ class DatasetSpec:
         storage: "parquet" (one column a file column) or "raw" (fixed-width records, see docs/formats.md).
         splits: split name ("train", "valid", "test") -> its shards, in sample order.
         best_auc: the AUC of the model that generated the labels, for synthetic data.
-        workflow: directory of the feature workflow that made the columns, relative to dataset.json; they have no
-            encoders then.
+        workflow: directory of the feature workflow that made the columns, relative to dataset.json. None: raw values
+            are what the columns hold.
     """
 
     name: str
@@ -107,7 +92,8 @@ class DatasetSpec:
     def __post_init__(self) -> None:
         checks.name(self)
         checks.one_of(self, "storage", ("parquet", "raw"))
-        self._check_workflow()
+        if self.workflow is not None:
+            checks.inner_path(self, "workflow")
         checks.distinct(self, "columns", self.column_names)
         if self.best_auc is not None:
             checks.finite_float(self, "best_auc", low=0.0, high=1.0)
@@ -115,14 +101,6 @@ class DatasetSpec:
             checks.refuse(self, "labels", "got no column, expected at least one")
         if not self.dense and not self.categorical:
             checks.refuse(self, "", "got neither dense nor categorical columns, expected at least one")
-
-    def _check_workflow(self) -> None:
-        if self.workflow is not None:
-            checks.inner_path(self, "workflow")
-            columns: tuple[DenseColumn | CategoricalColumn, ...] = (*self.dense, *self.categorical)
-            for column in columns:
-                if column.encoder is not None or column.source is not None:
-                    checks.refuse(self, "workflow", f"column {column.name!r} has an encoder or a source, expected none")
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -132,16 +110,6 @@ class DatasetSpec:
             *(column.name for column in self.dense),
             *(column.name for column in self.categorical),
         )
-
-    @property
-    def raw_names(self) -> tuple[str, ...]:
-        """The distinct raw columns that dense and categorical columns are made from: what a served record holds.
-
-        Of a data set that a workflow made it is the workflow that knows them.
-        """
-        dense = (column.raw_name for column in self.dense)
-        categorical = (column.raw_name for column in self.categorical)
-        return tuple(dict.fromkeys((*dense, *categorical)))
 
     def shards(self, split: str) -> tuple[ShardSpec, ...]:
         """The shards of `split`; raises `ConfigError` naming the splits that exist."""

@@ -88,7 +88,7 @@ class Run:
 
         Raises:
             ConfigError: the directory holds a run and `resume` is false, or something that is no run; another training
-                runs there; or the run to resume was described otherwise, or had other columns or encoders.
+                runs there; or the run to resume was described otherwise, or had other columns or another workflow.
             FormatError: the data set or a checkpoint is damaged.
             StorageError: memory or disk is full; earlier checkpoints are whole.
             TrainingError: the loss is NaN or infinite; the last checkpoint stays.

@@ -13,7 +13,7 @@ from typing import Any
 from terarec.checkpoint import whole
 from terarec.config import load_run, save_run
 from terarec.errors import ConfigError, DataNotFoundError
-from terarec.formats import AtomicFile, encoding_files, read_dataset, write_dataset
+from terarec.formats import AtomicFile, read_dataset, workflow_files, write_dataset
 from terarec.formats.atomic import PARTIAL_SUFFIX
 from terarec.models.artifact import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
 from terarec.spec import DatasetSpec, RunSpec, to_data
@@ -95,7 +95,7 @@ class RunDirectory:
 
         That is so if there are checkpoints and `resume` is false, if `spec` differs from the run to resume in anything
         but how long to go on, how often to save and score, and how many threads to use, or if `dataset`, that of
-        `spec`, has other columns or encoders.
+        `spec`, has other columns or another workflow.
         """
         if not self.has_checkpoint:
             return
@@ -111,7 +111,7 @@ class RunDirectory:
 
     def begin(self, spec: RunSpec, dataset: DatasetSpec) -> None:
         """Write ``run.json`` and the description of the data, as serving needs it: columns and what encodes them."""
-        for file in encoding_files(dataset, Path(spec.data)):
+        for file in workflow_files(dataset, Path(spec.data)):
             _copy(Path(spec.data) / file, self.dataset / file)
         write_dataset(dataclasses.replace(dataset, splits={}), self.dataset)
         save_run(spec, self.run_file)

@@ -23,6 +23,7 @@ from terarec.etl.drift import (
     write_drift_report,
 )
 from terarec.etl.drift.measures import jensen_shannon_distance, stability_index
+from terarec.formats import read_dataset, write_dataset
 from tests.etl.column_values import values_of
 from tests.etl.drift.data_sets import fitted, rows, write
 
@@ -141,6 +142,17 @@ def test_raw_logs_are_what_the_references_workflow_makes_of_them(directories, tm
         assert (own.name, own.missing, own.rare, own.new) == (other.name, other.missing, other.rare, other.new)
         assert own.stability_index == other.stability_index
         assert own.bins.current.tolist() == other.bins.current.tolist()
+
+
+def test_ids_of_data_without_a_workflow_stand_for_themselves(directories, tmp_path):
+    spec = replace(read_dataset(directories["same"]), workflow=None)
+    (tmp_path / "train").symlink_to(directories["same"] / "train")
+    write_dataset(replace(spec, splits={}), tmp_path)
+    raw = summarize_raw([tmp_path / "train" / "part-00000.parquet"], tmp_path)
+    cities = raw.categories["city"]
+    assert (cities.total, cities.missing, cities.rare) == (3000, 0, 0)
+    assert set(cities.values.to_pylist()) <= {str(number) for number in range(spec.categorical[0].rows)}
+    assert raw.numbers["price"].total == 3000
 
 
 def test_data_without_a_common_column_are_refused(directories):

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from terarec.etl.operators.categorify import CategorifyCode, Vocabularies
 from terarec.etl.values.value_ids import ValueIds
-from terarec.etl.vocabulary import Vocabulary
-from terarec.etl.workflow import Workflow
-from terarec.spec import MISSING_ID, MISSING_KEY, CategoricalColumn, DatasetSpec, Rename, VocabularyEncoder
+from terarec.etl.workflow import IdValues, Workflow, workflow_of
+from terarec.spec import MISSING_ID, MISSING_KEY, CategoricalColumn, DatasetSpec, Rename
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +21,18 @@ class IdNames:
     """The ids of one column.
 
     Attributes:
-        missing: the id, or key, of a missing value.
+        missing: the id, or key, of a missing value; None where none can be missing.
         rare_ids: how many ids, from 1 on, rare and unseen values share.
         values: what the ids behind these stand for; None: an id stands for itself.
     """
 
-    missing: int = MISSING_ID
+    missing: int | None = MISSING_ID
     rare_ids: int = 0
     values: pa.Array | None = None
 
     def are_missing(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of the ids mean a missing value, bool[n]."""
-        return np.asarray(ids == self.missing)
+        return np.zeros(len(ids), dtype=np.bool_) if self.missing is None else np.asarray(ids == self.missing)
 
     def are_rare(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of the ids are those of rare and unseen values, bool[n]."""
@@ -55,8 +54,9 @@ def id_names(directory: Path, spec: DatasetSpec) -> dict[str, IdNames]:
     Raises:
         FormatError: the workflow or a vocabulary is damaged.
     """
-    learnt = {} if spec.workflow is None else vocabularies(Workflow.load(directory / spec.workflow))
-    return {column.name: _names_of(directory, column, learnt) for column in spec.categorical}
+    workflow = workflow_of(directory)
+    learnt = vocabularies(workflow)
+    return {column.name: _names_of(column, workflow, learnt) for column in spec.categorical}
 
 
 def vocabularies(workflow: Workflow) -> Mapping[str, ValueIds]:
@@ -76,13 +76,10 @@ def vocabularies(workflow: Workflow) -> Mapping[str, ValueIds]:
     return found
 
 
-def _names_of(directory: Path, column: CategoricalColumn, learnt: Mapping[str, ValueIds]) -> IdNames:
+def _names_of(column: CategoricalColumn, workflow: Workflow, learnt: Mapping[str, ValueIds]) -> IdNames:
     if column.rows is None:
         return IdNames(missing=MISSING_KEY)
-    if column.name in learnt:
-        ids = learnt[column.name]
-        return IdNames(rare_ids=ids.hash_buckets, values=ids.values)
-    if isinstance(column.encoder, VocabularyEncoder):
-        vocabulary = Vocabulary.load(directory / column.encoder.file, column.encoder.value_type)
-        return IdNames(rare_ids=1, values=vocabulary.values)
-    return IdNames()
+    if column.name not in learnt:
+        return IdNames() if IdValues(workflow, column.name).num_reserved else IdNames(missing=None)
+    ids = learnt[column.name]
+    return IdNames(rare_ids=ids.hash_buckets, values=ids.values)

@@ -9,8 +9,8 @@ from terarec.errors import ConfigError
 from terarec.etl.drift.id_names import id_names
 from terarec.etl.drift.summary import DataSummary, summarize
 from terarec.etl.source import Source, open_source
-from terarec.etl.workflow import Workflow
-from terarec.formats import ColumnBlock, read_dataset
+from terarec.etl.workflow import Workflow, workflow_of
+from terarec.formats import ColumnBlock
 
 
 def summarize_raw(files: Sequence[str | Path], reference: Path) -> DataSummary:
@@ -23,21 +23,19 @@ def summarize_raw(files: Sequence[str | Path], reference: Path) -> DataSummary:
         reference: a data set that a workflow made.
 
     Raises:
-        ConfigError: `reference` was made without a workflow, or by one whose steps look at other rows.
+        ConfigError: the steps of `reference` look at other rows.
         DataNotFoundError: a file that is not there.
         FormatError: bad input, with its file and line.
     """
-    spec = read_dataset(reference)
-    if spec.workflow is None:
-        raise ConfigError(f"{reference}: was made without a workflow, expected one that can encode raw logs")
-    workflow = Workflow.load(reference / spec.workflow)
+    workflow = workflow_of(reference)
     if workflow.plan.grouped_steps:
         steps = ", ".join(type(workflow.spec.steps[step]).__name__ for step in workflow.plan.grouped_steps)
         raise ConfigError(f"{reference}: its workflow looks at other rows ({steps}), expected the logs as a data set")
     source = open_source(workflow.spec.source, files)
-    names = id_names(reference, spec)
+    dataset = workflow.dataset_spec()
+    names = id_names(reference, dataset)
     name = ", ".join(str(path).rstrip("/").rpartition("/")[2] for path in files)
-    return summarize(name, workflow.dataset_spec(), _blocks(workflow, source), names)
+    return summarize(name, dataset, _blocks(workflow, source), names)
 
 
 def _blocks(workflow: Workflow, source: Source) -> Iterator[ColumnBlock]:

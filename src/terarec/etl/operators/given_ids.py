@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.errors import FormatError
-from terarec.etl.columns import Block, Column, ColumnType
+from terarec.etl.columns import Block, Column, ColumnType, RowFaultError
 from terarec.etl.operators.contract import ColumnTypes, State
 from terarec.etl.operators.step_code import StepCode
 from terarec.etl.operators.values import refused
@@ -58,7 +57,7 @@ class GivenIdsCode(StepCode[GivenIds]):
         if long.size:
             row = int(long[0])
             length = int(offsets[row + 1] - offsets[row])
-            raise FormatError(f"column {name!r}, row {block.rows[row]}: got a list of {length}, {accepted_list(most)}")
+            raise RowFaultError(name, int(block.rows[row]), f"got a list of {length}, {accepted_list(most)}")
 
     def list_lookup(self, name: str, state: State | None) -> Callable[[list[Any]], NDArray[np.int64]] | None:
         """Python integers as they are; none for keys, which are no ids."""

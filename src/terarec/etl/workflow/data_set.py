@@ -46,7 +46,7 @@ def data_set(plan: Plan, states: Mapping[int, State], storage: Literal["parquet"
     return DatasetSpec(
         name=spec.name,
         storage=storage,
-        labels=tuple(LabelColumn(name=label.name, positives=label.positives) for label in spec.labels),
+        labels=tuple(LabelColumn(name=label.name) for label in spec.labels),
         dense=tuple(DenseColumn(name=name) for name in spec.dense if name not in dropped),
         categorical=(
             *(categorical(name, rows[name]) for name in spec.categorical if name not in dropped),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.etl.operators import State
 from terarec.etl.operators.bucketize import BucketizeCode
 from terarec.etl.operators.categorify import CategorifyCode, Vocabularies
 from terarec.etl.workflow.plan import Plan
+from terarec.etl.workflow.workflow import Workflow
 from terarec.spec import MISSING_ID, Categorify, Explode, GivenIds, History, ListSlice, Pad, Rename
 
 MISSING, RARE = "(missing)", "(rare or unseen)"
@@ -25,12 +25,12 @@ class IdValues:
             unseen ones; 0 where ids have no such order.
 
     Args:
-        plan: of the workflow.
-        states: what its steps learnt.
+        workflow: a fitted one.
         name: a column after the last step.
     """
 
-    def __init__(self, plan: Plan, states: Mapping[int, State], name: str) -> None:
+    def __init__(self, workflow: Workflow, name: str) -> None:
+        plan, states = workflow.plan, workflow.states
         step, self._input = _making_step(plan, name)
         self._code = None if step is None else plan.codes[step]
         self._state = None if step is None else states.get(step)

@@ -13,12 +13,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.etl.columns import Column, ColumnType
-from terarec.etl.dense_encoding import read_numbers
-from terarec.etl.raw_columns import RawColumn, RawValues
+from terarec.etl.workflow.raw_column import RawColumn, RawValues
+from terarec.kernels.cpu.encoding import numbers_of_list
+from terarec.kernels.encoding_types import RefusedValueError
 from terarec.spec import SourceColumn
 
 _HEX = re.compile(r"[0-9a-fA-F]{1,8}", re.ASCII)
 _ACCEPTED = {
+    "number": "a finite number, or nothing where it is missing",
     "hex32": "up to 8 hexadecimal digits as text, or nothing where it is missing",
     "text": "text, or nothing where it is missing",
     "integer": "a 64-bit integer, or nothing where it is missing",
@@ -42,21 +44,37 @@ def read_column(name: str, values: RawValues, found: ColumnType, source: SourceC
     raw = RawColumn(name, values)
     if not found.is_list:
         return _read(raw, found.kind, source)
-    if separator is not None and isinstance(raw.values, list):
-        cut = [_cut(value, separator) if isinstance(value, str) else value for value in raw.values]
-        raw = RawColumn(name, cut)
+    if separator is not None:
+        raw = _cut_texts(raw, separator)
     flat, offsets = raw.flatten(found.max_length)
     column = _read(flat, found.kind, source)
     return Column(column.type, column.values, column.missing, offsets)
+
+
+def _cut_texts(raw: RawColumn, separator: str) -> RawColumn:
+    """`raw` with lists in the place of texts between whose values a separator stands."""
+    values: Any = raw.values
+    if isinstance(values, list):
+        cut = [_cut(value, separator) if isinstance(value, str) else value for value in values]
+    elif isinstance(values, pa.Array) and _is_text(values.type):
+        there = pc.if_else(pc.equal(values, ""), pa.scalar(None, values.type), values)
+        cut = pc.split_pattern(there, separator)
+    else:
+        return raw
+    return RawColumn(raw.name, cut)
 
 
 def _cut(text: str, separator: str) -> list[str]:
     return text.split(separator) if text else []
 
 
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
 def _read(raw: RawColumn, kind: str, source: SourceColumn | None) -> Column:
     if kind == "number":
-        return Column("number", read_numbers(raw))
+        return Column("number", _numbers(raw))
     if kind == "text":
         return Column("text", _texts(raw))
     if kind == "hex32":
@@ -67,6 +85,25 @@ def _read(raw: RawColumn, kind: str, source: SourceColumn | None) -> Column:
     if isinstance(raw.values, list):
         return _read_each(raw, "integer", _integer, _ACCEPTED["integer"], np.int64)
     return _integers(raw)
+
+
+def _numbers(raw: RawColumn) -> NDArray[np.float64]:
+    """float64[n], NaN where missing."""
+    values = raw.values
+    if isinstance(values, list):
+        try:
+            return numbers_of_list(values)
+        except RefusedValueError as error:
+            raise raw.refused(error.row, _ACCEPTED["number"]) from None
+    if isinstance(values, pa.Array):
+        if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
+            raise raw.mistyped(_ACCEPTED["number"])
+        values = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    numbers: NDArray[np.float64] = np.ascontiguousarray(values, dtype=np.float64)
+    infinite = np.isinf(numbers)
+    if infinite.any():
+        raise raw.refused(int(np.argmax(infinite)), _ACCEPTED["number"])
+    return numbers
 
 
 def _read_each(raw: RawColumn, kind: Any, read: Callable[[Any], int], accepted: str, dtype: Any) -> Column:
@@ -133,10 +170,7 @@ def _texts(raw: RawColumn) -> Any:
             if value is not None and not (isinstance(value, str) and (value.isascii() or _is_utf8(value))):
                 raise raw.refused(row, _ACCEPTED["text"])
         return values
-    kind = getattr(values, "type", None)
-    if kind is None or not (
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    ):
+    if not isinstance(values, pa.Array) or not _is_text(values.type):
         raise raw.mistyped(_ACCEPTED["text"])
     return pc.cast(values, pa.large_string())
 

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import Block, ColumnType
-from terarec.etl.encoded_records import EncodedRecords
 from terarec.etl.operators import State
-from terarec.etl.raw_columns import RawValues
 from terarec.etl.workflow.data_set import data_set, dense_values, keys_of
+from terarec.etl.workflow.encoded_records import EncodedRecords
 from terarec.etl.workflow.execution import state_of
 from terarec.etl.workflow.fast_records import lookups, number_groups
 from terarec.etl.workflow.plan import Plan
+from terarec.etl.workflow.raw_column import RawValues
 from terarec.etl.workflow.raw_values import read_column
 from terarec.etl.workflow.serving import ServingPlan, serving_plan
 from terarec.formats import Keys
@@ -92,8 +92,9 @@ class RecordEncoder:
         (num_records,) = sizes
         dense = np.empty((len(self._dense), num_records), dtype=np.float32)
         try:
-            for group in self._groups:
-                dense[group.at] = group.numbers(columns, num_records)
+            with np.errstate(over="ignore"):  # an infinite number is told below
+                for group in self._groups:
+                    dense[group.at] = group.numbers(columns, num_records)
             found: dict[int, Keys] = {place: find(columns[name]) for place, name, find in self._lookups}
         except RefusedValueError:
             return None

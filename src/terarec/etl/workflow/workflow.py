@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import Block, ColumnType
-from terarec.etl.encoded_records import EncodedRecords
 from terarec.etl.operators import State
-from terarec.etl.raw_columns import RawValues
 from terarec.etl.workflow.data_set import column_block, data_set
+from terarec.etl.workflow.encoded_records import EncodedRecords
 from terarec.etl.workflow.execution import state_of
 from terarec.etl.workflow.plan import Plan, plan
+from terarec.etl.workflow.raw_column import RawValues
 from terarec.etl.workflow.records import RecordEncoder
 from terarec.etl.workflow.saved import load_states, read_workflow, save_states, write_workflow
 from terarec.formats import ColumnBlock
