@@ -8,7 +8,6 @@ import pytest
 from terarec.errors import ConfigError
 from terarec.spec import (
     AdamSpec,
-    BucketizeEncoder,
     CategoricalColumn,
     DatasetSpec,
     DenseColumn,
@@ -17,17 +16,14 @@ from terarec.spec import (
     FieldError,
     FTRLSpec,
     LabelColumn,
-    LogShiftEncoder,
     MomentumSpec,
     RowOptions,
     RunSpec,
     ServingSpec,
     SGDSpec,
     ShardSpec,
-    StandardizeEncoder,
     TableSpec,
     TrainingSpec,
-    VocabularyEncoder,
     WideDeepSpec,
 )
 
@@ -74,14 +70,6 @@ REFUSED = [
     (ShardSpec, {"file": "a/../../x", "rows": 1}, "ShardSpec.file: got"),
     (ShardSpec, {"file": "", "rows": 1}, "ShardSpec.file: got ''"),
     (ShardSpec, {"file": "a", "rows": -1}, "ShardSpec.rows: got -1, expected an integer >= 0"),
-    (VocabularyEncoder, {"file": "../x"}, "VocabularyEncoder.file: got '../x', expected a relative path"),
-    (VocabularyEncoder, {"file": "v", "value_type": "hex"}, "VocabularyEncoder.value_type: got 'hex'"),
-    (VocabularyEncoder, {"file": "v", "min_count": 0}, "VocabularyEncoder.min_count: got 0"),
-    (BucketizeEncoder, {"boundaries": ()}, r"BucketizeEncoder.boundaries: got \[\], expected rising numbers"),
-    (BucketizeEncoder, {"boundaries": (1.0, 1.0)}, "BucketizeEncoder.boundaries"),
-    (BucketizeEncoder, {"boundaries": (math.nan,)}, "BucketizeEncoder.boundaries"),
-    (LogShiftEncoder, {"shift": math.inf}, "LogShiftEncoder.shift: got inf"),
-    (StandardizeEncoder, {"mean": 0.0, "deviation": 0.0}, "StandardizeEncoder.deviation: got 0.0"),
     (
         DLRMSpec,
         {"width": 8},
@@ -117,6 +105,7 @@ REFUSED = [
     ),
     (DatasetSpec, {**DATASET, "dense": (DenseColumn(name="C1"),)}, "DatasetSpec.columns: the name 'C1' occurs twice"),
     (DatasetSpec, {**DATASET, "best_auc": math.nan}, "DatasetSpec.best_auc: got nan"),
+    (DatasetSpec, {**DATASET, "workflow": "../x"}, "DatasetSpec.workflow: got '../x', expected a relative path"),
     (DatasetSpec, {**DATASET, "storage": "csv"}, "DatasetSpec.storage: got 'csv', expected one of 'parquet', 'raw'"),
 ]
 

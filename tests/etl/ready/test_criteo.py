@@ -163,5 +163,5 @@ def test_the_vocabularies_lead_back_to_the_raw_values(tmp_path: Path) -> None:
     prepare([write(tmp_path / "log", lines)], tmp_path / "out", min_count=1)
     keys = read_split(tmp_path / "out", "train").keys[25]
     fitted = Workflow.load(tmp_path / "out" / "workflow")
-    values = IdValues(fitted.plan, fitted.states, "C26").values(keys)
+    values = IdValues(fitted, "C26").values(keys)
     assert values == [text.split("\t")[39] or MISSING for text in lines]

@@ -15,7 +15,7 @@ class EncodedRecords:
     """B records as a model takes them.
 
     Attributes:
-        dense: float32[B, F], the data set's dense columns.
+        dense: float32[B, F], the data set's dense columns, row after row in memory: models round by the layout.
         keys: per categorical column int64[B], or (keys int64[N], offsets int64[B + 1]) where hotness > 1.
     """
 
