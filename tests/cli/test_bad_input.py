@@ -1,5 +1,6 @@
 """Whatever is wrong with the input: one line, a code, no traceback, and nothing half-written."""
 
+import gzip
 import json
 import shutil
 from collections.abc import Callable
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Workshop, figures, refused
+from tests.cli.conftest import Workshop, figures, refused, terarec
 
 LINE = "1\t" + "\t".join(["5"] * 13) + "\t" + "\t".join(["0a1b2c3d"] * 26)
 
@@ -35,6 +36,40 @@ def test_a_wrong_line_is_told_with_its_number(tmp_path: Path, bad: str, expected
     assert f"{path}" in message
     assert "line 3" in message
     assert [entry.name for entry in tmp_path.iterdir()] == ["day_0.tsv"]
+
+
+HEADER = b"userId,movieId,rating,timestamp\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "the file is empty, expected at least one row"),
+        (HEADER, "the file is empty, expected at least one row"),
+        (b"\n" + HEADER, "line 1 is empty, expected the names of columns"),
+        (HEADER + b"1,2\x00,3,4\n", "line 2, column 'movieId': got '2\\x00', expected an integer"),
+        ((HEADER + b"1,2,3,4\n").replace(b"\n", b"\r"), "has no column 'timestamp'"),
+        ((HEADER + b"1,2,3,4\n").decode().encode("utf-16"), "line 1: byte 0 is not UTF-8"),
+        (gzip.compress(HEADER + b"1,2,3,4\n")[:-9], "not a whole gzip file"),
+        (
+            HEADER + b"9" * 3_000_000,
+            "line 2: got '9999999999999999999999999999999999999...', expected a line of at most",
+        ),
+    ],
+)
+def test_a_file_that_is_none_of_the_workflow_is_told(tmp_path: Path, content: bytes, expected: str) -> None:
+    path, movies = tmp_path / "ratings.csv", tmp_path / "movies.csv"
+    path.write_bytes(content)
+    movies.write_bytes(b"movieId,title,genres\n2,Film,Drama\n")
+    prepare = ["prepare", "movielens", path, "--out", tmp_path / "data", "--table", f"movies={movies}"]
+    ended = terarec(*prepare)
+    told = [line for line in ended.err.splitlines() if line.startswith("terarec: ")]
+    assert ended.code in (1, 2)
+    assert len(told) == 1
+    assert told[0].startswith(f"terarec: error: {path}: ")
+    assert expected in told[0]
+    assert len(told[0]) < 500
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["movies.csv", "ratings.csv"]
 
 
 def test_missing_raw_files(tmp_path: Path) -> None:
