@@ -160,6 +160,57 @@ def every_operator() -> WorkflowSpec:
     )
 
 
+def one_of_each() -> WorkflowSpec:
+    """All operators but `Explode`, each for as few columns as there can be, fitted in one phase."""
+    figures = ("user_price_mean", "user_price_std")
+    return WorkflowSpec(
+        name="shop",
+        source=SOURCE,
+        tables={"users": USERS},
+        steps=(
+            KeepRows(column="stock", at_least=0.0),
+            SplitText(columns=("place",), separator=":", outputs=("town", "street"), types=("text", "integer")),
+            GivenIds(columns=("shown",), outputs=("shown_id",), rows=(6,), max_length=3),
+            Cross(columns=("town", "street"), output="where"),
+            HashBucket(columns=("tags",), outputs=("tag_hash",), buckets=17, seed=7),
+            History(columns=("item",), outputs=("items",), group="user", order="time", max_length=3),
+            DifferenceLag(columns=("price",), outputs=("price_step",), group="user", order="time"),
+            LambdaOp(
+                columns=("price", "stock"),
+                outputs=("worth",),
+                function="tests.etl.spark.functions:worth",
+                output_type="number",
+                spark_function="tests.etl.spark.functions:spark_worth",
+            ),
+            FillMissing(columns=("price", "worth"), value=1.5, indicator=True),
+            Normalize(columns=("price",), outputs=("normal",)),
+            NormalizeMinMax(columns=("price",), outputs=("price_share",)),
+            FillMissing(columns=("price_step",), median=True),
+            Bucketize(columns=("stock",), outputs=("stock_bucket",), intervals=4),
+            Bucketize(columns=("price",), outputs=("price_bucket",), boundaries=(0.0, 1.5, 50.0)),
+            LogOp(columns=("stock",), shift=None),
+            Clip(columns=("worth",), low=-100.0, high=100.0),
+            ListSlice(columns=("tag_hash",), start=-3),
+            Pad(columns=("tag_hash",), length=4, value=0),
+            Categorify(columns=("where", "item", "items"), min_count=2, hash_buckets=3),
+            JoinGroupby(columns=("user",), values=("price",), statistics=("count", "mean", "std")),
+            TargetEncoding(columns=("user",), outputs=("user_rate",), target="bought"),
+            DropLowCardinality(columns=("price_bucket",)),
+            JoinTable(table="users", on="user", columns=("age",)),
+            FillMissing(columns=("age", *figures), value=-1.0),
+            Rename(names={"normal": "price_normal"}),
+        ),
+        split=SplitByHash(valid=0.2, test=0.1),
+        labels=(LabelSpec(name="label", column="bought"),),
+        dense=(
+            *("price", "price_missing", "worth", "price_normal", "price_share", "price_step", "stock", "age"),
+            *("user_rate", "user_count", *figures),
+        ),
+        categorical=("shown_id", "tag_hash", "stock_bucket", "price_bucket", "where", "item", "items"),
+        keys=("time",),
+    )
+
+
 def exploded(split: object) -> WorkflowSpec:
     """A row for each item shown."""
     return WorkflowSpec(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,20 +16,25 @@ from terarec.etl.engine import PrepareOptions, prepare
 from terarec.etl.workflow import Workflow
 from terarec.spec import (
     Categorify,
+    Explode,
     FillMissing,
     GivenIds,
     LabelSpec,
     LambdaOp,
     ListSlice,
     LogOp,
+    Operator,
     SourceColumn,
     SourceSpec,
     SplitByTime,
     WorkflowSpec,
 )
+from tests.cli.conftest import figures
+from tests.etl.engine.contents import contents
+from tests.etl.engine.logs import shop_files, shop_workflow
 from tests.etl.spark.comparing import assert_same
 from tests.etl.spark.conftest import on_spark
-from tests.etl.spark.shop import every_operator, exploded, write_log, write_users
+from tests.etl.spark.shop import every_operator, exploded, one_of_each, write_log, write_users
 
 pytestmark = pytest.mark.usefixtures("spark")
 
@@ -46,10 +50,17 @@ def both(spec: WorkflowSpec, paths: list[Path], directory: Path, **options: Any)
     return reports
 
 
-def test_every_operator_gives_the_same_data_set_and_states(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "workflow", [one_of_each, pytest.param(every_operator, marks=pytest.mark.slow)], ids=lambda made: made.__name__
+)
+def test_every_operator_gives_the_same_data_set_and_states(
+    tmp_path: Path, workflow: Callable[[], WorkflowSpec]
+) -> None:
+    spec = workflow()
+    assert {type(step) for step in spec.steps} == set(get_args(Operator)) - {Explode}
     paths = write_log(tmp_path)
     tables = {"users": (str(write_users(tmp_path / "users.tsv")),)}
-    ours, theirs = both(every_operator(), paths, tmp_path, tables=tables, shuffle=True, seed=3, rows_per_shard=100)
+    ours, theirs = both(spec, paths, tmp_path, tables=tables, shuffle=True, seed=3, rows_per_shard=100)
     for part in ("rows", "splits", "columns", "inputs", "tables", "input_bytes"):
         assert getattr(ours, part) == getattr(theirs, part)
     names = sorted(path.name for path in (tmp_path / "local" / "workflow" / "states").iterdir())
@@ -67,39 +78,19 @@ def test_exploded_rows_split_by_time_are_the_same(tmp_path: Path) -> None:
     both(exploded(SplitByTime(column="time", valid=0.2, test=0.1)), write_log(tmp_path, rows=150), tmp_path)
 
 
-@pytest.mark.parametrize("source_format", ["json_lines", "parquet"])
-def test_other_sources_are_read_alike(tmp_path: Path, source_format: str) -> None:
-    paths = [tmp_path / f"{part}.{source_format}" for part in "ab"]
-    for path in paths:
-        _write_rows(path, source_format, 40)
-    columns = (
-        SourceColumn(name="label", type="integer"),
-        SourceColumn(name="word", type="text"),
-        SourceColumn(name="code", type="hex32"),
-        SourceColumn(name="big", type="integer"),
-        SourceColumn(name="price", type="number"),
-        SourceColumn(name="items", type="integer", separator=" "),
-    )
-    spec = _small(SourceSpec(format=source_format, columns=columns), ("word", "code", "big", "items"))  # type: ignore[arg-type]
-    both(spec, paths, tmp_path)
-
-
-def _write_rows(path: Path, source_format: str, count: int) -> None:
-    table = pa.table(
-        {
-            "price": pa.array([None if row % 7 == 0 else row / 3 for row in range(count)]),
-            "label": pa.array([row % 2 for row in range(count)]),
-            "word": pa.array([None if row % 5 == 0 else f"ü{row % 3}" for row in range(count)]),
-            "code": pa.array([f"{row % 4:X}" for row in range(count)]),
-            "big": pa.array([2**63 - 1 - row % 2 for row in range(count)]),
-            "items": pa.array([list(range(row % 4)) for row in range(count)]),
-            "unused": pa.array([1.0] * count),
-        }
-    )
-    if source_format == "parquet":
-        pq.write_table(table, path, row_group_size=7)
-    else:
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in table.to_pylist()), "utf-8")
+def test_a_fitted_workflow_transforms_only(tmp_path: Path) -> None:
+    log = shop_files(tmp_path / "raw")
+    prepare(shop_workflow(), log[:1], tmp_path / "fitted", PrepareOptions())
+    settings = [
+        part for name, value in on_spark(PrepareOptions()).spark_conf.items() for part in ("--conf", f"{name}={value}")
+    ]
+    asked = ["--engine", "spark", "--master", "local[2]", "--shuffle", *settings]
+    told = figures("prepare", tmp_path / "fitted" / "workflow", log[1], "--out", tmp_path / "spark", *asked)
+    assert [phase["name"] for phase in told["phases"]] == ["rows", "write"]
+    fitted = Workflow.load(tmp_path / "fitted" / "workflow")
+    prepare(fitted, log[1:], tmp_path / "local", PrepareOptions(shuffle=True))
+    assert_same(tmp_path / "spark", tmp_path / "local")
+    assert contents(tmp_path / "spark" / "workflow") == contents(tmp_path / "fitted" / "workflow")
 
 
 def _small(source: SourceSpec, categories: tuple[str, ...]) -> WorkflowSpec:
@@ -136,18 +127,6 @@ g0,0,1.5,d
 3,99999999999999999999,7,\xff
 3,1, nan ,h
 """
-
-
-def test_bad_input_is_skipped_or_made_missing(tmp_path: Path) -> None:
-    path = tmp_path / "bad.csv"
-    path.write_bytes(BAD_LINES.replace(b",", b"::"))
-    spec = _small(dataclasses.replace(CSV, delimiter="::"), ("word", "code"))
-    ours, theirs = both(spec, [path], tmp_path / "skip", bad_input="skip")
-    assert ours.rows == theirs.rows == 2
-    assert ours.bad_input.counts == theirs.bad_input.counts
-    assert [line.split(":")[1] for line in ours.bad_input.first] == [
-        line.split(":")[1] for line in theirs.bad_input.first
-    ]
 
 
 def test_bad_input_is_told_with_file_and_line(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class DelimitedReader:
             text = stored if self._spec.encoding == "utf-8" else stored.decode(self._spec.encoding).encode()
             if names is None:
                 header, text = _first_line(text)
-                names = self._fields(file.path, header)
+                names = self.fields(file.path, header)
                 lines = 1
             num_lines, num_rows = count_rows(text)
             yield RawPart(file.path, lines, num_rows, read_bytes, (text, names), end)
@@ -105,7 +105,13 @@ class DelimitedReader:
         """About the bytes of the text in `file`."""
         return text_bytes(file)
 
-    def _fields(self, path: str, header: bytes) -> tuple[str | None, ...]:
+    def fields(self, path: str, header: bytes) -> tuple[str | None, ...]:
+        """The names of the fields by the header of the file at `path`; None for one that is no column.
+
+        Raises:
+            ConfigError: it lacks a column.
+            FormatError: not UTF-8, or a column twice.
+        """
         names = split_header(path, header, self._spec)
         if len(names) == 1 < len(self._columns):
             raise ConfigError(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from terarec.etl.columns import ColumnType
@@ -19,7 +19,17 @@ _NUMBER = r"^-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\z"
 _NAN = r"(?i)^-?nan\z"
 _INFINITE = r"(?i)^-?inf(inity)?\z"
 _HEX = r"^[0-9a-fA-F]{1,8}\z"
-_DIRECTIVES = {"Y": r"(\d{4})", **dict.fromkeys("mdHMSI", r"(\d{1,2})"), "p": "([AaPp][Mm])"}
+_DIRECTIVES = {
+    "Y": r"(\d{4})",
+    "m": r"(1[0-2]|0[1-9]|[1-9])",
+    "d": r"(3[01]|[12]\d|0[1-9]|[1-9])",
+    "H": r"(2[0-3]|[01]\d|\d)",
+    "I": r"(1[0-2]|0[1-9]|[1-9])",
+    "M": r"([0-5]\d|\d)",
+    "S": r"([0-5]\d|\d)",
+    "p": "([ap]m)",
+}
+"""What `datetime.strptime` reads, and `datetime` then holds."""
 _REPLACEMENT = "\ufffd"
 _SPACES = " \t\n\x0b\x0c\r"
 
@@ -33,54 +43,84 @@ class Field:
         type: of its values.
         values: the typed values, null where missing or bad.
         fault: text, the kind of the first fault, null where there is none.
-        text: what stands in the file, to be shown with a fault.
+        read_late: a written time: the local engine takes it as text first, and that it is no time comes after all else.
     """
 
     name: str
     type: ColumnType
     values: Column
     fault: Column
-    text: Column
+    read_late: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRows:
+    """Rows and what to read of them.
+
+    Attributes:
+        frame: the rows, with what the expressions of `fields` have in common computed once.
+        fields: the columns of the source.
+        kinds: of the faults of a row, an array.
+    """
+
+    frame: DataFrame
+    fields: Sequence[Field]
+    kinds: Column
 
 
 def read_fields(source: SourceSpec, texts: Sequence[Column], valid: Column) -> list[Field]:
     """The columns of `source`, each from the text of its field (null: missing); `valid`: see `field_of`."""
     types = source_types(source)
     return [
-        field_of(column, types[column.name], _raw(text, source, column), text, valid)
+        field_of(column, types[column.name], _raw(text, source, column), valid)
         for column, text in zip(source.columns, texts, strict=True)
     ]
 
 
-def field_of(column: SourceColumn, found: ColumnType, raw: Column, text: Column, valid: Column) -> Field:
+def field_of(column: SourceColumn, found: ColumnType, raw: Column, valid: Column) -> Field:
     """One column.
 
     Args:
         column: as the source has it.
         found: its type.
         raw: its text, or array of texts, in which what is missing is null.
-        text: what stands in the file.
         valid: whether the line is UTF-8. Cutting it into fields has put a replacement character for what is not.
     """
-    values = each(found, raw, lambda item: _typed(item, column, valid)).cast(spark_type(found))
+    return judged(
+        column, found, raw, lambda item: _typed(item, column, valid), lambda item: _fault(item, column, valid)
+    )
+
+
+def judged(
+    column: SourceColumn,
+    found: ColumnType,
+    raw: Column,
+    read: Callable[[Column], Column],
+    fault_of: Callable[[Column], Column],
+) -> Field:
+    """One column by what reads a value, and what tells the kind of its fault; a list with a bad item is empty."""
+    values = each(found, raw, read).cast(spark_type(found))
     if found.is_list:
-        faults = F.filter(F.transform(raw, lambda item: _fault(item, column, valid)), lambda kind: kind.isNotNull())
-        return Field(column.name, found, values, F.get(faults, F.lit(0)), text)
-    return Field(column.name, found, values, _fault(raw, column, valid), text)
+        faults = F.filter(F.transform(raw, fault_of), lambda kind: kind.isNotNull())
+        fault = F.when(F.array_contains(faults, "utf8"), "utf8").otherwise(F.get(faults, F.lit(0)))
+        values = F.when(fault.isNull(), values).otherwise(F.array().cast(spark_type(found)))
+    else:
+        fault = fault_of(raw)
+    return Field(column.name, found, values, fault, column.type == "time" and column.format is not None)
 
 
 def _raw(text: Column, source: SourceSpec, column: SourceColumn) -> Column:
     there = present(text, source)
     if column.separator is None:
         return there
-    items = F.transform(F.split(there, literally(column.separator), -1), lambda item: present(item, source))
+    items = F.split(there, literally(column.separator), -1)
+    items = F.transform(items, lambda item: present(F.btrim(item, F.lit(_SPACES)) if source.trim else item, source))
     return F.coalesce(items, F.array().cast("array<string>"))
 
 
 def present(text: Column, source: SourceSpec) -> Column:
     """`text`, null where it is missing."""
-    trimmed = F.btrim(text, F.lit(_SPACES)) if source.trim else text
-    return F.when(~trimmed.isin("", *source.missing), trimmed)
+    return F.when(~text.isin("", *source.missing), text)
 
 
 def _typed(text: Column, column: SourceColumn, valid: Column) -> Column:
@@ -93,8 +133,9 @@ def _typed(text: Column, column: SourceColumn, valid: Column) -> Column:
 
 def _fault(text: Column, column: SourceColumn, valid: Column) -> Column:
     """The kind of fault of one value, null where there is none."""
+    not_utf8 = F.when(~valid & text.contains(_REPLACEMENT), "utf8")
     if column.type == "text":
-        return F.when(~valid & text.contains(_REPLACEMENT), "utf8")
+        return not_utf8
     bad = text.isNotNull() & _typed(text, column, valid).isNull()
     if column.type == "number":
         infinite = text.rlike(_INFINITE) | text.rlike(_NUMBER)
@@ -102,7 +143,7 @@ def _fault(text: Column, column: SourceColumn, valid: Column) -> Column:
     if column.type == "hex32":
         return F.when(bad, "hex")
     if column.format is not None:
-        return F.when(bad, "time")
+        return F.coalesce(not_utf8, F.when(bad, "time"))
     return F.when(bad, F.when(text.rlike(_INTEGER), "integer_range").otherwise("integer"))
 
 
@@ -128,21 +169,26 @@ def seconds_of(text: Column, layout: str) -> Column:
     part = {name: F.regexp_extract(text, pattern, place + 1) for place, name in enumerate(names)}
     hour = part.get("H", part.get("I", F.lit("0"))).try_cast("int")
     if "I" in part:
-        hour = F.when(hour.between(1, 12), hour % 12)
+        hour = hour % 12
         if "p" in part:
             hour = hour + F.when(F.lower(part["p"]) == "pm", 12).otherwise(0)
     defaults = {"Y": "1900", "m": "1", "d": "1", "M": "0", "S": "0"}
     whole = {name: part.get(name, F.lit(value)).try_cast("int") for name, value in defaults.items()}
     day = F.try_make_timestamp(whole["Y"], whole["m"], whole["d"], hour, whole["M"], whole["S"].cast("decimal(16,6)"))
-    return F.when(text.rlike(pattern), F.unix_seconds(day.cast("timestamp")))
+    return F.when(text.rlike(pattern) & (whole["Y"] > 0), F.unix_seconds(day.cast("timestamp")))
 
 
 def _pattern(layout: str) -> tuple[str, list[str]]:
     """A regular expression for times in `layout`, and the directives of its groups."""
     parts = re.split("%([YmdHMSIp])", layout)
     names = parts[1::2]
-    pattern = "".join(_DIRECTIVES[part] if place % 2 else literally(part) for place, part in enumerate(parts))
-    return rf"^{pattern}\z", names
+    pattern = "".join(_DIRECTIVES[part] if place % 2 else _spaced(part) for place, part in enumerate(parts))
+    return rf"(?i)^{pattern}\z", names
+
+
+def _spaced(text: str) -> str:
+    """A regular expression for `text` in which any white space stands for white space."""
+    return r"\s+".join(map(literally, re.split(r"\s+", text)))
 
 
 def literally(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from operator import attrgetter
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -12,8 +13,8 @@ from pyspark.sql import types as T
 
 from terarec.errors import FormatError
 from terarec.etl.columns import ColumnType
-from terarec.etl.spark.expressions import FILE, LINE, ROW, column, each, spark_type
-from terarec.etl.spark.fields import Field, hex_of, integer_of, literally, number_of, seconds_of
+from terarec.etl.spark.expressions import FILE, LINE, ROW, column, each
+from terarec.etl.spark.fields import Field, JudgedRows, hex_of, integer_of, judged, literally, number_of, seconds_of
 from terarec.etl.spark.lines import NumberedLines, escaped, file_positions
 from terarec.etl.workflow.plan import source_types
 from terarec.spec import SourceColumn, SourceSpec
@@ -48,8 +49,8 @@ def number_rows(spark: SparkSession, paths: Sequence[str]) -> NumberedLines:
     return NumberedLines(frame, tuple(rows), (None,) * len(paths))
 
 
-def parquet_fields(source: SourceSpec, frame: DataFrame, where: str) -> tuple[list[Field], Column]:
-    """The columns of Parquet files, and null, as no row is bad as a whole.
+def parquet_fields(source: SourceSpec, frame: DataFrame, where: str) -> JudgedRows:
+    """The columns of Parquet files.
 
     Raises:
         FormatError: a column is missing or of another type.
@@ -61,7 +62,8 @@ def parquet_fields(source: SourceSpec, frame: DataFrame, where: str) -> tuple[li
         if item.name not in found:
             raise FormatError(f"{where}: column {item.name!r} is missing, there are {', '.join(map(repr, found))}")
         fields.append(_field(item, types[item.name], found[item.name], source, where))
-    return fields, F.lit(None).cast("string")
+    faults = [field.fault for field in sorted(fields, key=attrgetter("name"))]
+    return JudgedRows(frame, fields, F.array_compact(F.array(*faults)))
 
 
 def _field(item: SourceColumn, kind: ColumnType, found: T.DataType, source: SourceSpec, where: str) -> Field:
@@ -82,17 +84,16 @@ def _field(item: SourceColumn, kind: ColumnType, found: T.DataType, source: Sour
     elif isinstance(element, T.FloatType | T.DoubleType):
         raw = each(kind, raw, lambda value: F.when(~F.isnan(value), value))
 
-    def fault_of(value: Column) -> Column:
-        return F.when(value.isNotNull() & read(value).isNull(), _FAULTS[item.type])
+    kinds = _TEXT_FAULTS if isinstance(element, T.StringType) else _FAULTS
 
-    if kind.is_list:
-        fault = F.get(F.filter(F.transform(raw, fault_of), lambda name: name.isNotNull()), F.lit(0))
-    else:
-        fault = fault_of(raw)
-    return Field(item.name, kind, each(kind, raw, read).cast(spark_type(kind)), fault, raw.cast("string"))
+    def fault_of(value: Column) -> Column:
+        return F.when(value.isNotNull() & read(value).isNull(), kinds[item.type])
+
+    return judged(item, kind, raw, read, fault_of)
 
 
 _FAULTS = {"text": "utf8", "integer": "integer_range", "time": "time", "number": "infinite", "hex32": "hex"}
+_TEXT_FAULTS = {**_FAULTS, "integer": "integer", "number": "number"}
 
 
 def _reader(item: SourceColumn, found: T.DataType) -> Callable[[Column], Column] | None:

@@ -1,0 +1,171 @@
+"""Bad input is counted, told, skipped and made missing as by the local engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from terarec.errors import FormatError
+from terarec.etl.source import open_source
+from terarec.etl.source.text import MAX_LINE_BYTES
+from terarec.spec import SourceColumn, SourceSpec
+from tests.etl.source.samples import rows_of
+
+COLUMNS = (
+    SourceColumn(name="word", type="text"),
+    SourceColumn(name="count", type="integer"),
+    SourceColumn(name="price", type="number"),
+    SourceColumn(name="code", type="hex32"),
+    SourceColumn(name="time", type="time", format="%Y-%m-%d %H:%M:%S"),
+    SourceColumn(name="day", type="time", format="%d%m%Y"),
+    SourceColumn(name="sizes", type="integer", separator=" "),
+    SourceColumn(name="tags", type="text", separator="|"),
+)
+CELLS: dict[str, list[bytes]] = {
+    "word": [b"a", b"b", b"", b" c d ", b"?", b"\xff", b"caf\xc3\xa9", b"\xe2\x82"],
+    "count": [b"1", b"-20", b"", b"?", b"x", b"1.5", b"+1", b"9223372036854775808", b"-", b"\xff1"],
+    "price": [b"1", b".5", b"1e3", b"", b"NaN", b"inf", b"-Infinity", b"1e999", b"1e", b"0x1", b"1_0", b"1e-999"],
+    "code": [b"ff", b"0", b"", b"g", b"123456789", b"-1", b" f"],
+    "time": [
+        *(b"2024-02-29 23:59:59", b"2024-1-2 3:4:5", b"2024-01-02  03:04:05", b"2023-02-29 00:00:00", b"", b"now"),
+        *(b"0000-01-01 00:00:00", b"2024-01-01 00:00:60", b"2024-01-01 24:00:00", b"\xff"),
+    ],
+    "day": [b"01022024", b"1122024", b"1322024", b"312024", b"32012024", b""],
+    "sizes": [b"1 2", b"", b"1  2", b"1 x", b"3 ?", b"x y"],
+    "tags": [b"a|b", b"", b"a||b", b" a | b ", b"a|\xff", b"?|a"],
+}
+LISTS = {"sizes": " ", "tags": "|"}
+
+
+def write_lines(path: Path, delimiter: bytes, *, quote: bool) -> None:
+    """Good and bad cells at random, under a header that has them in another order, with one column more."""
+    choose = random.Random(1)
+    names = ["day", "word", "unused", "time", "count", "tags", "price", "code", "sizes"]
+    cells = {**CELLS, "unused": [b"u", b""]}
+
+    def cell(name: str) -> bytes:
+        text = cells[name][0] if choose.random() < 0.7 else choose.choice(cells[name])
+        forms = [b'"%s"', b' "%s" ', b'"%s"x', b'"%s', b'"%s ""q"""', b'"x%s%%s"' % delimiter]
+        return choose.choice(forms) % text if quote and choose.random() < 0.1 else text
+
+    lines = [delimiter.join(name.encode() for name in names)]
+    for _ in range(300):
+        line = [cell(name) for name in names]
+        if choose.random() < 0.1:
+            line = choose.choice([line[:-1], line[:1], [*line, b""], [*line, b"1", b"2"]])
+        lines.append(delimiter.join(line))
+    lines[150:150] = [b"", b"a," + b"x" * MAX_LINE_BYTES]
+    path.write_bytes(b"\r\n".join(lines))
+
+
+def write_objects(path: Path) -> None:
+    """Good and bad objects at random."""
+    choose = random.Random(2)
+    good = {"word": "a", "count": 1, "price": 0.5, "code": "ff", "time": "2024-01-02 03:04:05", "day": "01022024"}
+    bad = {
+        "count": [1.5, True, 2**63, 2**63 - 1, "x", None],
+        "price": [True, "x", None, 7],
+        "code": ["g", "123456789", None],
+        "time": ["2023-02-29 00:00:00", ""],
+        "sizes": [[1, None], [1, 1.5], "1 2", [], None],
+        "tags": [["a", "?"], "a|b", [None]],
+    }
+    lines = []
+    for _ in range(120):
+        chosen = [name for name in bad if choose.random() < 0.15]
+        lines.append(json.dumps({**good, **{name: choose.choice(bad[name]) for name in chosen}}).encode())
+    lines[50:50] = [b"[1]", b'{"count": 1', b'{"count": NaN}', b'{"word": "\xff"}', b'{"price": 1e999}', b"x"]
+    lines[90:90] = [b'{"word": "%s"}' % (b"x" * MAX_LINE_BYTES)]
+    path.write_bytes(b"\n".join(lines))
+
+
+def write_table(path: Path) -> None:
+    """Good and bad values at random."""
+    choose = random.Random(3)
+
+    def some(*values: Any) -> list[Any]:
+        return [values[0] if choose.random() < 0.6 else choose.choice(values) for _ in range(90)]
+
+    table = pa.table(
+        {
+            "word": some("a", None, ""),
+            "count": some(2**63 - 1, None, -5),
+            "price": some(1.0, float("inf"), float("nan"), None),
+            "code": some("ff", "g", None, "123456789"),
+            "time": some("2024-01-02 03:04:05", "now", None),
+            "day": some("01022024", "x"),
+            "sizes": some("1 2", "1 x", None, ""),
+            "tags": pa.array(some(["a"], [None, "?"], None), pa.list_(pa.string())),
+        }
+    )
+    pq.write_table(table, path, row_group_size=20)
+
+
+def source_of(name: str, path: Path) -> SourceSpec:
+    """A file of bad input in this form, and how it is read."""
+    if name in ("plain", "quoted"):
+        delimiter = "::" if name == "quoted" else ","
+        write_lines(path, delimiter.encode(), quote=name == "quoted")
+        settings = {"delimiter": delimiter, "header": True, "quote": name == "quoted", "trim": name == "quoted"}
+        return SourceSpec(format="delimited", columns=COLUMNS, missing=("", "?"), **settings)  # type: ignore[arg-type]
+    (write_objects if name == "json_lines" else write_table)(path)
+    return SourceSpec(format=name, columns=COLUMNS, missing=("", "?"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [pytest.param("plain", marks=pytest.mark.slow), "quoted", "json_lines", "parquet"])
+def test_bad_input_is_the_same(spark: Any, tmp_path: Path, name: str) -> None:
+    from terarec.etl.spark.expressions import ROW
+    from terarec.etl.spark.reading import read_rows
+
+    path = tmp_path / "raw"
+    spec = source_of(name, path)
+    spark = spark.newSession()
+    spark.conf.set("spark.sql.files.maxPartitionBytes", 1 << 18)
+    for policy in ("missing", "skip"):
+        local = open_source(spec, [path], policy, threads=1)  # type: ignore[arg-type]
+        rows, columns = rows_of(local)
+        typed = read_rows(spark, spec, [str(path)], policy)  # type: ignore[arg-type]
+        found = typed.frame.toArrow().sort_by(ROW)
+        assert found.column(ROW).to_pylist() == rows
+        for column in columns:
+            assert found.column(column).to_pylist() == columns[column], column
+        report = local.bad_input
+        assert typed.faults.counts() == report.counts
+        assert len(report.counts) >= 3
+        assert typed.faults.first() == tuple(map(str, report.first))
+        missing = {column: (values.count(None), len(values)) for column, values in columns.items()}
+        assert {**typed.faults.missing(), **{column: missing[column] for column in LISTS}} == missing
+
+
+def test_the_first_fault_is_raised(spark: Any, tmp_path: Path) -> None:
+    from terarec.etl.spark.reading import read_rows
+
+    path = tmp_path / "raw"
+    spec = source_of("quoted", path)
+    path.write_bytes(b"\n".join(path.read_bytes().splitlines()[:40]))
+    typed = read_rows(spark, spec, [str(path)], "raise")
+    typed.frame.collect()
+    with pytest.raises(FormatError) as ours:
+        typed.faults.first()
+    with pytest.raises(FormatError) as theirs:
+        rows_of(open_source(spec, [path], "raise", threads=1))
+    assert str(ours.value) == str(theirs.value)
+
+
+def test_files_without_rows_and_of_other_columns_are_refused(spark: Any, tmp_path: Path) -> None:
+    from terarec.etl.spark.reading import read_rows
+
+    spec = dataclasses.replace(source_of("plain", tmp_path / "raw"), columns=COLUMNS[:1])
+    (tmp_path / "empty").write_text("word\n")
+    with pytest.raises(FormatError, match=r"empty: the file is empty, expected at least one row"):
+        read_rows(spark, spec, [str(tmp_path / "empty")], "raise")
+    (tmp_path / "other").write_text("word,more\na,b\n")
+    with pytest.raises(FormatError, match=r"other: header 'word,more' differs from 'day,word,"):
+        read_rows(spark, spec, [str(tmp_path / "raw"), str(tmp_path / "other")], "raise")
