@@ -26,13 +26,6 @@ void add_text(TextCounts& table, Vector<const uint8_t> text, Vector<const int64_
   table.add(texts.data, texts.offsets, mask, repeats, texts.size);
 }
 
-void add_bit(Hex32Counts& table, Vector<const uint32_t> values, Vector<const uint64_t> missing, int bit) {
-  require(values.shape(0) == missing.shape(0), "values and missing differ in length");
-  require(bit >= 0 && bit < 64, "bit must be in [0, 64)");
-  nb::gil_scoped_release release;
-  table.add(values.data(), MissingBit{missing.data(), bit}, nullptr, length(values));
-}
-
 // (values, counts int64)
 template <typename Value, typename Collect>
 nb::tuple collect_integers(Collect collect) {
@@ -82,8 +75,7 @@ nb::class_<Counts> bind_integer_counts(nb::module_& module, const char* name) {
 }  // namespace
 
 void bind_counts(nb::module_& module) {
-  bind_integer_counts<Hex32Counts>(module, "Hex32Counts")
-      .def("add_bit", &add_bit, nb::arg("values"), nb::arg("missing"), nb::arg("bit"));
+  bind_integer_counts<Hex32Counts>(module, "Hex32Counts");
   bind_integer_counts<Int64Counts>(module, "Int64Counts");
   nb::class_<TextCounts>(module, "TextCounts")
       .def(nb::init<>())

@@ -19,15 +19,6 @@ void find_masked(const Table& table, Vector<const typename Table::Value> keys, M
   find_all(table, keys.data(), mask, rows, ids.data());
 }
 
-template <typename Id>
-void find_bit(const Hex32Ids& table, Vector<const uint32_t> keys, Vector<const uint64_t> missing, int bit,
-              Vector<Id> ids) {
-  require(keys.shape(0) == missing.shape(0) && keys.shape(0) == ids.shape(0), "the arrays differ in length");
-  require(bit >= 0 && bit < 64, "bit must be in [0, 64)");
-  nb::gil_scoped_release release;
-  find_all(table, keys.data(), MissingBit{missing.data(), bit}, length(keys), ids.data());
-}
-
 // The id of a text, sets `good` to false for one that the table's type refuses.
 int64_t id_of(const TextIds& table, std::string_view value, bool&) {
   return value.empty() ? kMissingId : table.find(value);
@@ -111,8 +102,6 @@ nb::class_<Table> bind_integer_ids(nb::module_& module, const char* name) {
 void bind_ids(nb::module_& module) {
   bind_integer_ids<Int64Ids>(module, "Int64Ids");
   bind_integer_ids<Hex32Ids>(module, "Hex32Ids")
-      .def("find_bit", &find_bit<int32_t>, nb::arg("keys"), nb::arg("missing"), nb::arg("bit"), nb::arg("ids"))
-      .def("find_bit", &find_bit<int64_t>, nb::arg("keys"), nb::arg("missing"), nb::arg("bit"), nb::arg("ids"))
       .def("find_text", &find_hex_text, nb::arg("text"), nb::arg("offsets"), nb::arg("missing").none(), nb::arg("ids"));
   nb::class_<TextIds>(module, "TextIds")
       .def("__init__",

@@ -4,37 +4,12 @@
 #include "encoding/bind_delimited.h"
 #include "encoding/bind_format_rows.h"
 #include "encoding/bind_tables.h"
-#include "encoding/criteo_lines.h"
 #include "encoding/log_shift.h"
 #include "encoding/numpy_arrays.h"
 
 using namespace terarec::encoding;
 
 namespace {
-
-int64_t bind_count_lines(Vector<const uint8_t> block) {
-  nb::gil_scoped_release release;
-  return count_lines(reinterpret_cast<const char*>(block.data()), static_cast<int64_t>(block.shape(0)));
-}
-
-// (rows, fault, column, begin, end), as ParseResult has them.
-nb::tuple bind_parse_criteo(Vector<const uint8_t> block, Vector<float> label, Matrix<int32_t> integers,
-                            Matrix<uint32_t> categories, Vector<uint64_t> missing) {
-  const char* data = reinterpret_cast<const char*>(block.data());
-  const auto size = static_cast<int64_t>(block.shape(0));
-  require(integers.shape(0) == kIntegers && categories.shape(0) == kCategories, "expected 13 integer and 26 category rows");
-  require(integers.shape(1) == label.shape(0) && categories.shape(1) == label.shape(0) &&
-              missing.shape(0) == label.shape(0),
-          "the output arrays differ in length");
-  ParseResult result;
-  {
-    nb::gil_scoped_release release;
-    const CriteoColumns out{label.data(), integers.data(), categories.data(), missing.data(),
-                            static_cast<int64_t>(label.shape(0))};
-    result = parse_lines(data, size, out);
-  }
-  return nb::make_tuple(result.rows, static_cast<int>(result.fault), result.column, result.begin, result.end);
-}
 
 // A Python number, or NaN for None and ""; sets `good` to false for anything else, infinity and bool included.
 double number_of_object(PyObject* value, bool& good) {
@@ -75,9 +50,6 @@ NB_MODULE(_encoding, module) {
   bind_counts(module);
   bind_ids(module);
   bind_hashes(module);
-  module.def("count_lines", &bind_count_lines, nb::arg("block"));
-  module.def("parse_criteo", &bind_parse_criteo, nb::arg("block"), nb::arg("label"), nb::arg("integers"),
-             nb::arg("categories"), nb::arg("missing"));
   module.def("log_shift", &bind_log_shift<int32_t>, nb::arg("values"), nb::arg("shift"), nb::arg("out"));
   module.def("log_shift", &bind_log_shift<double>, nb::arg("values"), nb::arg("shift"), nb::arg("out"));
 

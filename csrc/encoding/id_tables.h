@@ -70,8 +70,8 @@ class Int64Ids {
 };
 
 // ids[i] of keys[i].
-template <typename Table, typename Missing, typename Id>
-void find_all(const Table& table, const typename Table::Value* keys, Missing missing, int64_t num_keys, Id* ids) {
+template <typename Table, typename Id>
+void find_all(const Table& table, const typename Table::Value* keys, MissingMask missing, int64_t num_keys, Id* ids) {
   for (int64_t row = 0; row < num_keys; ++row) {
     if (row + kPrefetchDistance < num_keys) table.prefetch(keys[row + kPrefetchDistance]);
     ids[row] = static_cast<Id>(missing[row] ? kMissingId : table.find(keys[row]));

@@ -22,8 +22,7 @@ void IntegerCounts<Slot>::reserve(uint64_t more) {
 }
 
 template <typename Slot>
-template <typename Missing>
-void IntegerCounts<Slot>::add(const Value* values, Missing missing, const int64_t* times, int64_t num_values) {
+void IntegerCounts<Slot>::add(const Value* values, MissingMask missing, const int64_t* times, int64_t num_values) {
   constexpr int64_t chunk = 1024;
   const std::lock_guard<std::mutex> lock(mutex_);
   for (int64_t begin = 0; begin < num_values; begin += chunk) {
@@ -92,8 +91,5 @@ std::vector<ValueCount<typename Slot::Value>> IntegerCounts<Slot>::drain() {
 
 template class IntegerCounts<Hex32Slot>;
 template class IntegerCounts<Int64Slot>;
-template void Hex32Counts::add(const uint32_t*, MissingMask, const int64_t*, int64_t);
-template void Hex32Counts::add(const uint32_t*, MissingBit, const int64_t*, int64_t);
-template void Int64Counts::add(const int64_t*, MissingMask, const int64_t*, int64_t);
 
 }  // namespace terarec::encoding

@@ -51,8 +51,7 @@ class IntegerCounts {
   IntegerCounts() : slots_(kFirstCapacity) {}
 
   // Counts the values that are not missing: value i `times[i]` >= 1 times, or once without `times`.
-  template <typename Missing>
-  void add(const Value* values, Missing missing, const int64_t* times, int64_t num_values);
+  void add(const Value* values, MissingMask missing, const int64_t* times, int64_t num_values);
 
   // Number of distinct values.
   int64_t size() const;

@@ -11,11 +11,4 @@ struct MissingMask {
   bool operator[](int64_t row) const { return mask != nullptr && mask[row] != 0; }
 };
 
-// One bit of a word per row.
-struct MissingBit {
-  const uint64_t* words;
-  int bit;
-  bool operator[](int64_t row) const { return (words[row] >> bit) & 1; }
-};
-
 }  // namespace terarec::encoding

@@ -56,16 +56,6 @@ def test_counts_of_texts_equal_those_of_plain_python(rows, min_count):
     check((cpu.TextCounts(), ref.TextCounts()), [(*texts, missing), (*texts, None, times)], min_count)
 
 
-@given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=100), st.integers(0, 63))
-def test_a_bit_of_a_word_tells_what_is_missing(rows, bit):
-    values = np.array([row[0] for row in rows], dtype=np.uint32)
-    missing = np.array([row[1] << bit for row in rows], dtype=np.uint64)
-    tables = cpu.Hex32Counts(), ref.Hex32Counts()
-    for table in tables:
-        table.add_bit(values, missing, bit)
-    same(tables[0].at_least(1), tables[1].at_least(1))
-
-
 def test_counts_of_32_bit_values_stop_at_their_largest():
     table = cpu.Hex32Counts()
     for _ in range(2):

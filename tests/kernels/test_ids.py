@@ -66,17 +66,6 @@ def test_ids_of_integers_equal_those_of_plain_python(values, others, kind, out_t
     assert found[: len(known)].tolist() == list(range(buckets + 1, buckets + 1 + len(known)))
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=60), st.integers(0, 63))
-def test_a_bit_of_a_word_tells_what_is_missing(rows, bit):
-    known = np.array([5, 3], dtype=np.uint32)
-    keys = np.array([row[0] for row in rows], dtype=np.uint32)
-    missing = np.array([row[1] << bit for row in rows], dtype=np.uint64)
-    found, expected = (
-        module.Hex32Ids(known).find_bit(keys, missing, bit, np.empty(len(keys), np.int32)) for module in (cpu, ref)
-    )
-    np.testing.assert_array_equal(found, expected)
-
-
 @given(
     st.lists(SMALL_TEXTS.filter(bool), unique=True, max_size=40),
     st.lists(st.tuples(SMALL_TEXTS, st.booleans()), max_size=40),
@@ -117,8 +106,6 @@ def test_arrays_that_do_not_fit_are_refused():
     table = cpu.Hex32Ids(np.array([1], dtype=np.uint32))
     with pytest.raises(ValueError, match="differ in length"):
         table.find_all(np.zeros(2, np.uint32), np.zeros(1, np.bool_))
-    with pytest.raises(ValueError, match="differ in length"):
-        table.find_bit(np.zeros(2, np.uint32), np.zeros(1, np.uint64), 0, np.zeros(2, np.int64))
     with pytest.raises(ValueError, match="leave the text"):
         cpu.TextIds(np.zeros(2, np.uint8), np.array([0, 3]))
     with pytest.raises(ValueError, match="rising offsets"):

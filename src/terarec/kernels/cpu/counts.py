@@ -67,10 +67,6 @@ class Hex32Counts(_IntegerCounts[np.uint32]):
     def __init__(self) -> None:
         super().__init__(_encoding.Hex32Counts())
 
-    def add_bit(self, values: NDArray[np.uint32], missing: NDArray[np.uint64], bit: int) -> None:
-        """Count ``values uint32[n]`` but those whose `bit` is set in ``missing uint64[n]``."""
-        self._table.add_bit(values, missing, bit)
-
 
 class Int64Counts(_IntegerCounts[np.int64]):
     """Counts of 64-bit integers, ``int64[n]``."""

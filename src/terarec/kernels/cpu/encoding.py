@@ -8,51 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.kernels.cpu import _encoding
-from terarec.kernels.encoding_types import (
-    EXPECTED_CATEGORY,
-    EXPECTED_INTEGER,
-    EXPECTED_INTEGER_RANGE,
-    EXPECTED_LABEL,
-    NUM_CATEGORIES,
-    NUM_INTEGERS,
-    CriteoBlock,
-    RefusedValueError,
-    column_count_fault,
-    field_fault,
-)
-
-# The values of LineFault in csrc/encoding/criteo_lines.h.
-_COLUMN_COUNT_FAULT = 1
-_EXPECTED = {2: EXPECTED_LABEL, 3: EXPECTED_INTEGER, 4: EXPECTED_INTEGER_RANGE, 5: EXPECTED_CATEGORY}
-
-
-def count_lines(block: bytes) -> int:
-    """Number of lines in `block`; a last one may lack its line end."""
-    return _encoding.count_lines(np.frombuffer(block, dtype=np.uint8))
-
-
-def parse_criteo(block: bytes) -> CriteoBlock:
-    r"""Parse whole lines in Criteo's layout; lines end in ``\n`` or ``\r\n``, the last one's end may be absent.
-
-    Raises:
-        LineFaultError: the first line with another number of columns or a field of another kind.
-    """
-    text = np.frombuffer(block, dtype=np.uint8)
-    lines = _encoding.count_lines(text)
-    parsed = CriteoBlock(
-        label=np.empty(lines, dtype=np.float32),
-        integers=np.empty((NUM_INTEGERS, lines), dtype=np.int32),
-        categories=np.empty((NUM_CATEGORIES, lines), dtype=np.uint32),
-        missing=np.empty(lines, dtype=np.uint64),
-    )
-    row, fault, column, begin, end = _encoding.parse_criteo(
-        text, parsed.label, parsed.integers, parsed.categories, parsed.missing
-    )
-    if fault == _COLUMN_COUNT_FAULT:
-        raise column_count_fault(row, column)
-    if fault:
-        raise field_fault(row, column, block[begin:end], _EXPECTED[fault])
-    return parsed
+from terarec.kernels.encoding_types import RefusedValueError
 
 
 def log_shift(

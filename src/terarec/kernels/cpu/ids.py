@@ -6,7 +6,7 @@ Of b hash buckets and a list of values: 0 missing; 1 .. b a value that is not in
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from terarec.kernels.cpu import _encoding
 from terarec.kernels.encoding_types import RefusedValueError
 
-Id = TypeVar("Id", np.int32, np.int64)
 _INT64 = np.dtype(np.int64)
 
 
@@ -63,13 +62,6 @@ class Hex32Ids(_Ids):
     ) -> NDArray[Any]:
         """Ids of ``values uint32[n]``, some of them ``missing bool[n]``: int64[n], or into ``out`` if given."""
         return _find_all(self._table, values, missing, out)
-
-    def find_bit(
-        self, values: NDArray[np.uint32], missing: NDArray[np.uint64], bit: int, out: NDArray[Id]
-    ) -> NDArray[Id]:
-        """Ids of ``values uint32[n]`` into ``out``, int32[n] or int64[n]; missing where `bit` of ``missing`` is set."""
-        self._table.find_bit(values, missing, bit, out)
-        return out
 
     def find_text(
         self, text: NDArray[np.uint8], offsets: NDArray[np.int64], missing: NDArray[np.bool_] | None = None

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.kernels.ref.ids import is_set
 from terarec.kernels.ref.texts import split_texts
 
 _LAST_COUNT = 2**32 - 1
@@ -70,10 +69,6 @@ class Hex32Counts(_IntegerCounts):
 
     dtype = np.uint32
     last_count = _LAST_COUNT
-
-    def add_bit(self, values: NDArray[np.uint32], missing: NDArray[np.uint64], bit: int) -> None:
-        """Count ``values uint32[n]`` but those whose `bit` is set in ``missing uint64[n]``."""
-        self.add(values, is_set(missing, bit))
 
 
 class Int64Counts(_IntegerCounts):

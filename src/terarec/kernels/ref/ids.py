@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from terarec.kernels.encoding_types import RefusedValueError
 from terarec.kernels.ref.hashes import hash_value
 from terarec.kernels.ref.texts import split_texts
-
-Id = TypeVar("Id", np.int32, np.int64)
 
 _HEX_TEXT = re.compile(r"[0-9a-fA-F]{1,8}")
 _INT64 = np.iinfo(np.int64)
@@ -72,12 +70,6 @@ class _IntegerIds(_Ids):
 class Hex32Ids(_IntegerIds):
     """Ids of 32-bit values; the hash is that of the value as int64."""
 
-    def find_bit(
-        self, values: NDArray[np.uint32], missing: NDArray[np.uint64], bit: int, out: NDArray[Id]
-    ) -> NDArray[Id]:
-        """Ids of ``values uint32[n]`` into ``out``; missing where `bit` of ``missing uint64[n]`` is set."""
-        return self.find_all(values, is_set(missing, bit), out)
-
     def find_text(
         self, text: NDArray[np.uint8], offsets: NDArray[np.int64], missing: NDArray[np.bool_] | None = None
     ) -> NDArray[np.int64]:
@@ -131,9 +123,3 @@ class TextIds(_Ids):
             raise ValueError
         value.encode()  # a lone surrogate has no UTF-8: UnicodeEncodeError is a ValueError
         return value
-
-
-def is_set(missing: NDArray[np.uint64], bit: int) -> NDArray[np.bool_]:
-    """Whether `bit` is set, of each of ``missing uint64[n]``."""
-    flags: NDArray[np.bool_] = (missing >> np.uint64(bit)) & np.uint64(1) != 0
-    return flags
