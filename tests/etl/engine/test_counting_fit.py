@@ -35,7 +35,10 @@ def set_block_bytes(monkeypatch: pytest.MonkeyPatch, block_bytes: int) -> None:
     monkeypatch.setattr(source_module, "_READERS", readers)
 
 
-@pytest.mark.parametrize("split", [SplitByFraction(valid=0.1, test=0.2), SplitByFiles(valid=1)])
+@pytest.mark.parametrize(
+    "split",
+    [SplitByFraction(valid=0.1, test=0.2), SplitByFiles(valid=1), SplitByFiles(valid=0, test=1, valid_fraction=0.25)],
+)
 @pytest.mark.parametrize("longer", [slice(0), slice(0, 300), slice(300, 600)])
 def test_results_do_not_depend_on_what_was_learnt_while_counting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: Split, longer: slice
@@ -56,5 +59,5 @@ def test_results_do_not_depend_on_what_was_learnt_while_counting(
         reports.append(prepare(workflow(split), log, tmp_path / out, PrepareOptions()))
     assert contents(tmp_path / "whole") == contents(tmp_path / "blocks")
     assert [phase.name for phase in reports[1].phases] == ["fit 1", "fit 2", "write"]
-    again = longer.start == 300 and isinstance(split, SplitByFraction)
+    again = longer.start == 300 and split != SplitByFiles(valid=1)
     assert (reports[1].phases[0].rows > 600) == again

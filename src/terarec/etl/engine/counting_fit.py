@@ -94,8 +94,12 @@ class _SureBlocks:
                 self.passed_bytes += raw.read_bytes
 
     def _is_sure(self, raw: RawBlock, read: int) -> bool:
-        split = self._split
+        split, files, training = self._split, self._source.files, 1.0
         if isinstance(split, SplitByFiles):
-            return raw.file < len(self.counts) - split.valid - split.test
-        training = 1 - split.valid - split.test
-        return read <= (1 - _UNSURE) * training * self._source.num_bytes
+            files = files[: len(files) - split.valid - split.test]
+            if not split.valid_fraction:
+                return raw.file < len(files)
+            training -= split.valid_fraction
+        else:
+            training -= split.valid + split.test
+        return read <= (1 - _UNSURE) * training * sum(file.bytes for file in files)
