@@ -31,21 +31,6 @@ int64_t id_of(const Hex32Ids& table, std::string_view value, bool& good) {
   return good ? table.find(key) : kMissingId;
 }
 
-// Ids of Arrow's text; returns the first row that is not hexadecimal, or -1.
-int64_t find_hex_text(const Hex32Ids& table, Vector<const uint8_t> text, Vector<const int64_t> offsets,
-                      Maybe<const bool> missing, Vector<int64_t> ids) {
-  require(length(offsets) == length(ids) + 1, "expected one more offset than ids");
-  const MissingMask mask = mask_of(missing, length(ids));
-  nb::gil_scoped_release release;
-  const Texts texts(text, offsets);
-  for (int64_t row = 0; row < texts.size; ++row) {
-    bool good = true;
-    ids.data()[row] = mask[row] ? kMissingId : id_of(table, texts[row], good);
-    if (!good) return row;
-  }
-  return -1;
-}
-
 template <typename Id>
 void find_texts(const TextIds& table, Vector<const uint8_t> text, Vector<const int64_t> offsets,
                 Maybe<const bool> missing, Vector<Id> ids) {
@@ -101,8 +86,7 @@ nb::class_<Table> bind_integer_ids(nb::module_& module, const char* name) {
 
 void bind_ids(nb::module_& module) {
   bind_integer_ids<Int64Ids>(module, "Int64Ids");
-  bind_integer_ids<Hex32Ids>(module, "Hex32Ids")
-      .def("find_text", &find_hex_text, nb::arg("text"), nb::arg("offsets"), nb::arg("missing").none(), nb::arg("ids"));
+  bind_integer_ids<Hex32Ids>(module, "Hex32Ids");
   nb::class_<TextIds>(module, "TextIds")
       .def("__init__",
            [](TextIds* self, Vector<const uint8_t> text, Vector<const int64_t> offsets, int64_t hash_buckets) {

@@ -4,7 +4,6 @@
 #include "encoding/bind_delimited.h"
 #include "encoding/bind_format_rows.h"
 #include "encoding/bind_tables.h"
-#include "encoding/log_shift.h"
 #include "encoding/numpy_arrays.h"
 
 using namespace terarec::encoding;
@@ -35,13 +34,6 @@ int64_t bind_numbers_of_list(nb::list values, Vector<double> numbers) {
   return -1;
 }
 
-template <typename Number>
-void bind_log_shift(Vector<const Number> values, double shift, Vector<float> out) {
-  require(values.shape(0) == out.shape(0), "values and out differ in length");
-  nb::gil_scoped_release release;
-  log_shift(values.data(), static_cast<int64_t>(values.shape(0)), shift, out.data());
-}
-
 }  // namespace
 
 NB_MODULE(_encoding, module) {
@@ -50,8 +42,5 @@ NB_MODULE(_encoding, module) {
   bind_counts(module);
   bind_ids(module);
   bind_hashes(module);
-  module.def("log_shift", &bind_log_shift<int32_t>, nb::arg("values"), nb::arg("shift"), nb::arg("out"));
-  module.def("log_shift", &bind_log_shift<double>, nb::arg("values"), nb::arg("shift"), nb::arg("out"));
-
   module.def("numbers_of_list", &bind_numbers_of_list, nb::arg("values"), nb::arg("numbers"));
 }

@@ -11,16 +11,6 @@ from terarec.kernels.cpu import _encoding
 from terarec.kernels.encoding_types import RefusedValueError
 
 
-def log_shift(
-    values: NDArray[np.int32] | NDArray[np.float64], shift: float, out: NDArray[np.float32] | None = None
-) -> NDArray[np.float32]:
-    """ln(max(x, 1 - shift) + shift), a NaN x being 0; float32[n] from int32[n] or float64[n], into `out` if given."""
-    if out is None:
-        out = np.empty(len(values), dtype=np.float32)
-    _encoding.log_shift(values, shift, out)
-    return out
-
-
 def numbers_of_list(values: list[Any]) -> NDArray[np.float64]:
     """float64[n] from a list of Python or NumPy numbers; None and ``""`` are missing, which is NaN.
 

@@ -63,18 +63,6 @@ class Hex32Ids(_Ids):
         """Ids of ``values uint32[n]``, some of them ``missing bool[n]``: int64[n], or into ``out`` if given."""
         return _find_all(self._table, values, missing, out)
 
-    def find_text(
-        self, text: NDArray[np.uint8], offsets: NDArray[np.int64], missing: NDArray[np.bool_] | None = None
-    ) -> NDArray[np.int64]:
-        """Ids int64[n] of hexadecimal texts: text i is ``text[offsets[i]:offsets[i + 1]]``; an empty one is missing.
-
-        Raises:
-            RefusedValueError: a text that is not up to eight hexadecimal digits.
-        """
-        ids = np.empty(len(offsets) - 1, dtype=np.int64)
-        _accept(self._table.find_text(text, offsets, missing, ids))
-        return ids
-
 
 class Int64Ids(_Ids):
     """Ids of 64-bit integers.

@@ -11,18 +11,6 @@ from numpy.typing import NDArray
 from terarec.kernels.encoding_types import RefusedValueError
 
 
-def log_shift(
-    values: NDArray[np.int32] | NDArray[np.float64], shift: float, out: NDArray[np.float32] | None = None
-) -> NDArray[np.float32]:
-    """ln(max(x, 1 - shift) + shift), a NaN x being 0; the outer maximum undoes the rounding of the sum."""
-    numbers = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=np.inf)
-    logs = np.log(np.maximum(np.maximum(numbers, 1.0 - shift) + shift, 1.0)).astype(np.float32)
-    if out is None:
-        return logs
-    out[:] = logs
-    return out
-
-
 def numbers_of_list(values: list[Any]) -> NDArray[np.float64]:
     """float64[n] from a list of numbers; None and ``""`` are missing, which is NaN."""
     numbers = np.empty(len(values), dtype=np.float64)

@@ -70,15 +70,6 @@ class _IntegerIds(_Ids):
 class Hex32Ids(_IntegerIds):
     """Ids of 32-bit values; the hash is that of the value as int64."""
 
-    def find_text(
-        self, text: NDArray[np.uint8], offsets: NDArray[np.int64], missing: NDArray[np.bool_] | None = None
-    ) -> NDArray[np.int64]:
-        """Ids int64[n] of n hexadecimal texts; an empty one is missing."""
-        texts = split_texts(text, offsets)
-        return self.find_list(
-            [None if missing is not None and missing[row] else value for row, value in enumerate(texts)]
-        )
-
     def _read(self, value: Any) -> Any:
         if value is None or (isinstance(value, str) and value == ""):
             return None
