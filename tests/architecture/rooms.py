@@ -23,3 +23,21 @@ ALLOWED["serve"] = {"spec", "formats", "batch", "etl", "embedding", "models", "c
 ALLOWED["export"] = {"spec", "formats", "nn", "embedding", "storage", "models"}
 ALLOWED["cli"] = set(ALLOWED)
 ALLOWED["hugectr"] = set(ALLOWED) - {"cli"}
+
+ETL: dict[str, set[str]] = {
+    "columns": set(),
+    "in_order": set(),
+    "partitions": set(),
+    "generated": set(),
+    "statistics": set(),
+    "values": {"columns", "partitions"},
+    "source": {"columns", "in_order"},
+    "operators": {"columns", "statistics", "values"},
+    "workflow": {"columns", "operators"},
+    "sink": {"columns", "partitions"},
+}
+"""The rooms of `etl`, and which others each may import."""
+ETL["engine"] = set(ETL)
+ETL["spark"] = set(ETL)
+ETL["ready"] = set()
+ETL["drift"] = {"source", "operators", "workflow", "statistics", "values"}

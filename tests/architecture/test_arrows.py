@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Sequence
 
-from tests.architecture.rooms import ALLOWED
+from tests.architecture.rooms import ALLOWED, ETL
 from tests.architecture.sources import NODES
 
 ROOM_OF = {file: file.split("/")[0].removesuffix(".py") for file in NODES if file not in ("__init__.py", "__main__.py")}
@@ -18,8 +18,8 @@ def type_checking_lines(nodes: Sequence[ast.AST]) -> set[int]:
     return lines
 
 
-def imported_rooms(nodes: Sequence[ast.AST]) -> list[tuple[int, str]]:
-    """(line, room) of every import of a terarec room among the nodes of a tree."""
+def imported_modules(nodes: Sequence[ast.AST]) -> list[tuple[int, str]]:
+    """(line, module) of every import from terarec among the nodes of a tree."""
     skipped = type_checking_lines(nodes)
     found: list[tuple[int, str]] = []
     for node in nodes:
@@ -34,7 +34,7 @@ def imported_rooms(nodes: Sequence[ast.AST]) -> list[tuple[int, str]]:
             continue
         if node.lineno in skipped:
             continue
-        found += [(node.lineno, module.split(".")[1]) for module in modules if module.startswith("terarec.")]
+        found += [(node.lineno, module) for module in modules if module.startswith("terarec.")]
     return found
 
 
@@ -43,9 +43,23 @@ def test_imports_follow_the_floor_plan() -> None:
     wrong = []
     for file, room in ROOM_OF.items():
         allowed = ALLOWED[room] | {"errors", room, "__version__"}
-        found = imported_rooms(NODES[file])
+        found = [(line, module.split(".")[1]) for line, module in imported_modules(NODES[file])]
         wrong += [f"{file}:{line}: {room} imports {other}" for line, other in found if other not in allowed]
     assert not wrong
+
+
+def test_imports_inside_etl_follow_its_own_plan() -> None:
+    room_of = {file: file.split("/")[1].removesuffix(".py") for file in NODES if file.startswith("etl/")}
+    del room_of["etl/__init__.py"]
+    assert set(ETL) == set(room_of.values()), "docs/architecture.md, tests/architecture/rooms.py"
+    wrong = []
+    for file, room in room_of.items():
+        modules = [(line, module.split(".")) for line, module in imported_modules(NODES[file])]
+        found = [(line, parts[2]) for line, parts in modules if parts[1] == "etl"]
+        wrong += [f"{file}:{line}: {room} imports {other}" for line, other in found if other not in ETL[room] | {room}]
+    assert [place for place in wrong if not place.startswith("etl/workflow/workflow.py")] == []
+    # The workflow's `prepare` asks the engine for its options, inside a function: engines import workflows.
+    assert len(wrong) <= 1
 
 
 def test_the_plan_has_no_circle() -> None:
@@ -58,4 +72,5 @@ def test_the_plan_has_no_circle() -> None:
 
 def test_the_reader_of_imports_sees_every_form() -> None:
     source = "import terarec.data.reader\nfrom terarec import ops\ndef f():\n    from terarec.nn.mlp import MLP\n"
-    assert imported_rooms(list(ast.walk(ast.parse(source)))) == [(1, "data"), (2, "ops"), (4, "nn")]
+    found = imported_modules(list(ast.walk(ast.parse(source))))
+    assert found == [(1, "terarec.data.reader"), (2, "terarec.ops"), (4, "terarec.nn.mlp")]
