@@ -18,10 +18,7 @@ def numbers_of_list(values: list[Any]) -> NDArray[np.float64]:
         RefusedValueError: text, truth values, infinity, or anything else that is no number.
     """
     numbers = np.empty(len(values), dtype=np.float64)
-    _accept(_encoding.numbers_of_list(values, numbers))
-    return numbers
-
-
-def _accept(refused_row: int) -> None:
+    refused_row = _encoding.numbers_of_list(values, numbers)
     if refused_row >= 0:
         raise RefusedValueError(refused_row)
+    return numbers
