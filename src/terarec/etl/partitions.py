@@ -39,7 +39,7 @@ class Partitions:
     def scatter(self, batch: pa.RecordBatch, partition: NDArray[np.int64]) -> None:
         """Append every row of `batch` to the file that ``partition int64[n]`` names; rows keep their order.
 
-        They are gathered in memory first; `flush` writes the last ones.
+        They are gathered in memory first; `flush` writes them, and so does whatever reads.
 
         Raises:
             OSError: the disk is full.
@@ -86,7 +86,8 @@ class Partitions:
         return pa.Table.from_batches(batches) if batches else None
 
     def batches(self, index: int) -> Iterator[pa.RecordBatch]:
-        """The same, as they were appended, one after the other."""
+        """The same, as they were appended, one after the other; what `scatter` gathered is written before."""
+        self.flush()
         path = self._path(index)
         if path.exists():
             with pa.OSFile(str(path)) as file:

@@ -84,7 +84,6 @@ class _Scatter:
 
     def finish_into(self, directory: Path) -> None:
         """Do the step, file after file; the outputs go to files in `directory`."""
-        self._partitions.flush()
         results = Partitions.make(directory, self._partitions.count)
         for number in range(self._partitions.count):
             table = self._partitions.read(number)

@@ -58,7 +58,6 @@ class ShuffledSink:
 
     def close(self) -> None:
         """See `Sink`."""
-        self._partitions.flush()
         for index in range(self._partitions.count):
             table = self._partitions.read(index)
             self._partitions.discard(index)

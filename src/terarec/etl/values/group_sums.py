@@ -128,6 +128,7 @@ class GroupSums:
         self._summed = self._summed.schema.empty_table()
         for batch in rows.combine_chunks().to_batches():
             self._spilled.scatter(batch, partition_of(batch.column("value")))
+        self._spilled.flush()  # the memory bound holds for what would wait, too
 
     def _aggregated(self, rows: pa.Table) -> pa.Table:
         # One thread adds in the order of the rows, what was summed before being the first of its key.
