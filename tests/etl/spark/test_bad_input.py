@@ -119,8 +119,14 @@ def source_of(name: str, path: Path) -> SourceSpec:
     return SourceSpec(format=name, columns=COLUMNS, missing=("", "?"))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", [pytest.param("plain", marks=pytest.mark.slow), "quoted", "json_lines", "parquet"])
-def test_bad_input_is_the_same(spark: Any, tmp_path: Path, name: str) -> None:
+QUICK = [("quoted", "skip"), ("json_lines", "missing"), ("parquet", "skip")]
+CASES = [(name, policy) for name in ("plain", "quoted", "json_lines", "parquet") for policy in ("missing", "skip")]
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"), [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES]
+)
+def test_bad_input_is_the_same(spark: Any, tmp_path: Path, name: str, policy: Any) -> None:
     from terarec.etl.spark.expressions import ROW
     from terarec.etl.spark.reading import read_rows
 
@@ -128,20 +134,19 @@ def test_bad_input_is_the_same(spark: Any, tmp_path: Path, name: str) -> None:
     spec = source_of(name, path)
     spark = spark.newSession()
     spark.conf.set("spark.sql.files.maxPartitionBytes", 1 << 18)
-    for policy in ("missing", "skip"):
-        local = open_source(spec, [path], policy, threads=1)  # type: ignore[arg-type]
-        rows, columns = rows_of(local)
-        typed = read_rows(spark, spec, [str(path)], policy)  # type: ignore[arg-type]
-        found = typed.frame.toArrow().sort_by(ROW)
-        assert found.column(ROW).to_pylist() == rows
-        for column in columns:
-            assert found.column(column).to_pylist() == columns[column], column
-        report = local.bad_input
-        assert typed.faults.counts() == report.counts
-        assert len(report.counts) >= 3
-        assert typed.faults.first() == tuple(map(str, report.first))
-        missing = {column: (values.count(None), len(values)) for column, values in columns.items()}
-        assert {**typed.faults.missing(), **{column: missing[column] for column in LISTS}} == missing
+    local = open_source(spec, [path], policy, threads=1)
+    rows, columns = rows_of(local)
+    typed = read_rows(spark, spec, [str(path)], policy)
+    found = typed.frame.toArrow().sort_by(ROW)
+    assert found.column(ROW).to_pylist() == rows
+    for column in columns:
+        assert found.column(column).to_pylist() == columns[column], column
+    report = local.bad_input
+    assert typed.faults.counts() == report.counts
+    assert len(report.counts) >= 3
+    assert typed.faults.first() == tuple(map(str, report.first))
+    missing = {column: (values.count(None), len(values)) for column, values in columns.items()}
+    assert {**typed.faults.missing(), **{column: missing[column] for column in LISTS}} == missing
 
 
 def test_the_first_fault_is_raised(spark: Any, tmp_path: Path) -> None:
