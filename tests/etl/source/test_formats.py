@@ -1,5 +1,6 @@
 """Every format gives the same rows; what does not fit the spec is refused with its place."""
 
+import bz2
 import gzip
 import json
 import os
@@ -40,8 +41,16 @@ def check(spec, *paths):
     return source
 
 
+PACKERS = [
+    gzip.compress,
+    bz2.compress,
+    lambda text: pa.compress(text, "zstd", asbytes=True),
+    lambda text: pa.compress(text, "lz4", asbytes=True),
+]
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n"])
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, lambda text: pa.compress(text, "zstd", asbytes=True)])
+@pytest.mark.parametrize("pack", [bytes, *PACKERS])
 def test_delimited_text(tmp_path, end, pack):
     text = "".join(delimited_line(row) + end for row in ROWS).encode()
     (tmp_path / "a").write_bytes(pack(text))
@@ -51,9 +60,9 @@ def test_delimited_text(tmp_path, end, pack):
 
 def test_compressed_files_of_several_members(tmp_path):
     lines = [delimited_line(row).encode() + b"\n" for row in ROWS]
-    (tmp_path / "a.gz").write_bytes(b"".join(map(gzip.compress, lines)))
-    (tmp_path / "b.zst").write_bytes(b"".join(pa.compress(line, "zstd", asbytes=True) for line in lines))
-    check(mixed("delimited"), tmp_path / "a.gz", tmp_path / "b.zst")
+    for number, pack in enumerate(PACKERS):
+        (tmp_path / str(number)).write_bytes(b"".join(map(pack, lines)))
+    check(mixed("delimited"), *(tmp_path / str(number) for number in range(len(PACKERS))))
 
 
 @pytest.mark.parametrize("delimiter", [",", "::"])
@@ -262,13 +271,13 @@ def test_wrong_arguments_are_refused(tmp_path):
         open_source(spec, [tmp_path / "d"])
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, lambda text: pa.compress(text, "zstd", asbytes=True)])
+@pytest.mark.parametrize("pack", PACKERS)
 def test_a_truncated_file_is_refused(tmp_path, pack):
     text = "".join(f"{number * 7919}\n" for number in range(5000)).encode()
     packed = pack(text)
     (tmp_path / "a").write_bytes(packed[: len(packed) // 2])
     spec = SourceSpec(format="delimited", columns=(SourceColumn(name="n", type="integer"),))
-    with pytest.raises(FormatError, match=r"a: not a whole (gzip|zstd) file"):
+    with pytest.raises(FormatError, match=r"a: not a whole (gzip|bz2|zstd|lz4) file"):
         rows_of(open_source(spec, [tmp_path / "a"]))
 
 
