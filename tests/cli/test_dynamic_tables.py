@@ -62,4 +62,4 @@ def test_keys_of_64_bits_are_trained_without_a_vocabulary(tmp_path: Path) -> Non
     message = refused(
         "prepare", "csv", tmp_path / "log.csv", "--out", tmp_path / "r", *columns, "--format", "raw", code=2
     )
-    assert "holds no keys of 64 bits (--keys)" in message
+    assert "--format: got 'raw', which holds no keys of 64 bits ('user'), expected 'parquet'" in message

@@ -21,7 +21,7 @@ from terarec.etl.source import Source, open_source
 from terarec.etl.workflow import Workflow
 from terarec.formats import Journal, resumable_directory
 from terarec.kernels import memory
-from terarec.spec import DatasetSpec
+from terarec.spec import DatasetSpec, FieldError
 
 WORK = "work"
 """Directory of what phases hand on through the disk."""
@@ -76,6 +76,7 @@ def prepare_by(
         ConfigError, DataNotFoundError, FormatError, StorageError: as for `terarec.etl.engine.prepare`.
     """
     begun = time.perf_counter()
+    _check_storage(workflow, options)
     check_tables(workflow, options)
     source = _opened(workflow, sources, options)
     work_on = fingerprint(workflow, source, options)
@@ -94,6 +95,14 @@ def prepare_by(
         report.save(journal.directory)
         run.finish()
     return report
+
+
+def _check_storage(workflow: Workflow, options: PrepareOptions) -> None:
+    """Raise where keys are asked for in files that hold ids alone, before anything is learnt."""
+    if workflow.spec.keys and options.storage != "parquet":
+        names = ", ".join(map(repr, workflow.spec.keys))
+        problem = f"got {options.storage!r}, which holds no keys of 64 bits ({names}), expected 'parquet'"
+        raise FieldError("", "storage", problem)
 
 
 def fit_by(
