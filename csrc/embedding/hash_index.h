@@ -5,8 +5,8 @@
 // What changes the index sorts the keys of a call by segment, keeping their order, and gives each segment to one
 // thread; so results are those of taking the keys one by one, whatever the number of threads.
 //
-// A segment that is full is rebuilt 1.85 times larger in one sequential pass. The segments' sizes are staggered, so that
-// they are rebuilt one after the other: a call that takes up a share p of the keys held rebuilds about 1.6 p of the
+// A segment that is full is rebuilt 1.75 times larger in one sequential pass. The segments' sizes are staggered, so
+// that they are rebuilt one after the other: a call that takes up a share p of the keys held rebuilds about 2 p of the
 // index, and memory per key is the same at any size.
 #pragma once
 

@@ -6,7 +6,7 @@
 namespace terarec {
 namespace {
 
-constexpr double kGrowth = 1.85;
+constexpr double kGrowth = 1.75;
 // A segment that was shrunk gets back to its series of sizes by at least this factor.
 constexpr double kLeastGrowth = 1.12;
 
@@ -32,7 +32,7 @@ int64_t HashSegment::erase(uint64_t hash, int64_t key) {
   return row;
 }
 
-// The sizes of segment `number` are 1.85^(j + number / 256): equally full segments grow one after the other.
+// The sizes of segment `number` are 1.75^(j + number / 256): equally full segments grow one after the other.
 int64_t HashSegment::grown(int number, int64_t keys) const {
   if (keys <= Bucket::kSlots) return 1;
   const double least = std::max(static_cast<double>(keys) * 20 / kMostPercent, buckets_.size() * kLeastGrowth);
