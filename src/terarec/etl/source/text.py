@@ -119,7 +119,7 @@ def _cut(stream: Any, block_bytes: int, begin: int) -> Iterator[tuple[bytes, int
         end = chunk.rfind(b"\n") + 1
         if end:
             begun, rest = rest, chunk[end:]
-            yield begun + chunk[:end], position - len(rest)
+            yield b"".join((begun, memoryview(chunk)[:end])), position - len(rest)  # one copy, not two
         elif len(rest) <= MAX_LINE_BYTES:
             rest += chunk
     if rest:
