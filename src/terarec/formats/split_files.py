@@ -92,10 +92,18 @@ class SplitFiles:
         if self._open is not None:
             path, writer = self._open
             self._wait()
-            self._finishing = self._finisher.submit(writer.close)
+            self._finishing = self._finisher.submit(_close, writer)
             self.files.append((path, self._rows))
             self._open, self._rows = None, 0
 
     def _wait(self) -> None:
         if self._finishing is not None:
             self._finishing.result()
+
+
+def _close(writer: FileWriter) -> None:
+    try:
+        writer.close()
+    except BaseException:
+        writer.abort()  # nobody else holds it any more
+        raise
