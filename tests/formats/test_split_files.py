@@ -53,4 +53,4 @@ def test_a_file_that_cannot_be_finished_is_told_at_the_next_end():
     with pytest.raises(StorageError, match="disk full"):
         files.close()
     files.abort()
-    assert [file.aborted for file in made] == [False, True]
+    assert [file.aborted for file in made] == [True, True]

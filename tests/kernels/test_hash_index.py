@@ -207,7 +207,7 @@ def indexes_and_patterns():
             yield pytest.param(implementation, keys, id=f"{implementation}, {name}", marks=[pytest.mark.slow] * is_long)
 
 
-@pytest.mark.parametrize(("index", "pattern"), indexes_and_patterns(), indirect=["index"])
+@pytest.mark.parametrize(("index", "pattern"), list(indexes_and_patterns()), indirect=["index"])
 def test_growth_over_many_sizes(index, pattern):
     keys = torch.from_numpy(np.unique(pattern))
     keys = keys[torch.randperm(keys.numel(), generator=torch.Generator().manual_seed(0))]

@@ -69,8 +69,6 @@ def prepare_csv(options: PrepareCsvOptions, show: Show) -> None:
         missing=tuple(options.missing.split(",")),
         name=options.out.resolve().name if options.name is None else options.name,
     )
-    if asked.keys and options.storage == "raw":
-        raise FieldError("", "storage", "got 'raw', which holds no keys of 64 bits (--keys), expected 'parquet'")
     sources = [*options.files, *(options.valid or ()), *(options.test or ())]
     prepare(Workflow.of(csv_workflow(asked)), sources, options, show)
 
