@@ -31,7 +31,7 @@ ETL: dict[str, set[str]] = {
     "generated": set(),
     "statistics": set(),
     "values": {"columns", "partitions"},
-    "source": {"columns", "in_order"},
+    "source": {"columns", "generated", "in_order"},
     "operators": {"columns", "statistics", "values"},
     "workflow": {"columns", "operators"},
     "sink": {"columns", "partitions"},

@@ -178,7 +178,7 @@ def test_rows_do_not_depend_on_blocks_and_threads(tmp_path, monkeypatch, block_b
 
 
 def test_directories_globs_and_urls(tmp_path):
-    for name in ("b.tsv", "a.tsv", "sub/c.tsv", "_SUCCESS", ".hidden.tsv", "_tmp/d.tsv"):
+    for name in ("b.tsv", "a.tsv", "sub/c.tsv", "_SUCCESS", ".hidden.tsv", "_tmp/d.tsv", "generated.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         write_lines(tmp_path / name, ["1"])
     spec = SourceSpec(format="delimited", columns=(SourceColumn(name="n", type="integer"),))

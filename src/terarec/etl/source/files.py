@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
+from terarec.etl.generated import SIDECAR
 from terarec.formats.location import file_system, is_remote
 
 
@@ -34,7 +35,7 @@ def find_files(paths: Sequence[str | Path]) -> tuple[SourceFile, ...]:
     """The files that `paths` name, in the order of `paths`.
 
     A directory stands for the files in it and below, a glob for what it matches, both in the order of their names; what
-    begins with ``.`` or ``_`` in a directory is left out.
+    begins with ``.`` or ``_`` in a directory is left out, and what the generator leaves beside logs.
 
     Raises:
         ConfigError: no path, or a URL of a kind that fsspec does not know.
@@ -108,4 +109,4 @@ def _remote(url: str) -> Iterator[SourceFile]:
 
 
 def _is_data(parts: Sequence[str]) -> bool:
-    return not any(part.startswith((".", "_")) for part in parts)
+    return parts[-1] != SIDECAR and not any(part.startswith((".", "_")) for part in parts)
