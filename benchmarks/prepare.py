@@ -7,7 +7,6 @@ Every side runs in a process of its own, in turns, on the same generated log (in
 import argparse
 import importlib.util
 import json
-import resource
 import shutil
 import statistics
 import subprocess
@@ -129,11 +128,13 @@ def load_side(name: str) -> None:
 
 def run_side(name: str, log: Path, out: Path) -> None:
     """Run one side in this process; print seconds (imports left out) and peak memory."""
+    from terarec.kernels.memory import peak_bytes
+
     load_side(name)
     start = time.perf_counter()
     SIDES[name](log, out)
     seconds = time.perf_counter() - start
-    print(json.dumps({"seconds": seconds, "peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}))
+    print(json.dumps({"seconds": seconds, "peak_bytes": peak_bytes()}))
 
 
 def time_sides(names: list[str], log: Path, out: Path, repeats: int) -> dict[str, dict[str, float]]:
@@ -149,7 +150,7 @@ def time_sides(names: list[str], log: Path, out: Path, repeats: int) -> dict[str
     return {
         name: {
             "seconds": statistics.median(turn["seconds"] for turn in turns),
-            "peak_kib": max(turn["peak_kib"] for turn in turns),
+            "peak_bytes": max(turn["peak_bytes"] for turn in turns),
         }
         for name, turns in results.items()
     }
@@ -176,7 +177,7 @@ def side_rows(case: str, num_rows: int, sides: dict[str, dict[str, float]]) -> l
         )
     )
     rows += [
-        Row(case=case, metric=f"peak memory of {side}", value=sides[side]["peak_kib"] / 1024, unit="MiB")
+        Row(case=case, metric=f"peak memory of {side}", value=sides[side]["peak_bytes"] / 2**20, unit="MiB")
         for side in ("terarec", "Polars")
         if side in sides
     ]

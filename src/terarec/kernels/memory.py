@@ -8,6 +8,7 @@ from pathlib import Path
 from terarec.errors import StorageError
 
 _MEMINFO = Path("/proc/meminfo")
+_STATUS = Path("/proc/self/status")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -25,6 +26,8 @@ def total_bytes() -> int:
 
 def peak_bytes() -> int:
     """Most bytes of physical memory that this process has held so far; 0 where the system does not tell (Windows)."""
+    if _STATUS.exists():  # Linux's rusage also holds what the program that started this one had held
+        return _field_kib(_STATUS.read_text(), "VmHWM:") or 0
     try:
         import resource
     except ModuleNotFoundError:
@@ -46,8 +49,8 @@ def _system_available() -> int | None:
     return _field_kib(_MEMINFO.read_text(), "MemAvailable:")
 
 
-def _field_kib(meminfo: str, name: str) -> int | None:
-    for line in meminfo.splitlines():
+def _field_kib(text: str, name: str) -> int | None:
+    for line in text.splitlines():
         if line.startswith(name):
             return int(line.split()[1]) * 1024
     return None
