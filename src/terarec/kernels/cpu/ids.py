@@ -128,8 +128,3 @@ def _find_all(table: Any, values: NDArray[Any], missing: NDArray[np.bool_] | Non
     ids = np.empty(len(values), dtype=np.int64) if out is None else out
     table.find_all(values, missing, ids)
     return ids
-
-
-def _accept(refused_row: int) -> None:
-    if refused_row >= 0:
-        raise RefusedValueError(refused_row)
