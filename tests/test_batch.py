@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from terarec.batch import Batch, Jagged, first_keys, one_hot, select, slice_samples, to_device
@@ -45,7 +45,6 @@ def bags_in(jagged, batch_size):
 
 
 @given(data=bags_of, bounds=st.tuples(st.integers(0, 5), st.integers(0, 5)))
-@settings(deadline=None)
 def test_slices_hold_the_samples(data, bounds):
     batch_size, features = data
     start, stop = sorted(min(bound, batch_size) for bound in bounds)
@@ -59,7 +58,6 @@ def test_slices_hold_the_samples(data, bounds):
 
 
 @given(data=bags_of, order=st.permutations(range(4)), count=st.integers(0, 4))
-@settings(deadline=None)
 def test_selections_hold_the_features(data, order, count):
     batch_size, features = data
     chosen = [index for index in order if index < len(features)][:count]
@@ -71,7 +69,6 @@ def test_selections_hold_the_features(data, order, count):
 
 
 @given(data=bags_of, limits=st.lists(st.none() | st.integers(1, 3), min_size=4, max_size=4))
-@settings(deadline=None)
 def test_first_keys_of_each_bag(data, limits):
     batch_size, features = data
     sparse = batch_of(batch_size, features).sparse

@@ -43,7 +43,7 @@ def test_a_missing_file_is_named(whole_checkpoint, file):
 
 
 @pytest.mark.parametrize("file", FILES)
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_file_is_named(whole_checkpoint, file, data):
     path = whole_checkpoint / file

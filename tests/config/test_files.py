@@ -50,7 +50,7 @@ runs = st.builds(
 
 
 @given(run=runs)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_saved_is_loaded(run: RunSpec, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("run") / "run.json"
     save_run(run, path)

@@ -30,7 +30,7 @@ RUN = RunSpec(data="d")
     top=st.lists(st.integers(1, 9999), min_size=1, max_size=5),
     joint=st.sampled_from(["-", ",", ", "]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_texts_are_read_as_the_type_of_their_field(
     batch_size: int, lr: float, shuffle: bool, top: list[int], joint: str
 ) -> None:

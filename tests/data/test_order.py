@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from terarec.data import Reader
@@ -57,7 +57,6 @@ def test_seeds_beyond_63_bits_are_told_apart():
 
 
 @given(size=st.integers(0, 300), seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 99))
-@settings(deadline=None)
 def test_orders_are_permutations_of_any_size(size, seed, epoch):
     sampler = Sampler([size], shuffle=True, seed=seed)
     assert sorted(sampler.order(epoch, 0, (0,)).tolist()) == list(range(size))

@@ -105,7 +105,7 @@ def test_an_input_for_each_column_by_default(tmp_path):
 
 
 @given(keys=st.lists(st.integers(-(2**63) + 1, 2**63 - 1), max_size=9, unique=True), absent=st.integers(-20, 20))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_any_set_of_keys_is_found(tmp_path_factory, keys, absent):
     embedding = GraphEmbedding(name="e", tables=(DYNAMIC,), features=(feature("a"),))
     model = graph(embedding, elements=4)

@@ -28,7 +28,7 @@ def rows_of(block):
     seed=st.integers(0, 99),
     hotness=st.tuples(st.integers(1, 4)),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_merge_takes_rows_in_the_order_asked_for(sizes, seed, hotness):
     spec = make_spec(hotness=(1, *hotness))
     blocks = [make_block(spec, size, seed + index) for index, size in enumerate(sizes)]

@@ -28,7 +28,7 @@ tensors_of = st.dictionaries(
 
 
 @given(tensors=tensors_of, metadata=st.dictionaries(st.sampled_from("abc"), st.just("text"), max_size=2))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_tensors_come_back_and_safetensors_agrees(tmp_path_factory, tensors, metadata):
     path = tmp_path_factory.mktemp("container") / "x.safetensors"
     digest = write_tensors(path, tensors, metadata)

@@ -112,7 +112,7 @@ def test_raw_data_and_bare_descriptions_have_nothing_for_hugectr(tmp_path):
 
 
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_any_description_comes_back(tmp_path_factory, data):
     name = st.text(min_size=1, max_size=9).filter(lambda text: not set(text) & set("/\\") and text not in (".", ".."))
     name = name.filter(lambda text: text.isprintable())

@@ -26,7 +26,7 @@ def read_all(shard):
 
 @pytest.mark.parametrize("storage", STORAGES)
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_rows_come_back_as_written(tmp_path_factory, storage, data):
     spec = data.draw(specs(storage))
     num_rows = data.draw(st.integers(1, 40))

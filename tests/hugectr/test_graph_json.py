@@ -72,7 +72,7 @@ def layers(draw):
 
 
 @given(layer=layers())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_layer_comes_back(layer):
     assert through_json(INPUT, layer).parts == (INPUT, layer)
 

@@ -79,13 +79,13 @@ def random_text(random, layout):
 
 
 @given(layouts(), st.integers(0, 2**32))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_text_parses_as_in_plain_python(layout, seed):
     same(random_text(Random(seed), layout), layout)
 
 
 @given(layouts(), st.integers(0, 2**32), st.binary(max_size=12), st.integers(0, 400), st.integers(0, 12))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_damaged_text_parses_as_in_plain_python(layout, seed, patch, start, length):
     text = random_text(Random(seed), layout)
     same(text[:start] + patch + text[start + length :], layout)
@@ -95,7 +95,7 @@ def test_damaged_text_parses_as_in_plain_python(layout, seed, patch, start, leng
 @given(layouts(), st.binary(max_size=300))
 @example(DelimitedLayout(fields=(F("text"),)), b"")
 @example(DelimitedLayout(fields=(F("text"),)), b"\r\n\n\r")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_random_bytes_parse_as_in_plain_python(layout, text):
     same(text, layout)
 

@@ -29,7 +29,7 @@ def found_list(find, values):
 
 
 @given(st.lists(ANYTHING, max_size=8))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_lists_of_anything_are_read_as_numbers_or_refused_as_in_plain_python(values):
     numbers = [found_list(module.numbers_of_list, values) for module in (cpu, ref)]
     if isinstance(numbers[0], str):

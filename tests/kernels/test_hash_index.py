@@ -123,7 +123,7 @@ def machine_of(implementation):
                 assert len(self.index) == len(self.model)
 
     examples = 5 if implementation == "triton" else 25
-    Machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=25, deadline=None)
+    Machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=25)
     return Machine.TestCase
 
 

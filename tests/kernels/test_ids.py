@@ -34,7 +34,7 @@ def found_list(find, values):
 
 
 @given(st.lists(ANYTHING, max_size=8), BUCKETS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_lists_of_anything_are_read_or_refused_as_in_plain_python(values, buckets):
     for name, known in (
         ("Hex32Ids", [np.array([7, 10, 0], dtype=np.uint32)]),

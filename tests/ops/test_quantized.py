@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError, KernelError, KeyOutOfRangeError
@@ -21,7 +21,6 @@ ROUNDING = 2.0**-22  # of the largest value: what float32 loses beside the codes
     ),
     width=st.integers(1, 9),
 )
-@settings(deadline=None)
 def test_no_value_moves_by_more_than_half_a_code(numbers, width):
     weights = torch.tensor(numbers[: len(numbers) // width * width], dtype=torch.float32).reshape(-1, width)
     packed = quantize_rows(weights)

@@ -87,7 +87,7 @@ specs = st.one_of(
 
 
 @given(spec=specs)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_spec_comes_back_from_json(spec):
     text = json.dumps(to_data(spec), allow_nan=False)
     assert from_data(type(spec), json.loads(text)) == spec

@@ -171,4 +171,4 @@ class TableMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize("implementation", FAST_INDEXES)
 def test_a_table_is_a_dict_with_eviction(implementation: str) -> None:
     machine = type("Machine", (TableMachine,), {"implementation": implementation})
-    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=25, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=25))

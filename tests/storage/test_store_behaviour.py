@@ -178,7 +178,7 @@ def test_a_wrong_import_changes_nothing(
     assert torch.equal(after.state["sum"], before.state["sum"])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     rows=st.integers(1, 40),
     keys=st.sets(st.integers(0, 39), max_size=40),

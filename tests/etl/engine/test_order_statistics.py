@@ -11,7 +11,7 @@ from terarec.etl.engine import order_statistics
 from terarec.etl.engine.order_statistics import OrderStatistics
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.floats(allow_nan=False), min_size=1, max_size=60), st.data())
 def test_it_is_what_sorting_gives(tmp_path: Path, values: list[float], data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, len(values) - 1))

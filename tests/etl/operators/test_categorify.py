@@ -42,7 +42,7 @@ def ids_of(kind, train, later, step):
 
 
 @pytest.mark.parametrize("kind", VALUES)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_ids_by_frequency(kind, data):
     values = st.lists(VALUES[kind], max_size=40)

@@ -43,7 +43,7 @@ def encoding_of(step, rows, key, left_out):
 
 
 @KINDS
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_target_encoding(kind, data):
     number = data.draw(st.integers(0, 25))
@@ -102,7 +102,7 @@ def test_values_never_seen_have_the_prior():
 
 
 @KINDS
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_join_groupby(kind, data):
     number = data.draw(st.integers(0, 25))

@@ -56,7 +56,7 @@ def earlier_rows(rows, row):
 
 
 @pytest.mark.parametrize("kind", ITEMS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data(), max_length=st.integers(1, 4))
 def test_history_holds_strictly_earlier_rows(kind, data, max_length):
     rows, block = data.draw(logs(kind))
@@ -73,7 +73,7 @@ def test_history_holds_strictly_earlier_rows(kind, data, max_length):
 
 
 @pytest.mark.parametrize("kind", ["integer", "number"])
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data(), lag=st.integers(1, 3))
 def test_difference_to_an_earlier_row(kind, data, lag):
     rows, block = data.draw(logs(kind))

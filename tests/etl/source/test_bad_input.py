@@ -86,7 +86,7 @@ def test_a_dropped_line_counts_for_one_fault(tmp_path):
     assert [fault.number for fault in report.first] == [1, 1, 1, 3, 4]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.sampled_from([GOOD, *BAD_LINES.values(), "", "x,y,z,a"]), min_size=1, max_size=30), st.integers(1, 90)
 )

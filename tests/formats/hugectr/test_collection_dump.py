@@ -38,7 +38,7 @@ def test_golden_bytes(tmp_path, key_bytes, key_type, code):
 @given(
     sizes=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 4)), min_size=1, max_size=4), chunk=st.integers(1, 21)
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_tables_come_back_in_any_chunks(tmp_path_factory, sizes, chunk):
     folder = tmp_path_factory.mktemp("dump") / "embedding_collection_0"
     tables = [DumpedTable(2 * index, *size) for index, size in enumerate(sizes)]

@@ -28,7 +28,7 @@ def test_columns_are_written_row_by_row(tmp_path):
 
 
 @given(shapes=shapes, seed=st.integers(0, 9))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_arrays_come_back(tmp_path_factory, shapes, seed):
     path = tmp_path_factory.mktemp("floats") / "x.model"
     generator = np.random.default_rng(seed)
@@ -70,7 +70,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 @given(mean=floats)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_statistics_come_back_exactly(tmp_path_factory, mean):
     path = tmp_path_factory.mktemp("ntp") / "x.ntp.json"
     written = BatchNormStatistics(np.array(mean, np.float32), np.array(mean[::-1], np.float32))

@@ -53,7 +53,7 @@ def test_golden_bytes_without_checksums(tmp_path):
     assert (tmp_path / "x.data").read_bytes() == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(layouts(), st.integers(0, 6), st.booleans(), st.integers(0, 2**32))
 def test_round_trip(tmp_path_factory, layout, num_rows, checksum, seed):
     path = tmp_path_factory.mktemp("norm") / "x.data"
@@ -67,7 +67,7 @@ def test_round_trip(tmp_path_factory, layout, num_rows, checksum, seed):
     assert_same_rows(block, *rows)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(layouts(), st.integers(0, 20), st.booleans(), st.integers(0, 2**32), st.integers(1, 7), st.randoms())
 def test_groups_in_any_order_are_parts_of_the_whole(
     tmp_path_factory, layout, num_rows, checksum, seed, at_once, random
