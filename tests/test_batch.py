@@ -88,9 +88,18 @@ def test_first_keys_without_a_longer_bag_copies_nothing():
     assert first_keys(sparse, [2]) is sparse
     with pytest.raises(ConfigError, match="limits: got 2, expected one for each of 1 features"):
         first_keys(sparse, [2, None])
-    for offsets in ([0, 2, 1], [1, 2, 3], [0, 3, 2]):
-        with pytest.raises(ConfigError, match="offsets: expected to rise from 0 to the 3 keys"):
+    for offsets, got in (([0, 2, 1], "0 to 1"), ([1, 2, 3], "1 to 3"), ([0, 4, 3], "falling ones")):
+        with pytest.raises(ConfigError, match=f"offsets: got {got}, expected to rise from 0 to the 3 keys"):
             first_keys(replace(sparse, offsets=torch.tensor(offsets)), [1])
+
+
+def test_offsets_that_leave_keys_out_and_tensors_on_two_devices_are_refused():
+    sparse = batch_of(2, [[[1, 2], [3]], [[4], [5]]]).sparse
+    for offsets, got in (([0, 2, 3, 4, 4], "0 to 4"), ([1, 2, 3, 4, 5], "1 to 5")):
+        with pytest.raises(ConfigError, match=f"offsets: got {got}, expected to rise from 0 to the 5 keys"):
+            select(replace(sparse, offsets=torch.tensor(offsets)), ["f1"])
+    with pytest.raises(ConfigError, match="keys on meta, offsets on cpu, expected all of them on one device"):
+        replace(sparse, keys=sparse.keys.to("meta"), weights=None)
 
 
 def test_a_feature_that_is_not_there():

@@ -36,6 +36,10 @@ class Jagged:
         if bags < 0 or (self.names and bags % len(self.names)) or (not self.names and bags):
             raise ConfigError(f"Jagged: got {bags + 1} offsets for {len(self.names)} features, expected S * B + 1")
         weights = self.weights
+        if self.offsets.device != self.keys.device or (weights is not None and weights.device != self.keys.device):
+            of_weights = "" if weights is None else f" and weights on {weights.device}"
+            got = f"keys on {self.keys.device}, offsets on {self.offsets.device}{of_weights}"
+            raise ConfigError(f"Jagged: got {got}, expected all of them on one device")
         if weights is not None and (weights.dtype != torch.float32 or weights.shape != self.keys.shape):
             raise ConfigError(
                 f"Jagged: got weights {weights.dtype}{list(weights.shape)}, expected float32{list(self.keys.shape)}"
@@ -77,10 +81,11 @@ def select(jagged: Jagged, names: Sequence[str]) -> Jagged:
     """The features `names` of `jagged`, in that order.
 
     Raises:
-        ConfigError: a name that `jagged` does not hold.
+        ConfigError: a name that `jagged` does not hold, or offsets that do not cover the keys.
     """
     if tuple(names) == jagged.names:
         return jagged
+    _check_covered(jagged)
     batch_size = jagged.batch_size
     position = {name: index for index, name in enumerate(jagged.names)}
     parts: list[slice] = []
@@ -105,9 +110,10 @@ def first_keys(jagged: Jagged, limits: Sequence[int | None]) -> Jagged:
     """
     if len(limits) != len(jagged.names):
         raise ConfigError(f"limits: got {len(limits)}, expected one for each of {len(jagged.names)} features")
+    _check_covered(jagged)
     lengths = jagged.offsets.diff()
-    if jagged.offsets[0] != 0 or jagged.offsets[-1] != jagged.keys.numel() or bool((lengths < 0).any()):
-        raise ConfigError(f"offsets: expected to rise from 0 to the {jagged.keys.numel()} keys")
+    if bool((lengths < 0).any()):
+        raise ConfigError(f"offsets: got falling ones, expected to rise from 0 to the {jagged.keys.numel()} keys")
     most = max(1, jagged.keys.numel())
     limit = torch.tensor([most if limit is None else limit for limit in limits], device=lengths.device)
     kept = lengths.minimum(limit.repeat_interleave(jagged.batch_size))
@@ -144,6 +150,12 @@ def to_device(batch: Batch, device: torch.device | str) -> Batch:
     weights = None if held.weights is None else held.weights.to(device)
     sparse = Jagged(names=held.names, keys=held.keys.to(device), offsets=held.offsets.to(device), weights=weights)
     return Batch(dense=batch.dense.to(device), label=batch.label.to(device), sparse=sparse)
+
+
+def _check_covered(jagged: Jagged) -> None:
+    first, last, num_keys = int(jagged.offsets[0]), int(jagged.offsets[-1]), jagged.keys.numel()
+    if first != 0 or last != num_keys:
+        raise ConfigError(f"offsets: got {first} to {last}, expected to rise from 0 to the {num_keys} keys")
 
 
 def _with_parts(jagged: Jagged, names: tuple[str, ...], parts: Sequence[slice], offsets: Tensor) -> Jagged:

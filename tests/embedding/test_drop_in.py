@@ -198,6 +198,23 @@ def test_copies_are_independent_and_ordinary():
         assert mine.weight.grad is None
 
 
+@pytest.mark.parametrize(("kind", "inputs"), [("EmbeddingBag", (KEYS, OFFSETS)), ("Embedding", (KEYS,))])
+def test_transforms_of_functions_and_shapes_alone_are_torchs(kind, inputs):
+    mine, theirs = pair(kind)
+
+    def gradient(module):
+        def loss(weight):
+            return torch.func.functional_call(module, {"weight": weight}, inputs).square().sum()
+
+        return torch.func.grad(loss)(module.weight.detach())
+
+    torch.testing.assert_close(gradient(mine), gradient(theirs))
+    keys = KEYS.reshape(3, 4)
+    assert torch.equal(torch.func.vmap(mine)(keys[:, None]), torch.func.vmap(theirs)(keys[:, None]))
+    shapes = mine.to("meta")(*(tensor.to("meta") for tensor in inputs))
+    assert (shapes.device.type, shapes.shape) == ("meta", theirs(*inputs).shape)
+
+
 def test_gradients_flow_to_what_made_the_weight():
     mine, _ = pair("EmbeddingBag", mode="sum")
     scale = torch.tensor(2.0, requires_grad=True)

@@ -84,6 +84,14 @@ def test_a_frozen_weight_and_evaluation_put_nothing_aside():
     assert model.words.take_gradients() == [[]]
 
 
+def test_a_weight_whose_rows_lie_apart_is_refused():
+    held = terarec.Embedding.from_pretrained(torch.randn(4, 10).t(), freeze=False)
+    with pytest.raises(ConfigError, match=r"a weight \[10, 4\] of strides \(1, 10\), expected a contiguous one"):
+        RowOptimizer(held, SGDSpec())
+    held(torch.tensor([1])).sum().backward()
+    assert held.weight.grad is not None
+
+
 def test_a_copy_is_an_ordinary_module():
     model = Model(terarec)
     RowOptimizer(model, SGDSpec(lr=0.1))

@@ -2,6 +2,9 @@
 
 import copy
 import math
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -10,6 +13,7 @@ import torch
 from terarec.batch import Jagged, one_hot
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError, StorageError
+from terarec.kernels import memory
 from terarec.optim import RowOptimizer
 from terarec.spec import (
     AdaGradSpec,
@@ -160,6 +164,9 @@ SPECS = [
 READERS = [FeatureSpec(name="fx", table="x"), FeatureSpec(name="fy", table="y", pooling="mean")]
 
 
+OPEN = [replace(SPECS[0], max_rows=None, evict=None), SPECS[1]]  # no table is ever full
+
+
 def bags(x: list[int], y: list[int]) -> Jagged:
     return one_hot(["fx", "fy"], torch.tensor([x, y]))
 
@@ -242,17 +249,64 @@ def test_a_state_dict_that_does_not_fit_changes_no_dynamic_table() -> None:
     state["tables.y.keys"] = torch.zeros(2)
     with pytest.raises(RuntimeError, match=r"(?s)x.weights: got shape \[2, 5\].*y.keys: got torch.float32\[2\]"):
         mine.load_state_dict(state)
+    state["tables.y.keys"] = "3, 4"
+    with pytest.raises(RuntimeError, match=r"y.keys: got str and Tensor, expected tensors"):
+        mine.load_state_dict(state)
     del state["tables.x.keys"]
     with pytest.raises(RuntimeError, match=r'Missing key.*"tables.x.keys"'):
         mine.load_state_dict(state)
     assert [len(table) for table in mine.tables.values()] == [2, 2]
 
 
-def test_a_deep_copy_is_independent() -> None:
+def test_a_state_dict_that_a_table_cannot_hold_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, large = (EmbeddingCollection(OPEN, READERS) for _ in range(2))
+    mine(bags([1], [2]))
+    large(bags(list(range(60)), list(range(60))))
+    state = large.state_dict()
+    for keys, weights, match in (
+        (torch.arange(60) % 30, torch.ones(60, 4), "'x': got key 0 twice, expected distinct keys"),
+        (torch.arange(10**6), torch.ones(10**6, 4), "'x': holds 1 rows, 1,000,000 in their place asked for"),
+    ):
+        if keys.numel() > 60:
+            monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+        with pytest.raises((ConfigError, StorageError), match=match):
+            mine.load_state_dict({**state, "tables.x.keys": keys, "tables.x.weights": weights})
+        assert mine.tables["x"].keys().tolist() == [1]
+    monkeypatch.undo()
+    small = EmbeddingCollection([replace(SPECS[0], max_rows=5)], READERS[:1])
+    small(one_hot(["fx"], torch.tensor([[8]])))
+    with pytest.raises(StorageError, match="'x': holds 1 rows, 60 in their place asked for, at most 5 allowed"):
+        small.load_state_dict(state, strict=False)
+    assert small.tables["x"].keys().tolist() == [8]
+
+
+def test_threads_that_train_and_look_up_share_a_table() -> None:
+    mine = EmbeddingCollection(OPEN, READERS)
+    row = torch.arange(300)
+
+    def train(first: int) -> None:
+        for step in range(20):
+            mine(bags((row + 7 * step + first).tolist(), row.tolist())).pooled.sum().backward()
+
+    def look_up(_: int) -> None:
+        with torch.no_grad():
+            for step in range(40):
+                mine(bags((row + step).tolist(), row.tolist()))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda work: work[0](work[1]), [(train, 0), (train, 100), (look_up, 0), (look_up, 0)]))
+    assert [len(table) for table in mine.tables.values()] == [300 + 7 * 19 + 100, 300]
+    assert sum(float(held.grad.sum()) for held in mine.pending[0]) == 2 * 20 * 300 * mine.output_width
+    rows = torch.cat([table.rows(table.keys(), train=False) for table in mine.tables.values()])
+    assert rows.unique().numel() == rows.numel()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda held: pickle.loads(pickle.dumps(held))])
+def test_a_copy_is_independent(copied: Callable[[EmbeddingCollection], EmbeddingCollection]) -> None:
     mine = EmbeddingCollection(SPECS, READERS)
     jagged = bags([1, 2], [3, 4])
     mine(jagged)
-    twin = copy.deepcopy(mine)
+    twin = copied(mine)
     assert torch.equal(twin(jagged).pooled, mine(jagged).pooled)
     twin(bags([3, 4], [7, 8]))
     assert [len(table) for table in mine.tables.values()] == [2, 2]

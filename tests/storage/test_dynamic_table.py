@@ -183,6 +183,13 @@ def test_an_eviction_that_cannot_be_is_refused() -> None:
         tracked.evict(by_score(lambda keys, counts, steps: counts[:1]), keep_at_least=1)
     with pytest.raises(ConfigError, match="without NaN"):
         tracked.evict(by_score(lambda keys, counts, steps: counts / 0 * 0), keep_at_least=1)
+    with pytest.raises(ConfigError, match=r"score function: got torch.bool\[2\]"):
+        tracked.evict(by_score(lambda keys, counts, steps: keys > 1), keep_at_least=1)
+    with pytest.raises(ConfigError, match=r"'t': evict: got 'lru', expected e.g. lru\(\)"):
+        tracked.evict("lru", keep_at_least=1)  # type: ignore[arg-type]
+    for size in (-1, 1.5):
+        with pytest.raises(ConfigError, match=rf"'t': evict: got keep_at_least {size}, expected rows >= 0"):
+            tracked.evict(lru(), keep_at_least=size)  # type: ignore[arg-type]
     assert len(tracked) == 2
 
 

@@ -114,12 +114,12 @@ class EmbeddingCollection(nn.Module):
         """Hand over, and forget, the gradients that backward passes left here: one list per arena."""
         taken = []
         for arena, gradients in zip(self.arenas, self.pending, strict=True):
+            mine = list(gradients)
+            del gradients[: len(mine)]  # another thread may have added some by now
             if isinstance(arena, DynamicArena):
                 arena.let_go()
-                taken.append([replace(held, layout=fitted(held.layout, arena)) for held in gradients])
-            else:
-                taken.append(list(gradients))
-            gradients.clear()
+                mine = [replace(held, layout=fitted(held.layout, arena)) for held in mine]
+            taken.append(mine)
         return taken
 
     def table(self, name: str) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from terarec.embedding.bags import Bags
 from terarec.embedding.parameter_arena import ParameterArena, arena_of
@@ -43,6 +44,14 @@ class DropIn(nn.Module):
     def take_gradients(self) -> list[list[BagGradient]]:
         """Hand over, and forget, the gradients of the lookups since the last step: one list per arena."""
         return [arena.take_gradients() for arena in self.arenas]
+
+    @property
+    def _is_left_to_torch(self) -> bool:
+        """Whether torch's own forward is due: for shapes alone, and where derivatives are taken in another way."""
+        if self.weight.is_meta:
+            return True
+        is_transformed = torch._C._functorch.peek_interpreter_stack() is not None  # torch.func, untraced
+        return not torch.compiler.is_compiling() and (is_transformed or forward_ad._current_level >= 0)
 
     def _look_up(self, bags: Bags, pooling: Pooling, without_key: int | None = None) -> Tensor:
         """The pooled vectors of `bags`, rows beyond ``max_norm`` shrunk first as torch does it."""

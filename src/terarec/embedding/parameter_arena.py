@@ -63,7 +63,13 @@ class ParameterArena:
         Args:
             shapes: name and shape of each state tensor, as ``ops.row_update.state_shapes`` gives them.
             fills: state -> its first value, 0 for those that are not named.
+
+        Raises:
+            ConfigError: a weight whose rows do not lie one after the other.
         """
+        if not self.parameter.is_contiguous():
+            shape, strides = list(self.parameter.shape), self.parameter.stride()
+            raise ConfigError(f"row optimizer: got a weight {shape} of strides {strides}, expected a contiguous one")
         first = fills or {}
         self.state = {
             name: torch.full(shape, first.get(name, 0), dtype=state_dtype(name), device=self.device)
@@ -83,7 +89,7 @@ class ParameterArena:
                 "alone: it is also used outside its embedding module, or the .grad is older than the optimizer"
             )
         taken = list(self.pending)
-        self.pending.clear()
+        del self.pending[: len(taken)]  # another thread may have added some by now
         return taken
 
     def follow_device(self) -> None:

@@ -42,6 +42,8 @@ def load_entries(table: AnyTable, prefix: str, state: Mapping[str, Any]) -> tupl
     if missing:
         return missing, None
     keys, weights = state[names[0]], state[names[-1]]
+    if not (isinstance(keys, Tensor) and isinstance(weights, Tensor)):
+        return [], f"{names[0]}: got {type(keys).__name__} and {type(weights).__name__}, expected tensors"
     if isinstance(table, StaticTable):
         expected, what = list(table.weights.shape), "(rows, width)"
     else:
@@ -53,6 +55,5 @@ def load_entries(table: AnyTable, prefix: str, state: Mapping[str, Any]) -> tupl
     if isinstance(table, StaticTable):
         table.weights.copy_(weights)
     else:
-        table.clear()
-        table.import_(Rows(keys=keys.to(table.arena.device), weights=weights.to(table.arena.dtype)))
+        table.replace(Rows(keys=keys.to(table.arena.device), weights=weights.to(table.arena.dtype)))
     return [], None

@@ -73,7 +73,8 @@ class DynamicTable:
 
     def keys(self) -> Tensor:
         """The keys that have rows, int64[n], rising: an index's own order differs from process to process."""
-        return self._held.items()[0].sort().values
+        with self.arena.lock:
+            return self._held.items()[0].sort().values
 
     def rows(self, keys: Tensor, *, train: bool) -> Tensor:
         """Arena rows int64[n] of ``keys int64[n]``; the default row for a key that has none.
@@ -84,12 +85,11 @@ class DynamicTable:
         Raises:
             StorageError: memory or table is full; the rows are as they were.
         """
-        if not train:
-            rows = self._held.find(keys)
-            return rows.masked_fill_(rows < 0, self.number)
-        rows = self._held.take_up(keys)
-        rows.masked_fill_(rows < 0, self.number)
-        self._held.note_use(rows)
+        with self.arena.lock:
+            rows = self._held.take_up(keys) if train else self._held.find(keys)
+            rows.masked_fill_(rows < 0, self.number)
+            if train:
+                self._held.note_use(rows)
         return rows
 
     def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
@@ -107,22 +107,46 @@ class DynamicTable:
         Raises:
             ConfigError: no policy, no size, or a policy that needs what the table does not note.
         """
-        policy = by or self.spec.evict
-        if policy is None:
-            raise ConfigError(f"table {self.name!r}: evict: got no policy and the table has none, expected e.g. lru()")
+        policy = self.spec.evict if by is None else by
+        if not isinstance(policy, EvictionSpec):
+            got = "no policy and the table has none" if policy is None else repr(policy)
+            raise ConfigError(f"table {self.name!r}: evict: got {got}, expected e.g. lru()")
         if keep_at_least is None:
             keep_at_least = 0 if isinstance(policy, TTLEviction) else self._held.size_after_eviction(policy)
-        return self._held.evict(policy, keep=keep_at_least)
+        if not isinstance(keep_at_least, int) or keep_at_least < 0:
+            raise ConfigError(f"table {self.name!r}: evict: got keep_at_least {keep_at_least!r}, expected rows >= 0")
+        with self.arena.lock:
+            return self._held.evict(policy, keep=keep_at_least)
 
     def take_evicted(self) -> Tensor:
         """The keys int64[n] that went since the last call and have no row now: those that copies must delete."""
-        keys: Tensor = torch.unique(self._held.evicted)
-        self._held.evicted = keys[:0]
-        return keys[self._held.find(keys) < 0]
+        with self.arena.lock:
+            keys: Tensor = torch.unique(self._held.evicted)
+            self._held.evicted = keys[:0]
+            return keys[self._held.find(keys) < 0]
 
     def clear(self) -> None:
         """Forget every key and everything that was noted, as if the table were new."""
-        self._held.clear()
+        with self.arena.lock:
+            self._held.clear()
+
+    def replace(self, rows: Rows) -> None:
+        """Hold `rows` and nothing else, as if the table were new and `import_` had given it these.
+
+        Raises:
+            ConfigError: a key that is repeated.
+            StorageError: the table or memory is full, or weights or state of another shape; nothing has changed then.
+        """
+        check_import(self.name, rows, self.arena.weights, self.arena.state)
+        num_rows = rows.keys.numel()
+        distinct, times = torch.unique(rows.keys, return_counts=True)
+        if distinct.numel() < num_rows:
+            key = int(distinct[times > 1][0])
+            raise ConfigError(f"table {self.name!r}: got key {key} twice, expected distinct keys")
+        with self.arena.lock:
+            self._held.check_room(num_rows)
+            self._held.clear()
+            self.import_(rows)
 
     def export(self, keys: Tensor) -> Rows:
         """Copies of what is held for ``keys int64[n]``.
@@ -130,22 +154,26 @@ class DynamicTable:
         Raises:
             KeyOutOfRangeError: a key without a row.
         """
-        rows = self._held.find(keys)
-        absent = rows < 0
-        if bool(absent.any()):
-            raise KeyOutOfRangeError(
-                f"table {self.name!r}: got key {int(keys[absent][0])}, expected one of the {len(self):,} that it holds"
-            )
-        return self._copy(keys, rows)
+        with self.arena.lock:
+            rows = self._held.find(keys)
+            absent = rows < 0
+            if bool(absent.any()):
+                raise KeyOutOfRangeError(
+                    f"table {self.name!r}: got key {int(keys[absent][0])}, expected one of the {len(self):,} that it "
+                    "holds"
+                )
+            return self._copy(keys, rows)
 
     def export_chunks(self, chunk_rows: int) -> Iterator[Rows]:
         """Everything held, `chunk_rows` rows at a time; of an empty table one chunk without rows."""
         start, is_first = 0, True
         while start >= 0:
-            keys, rows, start = self._held.index.items(start, chunk_rows)
+            with self.arena.lock:
+                keys, rows, start = self._held.index.items(start, chunk_rows)
+                piece = self._copy(keys, rows)
             if keys.numel() or (start < 0 and is_first):  # an index may come upon nothing for a while
                 is_first = False
-                yield self._copy(keys, rows)
+                yield piece
 
     def import_(self, rows: Rows) -> None:
         """Overwrite what is held for ``rows.keys``, whatever ``spec.admit`` says.
@@ -157,13 +185,14 @@ class DynamicTable:
         """
         arena = self.arena
         check_import(self.name, rows, arena.weights, arena.state)
-        target = self._held.insert(rows.keys)
-        arena.weights.index_copy_(0, target, rows.weights.to(arena.device))
-        for name, values in rows.state.items():
-            arena.state[name].index_copy_(0, target, values.to(arena.device))
-        for name in self._held.noted:
-            if name in rows.uses:
-                arena.uses[name].index_copy_(0, target, rows.uses[name].to(arena.device))
+        with arena.lock:
+            target = self._held.insert(rows.keys)
+            arena.weights.index_copy_(0, target, rows.weights.to(arena.device))
+            for name, values in rows.state.items():
+                arena.state[name].index_copy_(0, target, values.to(arena.device))
+            for name in self._held.noted:
+                if name in rows.uses:
+                    arena.uses[name].index_copy_(0, target, rows.uses[name].to(arena.device))
 
     def export_memory(self, chunk_keys: int) -> Iterator[dict[str, Tensor]]:
         """What the table remembers beside its rows: the clock, evicted keys not yet taken, what ``spec.admit`` counted.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +39,7 @@ class DynamicArena:
         next_row: first row that was never used.
         free_rows: int64[n], rows that were given back, in the order in which they are lent out again.
         generation: rises when rows that were given back during a `hold` can be lent out again.
+        lock: held by whoever gives rows to keys or takes them away: tables share the rows that are free.
 
     Args:
         specs: the tables.
@@ -57,6 +60,7 @@ class DynamicArena:
         self.next_row = len(specs)
         self.free_rows = torch.empty(0, dtype=torch.int64)
         self.generation = 0
+        self.lock = threading.RLock()
         self._is_held = False
         self._given_back: list[Tensor] = []
         self._defaults = torch.stack([torch.tensor(spec.default).expand(self.width) for spec in specs])
@@ -149,6 +153,15 @@ class DynamicArena:
                 held.tensor[first:end] = fill
         return torch.cat([again, torch.arange(first, end, device=self.device)])
 
+    def make_room(self, count: int, *, given_back: int, purpose: str) -> None:
+        """Have memory for `count` rows to claim after `given_back` were given back.
+
+        Raises:
+            StorageError: not enough memory; nothing has changed then.
+        """
+        reused = self.free_rows.numel() + (0 if self._is_held else given_back)
+        self._grow(self.next_row + max(0, count - reused), purpose)
+
     def give_back(self, rows: Tensor) -> None:
         """Rows int64[n] that no key has any more."""
         if self._is_held:
@@ -162,11 +175,12 @@ class DynamicArena:
 
     def let_go(self) -> None:
         """The gradients have been taken: rows that were given back may be lent out again."""
-        self._is_held = False
-        if self._given_back:
-            self.free_rows = torch.cat([self.free_rows, *self._given_back])
-            self._given_back = []
-            self.generation += 1
+        with self.lock:
+            self._is_held = False
+            if self._given_back:
+                self.free_rows = torch.cat([self.free_rows, *self._given_back])
+                self._given_back = []
+                self.generation += 1
 
     def settle(self) -> None:
         """Set the default rows and their state back to what they are, after an update moved them."""
@@ -190,6 +204,12 @@ class DynamicArena:
         self._weights, self._state, self._uses = weights, state, uses
         self._defaults, self.free_rows = self._defaults.to(device), self.free_rows.to(device)
         self._given_back = [rows.to(device) for rows in self._given_back]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, lock=threading.RLock())
 
     def _blocks(self) -> list[GrowingTensor]:
         return [self._weights, *self._state.values(), *self._uses.values()]

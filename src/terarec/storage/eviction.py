@@ -56,8 +56,9 @@ def _scores(policy: EvictionSpec, keys: Tensor, uses: Mapping[str, Tensor]) -> T
         return uses[COUNT]
     if not isinstance(policy, ScoreEviction):
         return uses[LAST_STEP]
-    scores = policy.score(keys, uses[COUNT], uses[LAST_STEP])
-    if not isinstance(scores, Tensor) or scores.shape != keys.shape or bool(scores.isnan().any()):
+    scores: Tensor = policy.score(keys, uses[COUNT], uses[LAST_STEP])
+    is_ordered = isinstance(scores, Tensor) and not (scores.is_complex() or scores.dtype == torch.bool)
+    if not is_ordered or scores.shape != keys.shape or bool(scores.isnan().any()):
         got = f"{scores.dtype}{list(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
         raise ConfigError(f"score function: got {got}, expected a tensor of {keys.numel()} numbers without NaN")
     return scores

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from terarec.errors import StorageError
 from terarec.kernels import memory
@@ -70,12 +71,19 @@ class GrowingTensor:
         Raises:
             StorageError: no memory there.
         """
-        copied = GrowingTensor(self._row_shape, self.tensor.dtype, device)
-        copied.grow(self.tensor.shape[0])
-        copied.tensor.copy_(self.tensor)
-        return copied
+        return _copied(self._row_shape, self.tensor, device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GrowingTensor:
         twin = self.to(self.tensor.device)
         memo[id(self)] = twin
         return twin
+
+    def __reduce__(self) -> tuple[Any, ...]:  # the address space that is reserved cannot be pickled
+        return _copied, (self._row_shape, self.tensor, self.tensor.device)
+
+
+def _copied(row_shape: tuple[int, ...], rows: Tensor, device: torch.device) -> GrowingTensor:
+    copied = GrowingTensor(row_shape, rows.dtype, device)
+    copied.grow(rows.shape[0])
+    copied.tensor.copy_(rows)
+    return copied

@@ -56,6 +56,18 @@ class KeyRows:
         self.arena.give_back(self.items()[1])
         self._start()
 
+    def check_room(self, wanted: int) -> None:
+        """Have memory for `wanted` rows in the place of all that are held.
+
+        Raises:
+            StorageError: memory or table is full; the rows are as they were.
+        """
+        held = len(self.index)
+        purpose = f"table {self.spec.name!r}: holds {held:,} rows, {wanted:,} in their place asked for"
+        if self.spec.max_rows is not None and wanted > self.spec.max_rows:
+            raise StorageError(f"{purpose}, at most {self.spec.max_rows:,} allowed")
+        self.arena.make_room(wanted, given_back=held, purpose=purpose)
+
     def items(self) -> tuple[Tensor, Tensor]:
         """All keys and their rows, int64[n] each."""
         keys, rows, _ = self.index.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -109,6 +110,14 @@ class HashIndex:
         keys, rows = torch.empty(2, room, dtype=torch.int64)
         following, written = self._core.items(start, room, keys.data_ptr(), rows.data_ptr())
         return keys[:written], rows[:written], following
+
+    def __getstate__(self) -> dict[str, Any]:
+        keys, rows, _ = self.items()
+        return {"device": self.device, "keys": keys, "rows": rows}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        HashIndex.__init__(self, device=state["device"])
+        self.assign(state["keys"], state["rows"])
 
     def _out_of_memory(self, keys: int) -> StorageError:
         return StorageError(
