@@ -91,7 +91,7 @@ def test_columns_of_other_types(step: Operator, problem: str) -> None:
         ),
         (
             Explode(columns=("l", "m")),
-            r"column 'm', row 11: got a list of 1, expected 2 items as in column 'l'",
+            r"column 'm', row 11: got a list of 1, expected as many items as in column 'l'",
         ),
         (GivenIds(columns=("i",), rows=(9,)), r"column 'i', row 10: got 9, expected an id, 0 <= id < 9"),
         (GivenIds(columns=("i",), rows=(10,)), r"column 'i', row 11: got None, expected an id, 0 <= id < 10"),

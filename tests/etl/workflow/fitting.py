@@ -4,7 +4,7 @@ from pathlib import Path
 
 from terarec.etl.columns import Block
 from terarec.etl.operators import SpillOptions
-from terarec.etl.workflow import Workflow, run_row_steps, run_steps
+from terarec.etl.workflow import Workflow, run_steps
 
 
 def fit(workflow: Workflow, block: Block, directory: Path) -> Workflow:
@@ -14,8 +14,10 @@ def fit(workflow: Workflow, block: Block, directory: Path) -> Workflow:
     for phase, steps in enumerate(plan.fit_phases):
         work = plan.fit_pass(phase)
         statistics = {step: plan.codes[step].statistic(plan.types[step], memory) for step in steps}
-        rows = run_row_steps(plan, work, block.only(work.reads), workflow.states).training()
-        _, partials = run_steps(plan, work, rows, workflow.states, statistics=statistics)
+        rows = block.only(work.reads)
+        for step in work.row_steps:
+            rows = plan.codes[step].apply(rows, workflow.states.get(step))
+        _, partials = run_steps(plan, work, rows.training(), workflow.states, statistics=statistics)
         for step, statistic in statistics.items():
             statistic.merge(partials[step])
             workflow.states[step] = statistic.finish()

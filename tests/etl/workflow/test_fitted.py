@@ -31,7 +31,7 @@ def test_steps_are_fitted_after_those_that_they_read() -> None:
     plan = shop().plan
     assert plan.fit_phases == ((0, 6, 7, 8), (1,), (2,), (3,))
     assert plan.fit_pass(0).reads == ("user", "price", "brand", "model", "tags", "bought")
-    assert plan.fit_pass(2).reads == ("price",)
+    assert plan.fit_pass(2).reads == ("price", "bought")
     assert plan.fit_pass(2).steps == (0, 1)
     assert plan.fit_pass(2).observes == (2,)
 
@@ -103,7 +103,7 @@ def test_a_record_brings_its_history(tmp_path: Path) -> None:
         categorical=["brand_id", "seen"],
     )
     assert made.plan.grouped_steps == (0,)
-    assert made.plan.grouped_pass().reads == ("user", "price", "brand")
+    assert made.plan.grouped_pass().reads == ("user", "price", "brand", "bought")
     block = made.apply(rows_of(raw()), upto=1)
     for step in (1, 2):
         code = made.plan.codes[step]

@@ -12,11 +12,12 @@ from terarec.etl.columns.column import (
     text_buffers,
     text_lengths,
 )
-from terarec.etl.columns.row_fault import RowFaultError
+from terarec.etl.columns.row_fault import REFUSED_SHOWN, RowFaultError
 
 __all__ = [
     "ARROW_TYPES",
     "DTYPES",
+    "REFUSED_SHOWN",
     "SPLIT_NAMES",
     "TEST",
     "TRAIN",

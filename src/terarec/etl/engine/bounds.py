@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from terarec.etl.columns import Block
 from terarec.etl.engine.order_statistics import OrderStatistics
-from terarec.etl.engine.passes import Passes
+from terarec.etl.engine.passes import Passes, ReadRows
 from terarec.etl.engine.splits import Bounds, RowBounds, TimeBounds, share_counts, times_of
 from terarec.spec import FieldError, Split, SplitByFiles, SplitByFraction, SplitByTime
 
@@ -25,13 +25,13 @@ def needs_bounds(split: Split | None) -> bool:
     return by_share or isinstance(split, SplitByFraction | SplitByFiles)
 
 
-def find_bounds(split: Split, passes: Passes, enter: Callable[[Block], Block], directory: Path) -> Bounds:
+def find_bounds(split: Split, passes: Passes, enter: Callable[[ReadRows], Block], directory: Path) -> Bounds:
     """Count what `split`, one of those that `needs_bounds`, has to know.
 
     Args:
         split: of the workflow.
         passes: the sources.
-        enter: does the steps that change which rows there are.
+        enter: gives the rows that take part.
         directory: for a file of the rows' times.
 
     Raises:
@@ -77,10 +77,9 @@ def _row_bounds(valid_from: int, test_from: int, end: int, item_bits: int) -> Ro
     return RowBounds(valid_from=valid_from << item_bits, test_from=test_from << item_bits, end=end << item_bits)
 
 
-def _time_bounds(split: SplitByTime, passes: Passes, enter: Callable[[Block], Block], path: Path) -> TimeBounds:
-    def work(block: Block, beside: Block | None) -> NDArray[np.float64]:
-        del beside
-        return times_of(enter(block).columns[split.column])
+def _time_bounds(split: SplitByTime, passes: Passes, enter: Callable[[ReadRows], Block], path: Path) -> TimeBounds:
+    def work(rows: ReadRows) -> NDArray[np.float64]:
+        return times_of(enter(rows).columns[split.column])
 
     with OrderStatistics(path) as times:
         with closing(passes.map(work)) as found:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
-from terarec.etl.columns import SPLIT_NAMES, TRAIN, Block
-from terarec.etl.engine.passes import Beside, Passes
+from terarec.etl.columns import SPLIT_NAMES, Block
+from terarec.etl.engine.passes import Beside, Passes, ReadRows
 from terarec.etl.engine.steps import Steps
 from terarec.etl.operators import Statistic
 from terarec.etl.source import RawBlock
@@ -41,11 +41,14 @@ def fit_phase(
         Split -> rows that were seen.
     """
 
-    def observe(block: Block, joined: Block | None) -> tuple[dict[int, Any], NDArray[np.int64]]:
-        entered = steps.enter(work, block)
+    def observe(rows: ReadRows) -> tuple[dict[int, Any], NDArray[np.int64]]:
+        def look(block: Block) -> dict[int, Any]:
+            return steps.observe(work, block, rows.joined, statistics) if block.num_rows else {}
+
+        entered = steps.enter(work, rows)
         assert entered.split is not None
         counts = np.bincount(entered.split, minlength=len(SPLIT_NAMES))
-        return steps.observe(work, entered, joined, statistics) if counts[TRAIN] else {}, counts
+        return rows.refusals.leave_out(look, entered.training())[0], counts
 
     rows = np.zeros(len(SPLIT_NAMES), dtype=np.int64)
     with closing(passes.map(observe, beside=beside, blocks=blocks)) as results:

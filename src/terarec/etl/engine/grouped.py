@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from terarec.etl.columns import Block, Column, concatenate_blocks
 from terarec.etl.engine.arrow_blocks import from_table, to_batch
-from terarec.etl.engine.passes import Passes
+from terarec.etl.engine.passes import Passes, ReadRows
 from terarec.etl.engine.splits import hashes
 from terarec.etl.engine.steps import Steps, stored_name
 from terarec.etl.operators import OperatorCode, Statistic
@@ -49,10 +49,9 @@ def run_grouped(passes: Passes, steps: Steps, directory: Path, count: int) -> No
     stages = {step: _Scatter(plan.codes[step], step, directory / f"in-{step}", count) for step in plan.grouped_steps}
     observing = dataclasses.replace(work, observes=plan.grouped_steps)
 
-    def scatter(block: Block, joined: Block | None) -> dict[int, Any]:
-        del joined
+    def scatter(rows: ReadRows) -> dict[int, Any]:
         # What a grouped step reads stands where a statistic would look: right before the step.
-        entered = steps.enter(work, block)
+        entered = steps.enter(work, rows)
         looking = cast(Mapping[int, Statistic], stages)
         return run_steps(plan, observing, entered, steps.states, statistics=looking)[1]
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from terarec.etl.columns import Block, RowFaultError
+from terarec.etl.columns import Block
 from terarec.etl.engine.progress import ProgressMeter
+from terarec.etl.engine.refusals import Refusals
 from terarec.etl.in_order import map_in_order
 from terarec.etl.source import RawBlock, Source
 
@@ -20,6 +22,21 @@ class Beside(Protocol):
     def rows_before(self, row: int) -> Block | None:
         """The next rows, up to the row id `row` and without it; called with rising ids, from one thread."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRows:
+    """A block of the sources.
+
+    Attributes:
+        block: its rows as they were read.
+        joined: the rows beside that belong to it.
+        refusals: takes those that are refused.
+    """
+
+    block: Block
+    joined: Block | None
+    refusals: Refusals
 
 
 class Passes:
@@ -46,7 +63,7 @@ class Passes:
 
     def map(
         self,
-        function: Callable[[Block, Block | None], Result],
+        function: Callable[[ReadRows], Result],
         *,
         beside: Beside | None = None,
         blocks: Iterable[RawBlock] | None = None,
@@ -54,23 +71,21 @@ class Passes:
         """`function` of blocks of the sources, called in worker threads.
 
         Args:
-            function: takes a block as it was read, and the rows of `beside` that belong to it.
+            function: takes the rows of a block.
             beside: see there.
             blocks: in order, iterated in a thread of its own; None for all.
 
         Raises:
-            FormatError: a damaged source, with the policy "raise" bad input in it, or a value that `function` refuses.
+            FormatError: a damaged source, or with the policy "raise" bad input in it.
         """
 
         def work(item: tuple[RawBlock, Block | None]) -> tuple[Result, int, int]:
             raw, joined = item
+            refusals = Refusals(self.source, raw, self.item_bits)
             block = self.source.read_block(raw)
-            try:
-                return function(block, joined), block.num_rows, raw.read_bytes
-            except RowFaultError as fault:
-                if self.item_bits:  # the row id may be of before rows were exploded, or of after
-                    raise
-                raise self.source.located(raw, fault) from None
+            result = function(ReadRows(block, joined, refusals))
+            refusals.settle()
+            return result, block.num_rows, raw.read_bytes
 
         with closing(map_in_order(work, self._items(beside, blocks), self._threads)) as results:
             for result, rows, read_bytes in results:

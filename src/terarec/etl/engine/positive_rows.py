@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 
 import numpy as np
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import SPLIT_NAMES, TRAIN, Block
-from terarec.etl.engine.passes import Beside, Passes
+from terarec.etl.columns import SPLIT_NAMES, TRAIN
+from terarec.etl.engine.passes import Beside, Passes, ReadRows
 from terarec.etl.engine.steps import Steps
 from terarec.formats import ColumnBlock
 from terarec.spec import LabelSpec
@@ -39,8 +40,9 @@ def training_values(passes: Passes, steps: Steps, column: str, beside: Beside | 
     """The first different values of `column` in the training part, one more than `SHOWN` at most."""
     work = steps.plan.transform_pass()
 
-    def values(block: Block, joined: Block | None) -> list[str]:
-        done = steps.run(work, steps.enter(work, block), joined)
+    def values(rows: ReadRows) -> list[str]:
+        run = partial(steps.run, work, joined=rows.joined)
+        done = rows.refusals.leave_out(run, steps.enter(work, rows))[0]
         found = done.columns[column].take(np.flatnonzero(done.split == TRAIN))
         texts = found.arrow_text() if found.type == "text" else found.values
         return list(dict.fromkeys(map(str, texts.tolist())))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.etl.columns import SPLIT_NAMES, Block
-from terarec.etl.engine.passes import Beside, Passes
+from terarec.etl.engine.passes import Beside, Passes, ReadRows
 from terarec.etl.engine.positive_rows import PositiveRows
 from terarec.etl.engine.steps import Steps
 from terarec.etl.sink import Sink
@@ -47,16 +47,18 @@ def write_rows(
     """
     work = steps.plan.transform_pass()
 
-    def encoded(block: Block, joined: Block | None) -> tuple[list[Part], dict[str, tuple[int, int]]]:
+    def encoded(rows: ReadRows) -> tuple[list[Part], dict[str, tuple[int, int]]]:
+        def encode_rows(block: Block) -> list[Part]:
+            if not block.num_rows:
+                return []
+            done = steps.run(work, block, rows.joined)
+            return split_parts(done, encode(done))
+
         missing = {
             name: (int(np.count_nonzero(column.is_missing())), len(column.values))
-            for name, column in block.columns.items()
+            for name, column in rows.block.columns.items()
         }
-        entered = steps.enter(work, block)
-        if not entered.num_rows:
-            return [], missing
-        done = steps.run(work, entered, joined)
-        return split_parts(done, encode(done)), missing
+        return rows.refusals.leave_out(encode_rows, steps.enter(work, rows))[0], missing
 
     rows: Counter[str] = Counter()
     faults: Counter[str] = Counter()

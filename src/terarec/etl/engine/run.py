@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from terarec.errors import FormatError
-from terarec.etl.columns import SPLIT_NAMES, Block
+from terarec.etl.columns import SPLIT_NAMES
 from terarec.etl.engine.bounds import bounds_from_data, bounds_to_data, find_bounds, needs_bounds
 from terarec.etl.engine.counting_fit import CountingLook
 from terarec.etl.engine.fit import check_training, fit_phase
@@ -29,7 +29,7 @@ from terarec.etl.operators import State
 from terarec.etl.operators.explode import ITEM_BITS
 from terarec.etl.sink import Sink, SinkOptions, create_sink
 from terarec.etl.source import Source
-from terarec.etl.workflow import Pass, Workflow, run_row_steps
+from terarec.etl.workflow import Pass, Workflow
 from terarec.kernels import memory
 from terarec.spec import DatasetSpec, Explode, SplitByFiles, SplitByFraction
 
@@ -169,10 +169,7 @@ class Run:
             look = CountingLook(self._passes, self._plan, self._states, split)
             learnt = self._learn("fit 1", self._plan.fit_phases[0], look, self._passes.source.num_bytes)
             return bounds_from_data(learnt["bounds"])
-        work = self._plan.row_pass()
-
-        def enter(block: Block) -> Block:
-            return run_row_steps(self._plan, work, block, self._states)
+        enter = partial(Steps(self._plan, self._states, assign(None, None)).enter, self._plan.row_pass())
 
         def count() -> Result:
             return bounds_to_data(find_bounds(split, self._passes, enter, self._work))

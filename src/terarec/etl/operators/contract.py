@@ -78,6 +78,11 @@ class OperatorCode(Protocol):
         ...
 
     @property
+    def refuses(self) -> bool:
+        """Whether `apply` may refuse values."""
+        ...
+
+    @property
     def reads(self) -> tuple[str, ...]:
         """Columns that the step takes while a data set is prepared."""
         ...
@@ -105,7 +110,11 @@ class OperatorCode(Protocol):
         ...
 
     def apply(self, block: Block, state: State | None) -> Block:
-        """Do the step to the rows of a block. The result shares the columns that the step leaves alone."""
+        """Do the step to the rows of a block. The result shares the columns that the step leaves alone.
+
+        Raises:
+            RowFaultError: rows hold a value that the step does not take.
+        """
         ...
 
     def list_lookup(self, name: str, state: State | None) -> Callable[[list[Any]], NDArray[np.int64]] | None:

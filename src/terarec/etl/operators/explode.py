@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from terarec.errors import FormatError
-from terarec.etl.columns import Block, ColumnType
+from terarec.etl.columns import REFUSED_SHOWN, Block, ColumnType, RowFaultError
 from terarec.etl.operators.contract import ColumnTypes, Stage, State
 from terarec.etl.operators.step_code import StepCode
 from terarec.spec import Explode
@@ -19,6 +19,7 @@ class ExplodeCode(StepCode[Explode]):
 
     stage: Stage = "rows"
     takes_lists = True
+    refuses = True
 
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
         """One value a row."""
@@ -38,20 +39,21 @@ class ExplodeCode(StepCode[Explode]):
             found = block.columns[name].offsets
             assert found is not None
             if not np.array_equal(found, offsets):
-                row = int(np.argmax(np.diff(found) != lengths))
-                raise FormatError(
-                    f"column {name!r}, row {block.rows[row]}: got a list of {np.diff(found)[row]}, expected "
-                    f"{lengths[row]} items as in column {first!r}"
-                )
-        if len(lengths) and lengths.max() > 1 << ITEM_BITS:
-            row = int(np.argmax(lengths))
-            raise FormatError(
-                f"column {first!r}, row {block.rows[row]}: got a list of {lengths[row]}, expected at most "
-                f"{1 << ITEM_BITS} items"
-            )
+                wrong = np.diff(found) != lengths
+                raise _refused(block, name, np.diff(found), wrong, f"as many items as in column {first!r}")
+        if (long := lengths > 1 << ITEM_BITS).any():
+            raise _refused(block, first, lengths, long, f"at most {1 << ITEM_BITS} items")
         positions = np.repeat(np.arange(len(lengths)), lengths)
         others = [name for name in block.columns if name not in self.spec.columns]
         repeated = block.only(others).take(positions)
         items = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
         flat = {name: block.columns[name].flat() for name in self.spec.columns}
         return Block({**repeated.columns, **flat}, (repeated.rows << ITEM_BITS) | items, repeated.split)
+
+
+def _refused(
+    block: Block, name: str, lengths: NDArray[np.int64], wrong: NDArray[np.bool_], accepted: str
+) -> RowFaultError:
+    """The error that the lists of these `lengths` in rows that are `wrong` are not what is `accepted`."""
+    got = [f"got a list of {length}" for length in lengths[wrong][:REFUSED_SHOWN].tolist()]
+    return RowFaultError(name, block.rows[wrong], got, accepted)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.etl.columns import Block, Column, ColumnType, RowFaultError
+from terarec.etl.columns import REFUSED_SHOWN, Block, Column, ColumnType, RowFaultError
 from terarec.etl.operators.contract import ColumnTypes, State
 from terarec.etl.operators.step_code import StepCode
 from terarec.etl.operators.values import refused
@@ -20,6 +20,7 @@ class GivenIdsCode(StepCode[GivenIds]):
     """Code of `GivenIds`."""
 
     accepted = ("integer",)
+    refuses = True
 
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
         """Ids, or integers where there are keys; lists of at most `max_length`."""
@@ -44,7 +45,7 @@ class GivenIdsCode(StepCode[GivenIds]):
             if rows is not None:
                 wrong = (column.values < 0) | (column.values >= rows) | column.is_missing()
                 if wrong.any():
-                    raise refused(block, name, int(np.argmax(wrong)), accepted_id(rows))
+                    raise refused(block, name, wrong, accepted_id(rows))
                 column = column.like(Column("id", column.values))
             made[output] = column
         return block.with_columns(made)
@@ -53,11 +54,11 @@ class GivenIdsCode(StepCode[GivenIds]):
         offsets, most = block.columns[name].offsets, self.spec.max_length
         if offsets is None or most is None:
             return
-        long = np.flatnonzero(np.diff(offsets) > most)
+        lengths = np.diff(offsets)
+        long = np.flatnonzero(lengths > most)
         if long.size:
-            row = int(long[0])
-            length = int(offsets[row + 1] - offsets[row])
-            raise RowFaultError(name, int(block.rows[row]), f"got a list of {length}, {accepted_list(most)}")
+            got = [f"got a list of {length}" for length in lengths[long][:REFUSED_SHOWN].tolist()]
+            raise RowFaultError(name, block.rows[long], got, accepted_list(most))
 
     def list_lookup(self, name: str, state: State | None) -> Callable[[list[Any]], NDArray[np.int64]] | None:
         """Python integers as they are; none for keys, which are no ids."""
@@ -82,4 +83,4 @@ def accepted_id(rows: int) -> str:
 
 def accepted_list(max_length: int) -> str:
     """How long a list may be."""
-    return f"expected at most {max_length} items"
+    return f"at most {max_length} items"

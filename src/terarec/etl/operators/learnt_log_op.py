@@ -20,6 +20,7 @@ class LearntLogOpCode(LogOpCode):
     """Code of `LogOp` without a given shift."""
 
     stage: Stage = "fitted"
+    refuses = False
 
     def shift_of(self, name: str, state: State | None) -> float:
         """The shift of the input `name`."""

@@ -17,6 +17,8 @@ from terarec.spec import LogOp
 class LogOpCode(NumberStepCode[LogOp]):
     """Code of `LogOp` with a given shift."""
 
+    refuses = True
+
     def shift_of(self, name: str, state: State | None) -> float:
         """The shift of the input `name`."""
         assert self.spec.shift is not None
@@ -43,7 +45,7 @@ class LogOpCode(NumberStepCode[LogOp]):
             low = block.columns[name].numbers() <= -shift
             if low.any():
                 accepted = f"more than {-shift!r} for a logarithm (Clip raises lower ones)"
-                raise refused(block, name, int(np.argmax(low)), accepted)
+                raise refused(block, name, low, accepted)
         return NumberStepCode.apply(self, block, state)
 
     def inverse(self, column: str, encoded: NDArray[np.float64], state: State | None) -> NDArray[np.float64]:

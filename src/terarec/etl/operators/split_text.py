@@ -25,6 +25,7 @@ class SplitTextCode(StepCode[SplitText]):
     """Code of `SplitText`."""
 
     accepted = ("text",)
+    refuses = True
 
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
         """As told."""
@@ -63,9 +64,10 @@ class SplitTextCode(StepCode[SplitText]):
                     return read
         except pa.ArrowInvalid:
             pass
-        row = next(row for row, text in enumerate(part.to_pylist()) if text is not None and not _is_read(text, kind))
+        pairs = zip(part.to_pylist(), well_formed.to_pylist(), strict=True)
+        wrong = np.array([text is not None and not (formed and _is_held(text, kind)) for text, formed in pairs])
         accepted = f"{_NAMES[kind]} as part {place + 1} between {self.spec.separator!r}"
-        raise refused(block, self.spec.columns[0], row, accepted)
+        raise refused(block, self.spec.columns[0], wrong, accepted)
 
 
 def _numbers(part: pa.Array, kind: Kind) -> Column:
@@ -74,9 +76,8 @@ def _numbers(part: pa.Array, kind: Kind) -> Column:
     return from_arrow(part, kind)
 
 
-def _is_read(text: str, kind: Kind) -> bool:
-    if not pc.match_substring_regex(pa.array([text]), _FORMS[kind])[0].as_py():
-        return False
+def _is_held(text: str, kind: Kind) -> bool:
+    """Whether `text`, which has the form of a value of `kind`, is one."""
     if kind == "integer":
         return -(2**63) <= int(text) < 2**63
     return kind == "hex32" or bool(np.isfinite(float(text)))

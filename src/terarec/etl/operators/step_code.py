@@ -30,6 +30,8 @@ class StepCode(Generic[SpecT]):
     """Kinds of the inputs that the operator takes."""
     takes_lists: ClassVar[bool] = False
     """Whether the inputs must be lists; else lists are taken item by item."""
+    refuses: bool = False
+    """Whether `apply` may refuse values, by a `RowFaultError`."""
 
     def __init__(self, spec: SpecT) -> None:
         self.spec = spec

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import Block, Column, Kind, RowFaultError, text_buffers
+from terarec.etl.columns import REFUSED_SHOWN, Block, Column, Kind, RowFaultError, text_buffers
 from terarec.kernels.cpu.hashes import xxh64_int64, xxh64_list, xxh64_text
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
@@ -18,14 +18,24 @@ _HEX = re.compile(r"[0-9a-fA-F]{1,8}", re.ASCII)
 _SHOWN_CHARACTERS = 60
 
 
-def refused(block: Block, name: str, position: int, accepted: str) -> RowFaultError:
-    """The error that the value at `position` of the m values of the column `name` is not what is `accepted`."""
+def refused(block: Block, name: str, wrong: NDArray[np.bool_], accepted: str) -> RowFaultError:
+    """The error that those of the m values of the column `name` that are `wrong`, bool[m], are not what is `accepted`.
+
+    At least one of them is.
+    """
     column = block.columns[name]
+    items = rows = np.flatnonzero(wrong)
+    if column.offsets is not None:
+        rows, first = np.unique(np.searchsorted(column.offsets, items, side="right") - 1, return_index=True)
+        items = items[first]
+    got = [f"got {_shown(column, position)}" for position in items[:REFUSED_SHOWN].tolist()]
+    return RowFaultError(name, block.rows[rows], got, accepted)
+
+
+def _shown(column: Column, position: int) -> str:
     value = None if column.missing is not None and column.missing[position] else column.values[position]
     shown = repr(value.as_py() if isinstance(value, pa.Scalar) else getattr(value, "item", lambda: value)())
-    shown = shown if len(shown) <= _SHOWN_CHARACTERS else shown[: _SHOWN_CHARACTERS - 3] + "..."
-    row = position if column.offsets is None else int(np.searchsorted(column.offsets, position, side="right")) - 1
-    return RowFaultError(name, int(block.rows[row]), f"got {shown}, expected {accepted}")
+    return shown if len(shown) <= _SHOWN_CHARACTERS else shown[: _SHOWN_CHARACTERS - 3] + "..."
 
 
 def value_of(kind: Kind, value: float | str) -> Any:

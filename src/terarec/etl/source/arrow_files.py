@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from terarec.errors import FormatError
 from terarec.etl.columns import Column
 from terarec.etl.source.arrow_values import check_type, read_column, value_type
-from terarec.etl.source.bad_input import BadInputPolicy, InputFault
+from terarec.etl.source.bad_input import BadInputPolicy, InputFault, Place
 from terarec.etl.source.files import SourceFile
 from terarec.etl.source.names import check_names
 from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart
@@ -28,6 +30,7 @@ class _TypedReader:
     """Reads files that tell the types of their columns, which have to be the same in all."""
 
     is_text = False
+    place: Place = "row"
 
     def __init__(self, spec: SourceSpec) -> None:
         self._spec = spec
@@ -62,9 +65,10 @@ class _TypedReader:
 
         return settle(ParsedPart(columns), found, policy, fault_of)
 
-    def place(self, part: RawPart, position: int) -> str:
-        """Where the row at a position of a part stands in its file."""
-        return f"row {part.before + position + 1}"
+    def numbers(self, part: RawPart, positions: NDArray[np.int64]) -> list[int]:
+        """The rows of the file that stand at some positions of a part."""
+        numbers: list[int] = (positions + part.before + 1).tolist()
+        return numbers
 
 
 class ParquetReader(_TypedReader):

@@ -14,6 +14,9 @@ BadInputPolicy = Literal["raise", "skip", "missing"]
 
 BAD_INPUT_POLICIES: tuple[BadInputPolicy, ...] = ("raise", "skip", "missing")
 
+Place = Literal["line", "row"]
+"""What rows of a file are counted by: lines or, in files without lines, rows."""
+
 FAULTS_SHOWN = 10
 _SHOWN_CHARACTERS = 40
 
@@ -33,7 +36,7 @@ class InputFault:
     """
 
     path: str
-    place: Literal["line", "row"] = "line"
+    place: Place = "line"
     number: int
     kind: str
     column: str | None
@@ -69,16 +72,26 @@ class BadInputLog:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: dict[int, Mapping[str, int]] = {}
-        self._first: dict[int, Sequence[InputFault]] = {}
+        self._counts: dict[tuple[int, bool], Mapping[str, int]] = {}
+        self._first: dict[int, dict[bool, Sequence[InputFault]]] = {}
 
-    def add(self, first_row: int, counts: Mapping[str, int], faults: Sequence[InputFault]) -> None:
-        """Take in the faults of the block that begins with row `first_row`; `faults` are the first ones."""
+    def add(
+        self, first_row: int, counts: Mapping[str, int], faults: Sequence[InputFault], *, is_read: bool = False
+    ) -> None:
+        """Take in the faults of a block.
+
+        Args:
+            first_row: id of its first row.
+            counts: faults of each kind.
+            faults: the first ones.
+            is_read: whether they were found once the block was read.
+        """
         if not counts:
             return
+        ordered = sorted(faults, key=lambda fault: fault.number)[:FAULTS_SHOWN]
         with self._lock:
-            self._counts[first_row] = counts
-            self._first[first_row] = faults[:FAULTS_SHOWN]
+            self._counts[first_row, is_read] = counts
+            self._first.setdefault(first_row, {})[is_read] = ordered
             if len(self._first) > FAULTS_SHOWN:
                 del self._first[max(self._first)]
 
@@ -88,6 +101,7 @@ class BadInputLog:
             counts: Counter[str] = Counter()
             for block_counts in self._counts.values():
                 counts.update(block_counts)
-            blocks = heapq.nsmallest(FAULTS_SHOWN, self._first)
-            faults = [fault for block in blocks for fault in self._first[block]]
+            faults: list[InputFault] = []
+            for _, block in sorted(self._first.items()):
+                faults += heapq.merge(*block.values(), key=lambda fault: fault.number)
         return BadInputReport(dict(sorted(counts.items())), tuple(faults[:FAULTS_SHOWN]))

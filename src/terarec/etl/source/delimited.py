@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import Column
-from terarec.etl.source.bad_input import BadInputPolicy, InputFault, show
+from terarec.etl.source.bad_input import BadInputPolicy, InputFault, Place, show
 from terarec.etl.source.files import SourceFile
 from terarec.etl.source.names import check_names
 from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart
@@ -50,6 +50,7 @@ class DelimitedReader:
         self._layouts: dict[Any, DelimitedLayout] = {}  # made once for each header, not for each block
 
     is_text = True
+    place: Place = "line"
 
     def parts(self, file: SourceFile, after: RawPart | None = None) -> Iterator[RawPart]:
         """The lines of `file` in blocks; ``content`` is the text and the names of the fields, None for others."""
@@ -93,9 +94,10 @@ class DelimitedReader:
 
         return settle(read, found, policy, fault_of)
 
-    def place(self, part: RawPart, position: int) -> str:
-        """Where the row at a position of a part stands in its file."""
-        return f"line {part.before + int(lines_of_rows(part.content[0])[position]) + 1}"
+    def numbers(self, part: RawPart, positions: NDArray[np.int64]) -> list[int]:
+        """The lines of the file in which the rows at some positions of a part stand."""
+        numbers: list[int] = (lines_of_rows(part.content[0])[positions] + part.before + 1).tolist()
+        return numbers
 
     def count_rows(self, file: SourceFile) -> int:
         """Rows of `file`, bad ones included."""

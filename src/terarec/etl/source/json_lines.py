@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyarrow import json
 
 from terarec.errors import FormatError
 from terarec.etl.columns import Column
 from terarec.etl.source.arrow_values import read_column
-from terarec.etl.source.bad_input import BadInputPolicy, InputFault
+from terarec.etl.source.bad_input import BadInputPolicy, InputFault, Place
 from terarec.etl.source.delimited import lines_of_rows
 from terarec.etl.source.files import SourceFile
 from terarec.etl.source.json_fields import read_objects
@@ -39,6 +41,7 @@ class JsonLinesReader:
         ]
 
     is_text = True
+    place: Place = "line"
 
     def parts(self, file: SourceFile, after: RawPart | None = None) -> Iterator[RawPart]:
         """The lines of `file` in blocks; ``content`` is the text."""
@@ -70,9 +73,10 @@ class JsonLinesReader:
 
         return settle(ParsedPart(columns), found, policy, fault_of)
 
-    def place(self, part: RawPart, position: int) -> str:
-        """Where the row at a position of a part stands in its file."""
-        return f"line {part.before + int(lines_of_rows(part.content)[position]) + 1}"
+    def numbers(self, part: RawPart, positions: NDArray[np.int64]) -> list[int]:
+        """The lines of the file in which the rows at some positions of a part stand."""
+        numbers: list[int] = (lines_of_rows(part.content)[positions] + part.before + 1).tolist()
+        return numbers
 
     def count_rows(self, file: SourceFile) -> int:
         """Rows of `file`, bad ones included."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.etl.columns import Block, Column
-from terarec.etl.source.bad_input import BadInputPolicy, InputFault
+from terarec.etl.source.bad_input import BadInputPolicy, InputFault, Place
 from terarec.etl.source.files import SourceFile
 
 
@@ -106,9 +106,11 @@ class FormatReader(Protocol):
 
     Attributes:
         is_text: whether the rows of a file cannot be counted but by reading it.
+        place: what its rows stand in.
     """
 
     is_text: bool
+    place: Place
 
     def parts(self, file: SourceFile, after: RawPart | None = None) -> Iterator[RawPart]:
         """The rows of `file` in order, or those behind a part that was given before.
@@ -122,8 +124,8 @@ class FormatReader(Protocol):
         """The rows of a part."""
         ...
 
-    def place(self, part: RawPart, position: int) -> str:
-        """Where the row at a position of a part stands in its file, such as ``line 7``."""
+    def numbers(self, part: RawPart, positions: NDArray[np.int64]) -> list[int]:
+        """The lines or rows of a file, from 1, in which the rows at some positions of a part stand."""
         ...
 
     def count_rows(self, file: SourceFile) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from terarec.etl.columns import Column, offsets_of
-from terarec.etl.source.bad_input import FAULTS_SHOWN, BadInputPolicy, InputFault, show
+from terarec.etl.source.bad_input import FAULTS_SHOWN, BadInputPolicy, InputFault, Place, show
 from terarec.etl.source.raw_block import FieldFaults, ParsedPart
 from terarec.spec import SourceColumn
 
@@ -90,9 +90,7 @@ def _taken(column: Column, rows: NDArray[np.int64]) -> Column:
     return Column(taken.type, taken.values, None, taken.offsets)
 
 
-def report_fault(
-    fields: FieldFaults, at: int, *, path: str, number: int, place: Literal["line", "row"] = "line"
-) -> InputFault:
+def report_fault(fields: FieldFaults, at: int, *, path: str, number: int, place: Place = "line") -> InputFault:
     """The fault at position `at` of `fields`, in line or row `number` of a file."""
     return InputFault(
         path=path,

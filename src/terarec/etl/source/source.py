@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import Block, RowFaultError
 from terarec.etl.in_order import available_threads, map_in_order
 from terarec.etl.source.arrow_files import IpcReader, ParquetReader
-from terarec.etl.source.bad_input import BAD_INPUT_POLICIES, BadInputLog, BadInputPolicy, BadInputReport
+from terarec.etl.source.bad_input import BAD_INPUT_POLICIES, BadInputLog, BadInputPolicy, BadInputReport, InputFault
 from terarec.etl.source.delimited import DelimitedReader
 from terarec.etl.source.files import SourceFile, find_files, fingerprint
 from terarec.etl.source.json_lines import JsonLinesReader
@@ -75,10 +78,38 @@ class Source:
         self._log.add(raw.first_row, parsed.counts, parsed.faults)
         return parsed.block(raw)
 
-    def located(self, raw: RawBlock, fault: RowFaultError) -> FormatError:
-        """`fault`, in a row of `raw`, with its file and line or row."""
-        place = self._reader.place(raw.part, fault.row - raw.first_row)
-        return FormatError(f"{raw.part.path}: {place}, column {fault.column!r}: {fault.problem}")
+    def refused(self, raw: RawBlock, rows: NDArray[np.int64], fault: RowFaultError) -> Sequence[InputFault]:
+        """The first values that are refused of rows that `read_block` gave, with their places.
+
+        Args:
+            raw: their block.
+            rows: their ids, int64[k].
+            fault: what was refused of each.
+
+        Raises:
+            FormatError: the policy is "raise".
+        """
+        first = rows[: len(fault.got)] - raw.first_row
+        numbers = self._reader.numbers(raw.part, first)
+        faults = [
+            InputFault(
+                path=raw.part.path,
+                place=self._reader.place,
+                number=number,
+                kind=fault.kind,
+                column=fault.column,
+                got=got,
+                expected=fault.expected,
+            )
+            for number, got in zip(numbers, fault.got, strict=True)
+        ]
+        if self._policy == "raise":
+            raise FormatError(str(faults[0])) from None
+        return faults
+
+    def leave_out(self, raw: RawBlock, counts: Mapping[str, int], faults: Sequence[InputFault]) -> None:
+        """Count rows of `raw` that were left out because of `faults`, the first ones, as bad input."""
+        self._log.add(raw.first_row, counts, faults, is_read=True)
 
     def blocks(self) -> Generator[Block]:
         """All rows in order. Each call gives the same blocks, whatever the number of threads.

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from terarec.etl.columns import Block, Column, RowFaultError
+from terarec.etl.columns import REFUSED_SHOWN, Block, Column, RowFaultError
 from terarec.etl.operators import State
 from terarec.etl.operators.values import refused, value_of
 from terarec.etl.workflow.plan import Plan
@@ -27,6 +27,7 @@ from terarec.spec import (
 
 PROBABILITY = "a number from 0 to 1, or positives"
 """What a label accepts that has to be a probability."""
+_LABEL = "a label in every row (KeepRows leaves others out)"
 
 WORKFLOW_DIRECTORY = "workflow"
 """Where a data set has the workflow that made it, beside ``dataset.json``."""
@@ -79,7 +80,7 @@ def column_block(plan: Plan, dataset: DatasetSpec, block: Block) -> ColumnBlock:
     labels = [label_values(label, block) for label in plan.spec.labels]
     return ColumnBlock(
         label=np.stack(labels, axis=1),
-        dense=dense_values(dataset, block),
+        dense=dense_values([column.name for column in dataset.dense], block),
         keys=keys_of(plan, block, [column.name for column in dataset.categorical]),
     )
 
@@ -89,20 +90,20 @@ def keys_of(plan: Plan, block: Block, names: Sequence[str]) -> tuple[Keys, ...]:
     return tuple(_keys(block.columns[name], is_key=name in plan.spec.keys) for name in names)
 
 
-def dense_values(dataset: DatasetSpec, block: Block) -> NDArray[np.float32]:
-    """float32[n, F], column after column in memory, as they come and most storages take them.
+def dense_values(names: Sequence[str], block: Block) -> NDArray[np.float32]:
+    """The columns `names` as float32[n, F], column after column in memory, as they come and most storages take them.
 
     Raises:
         FormatError: a missing number, or one that float32 does not hold.
     """
-    dense = np.empty((len(dataset.dense), block.num_rows), dtype=np.float32)
-    for values, column in zip(dense, dataset.dense, strict=True):
+    dense = np.empty((len(names), block.num_rows), dtype=np.float32)
+    for values, name in zip(dense, names, strict=True):
         with np.errstate(over="ignore"):
-            values[:] = block.columns[column.name].numbers()
+            values[:] = block.columns[name].numbers()
         right = np.isfinite(values)
         if not right.all():
             accepted = "a number that float32 holds; FillMissing gives missing ones a value"
-            raise refused(block, column.name, int(np.argmin(right)), accepted)
+            raise refused(block, name, ~right, accepted)
     return dense.T
 
 
@@ -115,10 +116,9 @@ def label_values(label: LabelSpec, block: Block) -> NDArray[np.float32]:
     column = block.columns[label.source]
     missing = column.is_missing()
     if missing.any():
-        row = int(block.rows[int(np.argmax(missing))])
-        raise RowFaultError(
-            label.source, row, "got a missing value, expected a label in every row (KeepRows leaves others out)"
-        )
+        rows = block.rows[missing]
+        got = ["got a missing value"] * min(len(rows), REFUSED_SHOWN)
+        raise RowFaultError(label.source, rows, got, _LABEL, kind="label")
     if label.positives:
         return _is_among(column, label.positives).astype(np.float32)
     if label.at_least is not None:
@@ -126,9 +126,9 @@ def label_values(label: LabelSpec, block: Block) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):
         numbers = column.numbers().astype(np.float32)
     if np.isinf(numbers).any():
-        raise refused(block, label.source, int(np.argmax(np.isinf(numbers))), "a number that float32 holds")
+        raise refused(block, label.source, np.isinf(numbers), "a number that float32 holds")
     if label.is_probability and (outside := (numbers < 0) | (numbers > 1)).any():
-        raise refused(block, label.source, int(np.argmax(outside)), PROBABILITY)
+        raise refused(block, label.source, outside, PROBABILITY)
     return numbers
 
 

@@ -11,13 +11,6 @@ from terarec.etl.operators import State, Statistic
 from terarec.etl.workflow.plan import Pass, Plan
 
 
-def run_row_steps(plan: Plan, work: Pass, block: Block, states: Mapping[int, State]) -> Block:
-    """What stands before the split: the steps ``work.row_steps`` done to a block as the source gave it."""
-    for step in work.row_steps:
-        block = plan.codes[step].apply(block, state_of(plan, step, states))
-    return block
-
-
 def run_steps(
     plan: Plan,
     work: Pass,
@@ -27,7 +20,7 @@ def run_steps(
     grouped: Mapping[int, Mapping[str, Column]] | None = None,
     statistics: Mapping[int, Statistic] | None = None,
 ) -> tuple[Block, dict[int, Any]]:
-    """The steps after the split, done to a block that `run_row_steps` gave. Several threads may call it.
+    """The steps after the split, done to a block that has its splits. Several threads may call it.
 
     Args:
         plan: of the workflow.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from terarec.errors import ConfigError
 from terarec.etl.columns import ColumnType
 from terarec.etl.operators import ColumnTypes, OperatorCode, implementation
+from terarec.etl.workflow.judging import Judging, judging
 from terarec.etl.workflow.results import check_results, results_read
 from terarec.spec import SourceSpec, SplitByTime, SplitByUser, WorkflowSpec
 
@@ -44,6 +45,7 @@ class Plan:
         grouped_steps: those that look at other rows.
         table_steps: those fitted on a side table, before all other fitting.
         fit_phases: the steps that are fitted in one pass over the training part, pass after pass.
+        judging: what every pass looks at before rows are split.
     """
 
     spec: WorkflowSpec
@@ -53,6 +55,7 @@ class Plan:
     grouped_steps: tuple[int, ...]
     table_steps: tuple[int, ...]
     fit_phases: tuple[tuple[int, ...], ...]
+    judging: Judging
 
     def row_pass(self) -> Pass:
         """The pass that counts and splits rows."""
@@ -80,7 +83,7 @@ class Plan:
         rows = len(self.row_steps)
         for step in reversed(range(len(self.codes) if stop is None else stop)):
             if step == rows - 1:
-                needed |= _split_columns(self.spec)
+                needed |= _split_columns(self.spec) | self.judging.reads
             code = self.codes[step]
             if needed & set(code.writes) or code.stage == "rows":
                 steps.append(step)
@@ -88,7 +91,7 @@ class Plan:
             if step in observes:
                 needed |= set(code.reads)
         if not rows:
-            needed |= _split_columns(self.spec)
+            needed |= _split_columns(self.spec) | self.judging.reads
         grouped = tuple(step for step in self.grouped_steps if step in steps)
         return Pass(
             reads=tuple(column.name for column in self.spec.source.columns if column.name in needed),
@@ -126,6 +129,7 @@ def plan(spec: WorkflowSpec) -> Plan:
         grouped_steps=tuple(step for step, code in enumerate(codes) if code.stage == "grouped"),
         table_steps=tuple(step for step, code in enumerate(codes) if code.table is not None),
         fit_phases=_fit_phases(codes),
+        judging=judging(spec, codes, rows, types[rows]),
     )
 
 

@@ -122,7 +122,7 @@ class RecordEncoder:
         return block
 
     def _dense_of(self, block: Block) -> NDArray[np.float32]:
-        return np.ascontiguousarray(dense_values(self._dataset, block))
+        return np.ascontiguousarray(dense_values([column.name for column in self._dataset.dense], block))
 
 
 def _told(work: Any, *arguments: Any) -> Any:

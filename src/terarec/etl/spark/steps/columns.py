@@ -92,8 +92,7 @@ def explode(frame: DataFrame, step: Step) -> DataFrame:
     for name in others:
         told = F.concat(
             F.lit(f"column {name!r}, row "), F.col(ROW).cast("string"), F.lit(": got a list of "),
-            F.size(column(name)).cast("string"), F.lit(", expected "), size.cast("string"),
-            F.lit(f" items as in column {first!r}"),
+            F.size(column(name)).cast("string"), F.lit(f", expected as many items as in column {first!r}"),
         )  # fmt: skip
         items = refuse(F.size(column(name)) != size, told, items)
     told = F.concat(

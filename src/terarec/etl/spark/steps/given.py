@@ -19,7 +19,9 @@ def given_ids(step: Step) -> Mapping[str, Column]:
     for output, name, rows in zip(step.spec.writes, step.spec.columns, step.spec.rows, strict=True):
         values = column(name)
         if step.types[name].is_list and most is not None:
-            told = _told(name, F.lit("a list of "), F.size(values).cast("string"), F.lit(f", {accepted_list(most)}"))
+            told = _told(
+                name, F.lit("a list of "), F.size(values).cast("string"), F.lit(f", expected {accepted_list(most)}")
+            )
             values = refuse(F.size(values) > most, told, values)
         made[output] = values if rows is None else each(step.types[name], values, _checker(name, rows))
     return made

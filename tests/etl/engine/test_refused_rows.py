@@ -1,0 +1,153 @@
+"""Rows with a value that a step or the data set refuses: bad input like lines that cannot be read."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from terarec.errors import FormatError
+from terarec.etl.engine import PrepareOptions, Progress, prepare
+from terarec.etl.workflow import Workflow
+from terarec.spec import (
+    Categorify,
+    Explode,
+    KeepRows,
+    LabelSpec,
+    LogOp,
+    Normalize,
+    SourceColumn,
+    SourceSpec,
+    Split,
+    SplitByFraction,
+    SplitByTime,
+    SplitText,
+    WorkflowSpec,
+)
+from tests.etl.engine.contents import contents
+from tests.etl.engine.logs import shop_lines, shop_workflow
+
+SPLITS = [SplitByFraction(valid=0.1, test=0.05), SplitByTime(column="time", valid=0.1)]
+BAD_ROWS = (3, 77, 78, 300, 590)
+
+
+def shop_log(directory: Path, bad: dict[int, str]) -> list[Path]:
+    """600 rows in one file, of which the label of some is another text."""
+    directory.mkdir()
+    lines = shop_lines(600)
+    for row, label in bad.items():
+        lines[row] = label + lines[row][1:]
+    path = directory / "log.tsv"
+    path.write_text("".join(line + "\n" for line in lines))
+    return [path]
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=lambda split: split.kind)
+@pytest.mark.parametrize("policy", ["skip", "missing"])
+def test_rows_without_a_label_are_left_out_as_lines_that_are_no_rows(tmp_path: Path, split: Split, policy: Any) -> None:
+    whole = shop_log(tmp_path / "whole", dict.fromkeys(BAD_ROWS, "1\t1\t1\t1\t"))  # lines with too many fields
+    prepare(shop_workflow(split), whole, tmp_path / "a", PrepareOptions(bad_input="skip", shuffle=True))
+    log = shop_log(tmp_path / "raw", dict.fromkeys(BAD_ROWS, ""))
+    report = prepare(shop_workflow(split), log, tmp_path / "b", PrepareOptions(bad_input=policy, shuffle=True))
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert report.bad_input.counts == {"label": 5}
+    place = f"{log[0]}: line {{}}, column 'bought': got a missing value, expected a label in every row (KeepRows"
+    starts = [place.format(row + 1) for row in BAD_ROWS]
+    assert [told.startswith(start) for told, start in zip(report.bad_input.first, starts, strict=True)] == [True] * 5
+    by_name = {column.name: column.missing for column in report.inputs}
+    assert by_name["bought"] == 5
+
+
+@pytest.mark.parametrize("split", [None, *SPLITS], ids=lambda split: getattr(split, "kind", "none"))
+def test_a_row_without_a_label_ends_the_run_in_the_first_pass(tmp_path: Path, split: Split | None) -> None:
+    log = shop_log(tmp_path / "raw", {41: "", 90: ""})
+    told: list[Progress] = []
+    with pytest.raises(FormatError, match=r"log\.tsv: line 42, column 'bought': got a missing value, expected a label"):
+        prepare(shop_workflow(split), log, tmp_path / "out", PrepareOptions(), told.append)
+    assert {step.phase for step in told} <= {"split", "group"}
+    assert [path.name for path in tmp_path.iterdir()] == ["raw"]
+
+
+def test_bad_lines_and_refused_rows_are_told_in_their_order(tmp_path: Path) -> None:
+    bad = {row: ("", "x")[row % 2] for row in range(10, 24)}
+    log = shop_log(tmp_path / "raw", bad)
+    report = prepare(shop_workflow(), log, tmp_path / "out", PrepareOptions(bad_input="skip"))
+    assert report.bad_input.counts == {"integer": 7, "label": 7}
+    assert [told.split(": ")[1].split(",")[0] for told in report.bad_input.first] == [
+        f"line {row + 1}" for row in range(10, 20)
+    ]
+    assert report.rows == 600 - 14
+
+
+LOG = SourceSpec(
+    format="delimited",
+    columns=(
+        SourceColumn(name="label", type="integer"),
+        SourceColumn(name="price", type="number"),
+        SourceColumn(name="items", type="text", separator=" "),
+    ),
+    delimiter=",",
+)
+LINES = ("1,2.5,a-1 b-0", "0,-7,a-0", ",1,", "1,,c-x d-1", "0,3,b-1 c-0", "1,1e300,a-1")
+
+
+def small(steps: Sequence[Any], label: str = "label", dense: str = "price", categorical: str = "items") -> WorkflowSpec:
+    """A workflow whose last step makes ids of `categorical`."""
+    return WorkflowSpec(
+        name="small",
+        source=LOG,
+        steps=(*steps, Categorify(columns=(categorical,))),
+        labels=(LabelSpec(name=label),),
+        dense=(dense,),
+        categorical=(categorical,) if categorical != "items" else (),
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (  # numbers that the data set does not hold
+            small([]),
+            [(3, "got a missing value"), (4, "got nan, expected a number that float32 holds"), (6, "got 1e+300")],
+        ),
+        (  # as they leave a step that learns, which only the last pass sees
+            small([Normalize(columns=("price",), outputs=("normal",))], dense="normal"),
+            [(3, "got a missing value"), (4, "got nan")],
+        ),
+        (
+            small([LogOp(columns=("price",), outputs=("log",))], dense="log"),
+            [(2, "got -7.0, expected more than -1.0"), (3, "got a missing value"), (4, "got nan")],
+        ),
+        (  # the item of a row alone
+            small(
+                [
+                    Explode(columns=("items",)),
+                    SplitText(columns=("items",), separator="-", outputs=("item", "hit"), types=("text", "integer")),
+                    KeepRows(column="price", at_most=10.0),
+                ],
+                label="hit",
+                categorical="item",
+            ),
+            [(4, "got 'c-x', expected a 64-bit integer as part 2")],
+        ),
+        (small([KeepRows(column="label", values=("0", "1")), KeepRows(column="price", at_most=10.0)]), []),
+    ],
+    ids=["dense", "after learning", "logarithm", "item", "kept rows"],
+)
+@pytest.mark.parametrize("policy", ["skip", "raise"])
+def test_what_refuses_rows(tmp_path: Path, spec: WorkflowSpec, expected: list[tuple[int, str]], policy: Any) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(LINES))
+    options = PrepareOptions(bad_input=policy)
+    if policy == "raise" and expected:
+        number, told = min(expected)
+        with pytest.raises(FormatError) as caught:
+            prepare(Workflow.of(spec), [path], tmp_path / "out", options)
+        assert str(caught.value).startswith(f"{path}: line {number}, column ")
+        assert told in str(caught.value)
+        return
+    report = prepare(Workflow.of(spec), [path], tmp_path / "out", options)
+    assert sum(report.bad_input.counts.values()) == len(expected)
+    for line, (number, told) in zip(report.bad_input.first, expected, strict=True):
+        assert line.startswith(f"{path}: line {number}, column ")
+        assert told in line
