@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from terarec.errors import ConfigError, RunInterruptedError, StorageError
-from terarec.formats import resumable_directory
+from terarec.formats import new_directory, resumable_directory
 
 WORK = {"sources": "a"}
 
@@ -44,6 +44,19 @@ def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="broken"):
         stop(tmp_path / "data", RuntimeError("broken"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_leaves_none_of_the_directories_above_that_it_made(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for place in (tmp_path / "there" / "a" / "b" / "data", tmp_path / "c" / "data"):
+        with pytest.raises(RuntimeError, match="broken"):
+            stop(place, RuntimeError("broken"))
+    with pytest.raises(RuntimeError, match="broken"), new_directory(tmp_path / "c" / "data"):
+        raise RuntimeError("broken")
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
+    with pytest.raises(RunInterruptedError):
+        stop(tmp_path / "c" / "data", KeyboardInterrupt())
+    assert (tmp_path / "c" / "data.partial" / "journal.json").exists()
 
 
 def test_a_killed_run_is_gone_on_with(tmp_path: Path) -> None:

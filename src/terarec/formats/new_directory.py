@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from terarec.errors import StorageError
@@ -35,14 +35,28 @@ def new_directory(out: Path, *, replaceable: str | None = None) -> Iterator[Path
     out = out.resolve()
     check_replaceable(out, replaceable)
     partial = out.with_name(f"{out.name}.partial-{os.getpid()}")
-    try:
-        with told_of(partial, out):
+    with told_of(partial, out), parents_made(out):
+        try:
             shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+            partial.mkdir()
             yield partial
             put_in_place(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def parents_made(path: Path) -> Iterator[None]:
+    """Make the directories above `path`; after an error those that were made go again, unless something is in them."""
+    absent = [parent for parent in path.parents if not parent.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for parent in absent:
+                parent.rmdir()
+        raise
 
 
 @contextmanager

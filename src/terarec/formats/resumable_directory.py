@@ -12,7 +12,7 @@ from typing import IO
 
 from terarec.errors import RunInterruptedError
 from terarec.formats.journal import Journal
-from terarec.formats.new_directory import check_replaceable, put_in_place, told_of
+from terarec.formats.new_directory import check_replaceable, parents_made, put_in_place, told_of
 from terarec.spec import FieldError
 
 LOCK_FILE = "lock"
@@ -39,8 +39,8 @@ def resumable_directory(out: Path, fingerprint: Mapping[str, str], *, restart: b
     out = out.resolve()
     check_replaceable(out)
     partial = out.with_name(f"{out.name}.partial")
-    with told_of(partial, out):
-        partial.mkdir(parents=True, exist_ok=True)
+    with told_of(partial, out), parents_made(out):
+        partial.mkdir(exist_ok=True)
         with (partial / LOCK_FILE).open("a+") as lock:
             _take(lock, partial, out)
             if restart:

@@ -1,16 +1,18 @@
 """Rows that are counted while the first steps learn: the same results as by a phase of its own, in one pass less."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from terarec.errors import ConfigError, FormatError
 from terarec.etl.engine import PrepareOptions, prepare
 from terarec.etl.source import source as source_module
 from terarec.etl.source.delimited import DelimitedReader
 from terarec.etl.workflow import Workflow
 from terarec.spec import Categorify, LabelSpec, LogOp, Split, SplitByFiles, SplitByFraction
 from tests.etl.engine.contents import contents
-from tests.etl.engine.logs import SOURCE, shop_files
+from tests.etl.engine.logs import SOURCE, shop_files, shop_workflow
 
 
 def workflow(split: Split) -> Workflow:
@@ -61,3 +63,14 @@ def test_results_do_not_depend_on_what_was_learnt_while_counting(
     assert [phase.name for phase in reports[1].phases] == ["fit 1", "fit 2", "write"]
     again = longer.start == 300 and split != SplitByFiles(valid=1)
     assert (reports[1].phases[0].rows > 600) == again
+
+
+@pytest.mark.parametrize("make", [workflow, shop_workflow], ids=["while learning", "before"])
+def test_a_log_of_one_bad_line_tells_of_the_line(tmp_path: Path, make: Callable[[Split], Workflow]) -> None:
+    path = tmp_path / "log.tsv"
+    path.write_text("1,2\n")
+    split = SplitByFraction(valid=0.1)
+    with pytest.raises(FormatError, match=r"log\.tsv: line 1: found 1 field, expected 6"):
+        prepare(make(split), [path], tmp_path / "out", PrepareOptions())
+    with pytest.raises(ConfigError, match="split: leaves 0 of 1 rows"):
+        prepare(make(split), [path], tmp_path / "out", PrepareOptions(bad_input="skip"))

@@ -41,21 +41,30 @@ def find_bounds(split: Split, passes: Passes, enter: Callable[[ReadRows], Block]
     if isinstance(split, SplitByTime):
         return _time_bounds(split, passes, enter, directory / "times")
     assert isinstance(split, SplitByFiles | SplitByFraction)
-    return row_bounds(split, passes.count_rows(), passes.item_bits)
+    return counted_bounds(split, passes, passes.count_rows())
 
 
-def row_bounds(split: SplitByFiles | SplitByFraction, counts: Sequence[int], item_bits: int) -> RowBounds:
-    """The bounds of rows in files that hold so many.
+def counted_bounds(split: SplitByFiles | SplitByFraction, passes: Passes, counts: Sequence[int]) -> RowBounds:
+    """The bounds of the rows of sources whose files hold so many.
 
     Raises:
         ConfigError: nothing would be left for training.
+        FormatError: the same, and with the policy "raise" there is bad input at the beginning, which tells more.
     """
+    try:
+        return _row_bounds(split, counts, passes.item_bits)
+    except FieldError:
+        passes.read_first()
+        raise
+
+
+def _row_bounds(split: SplitByFiles | SplitByFraction, counts: Sequence[int], item_bits: int) -> RowBounds:
     if isinstance(split, SplitByFiles):
         return _file_bounds(split, counts, item_bits)
     total = sum(counts)
     valid, test = share_counts(total, split.valid, split.test)
     _check_training(total - valid - test, total)
-    return _row_bounds(total - valid - test, total - test, total, item_bits)
+    return _shifted(total - valid - test, total - test, total, item_bits)
 
 
 def _file_bounds(split: SplitByFiles, counts: Sequence[int], item_bits: int) -> RowBounds:
@@ -70,10 +79,10 @@ def _file_bounds(split: SplitByFiles, counts: Sequence[int], item_bits: int) -> 
     others = sum(counts[: first_test - split.valid])
     training = others - share_counts(others, split.valid_fraction, 0.0)[0]
     _check_training(training, others)
-    return _row_bounds(training, sum(counts[:first_test]), sum(counts), item_bits)
+    return _shifted(training, sum(counts[:first_test]), sum(counts), item_bits)
 
 
-def _row_bounds(valid_from: int, test_from: int, end: int, item_bits: int) -> RowBounds:
+def _shifted(valid_from: int, test_from: int, end: int, item_bits: int) -> RowBounds:
     return RowBounds(valid_from=valid_from << item_bits, test_from=test_from << item_bits, end=end << item_bits)
 
 
@@ -96,7 +105,7 @@ def _time_bounds(split: SplitByTime, passes: Passes, enter: Callable[[ReadRows],
 
 def _check_training(training: int, total: int) -> None:
     if training < 1:
-        raise FieldError("", "split", f"leaves {training} of {total} rows for training, expected at least one")
+        raise FieldError("", "split", f"leaves {max(training, 0)} of {total} rows for training, expected at least one")
 
 
 def bounds_to_data(bounds: Bounds) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from terarec.etl.engine.bounds import bounds_to_data, row_bounds
+from terarec.etl.engine.bounds import bounds_to_data, counted_bounds
 from terarec.etl.engine.fit import check_training, fit_phase
 from terarec.etl.engine.learning import Statistics
 from terarec.etl.engine.passes import Passes
@@ -51,7 +51,7 @@ class CountingLook:
             sure = _SureBlocks(self._passes.source, self._split)
             rows, last = self._show(statistics, sure, None), sure.last
             self._passes.meter.add(0, sure.passed_bytes)
-            self._bounds = row_bounds(self._split, sure.counts, self._passes.item_bits)
+            self._bounds = counted_bounds(self._split, self._passes, sure.counts)
             if sure.end << self._passes.item_bits > self._bounds.valid_from:
                 return None
         rows += self._show(statistics, self._passes.blocks(self._bounds.valid_from, last), self._bounds)

@@ -61,6 +61,16 @@ class Passes:
         self.meter.add(sum(counts), sum(file.bytes for file in self.source.files))
         return counts
 
+    def read_first(self) -> None:
+        """Parse the first rows.
+
+        Raises:
+            FormatError: with the policy "raise" bad input in them.
+        """
+        for raw in self.source.raw_blocks():
+            self.source.read_block(raw)
+            return
+
     def map(
         self,
         function: Callable[[ReadRows], Result],
