@@ -37,6 +37,10 @@ class KernelError(TerarecError, RuntimeError):
     """A kernel that was asked for by name cannot run."""
 
 
+class ClusterError(TerarecError, RuntimeError):
+    """A cluster that was asked to work cannot be reached, or has given up; the message says what was kept."""
+
+
 class MissingDependencyError(TerarecError, ImportError):
     """An optional library is not installed; the message names the extra that brings it."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from terarec.errors import ConfigError, RunInterruptedError, StorageError
+from terarec.errors import ClusterError, ConfigError, RunInterruptedError, StorageError
 from terarec.formats import new_directory, resumable_directory
 
 WORK = {"sources": "a"}
@@ -100,6 +100,13 @@ def test_control_c_keeps_what_is_committed(tmp_path: Path) -> None:
         stop(out, KeyboardInterrupt())
     with resumable_directory(out, WORK) as journal:
         assert journal.phases == ("count",)
+
+
+def test_a_cluster_that_gives_up_keeps_what_is_committed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ClusterError, match=r"^gone; .*out\.partial keeps the phases count; the same call goes on"):
+        stop(out, ClusterError("gone"))
+    assert not out.exists()
 
 
 def test_control_c_before_the_first_phase_leaves_nothing(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from terarec.errors import RunInterruptedError
+from terarec.errors import ClusterError, RunInterruptedError
 from terarec.formats.journal import Journal
 from terarec.formats.new_directory import check_replaceable, parents_made, put_in_place, told_of
 from terarec.spec import FieldError
@@ -22,8 +22,8 @@ LOCK_FILE = "lock"
 def resumable_directory(out: Path, fingerprint: Mapping[str, str], *, restart: bool = False) -> Iterator[Journal]:
     """The journal of ``<out>.partial``, locked, to write into; renamed to `out` when the block ends well.
 
-    An error in the block removes it. A kill leaves it, and so does Ctrl-C once a phase is committed: the next call goes
-    on with it.
+    An error in the block removes it. A kill leaves it, and so do Ctrl-C and a cluster that gives up once a phase is
+    committed: the next call goes on with it.
 
     Args:
         out: must not exist, or be an empty directory.
@@ -31,6 +31,7 @@ def resumable_directory(out: Path, fingerprint: Mapping[str, str], *, restart: b
         restart: whether what an earlier call left is thrown away first.
 
     Raises:
+        ClusterError: of the block; what is committed was kept.
         ConfigError: `out` is a file or holds something, another process writes it, or other work was begun there; what
             is there stays as it is.
         RunInterruptedError: Ctrl-C; what is committed was kept.
@@ -52,8 +53,10 @@ def resumable_directory(out: Path, fingerprint: Mapping[str, str], *, restart: b
                 (partial / LOCK_FILE).unlink()
                 put_in_place(partial, out)
             except BaseException as error:
-                if isinstance(error, KeyboardInterrupt) and journal.phases:
+                if isinstance(error, KeyboardInterrupt | ClusterError) and journal.phases:
                     kept = f"{partial} keeps the phases {', '.join(journal.phases)}; the same call goes on from there"
+                    if isinstance(error, ClusterError):
+                        raise ClusterError(f"{error}; {kept}") from error
                     raise RunInterruptedError(kept) from error
                 shutil.rmtree(partial, ignore_errors=True)
                 raise

@@ -12,7 +12,7 @@ import pytest
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl import spark as spark_engine
-from terarec.etl.engine import PrepareOptions, prepare
+from terarec.etl.engine import PrepareOptions, Progress, prepare
 from terarec.etl.workflow import Workflow
 from terarec.spec import (
     Categorify,
@@ -41,12 +41,16 @@ pytestmark = pytest.mark.usefixtures("spark")
 
 def both(spec: WorkflowSpec, paths: list[Path], directory: Path, **options: Any) -> tuple[Any, Any]:
     """The reports of both engines, whose data sets lie in ``spark/`` and ``local/``."""
-    asked = PrepareOptions(**options)
+    asked, told = PrepareOptions(**options), list[Progress]()
     reports = (
-        spark_engine.prepare(Workflow.of(spec), paths, directory / "spark", on_spark(asked)),
+        spark_engine.prepare(Workflow.of(spec), paths, directory / "spark", on_spark(asked), told.append),
         prepare(Workflow.of(spec), paths, directory / "local", asked),
     )
     assert_same(directory / "spark", directory / "local")
+    assert list(dict.fromkeys(progress.phase for progress in told)) == [phase.name for phase in reports[0].phases]
+    assert [progress.done_bytes for progress in told] == sorted(progress.done_bytes for progress in told)
+    assert (told[-1].done_bytes, told[-1].seconds_left) == (told[-1].total_bytes, 0.0)
+    assert told[-1].rows == reports[0].phases[-1].rows > 0
     return reports
 
 

@@ -54,7 +54,7 @@ def test_an_interrupted_run_is_gone_on_with(tmp_path: Path) -> None:
     def interrupt(progress: Progress) -> None:
         if progress.phase == "write":
             with pytest.raises(ConfigError, match="is being written by another run"):
-                spark_engine.prepare(WORKFLOW, log, tmp_path / "out", on_spark(OPTIONS))
+                prepare(WORKFLOW, log, tmp_path / "out", OPTIONS)
             raise KeyboardInterrupt
 
     with pytest.raises(RunInterruptedError, match=r"keeps the phases rows, fit 1, fit 2; the same call goes on"):

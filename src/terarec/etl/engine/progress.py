@@ -15,7 +15,8 @@ class Progress:
     Attributes:
         phase: what is being done, such as "fit 1".
         rows: rows of the phase so far.
-        phase_bytes: bytes of the sources that the phase has read, compressed as they are.
+        phase_bytes: bytes of the sources that the phase has read, compressed as they are; on Spark, of the rows that
+            the tasks of the phase have gone through, however often and in whatever form.
         done_bytes: the same of all phases so far.
         total_bytes: the same of all phases there will be.
         rows_per_second: of the phase.

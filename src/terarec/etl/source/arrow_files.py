@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -92,6 +92,17 @@ class ParquetReader(_TypedReader):
                     before += batch.num_rows
         if not before:
             raise _no_rows(file.path)
+
+    def check_schemas(self, paths: Iterable[str]) -> None:
+        """Raise unless all of these files have the columns, in the same types; their rows are not read.
+
+        Raises:
+            ConfigError: a file lacks a column.
+            FormatError: a damaged file, or a column of another type.
+        """
+        for path in paths:
+            with _opened(path) as source:
+                self._check_schema(path, pq.read_schema(source))
 
     def count_rows(self, file: SourceFile) -> int:
         """Rows of `file`."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import json
 
@@ -104,9 +105,20 @@ class JsonLinesReader:
                 )
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
                 continue
-            if table.num_rows == part.num_rows:
+            if table.num_rows == part.num_rows and _is_finite(table):
                 return table
         return None
+
+
+def _is_finite(table: pa.Table) -> bool:
+    """Whether all numbers are; Arrow makes infinity of one that no double holds, whose digits are to be told."""
+    columns = [column for column in table.columns if pa.types.is_floating(column.type)]
+    columns += [pc.list_flatten(column) for column in table.columns if _holds_lists_of_numbers(column.type)]
+    return not any(pc.any(pc.is_inf(column)).as_py() for column in columns)
+
+
+def _holds_lists_of_numbers(found: pa.DataType) -> bool:
+    return bool(pa.types.is_list(found) and pa.types.is_floating(found.value_type))
 
 
 def _type(column: SourceColumn, lists: bool) -> pa.DataType:

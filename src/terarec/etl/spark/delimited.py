@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from terarec.errors import FormatError
 from terarec.etl.source import BadInputPolicy
-from terarec.etl.source.delimited import split_header
-from terarec.etl.source.names import check_names
+from terarec.etl.source.delimited import DelimitedReader
 from terarec.etl.source.text import MAX_LINE_BYTES
-from terarec.etl.spark.expressions import TEXT
+from terarec.etl.spark.expressions import FILE, TEXT
 from terarec.etl.spark.fields import Field, JudgedRows, literally, read_fields
 from terarec.etl.spark.lines import NumberedLines
 from terarec.spec import SourceSpec
 
 _PARTS, _CONTENTS, _BAD = "__terarec_parts", "__terarec_contents", "__terarec_bad"
+_VALID, _LONG = "__terarec_valid", "__terarec_long"
 _SPACES = r"[ \t\x0b\x0c\r]"
 
 
@@ -34,15 +33,28 @@ class _Cut:
     contents: Column
     badly_quoted: Column | None
 
-    def content(self, place: int) -> Column:
+    def content(self, place: Column) -> Column:
         """The field at `place`, null if it is badly quoted, or not there."""
-        field = F.get(self.contents, F.lit(place))
+        field = F.get(self.contents, place)
         return field if self.badly_quoted is None else F.when(~self.is_bad(place), field)
 
-    def is_bad(self, place: int) -> Column:
+    def is_bad(self, place: Column) -> Column:
         """Whether a quote does not end there, or something follows it; null if there is no such field."""
         assert self.badly_quoted is not None
-        return F.get(self.badly_quoted, F.lit(place))
+        return F.get(self.badly_quoted, place)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What the fields of a line are in some of the files.
+
+    Attributes:
+        names: of the fields; None for one that is no column.
+        files: positions of these files among the sources.
+    """
+
+    names: tuple[str | None, ...]
+    files: tuple[int, ...]
 
 
 def delimited_fields(
@@ -53,29 +65,65 @@ def delimited_fields(
     With the policy "missing" all faults are told; else the first one of a line, in the order of the local engine.
 
     Raises:
-        ConfigError: the header lacks a column.
-        FormatError: headers that differ from file to file.
+        ConfigError: a header lacks a column.
+        FormatError: a header is not UTF-8, or has a column twice.
     """
-    names = _names(source, paths, numbered.headers)
-    is_long = F.octet_length(TEXT) > MAX_LINE_BYTES
-    frame, cut = _cut(numbered.frame, F.when(~is_long, F.col(TEXT)), source)
-    places = [names.index(column.name) for column in source.columns]
-    fields = read_fields(source, [cut.content(place) for place in places], F.is_valid_utf8(TEXT))
-    known = dict(zip(places, fields, strict=True))
-    each = [_fault(cut, place, known.get(place)) for place in range(len(names))]
+    layouts = _layouts(source, paths, numbered.headers)
+    frame = numbered.frame.withColumns({_VALID: F.is_valid_utf8(TEXT), _LONG: F.octet_length(TEXT) > MAX_LINE_BYTES})
+    frame, cut = _cut(frame, F.when(~F.col(_LONG), F.col(TEXT)), source)
+    texts = [cut.content(_by_layout(layouts, _placer(column.name))) for column in source.columns]
+    fields = read_fields(source, texts, F.col(_VALID))
+    is_long = F.col(_LONG)
+    suspect = is_long | (F.size(cut.contents) != _by_layout(layouts, lambda layout: F.lit(len(layout.names))))
+    if cut.badly_quoted is not None:
+        suspect = suspect | F.coalesce(F.array_contains(cut.badly_quoted, F.lit(True)), F.lit(False))
+    faults = _by_layout(layouts, lambda layout: _faults(layout, cut, fields, policy))
+    return JudgedRows(frame, fields, suspect, F.when(is_long, F.array(F.lit("oversized_line"))).otherwise(faults))
+
+
+def _layouts(source: SourceSpec, paths: Sequence[str], headers: Sequence[str | None]) -> list[_Layout]:
+    """The layouts of the files, those of most files last."""
+    if not source.header:
+        return [_Layout(tuple(column.name for column in source.columns), tuple(range(len(paths))))]
+    reader = DelimitedReader(source)
+    files: dict[tuple[str | None, ...], list[int]] = {}
+    known: dict[str, tuple[str | None, ...]] = {}
+    for position, (path, header) in enumerate(zip(paths, headers, strict=True)):
+        line = header or ""
+        if line not in known:
+            known[line] = reader.fields(path, line.encode())
+        files.setdefault(known[line], []).append(position)
+    layouts = [_Layout(names, tuple(positions)) for names, positions in files.items()]
+    return sorted(layouts, key=lambda layout: len(layout.files))
+
+
+def _by_layout(layouts: Sequence[_Layout], expression: Callable[[_Layout], Column]) -> Column:
+    """The expression for the layout of a row's file."""
+    chosen = expression(layouts[-1])
+    for layout in layouts[:-1]:
+        chosen = F.when(F.col(FILE).isin(*layout.files), expression(layout)).otherwise(chosen)
+    return chosen
+
+
+def _placer(name: str) -> Callable[[_Layout], Column]:
+    return lambda layout: F.lit(layout.names.index(name))
+
+
+def _faults(layout: _Layout, cut: _Cut, fields: Sequence[Field], policy: BadInputPolicy) -> Column:
+    """The kinds of faults of a line that is not too long."""
+    known = {field.name: field for field in fields}
+    each = [_fault(cut, place, known.get(name or "")) for place, name in enumerate(layout.names)]
     parsed = [fault for fault in each if fault is not None]
     count = F.size(cut.contents)
-    length = F.when(count < len(names), "short_line").when(count > len(names), "long_line")
+    length = F.when(count < len(layout.names), "short_line").when(count > len(layout.names), "long_line")
     late = [field.fault for field in sorted(fields, key=lambda field: field.name) if field.read_late]
     times = [F.when(fault == "time", fault) for fault in late]
     if policy == "missing":
-        faults = F.array_compact(F.array(*parsed, length, *times))
-    else:
-        # Of a line that is dropped, too few or too many fields tell more than what stands in one.
-        first = F.coalesce(*parsed, F.lit(None).cast("string"))
-        first = F.when((first == "quote") | length.isNull(), first).otherwise(length)
-        faults = F.slice(F.array_compact(F.array(first, *times)), 1, 1)
-    return JudgedRows(frame, fields, F.when(is_long, F.array(F.lit("oversized_line"))).otherwise(faults))
+        return F.array_compact(F.array(*parsed, length, *times))
+    # Of a line that is dropped, too few or too many fields tell more than what stands in one.
+    first = F.coalesce(*parsed, F.lit(None).cast("string"))
+    first = F.when((first == "quote") | length.isNull(), first).otherwise(length)
+    return F.slice(F.array_compact(F.array(first, *times)), 1, 1)
 
 
 def _fault(cut: _Cut, place: int, field: Field | None) -> Column | None:
@@ -85,28 +133,16 @@ def _fault(cut: _Cut, place: int, field: Field | None) -> Column | None:
         fault = F.when(field.fault != "time", field.fault)
     if cut.badly_quoted is None:
         return fault
-    return F.when(cut.is_bad(place), "quote").otherwise(F.lit(None).cast("string") if fault is None else fault)
-
-
-def _names(source: SourceSpec, paths: Sequence[str], headers: Sequence[str | None]) -> list[str]:
-    """The names of the fields of a line."""
-    wanted = [column.name for column in source.columns]
-    if not source.header:
-        return wanted
-    first = headers[0] or ""
-    for path, header in zip(paths, headers, strict=True):
-        if header != first:
-            raise FormatError(f"{path}: header {header!r} differs from {first!r}, expected one header for all files")
-    names = split_header(paths[0], first.encode(), source)
-    check_names(paths[0], wanted, names)
-    return names
+    return F.when(cut.is_bad(F.lit(place)), "quote").otherwise(F.lit(None).cast("string") if fault is None else fault)
 
 
 def _cut(frame: DataFrame, line: Column, source: SourceSpec) -> tuple[DataFrame, _Cut]:
     """`frame` with the fields of its lines in columns of their own, so that a line is cut once."""
     delimiter = literally(source.delimiter)
     if not source.quote:
-        contents = F.transform(F.split(line, delimiter, -1), lambda part: _trimmed(part, source))
+        contents = F.split(line, delimiter, -1)
+        if source.trim:
+            contents = F.transform(contents, lambda part: _trimmed(part, source))
         return frame.withColumn(_CONTENTS, contents), _Cut(F.col(_CONTENTS), None)
     # Spaces around quotes belong to no field, and a delimiter is no space.
     space = f"(?:(?!{delimiter}){_SPACES})*+" if source.trim else ""

@@ -11,7 +11,7 @@ from terarec.etl.engine.preparation import StartRun, fit_by, prepare_by
 from terarec.etl.engine.progress import OnProgress
 from terarec.etl.engine.report import PrepareReport
 from terarec.etl.spark.accepted import check_accepted
-from terarec.etl.spark.session import spark_session
+from terarec.etl.spark.session import check_spark, spark_session
 from terarec.etl.workflow import Workflow
 
 
@@ -31,15 +31,16 @@ def prepare(
         sources: files, directories, patterns or URLs, in order, that every executor can read.
         out: directory to make, that the driver and every executor see under this path; it must not exist, or be empty.
         options: how.
-        progress: called after every phase.
+        progress: called about every second, from a thread beside.
 
     Raises:
+        ClusterError: the cluster cannot be reached, or gave up. Whole phases are kept for the same call to go on with.
         ConfigError: what Spark cannot do of the workflow; options or a split that do not fit the sources; `out` holds
             something, or is being written.
         DataNotFoundError: a source does not exist.
         FormatError: a damaged source, one that changed meanwhile, or bad input under the policy "raise".
         MissingDependencyError: PySpark or Java are missing.
-        StorageError: the disk is full.
+        StorageError: a disk is full, or too little memory.
     """
     check_accepted(workflow.spec)
     with _runs(options) as start:
@@ -55,7 +56,8 @@ def fit(
     cluster set ``TMPDIR`` to a shared one.
 
     Raises:
-        ConfigError, DataNotFoundError, FormatError, MissingDependencyError, StorageError: as for `prepare`.
+        ClusterError, ConfigError, DataNotFoundError, FormatError, MissingDependencyError, StorageError: as for
+            `prepare`.
     """
     check_accepted(workflow.spec)
     with _runs(options) as start:
@@ -65,15 +67,11 @@ def fit(
 @contextmanager
 def _runs(options: PrepareOptions) -> Iterator[StartRun]:
     """What makes runs on a session, which is there for the block."""
-    with spark_session(options.spark_master, options.spark_conf) as spark:
-        from functools import partial
+    check_spark()
+    from functools import partial
 
-        from pyspark.errors import PySparkException
+    from terarec.etl.spark.failures import in_one_line
+    from terarec.etl.spark.run import SparkRun
 
-        from terarec.etl.spark.expressions import told
-        from terarec.etl.spark.run import SparkRun
-
-        try:
-            yield partial(SparkRun, spark)
-        except PySparkException as error:
-            raise told(error) from error
+    with in_one_line(), spark_session(options.spark_master, options.spark_conf) as spark:
+        yield partial(SparkRun, spark)

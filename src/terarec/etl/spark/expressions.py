@@ -12,7 +12,6 @@ from typing import Any
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from terarec.errors import FormatError
 from terarec.etl.columns import ColumnType, Kind
 
 ROW = "__terarec_row"
@@ -30,6 +29,9 @@ SPARK_TYPES: dict[Kind, str] = {
     "hex32": "bigint",
     "id": "bigint",
 }
+
+MARK = "\x1e"
+"""Stands around a message of ours in an error of Spark."""
 
 _BITS = (1 << 64) - 1
 _P1, _P2, _P3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
@@ -91,17 +93,8 @@ def _rotated(state: int, bits: int) -> int:
 
 
 def refuse(condition: Column, message: Column, values: Column) -> Column:
-    """`values`, and an error with `message` where the `condition` holds (see `told`)."""
-    return F.when(condition, F.raise_error(F.concat(F.lit(_MARK), message, F.lit(_MARK)))).otherwise(values)
-
-
-_MARK = "\x1e"
-
-
-def told(error: Exception) -> Exception:
-    """The error that `refuse` raised somewhere on the cluster, as ours; others as they are."""
-    parts = str(error).split(_MARK)
-    return FormatError(parts[1]) if len(parts) > 2 else error
+    """`values`, and an error with `message`, between two of `MARK`, where the `condition` holds."""
+    return F.when(condition, F.raise_error(F.concat(F.lit(MARK), message, F.lit(MARK)))).otherwise(values)
 
 
 def field_getter(name: str) -> Callable[[Column], Column]:

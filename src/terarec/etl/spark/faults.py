@@ -19,7 +19,7 @@ from terarec.spec import SourceSpec
 KINDS = "__terarec_faults"
 """Column of the kinds of a row's faults, an array that is mostly empty."""
 
-_ALL_KINDS = (*FAULT_KINDS, "json", "time")
+_ALL_KINDS = (*FAULT_KINDS, "json", "text", "time")
 
 
 class Faults:

@@ -18,7 +18,7 @@ _INTEGER = r"^-?[0-9]+\z"
 _NUMBER = r"^-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\z"
 _NAN = r"(?i)^-?nan\z"
 _INFINITE = r"(?i)^-?inf(inity)?\z"
-_HEX = r"^[0-9a-fA-F]{1,8}\z"
+_HEX_DIGITS = 8
 _DIRECTIVES = {
     "Y": r"(\d{4})",
     "m": r"(1[0-2]|0[1-9]|[1-9])",
@@ -42,13 +42,15 @@ class Field:
         name: of the column.
         type: of its values.
         values: the typed values, null where missing or bad.
-        fault: text, the kind of the first fault, null where there is none.
+        suspect: of the computed `values`, whether there may be a fault; costs little, and is never null.
+        fault: text, the kind of the first fault, null where there is none; costs much.
         read_late: a written time: the local engine takes it as text first, and that it is no time comes after all else.
     """
 
     name: str
     type: ColumnType
     values: Column
+    suspect: Callable[[Column], Column]
     fault: Column
     read_late: bool
 
@@ -60,11 +62,13 @@ class JudgedRows:
     Attributes:
         frame: the rows, with what the expressions of `fields` have in common computed once.
         fields: the columns of the source.
+        suspect: whether there may be a fault in the row besides those of its fields; never null.
         kinds: of the faults of a row, an array.
     """
 
     frame: DataFrame
     fields: Sequence[Field]
+    suspect: Column
     kinds: Column
 
 
@@ -86,9 +90,11 @@ def field_of(column: SourceColumn, found: ColumnType, raw: Column, valid: Column
         raw: its text, or array of texts, in which what is missing is null.
         valid: whether the line is UTF-8. Cutting it into fields has put a replacement character for what is not.
     """
-    return judged(
-        column, found, raw, lambda item: _typed(item, column, valid), lambda item: _fault(item, column, valid)
-    )
+
+    def read(text: Column) -> Column:
+        return typed_value(text, column, valid)
+
+    return judged(column, found, raw, read, lambda text: fault_of_value(text, column, valid))
 
 
 def judged(
@@ -102,11 +108,17 @@ def judged(
     values = each(found, raw, read).cast(spark_type(found))
     if found.is_list:
         faults = F.filter(F.transform(raw, fault_of), lambda kind: kind.isNotNull())
-        fault = F.when(F.array_contains(faults, "utf8"), "utf8").otherwise(F.get(faults, F.lit(0)))
+        fault = F.get(faults, F.lit(0))
+        for kind in ("utf8", "text"):  # the local engine finds these before all others
+            fault = F.when(F.array_contains(faults, kind), kind).otherwise(fault)
         values = F.when(fault.isNull(), values).otherwise(F.array().cast(spark_type(found)))
     else:
         fault = fault_of(raw)
-    return Field(column.name, found, values, fault, column.type == "time" and column.format is not None)
+
+    def suspect(value: Column) -> Column:
+        return fault.isNotNull() if found.is_list else raw.isNotNull() & value.isNull()
+
+    return Field(column.name, found, values, suspect, fault, column.type == "time" and column.format is not None)
 
 
 def _raw(text: Column, source: SourceSpec, column: SourceColumn) -> Column:
@@ -123,7 +135,8 @@ def present(text: Column, source: SourceSpec) -> Column:
     return F.when(~text.isin("", *source.missing), text)
 
 
-def _typed(text: Column, column: SourceColumn, valid: Column) -> Column:
+def typed_value(text: Column, column: SourceColumn, valid: Column) -> Column:
+    """The value that `text` spells in a line that is `valid` UTF-8, null where it is missing or bad."""
     if column.type == "text":
         return F.when(valid | ~text.contains(_REPLACEMENT), text)
     if column.type == "time" and column.format is not None:
@@ -131,12 +144,12 @@ def _typed(text: Column, column: SourceColumn, valid: Column) -> Column:
     return {"integer": integer_of, "time": integer_of, "hex32": hex_of, "number": number_of}[column.type](text)
 
 
-def _fault(text: Column, column: SourceColumn, valid: Column) -> Column:
+def fault_of_value(text: Column, column: SourceColumn, valid: Column) -> Column:
     """The kind of fault of one value, null where there is none."""
     not_utf8 = F.when(~valid & text.contains(_REPLACEMENT), "utf8")
     if column.type == "text":
         return not_utf8
-    bad = text.isNotNull() & _typed(text, column, valid).isNull()
+    bad = text.isNotNull() & typed_value(text, column, valid).isNull()
     if column.type == "number":
         infinite = text.rlike(_INFINITE) | text.rlike(_NUMBER)
         return F.when(bad & ~text.rlike(_NAN), F.when(infinite, "infinite").otherwise("number"))
@@ -149,7 +162,8 @@ def _fault(text: Column, column: SourceColumn, valid: Column) -> Column:
 
 def integer_of(text: Column) -> Column:
     """The 64-bit integer that `text` spells, else null."""
-    return F.when(text.rlike(_INTEGER), text.try_cast("bigint"))
+    integer = text.try_cast("bigint")  # takes "+1" and " 1", too, but writes no number so
+    return F.when((integer.cast("string") == text) | text.rlike(_INTEGER), integer)
 
 
 def number_of(text: Column) -> Column:
@@ -160,7 +174,8 @@ def number_of(text: Column) -> Column:
 
 def hex_of(text: Column) -> Column:
     """The number that up to 8 hexadecimal digits spell, else null."""
-    return F.when(text.rlike(_HEX), F.conv(text, 16, 10).cast("bigint"))
+    is_hex = (F.octet_length(text) <= _HEX_DIGITS) & F.unhex(text).isNotNull()
+    return F.when(is_hex & (text != ""), F.conv(text, 16, 10).cast("bigint"))
 
 
 def seconds_of(text: Column, layout: str) -> Column:

@@ -13,6 +13,7 @@ from pyspark.sql import types as T
 
 from terarec.errors import FormatError
 from terarec.etl.columns import ColumnType
+from terarec.etl.source.arrow_files import ParquetReader
 from terarec.etl.spark.expressions import FILE, LINE, ROW, column, each
 from terarec.etl.spark.fields import Field, JudgedRows, hex_of, integer_of, judged, literally, number_of, seconds_of
 from terarec.etl.spark.lines import NumberedLines, escaped, file_positions
@@ -26,8 +27,14 @@ _NUMBERS = (*_INTEGERS, T.FloatType, T.DoubleType, T.DecimalType)
 _TIMES = (T.TimestampType, T.TimestampNTZType, T.DateType)
 
 
-def number_rows(spark: SparkSession, paths: Sequence[str]) -> NumberedLines:
-    """The rows of Parquet files with all of their columns, as `terarec.etl.spark.lines.number_lines` has lines."""
+def number_rows(spark: SparkSession, source: SourceSpec, paths: Sequence[str]) -> NumberedLines:
+    """The rows of Parquet files with all of their columns, as `terarec.etl.spark.lines.number_lines` has lines.
+
+    Raises:
+        ConfigError: a file lacks a column, or occurs twice.
+        FormatError: a column of another type, or not of the same one in all files.
+    """
+    ParquetReader(source).check_schemas(paths)  # Spark looks at the first file alone, and gives nulls for the others
     read = spark.read.parquet(*map(escaped, paths)).select(
         "*", F.col("_metadata.file_path").alias(_PATH), F.col("_metadata.row_index").alias(LINE)
     )
@@ -50,20 +57,16 @@ def number_rows(spark: SparkSession, paths: Sequence[str]) -> NumberedLines:
 
 
 def parquet_fields(source: SourceSpec, frame: DataFrame, where: str) -> JudgedRows:
-    """The columns of Parquet files.
+    """The columns of Parquet files that were read as `number_rows` does.
 
     Raises:
-        FormatError: a column is missing or of another type.
+        FormatError: a column is of a type that Spark does not take.
     """
     found = {field.name: field.dataType for field in frame.schema.fields}
     types = source_types(source)
-    fields = []
-    for item in source.columns:
-        if item.name not in found:
-            raise FormatError(f"{where}: column {item.name!r} is missing, there are {', '.join(map(repr, found))}")
-        fields.append(_field(item, types[item.name], found[item.name], source, where))
+    fields = [_field(item, types[item.name], found[item.name], source, where) for item in source.columns]
     faults = [field.fault for field in sorted(fields, key=attrgetter("name"))]
-    return JudgedRows(frame, fields, F.array_compact(F.array(*faults)))
+    return JudgedRows(frame, fields, F.lit(False), F.array_compact(F.array(*faults)))
 
 
 def _field(item: SourceColumn, kind: ColumnType, found: T.DataType, source: SourceSpec, where: str) -> Field:

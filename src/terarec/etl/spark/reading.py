@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -18,6 +20,8 @@ from terarec.etl.spark.json_lines import json_fields
 from terarec.etl.spark.lines import NumberedLines, number_lines
 from terarec.etl.spark.parquet_files import number_rows, parquet_fields
 from terarec.spec import SourceSpec
+
+_VALUE = "__terarec_value"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +49,11 @@ def read_rows(spark: SparkSession, source: SourceSpec, paths: Sequence[str], pol
         policy: what follows a value or a line that cannot be read.
 
     Raises:
-        ConfigError: a file occurs twice.
-        FormatError: a column is missing, or a file has no row.
+        ConfigError: a file lacks a column, or occurs twice.
+        FormatError: a column is of another type, or a file has no row.
     """
     if source.format == "parquet":
-        numbered = number_rows(spark, paths)
+        numbered = number_rows(spark, source, paths)
     else:
         header = source.format == "delimited" and source.header
         numbered = number_lines(spark, paths, header=header, encoding=source.encoding)
@@ -58,15 +62,27 @@ def read_rows(spark: SparkSession, source: SourceSpec, paths: Sequence[str], pol
             raise FormatError(f"{path}: the file is empty, expected at least one row")
     judged = _judged(source, numbered, paths, policy)
     places = [ROW, FILE, LINE] if source.format == "parquet" else [ROW, FILE, LINE, TEXT]
-    marked = judged.frame.select(
-        *places,
-        *(field.values.alias(field.name) for field in judged.fields),
-        (judged.kinds if policy == "missing" else F.slice(judged.kinds, 1, 1)).alias(KINDS),
-    )
+    marked = _marked(judged, places, policy)
     faults = Faults(marked, source, paths, numbered.headers, policy)
     kept = faults.observed({field.name: field.type for field in judged.fields})
     frame = kept.select(ROW, FILE, *(column(field.name) for field in judged.fields))
     return TypedRows(frame, numbered.file_rows, faults)
+
+
+def _marked(judged: JudgedRows, places: Sequence[str], policy: BadInputPolicy) -> DataFrame:
+    """Columns `places`, those of the source, and `KINDS`.
+
+    What is wrong costs much to tell: it is asked of those rows alone that have a value which was not read.
+    """
+    held = {f"{_VALUE}{number}": field for number, field in enumerate(judged.fields)}
+    frame = judged.frame.withColumns({name: field.values for name, field in held.items()})
+    suspects = [judged.suspect, *(field.suspect(F.col(name)) for name, field in held.items())]
+    kinds = judged.kinds if policy == "missing" else F.slice(judged.kinds, 1, 1)
+    return frame.select(
+        *places,
+        *(F.col(name).alias(field.name) for name, field in held.items()),
+        F.when(reduce(or_, suspects), kinds).otherwise(F.array().cast("array<string>")).alias(KINDS),
+    )
 
 
 def _judged(source: SourceSpec, numbered: NumberedLines, paths: Sequence[str], policy: BadInputPolicy) -> JudgedRows:

@@ -22,6 +22,7 @@ from terarec.etl.engine.side_tables import observe_table
 from terarec.etl.operators import SpillOptions, State, Statistic
 from terarec.etl.source import Source
 from terarec.etl.spark.expressions import ROW, SPLIT, column
+from terarec.etl.spark.failures import in_one_line
 from terarec.etl.spark.learning import learn
 from terarec.etl.spark.reading import read_rows
 from terarec.etl.spark.results import check_positives, result_columns
@@ -31,6 +32,7 @@ from terarec.etl.spark.steps.run import run_step
 from terarec.etl.spark.steps.step import Step
 from terarec.etl.spark.storing import store
 from terarec.etl.spark.tables import Tables
+from terarec.etl.spark.watch import JobWatch
 from terarec.etl.workflow import Pass, Workflow, source_types
 from terarec.etl.workflow.results import results_read
 from terarec.formats import is_remote
@@ -38,6 +40,9 @@ from terarec.spec import DatasetSpec
 
 Learnt: TypeAlias = tuple[Mapping[int, State], Result]
 """What steps learnt, and what their phase has to tell the journal."""
+
+_WRITING_PASSES = 3
+"""Of the last phase: counting rows, encoding them, and sorting each shard."""
 
 
 class SparkRun:
@@ -79,14 +84,18 @@ class SparkRun:
         self._tables = Tables(spark, self._work / "tables")
         self._head = max((*self._plan.row_steps, *self._plan.grouped_steps), default=-1) + 1
         self._work.mkdir(exist_ok=True)
+        self._watch = JobWatch(spark.sparkContext, phases.meter, source.num_bytes)
+        phases.meter.total_bytes = source.num_bytes * self._num_passes()
 
     def fit(self) -> Workflow:
         """See `EngineRun`."""
         for step in self._plan.table_steps:
-            self._learn(f"table {step}", [step], partial(self._learn_table, step))
-        self._read = self._phases.run("rows", self._write_rows, self._source.num_bytes)
+            self._learn(f"table {step}", [step], partial(self._learn_table, step), 0)
+        self._read = self._phase("rows", self._write_rows, self._reading_passes)
+        self._watch.num_rows = sum(self._read["file_rows"])
         for number, phase in enumerate(self._plan.fit_phases):
-            self._learn(f"fit {number + 1}", phase, partial(self._learn_rows, self._plan.fit_pass(number), phase))
+            look = partial(self._learn_rows, self._plan.fit_pass(number), phase)
+            self._learn(f"fit {number + 1}", phase, look, len(phase))
         return Workflow.of(self._plan.spec, self._states)
 
     def write(self, spec: DatasetSpec, fitted: Workflow, location: Path) -> Result:
@@ -104,10 +113,9 @@ class SparkRun:
             order = RowOrder(self._options.rows_per_shard, seed)
             ordered = order.write(encoded, self._rows.select(ROW, SPLIT), spec, self._fresh("shards"))
             store(ordered, spec, self._directory, location, self._options)
-            self._phases.meter.add(sum(ordered.rows.values()), 0)
             return {"rows": dict(ordered.rows), "missing": self._read["missing"], "bad_input": self._read["bad_input"]}
 
-        return self._phases.run("write", write, 0)
+        return self._phase("write", write, _WRITING_PASSES)
 
     def finish(self) -> None:
         """See `EngineRun`."""
@@ -124,12 +132,12 @@ class SparkRun:
         """Write rows after row steps and grouped steps to files, so that ids and groups are computed once."""
         paths = [file.path if is_remote(file.path) else str(Path(file.path).resolve()) for file in self._source.files]
         typed = read_rows(self._spark, self._plan.spec.source, paths, self._options.bad_input)
+        self._watch.num_rows = sum(typed.file_rows)
         frame = self._steps(typed.frame, range(self._head))
         wanted = [name for name in self._columns_read() if name in frame.columns]
         directory = self._fresh("rows")
         frame.select(ROW, *map(column, wanted)).write.parquet(str(directory))
         first = typed.faults.first()
-        self._phases.meter.add(sum(typed.file_rows), self._source.num_bytes)
         return {
             "directory": directory.name,
             "file_rows": list(typed.file_rows),
@@ -150,7 +158,26 @@ class SparkRun:
             shutil.rmtree(old, ignore_errors=True)
         return self._work / f"{name}-{uuid4().hex}"
 
-    def _learn(self, name: str, steps: Sequence[int], look: Callable[[], Learnt]) -> None:
+    @property
+    def _reading_passes(self) -> int:
+        """Counting lines, parsing them, and a shuffle for each grouped step."""
+        return 2 + len(self._plan.grouped_steps)
+
+    def _num_passes(self) -> int:
+        """About how often all rows are gone through."""
+        fits = [step for phase in self._plan.fit_phases for step in phase if step not in self._states]
+        return self._reading_passes + len(fits) + _WRITING_PASSES
+
+    def _phase(self, name: str, work: Callable[[], Result], passes: int) -> Result:
+        """The result of phase `name`, which goes through all rows about so many times."""
+
+        def watched() -> Result:
+            with in_one_line(), self._watch.phase(name, passes):
+                return work()
+
+        return self._phases.run(name, watched, passes * self._source.num_bytes)
+
+    def _learn(self, name: str, steps: Sequence[int], look: Callable[[], Learnt], passes: int) -> None:
         """Fit `steps`, unless they are, in a phase of this `name`."""
         if all(step in self._states for step in steps):
             return
@@ -160,7 +187,7 @@ class SparkRun:
             self._kept.keep(learnt)
             return result
 
-        self._phases.run(name, work, 0)
+        self._phase(name, work, passes)
         self._states.update({step: self._kept.state(step) for step in steps})
 
     def _learn_rows(self, work: Pass, waiting: Sequence[int]) -> Learnt:
@@ -175,7 +202,6 @@ class SparkRun:
                 learnt[index] = learn(frame, self._step(index), memory)
             if index in work.steps and index >= self._head:
                 frame = run_step(frame, self._step(index), self._tables)
-        self._phases.meter.add(sum(self._read["file_rows"]), 0)
         return learnt, {}
 
     def _learn_table(self, index: int) -> Learnt:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from terarec.errors import MissingDependencyError
+from terarec.errors import ClusterError, MissingDependencyError
 from terarec.kernels.environment import java_home
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 LEAST_JAVA = 17
 _DEFAULT_MASTER = "local[*]"
+_STANDALONE = "spark://"
+_PATIENCE = 10.0
+"""Seconds for a master to answer."""
 _SETTINGS = {
     # Results do not depend on the cluster's defaults.
     "spark.sql.ansi.enabled": "false",
@@ -59,14 +63,13 @@ def spark_session(master: str | None, settings: Mapping[str, str]) -> Iterator[S
     """A session on the running Spark application, or on a new one that ends with the block.
 
     Args:
-        master: Spark's master URL; None takes the running application, the one that ``spark-submit`` or
-            ``SPARK_REMOTE`` name, or all cores of this machine.
+        master: Spark's master URL; None takes the running application, the one that ``spark-submit`` names, or all
+            cores of this machine.
         settings: further ones of Spark.
 
     Raises:
-        MissingDependencyError: see `check_spark`.
+        ClusterError: no master answers.
     """
-    check_spark()
     from pyspark.sql import SparkSession
 
     running = SparkSession.getActiveSession()
@@ -88,12 +91,29 @@ def _application(master: str | None, settings: Mapping[str, str]) -> SparkSessio
 
     configured = SparkConf()
     builder = SparkSession.builder.appName("terarec prepare")
+    if master is not None:
+        check_master(master)
     if master is not None or not configured.contains("spark.master"):
         builder = builder.master(master or _DEFAULT_MASTER)
     defaults = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
     for name, value in {**defaults, **settings}.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def check_master(master: str) -> None:
+    """Raise unless a standalone master answers, which Spark itself would try for a minute and tell by a stack trace."""
+    if not master.startswith(_STANDALONE):
+        return
+    refused = ""
+    for address in master.removeprefix(_STANDALONE).split(","):
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
+            return
+        except (OSError, ValueError, OverflowError) as error:
+            refused = f"{address}: {error}"
+    raise ClusterError(f"spark_master: got {master!r}, where no master answers ({refused})")
 
 
 def _java_version(java: str) -> int | None:

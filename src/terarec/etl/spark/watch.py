@@ -1,0 +1,132 @@
+"""How far the jobs of a phase are, told while they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+from uuid import uuid4
+
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+
+from terarec.etl.engine.progress import ProgressMeter
+
+_PERIOD = 1.0
+"""Seconds between two looks, each of which asks the driver for a few numbers."""
+_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+
+
+class JobWatch:
+    """Tells a meter how far the jobs of a phase are, by the tasks of theirs that Spark's status tracker knows as done.
+
+    Args:
+        context: of the session.
+        meter: is told.
+        num_bytes: of the sources.
+
+    Attributes:
+        num_rows: of the sources, once they are counted.
+    """
+
+    def __init__(self, context: SparkContext, meter: ProgressMeter, num_bytes: int) -> None:
+        self.num_rows = 0
+        self._context = context
+        self._meter = meter
+        self._num_bytes = num_bytes
+
+    @contextmanager
+    def phase(self, name: str, passes: int) -> Iterator[None]:
+        """Watch the jobs of the block, which go through all rows about `passes` times.
+
+        A thread tells the meter. An error of the one who listens to it cancels the jobs, and is raised here.
+        """
+        group = f"terarec-{uuid4().hex}"
+        before = {name: self._context.getLocalProperty(name) for name in _PROPERTIES}
+        self._context.setJobGroup(group, f"terarec: {name}")
+        told = _Told(self, self._meter, passes * self._num_bytes)
+        ended, failed = Event(), list[BaseException]()
+
+        def look() -> None:
+            stages = _Stages(self._context, group)
+            while not ended.wait(_PERIOD):
+                try:
+                    share = min(stages.passes() / max(passes, 1), 1.0)
+                except Py4JError:  # the application is at its end, as the jobs will tell
+                    return
+                try:
+                    told.tell(share)
+                except BaseException as error:  # of the listener, such as KeyboardInterrupt: raised below
+                    failed.append(error)
+                    self._context.cancelJobGroup(group)
+                    return
+
+        thread = Thread(target=look, name=group, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            for key, value in before.items():
+                self._context.setLocalProperty(key, value)  # type: ignore[arg-type]  # None removes it
+            if failed:
+                raise failed[0]
+        told.tell(1.0)
+
+
+class _Told:
+    """What a meter was told of a phase of so many bytes."""
+
+    def __init__(self, watch: JobWatch, meter: ProgressMeter, num_bytes: int) -> None:
+        self._watch = watch
+        self._meter = meter
+        self._num_bytes = num_bytes
+        self._rows = self._bytes = 0
+
+    def tell(self, share: float) -> None:
+        """`share` of the phase is done."""
+        rows = max(int(share * self._watch.num_rows), self._rows)
+        num_bytes = max(int(share * self._num_bytes), self._bytes)
+        before = self._rows, self._bytes
+        self._rows, self._bytes = rows, num_bytes
+        self._meter.add(rows - before[0], num_bytes - before[1])
+
+
+class _Stages:
+    """The stages of the jobs of a group.
+
+    Args:
+        context: of the session.
+        group: of the jobs.
+    """
+
+    def __init__(self, context: SparkContext, group: str) -> None:
+        self._tracker = context.statusTracker()
+        self._group = group
+        self._ended: set[int] = set()
+        self._tasks: dict[int, tuple[int, int]] = {}
+
+    def passes(self) -> float:
+        """How often all rows were gone through: once by each stage of as many tasks as the first one of the phase.
+
+        A stage of fewer tasks counts for less, such as those that read tables to join with.
+        """
+        for job in self._tracker.getJobIdsForGroup(self._group):
+            found = None if job in self._ended else self._tracker.getJobInfo(job)
+            if found is None:
+                continue
+            for stage in found.stageIds:
+                self._look_at(stage)
+            if found.status != "RUNNING":
+                self._ended.add(job)
+        if not self._tasks:
+            return 0.0
+        whole = self._tasks[min(self._tasks)][0]
+        return sum(done / max(tasks, whole) for tasks, done in self._tasks.values())
+
+    def _look_at(self, stage: int) -> None:
+        found = self._tracker.getStageInfo(stage)
+        if found is not None and found.numTasks:
+            _, done = self._tasks.get(stage, (0, 0))
+            self._tasks[stage] = found.numTasks, max(done, found.numCompletedTasks)
