@@ -118,7 +118,7 @@ class EmbeddingCollection(nn.Module):
             del gradients[: len(mine)]  # another thread may have added some by now
             if isinstance(arena, DynamicArena):
                 arena.let_go()
-                mine = [replace(held, layout=fitted(held.layout, arena)) for held in mine]
+                mine = [held._replace(layout=fitted(held.layout, arena)) for held in mine]
             taken.append(mine)
         return taken
 
@@ -166,23 +166,24 @@ class EmbeddingCollection(nn.Module):
         """The vectors of `group`, whose gradient is deposited here if its rows learn."""
         weights, layout = self.arenas[group.arena].weights, group.layout
         key_weights = part.weights if layout.takes_key_weights else None
-        deposit = self._deposit_of(group, part, key_weights) if learns else None
         if key_weights is not None and key_weights.requires_grad and torch.is_grad_enabled():
+            deposit = self._deposit_of(group, part, key_weights) if learns else None
             return look_up_with_weights(
                 weights, part.keys, part.offsets, layout, key_weights=key_weights, deposit=deposit
             )
         vectors = bag_lookup(weights, part.keys, part.offsets, layout, key_weights=key_weights)
-        if deposit is not None:
-            _make_leaf(vectors, deposit)
+        if learns:
+            _make_leaf(vectors, self._deposit_of(group, part, key_weights))
         return vectors
 
     def _deposit_of(self, group: LookupGroup, part: Jagged, key_weights: Tensor | None) -> Callable[[Tensor], None]:
         """What takes the gradient of the vectors of `group`, and puts it aside for the row optimizer."""
         arena, pending = self.arenas[group.arena], self.pending[group.arena]
-        generation = _generation(arena)
+        generation = arena.generation
 
         def deposit(grad: Tensor) -> None:
-            _check_still_there(arena, generation)
+            if arena.generation != generation:
+                raise _rows_gone(arena)
             factors = None if key_weights is None else key_weights.detach()
             pending.append(BagGradient(part.keys, part.offsets, grad, group.layout, factors))
 
@@ -227,16 +228,11 @@ def _stores(arena: AnyArena) -> Sequence[AnyTable]:
     return static_tables(arena) if isinstance(arena, Arena) else dynamic_tables(arena)
 
 
-def _generation(arena: AnyArena) -> int:
-    return arena.generation if isinstance(arena, DynamicArena) else 0
-
-
-def _check_still_there(arena: AnyArena, looked_up: int) -> None:
-    if _generation(arena) != looked_up:
-        raise StorageError(
-            f"backward: rows of tables {', '.join(arena.table_names)} were evicted and given to other keys since the "
-            "forward pass, expected the row optimizer's step before the next forward pass"
-        )
+def _rows_gone(arena: AnyArena) -> StorageError:
+    return StorageError(
+        f"backward: rows of tables {', '.join(arena.table_names)} were evicted and given to other keys since the "
+        "forward pass, expected the row optimizer's step before the next forward pass"
+    )
 
 
 def _make_leaf(vectors: Tensor, deposit: Callable[[Tensor], None]) -> None:

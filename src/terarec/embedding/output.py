@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +27,7 @@ class Sequences:
     offsets: Tensor
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EmbeddingOutput:
+class EmbeddingOutput(NamedTuple):
     """What a lookup gives.
 
     Attributes:
@@ -58,7 +58,7 @@ def assemble(
         jagged: what was looked up; gives the size and the device of the output where no feature is pooled.
     """
     if len(looked_up) == 1 and looked_up[0][0].layout.is_pooled:
-        return EmbeddingOutput(pooled=looked_up[0][2], sequences={})
+        return EmbeddingOutput(looked_up[0][2], {})
     pooled: dict[tuple[str, ...], Tensor] = {}
     sequences: dict[str, Sequences] = {}
     for group, part, vectors in looked_up:

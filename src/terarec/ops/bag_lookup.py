@@ -51,10 +51,9 @@ def bag_lookup(
     """
     checks.weights_fit(weights, layout)
     checks.lookup_fits(weights, keys, offsets, layout, key_weights)
-    learns = weights.requires_grad or (key_weights is not None and key_weights.requires_grad)
     result: Tensor
     try:
-        if (learns and torch.is_grad_enabled()) or is_traced(weights):
+        if is_traced(weights) or (torch.is_grad_enabled() and _learns(weights, key_weights)):
             result = _bag_lookup_op(
                 weights, keys, offsets, layout.array, layout.pooling_codes, key_weights, implementation
             )
@@ -64,6 +63,10 @@ def bag_lookup(
     except BadKeyError as error:
         raise checks.named(error, layout) from None
     return result
+
+
+def _learns(weights: Tensor, key_weights: Tensor | None) -> bool:
+    return weights.requires_grad or (key_weights is not None and key_weights.requires_grad)
 
 
 # In the op's schema `layout` is the layout array and `pooling` its third column, known without reading it.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
-from typing import Any
+from dataclasses import astuple, fields
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ from terarec.ops.tracing import is_traced
 __all__ = ["BagGradient", "RowRule", "row_gradient_norm", "row_update_", "state_dtype", "state_shapes"]
 
 
-@dataclass(frozen=True)
-class BagGradient:
+class BagGradient(NamedTuple):
     """The gradient of one `bag_lookup`.
 
     Attributes:

@@ -45,7 +45,7 @@ def sparse_gradient(gradient: BagGradient, dtype: torch.dtype, weights: Tensor |
     values = torch.zeros(rows.shape[0], shape[1], device=gradient.grad.device)
     if rows.shape[0]:
         layout = dataclasses.replace(gradient.layout, table_rows=(rows.shape[0],))
-        row_update_(values, (), [dataclasses.replace(gradient, keys=groups, layout=layout)], _SUBTRACT, step=1)
+        row_update_(values, (), [gradient._replace(keys=groups, layout=layout)], _SUBTRACT, step=1)
     values = values.neg_().to(dtype)
     return torch.sparse_coo_tensor(rows[None], values, shape, is_coalesced=True, check_invariants=False)
 
@@ -61,7 +61,7 @@ def per_key(gradient: BagGradient, weights: Tensor | None) -> BagGradient:
     if layout.pooling != ("max",):
         return gradient
     _, grads = spread_gradient(gradient.keys, gradient.offsets, gradient.grad, layout.array, weights=weights)
-    return dataclasses.replace(gradient, grad=grads, layout=dataclasses.replace(layout, pooling=("none",)))
+    return gradient._replace(grad=grads, layout=dataclasses.replace(layout, pooling=("none",)))
 
 
 def group_keys(keys: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:

@@ -27,6 +27,7 @@ class Arena:
         width: length D of a vector.
         dtype: element type of the weights: float32, bfloat16 or float16.
         num_rows: rows V of all tables together.
+        generation: 0, as no row changes its key (`DynamicArena`).
         num_defaults: 0, the rows at the arena's begin that belong to no key.
         table_names: the tables' names.
         table_base: arena row of each table's first row.
@@ -51,7 +52,7 @@ class Arena:
         self.table_rows = tuple(spec.rows for spec in specs)
         self.table_base = (0, *accumulate(self.table_rows))[:-1]
         self.num_rows = sum(self.table_rows)
-        self.num_defaults = 0
+        self.generation = self.num_defaults = 0
         self.state: dict[str, Tensor] = {}
         self.weights = self._allocate("weights", (self.num_rows, self.width), torch.device("cpu"), self.dtype)
         for spec, base in zip(self.specs, self.table_base, strict=True):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from terarec.kernels.contract import ROW_TAIL_BYTES
 from terarec.kernels.cpu.host import _embedding
-from terarec.kernels.cpu.reports import raise_if_bad
+from terarec.kernels.cpu.reports import error_of
 from terarec.kernels.cpu.results import empty_floats
 from terarec.kernels.cpu.tensors import ROW_TYPES, address
 
@@ -97,7 +97,8 @@ def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layou
             torch.get_num_threads(),
         ]
     )
-    raise_if_bad(report, (num_keys,), (layout,))
+    if report[0]:
+        raise error_of(report, (num_keys,), (layout,))
     return dots
 
 
@@ -112,8 +113,8 @@ def _look_up(
 ) -> Tensor:
     keys, offsets = keys.contiguous(), offsets.contiguous()
     key_weights = None if key_weights is None else key_weights.contiguous()
-    num_features, num_keys = layout.shape[0], keys.shape[0]
-    batch_size = (offsets.shape[0] - 1) // num_features
+    num_features, num_keys = layout.shape[0], keys.numel()
+    batch_size = (offsets.numel() - 1) // num_features
     out = empty_floats(batch_size, num_features * width) if is_pooled else empty_floats(num_keys, width)
     report = _embedding.bag_lookup(
         [
@@ -131,5 +132,6 @@ def _look_up(
             torch.get_num_threads(),
         ]
     )
-    raise_if_bad(report, (num_keys,), (layout,))
+    if report[0]:
+        raise error_of(report, (num_keys,), (layout,))
     return out

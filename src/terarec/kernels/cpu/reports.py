@@ -6,26 +6,26 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from terarec.errors import ConfigError
 from terarec.kernels.contract import BadKeyError, bad_offsets
 
-_NOTHING, _OFFSET = 0, 1
+_OFFSET = 1
 
 
-def raise_if_bad(report: tuple[int, int, int, int, int], num_keys: Sequence[int], layouts: Sequence[Tensor]) -> None:
-    """Raise what a kernel reports as (kind, gradient, feature, position, value).
+def error_of(
+    report: tuple[int, int, int, int, int], num_keys: Sequence[int], layouts: Sequence[Tensor]
+) -> BadKeyError | ConfigError:
+    """What a kernel reports as (kind, gradient, feature, position, value), kind 0 meaning that nothing is wrong.
 
     Args:
-        report: from the core; kind 0 means that nothing is wrong.
+        report: from the core, of another kind than 0.
         num_keys: of each gradient, or of the one lookup.
         layouts: layout array of each.
 
-    Raises:
-        BadKeyError: a key outside its table.
-        ConfigError: offsets that fall or do not cover the keys.
+    Returns:
+        A `BadKeyError` for a key outside its table, a `ConfigError` for offsets that fall or do not cover the keys.
     """
     kind, gradient, feature, position, value = report
-    if kind == _NOTHING:
-        return
     if kind == _OFFSET:
-        raise bad_offsets(position, value, num_keys[gradient])
-    raise BadKeyError(feature, position, value, int(layouts[gradient][feature, 1]), gradient)
+        return bad_offsets(position, value, num_keys[gradient])
+    return BadKeyError(feature, position, value, int(layouts[gradient][feature, 1]), gradient)

@@ -11,7 +11,7 @@ from torch import Tensor
 from terarec.errors import KernelError
 from terarec.kernels.contract import RULE_KINDS, LaidGradient, RowRule
 from terarec.kernels.cpu.host import _embedding
-from terarec.kernels.cpu.reports import raise_if_bad
+from terarec.kernels.cpu.reports import error_of
 from terarec.kernels.cpu.tensors import ROW_TYPES, address
 
 _MAX_KEYS = 2**32 - 1  # the core counts the gradients of a table in 32 bits
@@ -57,7 +57,8 @@ def row_update_(
         _extras(rule, weights),
         [_describe(gradient) for gradient in held],
     )
-    raise_if_bad(report, [gradient.keys.shape[0] for gradient in held], [gradient.layout for gradient in held])
+    if report[0]:
+        raise _error_of(report, held)
 
 
 def row_gradient_norm(
@@ -86,7 +87,8 @@ def row_gradient_norm(
     report, squares = _embedding.gradient_squares(
         _numbers(weights, factors), first_row, [_describe(gradient) for gradient in held]
     )
-    raise_if_bad(report, [gradient.keys.shape[0] for gradient in held], [gradient.layout for gradient in held])
+    if report[0]:
+        raise _error_of(report, held)
     return abs(rule.grad_scale) * math.sqrt(squares)
 
 
@@ -104,6 +106,10 @@ def _plain(gradients: Sequence[LaidGradient]) -> list[LaidGradient]:
         of_keys = None if key_weights is None else key_weights.contiguous()
         plain.append(LaidGradient(keys.contiguous(), offsets.contiguous(), by_row, layout, of_keys))
     return plain
+
+
+def _error_of(report: tuple[int, int, int, int, int], held: Sequence[LaidGradient]) -> Exception:
+    return error_of(report, [gradient.keys.shape[0] for gradient in held], [gradient.layout for gradient in held])
 
 
 def _describe(gradient: LaidGradient) -> list[int]:
