@@ -1,6 +1,7 @@
 """Whole training steps of DLRM on a device: terarec's tables, or torch's, under the same dense layers."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from gpu_tables import WIDTH, Tables
@@ -35,33 +36,50 @@ class DenseLayers(nn.Module):
 
 
 class Sides:
-    """Steps on one batch, each side with dense layers of its own.
+    """Steps on one batch, each with dense layers of its own.
 
     Args:
         tables: float32 or narrower.
         device: where they are.
+        is_bf16: whether the dense layers compute in bfloat16.
     """
 
-    def __init__(self, tables: Tables, device: torch.device) -> None:
-        self.tables, self.device = tables, device
+    def __init__(self, tables: Tables, device: torch.device, *, is_bf16: bool) -> None:
+        self.tables, self.device, self.is_bf16 = tables, device, is_bf16
         self.features = tables.layout.shape[0]
         self.dense = torch.rand(tables.batch, _NUM_DENSE, device=device)
         self.label = (torch.rand(tables.batch, 1, device=device) < 0.3).float()
 
-    def terarec(self, *, is_bf16: bool, is_compiled: bool = False, is_checked: bool = True) -> Step:
+    def ours(self, on_gpu: bool) -> dict[str, Callable[[], Step]]:
+        """How a step runs -> what makes it; compiled, and as a CUDA graph, on a GPU alone."""
+        makers: dict[str, Callable[[], Step]] = {"": self.terarec}
+        if on_gpu:
+            makers[", dense layers compiled"] = partial(self.terarec, is_compiled=True)
+            makers[", CUDA graph"] = lambda: captured(self.terarec(is_checked=False))
+            makers[", compiled, CUDA graph"] = lambda: captured(self.terarec(is_compiled=True, is_checked=False))
+        return makers
+
+    def torchs(self, on_gpu: bool) -> dict[str, Callable[[], Step]]:
+        """As `ours`, of torch's own modules; sparse gradients keep them from CUDA graphs."""
+        makers: dict[str, Callable[[], Step]] = {"torch": self.plain}
+        if on_gpu:
+            makers["torch.compile"] = partial(self.plain, is_compiled=True)
+        return makers
+
+    def terarec(self, *, is_compiled: bool = False, is_checked: bool = True) -> Step:
         """Lookup, dense layers, exact update of rows."""
         layers, optimizer = self._layers(is_compiled)
         held, rule = self.tables, RowRule(kind="sgd", lr=0.01)
 
         def step() -> None:
             pooled = bag_lookup(held.weights, held.keys, held.offsets, held.layout, True, is_checked=is_checked)
-            self._train(layers, pooled.requires_grad_(), optimizer, is_bf16)
+            self._train(layers, pooled.requires_grad_(), optimizer)
             gradient = LaidGradient(held.keys, held.offsets, pooled.grad, held.layout)
             row_update_(held.weights, (), [gradient], rule, 1, is_checked=is_checked)
 
         return step
 
-    def plain(self, *, is_bf16: bool, is_compiled: bool = False) -> Step:
+    def plain(self, *, is_compiled: bool = False) -> Step:
         """`nn.EmbeddingBag` over one merged table with sparse gradients, and `optim.SGD`."""
         layers, optimizer = self._layers(is_compiled)
         held = self.tables
@@ -73,7 +91,7 @@ class Sides:
         def step() -> None:
             by_bag = bags(held.rows, held.offsets).reshape(self.features, held.batch, WIDTH)
             rows_optimizer.zero_grad()
-            self._train(layers, by_bag.transpose(0, 1).reshape(held.batch, -1), optimizer, is_bf16)
+            self._train(layers, by_bag.transpose(0, 1).reshape(held.batch, -1), optimizer)
             rows_optimizer.step()
 
         return step
@@ -83,8 +101,8 @@ class Sides:
         optimizer = torch.optim.SGD(layers.parameters(), lr=0.01, fused=self.device.type == "cuda")
         return (torch.compile(layers) if is_compiled else layers), optimizer  # type: ignore[return-value]
 
-    def _train(self, layers: nn.Module, pooled: Tensor, optimizer: torch.optim.Optimizer, is_bf16: bool) -> None:
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=is_bf16):
+    def _train(self, layers: nn.Module, pooled: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.is_bf16):
             logits = layers(self.dense, pooled)
         optimizer.zero_grad()
         binary_cross_entropy_with_logits(logits.float(), self.label).backward()

@@ -37,6 +37,12 @@ class Tables:
     rows: Tensor
 
     @property
+    def size(self) -> str:
+        """The tables in words."""
+        tables, rows = self.layout.shape[0], int(self.layout[0, 1])
+        return f"{tables} x {rows:,} x {WIDTH} ({self.weights.numel() * 4 / 1e9:.3g} GB)"
+
+    @property
     def batch(self) -> int:
         """Samples B."""
         return self.keys.shape[0] // self.layout.shape[0]
@@ -79,8 +85,9 @@ def lookups(tables: Tables, device: torch.device, copy: float) -> Iterator[Row]:
         moved = tables.keys.shape[0] * (weights.element_size() * WIDTH + width_bytes)
         for is_checked in (True, False):
             took = seconds(partial(bag_lookup, weights, *arguments, is_checked=is_checked), device)
+            unchecked = "" if is_checked else ", keys unchecked"
             yield Row(
-                case=f"lookup {_name(dtype)}{'' if is_checked else ', keys unchecked'}",
+                case=f"lookup {_name(dtype)}, {tables.size}, batch {tables.batch}{unchecked}",
                 metric="bytes moved",
                 value=moved / took / 1e9,
                 unit="GB/s",
@@ -103,7 +110,7 @@ def updates(tables: Tables, device: torch.device, copy: float) -> Iterator[Row]:
         moved = 4 * WIDTH * (tables.keys.shape[0] + distinct * (2 + 2 * states))
         took = seconds(partial(row_update_, tables.weights, state, [gradient], rule, 1), device)
         yield Row(
-            case=f"update {kind}",
+            case=f"update {kind}, {tables.size}, batch {tables.batch}",
             metric="bytes moved",
             value=moved / took / 1e9,
             unit="GB/s",

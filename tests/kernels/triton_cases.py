@@ -18,8 +18,10 @@ from terarec.kernels.ref import bag_lookup as ref_lookup
 from terarec.kernels.ref import row_scan as ref_scan
 from terarec.kernels.ref import row_update as ref_update
 from terarec.kernels.ref import rows as ref_rows
+from terarec.kernels.ref.hash_index import HashIndex as RefIndex
 from terarec.kernels.ref.quantized import quantize_rows
 from terarec.kernels.triton.bag_lookup import bag_lookup, quantized_bag_lookup, row_dots
+from terarec.kernels.triton.hash_index import HashIndex
 from terarec.kernels.triton.row_scan import rows_at_most
 from terarec.kernels.triton.row_update import row_gradient_norm, row_update_
 from terarec.kernels.triton.rows import fill_keyed_rows
@@ -387,3 +389,34 @@ def low_scores_are_found_in_order(device: torch.device) -> None:
             for limit in (50, -7, 2**31 - 1):
                 result = rows_at_most(scores.to(device), limit, spared.to(device))
                 assert torch.equal(result.cpu(), ref_scan.rows_at_most(scores, limit, spared))
+
+
+@case
+def an_index_does_what_a_dict_does(device: torch.device) -> None:
+    """Through growth, erased keys and rows that are given out again; a key that is repeated races with itself."""
+    batch, most = (40, 120) if device.type == "cpu" else (20_000, 60_000)
+    extremes = torch.tensor([0, -1, 2**63 - 1, -(2**63), 2**62, -(2**32), 2**63 - 1, -(2**63)])
+    index, plain = HashIndex(device=device), RefIndex()
+    free = torch.empty(0, dtype=torch.int64)
+    next_row = 0
+    for seed in range(7):
+        keys = torch.randint(-most, most, (batch,), generator=torch.Generator().manual_seed(seed))
+        keys[5:13] = extremes
+        rows, new_keys = plain.insert(keys, free, next_row)
+        result = index.insert(keys.to(device), free.to(device), next_row)
+        assert torch.equal(result[0].cpu(), rows)
+        assert torch.equal(result[1].cpu(), new_keys)
+        next_row += max(0, new_keys.numel() - free.numel())
+        gone = plain.erase(keys[:: 1 + seed % 3])
+        assert torch.equal(index.erase(keys[:: 1 + seed % 3].to(device)).cpu(), gone)
+        free = torch.cat([free[new_keys.numel() :], gone[gone >= 0]])
+        assert torch.equal(index.find(keys.to(device)).cpu(), plain.find(keys))
+        assert len(index) == len(plain)
+    assert torch.equal(index.count(keys.to(device)).cpu(), plain.count(keys))
+    for held in (index, plain):
+        held.assign(keys.to(held.device), torch.arange(batch, device=held.device))
+    found, rows, following = index.items()
+    assert dict(zip(found.tolist(), rows.tolist(), strict=True)) == dict(
+        zip(*(part.tolist() for part in plain.items()[:2]), strict=True)
+    )
+    assert following == -1

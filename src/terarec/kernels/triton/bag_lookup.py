@@ -9,6 +9,7 @@ from torch import Tensor
 from terarec.kernels.contract import ROW_TAIL_BYTES
 from terarec.kernels.triton import layouts, status, tiles
 from terarec.kernels.triton.device.lookup import dots_kernel, lookup_kernel
+from terarec.kernels.triton.placement import on_its_device
 
 
 def bag_lookup(
@@ -52,6 +53,7 @@ def quantized_bag_lookup(
     return _look_up(packed.contiguous(), width, (keys, offsets, key_weights), layout, is_pooled, is_checked=True)
 
 
+@on_its_device
 def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layout: Tensor) -> Tensor:
     """The dot product of each key's row with the gradient of its bag.
 
@@ -96,6 +98,7 @@ def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layou
     return dots
 
 
+@on_its_device
 def _look_up(
     rows: Tensor,
     width: int,

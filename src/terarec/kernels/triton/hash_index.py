@@ -15,6 +15,7 @@ from terarec.kernels.index_arguments import (
     no_rows_left,
 )
 from terarec.kernels.triton.device.hash_table import EMPTY, claim_kernel, find_kernel
+from terarec.kernels.triton.placement import on_its_device
 
 _BLOCK = 256
 _FEWEST_SLOTS = 256
@@ -149,29 +150,15 @@ class HashIndex:
         return keys, self._slot_rows[slots], stop if stop < end else -1
 
     def _find(self, keys: Tensor, *, gives_rows: bool) -> Tensor:
-        found = torch.empty_like(keys)
-        if keys.shape[0]:
-            find_kernel[(triton.cdiv(keys.shape[0], _BLOCK),)](
-                keys,
-                self._slot_keys,
-                self._slot_rows,
-                found,
-                keys.shape[0],
-                self._slots,
-                BLOCK=_BLOCK,
-                GIVES_ROWS=gives_rows,
-            )
-        return found
+        if not keys.shape[0]:
+            return torch.empty_like(keys)
+        return _find(keys, self._slot_keys, self._slot_rows, self._slots, gives_rows)
 
     def _claim(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """The slot of each key, and the first positions, rising, of those that were absent: their rows are below -1."""
         self._make_room(keys)
         num_keys = keys.shape[0]
-        slots = torch.empty_like(keys)
-        if num_keys:
-            claim_kernel[(triton.cdiv(num_keys, _BLOCK),)](
-                keys, self._slot_keys, self._slot_rows, slots, num_keys, self._slots, BLOCK=_BLOCK
-            )
+        slots = _claim(keys, self._slot_keys, self._slot_rows, self._slots) if num_keys else torch.empty_like(keys)
         codes = torch.arange(-num_keys - 1, -1, device=self.device)
         first = (self._slot_rows[slots] == codes).nonzero().flatten()
         self._used += first.shape[0]
@@ -197,6 +184,23 @@ class HashIndex:
         self._slot_keys = torch.full((slots + 1,), EMPTY.value, dtype=torch.int64, device=self.device)
         self._slot_keys[slots] = 0
         self._slot_rows = torch.full((slots + 1,), -1, dtype=torch.int64, device=self.device)
+
+
+@on_its_device
+def _find(keys: Tensor, slot_keys: Tensor, slot_rows: Tensor, slots: int, gives_rows: bool) -> Tensor:
+    found = torch.empty_like(keys)
+    grid = (triton.cdiv(keys.shape[0], _BLOCK),)
+    find_kernel[grid](keys, slot_keys, slot_rows, found, keys.shape[0], slots, BLOCK=_BLOCK, GIVES_ROWS=gives_rows)
+    return found
+
+
+@on_its_device
+def _claim(keys: Tensor, slot_keys: Tensor, slot_rows: Tensor, slots: int) -> Tensor:
+    found = torch.empty_like(keys)
+    claim_kernel[(triton.cdiv(keys.shape[0], _BLOCK),)](
+        keys, slot_keys, slot_rows, found, keys.shape[0], slots, BLOCK=_BLOCK
+    )
+    return found
 
 
 def _occurrences(groups: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,10 +7,12 @@ import triton
 from torch import Tensor
 
 from terarec.kernels.triton.device.scan import count_low_kernel, write_low_kernel
+from terarec.kernels.triton.placement import on_its_device
 
 _BLOCK = 1024
 
 
+@on_its_device
 def rows_at_most(scores: Tensor, limit: float, spared: Tensor) -> Tensor:
     """The rows with a score of at most `limit`, but those that are spared, in rising order; waits for their number.
 

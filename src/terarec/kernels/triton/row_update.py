@@ -14,10 +14,12 @@ from terarec.kernels.contract import RULE_KINDS, LaidGradient, RowRule
 from terarec.kernels.swept_tables import swept_ranges
 from terarec.kernels.triton import tiles
 from terarec.kernels.triton.device.update import squares_kernel, update_kernel
+from terarec.kernels.triton.placement import on_its_device
 from terarec.kernels.triton.segments import segments_of
 from terarec.kernels.triton.splitmix import step_stream
 
 
+@on_its_device
 def row_update_(
     weights: Tensor,
     state: Sequence[Tensor],
@@ -90,6 +92,7 @@ def row_update_(
             launch(rows, rule.rate * factor, base, is_sweep=True)
 
 
+@on_its_device
 def row_gradient_norm(
     weights: Tensor,
     gradients: Sequence[LaidGradient],

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from terarec.kernels.triton import tiles
 from terarec.kernels.triton.device.row_init import fill_kernel
+from terarec.kernels.triton.placement import on_its_device
 from terarec.kernels.triton.splitmix import table_stream
 
 
+@on_its_device
 def fill_keyed_rows(weights: Tensor, rows: Tensor, keys: Tensor, kind: str, seed: int, scale: float) -> None:
     """Fill row ``rows[i]`` with what `terarec.kernels.ref.rows.fill_rows` writes to row number ``keys[i]``.
 
