@@ -53,10 +53,11 @@ def test_ctrl_c_leaves_a_checkpoint_to_resume_from(workshop: Workshop, tmp_path:
     assert (resumed["steps"], resumed["samples"]) == (step + 1, 16)
 
 
-def test_ctrl_c_leaves_nothing_half_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_leaves_nothing_half_written(tmp_path: Path, number: signal.Signals) -> None:
     def press() -> None:
         wait_for(lambda: any(tmp_path.rglob("day_0.tsv")))
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
 
     threading.Thread(target=press).start()
     ended = terarec("generate", "criteo", "--rows", 10**7, "--out", tmp_path / "raw", "--json")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from terarec.errors import ClusterError, ConfigError, RunInterruptedError, StorageError
+from terarec.errors import ClusterError, ConfigError, FormatError, RunInterruptedError, StorageError
 from terarec.formats import new_directory, resumable_directory
 
 WORK = {"sources": "a"}
@@ -107,6 +107,32 @@ def test_a_cluster_that_gives_up_keeps_what_is_committed(tmp_path: Path) -> None
     with pytest.raises(ClusterError, match=r"^gone; .*out\.partial keeps the phases count; the same call goes on"):
         stop(out, ClusterError("gone"))
     assert not out.exists()
+
+
+def test_a_damaged_journal_is_refused_until_restarted(tmp_path: Path) -> None:
+    out = tmp_path / "data"
+    with pytest.raises(RunInterruptedError):
+        stop(out, KeyboardInterrupt())
+    journal = tmp_path / "data.partial" / "journal.json"
+    journal.write_bytes(journal.read_bytes()[:40])
+    with pytest.raises(FormatError, match=r"journal\.json: not JSON .*; restart \(--restart\) throws"):
+        stop(out, RuntimeError("never reached"))
+    with resumable_directory(out, WORK, restart=True) as fresh:
+        assert fresh.phases == ()
+
+
+def test_what_is_not_committed_is_not_told_as_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def press(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def count_and_split() -> None:
+        with resumable_directory(tmp_path / "data", WORK) as journal:
+            journal.commit("count", {"rows": 7})
+            monkeypatch.setattr("terarec.formats.journal.write_envelope", press)
+            journal.commit("split", {})
+
+    with pytest.raises(RunInterruptedError, match="keeps the phases count;"):
+        count_and_split()
 
 
 def test_control_c_before_the_first_phase_leaves_nothing(tmp_path: Path) -> None:

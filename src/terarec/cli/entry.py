@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from terarec.cli.app import Frame, app
 from terarec.cli.failures import DATA, Failure, failure_of
@@ -16,7 +19,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run ``terarec ARGUMENTS`` and return its exit code, without ending the process."""
     frame = Frame()
     try:
-        result = app(list(arguments), prog_name="terarec", obj=frame, standalone_mode=False)
+        with _stopped_by_sigterm():
+            result = app(list(arguments), prog_name="terarec", obj=frame, standalone_mode=False)
         sys.stdout.flush()
     except SystemExit as left:
         # Rich leaves so when the reader of stdout has gone, and has dealt with stdout by then.
@@ -32,6 +36,19 @@ def run(arguments: Sequence[str]) -> int:
         failure = failure_of(KeyboardInterrupt())
     _tell(failure, as_json="--json" in arguments)
     return failure.exit_code
+
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """While this lasts, SIGTERM does as Ctrl-C does: nobody is there to press that where a scheduler ends a command."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may handle signals
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _tell(failure: Failure, *, as_json: bool) -> None:

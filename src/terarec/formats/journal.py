@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from terarec.errors import FormatError
 from terarec.formats.envelope import open_envelope, write_envelope
 from terarec.spec import FieldError
 
@@ -26,6 +27,7 @@ class Journal:
 
     Raises:
         ConfigError: phases of another fingerprint are there already.
+        FormatError: what is there is damaged.
     """
 
     def __init__(self, directory: Path, fingerprint: Mapping[str, str]) -> None:
@@ -34,7 +36,7 @@ class Journal:
         self._fingerprint = dict(fingerprint)
         self._phases: dict[str, Any] = {}
         if self._path.exists():
-            found = open_envelope(self._path, FORMAT, VERSION)
+            found = _read(self._path)
             _check(found["fingerprint"], fingerprint, directory)
             self._phases = found["phases"]
 
@@ -53,13 +55,20 @@ class Journal:
         Raises:
             StorageError: the disk is full.
         """
-        self._phases[phase] = dict(result)
-        content = {"fingerprint": self._fingerprint, "phases": self._phases}
-        write_envelope(self._path, FORMAT, VERSION, content)
+        phases = {**self._phases, phase: dict(result)}
+        write_envelope(self._path, FORMAT, VERSION, {"fingerprint": self._fingerprint, "phases": phases})
+        self._phases = phases
 
     def remove(self) -> None:
         """Remove the file: the directory is whole."""
         self._path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return open_envelope(path, FORMAT, VERSION)
+    except FormatError as error:
+        raise FormatError(f"{error}; restart (--restart) throws away what an interrupted run left there") from error
 
 
 def _check(found: Mapping[str, str], expected: Mapping[str, str], directory: Path) -> None:

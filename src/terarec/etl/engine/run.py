@@ -30,6 +30,7 @@ from terarec.etl.operators.explode import ITEM_BITS
 from terarec.etl.sink import Sink, SinkOptions, create_sink
 from terarec.etl.source import Source
 from terarec.etl.workflow import Pass, Workflow
+from terarec.formats.flush import flush_tree
 from terarec.kernels import memory
 from terarec.spec import DatasetSpec, Explode, SplitByFiles, SplitByFraction
 
@@ -178,6 +179,7 @@ class Run:
 
     def _group(self) -> Result:
         run_grouped(self._passes, self._steps, self._work, self._partitions)
+        flush_tree(self._work)  # the journal must not outlive what it promises
         return {"partitions": self._partitions}
 
     def _beside(self, work: Pass) -> GroupedRows | None:
