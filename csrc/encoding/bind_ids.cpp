@@ -1,4 +1,8 @@
 #include <string_view>
+#include <variant>
+#include <vector>
+
+#include <nanobind/stl/variant.h>
 
 #include "encoding/bind_tables.h"
 #include "encoding/hex.h"
@@ -56,17 +60,53 @@ int64_t id_of_object(const Int64Ids& table, PyObject* value, bool& good) {
 
 // Ids of a list of Python values, None being missing; returns the first row of another type or range, or -1.
 template <typename Table>
-int64_t find_list(const Table& table, nb::list values, Vector<int64_t> ids) {
-  require(nb::len(values) == ids.shape(0), "values and ids differ in length");
+int64_t find_objects(const Table& table, nb::list values, int64_t* ids) {
   int64_t row = 0;
   for (nb::handle value : values) {
     bool good = true;
-    ids.data()[row] = value.is_none() ? kMissingId : id_of_object(table, value.ptr(), good);
+    ids[row] = value.is_none() ? kMissingId : id_of_object(table, value.ptr(), good);
     if (!good) return row;
     ++row;
   }
   return -1;
 }
+
+template <typename Table>
+int64_t find_list(const Table& table, nb::list values, Vector<int64_t> ids) {
+  require(nb::len(values) == ids.shape(0), "values and ids differ in length");
+  return find_objects(table, values, ids.data());
+}
+
+// Tables of several columns, whose values are found in one call. It holds the Python objects that own the tables.
+class TablesOfColumns {
+ public:
+  explicit TablesOfColumns(nb::list tables) : owners_(tables) {
+    for (nb::handle table : tables) tables_.push_back(nb::cast<Table>(table));
+  }
+
+  // Ids of c lists of Python values, one list for each table, one after another; returns the first place in `ids` whose
+  // value its table refuses, or -1.
+  int64_t find_lists(nb::list columns, Vector<int64_t> ids) const {
+    require(nb::len(columns) == tables_.size(), "columns and tables differ in number");
+    int64_t begin = 0;
+    for (size_t column = 0; column < tables_.size(); ++column) {
+      nb::list values = nb::cast<nb::list>(columns[column]);
+      const int64_t end = begin + static_cast<int64_t>(nb::len(values));
+      require(end <= length(ids), "values and ids differ in length");
+      const int64_t row = std::visit([&](auto* table) { return find_objects(*table, values, ids.data() + begin); },
+                                     tables_[column]);
+      if (row >= 0) return begin + row;
+      begin = end;
+    }
+    require(begin == length(ids), "values and ids differ in length");
+    return -1;
+  }
+
+ private:
+  using Table = std::variant<const Hex32Ids*, const Int64Ids*, const TextIds*>;
+  nb::list owners_;
+  std::vector<Table> tables_;
+};
 
 template <typename Table>
 nb::class_<Table> bind_integer_ids(nb::module_& module, const char* name) {
@@ -99,6 +139,9 @@ void bind_ids(nb::module_& module) {
       .def("find_all", &find_texts<int64_t>, nb::arg("text"), nb::arg("offsets"), nb::arg("missing").none(),
            nb::arg("ids"))
       .def("find_list", &find_list<TextIds>, nb::arg("values"), nb::arg("ids"));
+  nb::class_<TablesOfColumns>(module, "TablesOfColumns")
+      .def(nb::init<nb::list>(), nb::arg("tables"))
+      .def("find_lists", &TablesOfColumns::find_lists, nb::arg("columns"), nb::arg("ids"));
 }
 
 }  // namespace terarec::encoding

@@ -8,7 +8,7 @@ namespace terarec::encoding {
 // Adds Hex32Counts, Int64Counts and TextCounts.
 void bind_counts(nanobind::module_& module);
 
-// Adds Hex32Ids, Int64Ids and TextIds.
+// Adds Hex32Ids, Int64Ids, TextIds and TablesOfColumns.
 void bind_ids(nanobind::module_& module);
 
 // Adds xxh64_int64, xxh64_text and xxh64_list.

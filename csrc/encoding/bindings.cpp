@@ -5,6 +5,7 @@
 #include "encoding/bind_format_rows.h"
 #include "encoding/bind_tables.h"
 #include "encoding/numpy_arrays.h"
+#include "encoding/python_values.h"
 
 using namespace terarec::encoding;
 
@@ -21,13 +22,21 @@ double number_of_object(PyObject* value, bool& good) {
   return number;
 }
 
-// Numbers of a list of Python values; returns the first row of another type, or -1.
-int64_t bind_numbers_of_list(nb::list values, Vector<double> numbers) {
+// The same of a Python integer of 64 bits.
+double whole_of_object(PyObject* value, bool& good) {
+  if (value == Py_None) return std::nan("");
+  const std::optional<int64_t> whole = PyLong_Check(value) ? integer_of_object(value) : std::nullopt;
+  good = whole.has_value();
+  return good ? static_cast<double>(*whole) : 0.0;
+}
+
+// Numbers, or only whole ones, of a list of Python values; returns the first row of another type, or -1.
+int64_t bind_numbers_of_list(nb::list values, bool whole, Vector<double> numbers) {
   require(nb::len(values) == numbers.shape(0), "values and numbers differ in length");
   int64_t row = 0;
   for (nb::handle value : values) {
     bool good = true;
-    numbers.data()[row] = number_of_object(value.ptr(), good);
+    numbers.data()[row] = whole ? whole_of_object(value.ptr(), good) : number_of_object(value.ptr(), good);
     if (!good) return row;
     ++row;
   }
@@ -42,5 +51,5 @@ NB_MODULE(_encoding, module) {
   bind_counts(module);
   bind_ids(module);
   bind_hashes(module);
-  module.def("numbers_of_list", &bind_numbers_of_list, nb::arg("values"), nb::arg("numbers"));
+  module.def("numbers_of_list", &bind_numbers_of_list, nb::arg("values"), nb::arg("whole"), nb::arg("numbers"));
 }

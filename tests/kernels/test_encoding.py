@@ -1,5 +1,7 @@
 """The compiled encoding kernels against plain Python, on whatever values Hypothesis finds."""
 
+from functools import partial
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,10 +30,10 @@ def found_list(find, values):
         return f"row {refused.row}"
 
 
-@given(st.lists(ANYTHING, max_size=8))
-@settings(max_examples=200)
-def test_lists_of_anything_are_read_as_numbers_or_refused_as_in_plain_python(values):
-    numbers = [found_list(module.numbers_of_list, values) for module in (cpu, ref)]
+@given(st.lists(ANYTHING | st.sampled_from([2**63 - 1, 2**63, -(2**63)]), max_size=8), st.booleans())
+@settings(max_examples=300)
+def test_lists_of_anything_are_read_as_numbers_or_refused_as_in_plain_python(values, whole):
+    numbers = [found_list(partial(module.numbers_of_list, whole=whole), values) for module in (cpu, ref)]
     if isinstance(numbers[0], str):
         assert numbers[0] == numbers[1]
     else:

@@ -46,6 +46,25 @@ def test_lists_of_anything_are_read_or_refused_as_in_plain_python(values, bucket
         )
 
 
+@given(st.lists(st.lists(ANYTHING, max_size=2), min_size=3, max_size=3), BUCKETS)
+@settings(max_examples=200)
+def test_values_of_several_columns_are_found_or_refused_as_in_plain_python(columns, buckets):
+    found = []
+    for module in (cpu, ref):
+        codes = module.Hex32Ids(np.array([7, 10, 0], dtype=np.uint32), buckets)
+        tables = [codes, module.TextIds(*text_of(["a", "A", "7"]), buckets), codes]
+        found.append(found_list(module.TablesOfColumns(tables).find_lists, columns))
+    assert found[0] == found[1]
+
+
+def test_columns_that_do_not_fit_their_tables_are_refused():
+    table = cpu.Int64Ids(np.array([1]))
+    assert cpu.TablesOfColumns([]).find_lists([]).tolist() == []
+    for columns in ([], [[1], [2]]):
+        with pytest.raises(ValueError, match="columns and tables differ in number"):
+            cpu.TablesOfColumns([table]).find_lists(columns)
+
+
 @given(
     st.lists(INT64S, unique=True, max_size=60),
     st.lists(st.tuples(INT64S, st.booleans()), max_size=60),

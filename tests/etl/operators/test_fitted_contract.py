@@ -19,6 +19,7 @@ from terarec.spec import (
 )
 from tests.etl.column_values import column_of, values_of
 from tests.etl.operators.fitting import apply, blocks_of, files_of, fit, saved, types_of
+from tests.etl.operators.plain_steps import written_plainly
 
 STEPS: list[Operator] = [
     Categorify(columns=("t", "i"), min_count=3),
@@ -77,6 +78,18 @@ def test_blocks_and_threads_change_no_bit(step: Operator) -> None:
         other = fit(step, blocks, threads=threads)
         assert files_of(other) == files_of(state)
         same(apply(implementation(step), other, blocks), expected, step.writes)
+
+
+@every_step
+def test_plain_values_become_what_rows_outside_training_become(step: Operator) -> None:
+    code, state = implementation(step), fit(step, [rows(300)])
+    later = rows(60, seed=7)
+    block = Block(later.columns, later.rows)
+    expected = {name: values_of(column) for name, column in code.apply(block, state).columns.items()}
+    for part in (block, *blocks_of(block.slice(0, 9), 1)):
+        for name, values in written_plainly(code, state, part):
+            first = int(part.rows[0] - block.rows[0]) // 3
+            assert values == expected[name][first : first + part.num_rows], name
 
 
 @every_step

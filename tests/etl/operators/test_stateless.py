@@ -7,9 +7,10 @@ import pytest
 
 from terarec.etl.columns import Block, ColumnType, concatenate_blocks
 from terarec.etl.operators import implementation
-from terarec.spec import from_data, to_data
+from terarec.spec import Rename, from_data, to_data
 from tests.etl.column_values import block_of, column_of, values_of
 from tests.etl.operators.cases import CASES, Case
+from tests.etl.operators.plain_steps import written_plainly
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
 
@@ -40,6 +41,20 @@ def test_gives_what_its_formula_says(case: Case) -> None:
     for name, column in block.columns.items():
         if name not in {*case.step.writes, *case.gone} and case.rows is None:
             assert made.columns[name] is column
+
+
+@every_case
+def test_plain_values_become_the_same_together_and_row_by_row(case: Case) -> None:
+    code, block = implementation(case.step), block_of(**case.inputs)
+    if code.stage == "rows" or isinstance(case.step, Rename):
+        assert not code.plain_functions(types_of(block), None)  # not done to records, or seen through
+        return
+    found = written_plainly(code, None, block)
+    made = code.apply(block, None)
+    assert dict(found) == {name: values_of(made.columns[name]) for name in case.step.writes}
+    rows = [written_plainly(code, None, block.slice(row, row + 1)) for row in range(block.num_rows)]
+    for place, (name, values) in enumerate(found):
+        assert [row[place] for row in rows] == [(name, [value]) for value in values]
 
 
 @every_case

@@ -7,8 +7,11 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from terarec.etl.workflow import Workflow
-from tests.etl.ready.prepared import make
+from terarec.etl.columns import concatenate_blocks
+from terarec.etl.source import open_source
+from terarec.etl.workflow import EncodedRecords, Workflow
+from tests.etl.ready.prepared import CASES, make
+from tests.etl.ready.served import served_records
 
 
 def people(made):
@@ -62,3 +65,27 @@ def test_records_are_encoded_as_rows_were(tmp_path, name, rows, records):
         else:
             found = keys.tolist()
         assert found == expected[column], column
+
+
+def lists_of(encoded: EncodedRecords) -> list:
+    """The dense values, and the ids or lists of ids of each column."""
+    keys = [found if isinstance(found, np.ndarray) else np.split(found[0], found[1][1:-1]) for found in encoded.keys]
+    return [encoded.dense.tolist(), *([np.asarray(item).tolist() for item in column] for column in keys)]
+
+
+@pytest.mark.parametrize("name", ["avazu", "rees46", "mind", "movielens", "adult", "amazon"])
+def test_records_one_at_a_time_together_and_as_a_block_equal_what_was_prepared(tmp_path, name):
+    made = make(name, tmp_path, 300)
+    workflow = Workflow.load(made.out / "workflow")
+    files = [made.raw / file for file in CASES[name].sources]
+    rows = concatenate_blocks(list(open_source(workflow.spec.source, files, "skip", 1).blocks()))
+    records = served_records(workflow, rows)
+    together = workflow.encode(records)
+    expected = workflow.encode_block(workflow.apply(rows))
+    np.testing.assert_array_equal(together.dense, expected.dense)
+    for found, wanted in zip(together.keys, expected.keys, strict=True):
+        np.testing.assert_array_equal(np.concatenate(found, axis=None), np.concatenate(wanted, axis=None))
+    everything = lists_of(together)
+    for row in range(20):
+        single = workflow.encode({column: values[row : row + 1] for column, values in records.items()})
+        assert lists_of(single) == [column[row : row + 1] for column in everything]

@@ -1,16 +1,26 @@
 """Hour and weekday agree with the calendar of the standard library; lists are counted."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from terarec.etl.ready.row_functions import (
     avazu_hour_and_weekday,
+    avazu_hour_and_weekday_of_record,
     hour_and_weekday,
+    hour_and_weekday_of_record,
     length,
+    length_of_record,
     modulo_10_million,
+    modulo_10_million_of_record,
     modulo_40_million,
+    modulo_40_million_of_record,
 )
 
 MOMENTS = [
@@ -31,6 +41,35 @@ def test_hour_and_weekday_of_avazus_integers() -> None:
     hour, weekday = avazu_hour_and_weekday(pa.array([*(int(f"{moment:%y%m%d%H}") for moment in moments), None]))
     assert hour.to_pylist() == [*(moment.hour for moment in moments), None]
     assert weekday.to_pylist() == [*(moment.weekday() for moment in moments), None]
+
+
+def first_row(columns: Sequence[pa.Array]) -> tuple[Any, ...]:
+    return tuple(column[0].as_py() for column in columns)
+
+
+@given(st.none() | st.integers(-(2**40), 2**40))
+def test_a_record_has_the_hour_and_weekday_of_a_row(seconds: int | None) -> None:
+    assert hour_and_weekday_of_record(seconds) == first_row(hour_and_weekday(pa.array([seconds], pa.int64())))
+
+
+@given(st.none() | st.integers(-10, 2 * 10**8) | st.datetimes(datetime(2000, 1, 1), datetime(2099, 12, 31)))
+def test_a_record_has_what_a_row_has_of_avazus_integers(hours: int | datetime | None) -> None:
+    given = int(f"{hours:%y%m%d%H}") if isinstance(hours, datetime) else hours
+    try:
+        expected = first_row(avazu_hour_and_weekday(pa.array([given], pa.int64())))
+    except ValueError:
+        with pytest.raises(ValueError, match=r"\w"):
+            avazu_hour_and_weekday_of_record(given)
+    else:
+        assert avazu_hour_and_weekday_of_record(given) == expected
+
+
+@given(st.lists(st.none() | st.integers(0, 2**32 - 1), max_size=5))
+def test_a_record_has_the_length_and_the_remainders_of_a_row(codes: list[int | None]) -> None:
+    assert length_of_record(codes) == length(pa.array([codes], pa.large_list(pa.uint32())))[0].as_py()
+    columns = [pa.array([code], pa.uint32()) for code in codes]
+    assert modulo_10_million_of_record(*codes) == first_row(modulo_10_million(*columns))
+    assert modulo_40_million_of_record(*codes) == first_row(modulo_40_million(*columns))
 
 
 def test_length_of_lists() -> None:

@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import ColumnType
@@ -76,6 +78,9 @@ def shop() -> Workflow:
     )
 
 
+SHOP = shop()
+
+
 def test_records_get_what_rows_got() -> None:
     encoded = shop().encode({name: values for name, values in RAW.items() if name != "time"})
     rows = block_of(
@@ -138,6 +143,35 @@ def test_integers_go_the_short_way_as_they_go_in_blocks() -> None:
             made.encode({"user": [1, wrong], "clicks": [1, 2]})
     as_tables_hold_them = {"user": users, "clicks": np.array([1, 2, 3, np.nan, 5, 6])}  # only their number matters
     np.testing.assert_array_equal(made.encode(as_tables_hold_them).dense, expected)
+
+
+RECORDS = st.fixed_dictionaries(
+    {
+        "user": st.none() | st.integers(-(2**63), 2**63 - 1),
+        "price": st.none() | st.floats(-1.5, 1e9) | st.sampled_from([1.0, 5.0, float("nan")]),
+        "cost": st.none() | st.floats(-1.9, 1e300) | st.integers(0, 3),
+        "brand": st.none() | st.sampled_from(["", "a", "\u00fc"]) | st.text(st.characters(codec="utf-8"), max_size=3),
+        "model": st.none() | st.sampled_from(["", "0", "ffffffff"]) | st.from_regex("[0-9a-fA-F]{1,8}", fullmatch=True),
+        "tags": st.none() | st.lists(st.none() | st.sampled_from(["a", "b", ""]), max_size=4),
+    }
+)
+
+
+@given(st.lists(RECORDS, min_size=1, max_size=4))
+@settings(max_examples=60)
+def test_records_in_lists_get_what_a_block_of_them_gets(records: list[dict[str, Any]]) -> None:
+    columns: dict[str, Any] = {name: [record[name] for record in records] for name in records[0]}
+    expected = SHOP.encode({**columns, "brand": pa.array(columns["brand"], pa.string())})
+    same(SHOP.encode(columns), expected)
+    for row in range(len(records)):
+        single = SHOP.encode({name: values[row : row + 1] for name, values in columns.items()})
+        np.testing.assert_array_equal(single.dense[0], expected.dense[row])
+
+
+def test_a_number_that_a_step_refuses_is_told_though_a_later_step_would_fill_it() -> None:
+    made = workflow(LogOp(columns=("price",), shift=0.0), FillMissing(columns=("price",), value=0.0), dense=["price"])
+    with pytest.raises(ConfigError, match=r"column 'price', row 1: got -1\.0, expected more than -0\.0"):
+        made.encode({"price": [1.0, -1.0]})
 
 
 def test_no_records_at_all() -> None:

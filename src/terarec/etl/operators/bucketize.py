@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from terarec.etl.columns import Block, Column, ColumnType
 from terarec.etl.operators.contract import ColumnTypes, State
+from terarec.etl.operators.plain_function import PlainFunction, as_numbers, item_function
 from terarec.etl.operators.step_code import StepCode
 from terarec.spec import MISSING_ID, Bucketize
 
@@ -36,11 +40,32 @@ class BucketizeCode(StepCode[Bucketize]):
     def apply(self, block: Block, state: State | None) -> Block:
         """1 + the number of boundaries that are <= x."""
         made = {}
-        for output, name in zip(self.writes, self.spec.columns, strict=True):
+        for name, output in self.pairs():
             column = block.columns[name]
-            numbers = column.numbers()
-            boundaries = np.asarray(self.boundaries_of(name, state), dtype=np.float64)
-            ids = np.searchsorted(boundaries, numbers, side="right").astype(np.int64, copy=False) + 1
-            ids[np.isnan(numbers)] = MISSING_ID
-            made[output] = column.like(Column("id", ids))
+            made[output] = column.like(Column("id", _ids(self._bounds(name, state), column.numbers())))
         return block.with_columns(made)
+
+    def plain_functions(self, types: ColumnTypes, state: State | None) -> Sequence[PlainFunction]:
+        """The same of numbers, column by column."""
+        functions = []
+        for name, output in self.pairs():
+            bounds = self._bounds(name, state)
+            if types[name].is_list:
+                functions.append(item_function(name, output, partial(_ids_of_items, bounds), is_list=True))
+            else:
+                functions.append(PlainFunction((name,), (output,), partial(_ids, bounds), takes="matrix"))
+        return functions
+
+    def _bounds(self, name: str, state: State | None) -> NDArray[np.float64]:
+        return np.asarray(self.boundaries_of(name, state), dtype=np.float64)
+
+
+def _ids(boundaries: NDArray[np.float64], numbers: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Of ``numbers float64[...]``, NaN being missing."""
+    ids = np.searchsorted(boundaries, numbers, side="right").astype(np.int64, copy=False) + 1
+    ids[np.isnan(numbers)] = MISSING_ID
+    return ids
+
+
+def _ids_of_items(boundaries: NDArray[np.float64], items: Any) -> NDArray[np.int64]:
+    return _ids(boundaries, as_numbers(items))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from numpy.typing import NDArray
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import Block, Column, ColumnType
 from terarec.etl.operators.contract import ColumnTypes, SpillOptions, Stage, State
+from terarec.etl.operators.plain_function import PlainFunction, PlainLists
 from terarec.etl.operators.state_files import read_table, table_path, write_table
 from terarec.etl.operators.step_code import StepCode
 from terarec.etl.values.value_counts import ValueCounts, encoding_bytes
 from terarec.etl.values.value_ids import ValueIds
 from terarec.etl.values.value_kind import VALUE_TYPES, lookup_kind
+from terarec.kernels.cpu.ids import TablesOfColumns
 from terarec.spec import Categorify
 
 JOINT = "joint"
@@ -82,10 +85,13 @@ class CategorifyCode(StepCode[Categorify]):
             made[output] = column.like(Column("id", state.ids[self.vocabulary(name)].find(column)))
         return block.with_columns(made)
 
-    def list_lookup(self, name: str, state: State | None) -> Callable[[list[Any]], NDArray[np.int64]] | None:
-        """Ids of Python values: text, integers, or hexadecimal digits; None and "" are missing."""
+    def plain_functions(self, types: ColumnTypes, state: State | None) -> Sequence[PlainFunction]:
+        """All columns looked up in one call."""
         assert isinstance(state, Vocabularies)
-        return state.ids[self.vocabulary(name)].table.find_list
+        tables = TablesOfColumns([state.ids[self.vocabulary(name)].table for name in self.spec.columns])
+        of_lists = any(types[name].is_list for name in self.spec.columns)
+        call = partial(_found_lists if of_lists else _found, tables)
+        return [PlainFunction(self.spec.columns, self.writes, call, takes="raw")]
 
     def inverse(self, column: str, ids: Iterable[int], state: Vocabularies) -> list[str | int | None]:
         """Raw values of ids of the input `column`; None for missing and for rare or unseen ones.
@@ -113,6 +119,21 @@ class CategorifyCode(StepCode[Categorify]):
             except ValueError as error:
                 raise FormatError(f"{path}: {error}") from error
         return Vocabularies(ids, counts)
+
+
+def _found(tables: TablesOfColumns, *columns: list[Any]) -> NDArray[np.int64]:
+    """Ids int64[c, n] of c columns of n values each."""
+    return tables.find_lists(list(columns)).reshape(len(columns), -1)
+
+
+def _found_lists(tables: TablesOfColumns, *columns: list[Any] | PlainLists) -> Sequence[Any]:
+    """The same where some are columns of lists."""
+    flat = [column.items if isinstance(column, PlainLists) else column for column in columns]
+    ids, begin, found = tables.find_lists(flat), 0, []
+    for column, items in zip(columns, flat, strict=True):
+        part, begin = ids[begin : begin + len(items)], begin + len(items)
+        found.append(PlainLists(part, column.offsets) if isinstance(column, PlainLists) else part)
+    return found
 
 
 class VocabularyStatistic:

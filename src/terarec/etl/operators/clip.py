@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from terarec.errors import ConfigError
 from terarec.etl.columns import Block, Column
 from terarec.etl.operators.contract import ColumnTypes, State
 from terarec.etl.operators.number_step import NumberStepCode
+from terarec.etl.operators.plain_function import PlainFunction, item_function
 from terarec.etl.operators.step_code import StepCode
 from terarec.etl.operators.values import value_of
 from terarec.spec import Clip
@@ -18,6 +20,8 @@ from terarec.spec import Clip
 
 class ClipCode(NumberStepCode[Clip]):
     """Code of `Clip`."""
+
+    keeps_integers = True
 
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
         """The types of the inputs."""
@@ -40,6 +44,19 @@ class ClipCode(NumberStepCode[Clip]):
         """min(max(x, low), high)."""
         low, high = figures
         return np.asarray(np.minimum(np.maximum(numbers, low), high))
+
+    def plain_functions(self, types: ColumnTypes, state: State | None) -> Sequence[PlainFunction]:
+        """Numbers by the formula, integers that must stay such one by one."""
+        functions = list(super().plain_functions(types, state))
+        for name, output in self.pairs():
+            if types[name].kind == "integer":
+                functions.append(item_function(name, output, self._whole, is_list=types[name].is_list))
+        return functions
+
+    def _whole(self, values: list[int | None]) -> list[int | None]:
+        low = -(2**63) if self.spec.low is None else int(self.spec.low)
+        high = 2**63 if self.spec.high is None else int(self.spec.high)
+        return [None if value is None else min(max(value, low), high) for value in values]
 
     def apply(self, block: Block, state: State | None) -> Block:
         """min(max(x, low), high); integers stay integers."""

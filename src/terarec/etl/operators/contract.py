@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from terarec.etl.columns import Block, ColumnType
+from terarec.etl.operators.plain_function import PlainFunction
 from terarec.spec import Operator
 
 Stage: TypeAlias = Literal["stateless", "fitted", "grouped", "rows"]
@@ -117,8 +115,11 @@ class OperatorCode(Protocol):
         """
         ...
 
-    def list_lookup(self, name: str, state: State | None) -> Callable[[list[Any]], NDArray[np.int64]] | None:
-        """For records: what makes ids of Python values of the input `name`; None where a column must be made."""
+    def plain_functions(self, types: ColumnTypes, state: State | None) -> Sequence[PlainFunction]:
+        """What does the step to a few records, given the types of the columns before it.
+
+        Where several write one output, one of them gives it as a matrix of numbers.
+        """
         ...
 
     def statistic(self, types: ColumnTypes, memory: SpillOptions) -> Statistic:

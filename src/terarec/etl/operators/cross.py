@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pyarrow.compute as pc
 from terarec.errors import ConfigError
 from terarec.etl.columns import Block, Column, ColumnType
 from terarec.etl.operators.contract import ColumnTypes, State
+from terarec.etl.operators.plain_function import PlainFunction
 from terarec.etl.operators.step_code import StepCode
 from terarec.spec import Cross
 
@@ -42,6 +44,23 @@ class CrossCode(StepCode[Cross]):
         if all_missing.any():
             joined = pc.if_else(pa.array(all_missing), pa.scalar(None, pa.large_string()), joined)
         return block.with_columns({self.spec.output: Column("text", joined)})
+
+    def plain_functions(self, types: ColumnTypes, state: State | None) -> Sequence[PlainFunction]:
+        """The same of plain values."""
+        spell = [_PLAIN_SPELLINGS[types[name].kind] for name in self.spec.columns]
+
+        def call(*columns: list[Any]) -> Sequence[Any]:
+            spelled = [[one(value) for value in values] for one, values in zip(spell, columns, strict=True)]
+            return ([SEPARATOR.join(parts) if any(parts) else None for parts in zip(*spelled, strict=True)],)
+
+        return [PlainFunction(self.spec.columns, (self.spec.output,), call)]
+
+
+_PLAIN_SPELLINGS: Mapping[str, Callable[[Any], str]] = {
+    "text": lambda text: text or "",
+    "integer": lambda number: "" if number is None else str(number),
+    "hex32": lambda digits: digits.lower().zfill(8) if digits else "",
+}
 
 
 def _joined_lists(columns: Sequence[Column]) -> list[str | None]:

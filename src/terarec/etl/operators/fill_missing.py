@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from terarec.errors import ConfigError
 from terarec.etl.columns import Block, Column, ColumnType, Kind
 from terarec.etl.operators.contract import ColumnTypes, State
 from terarec.etl.operators.number_step import NumberStepCode
+from terarec.etl.operators.plain_function import PlainFunction, item_function
 from terarec.etl.operators.values import value_of
 from terarec.spec import FillMissing
 
@@ -20,6 +23,7 @@ from terarec.spec import FillMissing
 class FillMissingCode(NumberStepCode[FillMissing]):
     """Code of `FillMissing` with a value."""
 
+    keeps_integers = True
     accepted = ("number", "integer", "text", "hex32")
 
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
@@ -53,17 +57,45 @@ class FillMissingCode(NumberStepCode[FillMissing]):
         """The number, or where it is missing the one that fills it."""
         return np.where(np.isnan(numbers), figures[0], numbers)
 
+    def plain_functions(self, types: ColumnTypes, state: State | None) -> Sequence[PlainFunction]:
+        """Numbers by the formula, other values one by one, and the indicators."""
+        functions = list(super().plain_functions(types, state))
+        for name, output in self.pairs():
+            found = types[name]
+            if found.kind != "number":
+                call = partial(_filled_values, self._plain_fill(name, found.kind, state))
+                functions.append(item_function(name, output, call, is_list=found.is_list))
+        for name, output in zip(self.spec.columns, self.spec.indicators, strict=False):
+            functions.append(item_function(name, output, _indicated, is_list=types[name].is_list))
+        return functions
+
+    def _plain_fill(self, name: str, kind: Kind, state: State | None) -> Any:
+        """What fills a list of plain values; hexadecimal digits are text there."""
+        if kind == "hex32":
+            return self.spec.value
+        fill = self.fill_of(name, kind, state)
+        return int(fill) if kind == "integer" else fill
+
     def apply(self, block: Block, state: State | None) -> Block:
         """Fill, and say where."""
         made: dict[str, Column] = {}
-        outputs = self.spec.outputs or self.spec.columns
-        for position, name in enumerate(self.spec.columns):
+        for position, (name, output) in enumerate(self.pairs()):
             column = block.columns[name]
             missing = column.is_missing()
-            made[outputs[position]] = column.like(_filled(column, missing, self.fill_of(name, column.type, state)))
+            made[output] = column.like(_filled(column, missing, self.fill_of(name, column.type, state)))
             if self.spec.indicator:
                 made[self.spec.indicators[position]] = column.like(Column("number", missing.astype(np.float64)))
         return block.with_columns(made)
+
+
+def _filled_values(fill: Any, values: list[Any]) -> list[Any]:
+    return [fill if value is None or value == "" else value for value in values]
+
+
+def _indicated(values: Any) -> NDArray[np.float64]:
+    if isinstance(values, list):
+        return np.array([value is None or value == "" for value in values], dtype=np.float64)
+    return np.asarray(np.isnan(values), dtype=np.float64)
 
 
 def _filled(column: Column, missing: NDArray[np.bool_], value: Any) -> Column:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from terarec.etl.columns import REFUSED_SHOWN, Block, Column, ColumnType, RowFaultError
 from terarec.etl.operators.contract import ColumnTypes, State
+from terarec.etl.operators.plain_function import PlainFunction, PlainLists
 from terarec.etl.operators.step_code import StepCode
 from terarec.etl.operators.values import refused
 from terarec.kernels.encoding_types import RefusedValueError
@@ -60,20 +61,25 @@ class GivenIdsCode(StepCode[GivenIds]):
             got = [f"got a list of {length}" for length in lengths[long][:REFUSED_SHOWN].tolist()]
             raise RowFaultError(name, block.rows[long], got, accepted_list(most))
 
-    def list_lookup(self, name: str, state: State | None) -> Callable[[list[Any]], NDArray[np.int64]] | None:
-        """Python integers as they are; none for keys, which are no ids."""
-        rows = self.spec.rows[self.spec.columns.index(name)]
-        if rows is None:
-            return None
-        bound = rows
+    def plain_functions(self, types: ColumnTypes, state: State | None) -> Sequence[PlainFunction]:
+        """Python integers as they are."""
+        return [
+            PlainFunction((name,), (output,), partial(self._plain, rows), takes="values" if rows is None else "raw")
+            for (name, output), rows in zip(self.pairs(), self.spec.rows, strict=True)
+        ]
 
-        def take(values: list[Any]) -> NDArray[np.int64]:
-            for row, value in enumerate(values):
-                if type(value) is not int or not 0 <= value < bound:
+    def _plain(self, rows: int | None, values: list[Any] | PlainLists) -> Sequence[Any]:
+        items = values.items if isinstance(values, PlainLists) else values
+        if rows is not None:
+            for row, value in enumerate(items):
+                if type(value) is not int or not 0 <= value < rows:
                     raise RefusedValueError(row)
-            return np.array(values, dtype=np.int64)
-
-        return take
+            items = np.array(items, dtype=np.int64)
+        if not isinstance(values, PlainLists):
+            return (items,)
+        if self.spec.max_length is not None and max(map(len, values.each()), default=0) > self.spec.max_length:
+            raise RefusedValueError(0)
+        return (PlainLists(items, values.offsets),)
 
 
 def accepted_id(rows: int) -> str:

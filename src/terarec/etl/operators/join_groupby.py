@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from terarec.etl.columns import ARROW_TYPES, Block, Column, ColumnType, from_arrow, to_arrow
 from terarec.etl.operators.contract import ColumnTypes, SpillOptions, Stage, State
+from terarec.etl.operators.plain_function import PlainFunction
 from terarec.etl.operators.scalar_input import scalar_input
 from terarec.etl.operators.state_files import read_table, table_path, write_table
 from terarec.etl.operators.step_code import StepCode
@@ -92,6 +93,14 @@ class JoinGroupbyCode(StepCode[JoinGroupby]):
             made.update({output: Column("number", groups.figures[output][ids]) for output in self.outputs_of(name)})
         return block.with_columns(made)
 
+    def plain_functions(self, types: ColumnTypes, state: State | None) -> Sequence[PlainFunction]:
+        """The figures of plain values, input by input."""
+        assert isinstance(state, JoinedGroups)
+        return [
+            PlainFunction((name,), self.outputs_of(name), partial(_figures_of, state.columns[name]), takes="raw")
+            for name in self.spec.columns
+        ]
+
     def statistic(self, types: ColumnTypes, memory: SpillOptions) -> GroupStatistic:
         """Sums the values by group."""
         return GroupStatistic(self, types, memory)
@@ -105,6 +114,11 @@ class JoinGroupbyCode(StepCode[JoinGroupby]):
             table = read_table(path, {"value": tuple(VALUE_TYPES), **figures}, nullable=("value",))
             columns[column] = GroupFigures(table.select(["value", *figures]))
         return JoinedGroups(columns)
+
+
+def _figures_of(groups: GroupFigures, values: Any) -> Sequence[Any]:
+    ids = groups.ids.find_plain(values)
+    return [figures[ids] for figures in groups.figures.values()]
 
 
 _AGGREGATES: dict[str, Aggregate] = {

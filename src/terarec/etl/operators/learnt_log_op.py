@@ -32,6 +32,10 @@ class LearntLogOpCode(LogOpCode):
         (shift,) = figures
         return np.asarray(np.log(np.maximum(numbers, 1.0 - shift) + shift))
 
+    def plain_formula(self, numbers: NDArray[Any], *figures: Any) -> NDArray[Any]:
+        """The formula, which takes any number."""
+        return self.formula(numbers, *figures)
+
     def apply(self, block: Block, state: State | None) -> Block:
         """The formula, which takes any number."""
         return NumberStepCode.apply(self, block, state)

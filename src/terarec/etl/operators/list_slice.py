@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.etl.columns import Block, Column, ColumnType, offsets_of
+from terarec.etl.columns import Block, Column, ColumnType, Kind, offsets_of
 from terarec.etl.operators.contract import ColumnTypes, State
+from terarec.etl.operators.plain_function import PlainFunction, PlainLists, joined
 from terarec.etl.operators.step_code import StepCode
 from terarec.spec import ListSlice
 
@@ -24,6 +29,15 @@ class ListSliceCode(StepCode[ListSlice]):
             bounds = [bound for bound in (found.max_length, self.spec.max_length) if bound is not None]
             made[output] = ColumnType(found.kind, True, min(bounds, default=None))
         return made
+
+    def plain_functions(self, types: ColumnTypes, state: State | None) -> Sequence[PlainFunction]:
+        """The same of plain lists."""
+        return [
+            PlainFunction((name,), (output,), partial(self._plain, types[name].kind)) for name, output in self.pairs()
+        ]
+
+    def _plain(self, kind: Kind, lists: PlainLists) -> Sequence[Any]:
+        return (joined([items[self.spec.start : self.spec.stop] for items in lists.each()], kind),)
 
     def apply(self, block: Block, state: State | None) -> Block:
         """items[start:stop]."""

@@ -11,6 +11,7 @@ from terarec.etl.columns import Block
 from terarec.etl.operators.contract import State
 from terarec.etl.operators.number_step import NumberStepCode
 from terarec.etl.operators.values import refused
+from terarec.kernels.encoding_types import RefusedValueError
 from terarec.spec import LogOp
 
 
@@ -33,6 +34,13 @@ class LogOpCode(NumberStepCode[LogOp]):
         (shift,) = figures
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray(np.log(numbers + shift))
+
+    def plain_formula(self, numbers: NDArray[Any], *figures: Any) -> NDArray[Any]:
+        """ln(x + shift)."""
+        (shift,) = figures
+        if np.count_nonzero(numbers <= -shift):
+            raise RefusedValueError(0)
+        return self.formula(numbers, shift)
 
     def apply(self, block: Block, state: State | None) -> Block:
         """ln(x + shift).

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from terarec.etl.columns import Block, Column, ColumnType
 from terarec.etl.operators.contract import ColumnTypes, State
+from terarec.etl.operators.plain_function import PlainFunction, as_numbers, item_function
 from terarec.etl.operators.step_code import SpecT, StepCode
 
 
 class NumberStepCode(StepCode[SpecT]):
     """Base of steps that make of each number another one, in float64.
 
-    When a record is served, columns that go through the same formulas go as one matrix.
+    When records are served, all columns of the step go as one matrix. Integers go as float64, too, where only their
+    number matters: the formulas that keep integers keep the order of two numbers, and their bounds are float64.
     """
 
     accepted: ClassVar[tuple[str, ...]] = ("number", "integer")
+    keeps_integers: ClassVar[bool] = False
+    """Whether integers stay such; a subclass then has a plain function for them."""
 
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
         """Numbers."""
@@ -35,10 +42,41 @@ class NumberStepCode(StepCode[SpecT]):
     def formula(self, numbers: NDArray[Any], *figures: Any) -> NDArray[Any]:
         """What comes out of ``numbers float64[..., n]``, NaN being missing; figures are numbers or arrays [..., 1]."""
 
+    def plain_formula(self, numbers: NDArray[Any], *figures: Any) -> NDArray[Any]:
+        """The formula; raises `RefusedValueError` for a number that it does not take."""
+        return self.formula(numbers, *figures)
+
+    def plain_functions(self, types: ColumnTypes, state: State | None) -> Sequence[PlainFunction]:
+        """The formula, of all columns at once; of lists one by one."""
+        numbers = [pair for pair in self.pairs() if types[pair[0]].kind in ("number", "integer")]
+        single = [pair for pair in numbers if not types[pair[0]].is_list]
+        functions = [
+            self._of_lists(name, output, state)
+            for name, output in numbers
+            if types[name].is_list and not (self.keeps_integers and types[name].kind == "integer")
+        ]
+        if single:
+            names, outputs = zip(*single, strict=True)
+            rows = zip(*(self.figures(name, state) for name in names), strict=True)
+            call = partial(self._of_matrix, tuple(np.array(row, dtype=np.float64)[:, None] for row in rows))
+            functions.append(PlainFunction(names, outputs, call, takes="matrix", gives="matrix"))
+        return functions
+
+    def _of_matrix(self, figures: Sequence[NDArray[np.float64]], numbers: NDArray[np.float64]) -> NDArray[Any]:
+        return self.plain_formula(numbers, *figures)
+
+    def _of_lists(self, name: str, output: str, state: State | None) -> PlainFunction:
+        figures = self.figures(name, state)
+
+        def call(items: Any) -> NDArray[Any]:
+            return self.plain_formula(as_numbers(items), *figures)
+
+        return item_function(name, output, call, is_list=True)
+
     def apply(self, block: Block, state: State | None) -> Block:
         """The formula, column by column."""
         made = {}
-        for output, name in zip(self.spec.outputs or self.spec.columns, self.spec.columns, strict=True):
+        for name, output in self.pairs():
             column = block.columns[name]
             made[output] = column.like(Column("number", self.formula(column.numbers(), *self.figures(name, state))))
         return block.with_columns(made)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import Block, Column, ColumnType, concatenate_columns
+from terarec.etl.columns import Block, Column, ColumnType, Kind, concatenate_columns
 from terarec.etl.operators.contract import ColumnTypes, State
+from terarec.etl.operators.plain_function import PlainFunction, PlainLists, joined
 from terarec.etl.operators.step_code import StepCode
 from terarec.etl.operators.values import value_of
 from terarec.spec import Pad
@@ -38,6 +41,17 @@ class PadCode(StepCode[Pad]):
         """Those of the inputs, the padding included."""
         pairs = zip(self.writes, self.spec.columns, strict=True)
         return {output: max(rows[name], int(self.spec.value) + 1) for output, name in pairs if name in rows}
+
+    def plain_functions(self, types: ColumnTypes, state: State | None) -> Sequence[PlainFunction]:
+        """The same of plain lists."""
+        return [
+            PlainFunction((name,), (output,), partial(self._plain, types[name].kind)) for name, output in self.pairs()
+        ]
+
+    def _plain(self, kind: Kind, lists: PlainLists) -> Sequence[Any]:
+        length = self.spec.length
+        padding = [self.spec.value if kind == "hex32" else value_of(kind, self.spec.value)] * length
+        return (joined([[*items[:length], *padding[len(items) :]] for items in lists.each()], kind),)
 
     def apply(self, block: Block, state: State | None) -> Block:
         """Cut, or filled up at the end."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -9,14 +13,16 @@ import pyarrow.compute as pc
 from terarec.errors import ConfigError
 from terarec.etl.columns import Block, Column, ColumnType, Kind, from_arrow, offsets_of
 from terarec.etl.operators.contract import ColumnTypes, State
+from terarec.etl.operators.plain_function import PlainFunction
 from terarec.etl.operators.step_code import StepCode
 from terarec.etl.operators.values import refused
+from terarec.kernels.encoding_types import RefusedValueError
 from terarec.spec import SplitText
 
 _FORMS = {
-    "integer": "^-?[0-9]+$",
-    "hex32": "^[0-9a-fA-F]{1,8}$",
-    "number": r"^-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$",
+    "integer": "-?[0-9]+",
+    "hex32": "[0-9a-fA-F]{1,8}",
+    "number": r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?",
 }
 _NAMES = {"integer": "a 64-bit integer", "hex32": "up to 8 hexadecimal digits", "number": "a finite number"}
 
@@ -53,10 +59,21 @@ class SplitTextCode(StepCode[SplitText]):
             made[output] = self._read(block, part, kind, place)
         return block.with_columns(made)
 
+    def plain_functions(self, types: ColumnTypes, state: State | None) -> Sequence[PlainFunction]:
+        """The same of plain texts."""
+        return [PlainFunction(self.spec.columns, self.spec.outputs, self._plain)]
+
+    def _plain(self, texts: list[str | None]) -> Sequence[Any]:
+        split = [text.split(self.spec.separator) if text else () for text in texts]
+        return [
+            _plain_part([(parts[place] or None) if place < len(parts) else None for parts in split], kind)
+            for place, kind in enumerate(self.spec.types)
+        ]
+
     def _read(self, block: Block, part: pa.Array, kind: Kind, place: int) -> Column:
         if kind == "text":
             return Column("text", part.cast(pa.large_string()))
-        well_formed = pc.fill_null(pc.match_substring_regex(part, _FORMS[kind]), True)
+        well_formed = pc.fill_null(pc.match_substring_regex(part, f"^({_FORMS[kind]})$"), True)
         try:
             if pc.all(well_formed, min_count=0).as_py():
                 read = _numbers(part, kind)
@@ -68,6 +85,19 @@ class SplitTextCode(StepCode[SplitText]):
         wrong = np.array([text is not None and not (formed and _is_held(text, kind)) for text, formed in pairs])
         accepted = f"{_NAMES[kind]} as part {place + 1} between {self.spec.separator!r}"
         raise refused(block, self.spec.columns[0], wrong, accepted)
+
+
+def _plain_part(part: list[str | None], kind: Kind) -> Any:
+    for row, text in enumerate(part):
+        if kind == "text" or text is None:
+            continue
+        if not (re.fullmatch(_FORMS[kind], text) and _is_held(text, kind)):
+            raise RefusedValueError(row)
+    if kind == "integer":
+        return [None if text is None else int(text) for text in part]
+    if kind == "number":
+        return np.array([np.nan if text is None else float(text) for text in part], dtype=np.float64)
+    return part
 
 
 def _numbers(part: pa.Array, kind: Kind) -> Column:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import Block, ColumnType
 from terarec.etl.operators.contract import ColumnTypes, SpillOptions, Stage, State, Statistic
+from terarec.etl.operators.plain_function import PlainFunction
 
 SpecT = TypeVar("SpecT", bound=Any)
 
@@ -78,12 +76,13 @@ class StepCode(Generic[SpecT]):
         """Do the step to the rows of a block."""
         raise NotImplementedError
 
-    def list_lookup(self, name: str, state: State | None) -> Callable[[list[Any]], NDArray[np.int64]] | None:
-        """For records: what makes ids int64[n] of n Python values of the input `name`.
+    def plain_functions(self, types: ColumnTypes, state: State | None) -> Sequence[PlainFunction]:
+        """What does the step to a few records; steps that are not done to records have none."""
+        return ()
 
-        None where a column must be made. The function raises `RefusedValueError` for a value of another type.
-        """
-        return None
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Each input of a step that makes outputs one by one, and its output."""
+        return zip(self.spec.columns, self.spec.outputs or self.spec.columns, strict=True)
 
     def statistic(self, types: ColumnTypes, memory: SpillOptions) -> Statistic:
         """A fresh statistic; steps that learn nothing have none."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from terarec.errors import FormatError
 from terarec.etl.columns import ARROW_TYPES, TRAIN, Block, Column, ColumnType, from_arrow, to_arrow
 from terarec.etl.operators.contract import ColumnTypes, SpillOptions, Stage, State
+from terarec.etl.operators.plain_function import PlainFunction, item_function
 from terarec.etl.operators.scalar_input import scalar_input
 from terarec.etl.operators.state_files import read_figures, read_table, table_path, write_figures, write_table
 from terarec.etl.operators.step_code import StepCode
@@ -54,6 +55,10 @@ class TargetMeans:
             shares = np.full(self.ids.num_ids, prior)
             np.divide(sums[others].sum(axis=0) + smoothing * prior, weight, out=shares, where=weight > 0.0)
             self.encoded[left_out] = shares
+
+    def encoded_plain(self, values: Any) -> NDArray[np.float64]:
+        """What n plain values of rows outside the training part become, float64[n]."""
+        return np.asarray(self.encoded[-1, self.ids.find_plain(values)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,14 @@ class TargetEncodingCode(StepCode[TargetEncoding]):
             means = state.columns[name]
             made[output] = Column("number", means.encoded[view, means.ids.find(block.columns[name])])
         return block.with_columns(made)
+
+    def plain_functions(self, types: ColumnTypes, state: State | None) -> Sequence[PlainFunction]:
+        """The encoding of all training rows."""
+        assert isinstance(state, TargetEncodings)
+        return [
+            item_function(name, output, state.columns[name].encoded_plain, is_list=False, takes="raw")
+            for name, output in zip(self.spec.columns, self.writes, strict=True)
+        ]
 
     def statistic(self, types: ColumnTypes, memory: SpillOptions) -> TargetStatistic:
         """Sums the target by value and fold."""

@@ -1,7 +1,9 @@
-"""What the workflows compute of a row: functions for `LambdaOp`, on Arrow arrays and on Spark's columns."""
+"""What the workflows compute of a row: functions for `LambdaOp` on Arrow arrays, on Spark's columns, on one record."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import date
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +25,14 @@ def hour_and_weekday_on_spark(seconds: Any) -> tuple[Any, Any]:
     return hour, functions.pmod(day + 3, functions.lit(7))  # 1970 began on a Thursday
 
 
+def hour_and_weekday_of_record(seconds: int | None) -> tuple[int | None, int | None]:
+    """The same of one value."""
+    if seconds is None:
+        return None, None
+    days, second = divmod(seconds, 86_400)
+    return second // 3600, (days + 3) % 7
+
+
 def avazu_hour_and_weekday(hours: pa.Array) -> tuple[pa.Array, pa.Array]:
     """The same of Avazu's integers YYMMDDHH, of this century."""
     texts = pc.utf8_lpad(hours.cast(pa.string()), width=8, padding="0")
@@ -40,6 +50,16 @@ def avazu_hour_and_weekday_on_spark(hours: Any) -> tuple[Any, Any]:
     return functions.pmod(hours, functions.lit(100)), functions.pmod(days + 3, functions.lit(7))
 
 
+def avazu_hour_and_weekday_of_record(hours: int | None) -> tuple[int | None, int | None]:
+    """The same of one integer."""
+    if hours is None:
+        return None, None
+    days, hour = divmod(hours, 100)
+    if not 0 <= days < 1_000_000 or hour > 23:
+        raise ValueError(hours)
+    return hour, date(2000 + days // 10_000, days // 100 % 100, days % 100).weekday()
+
+
 def length(lists: pa.Array) -> pa.Array:
     """Number of items of each list."""
     return pc.list_value_length(lists).cast(pa.int64())
@@ -52,6 +72,11 @@ def length_on_spark(lists: Any) -> Any:
     return functions.size(lists)
 
 
+def length_of_record(items: Sequence[Any]) -> int:
+    """The same of one list."""
+    return len(items)
+
+
 def modulo_10_million(*codes: pa.Array) -> tuple[pa.Array, ...]:
     """Each of some columns of hex32 modulo 10 million."""
     return tuple(_modulo(column, 10_000_000) for column in codes)
@@ -62,6 +87,11 @@ def modulo_10_million_on_spark(*codes: Any) -> tuple[Any, ...]:
     return tuple(column % 10_000_000 for column in codes)
 
 
+def modulo_10_million_of_record(*codes: int | None) -> tuple[int | None, ...]:
+    """The same of the values of one record."""
+    return tuple([None if code is None else code % 10_000_000 for code in codes])
+
+
 def modulo_40_million(*codes: pa.Array) -> tuple[pa.Array, ...]:
     """Each of some columns of hex32 modulo 40 million."""
     return tuple(_modulo(column, 40_000_000) for column in codes)
@@ -70,6 +100,11 @@ def modulo_40_million(*codes: pa.Array) -> tuple[pa.Array, ...]:
 def modulo_40_million_on_spark(*codes: Any) -> tuple[Any, ...]:
     """The same of Spark's columns."""
     return tuple(column % 40_000_000 for column in codes)
+
+
+def modulo_40_million_of_record(*codes: int | None) -> tuple[int | None, ...]:
+    """The same of the values of one record."""
+    return tuple([None if code is None else code % 40_000_000 for code in codes])
 
 
 def _modulo(codes: pa.Array, divisor: int) -> pa.Array:

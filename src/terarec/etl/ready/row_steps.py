@@ -7,7 +7,7 @@ from terarec.spec import LambdaOp
 
 
 def row_step(function: str, column: str, *outputs: str) -> LambdaOp:
-    """Makes the integer columns `outputs` of `column` by the row function of that name, and its twin on Spark."""
+    """Makes the integer columns `outputs` of `column` by the row function of that name, and its twins."""
     place = f"{row_functions.__name__}:{function}"
     return LambdaOp(
         columns=(column,),
@@ -15,4 +15,5 @@ def row_step(function: str, column: str, *outputs: str) -> LambdaOp:
         function=place,
         output_type="integer",
         spark_function=f"{place}_on_spark",
+        record_function=f"{place}_of_record",
     )

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from terarec.etl.columns import Column, text_buffers
 from terarec.etl.values.value_kind import ValueKind, as_values
 from terarec.kernels.cpu.ids import Hex32Ids, Int64Ids, TextIds
+from terarec.spec import MISSING_ID
 
 
 class ValueIds:
@@ -65,6 +66,17 @@ class ValueIds:
             missing = text.is_null().to_numpy(zero_copy_only=False) if text.null_count else None
             return table.find_all(*text_buffers(text), missing)
         return table.find_all(column.values, column.missing)
+
+    def find_plain(self, values: list[Any] | NDArray[np.int64]) -> NDArray[np.int64]:
+        """Ids int64[m] of a few values as a server holds them, or of ids int64[m] where the kind is integer.
+
+        Raises:
+            RefusedValueError: a value that the table does not take.
+        """
+        if isinstance(values, list):
+            return self.table.find_list(values)
+        assert isinstance(self.table, Int64Ids)
+        return self.table.find_all(values, values == MISSING_ID)
 
     def inverse(self, ids: Iterable[int]) -> list[str | int | None]:
         """The values of `ids`; None for missing and for hashed values. hex32 gives eight lower-case digits.

@@ -13,12 +13,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.etl.columns import Column, ColumnType
+from terarec.etl.operators.plain_function import is_utf8
 from terarec.etl.workflow.raw_column import RawColumn, RawValues
 from terarec.kernels.cpu.encoding import numbers_of_list
 from terarec.kernels.encoding_types import RefusedValueError
 from terarec.spec import SourceColumn
 
-_HEX = re.compile(r"[0-9a-fA-F]{1,8}", re.ASCII)
+HEX = re.compile(r"[0-9a-fA-F]{1,8}", re.ASCII)
+"""What a hex32 looks like."""
+
 _ACCEPTED = {
     "number": "a finite number, or nothing where it is missing",
     "hex32": "up to 8 hexadecimal digits as text, or nothing where it is missing",
@@ -55,7 +58,7 @@ def _cut_texts(raw: RawColumn, separator: str) -> RawColumn:
     """`raw` with lists in the place of texts between whose values a separator stands."""
     values: Any = raw.values
     if isinstance(values, list):
-        cut = [_cut(value, separator) if isinstance(value, str) else value for value in values]
+        cut = [cut_text(value, separator) if isinstance(value, str) else value for value in values]
     elif isinstance(values, pa.Array) and _is_text(values.type):
         there = pc.if_else(pc.equal(values, ""), pa.scalar(None, values.type), values)
         cut = pc.split_pattern(there, separator)
@@ -64,7 +67,8 @@ def _cut_texts(raw: RawColumn, separator: str) -> RawColumn:
     return RawColumn(raw.name, cut)
 
 
-def _cut(text: str, separator: str) -> list[str]:
+def cut_text(text: str, separator: str) -> list[str]:
+    """The list that a text with a separator between its values holds."""
     return text.split(separator) if text else []
 
 
@@ -81,7 +85,7 @@ def _read(raw: RawColumn, kind: str, source: SourceColumn | None) -> Column:
         return _read_each(raw, "hex32", _hex, _ACCEPTED["hex32"], np.uint32)
     if source is not None and source.format is not None:
         accepted = f"a time such as {source.format!r} describes, or seconds since 1970"
-        return _read_each(raw, "integer", _time_reader(source.format), accepted, np.int64)
+        return _read_each(raw, "integer", time_reader(source.format), accepted, np.int64)
     if isinstance(raw.values, list):
         return _read_each(raw, "integer", _integer, _ACCEPTED["integer"], np.int64)
     return _integers(raw)
@@ -123,7 +127,7 @@ def _read_each(raw: RawColumn, kind: Any, read: Callable[[Any], int], accepted: 
 
 
 def _hex(value: Any) -> int:
-    if not isinstance(value, str) or not _HEX.fullmatch(value):
+    if not isinstance(value, str) or not HEX.fullmatch(value):
         raise ValueError
     return int(value, 16)
 
@@ -135,7 +139,9 @@ def _integer(value: Any) -> int:
     return int(value)
 
 
-def _time_reader(form: str) -> Callable[[Any], int]:
+def time_reader(form: str) -> Callable[[Any], int]:
+    """What makes seconds of a time in this form, or of seconds; it raises ValueError for another value."""
+
     def read(value: Any) -> int:
         if not isinstance(value, str):
             return _integer(value)
@@ -167,17 +173,9 @@ def _texts(raw: RawColumn) -> Any:
     values = raw.values
     if isinstance(values, list):
         for row, value in enumerate(values):
-            if value is not None and not (isinstance(value, str) and (value.isascii() or _is_utf8(value))):
+            if value is not None and not (isinstance(value, str) and (value.isascii() or is_utf8(value))):
                 raise raw.refused(row, _ACCEPTED["text"])
         return values
     if not isinstance(values, pa.Array) or not _is_text(values.type):
         raise raw.mistyped(_ACCEPTED["text"])
     return pc.cast(values, pa.large_string())
-
-
-def _is_utf8(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

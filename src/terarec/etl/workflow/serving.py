@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import ColumnType
-from terarec.etl.operators import NumberStepCode
+from terarec.etl.operators import ColumnTypes, NumberStepCode
 from terarec.etl.operators.bucketize import BucketizeCode
 from terarec.etl.workflow.plan import Plan, side_types
 from terarec.spec import Explode, GivenIds
@@ -16,10 +16,17 @@ from terarec.spec import Explode, GivenIds
 
 @dataclass(frozen=True, slots=True)
 class ServingPlan:
-    """Attributes: the ``steps`` to do, in order, and the ``inputs``, raw column -> type, that they start from."""
+    """What a record goes through.
+
+    Attributes:
+        steps: in order.
+        inputs: raw column -> type, what they start from.
+        types: step -> the columns before it.
+    """
 
     steps: tuple[int, ...]
     inputs: Mapping[str, ColumnType]
+    types: Mapping[int, ColumnTypes]
 
 
 def serving_plan(plan: Plan, results: Sequence[str]) -> ServingPlan:
@@ -56,9 +63,8 @@ def serving_plan(plan: Plan, results: Sequence[str]) -> ServingPlan:
     raw |= {name: _as_number(found) for name, found in raw.items() if name not in exact}
     items = {name: ColumnType(found.kind) if name in exploded else found for name, found in raw.items()}
     bounded = {name: _bounded(plan, reversed(steps), name, found) for name, found in items.items()}
-    serving = ServingPlan(tuple(reversed(steps)), {**bounded, **brought})
-    _check_types(plan, serving)
-    return serving
+    in_order, inputs = tuple(reversed(steps)), {**bounded, **brought}
+    return ServingPlan(in_order, inputs, _types(plan, in_order, inputs))
 
 
 def _bounded(plan: Plan, steps: Iterable[int], name: str, found: ColumnType) -> ColumnType:
@@ -86,13 +92,15 @@ def _as_number(found: ColumnType) -> ColumnType:
     return dataclasses.replace(found, kind="number") if found.kind == "integer" else found
 
 
-def _check_types(plan: Plan, serving: ServingPlan) -> None:
-    types = dict(serving.inputs)
-    for step in serving.steps:
-        known = {**plan.types[step], **types}  # targets, which only training knows, have the types that they had there
+def _types(plan: Plan, steps: Sequence[int], inputs: Mapping[str, ColumnType]) -> dict[int, ColumnTypes]:
+    types: dict[int, ColumnTypes] = {}
+    found = dict(inputs)
+    for step in steps:
+        known = {**plan.types[step], **found}  # targets, which only training knows, have the types that they had there
         try:
-            side = side_types(plan.spec, plan.codes[step], known)
-            types.update(plan.codes[step].output_types({**known, **side}))
+            types[step] = {**known, **side_types(plan.spec, plan.codes[step], known)}
+            found.update(plan.codes[step].output_types(types[step]))
         except ConfigError as error:
             kind = type(plan.spec.steps[step]).__name__
             raise ConfigError(f"steps[{step}] {kind}: cannot be done to a served record: {error}") from None
+    return types

@@ -6,6 +6,7 @@ Of b hash buckets and a list of values: 0 missing; 1 .. b a value that is not in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,31 @@ class TextIds(_Ids):
         """Ids of n texts, empty ones and ``missing bool[n]`` being missing: int64[n], or into ``out`` if given."""
         ids = np.empty(len(offsets) - 1, dtype=np.int64) if out is None else out
         self._table.find_all(text, offsets, missing, ids)
+        return ids
+
+
+class TablesOfColumns:
+    """The tables of several columns, whose values are found in one call: a served record has one value of each.
+
+    Args:
+        tables: one for each column; the same may serve several.
+    """
+
+    __slots__ = ("_tables",)
+
+    def __init__(self, tables: Sequence[Hex32Ids | Int64Ids | TextIds]) -> None:
+        self._tables = _encoding.TablesOfColumns([table._table for table in tables])
+
+    def find_lists(self, columns: list[list[Any]]) -> NDArray[np.int64]:
+        """Ids int64[m] of the m Python values of all columns, one column after another.
+
+        Raises:
+            RefusedValueError: a value that its table does not take; its row is its place among the m values.
+        """
+        ids = np.empty(sum(map(len, columns)), _INT64)
+        refused_place = self._tables.find_lists(columns, ids)
+        if refused_place >= 0:
+            raise RefusedValueError(refused_place)
         return ids
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -114,3 +115,20 @@ class TextIds(_Ids):
             raise ValueError
         value.encode()  # a lone surrogate has no UTF-8: UnicodeEncodeError is a ValueError
         return value
+
+
+class TablesOfColumns:
+    """The tables of several columns."""
+
+    def __init__(self, tables: Sequence[Hex32Ids | Int64Ids | TextIds]) -> None:
+        self._tables = tuple(tables)
+
+    def find_lists(self, columns: list[list[Any]]) -> NDArray[np.int64]:
+        """Ids of the values of all columns, one column after another; raises `RefusedValueError` with their place."""
+        ids = [np.empty(0, dtype=np.int64)]
+        for table, values in zip(self._tables, columns, strict=True):
+            try:
+                ids.append(table.find_list(values))
+            except RefusedValueError as error:
+                raise RefusedValueError(sum(map(len, ids)) + error.row) from None
+        return np.concatenate(ids)

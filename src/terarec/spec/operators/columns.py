@@ -57,6 +57,8 @@ class LambdaOp(InputColumns):
         function: "package.module:name".
         output_type: of all outputs.
         spark_function: "package.module:name" of the same on Spark's columns; without it Spark cannot run the workflow.
+        record_function: "package.module:name" of the same on one row's Python values, None for a missing one and hex32
+            as int; it gives a value, or a tuple for several outputs. It spares a served record Arrow's arrays.
     """
 
     kind: ClassVar[str] = "lambda_op"
@@ -64,12 +66,13 @@ class LambdaOp(InputColumns):
     function: str
     output_type: ValueType
     spark_function: str | None = None
+    record_function: str | None = None
 
     def __post_init__(self) -> None:
         InputColumns.__post_init__(self)
         columns_named(self, "outputs")
         checks.one_of(self, "output_type", _VALUE_TYPES)
-        for field in ("function", "spark_function"):
+        for field in ("function", "spark_function", "record_function"):
             value = getattr(self, field)
             if (value is not None or field == "function") and not (
                 isinstance(value, str) and _FUNCTION.fullmatch(value)
