@@ -1,8 +1,9 @@
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
 #include <string_view>
 #include <variant>
 #include <vector>
-
-#include <nanobind/stl/variant.h>
 
 #include "encoding/bind_tables.h"
 #include "encoding/hex.h"
@@ -21,6 +22,26 @@ void find_masked(const Table& table, Vector<const typename Table::Value> keys, M
   const MissingMask mask = mask_of(missing, rows);
   nb::gil_scoped_release release;
   find_all(table, keys.data(), mask, rows, ids.data());
+}
+
+// Row s of `ids` takes the ids of keys[s] by tables[s], all in one go: a thread that gave the GIL back for each column would
+// wait for it as often.
+template <typename Table>
+void find_columns(const std::vector<const Table*>& tables, const std::vector<Vector<const typename Table::Value>>& keys,
+                  const std::vector<Maybe<const bool>>& missing, Matrix<int32_t> ids) {
+  require(keys.size() == tables.size() && missing.size() == tables.size() && ids.shape(0) == tables.size(),
+          "expected one array, one mask and one row of ids a table");
+  const auto rows = static_cast<int64_t>(ids.shape(1));
+  std::vector<MissingMask> masks;
+  for (size_t column = 0; column < tables.size(); ++column) {
+    require(length(keys[column]) == rows, "the arrays differ in length");
+    masks.push_back(mask_of(missing[column], rows));
+  }
+  nb::gil_scoped_release release;
+  for (size_t column = 0; column < tables.size(); ++column) {
+    int32_t* row = ids.data() + static_cast<int64_t>(column) * rows;
+    find_all(*tables[column], keys[column].data(), masks[column], rows, row);
+  }
 }
 
 // The id of a text, sets `good` to false for one that the table's type refuses.
@@ -127,6 +148,10 @@ nb::class_<Table> bind_integer_ids(nb::module_& module, const char* name) {
 void bind_ids(nb::module_& module) {
   bind_integer_ids<Int64Ids>(module, "Int64Ids");
   bind_integer_ids<Hex32Ids>(module, "Hex32Ids");
+  module.def("find_columns", &find_columns<Int64Ids>, nb::arg("tables"), nb::arg("keys"), nb::arg("missing"),
+             nb::arg("ids"));
+  module.def("find_columns", &find_columns<Hex32Ids>, nb::arg("tables"), nb::arg("keys"), nb::arg("missing"),
+             nb::arg("ids"));
   nb::class_<TextIds>(module, "TextIds")
       .def("__init__",
            [](TextIds* self, Vector<const uint8_t> text, Vector<const int64_t> offsets, int64_t hash_buckets) {

@@ -23,9 +23,10 @@ class HashBuckets {
  public:
   explicit HashBuckets(int64_t buckets);
   int64_t first_id() const { return kFirstBucketId + buckets_; }
+  bool is_single() const { return buckets_ == 1; }
   template <typename Value>
   int64_t id_of(Value value) const {
-    return buckets_ == 1 ? kFirstBucketId : kFirstBucketId + bucket_of(xxh64(value, kBucketSeed), buckets_);
+    return is_single() ? kFirstBucketId : kFirstBucketId + bucket_of(xxh64(value, kBucketSeed), buckets_);
   }
 
  private:
@@ -46,6 +47,15 @@ class Hex32Ids {
       index = slots_.next(index);
     }
   }
+  // The same, or 0 for a missing value. Where the first slot tells, as most do, nothing is branched on: which values are
+  // missing, rare or common no processor can guess, and a wrong guess costs more than the lookup.
+  int64_t find(uint32_t value, bool missing) const {
+    const uint64_t slot = slots_[slots_.home(slot_hash(value))];
+    const bool told = slot == 0 || slot >> 32 == value || missing;
+    if (!told || !buckets_.is_single()) return missing ? kMissingId : find(value);
+    const int64_t id = slot == 0 ? kFirstBucketId : static_cast<int64_t>(slot & 0xffffffff);
+    return missing ? kMissingId : id;
+  }
   void prefetch(uint32_t value) const { slots_.prefetch(slot_hash(value)); }
 
  private:
@@ -58,6 +68,7 @@ class Int64Ids {
   using Value = int64_t;
   Int64Ids(const int64_t* values, int64_t num_values, int64_t hash_buckets);
   int64_t find(int64_t value) const;
+  int64_t find(int64_t value, bool missing) const { return missing ? kMissingId : find(value); }
   void prefetch(int64_t value) const { slots_.prefetch(slot_hash(value)); }
 
  private:
@@ -74,7 +85,7 @@ template <typename Table, typename Id>
 void find_all(const Table& table, const typename Table::Value* keys, MissingMask missing, int64_t num_keys, Id* ids) {
   for (int64_t row = 0; row < num_keys; ++row) {
     if (row + kPrefetchDistance < num_keys) table.prefetch(keys[row + kPrefetchDistance]);
-    ids[row] = static_cast<Id>(missing[row] ? kMissingId : table.find(keys[row]));
+    ids[row] = static_cast<Id>(table.find(keys[row], missing[row]));
   }
 }
 

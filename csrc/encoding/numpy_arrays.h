@@ -22,6 +22,8 @@ namespace nb = nanobind;
 template <typename T>
 using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <typename T>
+using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <typename T>
 using Maybe = std::optional<Vector<T>>;
 
 inline void require(bool condition, const char* what) {

@@ -129,9 +129,17 @@ def check_keys(column: CategoricalColumn, keys: Keys, where: str) -> None:
                 f"expected 0 to {column.hotness}"
             )
     assert isinstance(values, np.ndarray)
-    if column.rows is not None and values.size and (int(values.min()) < 0 or int(values.max()) >= column.rows):
+    if column.rows is not None and values.size and _leave(values, column.rows):
         position = int(np.argmax((values < 0) | (values >= column.rows)))
         raise FormatError(
             f"{where}, column {column.name!r}: key {int(values[position])} at position {position}, "
             f"expected 0 <= key < {column.rows} (rows in dataset.json)"
         )
+
+
+def _leave(keys: NDArray[Any], rows: int) -> bool:
+    """Whether some of the keys are not 0 <= key < rows."""
+    sign_bit = 1 << (8 * keys.itemsize - 1)
+    if keys.dtype.kind == "i" and rows <= sign_bit:  # read as unsigned, the negative ones are the highest
+        return bool(keys.view(f"u{keys.itemsize}").max() >= rows)
+    return int(keys.min()) < 0 or int(keys.max()) >= rows

@@ -79,12 +79,24 @@ class Column:
             return np.zeros(len(self.values), dtype=np.bool_)
         return self.missing
 
+    def num_missing(self) -> int:
+        """How many of the m values are missing."""
+        if self.type in ("integer", "hex32", "id") and self.missing is None:
+            return 0
+        return int(np.count_nonzero(self.is_missing()))
+
     def numbers(self) -> NDArray[np.float64]:
         """The m numbers, integers or ids as float64, NaN where missing; may share memory with `values`."""
         numbers = np.asarray(self.values, dtype=np.float64)
         if self.missing is None:
             return numbers
         return np.where(self.missing, np.nan, numbers)
+
+    def write_numbers(self, out: NDArray[np.floating[Any]]) -> None:
+        """Write what `numbers` gives into ``out[m]``."""
+        out[:] = self.values
+        if self.missing is not None:
+            out[self.missing] = np.nan
 
     def flat(self) -> Column:
         """The m values without their lists."""

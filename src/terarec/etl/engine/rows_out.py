@@ -54,10 +54,8 @@ def write_rows(
             done = steps.run(work, block, rows.joined)
             return split_parts(done, encode(done))
 
-        missing = {
-            name: (int(np.count_nonzero(column.is_missing())), len(column.values))
-            for name, column in rows.block.columns.items()
-        }
+        columns = rows.block.columns.items()
+        missing = {name: (column.num_missing(), len(column.values)) for name, column in columns}
         return rows.refusals.leave_out(encode_rows, steps.enter(work, rows))[0], missing
 
     rows: Counter[str] = Counter()

@@ -19,7 +19,7 @@ from terarec.etl.operators.plain_function import PlainFunction, PlainLists
 from terarec.etl.operators.state_files import read_table, table_path, write_table
 from terarec.etl.operators.step_code import StepCode
 from terarec.etl.values.value_counts import ValueCounts, encoding_bytes
-from terarec.etl.values.value_ids import ValueIds
+from terarec.etl.values.value_ids import ValueIds, find_each
 from terarec.etl.values.value_kind import VALUE_TYPES, lookup_kind
 from terarec.kernels.cpu.ids import TablesOfColumns
 from terarec.spec import Categorify
@@ -79,11 +79,10 @@ class CategorifyCode(StepCode[Categorify]):
     def apply(self, block: Block, state: State | None) -> Block:
         """Look the ids up."""
         assert isinstance(state, Vocabularies)
-        made = {}
-        for output, name in zip(self.writes, self.spec.columns, strict=True):
-            column = block.columns[name]
-            made[output] = column.like(Column("id", state.ids[self.vocabulary(name)].find(column)))
-        return block.with_columns(made)
+        columns = [block.columns[name] for name in self.spec.columns]
+        found = find_each([state.ids[self.vocabulary(name)] for name in self.spec.columns], columns)
+        made = [column.like(Column("id", ids)) for column, ids in zip(columns, found, strict=True)]
+        return block.with_columns(dict(zip(self.writes, made, strict=True)))
 
     def plain_functions(self, types: ColumnTypes, state: State | None) -> Sequence[PlainFunction]:
         """All columns looked up in one call."""

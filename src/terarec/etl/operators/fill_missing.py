@@ -81,10 +81,10 @@ class FillMissingCode(NumberStepCode[FillMissing]):
         made: dict[str, Column] = {}
         for position, (name, output) in enumerate(self.pairs()):
             column = block.columns[name]
-            missing = column.is_missing()
-            made[output] = column.like(_filled(column, missing, self.fill_of(name, column.type, state)))
+            made[output] = column.like(_filled(column, self.fill_of(name, column.type, state)))
             if self.spec.indicator:
-                made[self.spec.indicators[position]] = column.like(Column("number", missing.astype(np.float64)))
+                indicator = column.is_missing().astype(np.float64)
+                made[self.spec.indicators[position]] = column.like(Column("number", indicator))
         return block.with_columns(made)
 
 
@@ -98,12 +98,15 @@ def _indicated(values: Any) -> NDArray[np.float64]:
     return np.asarray(np.isnan(values), dtype=np.float64)
 
 
-def _filled(column: Column, missing: NDArray[np.bool_], value: Any) -> Column:
+def _filled(column: Column, value: Any) -> Column:
     if column.type != "text":
-        filled = np.where(missing, value, column.values).astype(column.values.dtype, copy=False)
+        if column.type != "number" and value == 0:
+            return Column(column.type, column.values)  # which are 0 where missing
+        filled = np.where(column.is_missing(), value, column.values).astype(column.values.dtype, copy=False)
         return Column(column.type, filled)
     if isinstance(column.values, list):
         return Column("text", [text or value for text in column.values])
+    missing = column.is_missing()
     if not missing.any():
         return column.flat()
     return Column("text", pc.if_else(pa.array(missing), pa.scalar(value, pa.large_string()), column.values))

@@ -30,7 +30,9 @@ class LearntLogOpCode(LogOpCode):
     def formula(self, numbers: NDArray[Any], *figures: Any) -> NDArray[Any]:
         """ln(max(x, 1 - shift) + shift)."""
         (shift,) = figures
-        return np.asarray(np.log(np.maximum(numbers, 1.0 - shift) + shift))
+        shifted = np.asarray(np.maximum(numbers, 1.0 - shift))
+        shifted += shift
+        return np.log(shifted, out=shifted)
 
     def plain_formula(self, numbers: NDArray[Any], *figures: Any) -> NDArray[Any]:
         """The formula, which takes any number."""

@@ -19,8 +19,10 @@ from terarec.etl.operators.step_code import SpecT, StepCode
 class NumberStepCode(StepCode[SpecT]):
     """Base of steps that make of each number another one, in float64.
 
-    When records are served, all columns of the step go as one matrix. Integers go as float64, too, where only their
-    number matters: the formulas that keep integers keep the order of two numbers, and their bounds are float64.
+    Columns of one length go through the formula as one matrix: threads that did it column by column would wait for the
+    GIL after each of NumPy's short calls. So do all columns of records that are served; their integers go as float64, too,
+    where only their number matters: the formulas that keep integers keep the order of two numbers, and their bounds are
+    float64.
     """
 
     accepted: ClassVar[tuple[str, ...]] = ("number", "integer")
@@ -57,8 +59,7 @@ class NumberStepCode(StepCode[SpecT]):
         ]
         if single:
             names, outputs = zip(*single, strict=True)
-            rows = zip(*(self.figures(name, state) for name in names), strict=True)
-            call = partial(self._of_matrix, tuple(np.array(row, dtype=np.float64)[:, None] for row in rows))
+            call = partial(self._of_matrix, self._figure_columns(names, state))
             functions.append(PlainFunction(names, outputs, call, takes="matrix", gives="matrix"))
         return functions
 
@@ -74,9 +75,23 @@ class NumberStepCode(StepCode[SpecT]):
         return item_function(name, output, call, is_list=True)
 
     def apply(self, block: Block, state: State | None) -> Block:
-        """The formula, column by column."""
+        """The formula."""
+        outputs = dict(self.pairs())
+        lengths: dict[int, list[str]] = {}
+        for name in self.spec.columns:
+            lengths.setdefault(len(block.columns[name].values), []).append(name)
         made = {}
-        for name, output in self.pairs():
-            column = block.columns[name]
-            made[output] = column.like(Column("number", self.formula(column.numbers(), *self.figures(name, state))))
+        for length, names in lengths.items():
+            columns = [block.columns[name] for name in names]
+            numbers = np.empty((len(names), length))
+            for row, column in zip(numbers, columns, strict=True):
+                column.write_numbers(row)
+            results = self.formula(numbers, *self._figure_columns(names, state))
+            for name, column, values in zip(names, columns, results, strict=True):
+                made[outputs[name]] = column.like(Column("number", values))
         return block.with_columns(made)
+
+    def _figure_columns(self, names: Sequence[str], state: State | None) -> tuple[NDArray[np.float64], ...]:
+        """The figures of the formula for the inputs `names`, float64[len(names), 1] each."""
+        figures = zip(*(self.figures(name, state) for name in names), strict=True)
+        return tuple(np.array(figure, dtype=np.float64)[:, None] for figure in figures)

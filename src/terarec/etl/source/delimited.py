@@ -17,7 +17,7 @@ from terarec.etl.source.files import SourceFile
 from terarec.etl.source.names import check_names
 from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart
 from terarec.etl.source.settle import report_fault, settle, without_bad
-from terarec.etl.source.text import BLOCK_BYTES, MAX_LINE_BYTES, read_text, text_bytes
+from terarec.etl.source.text import BLOCK_BYTES, MAX_LINE_BYTES, check_rows, count_text_rows, read_text, text_bytes
 from terarec.etl.source.times import parse_times
 from terarec.kernels.cpu.delimited import count_rows, parse_delimited
 from terarec.kernels.delimited_types import (
@@ -71,8 +71,8 @@ class DelimitedReader:
             yield RawPart(file.path, lines, num_rows, read_bytes, (text, names), end)
             lines += num_lines
             rows += num_rows
-        if not rows and after is None:
-            raise FormatError(f"{file.path}: the file is empty, expected at least one row")
+        if after is None:
+            check_rows(file, rows)
 
     def parse(self, part: RawPart, policy: BadInputPolicy) -> ParsedPart:
         """The columns of a block."""
@@ -101,7 +101,12 @@ class DelimitedReader:
 
     def count_rows(self, file: SourceFile) -> int:
         """Rows of `file`, bad ones included."""
-        return sum(part.num_rows for part in self.parts(file))
+        rows = count_text_rows(file)
+        if self._spec.header and rows:
+            next(self.parts(file))  # refuses a header that does not fit
+            rows -= 1
+        check_rows(file, rows)
+        return rows
 
     def text_bytes(self, file: SourceFile) -> int:
         """About the bytes of the text in `file`."""

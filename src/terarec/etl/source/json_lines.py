@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import json
 
-from terarec.errors import FormatError
 from terarec.etl.columns import Column
 from terarec.etl.source.arrow_values import read_column
 from terarec.etl.source.bad_input import BadInputPolicy, InputFault, Place
@@ -19,7 +18,7 @@ from terarec.etl.source.files import SourceFile
 from terarec.etl.source.json_fields import read_objects
 from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart
 from terarec.etl.source.settle import report_fault, settle
-from terarec.etl.source.text import BLOCK_BYTES, MAX_LINE_BYTES, read_text, text_bytes
+from terarec.etl.source.text import BLOCK_BYTES, MAX_LINE_BYTES, check_rows, count_text_rows, read_text, text_bytes
 from terarec.kernels.cpu.delimited import count_rows
 from terarec.spec import SourceColumn, SourceSpec
 
@@ -54,8 +53,8 @@ class JsonLinesReader:
             yield RawPart(file.path, lines, num_rows, read_bytes, text, end)
             lines += num_lines
             rows += num_rows
-        if not rows and after is None:
-            raise FormatError(f"{file.path}: the file is empty, expected at least one row")
+        if after is None:
+            check_rows(file, rows)
 
     def parse(self, part: RawPart, policy: BadInputPolicy) -> ParsedPart:
         """The columns of a block."""
@@ -81,7 +80,9 @@ class JsonLinesReader:
 
     def count_rows(self, file: SourceFile) -> int:
         """Rows of `file`, bad ones included."""
-        return sum(part.num_rows for part in self.parts(file))
+        rows = count_text_rows(file)
+        check_rows(file, rows)
+        return rows
 
     def text_bytes(self, file: SourceFile) -> int:
         """About the bytes of the text in `file`."""

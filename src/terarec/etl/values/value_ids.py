@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from terarec.etl.columns import Column, text_buffers
 from terarec.etl.values.value_kind import ValueKind, as_values
-from terarec.kernels.cpu.ids import Hex32Ids, Int64Ids, TextIds
+from terarec.kernels.cpu.ids import Hex32Ids, Int64Ids, TextIds, find_columns
 from terarec.spec import MISSING_ID
+
+_INT32_IDS = 2**31
 
 
 class ValueIds:
@@ -91,3 +93,24 @@ class ValueIds:
             value: Any = self.values[int(number) - self.first_id].as_py() if number >= self.first_id else None
             values.append(f"{value:08x}" if self.kind == "hex32" and value is not None else value)
         return values
+
+
+def find_each(ids: Sequence[ValueIds], columns: Sequence[Column]) -> list[NDArray[Any]]:
+    """Ids of the values of each column by its own `ids`, as `ValueIds.find` has them; as int32 where all of them fit.
+
+    Columns of one kind and length are looked up together.
+    """
+    found: list[NDArray[Any]] = [np.empty(0, dtype=np.int32)] * len(columns)
+    together: dict[tuple[str, int], list[int]] = {}
+    for position, (own, column) in enumerate(zip(ids, columns, strict=True)):
+        if own.kind == "text" or own.num_ids > _INT32_IDS:
+            found[position] = own.find(column)
+        else:
+            together.setdefault((own.kind, len(column.values)), []).append(position)
+    for positions in together.values():
+        flat = [as_values(columns[position]) for position in positions]
+        tables: list[Any] = [ids[position].table for position in positions]
+        rows = find_columns(tables, [column.values for column in flat], [column.missing for column in flat])
+        for position, row in zip(positions, rows, strict=True):
+            found[position] = row
+    return found

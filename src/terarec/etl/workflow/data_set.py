@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -81,13 +81,16 @@ def column_block(plan: Plan, dataset: DatasetSpec, block: Block) -> ColumnBlock:
     return ColumnBlock(
         label=np.stack(labels, axis=1),
         dense=dense_values([column.name for column in dataset.dense], block),
-        keys=keys_of(plan, block, [column.name for column in dataset.categorical]),
+        keys=tuple(_keys(plan, block, column.name) for column in dataset.categorical),
     )
 
 
 def keys_of(plan: Plan, block: Block, names: Sequence[str]) -> tuple[Keys, ...]:
-    """The categorical and key columns `names`."""
-    return tuple(_keys(block.columns[name], is_key=name in plan.spec.keys) for name in names)
+    """The categorical and key columns `names` as records that are served have them: int64."""
+    keys = (_keys(plan, block, name) for name in names)
+    return tuple(
+        (_as_int64(column[0]), column[1]) if isinstance(column, tuple) else _as_int64(column) for column in keys
+    )
 
 
 def dense_values(names: Sequence[str], block: Block) -> NDArray[np.float32]:
@@ -97,13 +100,14 @@ def dense_values(names: Sequence[str], block: Block) -> NDArray[np.float32]:
         FormatError: a missing number, or one that float32 does not hold.
     """
     dense = np.empty((len(names), block.num_rows), dtype=np.float32)
-    for values, name in zip(dense, names, strict=True):
-        with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):
+        for values, name in zip(dense, names, strict=True):
             values[:] = block.columns[name].numbers()
-        right = np.isfinite(values)
-        if not right.all():
-            accepted = "a number that float32 holds; FillMissing gives missing ones a value"
-            raise refused(block, name, ~right, accepted)
+    right = np.isfinite(dense)
+    if not right.all():
+        first = int(np.argmin(right.all(axis=1)))
+        accepted = "a number that float32 holds; FillMissing gives missing ones a value"
+        raise refused(block, names[first], ~right[first], accepted)
     return dense.T
 
 
@@ -139,8 +143,13 @@ def _is_among(column: Column, values: tuple[str, ...]) -> NDArray[np.bool_]:
     return np.isin(column.values, [value_of(column.type, value) for value in values])
 
 
-def _keys(column: Column, *, is_key: bool) -> Keys:
+def _keys(plan: Plan, block: Block, name: str) -> Keys:
+    column = block.columns[name]
     values = column.values
-    if is_key and column.missing is not None:
+    if name in plan.spec.keys and column.missing is not None:
         values = np.where(column.missing, MISSING_KEY, values)
     return values if column.offsets is None else (values, column.offsets)
+
+
+def _as_int64(keys: NDArray[Any]) -> NDArray[np.int64]:
+    return keys.astype(np.int64, copy=False)

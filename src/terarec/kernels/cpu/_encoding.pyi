@@ -1,4 +1,5 @@
 # Names of csrc/encoding; the wrappers in encoding.py are what the rest of terarec calls.
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,13 @@ class Int64Ids:
     def __init__(self, values: NDArray[np.int64], hash_buckets: int) -> None: ...
     def find_all(self, keys: NDArray[np.int64], missing: NDArray[np.bool_] | None, ids: NDArray[Any]) -> None: ...
     def find_list(self, values: list[Any], ids: NDArray[np.int64]) -> int: ...
+
+def find_columns(
+    tables: Sequence[Hex32Ids] | Sequence[Int64Ids],
+    keys: Sequence[NDArray[Any]],
+    missing: Sequence[NDArray[np.bool_] | None],
+    ids: NDArray[np.int32],
+) -> None: ...
 
 class TextIds:
     def __init__(self, text: NDArray[np.uint8], offsets: NDArray[np.int64], hash_buckets: int) -> None: ...

@@ -150,6 +150,20 @@ class TablesOfColumns:
         return ids
 
 
+def find_columns(
+    tables: Sequence[Hex32Ids] | Sequence[Int64Ids],
+    values: Sequence[NDArray[Any]],
+    missing: Sequence[NDArray[np.bool_] | None],
+) -> NDArray[np.int32]:
+    """Ids int32[S, n] of S columns of n values, each found in the table of its own; all ids must fit.
+
+    The GIL is given back once: of several threads that look up column by column, each waits for it after each column.
+    """
+    ids = np.empty((len(tables), len(values[0])), dtype=np.int32)
+    _encoding.find_columns([table._table for table in tables], values, missing, ids)
+    return ids
+
+
 def _find_all(table: Any, values: NDArray[Any], missing: NDArray[np.bool_] | None, out: Any) -> NDArray[Any]:
     ids = np.empty(len(values), dtype=np.int64) if out is None else out
     table.find_all(values, missing, ids)
