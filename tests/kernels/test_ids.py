@@ -83,6 +83,10 @@ def test_ids_of_integers_equal_those_of_plain_python(values, others, kind, out_t
     np.testing.assert_array_equal(found, expected)
     assert found.dtype == (out_type or np.int64)
     assert found[: len(known)].tolist() == list(range(buckets + 1, buckets + 1 + len(known)))
+    others = getattr(cpu, name)(known[::2].copy(), buckets)
+    together = cpu.find_columns([tables[0], others], [keys, keys], [missing, None])
+    assert together.dtype == np.int32
+    np.testing.assert_array_equal(together, [expected, others.find_all(keys)])
 
 
 @given(

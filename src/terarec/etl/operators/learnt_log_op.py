@@ -32,7 +32,7 @@ class LearntLogOpCode(LogOpCode):
         (shift,) = figures
         shifted = np.asarray(np.maximum(numbers, 1.0 - shift))
         shifted += shift
-        return np.log(shifted, out=shifted)
+        return np.asarray(np.log(shifted, out=shifted))
 
     def plain_formula(self, numbers: NDArray[Any], *figures: Any) -> NDArray[Any]:
         """The formula, which takes any number."""

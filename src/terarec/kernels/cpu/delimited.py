@@ -24,7 +24,7 @@ from terarec.kernels.delimited_types import (
 _DTYPES = {kind: np.dtype(dtype) for kind, dtype in (("integer", "i8"), ("number", "f8"), ("hex32", "u4"))}
 
 
-def count_rows(text: bytes) -> tuple[int, int]:
+def count_rows(text: bytes | memoryview) -> tuple[int, int]:
     """Number of lines in `text`, a last one without its end included, and of those among them that are not empty."""
     return _encoding.count_rows(np.frombuffer(text, dtype=np.uint8))
 
