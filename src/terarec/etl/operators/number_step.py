@@ -20,9 +20,8 @@ class NumberStepCode(StepCode[SpecT]):
     """Base of steps that make of each number another one, in float64.
 
     Columns of one length go through the formula as one matrix: threads that did it column by column would wait for the
-    GIL after each of NumPy's short calls. So do all columns of records that are served; their integers go as float64, too,
-    where only their number matters: the formulas that keep integers keep the order of two numbers, and their bounds are
-    float64.
+    GIL after each of NumPy's short calls. When records are served, integers go as float64, too, where only their number
+    matters: the formulas that keep integers keep the order of two numbers, and their bounds are float64.
     """
 
     accepted: ClassVar[tuple[str, ...]] = ("number", "integer")
