@@ -92,6 +92,25 @@ def test_a_weight_whose_rows_lie_apart_is_refused():
     assert held.weight.grad is not None
 
 
+@pytest.mark.parametrize("change", ["assigned", "thawed"])
+def test_a_weight_that_came_after_the_optimizer_stops_it(change):
+    held, other = terarec.Embedding(5, 4), terarec.Embedding(5, 4)
+    other.weight.requires_grad_(change == "thawed")
+    held.weight.requires_grad_(change == "assigned")
+    optimizer = RowOptimizer(nn.ModuleList([held, terarec.Embedding(5, 4)]), SGDSpec())
+    held.load_state_dict(other.state_dict(keep_vars=True), assign=change == "assigned")
+    held.weight.requires_grad_()
+    held(torch.tensor([1])).sum().backward()
+    with pytest.raises(ConfigError, match=r"a weight \[5, 4\] took the place of another, or began to learn"):
+        optimizer.step()
+    assert held.weight.grad is not None
+
+
+def test_a_state_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="got a state without kind, num_skipped, num_steps, expected all of them"):
+        RowOptimizer(terarec.Embedding(5, 4), SGDSpec()).load_state_dict({"lr": 0.1})
+
+
 def test_a_copy_is_an_ordinary_module():
     model = Model(terarec)
     RowOptimizer(model, SGDSpec(lr=0.1))

@@ -47,7 +47,7 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
             KeyOutOfRangeError: a key outside 0 <= key < V.
             ConfigError: arguments that do not fit each other.
         """
-        if self._is_left_to_torch:
+        if self._is_left_to_torch(input):
             return super().forward(input, offsets, per_sample_weights)
         if per_sample_weights is not None and self.mode != "sum":
             raise ConfigError(f"per_sample_weights: got some in mode {self.mode!r}, expected mode 'sum'")

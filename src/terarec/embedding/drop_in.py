@@ -42,23 +42,31 @@ class DropIn(nn.Module):
         return (self._arena,)
 
     def take_gradients(self) -> list[list[BagGradient]]:
-        """Hand over, and forget, the gradients of the lookups since the last step: one list per arena."""
+        """Hand over, and forget, the gradients of the lookups since the last step: one list per arena.
+
+        Raises:
+            ConfigError: a weight that no row optimizer was given, or one that has a ``.grad``, too.
+        """
         return [arena.take_gradients() for arena in self.arenas]
 
-    @property
-    def _is_left_to_torch(self) -> bool:
-        """Whether torch's own forward is due: for shapes alone, and where derivatives are taken in another way."""
-        if self.weight.is_meta:
+    def _is_left_to_torch(self, keys: object) -> bool:
+        """Whether torch's own forward is due: for shapes, symbols and traces, and for derivatives taken otherwise."""
+        if not isinstance(keys, Tensor) or self.weight.is_meta:
             return True
-        is_transformed = torch._C._functorch.peek_interpreter_stack() is not None  # torch.func, untraced
-        return not torch.compiler.is_compiling() and (is_transformed or forward_ad._current_level >= 0)
+        if torch.compiler.is_compiling():
+            return False
+        is_transformed = torch._C._functorch.peek_interpreter_stack() is not None  # by torch.func
+        return is_transformed or forward_ad._current_level >= 0 or torch._C._is_tracing()
 
     def _look_up(self, bags: Bags, pooling: Pooling, without_key: int | None = None) -> Tensor:
         """The pooled vectors of `bags`, rows beyond ``max_norm`` shrunk first as torch does it."""
         if self.max_norm is not None:
             with torch.no_grad():
                 torch.embedding_renorm_(self.weight.detach(), bags.keys, self.max_norm, self.norm_type)
-        rule = GradientRule(self._arena, self.sparse, self.scale_grad_by_freq, without_key)
+        arena = self._arena
+        if arena is not None and arena.parameter is not self.weight:
+            arena = None  # of a weight that another has replaced
+        rule = GradientRule(arena, self.sparse, self.scale_grad_by_freq, without_key)
         return look_up(self.weight, bags, self._layout_for(pooling), rule)
 
     def _layout_for(self, pooling: Pooling) -> BagLayout:

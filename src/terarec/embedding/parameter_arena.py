@@ -81,9 +81,14 @@ class ParameterArena:
         """Hand over, and forget, the gradients deposited so far.
 
         Raises:
-            ConfigError: the weight has a ``.grad``, too, which no row optimizer sees.
+            ConfigError: the weight has a ``.grad``, too, which no row optimizer sees, or no row optimizer has it.
         """
-        if self.is_attached and self.parameter.grad is not None:
+        if not self.is_attached:
+            raise ConfigError(
+                f"row optimizer: a weight {list(self.parameter.shape)} took the place of another, or began to learn, "
+                "since the optimizer was made, expected a row optimizer made after that"
+            )
+        if self.parameter.grad is not None:
             raise ConfigError(
                 f"row optimizer: a weight {list(self.parameter.shape)} has a .grad, expected gradients of lookups "
                 "alone: it is also used outside its embedding module, or the .grad is older than the optimizer"

@@ -25,7 +25,7 @@ class Embedding(DropIn, nn.Embedding):
         Raises:
             KeyOutOfRangeError: a key outside 0 <= key < V.
         """
-        if self._is_left_to_torch:
+        if self._is_left_to_torch(input):
             return super().forward(input)
         vectors = self._look_up(single_keys(input), "sum", self.padding_idx)
         return vectors.reshape(*input.shape, self.weight.shape[1])

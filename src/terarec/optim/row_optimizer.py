@@ -127,6 +127,9 @@ class RowOptimizer:
         Raises:
             ConfigError: the state of another kind of optimizer, or of other weights.
         """
+        missing = {"kind", "lr", "num_steps", "num_skipped"} - set(state)
+        if missing:
+            raise ConfigError(f"row optimizer: got a state without {', '.join(sorted(missing))}, expected all of them")
         if state["kind"] != self.spec.kind:
             raise ConfigError(f"row optimizer: got the state of {state['kind']!r}, expected {self.spec.kind!r}")
         held = [dict(arena.state) for arena in self._arenas_without_tables()]
@@ -138,7 +141,7 @@ class RowOptimizer:
                 tensor.copy_(theirs[name])
         self.lr = state["lr"]
         self.num_steps = int(state["num_steps"])
-        self.num_skipped = int(state.get("num_skipped", 0))  # older states have none
+        self.num_skipped = int(state["num_skipped"])
 
     def _accepts(self, gradients: Sequence[Sequence[BagGradient]]) -> bool:
         """Whether the step is to be done; asks no more of the gradients than the spec asks for."""

@@ -61,4 +61,5 @@ def check_tables(options: RowOptions, tables: Sequence[str]) -> None:
     for field, names in (("table_lr", options.table_lr), ("frozen", options.frozen)):
         for name in names:
             if name not in tables:
-                raise ConfigError(f"rows.{field}: got table {name!r}, expected one of {', '.join(map(repr, tables))}")
+                known = f"one of {', '.join(map(repr, tables))}" if tables else "none, as no weight is a table"
+                raise ConfigError(f"rows.{field}: got table {name!r}, expected {known}")
