@@ -30,10 +30,9 @@ class LogOpCode(NumberStepCode[LogOp]):
         return (self.shift_of(name, state),)
 
     def formula(self, numbers: NDArray[Any], *figures: Any) -> NDArray[Any]:
-        """ln(x + shift); not finite where x + shift is not above 0."""
+        """ln(x + shift) of x above -shift."""
         (shift,) = figures
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray(np.log(numbers + shift))
+        return np.asarray(np.log(numbers + shift))
 
     def plain_formula(self, numbers: NDArray[Any], *figures: Any) -> NDArray[Any]:
         """ln(x + shift)."""

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from terarec.etl.columns import ColumnType
 from terarec.etl.operators import State
-from terarec.etl.operators.plain_function import PlainFunction, as_numbers
+from terarec.etl.operators.plain_function import PlainFunction, PlainLists, as_numbers
 from terarec.etl.workflow.plain_reading import PlainReader, plain_reader
 from terarec.etl.workflow.plan import Plan
 from terarec.etl.workflow.serving import ServingPlan
+from terarec.formats import Keys
 from terarec.kernels.cpu.encoding import numbers_of_list
-from terarec.spec import Rename
+from terarec.spec import MISSING_KEY, Rename
 
 
 class Operation(NamedTuple):
@@ -34,21 +35,28 @@ class Operation(NamedTuple):
 
 
 class NumberPlace(NamedTuple):
-    """Where numbers are: a row of the matrix in a slot, or all of the slot, float64[n]."""
+    """Where numbers are: a row of the matrix in a slot, or all of the slot, float64[n].
+
+    Attributes:
+        slot: see above.
+        row: see above.
+        rows: how many the matrix has, where that is known.
+    """
 
     slot: int
-    row: int | None
+    row: int | None = None
+    rows: int | None = None
 
 
 class RecordProgram:
-    """What makes plain values of the columns `results` of raw ones.
+    """What makes a model's inputs of raw values.
 
     Args:
         plan: of a fitted workflow.
         serving: what leads to `dense` and `keys`.
         states: of the fitted steps.
         dense: columns that are wanted as rows of one matrix of numbers.
-        keys: columns that are wanted as plain values.
+        keys: columns that are wanted as ids or keys.
     """
 
     def __init__(
@@ -56,13 +64,12 @@ class RecordProgram:
     ) -> None:
         builder = _Builder(plan, serving, states)
         end = len(plan.codes)
-        results = [*([builder.matrix(dense, end)] if dense else []), *(builder.values(name, end) for name in keys)]
+        self._dense = builder.matrix(dense, end) if dense else None
+        self._keys = _fetch([builder.keys(name, end) for name in keys])
         self._operations = builder.operations()
-        self._results = _fetch(results)
-        self._has_dense = bool(dense)
 
-    def run(self, columns: Sequence[list[Any]]) -> tuple[NDArray[np.float64] | None, Sequence[Any]]:
-        """The matrix float64[F, n], if there are dense columns, and the values of the others.
+    def run(self, columns: Sequence[list[Any]]) -> tuple[NDArray[np.float64] | None, Sequence[Keys]]:
+        """The matrix float64[F, n], if there are dense columns, and the ids and keys of the others.
 
         Args:
             columns: the raw values of each of ``serving.inputs``.
@@ -73,8 +80,7 @@ class RecordProgram:
         slots: list[Any] = list(columns)
         for fetch, call in self._operations:
             slots.extend(call(*fetch(slots)))
-        results = self._results(slots)
-        return (results[0], results[1:]) if self._has_dense else (None, results)
+        return None if self._dense is None else slots[self._dense], self._keys(slots)
 
 
 class _Builder:
@@ -109,9 +115,17 @@ class _Builder:
         slots = {place.slot for place in places}
         rows = [place.row for place in places]
         first = rows[0]
-        if len(slots) == 1 and first is not None and rows == list(range(first, first + len(rows))):
-            return self._once(places, [*slots], lambda matrix: (matrix[first : first + len(rows)],))
-        return self._once(places, [place.slot for place in places], _gathering(rows))
+        if len(slots) > 1 or first is None or rows != list(range(first, first + len(rows))):
+            return self._once(places, [place.slot for place in places], _gathering(rows))
+        if len(rows) == places[0].rows:
+            return places[0].slot
+        return self._once(places, [*slots], lambda matrix: (matrix[first : first + len(rows)],))
+
+    def keys(self, name: str, before: int) -> int:
+        """The slot of ids or keys as a model takes them."""
+        slot, found = self.values(name, before), self._plan.types[-1][name]
+        is_ready = found.kind == "id" and not found.is_list
+        return slot if is_ready else self._once(("keys", slot), [slot], _alone(_keys))
 
     def values(self, name: str, before: int, *, is_checked: bool = False) -> int:
         """The slot of the plain values of a column; of raw ones where what takes them checks them."""
@@ -121,8 +135,8 @@ class _Builder:
         made = self._made(step, name, "values")
         if made is not None:
             return made
-        slot, row = self._numbers(name, step + 1)
-        return self._once((slot, row), [slot], lambda matrix: (matrix[row],))
+        place = self._numbers(name, step + 1)
+        return self._once(place, [place.slot], lambda matrix: (matrix[place.row],))
 
     def _numbers(self, name: str, before: int) -> NumberPlace:
         step, name = self._maker(name, before)
@@ -130,10 +144,11 @@ class _Builder:
             return self._raw_number(name)
         for function in self._functions[step]:
             if function.gives == "matrix" and name in function.writes:
-                return NumberPlace(self._emit(step, function), function.writes.index(name))
+                slot = self._emit(step, function)
+                return NumberPlace(slot, function.writes.index(name), len(function.writes))
         values = self._made(step, name, "values")
         assert values is not None
-        return NumberPlace(self._once(("numbers", values), [values], lambda values: (as_numbers(values),)), None)
+        return NumberPlace(self._once(("numbers", values), [values], _alone(as_numbers)))
 
     def _maker(self, name: str, before: int) -> tuple[int | None, str]:
         """The last step before `before` that makes the column, and its name there; `Rename` is seen through."""
@@ -176,7 +191,7 @@ class _Builder:
         found, source = self._serving.inputs[name], self._source(name)
         if source is not None and source.format is not None:
             values = self._raw(name, is_checked=False)
-            return NumberPlace(self._once(("numbers", values), [values], _alone(as_numbers)), None)
+            return NumberPlace(self._once(("numbers", values), [values], _alone(as_numbers)))
         rows = self._raw_numbers[found.kind]
         if name not in rows:
             rows.append(name)
@@ -198,7 +213,8 @@ class _Builder:
 def _fetch(slots: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
     if len(slots) > 1:
         return itemgetter(*slots)
-    return lambda found: tuple(found[slot] for slot in slots)
+    first = slots[0] if slots else 0
+    return itemgetter(slice(first, first + len(slots)))  # one slot as a sequence, too
 
 
 def _alone(call: PlainReader) -> Callable[..., Sequence[Any]]:
@@ -209,6 +225,20 @@ def _raw_matrix(whole: bool, *columns: list[Any]) -> Sequence[Any]:
     if not columns:
         return (None,)
     return (numbers_of_list(list(chain.from_iterable(columns)), whole=whole).reshape(len(columns), -1),)
+
+
+def _keys(values: Any) -> Keys:
+    """Plain ids, or integers, as a model takes them."""
+    if isinstance(values, PlainLists):
+        return _keys_of_items(values.items), np.array(values.offsets, dtype=np.int64)
+    return _keys_of_items(values)
+
+
+def _keys_of_items(items: Any) -> NDArray[np.int64]:
+    if isinstance(items, list):
+        return np.array([MISSING_KEY if item is None else item for item in items], dtype=np.int64)
+    ids: NDArray[np.int64] = items
+    return ids
 
 
 def _gathering(rows: Sequence[int | None]) -> Callable[..., Sequence[Any]]:

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import Block, ColumnType
 from terarec.etl.operators import State
-from terarec.etl.operators.plain_function import PlainLists
 from terarec.etl.workflow.data_set import data_set, dense_values, keys_of
 from terarec.etl.workflow.encoded_records import EncodedRecords
 from terarec.etl.workflow.execution import state_of
@@ -20,9 +18,7 @@ from terarec.etl.workflow.raw_column import RawValues
 from terarec.etl.workflow.raw_values import read_column
 from terarec.etl.workflow.record_program import RecordProgram
 from terarec.etl.workflow.serving import serving_plan
-from terarec.formats import Keys
 from terarec.kernels.encoding_types import RefusedValueError
-from terarec.spec import MISSING_KEY
 
 
 class RecordEncoder:
@@ -78,22 +74,22 @@ class RecordEncoder:
     def _encode_lists(self, columns: Mapping[str, Any]) -> EncodedRecords | None:
         """The short way; None where something is not as it should be there."""
         values: list[Any] = [columns.get(name) for name in self.inputs]
-        if {type(column) for column in values} != {list} or not self._accepted.issuperset(columns):
+        if set(map(type, values)) != {list} or not self._accepted.issuperset(columns):
             return None
         sizes = set(map(len, values))
         if len(sizes) != 1:
             return None
         try:
-            matrix, found = self._program.run(values)
+            matrix, keys = self._program.run(values)
         except RefusedValueError:
             return None
         if matrix is None:
             matrix = np.empty((0, *sizes))
         with np.errstate(over="ignore"):  # an infinite number is told by the long way
             dense = matrix.T.astype(np.float32, order="C")
-        if not np.isfinite(dense).all():
+        if np.count_nonzero(np.isfinite(dense)) < dense.size:
             return None
-        return EncodedRecords(dense=dense, keys=tuple([_keys(keys) for keys in found]))
+        return EncodedRecords(dense=dense, keys=tuple(keys))
 
     def _run(self, columns: Mapping[str, RawValues], num_records: int) -> Block:
         source = self._plan.spec.source
@@ -105,20 +101,6 @@ class RecordEncoder:
         for step in self._serving.steps:
             block = _told(self._plan.codes[step].apply, block, state_of(self._plan, step, self._states))
         return block
-
-
-def _keys(values: Any) -> Keys:
-    """Plain ids, or integers, as a model takes them."""
-    if isinstance(values, PlainLists):
-        return _keys_of_items(values.items), np.array(values.offsets, dtype=np.int64)
-    return _keys_of_items(values)
-
-
-def _keys_of_items(items: Any) -> NDArray[np.int64]:
-    if isinstance(items, list):
-        return np.array([MISSING_KEY if item is None else item for item in items], dtype=np.int64)
-    ids: NDArray[np.int64] = items
-    return ids
 
 
 def _told(work: Any, *arguments: Any) -> Any:

@@ -1,0 +1,70 @@
+"""Raw records of the ready workflows, as a server would get those of a log's rows."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from terarec.data.synthetic import adult, amazon, avazu, mind, movielens, rees46
+from terarec.etl.columns import Block, Column, concatenate_blocks
+from terarec.etl.engine import PrepareOptions
+from terarec.etl.operators.plain_arrow import plain_of_column
+from terarec.etl.operators.plain_function import PlainLists
+from terarec.etl.ready import READY
+from terarec.etl.source import open_source
+from terarec.etl.workflow import Workflow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """A generator, and the files of what it writes that the workflow of its name takes."""
+
+    generator: ModuleType
+    sources: tuple[str, ...]
+    tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+LOGS = {
+    "avazu": Log(generator=avazu, sources=("train.csv",)),
+    "rees46": Log(generator=rees46, sources=("2019-Oct.csv",)),
+    "mind": Log(
+        generator=mind,
+        sources=("train/behaviors.tsv", "valid/behaviors.tsv"),
+        tables={"news": ("train/news.tsv",)},
+    ),
+    "movielens": Log(generator=movielens, sources=("ratings.csv",), tables={"movies": ("movies.csv",)}),
+    "adult": Log(generator=adult, sources=("adult.data", "adult.test")),
+    "amazon": Log(generator=amazon, sources=("reviews.json",), tables={"meta": ("meta.json",)}),
+}
+ROWS = 20_000
+
+
+def fitted_with_records(name: str, directory: Path) -> tuple[Workflow, dict[str, list[Any]]]:
+    """A ready workflow, fitted on a generated log of `ROWS` rows, and the raw records of all its samples."""
+    log, raw = LOGS[name], directory / name
+    log.generator.generate(raw, rows=ROWS)
+    files = [raw / file for file in log.sources]
+    tables = {table: tuple(str(raw / file) for file in found) for table, found in log.tables.items()}
+    options = PrepareOptions(tables=tables, bad_input="skip")
+    workflow = Workflow.of(READY[name]()).fit(files, options=options)
+    rows = concatenate_blocks(list(open_source(workflow.spec.source, files, "skip").blocks()))
+    return workflow, served_records(workflow, rows)
+
+
+def served_records(workflow: Workflow, block: Block) -> dict[str, list[Any]]:
+    """The raw values of ``workflow.record_columns`` for the rows of a whole log that the workflow keeps."""
+    brought: dict[str, Column | None] = {name: block.columns.get(name) for name in workflow.record_columns}
+    for step, code in enumerate(workflow.plan.codes):
+        block = code.apply(block, workflow.states.get(step))
+        made = code.writes if code.stage == "grouped" else brought if code.stage == "rows" else ()
+        brought.update({name: block.columns[name] for name in made if name in brought and name in block.columns})
+    return {name: _as_lists(column) for name, column in brought.items() if column is not None}
+
+
+def _as_lists(column: Column) -> list[Any]:
+    values = plain_of_column(column)
+    if isinstance(values, PlainLists):
+        return values.each()
+    return values.tolist() if isinstance(values, np.ndarray) else values
