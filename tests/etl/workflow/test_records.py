@@ -161,8 +161,9 @@ RECORDS = st.fixed_dictionaries(
 @settings(max_examples=60)
 def test_records_in_lists_get_what_a_block_of_them_gets(records: list[dict[str, Any]]) -> None:
     columns: dict[str, Any] = {name: [record[name] for record in records] for name in records[0]}
-    expected = SHOP.encode({**columns, "brand": pa.array(columns["brand"], pa.string())})
-    same(SHOP.encode(columns), expected)
+    expected = SHOP.encode(columns)
+    many = {name: pa.array(values * 129) for name, values in columns.items()}  # so many arrays go as a block
+    same(SHOP.encode(many), SHOP.encode({name: values * 129 for name, values in columns.items()}))
     for row in range(len(records)):
         single = SHOP.encode({name: values[row : row + 1] for name, values in columns.items()})
         np.testing.assert_array_equal(single.dense[0], expected.dense[row])

@@ -15,8 +15,8 @@ RawValues: TypeAlias = Sequence[Any] | NDArray[Any] | pa.Array | pa.ChunkedArray
 """A column of raw values, None (Arrow: null) or ``""`` being missing; lists of them for a multi-hot column."""
 
 SMALL_ROWS = 128
-"""Up to so many rows, an Arrow array is taken as a list: a call of an Arrow function costs as much as 100 to 200 values
-of a list (Zen 3: one record of 39 columns takes 0.15 ms so, and 2.3 ms through Arrow's functions)."""
+"""Up to so many rows, arrays are taken as lists: a call of an Arrow function costs as much as 100 to 200 values of a
+list (Zen 3)."""
 
 _SHOWN_CHARACTERS = 60
 
@@ -86,13 +86,23 @@ class RawColumn:
         return ConfigError(f"column {self.name!r}: got values of type {kind}, expected {accepted}")
 
 
+def few_as_list(values: Any) -> Any:
+    """A NumPy or Arrow array of at most `SMALL_ROWS` values as a list; anything else as it is."""
+    if isinstance(values, pa.Array | pa.ChunkedArray | np.ndarray) and len(values) <= SMALL_ROWS:
+        return values.tolist() if isinstance(values, np.ndarray) else values.to_pylist()
+    return values
+
+
 def _plain(name: str, values: Any) -> Any:
+    values = few_as_list(values) if isinstance(values, pa.Array | pa.ChunkedArray) else values
+    if isinstance(values, list):
+        return values
     if isinstance(values, pa.ChunkedArray):
         values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], type=values.type)
     if isinstance(values, pa.Array):
-        if len(values) <= SMALL_ROWS or pa.types.is_null(values.type):
-            return values.to_pylist()
-        return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+        if pa.types.is_dictionary(values.type):
+            return values.dictionary_decode()
+        return values.to_pylist() if pa.types.is_null(values.type) else values
     if isinstance(values, np.ndarray) and values.ndim >= 1:
         return values if values.dtype.kind in "iuf" and values.ndim == 1 else values.tolist()
     if isinstance(values, Sequence) and not isinstance(values, str | bytes):

@@ -14,7 +14,7 @@ from terarec.etl.workflow.data_set import data_set, dense_values, keys_of
 from terarec.etl.workflow.encoded_records import EncodedRecords
 from terarec.etl.workflow.execution import state_of
 from terarec.etl.workflow.plan import Plan
-from terarec.etl.workflow.raw_column import RawValues
+from terarec.etl.workflow.raw_column import RawValues, few_as_list
 from terarec.etl.workflow.raw_values import read_column
 from terarec.etl.workflow.record_program import RecordProgram
 from terarec.etl.workflow.serving import serving_plan
@@ -24,8 +24,8 @@ from terarec.kernels.encoding_types import RefusedValueError
 class RecordEncoder:
     """Encodes records with a fitted workflow.
 
-    Records given as Python lists go through a program on plain values; arrays, and values that it refuses, go through
-    the steps as blocks do, which also tells what is wrong.
+    Records in Python lists, and a few in arrays, go through a program on plain values; many in arrays, and values that
+    it refuses, go through the steps as blocks do, which also tells what is wrong.
 
     Attributes:
         inputs: raw column -> type, what a record holds.
@@ -74,7 +74,11 @@ class RecordEncoder:
     def _encode_lists(self, columns: Mapping[str, Any]) -> EncodedRecords | None:
         """The short way; None where something is not as it should be there."""
         values: list[Any] = [columns.get(name) for name in self.inputs]
-        if set(map(type, values)) != {list} or not self._accepted.issuperset(columns):
+        if set(map(type, values)) != {list}:
+            values = list(map(few_as_list, values))
+            if set(map(type, values)) != {list}:
+                return None
+        if not self._accepted.issuperset(columns):
             return None
         sizes = set(map(len, values))
         if len(sizes) != 1:
