@@ -69,7 +69,7 @@ def test_training_goes_on_where_it_stopped():
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(one.tables(), other.tables(), strict=True))
     assert len(optimizers[0].state_dict()["rows"]) == 4  # the tied weight's once
     with pytest.raises(ConfigError, match=r"^row optimizer: got rows of \[\], expected"):
-        optimizers[0].load_state_dict({"kind": "adagrad", "lr": 0.1, "num_steps": 1})
+        optimizers[0].load_state_dict({"kind": "adagrad", "lr": 0.1, "num_steps": 1, "num_skipped": 0})
 
 
 def test_a_frozen_weight_and_evaluation_put_nothing_aside():

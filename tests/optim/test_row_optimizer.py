@@ -214,4 +214,4 @@ def test_what_cannot_be_optimized_is_refused() -> None:
     with pytest.raises(ConfigError, match="2 tables are named 'a'"):
         RowOptimizer(twins, SGDSpec())
     with pytest.raises(ConfigError, match="'adam', expected 'sgd'"):
-        RowOptimizer(twins[0], SGDSpec()).load_state_dict({"kind": "adam", "lr": 0.1, "num_steps": 3})
+        RowOptimizer(twins[0], SGDSpec()).load_state_dict({"kind": "adam", "lr": 0.1, "num_steps": 3, "num_skipped": 0})
