@@ -1,7 +1,6 @@
 #include "embedding/bucket_memory.h"
 
 #include <algorithm>
-#include <cstring>
 #include <new>
 
 #include "embedding/huge_memory.h"
@@ -41,10 +40,8 @@ BucketArray BucketMemory::take(int64_t size) {
   if (size <= kHeapBuckets) {
     Bucket* buckets = static_cast<Bucket*>(::operator new(size * sizeof(Bucket), kAlignment));
     for (int64_t c = 0; c < count; c++) array.table_[c] = buckets + c * BucketArray::kChunkBuckets;
-    memset(static_cast<void*>(buckets), 0, size * sizeof(Bucket));
   } else {
     take_chunks(array.table_.get(), count);
-    for (int64_t c = 0; c < count; c++) memset(static_cast<void*>(array.table_[c]), 0, kChunkBytes);
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   held_bytes_ += count * sizeof(Bucket*) + (size <= kHeapBuckets ? size * sizeof(Bucket) : 0);

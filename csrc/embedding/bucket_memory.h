@@ -45,7 +45,7 @@ class BucketMemory {
   BucketMemory(const BucketMemory&) = delete;
   BucketMemory& operator=(const BucketMemory&) = delete;
 
-  // `size` empty buckets. Throws std::bad_alloc.
+  // `size` buckets, their content unspecified. Throws std::bad_alloc.
   BucketArray take(int64_t size);
   void give_back(BucketArray& array);
 

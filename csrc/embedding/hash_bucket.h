@@ -1,11 +1,11 @@
-// One cache line of a hash index: five keys, their rows, and how many keys had to pass it by.
+// One cache line of a hash index: five keys by their hashes, their rows, and how many keys had to pass it by.
 #pragma once
 
 #include <cstdint>
 
 namespace terarec {
 
-// Keys fill a bucket from slot 0 on, so any int64 can be a key. `word` holds the number of keys (3 bits), the number of
+// Keys fill a bucket from slot 0 on, so any hash can be held. `word` holds the number of keys (3 bits), the number of
 // keys that found this bucket full and lie in a later one (9 bits, which stay at 511 once they get there), and the high
 // 4 bits of each row. Since a passing key is counted out again when it is erased, there are no tombstones, and the
 // search for an absent key ends at the first bucket that none has passed.
@@ -14,7 +14,7 @@ struct alignas(64) Bucket {
   static constexpr uint32_t kOnePassed = 1u << 3;
   static constexpr uint32_t kMostPassed = 511u << 3;
 
-  int64_t keys[kSlots];
+  uint64_t hashes[kSlots];
   uint32_t low[kSlots];
   uint32_t word;
 
@@ -24,10 +24,10 @@ struct alignas(64) Bucket {
   void pass() { if ((word & kMostPassed) != kMostPassed) word += kOnePassed; }
   void unpass() { if ((word & kMostPassed) != kMostPassed) word -= kOnePassed; }
 
-  // Bit i: slot i holds the key.
-  uint32_t match(int64_t key) const {
-    const uint32_t equal = (keys[0] == key) | (keys[1] == key) << 1 | (keys[2] == key) << 2 | (keys[3] == key) << 3 |
-                           (keys[4] == key) << 4;
+  // Bit i: slot i holds the key of this hash.
+  uint32_t match(uint64_t hash) const {
+    const uint32_t equal = (hashes[0] == hash) | (hashes[1] == hash) << 1 | (hashes[2] == hash) << 2 |
+                           (hashes[3] == hash) << 3 | (hashes[4] == hash) << 4;
     return equal & ((1u << count()) - 1);
   }
 
@@ -39,18 +39,18 @@ struct alignas(64) Bucket {
     word = (word & ~(15u << shift)) | static_cast<uint32_t>(row >> 32) << shift;
   }
 
-  void add(int64_t key, int64_t row) {
+  void add(uint64_t hash, int64_t row) {
     const uint32_t before = word;  // `low` might be `word`, for all a compiler knows
     const int slot = count(), shift = 12 + 4 * slot;
-    keys[slot] = key;
+    hashes[slot] = hash;
     low[slot] = static_cast<uint32_t>(row);
     word = ((before & ~(15u << shift)) | static_cast<uint32_t>(row >> 32) << shift) + 1;
   }
 
   // Becomes what a bucket with word `before` and its first free slot `slot` is when a key has been added. The key's row
   // has all high bits set.
-  void put(uint32_t before, int slot, int64_t key, int64_t low_row) {
-    keys[slot] = key;
+  void put(uint32_t before, int slot, uint64_t hash, int64_t low_row) {
+    hashes[slot] = hash;
     low[slot] = static_cast<uint32_t>(low_row);
     word = (before | 15u << (12 + 4 * slot)) + 1;
   }
@@ -58,7 +58,7 @@ struct alignas(64) Bucket {
   // The last key takes the place of the removed one.
   void remove(int slot) {
     const int last = count() - 1;
-    keys[slot] = keys[last];
+    hashes[slot] = hashes[last];
     set_row(slot, row(last));
     word--;
   }

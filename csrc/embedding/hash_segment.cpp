@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <new>
+#include <utility>
 
 namespace terarec {
 namespace {
@@ -9,21 +12,69 @@ namespace {
 constexpr double kGrowth = 1.75;
 // A segment that was shrunk gets back to its series of sizes by at least this factor.
 constexpr double kLeastGrowth = 1.12;
+constexpr int64_t kLeastPercent = 58;
+constexpr int64_t kShrunkPercent = 72;
+// Buckets that are moved, and those that are cleared, at a time: they stay in the first cache.
+constexpr int64_t kMoved = 64;
+// Buckets cleared beyond the last home of those that are moved: few keys go on so far.
+constexpr int64_t kMargin = 16;
+
+// A segment while it is filled in the order of its buckets. They are cleared just before: done for the whole array at
+// once, this brought it into the caches and out again before anything was put into it.
+class Filling {
+ public:
+  Filling(const HashSegment& segment, const BucketArray& buckets) : segment_(segment), buckets_(buckets) {}
+
+  void clear_to(int64_t end) {
+    while (cleared_ < std::min(end, buckets_.size())) {
+      const int64_t count = std::min(kMoved - cleared_ % kMoved, buckets_.size() - cleared_);
+      memset(static_cast<void*>(&buckets_[cleared_]), 0, count * sizeof(Bucket));
+      cleared_ += count;
+    }
+  }
+
+  // All that `from` holds, whose homes must be cleared.
+  void add(const Bucket& from) {
+    Bucket none;  // takes what the free slots hold, since nobody can predict their number
+    none.word = 0;
+    for (int i = 0; i < Bucket::kSlots; i++) {
+      Bucket* const targets[] = {&none, &segment_.after_home(from.hashes[i], 0)};
+      Bucket& target = *targets[i < from.count()];
+      if (target.full()) add_beyond_home(from.hashes[i], from.row(i));
+      else target.add(from.hashes[i], from.row(i));
+    }
+  }
+
+ private:
+  void add_beyond_home(uint64_t hash, int64_t row) {
+    const int64_t home = segment_.home(hash);
+    Bucket* bucket = &buckets_[home];
+    for (int64_t step = 1; bucket->full(); step++) {
+      bucket->pass();
+      clear_to(home + step + 1);
+      bucket = &segment_.after_home(hash, step);
+    }
+    bucket->add(hash, row);
+  }
+
+  const HashSegment& segment_;
+  const BucketArray& buckets_;
+  int64_t cleared_ = 0;
+};
+
+// The first bucket that holds no key which went on from the last bucket to the first.
+int64_t first_in_order(const BucketArray& buckets) {
+  int64_t first = 0;
+  if (buckets[buckets.size() - 1].passed()) {
+    while (first < buckets.size() && buckets[first++].passed()) continue;
+  }
+  return first;
+}
 
 }  // namespace
 
-BucketSlot HashSegment::find(uint64_t hash, int64_t key) const {
-  for (int64_t step = 0; step < buckets_.size(); step++) {
-    Bucket& bucket = after_home(hash, step);
-    const uint32_t match = bucket.match(key);
-    if (match) return {&bucket, __builtin_ctz(match)};
-    if (!bucket.passed()) break;
-  }
-  return {nullptr, 0};
-}
-
-int64_t HashSegment::erase(uint64_t hash, int64_t key) {
-  const BucketSlot found = find(hash, key);
+int64_t HashSegment::erase(uint64_t hash) {
+  const BucketSlot found = find(hash);
   if (!found.bucket) return -1;
   for (int64_t step = 0; &after_home(hash, step) != found.bucket; step++) after_home(hash, step).unpass();
   const int64_t row = found.bucket->row(found.slot);
@@ -32,18 +83,44 @@ int64_t HashSegment::erase(uint64_t hash, int64_t key) {
   return row;
 }
 
+void HashSegment::shrink(BucketMemory& memory) {
+  if (buckets_.size() < 2 || size_ >= buckets_.size() * kLeastPercent / 20) return;
+  try {
+    rebuild(size_ * 20 / kShrunkPercent + 1, memory);
+  } catch (const std::bad_alloc&) {  // the two arrays do not fit at once: the large one will do
+  }
+}
+
 // The sizes of segment `number` are 1.75^(j + number / 256): equally full segments grow one after the other.
-int64_t HashSegment::grown(int number, int64_t keys) const {
-  if (keys <= Bucket::kSlots) return 1;
-  const double least = std::max(static_cast<double>(keys) * 20 / kMostPercent, buckets_.size() * kLeastGrowth);
+int64_t HashSegment::grown(int number) const {
+  if (!buckets_.owned()) return 1;
+  const double least = std::max(static_cast<double>(size_ + 1) * 20 / kMostPercent, buckets_.size() * kLeastGrowth);
   const double phase = static_cast<double>(number) / kSegments;
   double step = std::ceil(std::log(least) / std::log(kGrowth) - phase);
   int64_t buckets = 0;
   do {
     buckets = static_cast<int64_t>(std::ceil(std::pow(kGrowth, step + phase)));
     step += 1.0;
-  } while (buckets * kMostPercent / 20 < keys);
+  } while (buckets * kMostPercent / 20 <= size_);
   return buckets;
+}
+
+// Both arrays are passed through in one direction, but for the few keys that went on from the last bucket to the first.
+void HashSegment::rebuild(int64_t num_buckets, BucketMemory& memory) {
+  HashSegment built;
+  built.buckets_ = memory.take(num_buckets);
+  built.size_ = size_;
+  Filling filling(built, built.buckets_);
+  const int64_t before = buckets_.size(), first = first_in_order(buckets_);
+  for (int64_t begin = first; begin < before; begin += kMoved) {
+    const int64_t end = std::min(before, begin + kMoved);
+    filling.clear_to((end * num_buckets + before - 1) / before + kMargin);
+    for (int64_t b = begin; b < end; b++) filling.add(buckets_[b]);
+  }
+  filling.clear_to(num_buckets);
+  for (int64_t b = 0; b < first; b++) filling.add(buckets_[b]);
+  release(memory);
+  *this = std::move(built);
 }
 
 }  // namespace terarec

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <new>
-#include <utility>
 
 #include "embedding/bucket_memory.h"
 #include "embedding/hash_bucket.h"
@@ -21,6 +19,10 @@ class HashSegment {
   // The high bits of a hash choose the segment, the others the bucket.
   static constexpr int kSegmentBits = 8;
   static constexpr int kSegments = 1 << kSegmentBits;
+  // Keys whose buckets had better be fetched ahead of the one that is looked at.
+  static constexpr int64_t kAhead = 32;
+
+  static int number(uint64_t hash) { return static_cast<int>(hash >> (64 - kSegmentBits)); }
 
   int64_t size() const { return size_; }
   const BucketArray& buckets() const { return buckets_; }
@@ -40,16 +42,24 @@ class HashSegment {
   // Asks for the cache line in which a key should be. (Asking for the next one, too, is slower.)
   void fetch(uint64_t hash) const { __builtin_prefetch(&after_home(hash, 0)); }
 
-  BucketSlot find(uint64_t hash, int64_t key) const;
+  BucketSlot find(uint64_t hash) const {
+    for (int64_t step = 0; step < buckets_.size(); step++) {
+      Bucket& bucket = after_home(hash, step);
+      const uint32_t match = bucket.match(hash);
+      if (match) return {&bucket, __builtin_ctz(match)};
+      if (!bucket.passed()) break;
+    }
+    return {nullptr, 0};
+  }
 
-  // Puts an absent key into the first bucket from its home on that has room. There must be room: see reserve.
-  BucketSlot place(uint64_t hash, int64_t key, int64_t row) {
+  // Puts an absent key into the first bucket from its home on that has room. There must be room: see `room`.
+  BucketSlot place(uint64_t hash, int64_t row) {
     Bucket* bucket = &after_home(hash, 0);
     for (int64_t step = 1; bucket->full(); step++) {
       bucket->pass();
       bucket = &after_home(hash, step);
     }
-    bucket->add(key, row);
+    bucket->add(hash, row);
     size_++;
     return {bucket, bucket->count() - 1};
   }
@@ -63,64 +73,36 @@ class HashSegment {
   void count_added(int64_t keys) { size_ += keys; }
 
   // The row that the key had, or -1.
-  int64_t erase(uint64_t hash, int64_t key);
+  int64_t erase(uint64_t hash);
 
-  bool has_room(int64_t extra) const { return size_ + extra <= limit(); }
+  // How many keys more it takes before it must grow.
+  int64_t room() const { return limit() - size_; }
 
-  // Makes room for `extra` keys more in segment `number`. Throws std::bad_alloc, having changed nothing.
-  template <class Hash>
-  void reserve(int number, int64_t extra, BucketMemory& memory, const Hash& hash) {
-    if (!has_room(extra)) rebuild(grown(number, size_ + extra), memory, hash);
-  }
+  // Whether it is so full that it had better grow than take only as many keys as there is room for.
+  bool nearly_full() const { return room() <= limit() / 64; }
+
+  // Makes segment `number` larger, about by 1.75. Throws std::bad_alloc, having changed nothing.
+  void grow(int number, BucketMemory& memory) { rebuild(grown(number), memory); }
 
   // Gives memory back if so many keys were erased that it would exceed 24 bytes a key.
-  template <class Hash>
-  void shrink(BucketMemory& memory, const Hash& hash) {
-    if (buckets_.size() < 2 || size_ >= buckets_.size() * kLeastPercent / 20) return;
-    try {
-      rebuild(size_ * 20 / kShrunkPercent + 1, memory, hash);
-    } catch (const std::bad_alloc&) {  // the two arrays do not fit at once: the large one will do
-    }
-  }
+  void shrink(BucketMemory& memory);
 
   void release(BucketMemory& memory) { memory.give_back(buckets_); }
 
  private:
   // Fuller buckets make the search for absent keys longer, emptier ones cost memory. Growing by 1.75 keeps the load
   // between 49 and 85 %, which is 20.2 bytes a key on the average of the staggered segments, and moves a key 1.3 times;
-  // growing by 1.25 needs 16.9 bytes, but moves a key 4 times; by 1.85 inserts no faster and needs 22 bytes with all that
-  // belongs to a key.
+  // growing by 1.25 needs 16.9 bytes, but moves a key 4 times; by 1.85 inserts no faster and needs 22 bytes with all
+  // that belongs to a key.
   static constexpr int64_t kMostPercent = 85;
-  static constexpr int64_t kLeastPercent = 58;
-  static constexpr int64_t kShrunkPercent = 72;
 
   int64_t limit() const {
     if (!buckets_.owned()) return 0;
     return buckets_.size() == 1 ? Bucket::kSlots : buckets_.size() * kMostPercent / 20;
   }
 
-  int64_t grown(int number, int64_t keys) const;
-
-  template <class Hash>
-  void rebuild(int64_t num_buckets, BucketMemory& memory, const Hash& hash) {
-    HashSegment built;
-    built.buckets_ = memory.take(num_buckets);
-    for (int64_t b = 0; b < buckets_.size(); b++) {  // both arrays are passed through in one direction
-      const Bucket& bucket = buckets_[b];
-      Bucket none;  // takes what the free slots hold, since nobody can predict their number
-      none.word = 0;
-      for (int i = 0; i < Bucket::kSlots; i++) {
-        const uint64_t key_hash = hash(bucket.keys[i]);
-        Bucket* const targets[] = {&none, &built.after_home(key_hash, 0)};
-        Bucket& target = *targets[i < bucket.count()];
-        if (target.full()) built.place(key_hash, bucket.keys[i], bucket.row(i));
-        else target.add(bucket.keys[i], bucket.row(i));
-      }
-    }
-    built.size_ = size_;  // `place` has counted a few
-    release(memory);
-    *this = std::move(built);
-  }
+  int64_t grown(int number) const;
+  void rebuild(int64_t num_buckets, BucketMemory& memory);
 
   BucketArray buckets_;
   int64_t size_ = 0;

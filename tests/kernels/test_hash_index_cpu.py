@@ -126,11 +126,12 @@ def unmix(bits):
     return bits - 2**64 if bits >> 63 else bits
 
 
-def test_keys_that_crowd_one_bucket_are_found_and_forgotten():
+@pytest.mark.parametrize("first_hash", [1, 2**56 - 4000], ids=["first bucket", "last bucket, on to the first"])
+def test_keys_that_crowd_one_bucket_are_found_and_forgotten(first_hash):
     """Whoever knew the seed could do this. More keys pass a bucket than its counter holds."""
     index = HashIndex()
     index._core = _embedding.HashIndex(0)
-    crowd = torch.tensor([unmix(number) for number in range(1, 4001)])
+    crowd = torch.tensor([unmix(hash_of) for hash_of in range(first_hash, first_hash + 4000)])
     others = torch.arange(4000) << 40
     for _ in range(3):
         assert torch.equal(index.insert(crowd, NO_ROWS, 0)[0], torch.arange(4000))
@@ -143,6 +144,23 @@ def test_keys_that_crowd_one_bucket_are_found_and_forgotten():
         index.erase(others)
         assert len(index) == 0
         assert index.items()[0].numel() == 0
+
+
+@pytest.mark.parametrize("batch", [1, 7, 12_000])
+def test_a_segment_grows_amid_a_call(batch):
+    """All keys are of one segment, new, held and repeated ones mixed; its last bucket is passed by, too."""
+    index, model = HashIndex(), {}
+    index._core = _embedding.HashIndex(0)
+    numbers = torch.randint(0, 5000, (12_000,), generator=torch.Generator().manual_seed(batch)).tolist()
+    keys = [unmix(2**56 - 1 - (number % 50 + number * 2**41)) for number in numbers[: 2000 * batch]]
+    for start in range(0, len(keys), batch):
+        part = keys[start : start + batch]
+        expected = [key for key in dict.fromkeys(part) if key not in model]
+        model.update(zip(expected, range(len(model), len(model) + len(expected)), strict=True))
+        rows, new_keys = index.insert(torch.tensor(part), NO_ROWS, len(model) - len(expected))
+        assert new_keys.tolist() == expected
+        assert rows.tolist() == [model[key] for key in part]
+    assert dict(zip(*(part.tolist() for part in index.items()[:2]), strict=True)) == model
 
 
 def test_finds_may_overlap():

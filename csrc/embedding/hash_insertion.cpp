@@ -1,0 +1,161 @@
+#include "embedding/hash_insertion.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace terarec {
+namespace {
+
+constexpr int64_t kAhead = HashSegment::kAhead;
+// Buckets from a key's home on that are tried for all keys together.
+constexpr int64_t kSteps = 3;
+// What `rows` holds for a repeated key: this - the position of its first occurrence.
+constexpr int64_t kRepeated = kAbsent - 1;
+// Row of a placed key until its own is known: this and the number of its entry. A key's own row may look the same.
+constexpr int64_t kPlaced = int64_t{15} << 32;
+
+}  // namespace
+
+// As many keys at a time as there is room for if all of them are new: so a segment grows when it is full, by what it
+// holds, and nobody has to count first which keys are new, which took a ninth of the time of inserting 10 M keys (two
+// Zen 3 cores).
+void HashInsertion::take_up(int number) {
+  static thread_local std::vector<Entry> onward, rest;
+  HashSegment& segment = segments_[number];
+  const int64_t size = entries_.size(number);
+  onward.resize(size);
+  rest.resize(size);
+  for (int64_t begin = 0; begin < size;) {
+    if (segment.room() < size - begin && segment.nearly_full()) {
+      grow(number);
+      continue;
+    }
+    const int64_t count = std::min(size - begin, segment.room());
+    Unplaced unplaced{onward.data(), rest.data(), 0, 0};
+    take_up_at(0, {entries_.of(number) + begin, count}, number, unplaced);
+    for (int64_t step = 1; step < kSteps; step++) {
+      take_up_at(step, {onward.data(), unplaced.num_onward}, number, unplaced);
+    }
+    take_up_rest({rest.data(), unplaced.num_rest}, number);
+    take_up_rest({onward.data(), unplaced.num_onward}, number);
+    begin += count;
+  }
+}
+
+void HashInsertion::grow(int number) {
+  static thread_local std::vector<uint64_t> hashes;
+  HashSegment& segment = segments_[number];
+  Entry* entries = entries_.of(number);
+  const int64_t size = num_placed_[number];
+  hashes.resize(size);
+  for (int64_t e = 0; e < size; e++) {
+    if (e + kAhead < size && !entries[e + kAhead].is_repeat()) __builtin_prefetch(entries[e + kAhead].bucket());
+    hashes[e] = entries[e].is_repeat() ? entries[e].hash() : entries[e].placed_hash();
+  }
+  segment.grow(number, memory_);
+  for (int64_t e = 0; e < size; e++) {
+    if (e + kAhead < size) segment.fetch(hashes[e + kAhead]);
+    if (!entries[e].is_repeat()) entries[e].set_place(segment.find(hashes[e]));
+  }
+}
+
+// Puts new keys where there is room in the bucket `step` after their home, those before it being full. What finds it
+// full goes on; what may be further on though there is room, and further occurrences of a placed key, are the rest. All
+// occurrences of a key fare alike, since no bucket becomes emptier and none that was passed is filled here. Nobody can
+// predict where there is room, so that placing a key takes no branch: what has no room is written to a bucket that
+// nobody reads: 10 M keys are inserted 1.1 to 1.3 x faster than with branches, and 1.05 x faster again if not only
+// homes are filled so (two Zen 3 cores).
+void HashInsertion::take_up_at(int64_t step, EntrySpan keys, int number, Unplaced& unplaced) {
+  HashSegment& segment = segments_[number];
+  Entry* entries = entries_.of(number);
+  Bucket none{};
+  Bucket* buckets[kAhead];
+  const auto fetch = [&](int64_t e) {
+    buckets[e % kAhead] = &segment.after_home(keys.entries[e].hash(), step);
+    __builtin_prefetch(buckets[e % kAhead], 1);
+  };
+  for (int64_t e = 0; e < std::min(kAhead, keys.size); e++) fetch(e);
+  const int64_t before = num_placed_[number];
+  int64_t placed = before, onward = 0, rest = unplaced.num_rest;
+  for (int64_t e = 0; e < keys.size; e++) {
+    const Entry entry = keys.entries[e];
+    Bucket* const bucket = buckets[e % kAhead];
+    if (e + kAhead < keys.size) fetch(e + kAhead);
+    const uint32_t match = bucket->match(entry.hash());
+    if (match && bucket->row(__builtin_ctz(match)) < kPlaced) {
+      rows_[entry.at()] = bucket->row(__builtin_ctz(match));
+      continue;
+    }
+    const bool goes_on = !match & bucket->full(), is_new = !(match | bucket->passed() | bucket->full());
+    if (step > 0 && is_new) segment.pass(entry.hash(), step);
+    Bucket* const targets[] = {&none, bucket};
+    const int slot = is_new ? bucket->count() : 0;
+    targets[is_new]->put(bucket->word, slot, entry.hash(), placed);
+    entries[placed] = entry;
+    entries[placed].set_place({bucket, slot});
+    placed += is_new;
+    unplaced.onward[onward] = entry;
+    onward += goes_on;
+    unplaced.rest[rest] = entry;
+    rest += !(goes_on | is_new);
+  }
+  segment.count_added(placed - before);
+  num_placed_[number] = placed;
+  unplaced.num_onward = onward;
+  unplaced.num_rest = rest;
+}
+
+// Looks for keys from their homes on, and puts those that are nowhere where there is room.
+void HashInsertion::take_up_rest(EntrySpan rest, int number) {
+  HashSegment& segment = segments_[number];
+  Entry* entries = entries_.of(number);
+  int64_t placed = num_placed_[number];
+  for (int64_t e = 0; e < rest.size; e++) {
+    if (e + kAhead < rest.size) __builtin_prefetch(&segment.after_home(rest.entries[e + kAhead].hash(), 1), 1);
+    Entry entry = rest.entries[e];
+    const BucketSlot found = segment.find(entry.hash());
+    if (!found.bucket) {
+      entry.set_place(segment.place(entry.hash(), kPlaced | placed));
+    } else {
+      const int64_t row = found.bucket->row(found.slot), first = row & ~kPlaced;
+      if (row < kPlaced || first >= placed || !entries[first].is_at(found)) {
+        rows_[entry.at()] = row;
+        continue;
+      }
+      rows_[entry.at()] = kRepeated - entries[first].at();
+      entry.make_repeat();
+    }
+    entries[placed++] = entry;
+  }
+  num_placed_[number] = placed;
+}
+
+// All hashes first, since taking a key out of a bucket moves another.
+void HashInsertion::take_back() {
+  for (int number = 0; number < HashSegment::kSegments; number++) {
+    Entry* entries = entries_.of(number);
+    const int64_t size = num_placed_[number];
+    for (int64_t e = 0; e < size; e++) {
+      if (!entries[e].is_repeat()) entries[e].set_hash(entries[e].placed_hash());
+    }
+    for (int64_t e = 0; e < size; e++) {
+      if (!entries[e].is_repeat()) segments_[number].erase(entries[e].hash());
+    }
+  }
+}
+
+void HashInsertion::write_rows(int number) const {
+  const Entry* entries = entries_.of(number);
+  const int64_t size = num_placed_[number];
+  for (int64_t e = 0; e < size; e++) {
+    if (e + kAhead < size) {
+      __builtin_prefetch(rows_ + entries[e + kAhead].at());
+      if (!entries[e + kAhead].is_repeat()) __builtin_prefetch(entries[e + kAhead].bucket(), 1);
+    }
+    int64_t& row = rows_[entries[e].at()];
+    if (entries[e].is_repeat()) row = rows_[kRepeated - row];
+    else entries[e].bucket()->set_row(entries[e].slot(), row);
+  }
+}
+
+}  // namespace terarec
