@@ -21,7 +21,7 @@ void find_masked(const Table& table, Vector<const typename Table::Value> keys, M
   require(length(ids) == rows, "the arrays differ in length");
   const MissingMask mask = mask_of(missing, rows);
   nb::gil_scoped_release release;
-  find_all(table, keys.data(), mask, rows, ids.data());
+  table.find_all(keys.data(), mask, rows, ids.data());
 }
 
 // Row s of `ids` takes the ids of keys[s] by tables[s], all in one go: a thread that gave the GIL back for each column would
@@ -40,7 +40,7 @@ void find_columns(const std::vector<const Table*>& tables, const std::vector<Vec
   nb::gil_scoped_release release;
   for (size_t column = 0; column < tables.size(); ++column) {
     int32_t* row = ids.data() + static_cast<int64_t>(column) * rows;
-    find_all(*tables[column], keys[column].data(), masks[column], rows, row);
+    tables[column]->find_all(keys[column].data(), masks[column], rows, row);
   }
 }
 
