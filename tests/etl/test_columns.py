@@ -17,8 +17,6 @@ lists = st.lists(rows, max_size=8)
 def column_of(kind: str, values: list[int | None]) -> Column:
     if kind == "text":
         return Column("text", pa.array([None if v is None else str(v) for v in values], type=pa.large_string()))
-    if kind == "short text":
-        return Column("text", [None if v is None else str(v) for v in values])
     if kind == "number":
         return Column("number", np.array([np.nan if v is None else v for v in values], dtype=np.float64))
     missing = np.array([v is None for v in values], dtype=bool)
@@ -40,7 +38,7 @@ def values_of(column: Column) -> list:
     return [flat[first:last] for first, last in itertools.pairwise(column.offsets.tolist())]
 
 
-kinds = pytest.mark.parametrize("kind", ["text", "short text", "number", "integer", "hex32"])
+kinds = pytest.mark.parametrize("kind", ["text", "number", "integer", "hex32"])
 
 
 @kinds

@@ -87,12 +87,6 @@ def test_blocks_give_what_the_whole_gives(case: Case) -> None:
 
 
 @every_case
-def test_lists_give_what_arrow_gives(case: Case) -> None:
-    code = implementation(case.step)
-    same(code.apply(block_of(**case.inputs, as_arrow=False), None), code.apply(block_of(**case.inputs), None))
-
-
-@every_case
 def test_takes_a_block_without_rows(case: Case) -> None:
     block = block_of(**case.inputs)
     code = implementation(case.step)

@@ -54,7 +54,7 @@ EXPECTED = {**_CELLS, "code": [10, None, 2**32 - 1], "seen": [86401, None, 17092
 def values(column):
     """The rows of a column as Python values, None where missing."""
     if column.type == "text":
-        flat = [value or None for value in column.arrow_text().to_pylist()]
+        flat = [value or None for value in column.values.to_pylist()]
     else:
         flat = [
             None if gone else value for value, gone in zip(column.values.tolist(), column.is_missing(), strict=True)

@@ -22,7 +22,7 @@ ARROW_TYPES: dict[Kind, pa.DataType] = {
 def to_arrow(column: Column) -> pa.Array:
     """`column` as an Arrow array of its kind's type, or a large_list of it; missing values are null."""
     if column.type == "text":
-        text = column.arrow_text()
+        text = column.values
         missing = column.is_missing()
         values = pc.if_else(pa.array(~missing), text, None) if int(missing.sum()) > text.null_count else text
     elif column.type == "number":

@@ -46,7 +46,7 @@ class Column:
     Attributes:
         type: kind of the values.
         values: number: float64[m], NaN being missing. integer: int64[m]. hex32: uint32[m]. text: an Arrow large_string
-            array [m], null being missing, or a list of str and None. id: int64[m] or int32[m], none missing.
+            array [m], null and "" being missing. id: int64[m] or int32[m], none missing.
         missing: integer and hex32: bool[m], their values being 0 there; None where nothing is missing, and for other
             kinds.
         offsets: int64[n + 1], ``values[offsets[i]:offsets[i + 1]]`` is the list of row i, ``offsets[0]`` being 0; a
@@ -72,8 +72,6 @@ class Column:
         if self.type == "number":
             return np.isnan(np.asarray(self.values, dtype=np.float64))
         if self.type == "text":
-            if isinstance(self.values, list):
-                return np.fromiter((not value for value in self.values), dtype=np.bool_, count=len(self.values))
             return np.equal(text_lengths(self.values), 0)
         if self.missing is None:
             return np.zeros(len(self.values), dtype=np.bool_)
@@ -127,10 +125,6 @@ class Column:
         missing = None if self.missing is None else self.missing[first:last]
         return Column(self.type, _cut(self.values, first, last), missing, self.offsets[start : stop + 1] - first)
 
-    def arrow_text(self) -> pa.LargeStringArray:
-        """The values of a text column as Arrow text [m]."""
-        return pa.array(self.values, type=pa.large_string()) if isinstance(self.values, list) else self.values
-
 
 def concatenate_columns(columns: Sequence[Column]) -> Column:
     """The rows of at least one column of one kind, one after another."""
@@ -139,7 +133,7 @@ def concatenate_columns(columns: Sequence[Column]) -> Column:
         return first
     values: Any
     if first.type == "text":
-        values = pa.concat_arrays([column.arrow_text() for column in columns])
+        values = pa.concat_arrays([column.values for column in columns])
     else:
         values = np.concatenate([column.values for column in columns])
     missing = None
@@ -177,8 +171,6 @@ def text_lengths(array: pa.LargeStringArray) -> NDArray[np.int64]:
 
 
 def _taken(values: Any, rows: NDArray[np.int64]) -> Any:
-    if isinstance(values, list):
-        return [values[row] for row in rows.tolist()]
     return values.take(pa.array(rows)) if isinstance(values, pa.Array) else values[rows]
 
 

@@ -44,7 +44,7 @@ def training_values(passes: Passes, steps: Steps, column: str, beside: Beside | 
         run = partial(steps.run, work, joined=rows.joined)
         done = rows.refusals.leave_out(run, steps.enter(work, rows))[0]
         found = done.columns[column].take(np.flatnonzero(done.split == TRAIN))
-        texts = found.arrow_text() if found.type == "text" else found.values
+        texts = found.values
         return list(dict.fromkeys(map(str, texts.tolist())))
 
     seen: dict[str, None] = {}

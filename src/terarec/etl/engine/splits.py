@@ -94,7 +94,7 @@ def _marked(is_valid: NDArray[np.bool_], is_test: NDArray[np.bool_]) -> NDArray[
 def hashes(column: Column, seed: int) -> NDArray[np.int64]:
     """The hash of each value of a column, int64[n]; 0 for a missing one."""
     if column.type == "text":
-        found = xxh64_text(*text_buffers(column.arrow_text()), seed)
+        found = xxh64_text(*text_buffers(column.values), seed)
     else:
         found = xxh64_int64(np.asarray(column.values, dtype=np.int64), seed)
     return np.where(column.is_missing(), 0, found)

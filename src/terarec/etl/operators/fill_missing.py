@@ -104,8 +104,6 @@ def _filled(column: Column, value: Any) -> Column:
             return Column(column.type, column.values)  # which are 0 where missing
         filled = np.where(column.is_missing(), value, column.values).astype(column.values.dtype, copy=False)
         return Column(column.type, filled)
-    if isinstance(column.values, list):
-        return Column("text", [text or value for text in column.values])
     missing = column.is_missing()
     if not missing.any():
         return column.flat()

@@ -45,11 +45,15 @@ class SideTable:
             item = values.type.value_type if pa.types.is_large_list(values.type) else values.type
             self.columns[name] = from_arrow(values, _KINDS[item])
 
-    def positions(self, keys: Column | list[Any]) -> NDArray[np.int64]:
+    def positions(self, keys: Column) -> NDArray[np.int64]:
         """The rows of `columns` that the m values of `keys` name, int64[m]."""
-        ids = self.ids.find(keys) if isinstance(keys, Column) else self.ids.find_plain(keys)
-        found = ids - self.ids.first_id
+        found = self.ids.find(keys) - self.ids.first_id
         return np.where(found < 0, len(self.ids.values), found)
+
+    def plain_positions(self, keys: list[Any]) -> list[int]:
+        """The same of m plain values."""
+        missing, first = len(self.ids.values), self.ids.first_id
+        return [missing if found < first else found - first for found in self.ids.find_plain(keys).tolist()]
 
     def save(self, directory: Path, name: str) -> None:
         """Write ``<name>-<key>.parquet``: `rows`."""
@@ -117,21 +121,21 @@ FEW_ROWS = 16
 
 def _plain_rows(side: SideTable, names: Sequence[str], keys: Any) -> Sequence[Any]:
     """The columns `names` of the rows that plain keys name."""
-    positions = side.positions(keys.items if isinstance(keys, PlainLists) else keys)
+    positions = side.plain_positions(keys.items if isinstance(keys, PlainLists) else keys)
     columns = [_plain_items(side.columns[name], positions) for name in names]
     if isinstance(keys, PlainLists):
         return [PlainLists(items, keys.offsets) for items in columns]
     return columns
 
 
-def _plain_items(column: Column, positions: NDArray[np.int64]) -> Any:
-    if column.type == "text" and len(positions) <= FEW_ROWS:
-        texts = column.arrow_text()
-        if column.offsets is None:
-            return [texts[position].as_py() for position in positions.tolist()]
-        ends = [(column.offsets[position], column.offsets[position + 1]) for position in positions.tolist()]
-        return joined([texts[begin:end].to_pylist() for begin, end in ends], "text")
-    return plain_of_column(column.take(positions))
+def _plain_items(column: Column, positions: list[int]) -> Any:
+    if column.type != "text" or len(positions) > FEW_ROWS:
+        return plain_of_column(column.take(np.array(positions, dtype=np.int64)))
+    texts, offsets = column.values, column.offsets
+    if offsets is None:
+        return [texts[position].as_py() for position in positions]
+    ends = [offsets[position : position + 2].tolist() for position in positions]
+    return joined([[texts[place].as_py() for place in range(*pair)] for pair in ends], "text")
 
 
 def _checked(side: SideTable, where: str) -> SideTable:

@@ -43,5 +43,5 @@ class KeepRowsCode(StepCode[KeepRows]):
             return (numbers >= low) & (numbers <= high)
         if column.type == "text":
             wanted = pa.array(self.spec.values, type=pa.large_string())
-            return np.asarray(pc.is_in(column.arrow_text(), value_set=wanted).to_numpy(zero_copy_only=False))
+            return np.asarray(pc.is_in(column.values, value_set=wanted).to_numpy(zero_copy_only=False))
         return np.isin(column.values, [value_of(column.type, value) for value in self.spec.values])

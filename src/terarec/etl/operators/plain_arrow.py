@@ -23,7 +23,7 @@ def plain_of_column(column: Column) -> Any:
 def _plain_of_flat(column: Column) -> Any:
     values = column.values
     if column.type == "text":
-        return column.arrow_text().to_pylist()
+        return column.values.to_pylist()
     if column.type in ("number", "id"):
         return values
     spelled = [f"{value:08x}" for value in values.tolist()] if column.type == "hex32" else values.tolist()

@@ -47,7 +47,7 @@ class SplitTextCode(StepCode[SplitText]):
             FormatError: a part is no value of its type.
         """
         (name,) = self.spec.columns
-        split = pc.split_pattern(block.columns[name].arrow_text().fill_null(""), self.spec.separator)
+        split = pc.split_pattern(block.columns[name].values.fill_null(""), self.spec.separator)
         offsets = offsets_of(split.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
         parts = split.flatten()
         made: dict[str, Column] = {}

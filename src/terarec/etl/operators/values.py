@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import REFUSED_SHOWN, Block, Column, Kind, RowFaultError, text_buffers
-from terarec.kernels.cpu.hashes import xxh64_int64, xxh64_list, xxh64_text
+from terarec.kernels.cpu.hashes import xxh64_int64, xxh64_text
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _HEX = re.compile(r"[0-9a-fA-F]{1,8}", re.ASCII)
@@ -60,9 +60,7 @@ def value_of(kind: Kind, value: float | str) -> Any:
 
 def hashes_of(column: Column, seed: int) -> NDArray[np.int64]:
     """Hashes int64[m] of the m values of a column that holds no numbers; described in docs/workflows.md."""
-    if isinstance(column.values, list):
-        return xxh64_list(column.values, seed)
     if column.type == "text":
-        text = column.arrow_text()
+        text = column.values
         return xxh64_text(*text_buffers(text.fill_null("") if text.null_count else text), seed)
     return xxh64_int64(column.values.astype(np.int64, copy=False), seed)

@@ -31,7 +31,7 @@ class CountTable:
         """Count the m values of `column` but those that are missing."""
         table, column = self._table, as_values(column)
         if isinstance(table, TextCounts):
-            text = column.arrow_text()
+            text = column.values
             table.add(*text_buffers(text), text.is_null().to_numpy(zero_copy_only=False) if text.null_count else None)
         else:
             table.add(column.values, column.missing)

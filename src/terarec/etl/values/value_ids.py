@@ -62,9 +62,7 @@ class ValueIds:
         """Ids int64[m] of the m values of a column of this kind, or of ids where the kind is integer."""
         table, column = self.table, as_values(column)
         if isinstance(table, TextIds):
-            if isinstance(column.values, list):
-                return table.find_list(column.values)
-            text = column.arrow_text()
+            text = column.values
             missing = text.is_null().to_numpy(zero_copy_only=False) if text.null_count else None
             return table.find_all(*text_buffers(text), missing)
         return table.find_all(column.values, column.missing)

@@ -139,7 +139,7 @@ def label_values(label: LabelSpec, block: Block) -> NDArray[np.float32]:
 def _is_among(column: Column, values: tuple[str, ...]) -> NDArray[np.bool_]:
     if column.type == "text":
         wanted = pa.array(values, type=pa.large_string())
-        return np.asarray(pc.is_in(column.arrow_text(), value_set=wanted).to_numpy(zero_copy_only=False))
+        return np.asarray(pc.is_in(column.values, value_set=wanted).to_numpy(zero_copy_only=False))
     return np.isin(column.values, [value_of(column.type, value) for value in values])
 
 

@@ -175,7 +175,7 @@ def _texts(raw: RawColumn) -> Any:
         for row, value in enumerate(values):
             if value is not None and not (isinstance(value, str) and (value.isascii() or is_utf8(value))):
                 raise raw.refused(row, _ACCEPTED["text"])
-        return values
+        return pa.array(values, type=pa.large_string())
     if not isinstance(values, pa.Array) or not _is_text(values.type):
         raise raw.mistyped(_ACCEPTED["text"])
     return pc.cast(values, pa.large_string())

@@ -2,7 +2,7 @@
 
 What the steps read and write has its place in one list of slots. The raw columns come first, as callers hold them in
 lists; then each operation takes some slots and adds what it makes of them. Numbers, and integers of which only the
-number matters, go as matrices of several columns: Criteo's 13 numbers and 26 categories take 7 operations.
+number matters, go as matrices of several columns: Criteo's 13 numbers and 26 categories take 5 or 6 operations.
 """
 
 from __future__ import annotations
@@ -95,19 +95,14 @@ class _Builder:
         self._functions = {
             step: plan.codes[step].plain_functions(serving.types[step], states.get(step)) for step in serving.steps
         }
-        # Raw numbers, then raw integers, whose rows become known while columns are asked for.
-        self._raw_numbers: dict[str, list[str]] = {"number": [], "integer": []}
-        self._num_slots = len(self._inputs) + len(self._raw_numbers)
-        self._added: list[Operation] = []
+        self._added: list[tuple[Sequence[int], Callable[..., Any]]] = []
+        self._raw_rows: dict[str, list[int]] = {"number": [], "integer": []}
+        self._num_slots = len(self._inputs)
         self._slots: dict[Any, int] = {}
 
     def operations(self) -> list[Operation]:
         """All that was asked for, in order."""
-        raw = []
-        for kind, names in self._raw_numbers.items():
-            fetch = _fetch([self._inputs.index(name) for name in names])
-            raw.append(Operation(fetch, partial(_raw_matrix, kind == "integer")))
-        return raw + self._added
+        return [Operation(_fetch(reads), call) for reads, call in self._added]
 
     def matrix(self, names: Sequence[str], before: int) -> int:
         """The slot of a matrix float64[c, n] of columns of numbers or integers."""
@@ -192,10 +187,11 @@ class _Builder:
         if source is not None and source.format is not None:
             values = self._raw(name, is_checked=False)
             return NumberPlace(self._once(("numbers", values), [values], _alone(as_numbers)))
-        rows = self._raw_numbers[found.kind]
-        if name not in rows:
-            rows.append(name)
-        return NumberPlace(len(self._inputs) + list(self._raw_numbers).index(found.kind), rows.index(name))
+        rows, raw = self._raw_rows[found.kind], self._inputs.index(name)
+        if raw not in rows:
+            rows.append(raw)  # the matrix of all raw columns of the kind, which grows while they are asked for
+        slot = self._once(("raw", found.kind), rows, partial(_raw_matrix, found.kind == "integer"))
+        return NumberPlace(slot, rows.index(raw))
 
     def _source(self, name: str) -> Any:
         spec = self._plan.spec.source
@@ -205,7 +201,7 @@ class _Builder:
         """The slot of the first output of an operation, which is added unless it is there already."""
         if key not in self._slots:
             self._slots[key] = self._num_slots
-            self._added.append(Operation(_fetch(reads), call))
+            self._added.append((reads, call))
             self._num_slots += outputs
         return self._slots[key]
 
@@ -214,7 +210,7 @@ def _fetch(slots: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
     if len(slots) > 1:
         return itemgetter(*slots)
     first = slots[0] if slots else 0
-    return itemgetter(slice(first, first + len(slots)))  # one slot as a sequence, too
+    return itemgetter(slice(first, first + len(slots)))  # one slot is a sequence, too
 
 
 def _alone(call: PlainReader) -> Callable[..., Sequence[Any]]:
@@ -222,8 +218,6 @@ def _alone(call: PlainReader) -> Callable[..., Sequence[Any]]:
 
 
 def _raw_matrix(whole: bool, *columns: list[Any]) -> Sequence[Any]:
-    if not columns:
-        return (None,)
     return (numbers_of_list(list(chain.from_iterable(columns)), whole=whole).reshape(len(columns), -1),)
 
 
@@ -242,6 +236,10 @@ def _keys_of_items(items: Any) -> NDArray[np.int64]:
 
 
 def _gathering(rows: Sequence[int | None]) -> Callable[..., Sequence[Any]]:
+    """What makes a matrix of one row of each of several, or of all of one where the row is None."""
+    if rows == [None]:
+        return lambda numbers: (numbers[None],)
+
     def gather(*matrices: NDArray[np.float64]) -> Sequence[Any]:
         gathered = np.empty((len(rows), matrices[0].shape[-1]))
         for place, (matrix, row) in enumerate(zip(matrices, rows, strict=True)):
