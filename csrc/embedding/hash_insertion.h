@@ -37,8 +37,8 @@ class HashInsertion {
     int64_t num_onward, num_rest;
   };
 
-  // Makes a segment larger and finds the keys again that were placed.
-  void grow(int number);
+  // Makes a segment larger for what is left of its keys, and finds those again that were placed.
+  void grow(int number, EntrySpan left);
   void take_up_at(int64_t step, EntrySpan keys, int number, Unplaced& unplaced);
   void take_up_rest(EntrySpan rest, int number);
 

@@ -92,16 +92,16 @@ void HashSegment::shrink(BucketMemory& memory) {
 }
 
 // The sizes of segment `number` are 1.75^(j + number / 256): equally full segments grow one after the other.
-int64_t HashSegment::grown(int number) const {
-  if (!buckets_.owned()) return 1;
-  const double least = std::max(static_cast<double>(size_ + 1) * 20 / kMostPercent, buckets_.size() * kLeastGrowth);
+int64_t HashSegment::grown(int number, int64_t keys) const {
+  if (keys <= Bucket::kSlots) return 1;
+  const double least = std::max(static_cast<double>(keys) * 20 / kMostPercent, buckets_.size() * kLeastGrowth);
   const double phase = static_cast<double>(number) / kSegments;
   double step = std::ceil(std::log(least) / std::log(kGrowth) - phase);
   int64_t buckets = 0;
   do {
     buckets = static_cast<int64_t>(std::ceil(std::pow(kGrowth, step + phase)));
     step += 1.0;
-  } while (buckets * kMostPercent / 20 <= size_);
+  } while (buckets * kMostPercent / 20 < keys);
   return buckets;
 }
 

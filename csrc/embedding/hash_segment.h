@@ -81,8 +81,9 @@ class HashSegment {
   // Whether it is so full that it had better grow than take only as many keys as there is room for.
   bool nearly_full() const { return room() <= limit() / 64; }
 
-  // Makes segment `number` larger, about by 1.75. Throws std::bad_alloc, having changed nothing.
-  void grow(int number, BucketMemory& memory) { rebuild(grown(number), memory); }
+  // Makes segment `number` larger, about by 1.75 or until there is room for `extra` keys. Throws std::bad_alloc, having
+  // changed nothing.
+  void grow(int number, int64_t extra, BucketMemory& memory) { rebuild(grown(number, size_ + extra), memory); }
 
   // Gives memory back if so many keys were erased that it would exceed 24 bytes a key.
   void shrink(BucketMemory& memory);
@@ -101,7 +102,7 @@ class HashSegment {
     return buckets_.size() == 1 ? Bucket::kSlots : buckets_.size() * kMostPercent / 20;
   }
 
-  int64_t grown(int number) const;
+  int64_t grown(int number, int64_t keys) const;
   void rebuild(int64_t num_buckets, BucketMemory& memory);
 
   BucketArray buckets_;
