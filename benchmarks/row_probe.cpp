@@ -42,13 +42,13 @@ struct Visit {
   float* dense;  // a row of its own for each row visited
 };
 
-enum Access { kRead, kModify, kCopy, kAdd };
+enum Access { kRead, kModify, kCopy };
 
 // Always inlined: GCC takes a function that only prefetches for one without effect and drops calls of it.
 template <int W, Access A>
 inline __attribute__((always_inline)) void prefetch(const Visit& visit, int64_t i) {
   const float* row = visit.table + visit.rows[i] * W;
-  for (int c = 0; c < W; c += 16) __builtin_prefetch(row + c, A == kModify || A == kAdd, 3);
+  for (int c = 0; c < W; c += 16) __builtin_prefetch(row + c, A == kModify, 3);
 }
 
 template <int W, Access A>
@@ -59,12 +59,11 @@ void visit_unit(const Visit& shared, int64_t unit) {
   for (int64_t i = unit * kUnitRows; i < end; i++) {
     if (i + visit.ahead < visit.count) prefetch<W, A>(visit, i + visit.ahead);
     Lanes* row = reinterpret_cast<Lanes*>(visit.table + visit.rows[i] * W);
-    Lanes* dense = A == kCopy || A == kAdd ? reinterpret_cast<Lanes*>(visit.dense + i * W) : nullptr;
+    Lanes* dense = A == kCopy ? reinterpret_cast<Lanes*>(visit.dense + i * W) : nullptr;
     for (int v = 0; v < W / kLanes; v++) {
       if (A == kRead) sums[v % 4] += row[v];
       if (A == kModify) row[v] += 0.0f;
       if (A == kCopy) store_streaming(dense + v, row[v]);
-      if (A == kAdd) row[v] += dense[v];
     }
   }
   const Lanes sum = sums[0] + sums[1] + sums[2] + sums[3];
@@ -81,11 +80,9 @@ void visit_units(const Visit& visit, int threads) {
 
 }  // namespace
 
-// Reads the rows, reads and writes them (each as it was), copies them to `dense` past the caches, or adds `dense` to
-// them. The width is 64 or 128, and all rows are aligned to their vectors.
+// Reads the rows, reads and writes them (each as it was), or copies them to `dense` past the caches. The width is 64 or 128, and all rows are aligned to their vectors.
 extern "C" void visit_rows(int access, const Visit* visit, int threads) {
   if (access == kRead) visit_units<kRead>(*visit, threads);
   if (access == kModify) visit_units<kModify>(*visit, threads);
   if (access == kCopy) visit_units<kCopy>(*visit, threads);
-  if (access == kAdd) visit_units<kAdd>(*visit, threads);
 }

@@ -20,7 +20,7 @@ from torch import Tensor
 
 HERE = Path(__file__).resolve().parent
 CORE = HERE.parent / "csrc"
-READ, MODIFY, COPY, ADD = range(4)
+READ, MODIFY, COPY = range(3)
 _DISTANCES = (4, 8, 16, 24, 48)  # rows fetched ahead: the best one is the limit's
 
 
@@ -39,10 +39,10 @@ def row_visitor(access: int, table: Tensor, rows: Tensor, dense: Tensor | None =
     """A function that visits rows once, at the best distance of prefetching.
 
     Args:
-        access: READ, MODIFY (the rows keep their values), COPY to `dense`, or ADD of `dense`.
+        access: READ, MODIFY (the rows keep their values), or COPY to `dense`.
         table: float32[V, D], D 64 or 128.
         rows: int64[N] of the table; distinct where they are written, since threads share them.
-        dense: float32[N, D], for COPY and ADD.
+        dense: float32[N, D], for COPY.
     """
     library, threads = _library(), torch.get_num_threads()
 

@@ -9,7 +9,7 @@ from torch import nn
 from terarec.errors import ConfigError, KeyOutOfRangeError
 from terarec.kernels.contract import RULE_KINDS
 from terarec.kernels.cpu import host
-from terarec.ops import BagGradient, RowRule, bag_lookup, row_update_, state_shapes
+from terarec.ops import BagGradient, BagLayout, RowRule, bag_lookup, row_update_, state_shapes
 from tests.ops.bags import IMPLEMENTATIONS, make_layout, make_lookup
 from tests.ops.rules import make_gradients, make_rule, make_state
 
@@ -73,6 +73,34 @@ def test_large_and_small_tables_take_every_way_of_grouping(rows, hotness):
     features = torch.arange(4 * 300).repeat_interleave(held.offsets.diff()) // 300
     untouched[layout.array[features, 0] + held.keys] = False
     assert torch.equal(moved[untouched], held.weights[untouched])
+
+
+@pytest.mark.parametrize("rows", [50, 3000, 100_000])
+def test_gradients_of_a_row_are_added_in_the_order_of_the_batch(rows):
+    """A third number is lost beside either of two large ones, unless these have met before."""
+    batch, width = 600, 16
+    layout = BagLayout(
+        table_names=("t",),
+        table_base=(0,),
+        table_rows=(rows,),
+        feature_names=("f",),
+        feature_table=(0,),
+        pooling=("sum",),
+        width=width,
+    )
+    keys = (torch.arange(batch) // 3 % 40 + 8) * (rows // 50)
+    keys[:6] = torch.tensor([7, 1, 7, 2, 7, 3])
+    grad = torch.ones(batch, width)
+    grad[0], grad[2] = 2.0**30, -(2.0**30)
+    threads = torch.get_num_threads()
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        weights = torch.zeros(rows, width)
+        gradient = BagGradient(keys, torch.arange(batch + 1), grad, layout)
+        row_update_(weights, [], [gradient], RowRule(kind="sgd", lr=1.0), step=1, implementation="cpu")
+        assert torch.equal(weights[7], torch.full((width,), -1.0))
+        assert weights.sum() == -width * float((keys != 7).sum() + 1)
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("implementation", ["cpu", "ref"])
