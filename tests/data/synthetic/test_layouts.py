@@ -37,6 +37,7 @@ LINE = {
     "movielens/movies.csv": r'\d+,(".*, .*"|[^,"]*),(\(no genres listed\)|[A-Z][\w-]+(\|[A-Z][\w-]+)*)',
     "movielens-1m/ratings.dat": r"\d+::\d+::[1-5]::\d{10}",
     "movielens-1m/movies.dat": r"\d+::(Film|L'\u00e9toile) .*::(\(no genres listed\)|[A-Z][\w-]+(\|[A-Z][\w-]+)*)",
+    "movielens-1m/users.dat": r"\d+::[FM]::(1|18|25|35|45|50|56)::\d\d?::\d{5}",
     "adult/adult.data": r"\d+(, [^,]+){13}, (<=|>)50K",
     "adult/adult.test": r"\d+(, [^,]+){13}, (<=|>)50K\.",
     "amazon/reviews.json": r"\{.*\}",
@@ -205,6 +206,13 @@ def test_films_of_a_user_stand_together_and_genres_are_known(logs):
         "(no genres listed)",
     }
     assert any(", The" in film["title"] for film in films.values())
+
+
+def test_every_user_of_1m_is_described_once(logs):
+    directory = logs[0] / "movielens-1m"
+    raters = [line.split("::")[0] for line in (directory / "ratings.dat").read_text().splitlines()]
+    users = [line.split("::")[0] for line in (directory / "users.dat").read_text().splitlines()]
+    assert users == list(dict.fromkeys(raters))
 
 
 def test_reviews_name_products_that_are_described(logs):

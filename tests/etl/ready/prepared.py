@@ -47,7 +47,7 @@ CASES = {
         generator=movielens,
         workflow="movielens",
         sources=["ratings.dat"],
-        tables={"movies": "movies.dat"},
+        tables={"movies": "movies.dat", "users": "users.dat"},
         layout="1m",
     ),
     "adult": Case(

@@ -196,6 +196,20 @@ def test_movielens_genres_and_histories(prepared):
     assert valid["past_movies"] == [ids(items, known) for items in late_past]
 
 
+def test_movielens_1m_knows_its_users(prepared):
+    made = prepared("movielens-1m")
+    rows = [line.split("::") for line in (made.raw / "ratings.dat").read_text().splitlines()]
+    users = dict(line.split("::", 1) for line in (made.raw / "users.dat").read_text().splitlines())
+    is_valid = latest([int(row[3]) for row in rows], 0.1)
+    for place, name in enumerate(("gender", "age", "occupation", "zip")):
+        values = [users[row[0]].split("::")[place] for row in rows]
+        found = [value if name in ("gender", "zip") else int(value) for value in values]
+        early, late = parts(found, is_valid)
+        known = vocabulary(early, 2)
+        assert made.split("train")[name] == ids(early, known)
+        assert made.split("valid")[name] == ids(late, known)
+
+
 def test_adult_skips_the_remark_and_reads_both_spellings_of_the_label(prepared):
     made = prepared("adult")
     assert sum(made.report.bad_input.counts.values()) == 1

@@ -34,7 +34,9 @@ _YEARS, _STAY = 15 * 365 * 86_400, 90 * 86_400
 
 _BLOCK_ROWS = 32_768
 _PILOT_ROWS = 32_768
-_COUNT, _COMES, _MOMENT, _LABEL, _STARS, _GENRE, _HAS_GENRE, _YEAR = range(8)
+_AGES = ("1", "18", "25", "35", "45", "50", "56")
+_OCCUPATIONS, _ZIP_CODES = 21, 3_000
+_COUNT, _COMES, _MOMENT, _LABEL, _STARS, _GENRE, _HAS_GENRE, _YEAR, _GENDER, _AGE, _OCCUPATION, _ZIP = range(12)
 
 
 def generate(
@@ -43,8 +45,8 @@ def generate(
     """Write the ratings, the films and ``generated.json`` into `out`.
 
     ``latest``: ``ratings.csv`` and ``movies.csv`` as in ml-latest, ml-25m and ml-32m, with header lines and half stars.
-    ``1m``: ``ratings.dat`` and ``movies.dat`` as in ml-1m, ``::`` between the fields, films in Latin-1. Ratings are in
-    order of users.
+    ``1m``: ``ratings.dat``, ``movies.dat`` and ``users.dat`` as in ml-1m, ``::`` between the fields, films in Latin-1.
+    Ratings are in order of users. Gender, age, occupation and zip code say nothing about what a user likes.
     The label of a sample is whether the rating is at least 4; that depends on the film and on whether one of its
     genres is a favourite of the user's.
 
@@ -112,6 +114,8 @@ def _pieces(rows: int, layout: Layout, seed: int) -> Iterator[Piece]:
         further = -_MEAN_FURTHER * np.log1p(-streams.traits(seed, _COUNT, users))
         raters = np.repeat(users, _FEWEST_RATINGS + further.astype(np.int64))[: rows - done]
         yield _ratings(films, ratings, layout, raters, done)
+        if layout == "1m":
+            yield _users(seed, np.unique(raters))
         done += len(raters)
     for start in range(0, films.tastes.num_items, _BLOCK_ROWS):
         yield _movies(films, movies, layout, np.arange(start, min(start + _BLOCK_ROWS, films.tastes.num_items)))
@@ -133,6 +137,17 @@ def _ratings(films: _Films, file: str, layout: Layout, users: NDArray[np.int64],
     seconds = _FIRST_SECOND + comes + (streams.traits(seed, _MOMENT, encounters) * _STAY).astype(np.int64)
     text = raw_lines.joined([users + 1, seen + 1, stars, seconds], _separator(layout))
     return Piece(file, text, len(users), packed)
+
+
+def _users(seed: int, numbers: NDArray[np.int64]) -> Piece:
+    def drawn_of(trait: int, choices: int) -> NDArray[np.int64]:
+        return (streams.traits(seed, trait, numbers) * choices).astype(np.int64)
+
+    genders = raw_lines.taken(["F", "M"], drawn_of(_GENDER, 2))
+    ages = raw_lines.taken(_AGES, drawn_of(_AGE, len(_AGES)))
+    codes = pc.utf8_lpad(pa.array(drawn_of(_ZIP, _ZIP_CODES) * 31).cast(pa.string()), 5, "0")
+    columns = [numbers + 1, genders, ages, drawn_of(_OCCUPATION, _OCCUPATIONS), codes]
+    return Piece("users.dat", raw_lines.joined(columns, _separator("1m")))
 
 
 def _movies(films: _Films, file: str, layout: Layout, numbers: NDArray[np.int64]) -> Piece:

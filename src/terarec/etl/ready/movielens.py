@@ -22,6 +22,7 @@ from terarec.spec import (
 )
 
 _MOST_GENRES = 10
+_OF_USER = ("gender", "age", "occupation", "zip")
 
 _SPLIT = SplitByTime(column="timestamp", valid=0.1)
 
@@ -36,11 +37,11 @@ def movielens(
 ) -> WorkflowSpec:
     """Prepares the ratings: does a user like a film, after those that he rated before?
 
-    The side table "movies" is ``movies.csv`` or ``movies.dat``.
+    The side table "movies" is ``movies.csv`` or ``movies.dat``; that of ml-1m has a table "users", too, ``users.dat``.
 
     Args:
         layout: "latest" for CSV files with a header line (ml-latest, ml-25m, ml-32m); "1m" for those of ml-1m,
-            which have ``::`` between the fields.
+            which have ``::`` between the fields, and tell of users.
         liked_from: ratings from this on have the label 1.
         min_count: values that occur less often in the training part share an id.
         history: the films rated last, at most so many.
@@ -49,10 +50,11 @@ def movielens(
     if layout not in ("latest", "1m"):
         raise ConfigError(f"movielens: layout: got {layout!r}, expected one of 'latest', '1m'")
     ratings, movies = _sources(is_csv=layout == "latest")
+    of_user = _OF_USER if layout == "1m" else ()
     return WorkflowSpec(
         name="movielens",
         source=ratings,
-        tables={"movies": movies},
+        tables={"movies": movies, "users": _users()} if of_user else {"movies": movies},
         steps=(
             History(
                 columns=("movieId",), outputs=("past_movies",), group="userId", order="timestamp", max_length=history
@@ -62,13 +64,14 @@ def movielens(
             Normalize(columns=("past_count",)),
             JoinTable(table="movies", on="movieId", columns=("genres",)),
             ListSlice(columns=("genres",), stop=_MOST_GENRES),
+            *([JoinTable(table="users", on="userId", columns=of_user)] if of_user else []),
             Categorify(columns=("movieId", "past_movies"), min_count=min_count, joint=True),
-            Categorify(columns=("userId", "genres"), min_count=min_count),
+            Categorify(columns=("userId", "genres", *of_user), min_count=min_count),
         ),
         split=split,
         labels=(LabelSpec(name="liked", column="rating", at_least=liked_from),),
         dense=("past_count",),
-        categorical=("userId", "movieId", "genres", "past_movies"),
+        categorical=("userId", "movieId", "genres", "past_movies", *of_user),
     )
 
 
@@ -100,3 +103,17 @@ def _sources(*, is_csv: bool) -> tuple[SourceSpec, SourceSpec]:
         ),
     )
     return ratings, movies
+
+
+def _users() -> SourceSpec:
+    return SourceSpec(
+        format="delimited",
+        delimiter="::",
+        columns=(
+            SourceColumn(name="userId", type="integer"),
+            SourceColumn(name="gender", type="text"),
+            SourceColumn(name="age", type="integer"),
+            SourceColumn(name="occupation", type="integer"),
+            SourceColumn(name="zip", type="text"),
+        ),
+    )
