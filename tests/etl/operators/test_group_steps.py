@@ -258,5 +258,5 @@ def test_a_key_that_a_side_table_has_twice_is_refused():
 
 def test_a_side_table_beyond_memory_is_refused():
     step = JoinTable(table="items", on="k", columns=("v",))
-    with pytest.raises(StorageError, match=r"table 'items': its columns hold more than 0\.0 MiB"):
+    with pytest.raises(StorageError, match=r"table 'items': takes more than 0\.0 MiB"):
         fit(step, [block_of(k=("integer", list(range(999))), v=("integer", [1] * 999))], memory_bytes=5000)
