@@ -135,19 +135,34 @@ def _locate_one(
     if is_checked:
         status.raise_if_bad(bad, keys, offsets, gradient.layout, number)
     if on.has_max:
-        bags, block = tiles.parts_of_rows(weights.shape[1])
-        winners_kernel[(triton.cdiv(batch_size, bags), num_features, triton.cdiv(weights.shape[1], block))](
-            weights,
-            keys,
-            offsets,
-            on.array,
-            found.winners,
-            bad,
-            num_keys,
-            batch_size,
-            first_source,
-            WIDTH=weights.shape[1],
-            BLOCK=block,
-            BAGS=bags,
-            COLUMNS=on.array.shape[1],
-        )
+        _find_winners(weights, (keys, offsets), on, found.winners, bad, first_source)
+
+
+def _find_winners(
+    weights: Tensor,
+    bags_of: tuple[Tensor, Tensor],
+    on: DeviceLayout,
+    winners: Tensor,
+    bad: Tensor,
+    first_source: int,
+) -> None:
+    """Write the winners of one gradient's bags, those that are pooled by maximum; `bags_of` are keys and offsets."""
+    keys, offsets = bags_of
+    num_features, width = on.array.shape[0], weights.shape[1]
+    batch_size = (offsets.shape[0] - 1) // num_features
+    bags, block = tiles.parts_of_rows(width)
+    winners_kernel[(triton.cdiv(batch_size, bags), num_features, triton.cdiv(width, block))](
+        weights,
+        keys,
+        offsets,
+        on.array,
+        winners,
+        bad,
+        keys.shape[0],
+        batch_size,
+        first_source,
+        WIDTH=width,
+        BLOCK=block,
+        BAGS=bags,
+        COLUMNS=on.array.shape[1],
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -15,7 +16,7 @@ from terarec.kernels.swept_tables import swept_ranges
 from terarec.kernels.triton import tiles
 from terarec.kernels.triton.device.update import squares_kernel, update_kernel
 from terarec.kernels.triton.placement import on_its_device
-from terarec.kernels.triton.segments import segments_of
+from terarec.kernels.triton.segments import Segments, segments_of
 from terarec.kernels.triton.splitmix import step_stream
 
 
@@ -51,16 +52,46 @@ def row_update_(
     if not all(held.is_contiguous() for held in (weights, *state)):
         raise KernelError("row_update_: got weights or state that are not contiguous, expected contiguous tensors")
     held = segments_of(gradients, weights, table_lr, is_checked)
-    tile_rows, block = tiles.whole_rows(weights.shape[1])
-    wide_state = state[:-1] if rule.catches_up else state
     touched = torch.zeros(weights.shape[0] if rule.sweeps else 0, dtype=torch.uint8, device=weights.device)
+    update = _Update(weights, tuple(state), touched, held, rule, step, step_stream(rounding_seed, step))
+    if held.num_keys:
+        update.launch(held.num_keys, rule.rate, 0, is_sweep=False)
+    if rule.sweeps:
+        for base, rows, factor in swept_ranges(gradients, table_lr):
+            update.launch(rows, rule.rate * factor, base, is_sweep=True)
 
-    def launch(rows: int, lr: float, first_row: int, is_sweep: bool) -> None:
+
+class _Update(NamedTuple):
+    """What all launches of an update share.
+
+    Attributes:
+        weights: [V, D].
+        state: the rule's state.
+        touched: uint8[V] for a rule that sweeps: 1 where the first launch moved the row.
+        held: the keys.
+        rule: how rows move.
+        step: number of the update.
+        stream: of the roundings.
+    """
+
+    weights: Tensor
+    state: tuple[Tensor, ...]
+    touched: Tensor
+    held: Segments
+    rule: RowRule
+    step: int
+    stream: int
+
+    def launch(self, rows: int, lr: float, first_row: int, *, is_sweep: bool) -> None:
+        """Move the rows of `rows` sorted keys, or in a sweep those of `rows` from `first_row` on that none touched."""
+        weights, held, rule = self.weights, self.held, self.rule
+        wide_state = self.state[:-1] if rule.catches_up else self.state
+        tile_rows, block = tiles.whole_rows(weights.shape[1])
         update_kernel[(triton.cdiv(rows, tile_rows),)](
             weights,
             *(*wide_state, weights, weights)[:2],
-            state[-1] if rule.catches_up else weights,
-            touched,
+            self.state[-1] if rule.catches_up else weights,
+            self.touched,
             *held.of_keys(),
             held.factors,
             *held.of_rows(),
@@ -68,28 +99,22 @@ def row_update_(
             weights.shape[0],
             first_row,
             rows,
-            step,
-            step_stream(rounding_seed, step),
+            self.step,
+            self.stream,
             lr,
-            *_constants(rule, step),
+            *_constants(rule, self.step),
             RULE=RULE_KINDS.index(rule.kind),
             WIDTH=weights.shape[1],
             BLOCK=block,
             SEGMENTS=tile_rows,
             IS_PLAIN=held.is_plain,
             HAS_MAX=held.has_max,
-            HAS_FACTORS=table_lr is not None,
+            HAS_FACTORS=held.has_factors,
             IS_TRANSFORMED=rule.is_transformed,
             CATCHES_UP=rule.catches_up,
             SWEEPS=rule.sweeps,
             IS_SWEEP=is_sweep,
         )
-
-    if held.num_keys:
-        launch(held.num_keys, rule.rate, 0, is_sweep=False)
-    if rule.sweeps:
-        for base, rows, factor in swept_ranges(gradients, table_lr):
-            launch(rows, rule.rate * factor, base, is_sweep=True)
 
 
 @on_its_device

@@ -60,6 +60,11 @@ class Segments:
         return self.located.places.shape[0] > 0
 
     @property
+    def has_factors(self) -> bool:
+        """Whether tables have learning rates of their own; of no keys it does not matter."""
+        return self.located.factors.shape[0] > 0
+
+    @property
     def factors(self) -> Tensor:
         """Factors float32[N] of the learning rate; empty if all are 1."""
         return self.located.factors
