@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
@@ -301,7 +302,13 @@ def test_threads_that_train_and_look_up_share_a_table() -> None:
     assert rows.unique().numel() == rows.numel()
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda held: pickle.loads(pickle.dumps(held))])
+def sent(held: EmbeddingCollection) -> EmbeddingCollection:
+    """`held` as another process gets it, once more."""
+    copied: EmbeddingCollection = pickle.loads(bytes(ForkingPickler.dumps(held)))
+    return copied
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda held: pickle.loads(pickle.dumps(held)), sent])
 def test_a_copy_is_independent(copied: Callable[[EmbeddingCollection], EmbeddingCollection]) -> None:
     mine = EmbeddingCollection(SPECS, READERS)
     jagged = bags([1, 2], [3, 4])
@@ -311,6 +318,10 @@ def test_a_copy_is_independent(copied: Callable[[EmbeddingCollection], Embedding
     twin(bags([3, 4], [7, 8]))
     assert [len(table) for table in mine.tables.values()] == [2, 2]
     assert [len(table) for table in twin.tables.values()] == [4, 4]
+    arena = mine.arenas[0]
+    arena.weights[2] = 7.0
+    arena.claim(arena.num_rows, "more")
+    assert arena.weights[2].tolist() == [7.0] * 4, "growing keeps what is there"
 
 
 def test_description_memory_and_refusals() -> None:

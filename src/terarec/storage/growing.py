@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from terarec.errors import StorageError
@@ -78,8 +79,16 @@ class GrowingTensor:
         memo[id(self)] = twin
         return twin
 
-    def __reduce__(self) -> tuple[Any, ...]:  # the address space that is reserved cannot be pickled
-        return _copied, (self._row_shape, self.tensor, self.tensor.device)
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Address space that is reserved cannot be pickled. As a tensor the rows would move to shared memory on their
+        # way to another process, and out of that address space.
+        held = self.tensor.cpu()
+        rows = held.view(torch.int16) if held.dtype == torch.bfloat16 else held
+        return _rebuilt, (self._row_shape, rows.numpy(), held.dtype, self.tensor.device)
+
+
+def _rebuilt(row_shape: tuple[int, ...], rows: NDArray[Any], dtype: torch.dtype, device: torch.device) -> GrowingTensor:
+    return _copied(row_shape, torch.from_numpy(rows).view(dtype), device)
 
 
 def _copied(row_shape: tuple[int, ...], rows: Tensor, device: torch.device) -> GrowingTensor:

@@ -113,11 +113,11 @@ class HashIndex:
 
     def __getstate__(self) -> dict[str, Any]:
         keys, rows, _ = self.items()
-        return {"device": self.device, "keys": keys, "rows": rows}
+        return {"device": self.device, "keys": keys.numpy(), "rows": rows.numpy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         HashIndex.__init__(self, device=state["device"])
-        self.assign(state["keys"], state["rows"])
+        self.assign(torch.from_numpy(state["keys"]), torch.from_numpy(state["rows"]))
 
     def _out_of_memory(self, keys: int) -> StorageError:
         return StorageError(
