@@ -80,7 +80,7 @@ def _key_weights_fit(key_weights: Tensor, keys: Tensor, layout: BagLayout) -> No
 
 def _gradient_fits(grad: Tensor, keys: Tensor, offsets: Tensor, layout: BagLayout) -> None:
     expected = result_shape(keys, offsets, len(layout.feature_names), layout.width, layout.is_pooled)
-    if tuple(grad.shape) != expected or grad.dtype != torch.float32:
+    if grad.shape != expected or grad.dtype != torch.float32:
         raise ConfigError(f"grad: got {name(grad)}, expected float32{list(expected)} as the lookup's result")
 
 

@@ -51,9 +51,7 @@ def state_shapes(
     Raises:
         ConfigError: an unknown kind or mode.
     """
-    rule = RowRule(kind=kind, lr=1.0, mode=mode)
-    one_a_row = {LAST_UPDATE, "sum"} if kind == "rowwise_adagrad" else {LAST_UPDATE}
-    return tuple((name, (rows,) if name in one_a_row else (rows, width)) for name in rule.state_names)
+    return _shapes_of(RowRule(kind=kind, lr=1.0, mode=mode), rows, width)
 
 
 def state_dtype(name: str) -> torch.dtype:
@@ -151,6 +149,11 @@ def row_gradient_norm(
         raise checks.named(error, gradients[error.gradient].layout) from None
 
 
+def _shapes_of(rule: RowRule, rows: int, width: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    one_a_row = {LAST_UPDATE, "sum"} if rule.kind == "rowwise_adagrad" else {LAST_UPDATE}
+    return tuple((name, (rows,) if name in one_a_row else (rows, width)) for name in rule.state_names)
+
+
 def _laid(gradients: Sequence[BagGradient]) -> list[LaidGradient]:
     return [LaidGradient(held.keys, held.offsets, held.grad, held.layout.array, held.key_weights) for held in gradients]
 
@@ -163,10 +166,10 @@ def _check_gradients(weights: Tensor, gradients: Sequence[BagGradient]) -> None:
 
 def _check_state(weights: Tensor, state: tuple[Tensor, ...], rule: RowRule, step: int) -> None:
     checks.same_device(weights, state)
-    shapes = state_shapes(rule.kind, *weights.shape, mode=rule.mode)
-    expected = [(state_dtype(name), shape) for name, shape in shapes]
-    if [(held.dtype, tuple(held.shape)) for held in state] != expected:
-        got = _listed([(held.dtype, tuple(held.shape)) for held in state])
+    expected = [(state_dtype(name), shape) for name, shape in _shapes_of(rule, *weights.shape)]
+    held_shapes = [(held.dtype, tuple(held.shape)) for held in state]
+    if held_shapes != expected:
+        got = _listed(held_shapes)
         raise ConfigError(f"state: got {got}, expected {_listed(expected)} for {rule.kind!r}")
     if not 1 <= step < 2**31:
         raise ConfigError(f"step: got {step}, expected 1 <= step < 2^31")

@@ -91,7 +91,9 @@ class RowOptimizer:
             self.num_skipped += 1
             return False
         self.num_steps += 1
-        rule = replace(self._rule, grad_scale=self._rule.grad_scale * self._clipping(gradients))
+        rule, clipping = self._rule, self._clipping(gradients)
+        if clipping != 1.0:  # a new rule is checked again, which costs as much as a small update
+            rule = replace(rule, grad_scale=rule.grad_scale * clipping)
         for index, (arena, mine) in enumerate(zip(self._arenas(), gradients, strict=True)):
             row_update_(
                 arena.weights,

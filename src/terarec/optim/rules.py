@@ -52,6 +52,8 @@ def row_rule(spec: SparseOptimizerSpec) -> RowRule:
 
 def table_factors(options: RowOptions, tables: Sequence[str]) -> Tensor | None:
     """float32[T], factors of the learning rate for `tables`, 0 for frozen ones; None if all are 1."""
+    if not (options.frozen or options.table_lr):
+        return None
     factors = [0.0 if table in options.frozen else options.table_lr.get(table, 1.0) for table in tables]
     return None if all(factor == 1.0 for factor in factors) else torch.tensor(factors)
 
