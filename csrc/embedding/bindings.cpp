@@ -1,5 +1,5 @@
-// The Python face of the kernels. Tensors come as addresses: the launchers in terarec/kernels/cpu have checked types,
-// shapes and devices, and an address costs a tenth of a microsecond where a tensor protocol costs three.
+// The Python face of the kernels. Tensors come as addresses, or where a call is to be short as themselves: the launchers
+// in terarec/kernels/cpu have checked types, shapes and devices.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -13,15 +13,16 @@
 
 #include "common/cpu.h"
 #include "common/parallel.h"
-#include "embedding/bag_lookup.h"
 #include "embedding/bind_hash_index.h"
+#include "embedding/bind_lookup.h"
+#include "embedding/fault_report.h"
 #include "embedding/huge_memory.h"
 #include "embedding/kernels.h"
 #include "embedding/reserved_memory.h"
-#include "embedding/row_dots.h"
 #include "embedding/row_init.h"
 #include "embedding/row_update.h"
 #include "embedding/split_mix.h"
+#include "embedding/torch_tensors.h"
 
 namespace nb = nanobind;
 using namespace terarec;
@@ -31,37 +32,6 @@ namespace {
 template <class T>
 T* at(uintptr_t address) {
   return reinterpret_cast<T*>(address);
-}
-
-// (kind, gradient, feature, position, value), kind 0 meaning that nothing is wrong.
-using Report = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
-
-Report report(const BagFault& fault) {
-  return {fault.kind, fault.gradient, fault.feature, fault.position, fault.value};
-}
-
-// `numbers`: weights, row type, width, keys, number of keys, key weights or 0, offsets, layout, features, batch,
-// result, threads.
-Report run_bag_lookup(const std::vector<int64_t>& numbers) {
-  const auto address = [&](int i) { return static_cast<uintptr_t>(numbers[i]); };
-  LookupCall call{at<const void>(address(0)), static_cast<RowType>(numbers[1]), numbers[2],
-                  at<const int64_t>(address(3)), numbers[4], at<const float>(address(5)),
-                  at<const int64_t>(address(6)), at<const FeatureLayout>(address(7)), numbers[8], numbers[9],
-                  at<float>(address(10)), static_cast<int>(numbers[11])};
-  nb::gil_scoped_release unlocked;
-  return report(bag_lookup(call));
-}
-
-// `numbers`: weights, row type, width, keys, number of keys, offsets, layout, features, batch, gradient, gradient
-// stride, dots, threads.
-Report run_row_dots(const std::vector<int64_t>& numbers) {
-  const auto address = [&](int i) { return static_cast<uintptr_t>(numbers[i]); };
-  RowDotsCall call{at<const void>(address(0)), static_cast<RowType>(numbers[1]), numbers[2],
-                   at<const int64_t>(address(3)), numbers[4], at<const int64_t>(address(5)),
-                   at<const FeatureLayout>(address(6)), numbers[7], numbers[8], at<const float>(address(9)),
-                   numbers[10], at<float>(address(11)), static_cast<int>(numbers[12])};
-  nb::gil_scoped_release unlocked;
-  return report(row_dots(call));
 }
 
 // Each of `list`: keys, number of keys, key weights or 0, offsets, layout, features, batch, gradient, gradient stride.
@@ -171,8 +141,8 @@ std::vector<std::string> runnable() {
 
 NB_MODULE(_embedding, m) {
   m.doc() = "Embedding kernels for CPUs, to be called by terarec.kernels.cpu alone.";
-  m.def("bag_lookup", &run_bag_lookup);
-  m.def("row_dots", &run_row_dots);
+  m.def("use_exchange_api", &use_exchange_api);
+  bind_lookup(m);
   m.def("row_update", &run_row_update);
   m.def("gradient_squares", &run_gradient_squares);
   m.def("allocate_rows", &allocate_rows);

@@ -1,12 +1,33 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 _Report = tuple[int, int, int, int, int]
 
-def bag_lookup(numbers: Sequence[int]) -> _Report: ...
-def row_dots(numbers: Sequence[int]) -> _Report: ...
+def use_exchange_api(api: object) -> None: ...
+def bag_lookup(
+    weights: Tensor,
+    keys: Tensor,
+    offsets: Tensor,
+    layout: Tensor,
+    is_pooled: bool,
+    key_weights: Tensor | None,
+    empty: Callable[[int, int], Tensor],
+    threads: int,
+    /,
+) -> Tensor | _Report: ...
+def row_dots(
+    weights: Tensor,
+    keys: Tensor,
+    offsets: Tensor,
+    grad: Tensor,
+    layout: Tensor,
+    dots: Tensor,
+    threads: int,
+    /,
+) -> _Report: ...
 def row_update(
     numbers: Sequence[int],
     state: Sequence[int],

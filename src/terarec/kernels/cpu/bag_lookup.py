@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from terarec.kernels.contract import ROW_TAIL_BYTES
 from terarec.kernels.cpu.host import _embedding
-from terarec.kernels.cpu.reports import error_of
+from terarec.kernels.cpu.reports import Report, error_of
 from terarec.kernels.cpu.results import empty_floats
-from terarec.kernels.cpu.tensors import ROW_TYPES, address
 
 
 def bag_lookup(
@@ -32,8 +30,12 @@ def bag_lookup(
         BadKeyError: a key outside its table.
         ConfigError: offsets that fall or do not cover the keys.
     """
-    weights = weights.contiguous()
-    return _look_up(weights, weights.shape[1], keys, offsets, layout, is_pooled, key_weights)
+    found: Tensor | Report = _embedding.bag_lookup(
+        weights, keys, offsets, layout, is_pooled, key_weights, empty_floats, torch.get_num_threads()
+    )
+    if isinstance(found, tuple):
+        raise error_of(found, (keys.shape[0],), (layout,))
+    return found
 
 
 def quantized_bag_lookup(
@@ -56,8 +58,7 @@ def quantized_bag_lookup(
         BadKeyError: a key outside its table.
         ConfigError: offsets that fall or do not cover the keys.
     """
-    packed = packed.contiguous()
-    return _look_up(packed, packed.shape[1] - ROW_TAIL_BYTES, keys, offsets, layout, is_pooled, key_weights)
+    return bag_lookup(packed, keys, offsets, layout, is_pooled, key_weights)  # the core knows them by their type
 
 
 def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layout: Tensor) -> Tensor:
@@ -77,61 +78,8 @@ def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layou
         BadKeyError: a key outside its table.
         ConfigError: offsets that fall or do not cover the keys.
     """
-    weights, keys, offsets, grad = weights.contiguous(), keys.contiguous(), offsets.contiguous(), grad.contiguous()
-    num_features, num_keys = layout.shape[0], keys.shape[0]
-    dots = torch.empty(num_keys)
-    report = _embedding.row_dots(
-        [
-            weights.data_ptr(),
-            ROW_TYPES[weights.dtype],
-            weights.shape[1],
-            keys.data_ptr(),
-            num_keys,
-            offsets.data_ptr(),
-            layout.data_ptr(),
-            num_features,
-            (offsets.shape[0] - 1) // num_features,
-            grad.data_ptr(),
-            grad.shape[1],
-            dots.data_ptr(),
-            torch.get_num_threads(),
-        ]
-    )
+    dots = torch.empty(keys.shape[0])
+    report = _embedding.row_dots(weights, keys, offsets, grad, layout, dots, torch.get_num_threads())
     if report[0]:
-        raise error_of(report, (num_keys,), (layout,))
+        raise error_of(report, (keys.shape[0],), (layout,))
     return dots
-
-
-def _look_up(
-    rows: Tensor,
-    width: int,
-    keys: Tensor,
-    offsets: Tensor,
-    layout: Tensor,
-    is_pooled: bool,
-    key_weights: Tensor | None,
-) -> Tensor:
-    keys, offsets = keys.contiguous(), offsets.contiguous()
-    key_weights = None if key_weights is None else key_weights.contiguous()
-    num_features, num_keys = layout.shape[0], keys.numel()
-    batch_size = (offsets.numel() - 1) // num_features
-    out = empty_floats(batch_size, num_features * width) if is_pooled else empty_floats(num_keys, width)
-    report = _embedding.bag_lookup(
-        [
-            rows.data_ptr(),
-            ROW_TYPES[rows.dtype],
-            width,
-            keys.data_ptr(),
-            num_keys,
-            address(key_weights),
-            offsets.data_ptr(),
-            layout.data_ptr(),
-            num_features,
-            batch_size,
-            out.data_ptr(),
-            torch.get_num_threads(),
-        ]
-    )
-    if report[0]:
-        raise error_of(report, (num_keys,), (layout,))
-    return out

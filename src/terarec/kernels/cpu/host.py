@@ -38,5 +38,6 @@ def select(name: str) -> None:
         raise KernelError(f"CPU kernels: got {name!r}, expected one of {', '.join(instruction_sets())}, 'auto'")
 
 
+_embedding.use_exchange_api(torch.Tensor.__dlpack_c_exchange_api__)
 if (_forced := forced_cpu()) is not None:
     select(_forced)

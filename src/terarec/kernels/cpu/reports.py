@@ -9,13 +9,13 @@ from torch import Tensor
 from terarec.errors import ConfigError
 from terarec.kernels.contract import BadKeyError, bad_offsets
 
+Report = tuple[int, int, int, int, int]
+"""(kind, gradient, feature, position, value), kind 0 meaning that nothing is wrong."""
 _OFFSET = 1
 
 
-def error_of(
-    report: tuple[int, int, int, int, int], num_keys: Sequence[int], layouts: Sequence[Tensor]
-) -> BadKeyError | ConfigError:
-    """What a kernel reports as (kind, gradient, feature, position, value), kind 0 meaning that nothing is wrong.
+def error_of(report: Report, num_keys: Sequence[int], layouts: Sequence[Tensor]) -> BadKeyError | ConfigError:
+    """What a kernel reports, as an error.
 
     Args:
         report: from the core, of another kind than 0.

@@ -11,7 +11,7 @@ from torch import Tensor
 from terarec.errors import KernelError
 from terarec.kernels.contract import RULE_KINDS, LaidGradient, RowRule
 from terarec.kernels.cpu.host import _embedding
-from terarec.kernels.cpu.reports import error_of
+from terarec.kernels.cpu.reports import Report, error_of
 from terarec.kernels.cpu.tensors import ROW_TYPES, address
 
 _MAX_KEYS = 2**32 - 1  # the core counts the gradients of a table in 32 bits
@@ -98,7 +98,7 @@ def _plain(gradients: Sequence[LaidGradient]) -> list[LaidGradient]:
     Raises:
         KernelError: more keys than the core counts.
     """
-    if sum(gradient.keys.shape[0] for gradient in gradients) > _MAX_KEYS:
+    if sum(gradient.keys.numel() for gradient in gradients) > _MAX_KEYS:
         raise KernelError(f"row_update_: got more than {_MAX_KEYS} keys, expected fewer in one update")
     plain = []
     for keys, offsets, grad, layout, key_weights in gradients:
@@ -108,7 +108,7 @@ def _plain(gradients: Sequence[LaidGradient]) -> list[LaidGradient]:
     return plain
 
 
-def _error_of(report: tuple[int, int, int, int, int], held: Sequence[LaidGradient]) -> Exception:
+def _error_of(report: Report, held: Sequence[LaidGradient]) -> Exception:
     return error_of(report, [gradient.keys.shape[0] for gradient in held], [gradient.layout for gradient in held])
 
 
