@@ -2,7 +2,8 @@
 
 Peers are a `torch.nn.EmbeddingBag` for each feature, what a user would write, and one bag over all of them, the least
 that torch can do. The limit of a training call is the same backward pass through a bare leaf, which is torch's own: a
-row of its own says what the collection adds to it.
+row of its own says what the collection adds to it. The storeys of a lookup, from the module down to the kernel's
+launcher, are timed in turns with it.
 """
 
 import argparse
@@ -16,10 +17,14 @@ from torch import Tensor, nn
 
 from terarec.batch import one_hot
 from terarec.embedding import EmbeddingCollection
-from terarec.spec import FeatureSpec, TableSpec
+from terarec.kernels.registry import choose
+from terarec.ops import BagLayout, bag_lookup
+from terarec.optim import RowOptimizer
+from terarec.spec import FeatureSpec, SGDSpec, TableSpec
 
 FEATURES, ROWS, WIDTH = 26, 100, 16
-CALLS = 500  # in one timing
+CALLS = 200  # in one timing
+IN_BAGS, IN_ONE = "torch nn.EmbeddingBag, one a feature", "torch nn.EmbeddingBag, one for all"
 
 
 class Sides:
@@ -34,14 +39,39 @@ class Sides:
             [TableSpec(name=name, rows=ROWS, width=WIDTH) for name in names],
             [FeatureSpec(name=name, table=name) for name in names],
         )
+        self.optimizer = RowOptimizer(self.collection, SGDSpec(lr=0.01))
         self.bags = [nn.EmbeddingBag(ROWS, WIDTH, mode="sum", sparse=True) for _ in names]
         self.merged = nn.EmbeddingBag(ROWS * FEATURES, WIDTH, mode="sum", sparse=True)
         self.keys = list(self.jagged.keys.split(1))
         self.start, self.starts = torch.zeros(1, dtype=torch.int64), torch.arange(FEATURES)
 
+        self.bags_optimizer = torch.optim.SGD([bag.weight for bag in self.bags], lr=0.01)
+        self.layout = BagLayout(
+            table_names=tuple(names),
+            table_base=tuple(range(0, ROWS * FEATURES, ROWS)),
+            table_rows=(ROWS,) * FEATURES,
+            feature_names=tuple(names),
+            feature_table=tuple(range(FEATURES)),
+            pooling=("sum",) * FEATURES,
+            width=WIDTH,
+        )
+        self.kernel = choose("bag_lookup", "cpu")
+
     def ours(self) -> Tensor:
         """All features in one call."""
         pooled: Tensor = self.collection(self.jagged).pooled
+        return pooled
+
+    def op(self) -> Tensor:
+        """The op that a lookup of the collection is one call of."""
+        return bag_lookup(self.collection.arenas[0].weights, self.jagged.keys, self.jagged.offsets, self.layout)
+
+    def launcher(self) -> Tensor:
+        """The kernel that the op chooses."""
+        held = self.jagged
+        pooled: Tensor = self.kernel(
+            self.collection.arenas[0].weights, held.keys, held.offsets, self.layout.array, True
+        )
         return pooled
 
     def bag_by_bag(self) -> list[Tensor]:
@@ -58,11 +88,22 @@ class Sides:
         self.ours().backward(self.grad)
         self.collection.take_gradients()
 
+    def ours_with_step(self) -> None:
+        """Lookup, backward pass, and the rows moved."""
+        self.ours().backward(self.grad)
+        self.optimizer.step()
+
     def bags_with_backward(self) -> None:
         """Lookups, and sparse gradients."""
         torch.autograd.backward(self.bag_by_bag(), list(self.grad.split(WIDTH, dim=1)))
         for bag in self.bags:
             bag.weight.grad = None
+
+    def bags_with_step(self) -> None:
+        """Lookups, sparse gradients, and the rows moved."""
+        torch.autograd.backward(self.bag_by_bag(), list(self.grad.split(WIDTH, dim=1)))
+        self.bags_optimizer.step()
+        self.bags_optimizer.zero_grad()
 
     def leaf_with_backward(self) -> None:
         """A backward pass of one leaf and nothing else."""
@@ -80,33 +121,50 @@ def microseconds(functions: Mapping[str, Callable[[], object]], repeats: int) ->
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def rows(repeats: int) -> list[Row]:
-    sides = Sides()
+def lookups(sides: Sides, repeats: int) -> list[Row]:
+    """Calls for inference."""
     sides.collection.eval()
+    sides_in_turn = {"module": sides.ours, "op": sides.op, "launcher": sides.launcher}
     with torch.inference_mode():
-        looked_up = microseconds({"ours": sides.ours, "bags": sides.bag_by_bag, "one bag": sides.one_bag}, repeats)
-    sides.collection.train()
-    learnt = microseconds(
-        {"ours": sides.ours_with_backward, "bags": sides.bags_with_backward, "leaf": sides.leaf_with_backward}, repeats
-    )
-    case = f"call of 1 sample, {FEATURES} features x {WIDTH}"
-    in_bags, in_one = "torch nn.EmbeddingBag, one a feature", "torch nn.EmbeddingBag, one for all"
+        times = microseconds({**sides_in_turn, "bags": sides.bag_by_bag, "one bag": sides.one_bag}, repeats)
     return [
-        _row(case, "lookup", looked_up["ours"], in_bags, looked_up["bags"]),
-        _row(case, "lookup", looked_up["ours"], in_one, looked_up["one bag"]),
-        _row(case, "lookup and backward", learnt["ours"], in_bags, learnt["bags"], limit=learnt["leaf"]),
-        Row(case=case, metric="lookup and backward, beyond a leaf's", value=learnt["ours"] - learnt["leaf"], unit="us"),
+        _row("lookup", times["module"], IN_BAGS, times["bags"]),
+        _row("lookup", times["module"], IN_ONE, times["one bag"]),
+        _row("lookup, the op alone", times["op"]),
+        _row("lookup, the kernel's launcher alone", times["launcher"]),
     ]
 
 
-def _row(case: str, metric: str, value: float, peer: str, peer_value: float, limit: float | None = None) -> Row:
+def training_calls(sides: Sides, repeats: int) -> list[Row]:
+    """Calls through autograd."""
+    sides.collection.train()
+    functions: dict[str, Callable[[], object]] = {
+        "forward": sides.ours,
+        "ours": sides.ours_with_backward,
+        "bags": sides.bags_with_backward,
+        "leaf": sides.leaf_with_backward,
+        "our step": sides.ours_with_step,
+        "step of bags": sides.bags_with_step,
+    }
+    times = microseconds(functions, repeats)
+    return [
+        _row("lookup that trains, forward", times["forward"]),
+        _row("lookup and backward", times["ours"], IN_BAGS, times["bags"], limit=times["leaf"]),
+        _row("lookup and backward, beyond a leaf's", times["ours"] - times["leaf"]),
+        _row("lookup, backward and SGD", times["our step"], IN_BAGS, times["step of bags"], limit=times["leaf"]),
+    ]
+
+
+def _row(metric: str, value: float, peer: str = "", peer_value: float | None = None, limit: float | None = None) -> Row:
+    case = f"call of 1 sample, {FEATURES} features x {WIDTH}"
     return Row(case=case, metric=metric, value=value, unit="us", peer=peer, peer_value=peer_value, limit=limit)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=21)
-    append_rows("call_overhead", rows(parser.parse_args().repeats))
+    repeats, sides = parser.parse_args().repeats, Sides()
+    append_rows("call_overhead", lookups(sides, repeats) + training_calls(sides, repeats))
 
 
 if __name__ == "__main__":
