@@ -136,6 +136,7 @@ def test_bad_input_is_the_same(spark: Any, tmp_path: Path, name: str, policy: An
 
 def check_same(spark: Any, spec: SourceSpec, paths: list[Path], policy: Any) -> Any:
     """Read files by both engines; returns how often each kind of fault occurred."""
+    from terarec.etl.spark.bad_input import bad_input
     from terarec.etl.spark.expressions import ROW
     from terarec.etl.spark.reading import read_rows
 
@@ -147,8 +148,9 @@ def check_same(spark: Any, spec: SourceSpec, paths: list[Path], policy: Any) -> 
     for column in columns:
         assert found.column(column).to_pylist() == columns[column], column
     report = local.bad_input
-    assert typed.faults.counts() == report.counts
-    assert typed.faults.first() == tuple(map(str, report.first))
+    told = bad_input(policy, [typed.faults])
+    assert told["counts"] == report.counts
+    assert told["first"] == list(map(str, report.first))
     missing = {column: (values.count(None), len(values)) for column, values in columns.items()}
     of_lists = {column: missing[column] for column in LISTS if column in missing}
     assert {**typed.faults.missing(), **of_lists} == missing
@@ -156,6 +158,7 @@ def check_same(spark: Any, spec: SourceSpec, paths: list[Path], policy: Any) -> 
 
 
 def test_the_first_fault_is_raised(spark: Any, tmp_path: Path) -> None:
+    from terarec.etl.spark.bad_input import bad_input
     from terarec.etl.spark.reading import read_rows
 
     path = tmp_path / "raw"
@@ -164,7 +167,7 @@ def test_the_first_fault_is_raised(spark: Any, tmp_path: Path) -> None:
     typed = read_rows(spark, spec, [str(path)], "raise")
     typed.frame.collect()
     with pytest.raises(FormatError) as ours:
-        typed.faults.first()
+        bad_input("raise", [typed.faults])
     with pytest.raises(FormatError) as theirs:
         rows_of(open_source(spec, [path], "raise", threads=1))
     assert str(ours.value) == str(theirs.value)

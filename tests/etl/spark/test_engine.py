@@ -23,10 +23,12 @@ from terarec.spec import (
     LambdaOp,
     ListSlice,
     LogOp,
+    Normalize,
     Operator,
     SourceColumn,
     SourceSpec,
     SplitByTime,
+    SplitText,
     WorkflowSpec,
 )
 from tests.cli.conftest import figures
@@ -142,37 +144,72 @@ def test_bad_input_is_told_with_file_and_line(tmp_path: Path) -> None:
     assert not (tmp_path / "out.partial").exists()
 
 
-@pytest.mark.parametrize(
-    ("step", "problem"),
-    [
-        (
-            LogOp(columns=("price",)),
-            "column 'price', row 1: got -3.5, expected more than -1.0 for a logarithm (Clip raises lower ones)",
+REFUSED = b"""label,word,price,code,ids,sizes,words
+1,a:1,2,1,0|1,1|2,x|y
+0,b:2,-3.5,2,,1,x
+,c:3,1,3,,1,x
+0,d:x,1,4,,1,x
+1,e:9223372036854775808,1,5,,1,x
+1,a:4,,5,2|5|9,1,x
+1,a:4,0.5,5,1|1|1|1,1,x
+1,a:4,x,5,1,1,x
+1,a:4,1,5,1,1|2,x
+1,a:4,1e39,5,1,2|1|0,x|y|z
+2,a:4,1,5,1,1,x
+1,a:4,3,5,1,,
+"""
+
+
+def refusing() -> WorkflowSpec:
+    """A workflow of steps that refuse something of most of the rows of `REFUSED`."""
+    lists = [("ids", "integer"), ("sizes", "integer"), ("words", "text")]
+    columns = tuple(SourceColumn(name=name, type=kind, separator="|") for name, kind in lists)  # type: ignore[arg-type]
+    return WorkflowSpec(
+        name="refusing",
+        source=dataclasses.replace(CSV, columns=(*CSV.columns, *columns)),
+        steps=(
+            Explode(columns=("sizes", "words")),
+            SplitText(columns=("word",), separator=":", outputs=("letter", "number"), types=("text", "integer")),
+            GivenIds(columns=("ids",), rows=(6,), max_length=3),
+            LogOp(columns=("price",), outputs=("log",)),
+            FillMissing(columns=("number",), value=0.0),
+            Categorify(columns=("letter", "sizes", "words")),
         ),
-        (
-            GivenIds(columns=("label",), outputs=("id",), rows=(1,)),
-            "column 'label', row 0: got 1, expected an id, 0 <= id < 1",
-        ),
-    ],
-)
-def test_values_that_a_step_refuses_are_told_in_one_line(tmp_path: Path, step: Any, problem: str) -> None:
+        labels=(LabelSpec(name="label", is_probability=True),),
+        dense=("price", "log", "number"),
+        categorical=("letter", "ids", "sizes", "words"),
+    )
+
+
+def test_rows_of_which_something_is_refused_are_judged_by_the_policy(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(REFUSED)
+    ours, theirs = both(refusing(), [path], tmp_path, bad_input="missing")
+    assert ours.bad_input == theirs.bad_input
+    assert ours.bad_input.counts == {"label": 1, "number": 1, "refused": 11}
+    assert (ours.rows, ours.inputs) == (theirs.rows, theirs.inputs)
+    with pytest.raises(FormatError) as caught:
+        _prepare(refusing(), [path], tmp_path / "raised")
+    with pytest.raises(FormatError) as expected:
+        prepare(Workflow.of(refusing()), [path], tmp_path / "raised", PrepareOptions())
+    assert str(caught.value) == str(expected.value)
+
+
+def test_values_that_are_refused_after_something_was_learnt_end_the_run(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("label,word,price,code\n1,a,2,1\n0,b,-3.5,2\n")
-    base = _small(CSV, ("word",))
-    categories = ("word", *step.outputs)
-    spec = dataclasses.replace(base, steps=(step, *base.steps[1:]), dense=("price",), categorical=categories)
+    spec = _small(CSV, ("word",))
+    steps = (Normalize(columns=("price",)), LogOp(columns=("price",), shift=0.5), *spec.steps)
     with pytest.raises(FormatError) as caught:
-        _prepare(spec, [path], tmp_path / "out")
+        _prepare(dataclasses.replace(spec, steps=steps), [path], tmp_path / "out")
+    problem = "column 'price', row 1: got -1.0, expected more than -0.5 for a logarithm (Clip raises lower ones)"
     assert str(caught.value) == problem
 
 
-def test_labels_that_are_no_probabilities_or_never_positive_are_told(tmp_path: Path) -> None:
+def test_labels_of_which_none_is_positive_are_told(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("label,word,price,code\n1,a,2,1\n2,b,3,2\n")
-    strict = dataclasses.replace(_small(CSV, ("word",)), labels=(LabelSpec(name="label", is_probability=True),))
-    with pytest.raises(FormatError, match="column 'label', row 1: got 2, expected a number from 0 to 1, or positives"):
-        _prepare(strict, [path], tmp_path / "out")
-    sold = dataclasses.replace(strict, labels=(LabelSpec(name="label", positives=("3",)),))
+    sold = dataclasses.replace(_small(CSV, ("word",)), labels=(LabelSpec(name="label", positives=("3",)),))
     with pytest.raises(ConfigError, match=r"no row of the training part holds '3'; it holds '[12]', '[12]'"):
         _prepare(sold, [path], tmp_path / "out")
 

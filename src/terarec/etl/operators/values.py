@@ -34,7 +34,11 @@ def refused(block: Block, name: str, wrong: NDArray[np.bool_], accepted: str) ->
 
 def _shown(column: Column, position: int) -> str:
     value = None if column.missing is not None and column.missing[position] else column.values[position]
-    shown = repr(value.as_py() if isinstance(value, pa.Scalar) else getattr(value, "item", lambda: value)())
+    return shortened(repr(value.as_py() if isinstance(value, pa.Scalar) else getattr(value, "item", lambda: value)()))
+
+
+def shortened(shown: str) -> str:
+    """A value as a message has it, cut if it is long."""
     return shown if len(shown) <= _SHOWN_CHARACTERS else shown[: _SHOWN_CHARACTERS - 3] + "..."
 
 

@@ -29,7 +29,7 @@ class TypedRows:
     """Rows of a source.
 
     Attributes:
-        frame: columns `ROW`, `FILE` and those of the source.
+        frame: columns `ROW`, `FILE`, `LINE` and those of the source.
         file_rows: how many rows each file has, those that were skipped included.
         faults: what is bad in them, known once `frame` was computed.
     """
@@ -63,9 +63,16 @@ def read_rows(spark: SparkSession, source: SourceSpec, paths: Sequence[str], pol
     judged = _judged(source, numbered, paths, policy)
     places = [ROW, FILE, LINE] if source.format == "parquet" else [ROW, FILE, LINE, TEXT]
     marked = _marked(judged, places, policy)
-    faults = Faults(marked, source, paths, numbered.headers, policy)
-    kept = faults.observed({field.name: field.type for field in judged.fields})
-    frame = kept.select(ROW, FILE, *(column(field.name) for field in judged.fields))
+    faults = Faults(
+        marked,
+        source,
+        paths,
+        numbered.headers,
+        num_rows=sum(numbered.file_rows),
+        policy=policy,
+        types={field.name: field.type for field in judged.fields},
+    )
+    frame = faults.observed().select(ROW, FILE, LINE, *(column(field.name) for field in judged.fields))
     return TypedRows(frame, numbered.file_rows, faults)
 
 

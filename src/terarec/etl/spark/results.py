@@ -7,20 +7,18 @@ from pyspark.sql import functions as F
 
 from terarec.etl.engine.positive_rows import SHOWN, no_positives
 from terarec.etl.operators.values import value_of
-from terarec.etl.spark.expressions import ROW, column, refuse
-from terarec.etl.workflow.data_set import PROBABILITY
+from terarec.etl.spark.expressions import column
+from terarec.etl.spark.steps.refusals import dense_refusal, label_refusals, refuse_rows
 from terarec.etl.workflow.plan import Plan
 from terarec.formats.layout import key_dtype
 from terarec.spec import MISSING_KEY, CategoricalColumn, DatasetSpec, LabelSpec
-
-_FLOAT32 = "a number that float32 holds"
 
 
 def result_columns(plan: Plan, dataset: DatasetSpec) -> list[Column]:
     """Labels, dense and categorical columns in the types of a data set's shards, none of them nullable."""
     key_type = "int" if key_dtype(dataset).itemsize == 4 else "bigint"
     made = [_label(label, plan).alias(label.name) for label in plan.spec.labels]
-    made += [_number(item.name).alias(item.name) for item in dataset.dense]
+    made += [_number(item.name, plan).alias(item.name) for item in dataset.dense]
     made += [_keys(item, plan, key_type).alias(item.name) for item in dataset.categorical]
     return made
 
@@ -51,29 +49,12 @@ def _label(label: LabelSpec, plan: Plan) -> Column:
         number = (x >= F.lit(label.at_least)).cast("float")
     else:
         number = x.cast("float")
-    told = F.concat(
-        F.lit(f"column {label.source!r}, row "), F.col(ROW).cast("string"),
-        F.lit(": got a missing value, expected a label in every row (KeepRows leaves others out)"),
-    )  # fmt: skip
-    checked = refuse(x.isNull(), told, number)
-    checked = refuse(F.abs(number) == float("inf"), _refused(label.source, _FLOAT32), checked)
-    if label.is_probability:
-        checked = refuse((number < 0) | (number > 1), _refused(label.source, PROBABILITY), checked)
-    return F.coalesce(checked, F.lit(0.0).cast("float"))
+    return F.coalesce(refuse_rows(label_refusals(label, plan), number), F.lit(0.0).cast("float"))
 
 
-def _number(name: str) -> Column:
-    number = column(name).cast("float")
-    accepted = f"{_FLOAT32}; FillMissing gives missing ones a value"
-    checked = refuse(number.isNull() | (F.abs(number) == float("inf")), _refused(name, accepted), number)
-    return F.coalesce(checked, F.lit(0.0).cast("float"))
-
-
-def _refused(name: str, accepted: str) -> Column:
-    return F.concat(
-        F.lit(f"column {name!r}, row "), F.col(ROW).cast("string"), F.lit(": got "),
-        F.coalesce(column(name).cast("string"), F.lit("nan")), F.lit(f", expected {accepted}"),
-    )  # fmt: skip
+def _number(name: str, plan: Plan) -> Column:
+    refusals = [dense_refusal(name, plan.types[-1][name].kind)]
+    return F.coalesce(refuse_rows(refusals, column(name).cast("float")), F.lit(0.0).cast("float"))
 
 
 def _keys(item: CategoricalColumn, plan: Plan, key_type: str) -> Column:

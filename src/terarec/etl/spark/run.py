@@ -21,8 +21,10 @@ from terarec.etl.engine.preparation import WORK, WORKFLOW
 from terarec.etl.engine.side_tables import observe_table
 from terarec.etl.operators import SpillOptions, State, Statistic
 from terarec.etl.source import Source
+from terarec.etl.spark.bad_input import bad_input
 from terarec.etl.spark.expressions import ROW, SPLIT, column
 from terarec.etl.spark.failures import in_one_line
+from terarec.etl.spark.judging import Judge
 from terarec.etl.spark.learning import learn
 from terarec.etl.spark.reading import read_rows
 from terarec.etl.spark.results import check_positives, result_columns
@@ -133,16 +135,18 @@ class SparkRun:
         paths = [file.path if is_remote(file.path) else str(Path(file.path).resolve()) for file in self._source.files]
         typed = read_rows(self._spark, self._plan.spec.source, paths, self._options.bad_input)
         self._watch.num_rows = sum(typed.file_rows)
-        frame = self._steps(typed.frame, range(self._head))
+        judge = Judge(self._plan, paths, self._step, partial(run_step, tables=self._tables))
+        frame = self._steps(judge.enter(typed.frame), range(len(self._plan.row_steps), self._head))
         wanted = [name for name in self._columns_read() if name in frame.columns]
         directory = self._fresh("rows")
         frame.select(ROW, *map(column, wanted)).write.parquet(str(directory))
-        first = typed.faults.first()
+        for refused in judge.refused:
+            refused.are_counted_twice = typed.faults.are_counted_twice
         return {
             "directory": directory.name,
             "file_rows": list(typed.file_rows),
             "missing": typed.faults.missing(),
-            "bad_input": {"counts": typed.faults.counts(), "first": first},
+            "bad_input": bad_input(self._options.bad_input, [typed.faults, *judge.refused]),
         }
 
     def _columns_read(self) -> list[str]:
@@ -219,5 +223,7 @@ class SparkRun:
         return frame
 
     def _step(self, index: int) -> Step:
-        types = self._plan.types
-        return Step(index, self._plan.codes[index], types[index], self._states.get(index), types[index + 1])
+        plan = self._plan
+        is_judged = index in plan.row_steps or index in plan.judging.steps
+        state, made = self._states.get(index), plan.types[index + 1]
+        return Step(index, plan.codes[index], plan.types[index], state, made, is_judged)

@@ -27,7 +27,10 @@ from terarec.spec import (
 
 PROBABILITY = "a number from 0 to 1, or positives"
 """What a label accepts that has to be a probability."""
-_LABEL = "a label in every row (KeepRows leaves others out)"
+LABEL = "a label in every row (KeepRows leaves others out)"
+IN_FLOAT32 = "a number that float32 holds"
+NUMBER = f"{IN_FLOAT32}; FillMissing gives missing ones a value"
+"""What a column of numbers accepts."""
 
 WORKFLOW_DIRECTORY = "workflow"
 """Where a data set has the workflow that made it, beside ``dataset.json``."""
@@ -106,8 +109,7 @@ def dense_values(names: Sequence[str], block: Block) -> NDArray[np.float32]:
     right = np.isfinite(dense)
     if not right.all():
         first = int(np.argmin(right.all(axis=1)))
-        accepted = "a number that float32 holds; FillMissing gives missing ones a value"
-        raise refused(block, names[first], ~right[first], accepted)
+        raise refused(block, names[first], ~right[first], NUMBER)
     return dense.T
 
 
@@ -122,7 +124,7 @@ def label_values(label: LabelSpec, block: Block) -> NDArray[np.float32]:
     if missing.any():
         rows = block.rows[missing]
         got = ["got a missing value"] * min(len(rows), REFUSED_SHOWN)
-        raise RowFaultError(label.source, rows, got, _LABEL, kind="label")
+        raise RowFaultError(label.source, rows, got, LABEL, kind="label")
     if label.positives:
         return _is_among(column, label.positives).astype(np.float32)
     if label.at_least is not None:
@@ -130,7 +132,7 @@ def label_values(label: LabelSpec, block: Block) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):
         numbers = column.numbers().astype(np.float32)
     if np.isinf(numbers).any():
-        raise refused(block, label.source, np.isinf(numbers), "a number that float32 holds")
+        raise refused(block, label.source, np.isinf(numbers), IN_FLOAT32)
     if label.is_probability and (outside := (numbers < 0) | (numbers > 1)).any():
         raise refused(block, label.source, outside, PROBABILITY)
     return numbers

@@ -11,12 +11,11 @@ from terarec.errors import ConfigError
 from terarec.etl.operators.explode import ITEM_BITS
 from terarec.etl.operators.lambda_op import imported
 from terarec.etl.operators.values import value_of
-from terarec.etl.spark.expressions import ROW, SPARK_TYPES, column, refuse
+from terarec.etl.spark.expressions import ROW, SPARK_TYPES, column
 from terarec.etl.spark.fields import hex_of, integer_of, literally, number_of
 from terarec.etl.spark.steps.step import Step
 
 _READERS = {"integer": integer_of, "hex32": hex_of, "number": number_of}
-_NAMES = {"integer": "a 64-bit integer", "hex32": "up to 8 hexadecimal digits", "number": "a finite number"}
 
 
 def lambda_op(step: Step) -> Mapping[str, Column]:
@@ -46,24 +45,23 @@ def _present(values: Column, spark_type: str) -> Column:
 
 def split_text(step: Step) -> Mapping[str, Column]:
     """The parts of a text."""
-    (name,) = step.spec.columns
-    parts = F.split(F.coalesce(column(name), F.lit("")), literally(step.spec.separator), -1)
     made = {}
     for place, (output, kind) in enumerate(zip(step.spec.outputs, step.spec.types, strict=True)):
-        part = F.get(parts, F.lit(place))
-        part = F.when(part != "", part)
-        made[output] = part if kind == "text" else _read(step, name, part, kind, place)
+        part = text_part(step, place)
+        made[output] = part if kind == "text" else typed_part(part, kind)
     return made
 
 
-def _read(step: Step, name: str, part: Column, kind: str, place: int) -> Column:
-    read = _READERS[kind](part)
-    accepted = f"{_NAMES[kind]} as part {place + 1} between {step.spec.separator!r}"
-    told = F.concat(
-        F.lit(f"column {name!r}, row "), F.col(ROW).cast("string"), F.lit(": got '"), column(name),
-        F.lit(f"', expected {accepted}"),
-    )  # fmt: skip
-    return refuse(part.isNotNull() & read.isNull(), told, read)
+def text_part(step: Step, place: int) -> Column:
+    """The part at `place` of what `SplitText` splits, null where it is missing."""
+    (name,) = step.spec.columns
+    part = F.get(F.split(F.coalesce(column(name), F.lit("")), literally(step.spec.separator), -1), F.lit(place))
+    return F.when(part != "", part)
+
+
+def typed_part(part: Column, kind: str) -> Column:
+    """The value that a part of a text spells, null where it is none."""
+    return _READERS[kind](part)
 
 
 def rename(frame: DataFrame, step: Step) -> DataFrame:
@@ -87,21 +85,8 @@ def keep_rows(frame: DataFrame, step: Step) -> DataFrame:
 def explode(frame: DataFrame, step: Step) -> DataFrame:
     """A row for every item of lists."""
     first, *others = step.spec.columns
-    size = F.size(column(first))
-    items = column(first)
-    for name in others:
-        told = F.concat(
-            F.lit(f"column {name!r}, row "), F.col(ROW).cast("string"), F.lit(": got a list of "),
-            F.size(column(name)).cast("string"), F.lit(f", expected as many items as in column {first!r}"),
-        )  # fmt: skip
-        items = refuse(F.size(column(name)) != size, told, items)
-    told = F.concat(
-        F.lit(f"column {first!r}, row "), F.col(ROW).cast("string"), F.lit(": got a list of "), size.cast("string"),
-        F.lit(f", expected at most {1 << ITEM_BITS} items"),
-    )  # fmt: skip
-    items = refuse(size > 1 << ITEM_BITS, told, items)
     zipped = F.arrays_zip(
-        items.alias("i0"), *(column(name).alias(f"i{place + 1}") for place, name in enumerate(others))
+        column(first).alias("i0"), *(column(name).alias(f"i{place + 1}") for place, name in enumerate(others))
     )
     place, item = "__terarec_place", "__terarec_item"
     exploded = frame.select("*", F.posexplode(zipped).alias(place, item))

@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
 
 from terarec import spec
+from terarec.etl.spark.expressions import ROW
 from terarec.etl.spark.steps import categories, columns, given, groups, learnt, lists, numbers
+from terarec.etl.spark.steps.refusals import refuse_rows, step_refusals
 from terarec.etl.spark.steps.step import Step
 from terarec.etl.spark.tables import Tables
 
@@ -44,7 +47,13 @@ _LOOKUPS: dict[type[Any], Callable[[DataFrame, Step, Tables], DataFrame]] = {
 
 
 def run_step(frame: DataFrame, step: Step, tables: Tables) -> DataFrame:
-    """The frame after `step`; columns that it does not write stay."""
+    """The frame after `step`; columns that it does not write stay.
+
+    A row of which it refuses something is an error where its id is asked for, unless such rows were left out before.
+    """
+    refusals = [] if step.is_judged else step_refusals(step)
+    if refusals:
+        frame = frame.withColumn(ROW, refuse_rows(refusals, F.col(ROW)))
     kind = type(step.spec)
     if kind in _EXPRESSIONS:
         return frame.withColumns(dict(_EXPRESSIONS[kind](step)))

@@ -23,6 +23,7 @@ class Step:
         types: of the columns before it.
         state: what it learnt, None if nothing.
         made: types of the columns after it.
+        is_judged: whether rows of which it refuses something were left out before.
     """
 
     index: int
@@ -30,6 +31,7 @@ class Step:
     types: ColumnTypes
     state: Any
     made: ColumnTypes
+    is_judged: bool
 
     @property
     def spec(self) -> Any:
