@@ -153,7 +153,7 @@ def check_same(spark: Any, spec: SourceSpec, paths: list[Path], policy: Any) -> 
     assert told["first"] == list(map(str, report.first))
     missing = {column: (values.count(None), len(values)) for column, values in columns.items()}
     of_lists = {column: missing[column] for column in LISTS if column in missing}
-    assert {**typed.faults.missing(), **of_lists} == missing
+    assert {**typed.missing(), **of_lists} == missing
     return report.counts
 
 

@@ -74,11 +74,15 @@ def delimited_fields(
     texts = [cut.content(_by_layout(layouts, _placer(column.name))) for column in source.columns]
     fields = read_fields(source, texts, F.col(_VALID))
     is_long = F.col(_LONG)
-    suspect = is_long | (F.size(cut.contents) != _by_layout(layouts, lambda layout: F.lit(len(layout.names))))
+    is_bad = is_long | (F.size(cut.contents) != _by_layout(layouts, lambda layout: F.lit(len(layout.names))))
     if cut.badly_quoted is not None:
-        suspect = suspect | F.coalesce(F.array_contains(cut.badly_quoted, F.lit(True)), F.lit(False))
-    faults = _by_layout(layouts, lambda layout: _faults(layout, cut, fields, policy))
-    return JudgedRows(frame, fields, suspect, F.when(is_long, F.array(F.lit("oversized_line"))).otherwise(faults))
+        is_bad = is_bad | F.coalesce(F.array_contains(cut.badly_quoted, F.lit(True)), F.lit(False))
+
+    def kinds() -> Column:
+        faults = _by_layout(layouts, lambda layout: _faults(layout, cut, fields, policy))
+        return F.when(is_long, F.array(F.lit("oversized_line"))).otherwise(faults)
+
+    return JudgedRows(frame, fields, is_bad, kinds)
 
 
 def _layouts(source: SourceSpec, paths: Sequence[str], headers: Sequence[str | None]) -> list[_Layout]:
@@ -116,7 +120,7 @@ def _faults(layout: _Layout, cut: _Cut, fields: Sequence[Field], policy: BadInpu
     parsed = [fault for fault in each if fault is not None]
     count = F.size(cut.contents)
     length = F.when(count < len(layout.names), "short_line").when(count > len(layout.names), "long_line")
-    late = [field.fault for field in sorted(fields, key=lambda field: field.name) if field.read_late]
+    late = [field.fault() for field in sorted(fields, key=lambda field: field.name) if field.read_late]
     times = [F.when(fault == "time", fault) for fault in late]
     if policy == "missing":
         return F.array_compact(F.array(*parsed, length, *times))
@@ -128,9 +132,9 @@ def _faults(layout: _Layout, cut: _Cut, fields: Sequence[Field], policy: BadInpu
 
 def _fault(cut: _Cut, place: int, field: Field | None) -> Column | None:
     """What the parser of lines finds wrong in the field at `place`; it leaves written times for later."""
-    fault = None if field is None else field.fault
-    if field is not None and field.read_late:
-        fault = F.when(field.fault != "time", field.fault)
+    fault = None if field is None else field.fault()
+    if fault is not None and field is not None and field.read_late:
+        fault = F.when(fault != "time", fault)
     if cut.badly_quoted is None:
         return fault
     return F.when(cut.is_bad(F.lit(place)), "quote").otherwise(F.lit(None).cast("string") if fault is None else fault)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 
+from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
@@ -14,53 +18,71 @@ from terarec.etl.source.told import line_faults, row_faults
 from terarec.etl.spark.bad_input import PlacedFault
 from terarec.etl.spark.counted import Counted
 from terarec.etl.spark.expressions import FILE, LINE, ROW, TEXT, column
-from terarec.kernels.delimited_types import FAULT_KINDS
 from terarec.spec import SourceSpec
 
-KINDS = "__terarec_faults"
-"""Column of the kinds of a row's faults, an array that is mostly empty."""
+BAD = "__terarec_bad_row"
+"""Column that says whether there is a fault in a row."""
 
-_ROWS = "rows"
-_ALL_KINDS = (*FAULT_KINDS, "json", "text", "time")
+_ROWS, _KINDS, _KIND = "rows", "__terarec_faults", "kind"
 
 
-class Faults:
-    """Counts what is bad while rows are read, and finds the first places afterwards.
+@dataclass(frozen=True, slots=True)
+class FaultsOf:
+    """Tells what is wrong in single lines and rows.
 
-    Args:
-        marked: the rows, with their places and `KINDS`.
+    Attributes:
         source: how they are read.
         paths: of the files.
         headers: the first line of each.
-        num_rows: of all of them.
         policy: what follows.
-        types: of the columns.
+    """
+
+    source: SourceSpec
+    paths: Sequence[str]
+    headers: Sequence[str | None]
+    policy: BadInputPolicy
+
+    def told(self, row: Row) -> Sequence[str]:
+        """The faults of a row with its place, its text and the kinds of its faults, each in one line."""
+        path, number, place = self.paths[row[FILE]], row[LINE], "row"
+        if self.source.format == "parquet":
+            faults = row_faults(self.source, path, number, self.policy)
+        else:
+            place = "line"
+            header = self.headers[row[FILE]] or ""
+            faults = line_faults(self.source, path, number, bytes(row[TEXT]), header, self.policy)
+        # Where only Spark finds fault with a value it tells at least the kind.
+        return [str(fault) for fault in faults] or [f"{path}: {place} {number}: {kind}" for kind in row[_KINDS]]
+
+
+class Faults:
+    """Counts bad rows while rows are read, and finds afterwards what is wrong in them, if there are such.
+
+    Args:
+        marked: the rows, with their places and `BAD`.
+        kinds: makes an array of the kinds of faults of a bad row.
+        of: tells of one.
+        num_rows: of all files.
+        types: of the columns with the values.
     """
 
     def __init__(
         self,
         marked: DataFrame,
-        source: SourceSpec,
-        paths: Sequence[str],
-        headers: Sequence[str | None],
+        kinds: Callable[[], Column],
+        of: FaultsOf,
         *,
         num_rows: int,
-        policy: BadInputPolicy,
         types: Mapping[str, ColumnType],
     ) -> None:
         self._marked = marked
-        self._source = source
-        self._paths = paths
-        self._headers = headers
-        self._policy = policy
+        self._kinds = kinds
+        self._of = of
         self._num_rows = num_rows
-        kinds = [
-            F.sum(F.when(F.size(KINDS) > 0, F.size(F.filter(KINDS, _is(kind))))).alias(kind) for kind in _ALL_KINDS
-        ]
-        self._found = Counted(marked, [F.count("*").alias(_ROWS), *kinds])
+        self._types = types
+        self._found = Counted(marked, [F.count("*").alias(_ROWS), F.count_if(BAD).alias(BAD)])
         frame = self._found.observed()
-        frame = frame.where(F.size(KINDS) == 0) if policy == "skip" else frame
-        self._names = tuple(types)
+        frame = frame.where(~F.col(BAD)) if of.policy == "skip" else frame
         self._kept = Counted(frame, [F.count("*").alias(_ROWS), *_presence(types)])
 
     def observed(self) -> DataFrame:
@@ -72,43 +94,35 @@ class Faults:
         """Whether Spark did tasks again whose rows had been counted."""
         return bool(self._found.figures()[_ROWS] != self._num_rows)
 
-    def missing(self) -> Mapping[str, tuple[int, int]]:
-        """Column -> how many of its values are missing, and how many there are; once rows were computed."""
+    def missing(self) -> Sequence[tuple[int, int]]:
+        """How many values of each column are missing, and how many there are; once rows were computed."""
         seen = self._kept.again() if self.are_counted_twice else self._kept.figures()
-        found = {}
-        for place, name in enumerate(self._names):
-            total = seen.get(f"total{place}", seen[_ROWS]) or 0
-            found[name] = (total - (seen[f"present{place}"] or 0), total)
-        return found
+        totals = [seen.get(f"total{place}", seen[_ROWS]) or 0 for place in range(len(self._types))]
+        return [(total - (seen[f"present{place}"] or 0), total) for place, total in enumerate(totals)]
 
     def counts(self) -> Mapping[str, int]:
         """Kind -> how often it occurred; to be called once rows were computed."""
-        seen = self._found.again() if self.are_counted_twice else self._found.figures()
-        return {kind: seen[kind] for kind in sorted(_ALL_KINDS) if seen.get(kind)}
+        return self._told[0]
 
     def first(self) -> Sequence[PlacedFault]:
         """The first ones."""
-        if not self.counts():
-            return []
-        places = [ROW, FILE, LINE, KINDS]
-        if TEXT in self._marked.columns:
-            places.append(TEXT)
-        bad = self._marked.where(F.size(KINDS) > 0).select(*places).orderBy(ROW).limit(FAULTS_SHOWN)
-        if TEXT in places:
-            bad = bad.withColumn(TEXT, F.col(TEXT).cast("binary"))
-        found = [PlacedFault(row[FILE], row[LINE], row[ROW], told) for row in bad.collect() for told in self._told(row)]
-        return found[:FAULTS_SHOWN]
+        told = ((row, line) for row in self._told[1] for line in self._of.told(row))
+        return [PlacedFault(row[FILE], row[LINE], row[ROW], line) for row, line in islice(told, FAULTS_SHOWN)]
 
-    def _told(self, row: Row) -> Sequence[str]:
-        path, number, place = self._paths[row[FILE]], row[LINE], "row"
-        if self._source.format == "parquet":
-            faults = row_faults(self._source, path, number, self._policy)
-        else:
-            place = "line"
-            header = self._headers[row[FILE]] or ""
-            faults = line_faults(self._source, path, number, bytes(row[TEXT]), header, self._policy)
-        # Where only Spark finds fault with a value it tells at least the kind.
-        return [str(fault) for fault in faults] or [f"{path}: {place} {number}: {kind}" for kind in row[KINDS]]
+    @cached_property
+    def _told(self) -> tuple[Mapping[str, int], Sequence[Row]]:
+        """How often each kind of fault occurred, and the first bad rows: one more pass, if there are bad rows."""
+        if not self._found.figures()[BAD]:
+            return {}, []
+        kinds = self._kinds() if self._of.policy == "missing" else F.slice(self._kinds(), 1, 1)
+        places = [F.col(TEXT).cast("binary").alias(TEXT)] if TEXT in self._marked.columns else []
+        bad = self._marked.where(BAD).select(ROW, FILE, LINE, *places, kinds.alias(_KINDS))
+        bad.persist(StorageLevel.DISK_ONLY)
+        try:
+            found = bad.select(F.explode(_KINDS).alias(_KIND)).groupBy(_KIND).count().collect()
+            return {row[0]: row[1] for row in sorted(found)}, bad.orderBy(ROW).limit(FAULTS_SHOWN).collect()
+        finally:
+            bad.unpersist()
 
 
 def _presence(types: Mapping[str, ColumnType]) -> list[Column]:
@@ -121,12 +135,3 @@ def _presence(types: Mapping[str, ColumnType]) -> list[Column]:
         there = F.sum(F.size(F.array_compact(x))) if kind.is_list else F.count(x)
         figures.append(there.alias(f"present{place}"))
     return figures
-
-
-def _occurrences(kind: str) -> Column:
-    found = F.when(F.size(KINDS) > 0, F.size(F.filter(KINDS, _is(kind))))  # most rows have no fault
-    return F.sum(found).alias(kind)
-
-
-def _is(kind: str) -> Callable[[Column], Column]:
-    return lambda found: found == kind

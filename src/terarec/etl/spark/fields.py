@@ -42,16 +42,16 @@ class Field:
         name: of the column.
         type: of its values.
         values: the typed values, null where missing or bad.
-        suspect: of the computed `values`, whether there may be a fault; costs little, and is never null.
-        fault: text, the kind of the first fault, null where there is none; costs much.
+        is_bad: of the computed `values`, whether there is a fault; costs little, and is never null.
+        fault: text, the kind of the first fault, null where there is none; costs much, and is asked of bad rows alone.
         read_late: a written time: the local engine takes it as text first, and that it is no time comes after all else.
     """
 
     name: str
     type: ColumnType
     values: Column
-    suspect: Callable[[Column], Column]
-    fault: Column
+    is_bad: Callable[[Column], Column]
+    fault: Callable[[], Column]
     read_late: bool
 
 
@@ -62,14 +62,14 @@ class JudgedRows:
     Attributes:
         frame: the rows, with what the expressions of `fields` have in common computed once.
         fields: the columns of the source.
-        suspect: whether there may be a fault in the row besides those of its fields; never null.
-        kinds: of the faults of a row, an array.
+        is_bad: whether there is a fault in the row besides those of its fields; never null.
+        kinds: of the faults of a bad row, an array.
     """
 
     frame: DataFrame
     fields: Sequence[Field]
-    suspect: Column
-    kinds: Column
+    is_bad: Column
+    kinds: Callable[[], Column]
 
 
 def read_fields(source: SourceSpec, texts: Sequence[Column], valid: Column) -> list[Field]:
@@ -94,7 +94,10 @@ def field_of(column: SourceColumn, found: ColumnType, raw: Column, valid: Column
     def read(text: Column) -> Column:
         return typed_value(text, column, valid)
 
-    return judged(column, found, raw, read, lambda text: fault_of_value(text, column, valid))
+    def is_missing(text: Column) -> Column:
+        return text.rlike(_NAN) if column.type == "number" else F.lit(False)
+
+    return judged(column, found, raw, read, lambda text: fault_of_value(text, column, valid), is_missing)
 
 
 def judged(
@@ -103,22 +106,37 @@ def judged(
     raw: Column,
     read: Callable[[Column], Column],
     fault_of: Callable[[Column], Column],
+    is_missing: Callable[[Column], Column] = lambda item: F.lit(False),
 ) -> Field:
-    """One column by what reads a value, and what tells the kind of its fault; a list with a bad item is empty."""
+    """One column; a list with a bad item is empty.
+
+    Args:
+        column: as the source has it.
+        found: its type.
+        raw: what stands there, or an array of that.
+        read: a value of it, null where it is missing or bad.
+        fault_of: the kind of its fault, null where there is none.
+        is_missing: whether what is there and was not read is missing, and no fault.
+    """
+    read_late = column.type == "time" and column.format is not None
     values = each(found, raw, read).cast(spark_type(found))
-    if found.is_list:
-        faults = F.filter(F.transform(raw, fault_of), lambda kind: kind.isNotNull())
-        fault = F.get(faults, F.lit(0))
-        for kind in ("utf8", "text"):  # the local engine finds these before all others
-            fault = F.when(F.array_contains(faults, kind), kind).otherwise(fault)
-        values = F.when(fault.isNull(), values).otherwise(F.array().cast(spark_type(found)))
-    else:
-        fault = fault_of(raw)
+    if not found.is_list:
 
-    def suspect(value: Column) -> Column:
-        return fault.isNotNull() if found.is_list else raw.isNotNull() & value.isNull()
+        def is_bad(value: Column) -> Column:
+            return raw.isNotNull() & value.isNull() & ~is_missing(raw)
 
-    return Field(column.name, found, values, suspect, fault, column.type == "time" and column.format is not None)
+        return Field(column.name, found, values, is_bad, lambda: fault_of(raw), read_late)
+    faults = F.filter(F.transform(raw, fault_of), lambda kind: kind.isNotNull())
+    fault = F.get(faults, F.lit(0))
+    for kind in ("utf8", "text"):  # the local engine finds these before all others
+        fault = F.when(F.array_contains(faults, kind), kind).otherwise(fault)
+    values = F.when(fault.isNull(), values).otherwise(F.array().cast(spark_type(found)))
+    return Field(column.name, found, values, lambda value: fault.isNotNull(), lambda: fault, read_late)
+
+
+def kinds_of(fields: Sequence[Field]) -> list[Column]:
+    """The kinds of the faults of fields, in the order in which the local engine finds them."""
+    return [field.fault() for field in sorted(fields, key=lambda field: field.name)]
 
 
 def _raw(text: Column, source: SourceSpec, column: SourceColumn) -> Column:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
-
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from terarec.etl.columns import ColumnType
 from terarec.etl.source.text import MAX_LINE_BYTES
 from terarec.etl.spark.expressions import TEXT
-from terarec.etl.spark.fields import Field, JudgedRows, fault_of_value, judged, literally, present, typed_value
+from terarec.etl.spark.fields import (
+    Field,
+    JudgedRows,
+    fault_of_value,
+    judged,
+    kinds_of,
+    literally,
+    present,
+    typed_value,
+)
 from terarec.etl.workflow.plan import source_types
 from terarec.spec import SourceColumn, SourceSpec
 
@@ -41,8 +48,11 @@ def json_fields(source: SourceSpec, frame: DataFrame) -> JudgedRows:
     types = source_types(source)
     fields = [_field(item, types[item.name], source) for item in source.columns]
     line = F.when(F.col(_LONG), "oversized_line").when(F.col(_BROKEN), "json")
-    faults = [field.fault for field in sorted(fields, key=attrgetter("name"))]
-    return JudgedRows(frame, fields, line.isNotNull(), F.array_compact(F.array(line, *faults)))
+
+    def kinds() -> Column:
+        return F.array_compact(F.array(line, *kinds_of(fields)))
+
+    return JudgedRows(frame, fields, line.isNotNull(), kinds)
 
 
 def _schema(source: SourceSpec, kind: str) -> str:

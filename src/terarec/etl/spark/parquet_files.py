@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from operator import attrgetter
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -15,7 +14,17 @@ from terarec.errors import FormatError
 from terarec.etl.columns import ColumnType
 from terarec.etl.source.arrow_files import ParquetReader
 from terarec.etl.spark.expressions import FILE, LINE, ROW, column, each
-from terarec.etl.spark.fields import Field, JudgedRows, hex_of, integer_of, judged, literally, number_of, seconds_of
+from terarec.etl.spark.fields import (
+    Field,
+    JudgedRows,
+    hex_of,
+    integer_of,
+    judged,
+    kinds_of,
+    literally,
+    number_of,
+    seconds_of,
+)
 from terarec.etl.spark.lines import NumberedLines, escaped, file_positions
 from terarec.etl.workflow.plan import source_types
 from terarec.spec import SourceColumn, SourceSpec
@@ -65,8 +74,7 @@ def parquet_fields(source: SourceSpec, frame: DataFrame, where: str) -> JudgedRo
     found = {field.name: field.dataType for field in frame.schema.fields}
     types = source_types(source)
     fields = [_field(item, types[item.name], found[item.name], source, where) for item in source.columns]
-    faults = [field.fault for field in sorted(fields, key=attrgetter("name"))]
-    return JudgedRows(frame, fields, F.lit(False), F.array_compact(F.array(*faults)))
+    return JudgedRows(frame, fields, F.lit(False), lambda: F.array_compact(F.array(*kinds_of(fields))))
 
 
 def _field(item: SourceColumn, kind: ColumnType, found: T.DataType, source: SourceSpec, where: str) -> Field:

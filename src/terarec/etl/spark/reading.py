@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 from terarec.errors import FormatError
 from terarec.etl.source import BadInputPolicy
 from terarec.etl.spark.delimited import delimited_fields
-from terarec.etl.spark.expressions import FILE, LINE, ROW, TEXT, column
-from terarec.etl.spark.faults import KINDS, Faults
+from terarec.etl.spark.expressions import FILE, LINE, ROW
+from terarec.etl.spark.faults import BAD, Faults, FaultsOf
 from terarec.etl.spark.fields import JudgedRows
 from terarec.etl.spark.json_lines import json_fields
 from terarec.etl.spark.lines import NumberedLines, number_lines
@@ -22,6 +22,8 @@ from terarec.etl.spark.parquet_files import number_rows, parquet_fields
 from terarec.spec import SourceSpec
 
 _VALUE = "__terarec_value"
+_PLACES = 3
+"""Columns of `TypedRows.frame` before those of the source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,10 @@ class TypedRows:
     frame: DataFrame
     file_rows: tuple[int, ...]
     faults: Faults
+
+    def missing(self) -> Mapping[str, tuple[int, int]]:
+        """Column -> how many of its values are missing, and how many there are; once `frame` was computed."""
+        return dict(zip(self.frame.columns[_PLACES:], self.faults.missing(), strict=True))
 
 
 def read_rows(spark: SparkSession, source: SourceSpec, paths: Sequence[str], policy: BadInputPolicy) -> TypedRows:
@@ -61,35 +67,18 @@ def read_rows(spark: SparkSession, source: SourceSpec, paths: Sequence[str], pol
         if not rows:
             raise FormatError(f"{path}: the file is empty, expected at least one row")
     judged = _judged(source, numbered, paths, policy)
-    places = [ROW, FILE, LINE] if source.format == "parquet" else [ROW, FILE, LINE, TEXT]
-    marked = _marked(judged, places, policy)
-    faults = Faults(
-        marked,
-        source,
-        paths,
-        numbered.headers,
-        num_rows=sum(numbered.file_rows),
-        policy=policy,
-        types={field.name: field.type for field in judged.fields},
-    )
-    frame = faults.observed().select(ROW, FILE, LINE, *(column(field.name) for field in judged.fields))
-    return TypedRows(frame, numbered.file_rows, faults)
-
-
-def _marked(judged: JudgedRows, places: Sequence[str], policy: BadInputPolicy) -> DataFrame:
-    """Columns `places`, those of the source, and `KINDS`.
-
-    What is wrong costs much to tell: it is asked of those rows alone that have a value which was not read.
-    """
     held = {f"{_VALUE}{number}": field for number, field in enumerate(judged.fields)}
     frame = judged.frame.withColumns({name: field.values for name, field in held.items()})
-    suspects = [judged.suspect, *(field.suspect(F.col(name)) for name, field in held.items())]
-    kinds = judged.kinds if policy == "missing" else F.slice(judged.kinds, 1, 1)
-    return frame.select(
-        *places,
-        *(F.col(name).alias(field.name) for name, field in held.items()),
-        F.when(reduce(or_, suspects), kinds).otherwise(F.array().cast("array<string>")).alias(KINDS),
+    bad = [judged.is_bad, *(field.is_bad(F.col(name)) for name, field in held.items())]
+    faults = Faults(
+        frame.withColumn(BAD, reduce(or_, bad)),
+        judged.kinds,
+        FaultsOf(source, paths, numbered.headers, policy),
+        num_rows=sum(numbered.file_rows),
+        types={name: field.type for name, field in held.items()},
     )
+    values = (F.col(name).alias(field.name) for name, field in held.items())
+    return TypedRows(faults.observed().select(ROW, FILE, LINE, *values), numbered.file_rows, faults)
 
 
 def _judged(source: SourceSpec, numbered: NumberedLines, paths: Sequence[str], policy: BadInputPolicy) -> JudgedRows:

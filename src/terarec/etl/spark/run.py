@@ -145,7 +145,7 @@ class SparkRun:
         return {
             "directory": directory.name,
             "file_rows": list(typed.file_rows),
-            "missing": typed.faults.missing(),
+            "missing": typed.missing(),
             "bad_input": bad_input(self._options.bad_input, [typed.faults, *judge.refused]),
         }
 

@@ -53,12 +53,12 @@ class Tables:
         """
         frequent, rest = self._frames(name, table)
         others = [other for other in table.column_names if other != VALUE]
-        joined = frame.withColumn(_JOINED, key)
+        if rest is None:
+            first = frequent.withColumnRenamed(VALUE, _JOINED)
+            return frame.join(F.broadcast(first), key == F.col(_JOINED), "left").drop(_JOINED)
         first = frequent.select(F.col(VALUE).alias(_JOINED), F.lit(1).alias(_FOUND), *others)
-        joined = joined.join(F.broadcast(first), _JOINED, "left")
-        if rest is not None:
-            joined = _join_rest(joined, rest, others)
-        return joined.drop(_JOINED, _FOUND)
+        joined = frame.withColumn(_JOINED, key).join(F.broadcast(first), _JOINED, "left")
+        return _join_rest(joined, rest, others).drop(_JOINED, _FOUND)
 
     def join_items(self, frame: DataFrame, name: str, read: str, table: pa.Table) -> tuple[DataFrame, Sequence[str]]:
         """The same for the items of the lists `read`: each column of `table` becomes a list of those of the items."""

@@ -37,11 +37,13 @@ def categorify(frame: DataFrame, step: Step, tables: Tables) -> DataFrame:
         chosen = _id_chooser(ids.hash_buckets)
         if step.types[name].is_list:
             frame, _ = tables.join_items(frame, known, name, table)
-            ids_of = F.zip_with(column(name), F.col(made), chosen)
-            outputs[output] = F.coalesce(ids_of, F.array().cast("array<bigint>"))
+            ids_of = F.coalesce(F.zip_with(column(name), F.col(made), chosen), F.array().cast("array<bigint>"))
         else:
             frame = tables.join(frame, column(name), known, table)
-            outputs[output] = chosen(column(name), F.col(made))
+            ids_of = chosen(column(name), F.col(made))
+        # At once, so that rows do not carry values and what was found of them through all joins.
+        frame = frame.withColumn(made, ids_of)
+        outputs[output] = F.col(made)
     return frame.withColumns(outputs).drop(*(f"{_ID}_{place}" for place in range(len(outputs))))
 
 
