@@ -188,7 +188,7 @@ def test_rows_of_which_something_is_refused_are_judged_by_the_policy(tmp_path: P
     assert ours.bad_input == theirs.bad_input
     assert ours.bad_input.counts == {"label": 1, "number": 1, "refused": 11}
     assert (ours.rows, ours.inputs) == (theirs.rows, theirs.inputs)
-    path.write_bytes(REFUSED.replace(b"a:4,x,", b"a:4,1,"))
+    path.write_bytes(b"".join(REFUSED.splitlines(keepends=True)[:3]))
     with pytest.raises(FormatError) as caught:
         _prepare(refusing(), [path], tmp_path / "raised")
     with pytest.raises(FormatError) as expected:
