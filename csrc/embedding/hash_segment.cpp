@@ -19,8 +19,8 @@ constexpr int64_t kMoved = 64;
 // Buckets cleared beyond the last home of those that are moved: few keys go on so far.
 constexpr int64_t kMargin = 16;
 
-// A segment while it is filled in the order of its buckets. They are cleared just before: done for the whole array at
-// once, this brought it into the caches and out again before anything was put into it.
+// A segment while it is filled in the order of its buckets. They are cleared just before: clearing the whole array at
+// once takes what is larger than a core's cache through it twice.
 class Filling {
  public:
   Filling(const HashSegment& segment, const BucketArray& buckets) : segment_(segment), buckets_(buckets) {}
