@@ -104,7 +104,7 @@ class ParquetReader(_TypedReader):
             with _opened(path) as source:
                 self._check_schema(path, pq.read_schema(source))
 
-    def count_rows(self, file: SourceFile) -> int:
+    def count_rows(self, file: SourceFile, threads: int = 1) -> int:
         """Rows of `file`."""
         with _opened(file.path) as source:
             return int(pq.read_metadata(source).num_rows)
@@ -136,7 +136,7 @@ class IpcReader(_TypedReader):
         if not before:
             raise _no_rows(file.path)
 
-    def count_rows(self, file: SourceFile) -> int:
+    def count_rows(self, file: SourceFile, threads: int = 1) -> int:
         """Rows of `file`."""
         return sum(part.num_rows for part in self.parts(file))
 

@@ -17,7 +17,8 @@ from terarec.etl.source.files import SourceFile
 from terarec.etl.source.names import check_names
 from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart
 from terarec.etl.source.settle import report_fault, settle, without_bad
-from terarec.etl.source.text import BLOCK_BYTES, MAX_LINE_BYTES, check_rows, count_text_rows, read_text, text_bytes
+from terarec.etl.source.text import BLOCK_BYTES, MAX_LINE_BYTES, check_rows, read_text, text_bytes
+from terarec.etl.source.text_rows import count_text_rows
 from terarec.etl.source.times import parse_times
 from terarec.kernels.cpu.delimited import count_rows, parse_delimited
 from terarec.kernels.delimited_types import (
@@ -99,9 +100,9 @@ class DelimitedReader:
         numbers: list[int] = (lines_of_rows(part.content[0])[positions] + part.before + 1).tolist()
         return numbers
 
-    def count_rows(self, file: SourceFile) -> int:
+    def count_rows(self, file: SourceFile, threads: int) -> int:
         """Rows of `file`, bad ones included."""
-        rows = count_text_rows(file)
+        rows = count_text_rows(file, threads)
         if self._spec.header and rows:
             next(self.parts(file))  # refuses a header that does not fit
             rows -= 1

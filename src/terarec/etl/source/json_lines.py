@@ -18,7 +18,8 @@ from terarec.etl.source.files import SourceFile
 from terarec.etl.source.json_fields import read_objects
 from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart
 from terarec.etl.source.settle import report_fault, settle
-from terarec.etl.source.text import BLOCK_BYTES, MAX_LINE_BYTES, check_rows, count_text_rows, read_text, text_bytes
+from terarec.etl.source.text import BLOCK_BYTES, MAX_LINE_BYTES, check_rows, read_text, text_bytes
+from terarec.etl.source.text_rows import count_text_rows
 from terarec.kernels.cpu.delimited import count_rows
 from terarec.spec import SourceColumn, SourceSpec
 
@@ -78,9 +79,9 @@ class JsonLinesReader:
         numbers: list[int] = (lines_of_rows(part.content)[positions] + part.before + 1).tolist()
         return numbers
 
-    def count_rows(self, file: SourceFile) -> int:
+    def count_rows(self, file: SourceFile, threads: int) -> int:
         """Rows of `file`, bad ones included."""
-        rows = count_text_rows(file)
+        rows = count_text_rows(file, threads)
         check_rows(file, rows)
         return rows
 

@@ -128,8 +128,8 @@ class FormatReader(Protocol):
         """The lines or rows of a file, from 1, in which the rows at some positions of a part stand."""
         ...
 
-    def count_rows(self, file: SourceFile) -> int:
-        """Rows of `file`, bad ones included."""
+    def count_rows(self, file: SourceFile, threads: int) -> int:
+        """Rows of `file`, bad ones included; so many `threads` may share the work."""
         ...
 
     def text_bytes(self, file: SourceFile) -> int:

@@ -122,7 +122,7 @@ class Source:
 
     def count_rows(self) -> list[int]:
         """Rows of each file, bad ones included."""
-        return [self._reader.count_rows(file) for file in self.files]
+        return [self._reader.count_rows(file, self._threads) for file in self.files]
 
     def fingerprint(self) -> str:
         """A text that changes when a file does, or their order."""

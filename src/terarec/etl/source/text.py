@@ -16,15 +16,10 @@ import pyarrow as pa
 from terarec.errors import FormatError
 from terarec.etl.source.files import SourceFile
 from terarec.formats.location import is_remote, locate
-from terarec.kernels.cpu.delimited import count_rows
 
 BLOCK_BYTES = 1 << 21
 """Text read at once, 8,800 lines of Criteo. CPU time a row of reading and parsing them (Zen 3, one and two threads):
 0.80 us at 512 KiB, 0.72 at 1 MiB, 0.69 at 2 MiB, 0.76 at 4 MiB; less keeps memory low."""
-
-_COUNTED_BYTES = 1 << 19
-"""Text read at once where lines are counted only, into memory that is used again. A line of Criteo takes 57 ns so, and
-took 217 in new memory for each block of 2 MiB, put together of two, most of it page faults (Zen 3)."""
 
 MAX_LINE_BYTES = 1 << 20
 """Longest line; of a longer one only so much is kept that the parser sees that it is longer."""
@@ -44,7 +39,7 @@ _MAGIC = {
     **{b"BZh%d1AY&SY" % level: "bz2" for level in range(1, 10)},
 }
 """How compressed files begin."""
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LONGEST_MAGIC = max(map(len, _MAGIC))
 _UNPACKED = 4
 """Bytes of text in a byte of a compressed log, about."""
@@ -64,36 +59,13 @@ def read_text(file: SourceFile, block_bytes: int = BLOCK_BYTES, begin: int = 0) 
     Raises:
         FormatError: a damaged file.
     """
-    with _open(file) as (stored, stream):
+    with open_text(file) as (stored, stream):
         _pass_over(stored, stream, begin)
         position = stored.tell()
         for text, end in _cut(stream, block_bytes, begin):
-            _ask_ahead(stored, block_bytes)
+            ask_ahead(stored, block_bytes)
             before, position = position, stored.tell()
             yield TextBlock(text, position - before, end)
-
-
-def count_text_rows(file: SourceFile) -> int:
-    """Lines of `file` that are not empty, a header included.
-
-    Raises:
-        FormatError: a damaged file.
-    """
-    rows = kept = 0
-    memory = bytearray(_COUNTED_BYTES)
-    with _open(file) as (stored, stream):
-        position = 0
-        while got := stream.readinto(memoryview(memory)[kept:]):
-            _ask_ahead(stored, len(memory))
-            begin = len(_BYTE_ORDER_MARK) if position == 0 and memory.startswith(_BYTE_ORDER_MARK) else 0
-            position += got
-            end = memory.rfind(b"\n", begin, kept + got) + 1 or begin
-            rows += count_rows(memoryview(memory)[begin:end])[1]
-            kept += got - end
-            memory[:kept] = memory[end : end + kept]
-            if kept == len(memory):  # a long line: it is enough to know that it holds something
-                memory[:1], kept = b".", 1
-    return rows + count_rows(memoryview(memory)[:kept])[1]
 
 
 def check_rows(file: SourceFile, rows: int) -> None:
@@ -104,12 +76,12 @@ def check_rows(file: SourceFile, rows: int) -> None:
 
 def text_bytes(file: SourceFile) -> int:
     """About the bytes of the text in `file`."""
-    with _open(file) as (stored, stream):
+    with open_text(file) as (stored, stream):
         return file.bytes if stored is stream else _UNPACKED * file.bytes
 
 
 @contextmanager
-def _open(file: SourceFile) -> Iterator[tuple[Any, Any]]:
+def open_text(file: SourceFile) -> Iterator[tuple[Any, Any]]:
     """The file as it is stored, and its text; both are one unless it is compressed."""
     compression: str | None = None
     try:
@@ -134,7 +106,8 @@ def _stored(file: SourceFile) -> Any:
     return locate(file.path).open() if is_remote(file.path) else Path(file.path).open("rb", buffering=0)
 
 
-def _ask_ahead(stored: Any, num_bytes: int) -> None:
+def ask_ahead(stored: Any, num_bytes: int) -> None:
+    """Have the disk fetch `num_bytes` some way ahead of where `stored` is read."""
     if isinstance(stored, FileIO) and hasattr(os, "posix_fadvise"):
         os.posix_fadvise(stored.fileno(), stored.tell() + _AHEAD_BYTES, num_bytes, os.POSIX_FADV_WILLNEED)
 
@@ -162,7 +135,7 @@ def _cut(stream: Any, block_bytes: int, begin: int) -> Iterator[tuple[bytes, int
     while chunk := stream.read(block_bytes + _bytes_to_line_end(stream, block_bytes)):
         position += len(chunk)
         if position == len(chunk):
-            chunk = chunk.removeprefix(_BYTE_ORDER_MARK)
+            chunk = chunk.removeprefix(BYTE_ORDER_MARK)
         end = chunk.rfind(b"\n") + 1
         if end == len(chunk) and not rest:
             yield chunk, position
