@@ -67,6 +67,16 @@ def test_round_trip(tmp_path_factory, layout, num_rows, checksum, seed):
     assert_same_rows(block, *rows)
 
 
+def test_a_record_that_seems_to_begin_in_another_is_read_where_it_begins(tmp_path):
+    # Records of 8 and 16 bytes, as long together as two of 12; the last 12 bytes read as a label and the one key 77.
+    layout = make_layout(dense=0, slots=((2, False),))
+    label, keys = np.array([[5.0], [6.0]]), (np.array([1, 77]), np.array([0, 0, 2]))
+    write(tmp_path / "x.data", layout, (label, np.zeros((2, 0)), [keys]), checksum=False)
+    block, skipped = NormFile(tmp_path / "x.data", layout, checksum=False, group_rows=1).read(1)
+    assert skipped == 0
+    assert_same_rows(block, label[1:], np.zeros((1, 0)), [(keys[0], np.array([0, 2]))])
+
+
 @settings(max_examples=60)
 @given(layouts(), st.integers(0, 20), st.booleans(), st.integers(0, 2**32), st.integers(1, 7), st.randoms())
 def test_groups_in_any_order_are_parts_of_the_whole(

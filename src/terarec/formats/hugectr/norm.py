@@ -17,7 +17,7 @@ from terarec.formats.hugectr.norm_frames import (
     plain_spans,
 )
 from terarec.formats.hugectr.norm_header import header_size, parse_header
-from terarec.formats.hugectr.norm_records import decode, decode_even
+from terarec.formats.hugectr.norm_records import decode, decode_even, even_slots
 from terarec.formats.location import locate
 from terarec.spec import RecordLayout
 
@@ -28,8 +28,8 @@ GROUP_ROWS = 16_384
 class NormFile:
     """One Norm file, read by groups of records from any thread.
 
-    Where a group begins follows from the size of a record while all records have one size. Where they have several,
-    it is known once the sizes of all records before were looked at, which the first reading in order does on its way.
+    Where a group begins follows from the size of a record if all records before have one size. Where they have several,
+    it is known once the sizes of all records before were looked at. The first reading in order does both on its way.
 
     Args:
         path: a path or URL.
@@ -59,6 +59,7 @@ class NormFile:
         ]
         stride, rest = divmod(self._file.size - first, max(self.num_records, 1))
         self._stride = 0 if rest else stride  # of records of one size; 0 where they are known to have several
+        self._even_groups = 0  # of which it is known that they, and all before them, have records of that size alone
         self._bounds = [first]  # of groups of records of several sizes, as far as they are known
         self._walks = Lock()
 
@@ -81,20 +82,36 @@ class NormFile:
         return self._decode_checked(piece, spans)
 
     def _read_even(self, group: int) -> tuple[ColumnBlock, int] | None:
-        """The records of a group, if all have the size that the file's size gives."""
+        """The records of a group, if all of it and of those before have the size that the file's size gives."""
+        with self._walks:
+            while self._even_groups < group and self._is_even(self._even_groups):
+                self._even_groups += 1
+            if self._even_groups < group:
+                return None
+        found = self._even_piece(group)
+        if found is None:
+            return None
+        if self._checksum:
+            return self._decode_checked(*found)
+        block = decode_even(*found, self._layout)
+        return None if block is None else (block, 0)
+
+    def _is_even(self, group: int) -> bool:
+        found = self._even_piece(group)
+        return found is not None and (self._checksum or even_slots(*found, self._layout) is not None)
+
+    def _even_piece(self, group: int) -> tuple[Piece, Spans] | None:
+        """A group and its records if these can have the size that the file's size gives; their frames tell, if any."""
         rows, first = self.group_rows[group], group * self._at_once
         start = self._bounds[0] + first * self._stride
         piece = self._piece(group, start, start + rows * self._stride)
         if not self._checksum:
-            block = decode_even(piece, even_spans(self._stride, self._stride, rows), self._layout)
-            return None if block is None else (block, 0)
+            return piece, even_spans(self._stride, self._stride, rows)
         try:
             spans, end = framed_spans(piece, rows, self.num_records)
         except (CutShortError, FormatError):  # which is told by who looks at one record after the other
             return None
-        return (
-            self._decode_checked(piece, spans) if spans.stride == self._stride and end == rows * self._stride else None
-        )
+        return (piece, spans) if spans.stride == self._stride and end == rows * self._stride else None
 
     def _decode_checked(self, piece: Piece, spans: Spans) -> tuple[ColumnBlock, int]:
         good = has_right_checksum(piece.content, spans)

@@ -32,24 +32,13 @@ def decode(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlock:
 
 def decode_even(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlock | None:
     """The records in `spans` if each slot holds the same number of keys in all of them; None otherwise."""
-    stride, content = spans.stride, piece.content
-    if stride is None:
+    slots = even_slots(piece, spans, layout)
+    if slots is None:
         return None
-    counts = _counts_of_first(content, spans, layout)
-    if counts is None:
-        return None
-    records = Strided(content, int(spans.starts[0]), stride, len(spans.starts))
-    byte = 4 * (layout.label_dim + layout.dense_dim)
-    slots: list[tuple[int, int, int]] = []  # (first byte, slots, keys in each) of neighbours with as many keys
-    for count, members in groupby(counts):
-        width = len(list(members))
-        step = 4 + count * layout.key_bytes
-        if (records.matrix(byte, _COUNT, width, step) != count).any():
-            return None
-        slots.append((byte, width, count))
-        byte += width * step
+    counts = [count for _, width, count in slots for _ in range(width)]
     for name, count, most in zip(layout.slot_names, counts, layout.most_keys, strict=True):
         check_bag_lengths(np.array([count]), most, f"{piece.where}, slot {name!r}")
+    records = _records(piece, spans)
     label = np.ascontiguousarray(records.matrix(0, _FLOAT, layout.label_dim))
     dense = np.ascontiguousarray(records.matrix(4 * layout.label_dim, _FLOAT, layout.dense_dim))
     num_rows = len(spans.starts)
@@ -57,6 +46,33 @@ def decode_even(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlock
     for byte, width, count in slots:
         keys += _even_slots(records, num_rows, (byte, width, count), layout.key_bytes)
     return ColumnBlock(label=label, dense=dense, keys=tuple(keys))
+
+
+def even_slots(piece: Piece, spans: Spans, layout: RecordLayout) -> list[tuple[int, int, int]] | None:
+    """The slots in the records in `spans`, neighbours of as many keys together: (first byte, slots, keys in each).
+
+    Returns:
+        None if a slot holds more keys in one record than in another.
+    """
+    counts = None if spans.stride is None else _counts_of_first(piece.content, spans, layout)
+    if counts is None:
+        return None
+    records = _records(piece, spans)
+    byte = 4 * (layout.label_dim + layout.dense_dim)
+    slots: list[tuple[int, int, int]] = []
+    for count, members in groupby(counts):
+        width = len(list(members))
+        step = 4 + count * layout.key_bytes
+        if (records.matrix(byte, _COUNT, width, step) != count).any():
+            return None
+        slots.append((byte, width, count))
+        byte += width * step
+    return slots
+
+
+def _records(piece: Piece, spans: Spans) -> Strided:
+    assert spans.stride is not None
+    return Strided(piece.content, int(spans.starts[0]), spans.stride, len(spans.starts))
 
 
 def _counts_of_first(content: NDArray[np.uint8], spans: Spans, layout: RecordLayout) -> list[int] | None:
