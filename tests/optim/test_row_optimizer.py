@@ -215,3 +215,8 @@ def test_what_cannot_be_optimized_is_refused() -> None:
         RowOptimizer(twins, SGDSpec())
     with pytest.raises(ConfigError, match="'adam', expected 'sgd'"):
         RowOptimizer(twins[0], SGDSpec()).load_state_dict({"kind": "adam", "lr": 0.1, "num_steps": 3, "num_skipped": 0})
+
+
+def test_what_is_no_rule_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"row optimizer: got 'sgd', expected SGDSpec, .* or RowWiseAdaGradSpec"):
+        RowOptimizer(EmbeddingCollection(TABLES, FEATURES), "sgd")

@@ -10,12 +10,12 @@ from terarec.errors import ConfigError
 from terarec.optim.adam import EpsilonHatAdam
 from terarec.optim.ftrl import FTRL
 from terarec.optim.momentum import MovementMomentum
+from terarec.optim.rules import check_spec
 from terarec.spec import (
     AdaGradSpec,
     AdamSpec,
     AdamWSpec,
     DenseOptimizerSpec,
-    FTRLSpec,
     MomentumSpec,
     NesterovSpec,
     RMSPropSpec,
@@ -32,6 +32,7 @@ def build_dense_optimizer(spec: DenseOptimizerSpec, parameters: Iterable[nn.Para
     Raises:
         ConfigError: a spec that only tables can follow, such as `RowWiseAdaGradSpec`, or that has options for rows.
     """
+    check_spec("dense optimizer", spec, DenseOptimizerSpec)
     if spec.rows is not None:
         raise ConfigError("dense optimizer: got options for rows, expected none: they are for tables")
     if isinstance(spec, SGDSpec):
@@ -45,12 +46,7 @@ def build_dense_optimizer(spec: DenseOptimizerSpec, parameters: Iterable[nn.Para
         return optim.RMSprop(parameters, lr=spec.lr, alpha=spec.decay, eps=spec.eps)
     if isinstance(spec, AdamSpec | AdamWSpec):
         return _adam(spec, parameters)
-    if isinstance(spec, FTRLSpec):
-        return FTRL(parameters, spec)
-    raise ConfigError(
-        f"dense optimizer: got {type(spec).__name__}, expected SGDSpec, MomentumSpec, NesterovSpec, AdaGradSpec, "
-        "RMSPropSpec, AdamSpec, AdamWSpec or FTRLSpec"
-    )
+    return FTRL(parameters, spec)
 
 
 def _momentum(spec: MomentumSpec | NesterovSpec, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from terarec.errors import ConfigError, TrainingError
 from terarec.ops import BagGradient, row_gradient_norm, row_update_, state_shapes
 from terarec.optim.finite import find_non_finite
-from terarec.optim.rules import check_tables, row_options, row_rule, table_factors
+from terarec.optim.rules import check_spec, check_tables, row_options, row_rule, table_factors
 from terarec.spec import SparseOptimizerSpec
 from terarec.storage import Arena, DynamicArena
 
@@ -46,11 +46,13 @@ class RowOptimizer:
         seed: of the random bits with which rows of 16 bits are rounded.
 
     Raises:
-        ConfigError: no tables in `module`, two tables of one name, or options for a table that is not there.
+        ConfigError: `spec` is no such rule, no tables in `module`, two tables of one name, or options for a table that
+            is not there.
         StorageError: not enough memory for the state.
     """
 
     def __init__(self, module: nn.Module | Sequence[nn.Module], spec: SparseOptimizerSpec, *, seed: int = 0) -> None:
+        check_spec("row optimizer", spec, SparseOptimizerSpec)
         roots = [module] if isinstance(module, nn.Module) else list(module)
         found = {id(child): child for root in roots for child in root.modules() if isinstance(child, RowParameters)}
         self._owners: list[RowParameters] = list(found.values())

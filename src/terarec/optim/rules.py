@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from types import UnionType
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -26,6 +27,14 @@ _NUMBERS = {
     "l1": "l1",
     "l2": "l2",
 }
+
+
+def check_spec(what: str, spec: object, accepted: UnionType) -> None:
+    """Raise `ConfigError` unless `spec` is of one of the classes `accepted`; `what` is made by it."""
+    if not isinstance(spec, accepted):
+        names = [kind.__name__ for kind in get_args(accepted)]
+        got = repr(spec) if isinstance(spec, str) else type(spec).__name__
+        raise ConfigError(f"{what}: got {got}, expected {', '.join(names[:-1])} or {names[-1]}")
 
 
 def row_options(spec: SparseOptimizerSpec) -> RowOptions:
