@@ -18,9 +18,9 @@ from terarec.etl.source.files import SourceFile
 from terarec.formats.location import is_remote, locate
 
 BLOCK_BYTES = 1 << 22
-"""Text read at once, 17,600 lines of Criteo. Time a row to prepare 1.5 M rows, the same with a fitted workflow, and most
-memory (two Zen 3 cores, medians of three turns): 1.88 us, 1.44 us and 369 MiB at 2 MiB; 1.62, 1.28, 427 at 4 MiB;
-1.61, 1.19, 510 at 8 MiB. Python's 2 ms a block are what larger ones save."""
+"""Text read at once, 17,600 lines of Criteo. Time a row to prepare 1.5 M rows, the same with a fitted workflow, and
+most memory (two Zen 3 cores, medians of three turns): 1.88 us, 1.44 us and 369 MiB at 2 MiB; 1.62, 1.28, 427 at
+4 MiB; 1.61, 1.19, 510 at 8 MiB. Python's 2 ms a block are what larger ones save."""
 
 MAX_LINE_BYTES = 1 << 20
 """Longest line; of a longer one only so much is kept that the parser sees that it is longer."""
