@@ -11,6 +11,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import terarec
 from terarec.batch import Jagged
 from terarec.embedding import EmbeddingCollection
+from terarec.embedding.weight_lookup import GRAPHS_HOLD_UPDATES
 from terarec.optim import RowOptimizer
 from terarec.spec import AdaGradSpec, DynamicTableSpec, FeatureSpec, SGDSpec, TableSpec
 from tests.embedding.plain import random_jagged
@@ -39,6 +40,7 @@ class Model(nn.Module):
         return self.dense(self.table(*inputs)).tanh()
 
 
+@pytest.mark.skipif(not GRAPHS_HOLD_UPDATES, reason="this torch loses updates in compiled backward passes")
 @pytest.mark.parametrize("kind", ["EmbeddingBag", "Embedding"])
 def test_a_drop_in_trains_in_one_graph_for_every_size(kind):
     eager = Model(kind)

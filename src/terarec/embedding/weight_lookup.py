@@ -16,6 +16,10 @@ from terarec.ops.layout import BagLayout
 from terarec.ops.row_update import BagGradient
 from terarec.ops.weight_gradient import dense_gradient, group_keys, per_key, sparse_gradient
 
+GRAPHS_HOLD_UPDATES = torch.__version__ >= "2.13"
+"""Whether a compiled graph can hold the way back. With torch 2.11 what an op changes in place is lost in a compiled
+backward of an autograd function: gradients were zero. 2.12 was not looked at."""
+
 
 class GradientRule(NamedTuple):
     """What becomes of the gradient of a weight.
@@ -40,7 +44,9 @@ class GradientRule(NamedTuple):
     @property
     def is_traceable(self) -> bool:
         """Whether a compiled graph can hold the way back: it is dense, and no shape in it depends on the keys."""
-        return not (self.sparse or self.attached or self.by_frequency or self.without_key is not None)
+        return GRAPHS_HOLD_UPDATES and not (
+            self.sparse or self.attached or self.by_frequency or self.without_key is not None
+        )
 
 
 def look_up(weight: Tensor, bags: Bags, layout: BagLayout, rule: GradientRule) -> Tensor:

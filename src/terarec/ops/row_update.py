@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, fields
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,8 @@ from terarec.ops.layout import BagLayout
 from terarec.ops.tracing import is_traced
 
 __all__ = ["BagGradient", "RowRule", "row_gradient_norm", "row_update_", "state_dtype", "state_shapes"]
+
+_RULE_FIELDS = tuple(field.name for field in fields(RowRule))
 
 
 class BagGradient(NamedTuple):
@@ -98,7 +100,7 @@ def row_update_(
     laid = _laid(gradients)
     try:
         if is_traced(weights):
-            kind, mode, *numbers = astuple(rule)
+            kind, mode, *numbers = [getattr(rule, name) for name in _RULE_FIELDS]
             places = [part for held in laid for part in (held.keys, held.offsets, held.layout)]
             grads, key_weights = [held.grad for held in laid], [held.key_weights for held in laid]
             words, counters = f"{kind} {mode} {implementation}", [step, rounding_seed]
@@ -209,7 +211,7 @@ def _row_update(
     table_lr: Tensor | None,
 ) -> None:
     kind, mode, implementation = words.split()
-    named: dict[str, Any] = dict(zip((field.name for field in fields(RowRule)), (kind, mode, *numbers), strict=True))
+    named: dict[str, Any] = dict(zip(_RULE_FIELDS, (kind, mode, *numbers), strict=True))
     rule = RowRule(**named)
     parts = zip(places[0::3], places[1::3], grads, places[2::3], key_weights, strict=True)
     laid = [LaidGradient(*held) for held in parts]
