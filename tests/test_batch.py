@@ -88,8 +88,8 @@ def test_first_keys_without_a_longer_bag_copies_nothing():
     assert first_keys(sparse, [2]) is sparse
     with pytest.raises(ConfigError, match="limits: got 2, expected one for each of 1 features"):
         first_keys(sparse, [2, None])
-    for offsets, got in (([0, 2, 1], "0 to 1"), ([1, 2, 3], "1 to 3"), ([0, 4, 3], "falling ones")):
-        with pytest.raises(ConfigError, match=f"offsets: got {got}, expected to rise from 0 to the 3 keys"):
+    for offsets, got in (([0, 2, 1], "s: got 0 to 1"), ([1, 2, 3], "s: got 1 to 3"), ([0, 4, 3], r"s\[2\]: got 3")):
+        with pytest.raises(ConfigError, match=rf"offset{got}, expected .*ris.* from 0 to the 3 keys"):
             first_keys(replace(sparse, offsets=torch.tensor(offsets)), [1])
 
 
@@ -111,6 +111,11 @@ def test_one_key_per_feature_and_sample():
     jagged = one_hot(["a", "b"], torch.tensor([[1, 2, 3], [4, 5, 6]]))
     assert jagged.batch_size == 3
     assert bags_in(jagged, 3) == [[[1], [2], [3]], [[4], [5], [6]]]
+    elsewhere = one_hot(["a"], torch.zeros(1, 3, dtype=torch.int64, device="meta"))
+    assert elsewhere.offsets.device == elsewhere.keys.device
+    for keys in (torch.zeros(3, 4), torch.zeros(6)):
+        with pytest.raises(ConfigError, match=r"one_hot: got keys \[.*\] for 2 features, expected \[2, B\]"):
+            one_hot(["a", "b"], keys)
 
 
 def test_the_same_device_keeps_the_samples():
@@ -131,6 +136,7 @@ def test_the_same_device_keeps_the_samples():
         (("a", "b"), torch.tensor([1]), torch.tensor([0, 1]), r"got 2 offsets for 2 features, expected S \* B \+ 1"),
         (("a",), torch.tensor([1]), torch.zeros(0, dtype=torch.int64), "got 0 offsets for 1 features"),
         ((), torch.tensor([1]), torch.tensor([0, 1]), "got 2 offsets for 0 features"),
+        (("a",), torch.tensor([[1]]), torch.tensor([0, 1]), r"got keys \[1, 1\], offsets \[2\], expected \[N\]"),
     ],
 )
 def test_what_a_jagged_refuses(names, keys, offsets, message):

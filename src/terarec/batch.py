@@ -33,6 +33,9 @@ class Jagged:
         bags = self.offsets.numel() - 1
         if self.keys.dtype != torch.int64 or self.offsets.dtype != torch.int64:
             raise ConfigError(f"Jagged: got keys {self.keys.dtype}, offsets {self.offsets.dtype}, expected int64")
+        if self.keys.dim() != 1 or self.offsets.dim() != 1:
+            got = f"keys {list(self.keys.shape)}, offsets {list(self.offsets.shape)}"
+            raise ConfigError(f"Jagged: got {got}, expected [N] and [S * B + 1]")
         if bags < 0 or (self.names and bags % len(self.names)) or (not self.names and bags):
             raise ConfigError(f"Jagged: got {bags + 1} offsets for {len(self.names)} features, expected S * B + 1")
         weights = self.weights
@@ -72,9 +75,15 @@ class Batch:
 
 
 def one_hot(names: Sequence[str], keys: Tensor) -> Jagged:
-    """A `Jagged` of one key per feature and sample, from ``keys int64[S, B]``."""
-    num_keys = keys.numel()
-    return Jagged(names=tuple(names), keys=keys.reshape(-1), offsets=torch.arange(num_keys + 1, dtype=torch.int64))
+    """A `Jagged` of one key per feature and sample, from ``keys int64[S, B]``.
+
+    Raises:
+        ConfigError: keys of another shape or type.
+    """
+    if keys.dim() != 2 or keys.shape[0] != len(names):
+        raise ConfigError(f"one_hot: got keys {list(keys.shape)} for {len(names)} features, expected [{len(names)}, B]")
+    offsets = torch.arange(keys.numel() + 1, device=keys.device)
+    return Jagged(names=tuple(names), keys=keys.reshape(-1), offsets=offsets)
 
 
 def select(jagged: Jagged, names: Sequence[str]) -> Jagged:
@@ -110,10 +119,8 @@ def first_keys(jagged: Jagged, limits: Sequence[int | None]) -> Jagged:
     """
     if len(limits) != len(jagged.names):
         raise ConfigError(f"limits: got {len(limits)}, expected one for each of {len(jagged.names)} features")
-    _check_covered(jagged)
+    check_offsets(jagged)
     lengths = jagged.offsets.diff()
-    if bool((lengths < 0).any()):
-        raise ConfigError(f"offsets: got falling ones, expected to rise from 0 to the {jagged.keys.numel()} keys")
     most = max(1, jagged.keys.numel())
     limit = torch.tensor([most if limit is None else limit for limit in limits], device=lengths.device)
     kept = lengths.minimum(limit.repeat_interleave(jagged.batch_size))
@@ -125,6 +132,16 @@ def first_keys(jagged: Jagged, limits: Sequence[int | None]) -> Jagged:
     offsets = torch.cat([jagged.offsets[:1], kept.cumsum(0)])
     weights = None if jagged.weights is None else jagged.weights[chosen]
     return Jagged(names=jagged.names, keys=jagged.keys[chosen], offsets=offsets, weights=weights)
+
+
+def check_offsets(jagged: Jagged) -> None:
+    """Raise `ConfigError` unless the offsets of `jagged` rise from 0 to the number of its keys."""
+    _check_covered(jagged)
+    falls = jagged.offsets.diff() < 0
+    if bool(falls.any()):
+        index = int(falls.nonzero()[0]) + 1
+        got, num_keys = int(jagged.offsets[index]), jagged.keys.numel()
+        raise ConfigError(f"offsets[{index}]: got {got}, expected offsets rising from 0 to the {num_keys} keys")
 
 
 def slice_samples(batch: Batch, start: int, stop: int) -> Batch:

@@ -13,7 +13,7 @@ import torch
 
 from terarec.batch import Jagged, one_hot
 from terarec.embedding import EmbeddingCollection
-from terarec.errors import ConfigError, StorageError
+from terarec.errors import ConfigError, KeyOutOfRangeError, StorageError
 from terarec.kernels import memory
 from terarec.optim import RowOptimizer
 from terarec.spec import (
@@ -335,7 +335,27 @@ def test_description_memory_and_refusals() -> None:
         names=("fx", "fy"), keys=torch.empty(0, dtype=torch.int64), offsets=torch.zeros(1, dtype=torch.int64)
     )
     assert mine(empty).pooled.shape == (0, 8)
-    wrong = Jagged(names=("fx", "fy"), keys=torch.tensor([8, 9]), offsets=torch.tensor([0, 2, 1]))
-    with pytest.raises(ConfigError, match=r"offsets: got \[0, 2, 1\]"):
+
+
+@pytest.mark.parametrize(
+    ("keys", "offsets", "error"),
+    [
+        ([7, 8, 11], [0, 1, 2, 3], "'f1': got key 11"),
+        ([7, 8, -1], [0, 1, 2, 3], "'f1': got key -1"),
+        ([7, 8, 1], [0, 1, 2, 1], "offsets: got 0 to 1"),
+        ([7, 8, 1], [1, 1, 2, 3], "offsets: got 1 to 3"),
+        (
+            [7, 8, 9, 1, 1, 2],
+            [0, 2, 1, 3, 3, 5, 6],
+            r"offsets\[2\]: got 1, expected offsets rising from 0 to the 6 keys",
+        ),
+    ],
+)
+def test_of_a_bad_batch_no_key_is_taken_up(keys: list[int], offsets: list[int], error: str) -> None:
+    mine = EmbeddingCollection([*OPEN, STATIC[1]], [*READERS, FeatureSpec(name="f1", table="b")])
+    mine(one_hot(["fx", "fy", "f1"], torch.tensor([[1], [2], [3]])))
+    before = copy.deepcopy([dict(mine.state_dict()), mine.arenas[0].next_row])
+    wrong = Jagged(names=("fx", "fy", "f1"), keys=torch.tensor(keys), offsets=torch.tensor(offsets))
+    with pytest.raises((ConfigError, KeyOutOfRangeError), match=error):
         mine(wrong)
-    assert len(mine.tables["x"]) == 2
+    torch.testing.assert_close([dict(mine.state_dict()), mine.arenas[0].next_row], before, rtol=0, atol=0)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from terarec.batch import Jagged
+from terarec.batch import Jagged, check_offsets
 from terarec.embedding.grouping import (
     AnyArena,
     AnyTableSpec,
@@ -65,8 +65,10 @@ class EmbeddingCollection(nn.Module):
         stores = {table.name: table for arena in self.arenas for table in _stores(arena)}
         self.tables = {spec.name: stores[spec.name] for spec in tables}
         self.pending: tuple[list[BagGradient], ...] = tuple([] for _ in self.arenas)
-        self._groups = lookup_groups(self.arenas, self.features)
         self._dynamic_readers = dynamic_readers(self.arenas, self.features)
+        groups = lookup_groups(self.arenas, self.features)
+        self._static_groups = [group for group in groups if group.arena not in self._dynamic_readers]
+        self._dynamic_groups = [group for group in groups if group.arena in self._dynamic_readers]
         self._has_limits = any(feature.max_keys is not None for feature in self.features)  # which need bags' lengths
         pooled = [feature for feature in self.features if feature.pooling != "none"]
         self.output_width = sum(self.tables[feature.table].width for feature in pooled)
@@ -79,9 +81,9 @@ class EmbeddingCollection(nn.Module):
                 "sum", "mean" or "sqrtn".
 
         Raises:
-            ConfigError: a feature that `jagged` does not hold.
+            ConfigError: a feature that `jagged` does not hold, or offsets that fall or do not cover the keys.
             KeyOutOfRangeError: a key outside its static table, with feature and table named.
-            StorageError: memory or a dynamic table is full.
+            StorageError: memory or a dynamic table is full. With either other error no dynamic table took up a key.
         """
         learns = self.training and torch.is_grad_enabled()
         if torch.compiler.is_compiling() and (self._dynamic_readers or self._has_limits or learns):
@@ -95,11 +97,13 @@ class EmbeddingCollection(nn.Module):
         return self._look_up(jagged, learns)
 
     def _look_up(self, jagged: Jagged, learns: bool) -> EmbeddingOutput:
-        rows = self._translate(jagged, learns) if self._dynamic_readers else {}
-        looked_up = []
-        for group in self._groups:
-            part = bags_of(rows.get(group.arena, jagged), group)
-            looked_up.append((group, part, self._lookup(group, part, learns)))
+        looked_up = [self._lookup(group, bags_of(jagged, group), learns) for group in self._static_groups]
+        if self._dynamic_readers:  # after the static tables refused a bad key: no key of such a batch is taken up
+            check_offsets(jagged)
+            rows = self._translate(jagged, learns)
+            looked_up += [
+                self._lookup(group, bags_of(rows[group.arena], group), learns) for group in self._dynamic_groups
+            ]
         return assemble(self.features, looked_up, jagged)
 
     def quantized(self) -> QuantizedCollection:
@@ -108,7 +112,7 @@ class EmbeddingCollection(nn.Module):
         Raises:
             ConfigError: dynamic tables, or a value that is not finite, with its arena row.
         """
-        return QuantizedCollection(self.arenas, self._groups, self.features)
+        return QuantizedCollection(self.arenas, self._static_groups, self.features)
 
     def take_gradients(self) -> list[list[BagGradient]]:
         """Hand over, and forget, the gradients that backward passes left here: one list per arena."""
@@ -156,25 +160,26 @@ class EmbeddingCollection(nn.Module):
             rows[index] = translate(jagged, readers, self.tables, train=learns)
             if learns and isinstance(arena, DynamicArena):
                 arena.hold()
-        for number, group in enumerate(self._groups):
+        for number, group in enumerate(self._dynamic_groups):
             layout = fitted(group.layout, self.arenas[group.arena])
             if layout is not group.layout:
-                self._groups[number] = replace(group, layout=layout)
+                self._dynamic_groups[number] = replace(group, layout=layout)
         return rows
 
-    def _lookup(self, group: LookupGroup, part: Jagged, learns: bool) -> Tensor:
-        """The vectors of `group`, whose gradient is deposited here if its rows learn."""
+    def _lookup(self, group: LookupGroup, part: Jagged, learns: bool) -> tuple[LookupGroup, Jagged, Tensor]:
+        """The bags of `group` with their vectors, whose gradient is deposited here if its rows learn."""
         weights, layout = self.arenas[group.arena].weights, group.layout
         key_weights = part.weights if layout.takes_key_weights else None
         if key_weights is not None and key_weights.requires_grad and torch.is_grad_enabled():
             deposit = self._deposit_of(group, part, key_weights) if learns else None
-            return look_up_with_weights(
+            vectors = look_up_with_weights(
                 weights, part.keys, part.offsets, layout, key_weights=key_weights, deposit=deposit
             )
+            return group, part, vectors
         vectors = bag_lookup(weights, part.keys, part.offsets, layout, key_weights=key_weights)
         if learns:
             _make_leaf(vectors, self._deposit_of(group, part, key_weights))
-        return vectors
+        return group, part, vectors
 
     def _deposit_of(self, group: LookupGroup, part: Jagged, key_weights: Tensor | None) -> Callable[[Tensor], None]:
         """What takes the gradient of the vectors of `group`, and puts it aside for the row optimizer."""

@@ -9,7 +9,6 @@ from itertools import groupby
 import torch
 
 from terarec.batch import Jagged, first_keys, select
-from terarec.errors import ConfigError
 from terarec.spec import FeatureSpec
 from terarec.storage import Store
 
@@ -21,13 +20,13 @@ def translate(jagged: Jagged, features: Sequence[FeatureSpec], tables: Mapping[s
     the others.
 
     Args:
-        jagged: keys of at least `features`.
+        jagged: keys of at least `features`, with offsets that `terarec.batch.check_offsets` let pass.
         features: of dynamic tables of one arena, table by table.
         tables: by name.
         train: whether tables may take up unseen keys.
 
     Raises:
-        ConfigError: a feature that `jagged` does not hold, or offsets that fall or do not cover the keys.
+        ConfigError: a feature that `jagged` does not hold.
         StorageError: memory or a table is full.
     """
     part = select(jagged, [feature.name for feature in features])
@@ -37,10 +36,6 @@ def translate(jagged: Jagged, features: Sequence[FeatureSpec], tables: Mapping[s
     if not batch_size:
         return part
     ends = part.offsets[::batch_size].tolist()
-    if ends[0] != 0 or ends[-1] != part.keys.numel() or ends != sorted(ends):
-        raise ConfigError(
-            f"offsets: got {ends} at the ends of features, expected offsets rising from 0 to {part.keys.numel()}"
-        )
     rows = torch.empty_like(part.keys)
     done = 0
     for name, readers in groupby(features, key=lambda feature: feature.table):
