@@ -64,7 +64,8 @@ def _figure(row: Found | None) -> str:
         return ""
     if not row["ratio"]:
         return row["peer"].split("not run, ")[1]
-    return f"{float(row['value']):.3g} ms, **{float(row['ratio']):.1f}x**"
+    most = f" of {float(row['peer_value']) / float(row['limit']):.1f}x" if row["limit"] else ""
+    return f"{float(row['value']):.3g} ms, **{float(row['ratio']):.1f}x**{most}"
 
 
 def rewritten(page: str, tables: str) -> str:

@@ -2,9 +2,10 @@
 
 Every side runs in a process of its own, in the interpreter that has its libraries, on the same keys, threads and
 allocator settings. Sides take turns; where two sides' tables exceed the memory, each is started anew for its turn.
-Before a peer is timed it must compute what terarec computes. The limit of a cell is the time in which the probe of
-``row_probe.cpp`` visits the same rows of terarec's tables, right after terarec's turn. A whole run takes most of an
-hour: options choose parts.
+Before a peer is timed it must compute what terarec computes. The limit of a forward pass is the time in which the
+probe of ``row_probe.cpp`` reads the same rows of terarec's tables, right after terarec's turn; that of a step is this
+and the times of reading and writing each distinct row once and of reading the gradient while the result is written. A
+whole run takes most of an hour: options choose parts.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ SHAPES = {
 CHECKED = Shape(tables=3, rows=50, width=16, hotness=3)
 BATCHES = (64, 1024, 8192, 16384)
 KEYS = ("uniform", "zipf")
+LIMITS = {"forward": ("read",), "step": ("read", "modify", "stream")}
 PEERS = [name for name in SIDES if name != OURS]
-_CACHED_BYTES = 256 << 20  # larger tables are bound by memory
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,7 @@ class PeerRow(Row):
     peer_minimum: float | None
     peer_runs: int
     peer_version: str
-    gather_gb_s: float | None
-    modify_gb_s: float | None
+    gather_gb_s: float
 
 
 def check(peer: str, rule: str) -> None:
@@ -90,8 +90,8 @@ def compare(peer: str, rule: str, shape: Shape, cells: Sequence[Cell], options: 
         if side == OURS or fits:
             asked = {"batch": cell.batch, "keys": cell.keys, "what": cell.what}
             seconds[cell, side] += sides[side].ask("time", **asked, budget=options.seconds, most=options.runs)
-        if side == OURS and shape.table_bytes > _CACHED_BYTES:
-            for visit in ("read", "modify") if cell.what == "step" else ("read",):
+        if side == OURS:
+            for visit in LIMITS[cell.what]:
                 asked = {"batch": cell.batch, "keys": cell.keys, "what": visit}
                 seconds[cell, visit] += sides[side].ask("time", **asked, budget=options.seconds / 4, most=options.runs)
     sides.close()
@@ -123,14 +123,10 @@ def _times(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float | 
     }
 
 
-def _limits(cell: Cell, shape: Shape, seconds: Mapping[tuple[Cell, str], list[float]]) -> dict[str, float | None]:
+def _limits(cell: Cell, shape: Shape, seconds: Mapping[tuple[Cell, str], list[float]]) -> dict[str, float]:
+    medians = {visit: statistics.median(seconds[cell, visit]) for visit in LIMITS[cell.what]}
     row_bytes = 4 * shape.tables * cell.batch * shape.hotness * shape.width
-    medians = {visit: statistics.median(seconds.get((cell, visit)) or [0.0]) for visit in ("read", "modify")}
-    return {
-        "limit": 1e3 * sum(medians.values()) or None,
-        "gather_gb_s": row_bytes / medians["read"] / 1e9 if medians["read"] else None,
-        "modify_gb_s": row_bytes / medians["modify"] / 1e9 if medians["modify"] else None,
-    }
+    return {"limit": 1e3 * sum(medians.values()), "gather_gb_s": row_bytes / medians["read"] / 1e9}
 
 
 def main() -> None:

@@ -73,6 +73,7 @@ void visit_unit(const Visit& shared, int64_t unit) {
 template <Access A>
 void visit_units(const Visit& visit, int threads) {
   terarec::parallel_for(threads, (visit.count + kUnitRows - 1) / kUnitRows, [&](int64_t unit) {
+    if (visit.width == 16) visit_unit<16, A>(visit, unit);
     if (visit.width == 64) visit_unit<64, A>(visit, unit);
     if (visit.width == 128) visit_unit<128, A>(visit, unit);
   });
@@ -80,7 +81,8 @@ void visit_units(const Visit& visit, int threads) {
 
 }  // namespace
 
-// Reads the rows, reads and writes them (each as it was), or copies them to `dense` past the caches. The width is 64 or 128, and all rows are aligned to their vectors.
+// Reads the rows, reads and writes them (each as it was), or copies them to `dense` past the caches. The width is 16, 64
+// or 128, and all rows are aligned to their vectors.
 extern "C" void visit_rows(int access, const Visit* visit, int threads) {
   if (access == kRead) visit_units<kRead>(*visit, threads);
   if (access == kModify) visit_units<kModify>(*visit, threads);

@@ -40,7 +40,7 @@ def row_visitor(access: int, table: Tensor, rows: Tensor, dense: Tensor | None =
 
     Args:
         access: READ, MODIFY (the rows keep their values), or COPY to `dense`.
-        table: float32[V, D], D 64 or 128.
+        table: float32[V, D], D 16, 64 or 128.
         rows: int64[N] of the table; distinct where they are written, since threads share them.
         dense: float32[N, D], for COPY.
     """

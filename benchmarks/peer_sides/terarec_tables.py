@@ -69,6 +69,7 @@ class Tables:
         keys, offsets = torch.from_numpy(inputs.keys.reshape(-1)), torch.from_numpy(inputs.offsets)
         self.jagged = Jagged(names=self.names, keys=keys, offsets=offsets)
         self.grad = inputs.grad
+        self.result = torch.empty(inputs.grad.shape)
         self.visits: dict[int, Callable[[], None]] = {}
 
     def forward(self) -> Tensor:
@@ -86,6 +87,10 @@ class Tables:
     def modify(self) -> None:
         """Read and write each row of the batch once."""
         self._visit(MODIFY)
+
+    def stream(self) -> None:
+        """Read the gradient of the pooled vectors and write as much, as a step must."""
+        self.result.copy_(torch.from_numpy(self.grad))
 
     def _visit(self, access: int) -> None:
         if access not in self.visits:

@@ -19,10 +19,12 @@ def test_the_newest_row_of_a_cell_counts_and_one_not_run_tells_why():
         "metric": "forward",
         "value": "2.0",
         "ratio": "3.14",
+        "peer_value": "6.28",
+        "limit": "1.0",
         "peer": "other",
         "peer_version": "other 1",
     }
     step = row | {"metric": "forward, backward and sgd update", "ratio": "", "peer": "other: not run, needs 5 GiB"}
     text = script["page_tables"]([row | {"value": "9.0"}, row, step])
-    assert "| 2 x 10 x 4, 1 key | zipf | 64 | 2 ms, **3.1x** | needs 5 GiB |" in text
+    assert "| 2 x 10 x 4, 1 key | zipf | 64 | 2 ms, **3.1x** of 6.3x | needs 5 GiB |" in text
     assert "9 ms" not in text
