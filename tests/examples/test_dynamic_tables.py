@@ -6,6 +6,7 @@ from pathlib import Path
 PAGE = (Path(__file__).parents[2] / "docs" / "dynamic-tables.md").read_text()
 
 
-def test_the_python_runs():
+def test_the_python_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     code = "\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
     exec(compile(code, "dynamic-tables.md", "exec"), {})

@@ -110,9 +110,9 @@ class EmbeddingCollection(nn.Module):
         """A copy for inference whose rows are 8-bit codes, of D + 8 bytes each.
 
         Raises:
-            ConfigError: dynamic tables, or a value that is not finite, with its arena row.
+            ConfigError: a value that is not finite, with its row.
         """
-        return QuantizedCollection(self.arenas, self._static_groups, self.features)
+        return QuantizedCollection(self.arenas, self.tables, self.features)
 
     def take_gradients(self) -> list[list[BagGradient]]:
         """Hand over, and forget, the gradients that backward passes left here: one list per arena."""
@@ -122,7 +122,7 @@ class EmbeddingCollection(nn.Module):
             del gradients[: len(mine)]  # another thread may have added some by now
             if isinstance(arena, DynamicArena):
                 arena.let_go()
-                mine = [held._replace(layout=fitted(held.layout, arena)) for held in mine]
+                mine = [held._replace(layout=fitted(held.layout, arena.num_rows)) for held in mine]
             taken.append(mine)
         return taken
 
@@ -161,7 +161,7 @@ class EmbeddingCollection(nn.Module):
             if learns and isinstance(arena, DynamicArena):
                 arena.hold()
         for number, group in enumerate(self._dynamic_groups):
-            layout = fitted(group.layout, self.arenas[group.arena])
+            layout = fitted(group.layout, self.arenas[group.arena].num_rows)
             if layout is not group.layout:
                 self._dynamic_groups[number] = replace(group, layout=layout)
         return rows

@@ -92,11 +92,11 @@ def dynamic_readers(arenas: Sequence[AnyArena], features: Sequence[FeatureSpec])
     return readers
 
 
-def fitted(layout: BagLayout, arena: AnyArena) -> BagLayout:
-    """`layout` with the rows that a dynamic arena has by now."""
-    if isinstance(arena, Arena) or layout.num_rows == arena.num_rows:
+def fitted(layout: BagLayout, num_rows: int) -> BagLayout:
+    """`layout` of dynamic tables, with the `num_rows` that they share by now."""
+    if layout.num_rows == num_rows:
         return layout
-    return dataclasses.replace(layout, table_rows=(arena.num_rows,) * len(arena.specs))
+    return dataclasses.replace(layout, table_rows=(num_rows,) * len(layout.table_rows))
 
 
 def _layout(arena: AnyArena, features: Sequence[FeatureSpec]) -> BagLayout:

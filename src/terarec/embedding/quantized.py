@@ -2,64 +2,154 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from terarec.batch import Jagged
-from terarec.embedding.grouping import LookupGroup
+from terarec.batch import Jagged, check_offsets
+from terarec.embedding.grouping import AnyArena, dynamic_readers, fitted, lookup_groups
 from terarec.embedding.output import EmbeddingOutput, assemble, bags_of
-from terarec.errors import ConfigError
+from terarec.embedding.table_state import AnyTable
+from terarec.embedding.translation import translate
 from terarec.ops.quantized import quantize_rows, quantized_bag_lookup
 from terarec.spec import FeatureSpec
-from terarec.storage import Arena, DynamicArena
+from terarec.storage import DynamicArena, FrozenKeys
 
 
 class QuantizedCollection(nn.Module):
     """Looks up as the collection it was made from, in rows of 8-bit codes with a scale and an offset each.
 
-    A row takes D + 8 bytes. It is a copy: later training does not reach it, and it does not train. The packed rows are
-    buffers ``rows_<n>`` of the module, uint8[V, D + 8] for each arena.
+    A row takes D + 8 bytes, a key of a dynamic table 8 and its index more. It is a copy: later training does not reach
+    it, and it does not train. Buffers of the module are ``rows_<n>`` uint8[V, D + 8] for each arena, and for those of
+    dynamic tables ``keys_<n>_<t>`` int64[*] of each of the T tables: rows t < T are the defaults, the others follow
+    table by table in the order of the keys. Buffers of any number of keys can be loaded.
 
     Args:
         arenas: of the collection.
-        groups: of its features.
+        tables: of these arenas, by name.
         features: the order of the output's columns.
 
     Raises:
-        ConfigError: dynamic tables, or a value that is not finite.
+        ConfigError: a value that is not finite.
     """
 
     def __init__(
-        self, arenas: Sequence[Arena | DynamicArena], groups: Sequence[LookupGroup], features: Sequence[FeatureSpec]
+        self, arenas: Sequence[AnyArena], tables: Mapping[str, AnyTable], features: Sequence[FeatureSpec]
     ) -> None:
         super().__init__()
         self.features = tuple(features)
-        self._groups = tuple(groups)
+        self._groups = lookup_groups(arenas, features)
+        self._dynamic_readers = dynamic_readers(arenas, features)
+        self._dynamic_names: dict[int, tuple[str, ...]] = {}
+        self._found: dict[str, FrozenKeys] = {}
         for number, arena in enumerate(arenas):
+            weights = arena.weights
             if isinstance(arena, DynamicArena):
-                raise ConfigError(f"quantized: got the dynamic tables {', '.join(arena.table_names)}, expected static")
-            self.register_buffer(f"rows_{number}", quantize_rows(arena.weights))
+                self._dynamic_names[number] = arena.table_names
+                rows = [torch.arange(len(arena.table_names), device=arena.device)]
+                for place, name in enumerate(arena.table_names):
+                    keys = tables[name].keys()
+                    self.register_buffer(f"keys_{number}_{place}", keys)
+                    rows.append(tables[name].rows(keys, train=False))
+                weights = weights[torch.cat(rows)]
+            self.register_buffer(f"rows_{number}", quantize_rows(weights))
+        self._follow_buffers()
 
     def forward(self, jagged: Jagged) -> EmbeddingOutput:
-        """Look every feature up.
+        """Look every feature up; a key that its dynamic table did not hold gives the table's default.
 
         Args:
             jagged: keys of at least this collection's features.
 
         Raises:
-            ConfigError: a feature that `jagged` does not hold.
-            KeyOutOfRangeError: a key outside its table, with feature and table named.
+            ConfigError: a feature that `jagged` does not hold, or offsets that fall or do not cover the keys.
+            KeyOutOfRangeError: a key outside its static table, with feature and table named.
         """
+        if torch.compiler.is_compiling() and self._dynamic_readers:
+            from terarec.embedding.traced import beside_graph  # loads the compiler
+
+            apart: EmbeddingOutput = beside_graph(self._look_up, jagged)  # no graph holds an index
+            return apart
+        return self._look_up(jagged)
+
+    def memory_bytes(self) -> int:
+        """Bytes of all packed rows, keys and indexes."""
+        indexes = sum(held.memory_bytes for held in self._found.values())
+        return indexes + sum(held.numel() * held.element_size() for held in self.buffers())
+
+    def _look_up(self, jagged: Jagged) -> EmbeddingOutput:
+        rows = {}
+        if self._dynamic_readers:
+            check_offsets(jagged)
+            for number, readers in self._dynamic_readers.items():
+                rows[number] = translate(jagged, readers, self._found, train=False)
         looked_up = []
         for group in self._groups:
-            part = bags_of(jagged, group)
+            part = bags_of(rows.get(group.arena, jagged), group)
             key_weights = part.weights if group.layout.takes_key_weights else None
             packed = self.get_buffer(f"rows_{group.arena}")
             vectors = quantized_bag_lookup(packed, part.keys, part.offsets, group.layout, key_weights=key_weights)
             looked_up.append((group, part, vectors))
         return assemble(self.features, looked_up, jagged)
 
-    def memory_bytes(self) -> int:
-        """Bytes of all packed rows."""
-        return sum(rows.numel() for rows in self.buffers())
+    def _follow_buffers(self) -> None:
+        """Make indexes and layouts of the keys that the buffers hold."""
+        for number, names in self._dynamic_names.items():
+            next_row = len(names)
+            for place, name in enumerate(names):
+                keys = self.get_buffer(f"keys_{number}_{place}")
+                self._found[name] = FrozenKeys(keys, first_row=next_row, default_row=place)
+                next_row += keys.numel()
+        for place, group in enumerate(self._groups):
+            if group.arena in self._dynamic_names:
+                layout = fitted(group.layout, self.get_buffer(f"rows_{group.arena}").shape[0])
+                self._groups[place] = dataclasses.replace(group, layout=layout)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedCollection:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._follow_buffers()
+        return self
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        error = self._fit_buffers(state_dict, prefix)
+        if error is not None:
+            error_msgs.append(error)
+            return
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        self._follow_buffers()
+
+    def _fit_buffers(self, state: Mapping[str, Any], prefix: str) -> str | None:
+        """Make the buffers of dynamic tables as long as those in `state`; returns what is wrong with these."""
+        for number, names in self._dynamic_names.items():
+            buffers = [f"rows_{number}", *(f"keys_{number}_{place}" for place in range(len(names)))]
+            lengths = [state[prefix + name].shape[0] for name in buffers if prefix + name in state]
+            if len(lengths) < len(buffers):
+                continue  # those that are missing are told of by the module
+            expected = len(names) + sum(lengths[1:])
+            if lengths[0] != expected:
+                return f"{prefix}rows_{number}: got {lengths[0]} rows, expected {expected}, one a key and table"
+            for name, length in zip(buffers, lengths, strict=True):
+                held = self.get_buffer(name)
+                setattr(self, name, held.new_empty(length, *held.shape[1:]))
+        return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_found": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._follow_buffers()

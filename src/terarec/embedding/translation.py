@@ -5,15 +5,25 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from terarec.batch import Jagged, first_keys, select
 from terarec.spec import FeatureSpec
-from terarec.storage import Store
 
 
-def translate(jagged: Jagged, features: Sequence[FeatureSpec], tables: Mapping[str, Store], *, train: bool) -> Jagged:
+class KeyFinder(Protocol):
+    """What finds a table's rows, such as a `terarec.storage.Store`."""
+
+    def rows(self, keys: Tensor, *, train: bool) -> Tensor:
+        """Rows int64[n] of ``keys int64[n]``; with `train` unseen keys may get some."""
+
+
+def translate(
+    jagged: Jagged, features: Sequence[FeatureSpec], tables: Mapping[str, KeyFinder], *, train: bool
+) -> Jagged:
     """`features` of `jagged` with arena rows in the place of keys.
 
     All keys that a table gets in this batch reach it in one call, so that what it evicts for some of them is none of

@@ -3,7 +3,18 @@
 from terarec.storage.arena import Arena
 from terarec.storage.dynamic import DynamicTable, dynamic_tables
 from terarec.storage.dynamic_arena import DynamicArena
+from terarec.storage.frozen_keys import FrozenKeys
 from terarec.storage.protocol import Rows, Store
 from terarec.storage.static import StaticTable, static_tables
 
-__all__ = ["Arena", "DynamicArena", "DynamicTable", "Rows", "StaticTable", "Store", "dynamic_tables", "static_tables"]
+__all__ = [
+    "Arena",
+    "DynamicArena",
+    "DynamicTable",
+    "FrozenKeys",
+    "Rows",
+    "StaticTable",
+    "Store",
+    "dynamic_tables",
+    "static_tables",
+]
