@@ -116,8 +116,24 @@ struct RowExtras {
 // Floats of memory that the update of a row needs: its gradient, its copy and its random bits.
 static inline int64_t update_floats(int64_t width) { return 3 * width + 1; }
 
-// Updates arena rows rows[g], g < groups, each with the sum of first[g] and of more[begin[g]:begin[g + 1]].
-// Most rows of a large table occur once, so that further gradients are kept apart.
+// A gradient times a factor as a term of one of several sums.
+struct SumTerm {
+  const float* grad;
+  float scale;
+  uint32_t sum;
+};
+
+// Makes each sum its term in `first`, and adds those in `more` in their order: sum s lies at sums + s * width.
+struct AddTerms {
+  int64_t width;
+  const SumTerm* first;
+  int64_t num_sums;
+  const SumTerm* more;
+  int64_t num_more;
+  float* sums;
+};
+
+// Updates arena rows rows[g], g < groups, each with its gradient grads[g].
 struct UpdateRows {
   void* weights;
   RowType row_type;  // narrow only with `extras`
@@ -129,11 +145,8 @@ struct UpdateRows {
   const RowExtras* extras;  // or null
   int64_t groups;
   const int64_t* rows;
-  const float* const* first;
-  const uint32_t* begin;  // null if every row has one gradient
-  const float* const* more;
-  const float* first_scales;  // factors of the gradients, or null
-  const float* more_scales;
+  const float* const* grads;
+  const float* scales;  // factors of the gradients, or null
   float* buffer;  // update_floats(width) floats
 };
 
@@ -145,8 +158,9 @@ struct Kernels {
   void (*spread_max)(const SpreadMax&);
   void (*dot_rows)(const DotRows&);
   void (*add_bags)(const AddBags&);
+  void (*add_terms)(const AddTerms&);
   void (*update_rows)(const UpdateRows&);
-  double (*sum_squares)(const UpdateRows&, int64_t first_row);  // of the summed gradients; rows before it do not count
+  double (*sum_squares)(const UpdateRows&, int64_t first_row);  // of the gradients; rows before it do not count
 };
 
 // One per file in isa/. `wide` runs the 16-lane source on AVX2, so that machines without AVX-512 test it.

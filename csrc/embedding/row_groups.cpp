@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "embedding/kernels.h"
-
 namespace terarec {
 namespace {
 
@@ -34,17 +32,17 @@ struct HashIndex {
 };
 
 struct Found {
-  int64_t groups, more;
+  int64_t groups, sums, more;
 };
 
-// Makes every row of the part a group in order of first appearance; lists further gradients with their groups and
-// counts them.
+// Makes every row of the part a group in order of first appearance with its first gradient; gives those that come again
+// a sum, and lists their further gradients.
 template <class Index>
 Found find_rows(const TablePart& part, const std::vector<BagGradients>& bags, Index index, bool scaled,
                 RowScratch& scratch) {
-  uint32_t* counts = scratch.begin.data() + 1;
   int64_t* rows = scratch.rows.data();
-  Found found{0, 0};
+  uint32_t* sum_of = scratch.sum_of.data();
+  Found found{0, 0, 0};
   for (const BagGradients& of : bags) {
     const float* grad = of.grad;
     for (int64_t b = 0; b < of.bags; b++, grad += of.grad_stride) {
@@ -57,16 +55,16 @@ Found find_rows(const TablePart& part, const std::vector<BagGradients>& bags, In
         uint32_t& group = index.find(of.keys[i], rows);
         if (group == 0) {
           rows[found.groups] = part.base + of.keys[i];
-          scratch.first[found.groups] = grad;
-          if (scaled) scratch.first_scales[found.groups] = scale;
-          counts[found.groups] = 0;
+          scratch.grads[found.groups] = grad;
+          if (scaled) scratch.scales[found.groups] = scale;
+          sum_of[found.groups] = 0;
           group = static_cast<uint32_t>(++found.groups);
         } else {
-          counts[group - 1]++;
-          scratch.found_groups[found.more] = group - 1;
-          scratch.found[found.more] = grad;
-          if (scaled) scratch.found_scales[found.more] = scale;
-          found.more++;
+          uint32_t& sum = sum_of[group - 1];
+          scratch.repeated[found.sums] = group - 1;  // kept if the row has no sum yet: no branch to guess
+          found.sums += sum == 0;
+          sum = sum == 0 ? static_cast<uint32_t>(found.sums) : sum;
+          scratch.more[found.more++] = {grad, scale, sum - 1};
         }
       }
     }
@@ -74,46 +72,46 @@ Found find_rows(const TablePart& part, const std::vector<BagGradients>& bags, In
   return found;
 }
 
-// Counting sort of the further gradients by group; stable, so that they stay in the order of the bags.
-void sort_by_group(const Found& found, bool scaled, RowScratch& scratch) {
-  uint32_t* next = scratch.begin.data() + 1;  // counts, then where a group's next goes, then where it ends
-  uint32_t sum = 0;
-  for (int64_t g = 0; g < found.groups; g++) {
-    const uint32_t count = next[g];
-    next[g] = sum;
-    sum += count;
+// Replaces the first gradient of each row that repeats by the sum of all.
+void sum_repeated(const Found& found, bool scaled, int64_t width, RowScratch& scratch) {
+  float* const sums = scratch.sums.at_least(found.sums * width);
+  at_least(scratch.first, found.sums);
+  for (int64_t s = 0; s < found.sums; s++) {
+    const uint32_t group = scratch.repeated[s];
+    scratch.first[s] = {scratch.grads[group], scaled ? scratch.scales[group] : 1.0f, static_cast<uint32_t>(s)};
+    scratch.grads[group] = sums + s * width;
+    if (scaled) scratch.scales[group] = 1.0f;
   }
-  for (int64_t i = 0; i < found.more; i++) {
-    const uint32_t to = next[scratch.found_groups[i]]++;
-    scratch.more[to] = scratch.found[i];
-    if (scaled) scratch.more_scales[to] = scratch.found_scales[i];
-  }
-  scratch.begin[0] = 0;
+  kernels().add_terms({width, scratch.first.data(), found.sums, scratch.more.data(), found.more, sums});
 }
 
 }  // namespace
 
-int64_t RowScratch::bytes() const {
-  return 4 * (index.capacity() + begin.capacity() + found_groups.capacity() + first_scales.capacity() +
-              more_scales.capacity() + found_scales.capacity() + sums.capacity() + buffer.capacity()) +
-         8 * (rows.capacity() + first.capacity() + more.capacity() + found.capacity()) + touched.capacity();
+float* SumMemory::at_least(int64_t floats) {
+  if (4 * floats > bytes_) {
+    memory_ = CallMemory();  // given back before more is taken
+    bytes_ = whole_huge_pages(4 * floats);
+    memory_ = CallMemory(bytes_);
+  }
+  return static_cast<float*>(memory_.get());
 }
 
-RowGroups group_by_row(const TablePart& part, const std::vector<BagGradients>& bags, int64_t num_keys,
+int64_t RowScratch::bytes() const {
+  return 4 * (index.capacity() + scales.capacity() + sum_of.capacity() + repeated.capacity() + buffer.capacity()) +
+         8 * (rows.capacity() + grads.capacity()) + sizeof(SumTerm) * (first.capacity() + more.capacity()) +
+         sums.bytes() + touched.capacity();
+}
+
+RowGroups group_by_row(const TablePart& part, const std::vector<BagGradients>& bags, int64_t num_keys, int64_t width,
                        RowScratch& scratch) {
   const bool scaled = std::any_of(bags.begin(), bags.end(), [](const BagGradients& of) { return of.scaled(); });
   const int64_t most_groups = std::min(num_keys, part.part_rows());
   at_least(scratch.rows, most_groups);
-  at_least(scratch.first, most_groups);
-  at_least(scratch.begin, most_groups + 1);
+  at_least(scratch.grads, most_groups);
+  at_least(scratch.sum_of, most_groups);
+  at_least(scratch.repeated, most_groups + 1);  // one is written and not kept
   at_least(scratch.more, num_keys);
-  at_least(scratch.found, num_keys);
-  at_least(scratch.found_groups, num_keys);
-  if (scaled) {
-    at_least(scratch.first_scales, most_groups);
-    at_least(scratch.more_scales, num_keys);
-    at_least(scratch.found_scales, num_keys);
-  }
+  if (scaled) at_least(scratch.scales, most_groups);
   Found found;
   if (part.part_rows() <= kDirectRowsPerKey * num_keys) {
     uint32_t* table = at_least(scratch.index, part.part_rows());
@@ -128,13 +126,13 @@ RowGroups group_by_row(const TablePart& part, const std::vector<BagGradients>& b
     const HashIndex index{table, part.shift, static_cast<uint64_t>(part.base), size - 1, bits};
     found = find_rows(part, bags, index, scaled, scratch);
   }
-  if (found.more) sort_by_group(found, scaled, scratch);
-  return {found.groups, found.more > 0, scaled};
+  if (found.more) sum_repeated(found, scaled, width, scratch);
+  return {found.groups, scaled};
 }
 
 RowGroups sum_by_row(const TablePart& part, const std::vector<BagGradients>& bags, int64_t width, RowScratch& scratch) {
   const int64_t rows = part.part_rows();
-  float* sums = at_least(scratch.sums, rows * width);
+  float* sums = scratch.sums.at_least(rows * width);
   uint8_t* touched = at_least(scratch.touched, rows);
   memset(sums, 0, 4 * rows * width);
   memset(touched, 0, rows);
@@ -143,15 +141,15 @@ RowGroups sum_by_row(const TablePart& part, const std::vector<BagGradients>& bag
                         part.mask(), part.part, part.shift, sums, touched, at_least(scratch.buffer, width)});
   }
   at_least(scratch.rows, rows);
-  at_least(scratch.first, rows);
+  at_least(scratch.grads, rows);
   int64_t groups = 0;
   for (int64_t r = 0; r < rows; r++) {
     if (!touched[r]) continue;
     scratch.rows[groups] = part.base + (r << part.shift) + part.part;
-    scratch.first[groups] = sums + r * width;
+    scratch.grads[groups] = sums + r * width;
     groups++;
   }
-  return {groups, false, false};
+  return {groups, false};
 }
 
 }  // namespace terarec

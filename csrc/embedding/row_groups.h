@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "embedding/huge_memory.h"
+#include "embedding/kernels.h"
 #include "embedding/pooling.h"
 
 namespace terarec {
@@ -32,24 +34,37 @@ struct TablePart {
   int64_t part_rows() const { return (rows - part + mask()) >> shift; }
 };
 
+// Floats that are aligned to cache lines; their content is left to the user.
+class SumMemory {
+ public:
+  float* at_least(int64_t floats);
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  CallMemory memory_;
+  int64_t bytes_ = 0;
+};
+
 // Memory of one thread, kept from call to call so that it is neither allocated nor faulted in again.
 struct RowScratch {
-  std::vector<uint32_t> index;                              // row -> group + 1
-  std::vector<int64_t> rows;                                // of each group
-  std::vector<const float*> first, more, found;             // gradients: see RowGroups; `found` as they came
-  std::vector<float> first_scales, more_scales, found_scales;
-  std::vector<uint32_t> begin, found_groups;
-  std::vector<float> sums, buffer;
+  std::vector<uint32_t> index;  // row -> group + 1
+  std::vector<int64_t> rows;    // of each group
+  std::vector<const float*> grads;
+  std::vector<float> scales;
+  std::vector<uint32_t> sum_of;      // of each group, number of its sum + 1
+  std::vector<uint32_t> repeated;    // groups that have a sum
+  std::vector<SumTerm> first, more;  // of the sums
+  SumMemory sums;
+  std::vector<float> buffer;
   std::vector<uint8_t> touched;
 
   int64_t bytes() const;
 };
 
-// Distinct rows, in a thread's scratch. Arena row rows[g] has gradient first[g], and more[begin[g]:begin[g + 1]] if
-// `has_more`, in the order of the bags; first_scales and more_scales are their factors if `scaled`.
+// Distinct rows, in a thread's scratch. Arena row rows[g] has gradient grads[g], to be multiplied by scales[g] if
+// `scaled`: the only one of its row where it lies, or the sum of several in scratch.sums, added in the order of the bags.
 struct RowGroups {
   int64_t groups;
-  bool has_more;
   bool scaled;
 };
 
@@ -60,12 +75,11 @@ T* at_least(std::vector<T>& vector, int64_t size) {
   return vector.data();
 }
 
-// Groups the keys of a part by row.
-RowGroups group_by_row(const TablePart& part, const std::vector<BagGradients>& bags, int64_t num_keys,
+// Finds the rows of the keys of a part, and sums the gradients of those that repeat.
+RowGroups group_by_row(const TablePart& part, const std::vector<BagGradients>& bags, int64_t num_keys, int64_t width,
                        RowScratch& scratch);
 
-// Sums the gradients of a part's rows into scratch.sums and makes each touched row a group with that one gradient.
-// Only for tables of few rows.
+// Sums the gradients of all rows of a part. Only for tables of few rows.
 RowGroups sum_by_row(const TablePart& part, const std::vector<BagGradients>& bags, int64_t width, RowScratch& scratch);
 
 }  // namespace terarec

@@ -43,13 +43,13 @@ void sweep_rows(const UpdateCall& call, float lr_factor, int64_t begin, int64_t 
     if (!touched[row]) untouched.push_back(row);
   }
   const std::vector<float> zeros(width);
-  const std::vector<const float*> first(untouched.size(), zeros.data());
+  const std::vector<const float*> grads(untouched.size(), zeros.data());
   std::vector<float> buffer(update_floats(width));
   UpdateRows rows{};
   rows.width = width;
   rows.groups = untouched.size();
   rows.rows = untouched.data();
-  rows.first = first.data();
+  rows.grads = grads.data();
   rows.buffer = buffer.data();
   complete(call, lr_factor, rows);
   kernels().update_rows(rows);

@@ -135,16 +135,13 @@ std::vector<UpdateUnit> split_tables(const std::vector<UpdateTable>& tables, int
 UpdateRows group_unit(const UpdateUnit& unit, int64_t width, RowScratch& scratch) {
   const UpdateTable& table = *unit.table;
   const RowGroups found = sums_densely(table, width) ? sum_by_row(unit.part, table.bags, width, scratch)
-                                                     : group_by_row(unit.part, table.bags, table.num_keys, scratch);
+                                                     : group_by_row(unit.part, table.bags, table.num_keys, width, scratch);
   UpdateRows rows{};
   rows.width = width;
   rows.groups = found.groups;
   rows.rows = scratch.rows.data();
-  rows.first = scratch.first.data();
-  rows.begin = found.has_more ? scratch.begin.data() : nullptr;
-  rows.more = scratch.more.data();
-  rows.first_scales = found.scaled ? scratch.first_scales.data() : nullptr;
-  rows.more_scales = scratch.more_scales.data();
+  rows.grads = scratch.grads.data();
+  rows.scales = found.scaled ? scratch.scales.data() : nullptr;
   rows.buffer = at_least(scratch.buffer, update_floats(width));
   return rows;
 }
