@@ -124,6 +124,7 @@ def test_every_truncation_is_found_without_a_checksum(tmp_path):
 W = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 MALFORMED = {
     "not JSON": (b"{{", "the header is not JSON"),
+    "nested deeply": (b"[" * 10**5, "the header is not JSON"),
     "a list": ([], "the header is no object"),
     "metadata of numbers": ({"__metadata__": {"a": 1}}, "holds something else than strings"),
     "a tensor of nothing": ({"w": None}, "tensor 'w' is described by None"),
@@ -134,6 +135,11 @@ MALFORMED = {
     "one offset": ({"w": {**W, "data_offsets": [0]}}, "tensor 'w' is described by"),
     "other size": ({"w": {**W, "shape": [3]}}, r"tensor 'w' has bytes 0 to 8, expected \[3\] of float32"),
     "vast shape": ({"w": {**W, "shape": [2**60, 2**60]}}, "tensor 'w' has bytes 0 to 8"),
+    "vast shape of nothing": (
+        {"w": {**W, "shape": [2**62, 0], "data_offsets": [0, 0]}},
+        "tensor 'w' is described by",
+    ),
+    "too many dimensions": ({"w": {**W, "shape": [1] * 99 + [2]}}, "tensor 'w' is described by"),
     "a hole": ({"w": {**W, "data_offsets": [4, 12]}}, "tensor 'w' starts at byte 4, expected 0: hole or overlap"),
     "an overlap": ({"v": W, "w": W}, "tensor 'w' starts at byte 0, expected 8: hole or overlap"),
     "beyond the end": ({"v": W, "w": {**W, "data_offsets": [8, 16]}}, "expected .* by its header"),

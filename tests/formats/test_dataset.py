@@ -148,6 +148,7 @@ def test_no_directory_and_no_description(tmp_path):
 
 BROKEN = {
     "not JSON": (lambda _: "{", "not JSON"),
+    "nested deeply": (lambda _: "[" * 10**5, "not JSON"),
     "not text": (lambda _: b"\xff\xfe\x00", "not JSON"),
     "a list": (lambda _: "[]", r"\$.format is None, expected 'terarec.dataset'"),
     "another format": (lambda d: {**d, "format": "terarec.checkpoint"}, r"\$.format is 'terarec.checkpoint', expected"),

@@ -26,7 +26,7 @@ def read_best_auc(sources: Sequence[str | Path]) -> float | None:
         return None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: not JSON ({error})") from error
     best_auc = content.get("best_auc") if isinstance(content, dict) else None
     if isinstance(best_auc, bool) or not isinstance(best_auc, int | float) or not 0 <= best_auc <= 1:

@@ -26,6 +26,8 @@ from terarec.formats.bfloat16 import BFLOAT16
 MAX_HEADER_BYTES = 100_000_000
 METADATA = "__metadata__"
 _PIECE_BYTES = 16 * 2**20
+_MOST_DIMENSIONS = 32  # of an array, in every release of NumPy
+_MOST_ELEMENTS = 2**59  # of 8 bytes, as many as an address reaches
 _DTYPES: dict[str, str | np.dtype[Any]] = {
     "BF16": BFLOAT16,
     "F16": "<f2",
@@ -142,7 +144,7 @@ def _read_header(stream: io.FileIO, digest: Any, path: Path) -> tuple[dict[str, 
     _read(stream, digest, memoryview(text), path)
     try:
         header = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: the header is not JSON ({error})") from None
     metadata = header.pop(METADATA, {}) if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
@@ -167,10 +169,11 @@ def _entry(path: Path, name: str, described: Any) -> _Entry:
         whole = all(type(number) is int and number >= 0 for number in (*shape, start, stop))
     except (KeyError, TypeError, ValueError):
         whole = False
-    if not whole:
-        raise FormatError(f"{path}: tensor {name!r} is described by {described!r}, expected dtype, shape, data_offsets")
-    if stop - start != math.prod(shape) * dtype.itemsize:
+    if whole and stop - start != math.prod(shape) * dtype.itemsize:
         raise FormatError(f"{path}: tensor {name!r} has bytes {start} to {stop}, expected {list(shape)} of {dtype}")
+    # NumPy refuses an array without elements, too, if no memory could hold its other dimensions.
+    if not whole or len(shape) > _MOST_DIMENSIONS or math.prod(filter(None, shape)) > _MOST_ELEMENTS:
+        raise FormatError(f"{path}: tensor {name!r} is described by {described!r}, expected dtype, shape, data_offsets")
     return _Entry(dtype, shape, start, stop)
 
 

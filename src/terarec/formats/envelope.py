@@ -28,7 +28,7 @@ def open_envelope(path: Path, name: str, version: int, *, oldest: int = 1) -> di
         data = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise DataNotFoundError(f"{path}: no such file") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: not JSON ({error}), expected a {name!r} file") from None
     found = data.get("format") if isinstance(data, dict) else None
     if found != name:

@@ -236,7 +236,7 @@ def _plan_of_file(path: str, collection: EmbeddingCollectionConfig) -> tuple[Any
             ]
             for gpu in plan
         ]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BrokenFileError(f"{path}: not a plan: {error!r}; expected a list of groups for every GPU") from None
     lookups = collection.lookups
     if any(not 0 <= lookup < len(lookups) for gpu in held for _, group in gpu for lookup in group):

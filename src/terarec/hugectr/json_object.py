@@ -92,7 +92,7 @@ def read_json(path: str) -> JsonObject:
         data = json.loads(read_text(path))
     except DataNotFoundError:
         raise FileCannotOpenError(f"{path}: does not exist, expected a JSON file") from None
-    except ValueError as error:  # which a FormatError is, too
+    except (ValueError, RecursionError) as error:  # a FormatError is a ValueError, too
         raise BrokenFileError(f"{path}: not JSON: {error}") from None
     return JsonObject(data, str(path))
 

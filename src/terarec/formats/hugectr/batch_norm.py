@@ -44,7 +44,7 @@ def read_statistics(path: Path) -> list[BatchNormStatistics]:
         raise DataNotFoundError(f"{path}: no such file")
     try:
         content = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: not JSON ({error})") from None
     layers = content.get("layers") if isinstance(content, dict) else None
     if not isinstance(layers, list):

@@ -43,7 +43,7 @@ def read_parquet_metadata(path: str | Path) -> ParquetMetadata:
     """
     try:
         data = json.loads(read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if isinstance(error, FormatError):
             raise
         raise FormatError(f"{path}: not JSON ({error}), expected a {METADATA_FILE}") from None
