@@ -138,6 +138,16 @@ def test_rules_move_narrow_rows_as_wide_ones(kind, dtype, mode, implementation):
     assert torch.equal(narrow[untouched], weights.to(dtype)[untouched])
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_batch_without_keys_changes_nothing(dtype, implementation):
+    weights, gradients = make_gradients(19, "sum", 0, 1)
+    narrow = weights.to(dtype)
+    before = narrow.clone()
+    row_update_(narrow, (), gradients[:1], make_rule("sgd"), step=1, implementation=implementation)
+    assert torch.equal(narrow, before)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_norm_needs_no_wide_rows(dtype):
     weights, gradients = make_gradients(19, "sum", 30, 3)

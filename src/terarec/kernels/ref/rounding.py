@@ -66,7 +66,7 @@ def _noise(rows: Tensor, width: int, seed: int, step: int) -> Tensor:
     pairs = torch.arange(1, (width + 1) // 2 + 1, device=rows.device) * _wrapped(_STEP)
     bits = _mix(of_row[:, None] + pairs)
     halves = torch.stack([_shifted(bits, 32), bits & 0xFFFFFFFF], dim=2)
-    return halves.reshape(rows.numel(), -1)[:, :width]
+    return halves.flatten(1)[:, :width]
 
 
 def _mix(bits: Tensor) -> Tensor:
