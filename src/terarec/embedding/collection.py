@@ -157,9 +157,11 @@ class EmbeddingCollection(nn.Module):
         rows = {}
         for index, readers in self._dynamic_readers.items():
             arena = self.arenas[index]
-            rows[index] = translate(jagged, readers, self.tables, train=learns)
-            if learns and isinstance(arena, DynamicArena):
-                arena.hold()
+            assert isinstance(arena, DynamicArena)
+            with arena.lock:  # else another thread could evict a row between finding and holding it
+                rows[index] = translate(jagged, readers, self.tables, train=learns)
+                if learns:
+                    arena.hold()
         for number, group in enumerate(self._dynamic_groups):
             layout = fitted(group.layout, self.arenas[group.arena].num_rows)
             if layout is not group.layout:
