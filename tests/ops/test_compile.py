@@ -11,15 +11,15 @@ from terarec.ops import BagGradient, RowRule, bag_lookup, quantize_rows, quantiz
 from tests.ops.bags import make_layout, make_lookup
 
 RULE = RowRule(kind="sgd", lr=0.1)
+LAYOUT = make_layout(8)
 
 
 def lookup_update_lookup(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
     """Two equal lookups, an update, and the same lookup again."""
-    layout = make_layout(8)
-    first = bag_lookup(weights, keys, offsets, layout)
-    same = bag_lookup(weights, keys, offsets, layout)
-    row_update_(weights, (), [BagGradient(keys, offsets, grad, layout)], RULE, step=1)
-    return first, same, bag_lookup(weights, keys, offsets, layout)
+    first = bag_lookup(weights, keys, offsets, LAYOUT)
+    same = bag_lookup(weights, keys, offsets, LAYOUT)
+    row_update_(weights, (), [BagGradient(keys, offsets, grad, LAYOUT)], RULE, step=1)
+    return first, same, bag_lookup(weights, keys, offsets, LAYOUT)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
@@ -27,7 +27,7 @@ def test_lookups_around_an_update_are_neither_merged_nor_moved(backend):
     held = make_lookup(make_layout(8), 6, 2)
     grad = torch.ones(6, 32)
     results = []
-    for function in (lookup_update_lookup, torch.compile(lookup_update_lookup, backend=backend)):
+    for function in (lookup_update_lookup, torch.compile(lookup_update_lookup, backend=backend, fullgraph=True)):
         weights = held.weights.clone()
         results.append((weights, *function(weights, held.keys, held.offsets, grad)))
     for eager, compiled in zip(*results, strict=True):

@@ -9,7 +9,7 @@ from torch import nn
 from terarec.errors import ConfigError, KeyOutOfRangeError
 from terarec.kernels.contract import RULE_KINDS
 from terarec.kernels.cpu import host
-from terarec.ops import BagGradient, BagLayout, RowRule, bag_lookup, row_update_, state_shapes
+from terarec.ops import BagGradient, BagLayout, RowRule, row_update_, state_shapes
 from tests.ops.bags import IMPLEMENTATIONS, make_layout, make_lookup
 from tests.ops.rules import make_gradients, make_rule, make_state
 
@@ -232,20 +232,3 @@ def test_autograd_sees_that_the_rows_changed():
     row_update_(held, (), gradients, make_rule("sgd"), step=1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.sum().backward()
-
-
-def test_compiled_lookups_around_an_update_are_not_merged():
-    layout = make_layout(8)
-    held = make_lookup(layout, 6, 2)
-    gradient = BagGradient(held.keys, held.offsets, torch.ones(6, 32), layout)
-
-    def twice(weights):
-        first = bag_lookup(weights, held.keys, held.offsets, layout)
-        row_update_(weights, (), [gradient], make_rule("sgd"), step=1)
-        return first, bag_lookup(weights, held.keys, held.offsets, layout)
-
-    expected = twice(held.weights.clone())
-    assert not torch.equal(*expected)
-    torch.testing.assert_close(
-        torch.compile(twice, backend="aot_eager", fullgraph=True)(held.weights.clone()), expected
-    )

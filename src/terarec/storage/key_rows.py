@@ -18,8 +18,6 @@ from terarec.storage.dynamic_arena import DynamicArena
 from terarec.storage.eviction import LAST_STEP, USES, doomed, needed_uses
 from terarec.storage.indexes import copied_to
 
-_MOST_ROWS = 2**36  # that an index can tell apart
-
 
 class KeyRows:
     """The rows of one table's keys.
@@ -142,10 +140,10 @@ class KeyRows:
         """`insert`, but making room for keys of the batch, if there is one, by eviction."""
         arena = self.arena
         rows, new_keys = self.index.insert(keys, arena.free_rows, arena.next_row)
-        wanted = new_keys.numel()
-        if self.spec.max_rows is not None and len(self.index) > self.spec.max_rows:
+        wanted, most = new_keys.numel(), self.spec.max_rows
+        if most is not None and len(self.index) > most:
             self.index.erase(new_keys)
-            self._make_room(wanted, batch)
+            self._make_room(wanted, most, batch)
             rows, new_keys = self.index.insert(keys, arena.free_rows, arena.next_row)
         if wanted:
             try:
@@ -165,10 +163,9 @@ class KeyRows:
             )
         return rows
 
-    def _make_room(self, wanted: int, batch: Tensor | None) -> None:
-        """Evict so that `wanted` keys fit; what the batch uses stays."""
+    def _make_room(self, wanted: int, most: int, batch: Tensor | None) -> None:
+        """Evict so that `wanted` keys fit among `most`; what the batch uses stays."""
         policy, held = self.spec.evict, len(self.index)
-        most = self.spec.max_rows or _MOST_ROWS
         full = f"{self._demand(wanted, held=held)}, at most {most:,} allowed"
         if policy is None or batch is None:
             raise StorageError(f"{full}; expected a larger max_rows" + " or an eviction policy" * (batch is not None))
