@@ -140,6 +140,9 @@ std::vector<std::string> runnable() {
 }  // namespace
 
 NB_MODULE(_embedding, m) {
+  // A worker that torch's DataLoader spawns keeps its data set, and what that has of ours, in a global of torch's until
+  // the interpreter is gone (WorkerInfo.dataset). What others never let go is no leak for us to tell a user about.
+  nb::set_leak_warnings(false);
   m.doc() = "Embedding kernels for CPUs, to be called by terarec.kernels.cpu alone.";
   m.def("use_exchange_api", &use_exchange_api);
   bind_lookup(m);

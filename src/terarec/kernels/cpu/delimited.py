@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 from functools import lru_cache
 from typing import Any
 
@@ -73,6 +72,3 @@ def _compiled_layout(layout: DelimitedLayout) -> _encoding.DelimitedLayout:
         FAULT_POLICIES.index(layout.policy),
         layout.max_line_bytes,
     )
-
-
-atexit.register(_compiled_layout.cache_clear)  # else nanobind tells at the end that these are left
