@@ -44,8 +44,7 @@ def main() -> int:
     options = _options()
     start = time.monotonic()
     if not (torch.cuda.is_available() or options.interpret):
-        print("no CUDA GPU is to be had here: nothing was measured")
-        _keep([Row(case="no CUDA GPU was to be had", metric="devices", value=0, unit="devices")])
+        _keep([Row(case="nothing was measured: no CUDA GPU was to be had", metric="GPUs", value=0, unit="devices")])
         return 0
     device = torch.device("cpu" if options.interpret else "cuda")
     if not _is_right(device, few=options.interpret):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from typing import TYPE_CHECKING
 
 from terarec.train.callback import Callback
 from terarec.train.evaluation import Evaluation
 from terarec.train.trainer import Trainer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
 
 _REFRESH_PER_SECOND = 4  # a redraw takes about a millisecond of the cores that train
 
@@ -20,6 +23,9 @@ class ProgressBar(Callback):
     """
 
     def __init__(self, console: Console | None = None) -> None:
+        from rich.console import Console  # here, so that who trains without a bar needs no rich
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
         self.console = console or Console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}"),
