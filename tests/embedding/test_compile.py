@@ -148,9 +148,9 @@ def test_in_evaluation_one_graph_takes_weights_of_keys_for_every_size(pooling, i
     assert counter.frame_count <= 2  # the first size alone, then any
 
 
-@pytest.mark.parametrize("pooling", ["mean", "max"])
-def test_an_exported_collection_takes_weights_of_keys(pooling):
-    model = OnTensors(pooling, is_quantized=False)
+@pytest.mark.parametrize(("pooling", "is_quantized"), [("mean", False), ("sqrtn", True), ("max", True)])
+def test_an_exported_collection_takes_weights_of_keys(pooling, is_quantized):
+    model = OnTensors(pooling, is_quantized)
     any_size = {0: torch.export.Dim.AUTO}
     file = io.BytesIO()
     torch.export.save(torch.export.export(model, weighted_bags(5), dynamic_shapes=(any_size,) * 3), file)

@@ -1,11 +1,13 @@
 """Offsets past 2^31 elements and rows: an arena of virtual memory of which a few pages are touched."""
 
+import math
 import mmap
 
 import pytest
 import torch
 
 from terarec.kernels.ref.quantized import dequantize_rows
+from terarec.kernels.rows import initialise_keys
 from terarec.ops import (
     BagGradient,
     BagLayout,
@@ -14,8 +16,11 @@ from terarec.ops import (
     quantize_rows,
     quantized_bag_lookup,
     row_update_,
+    state_dtype,
+    state_shapes,
 )
 from terarec.ops.layout import Pooling
+from tests.ops.rules import make_rule
 
 NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux
 
@@ -55,6 +60,36 @@ def test_rows_past_two_to_the_31_elements(rows, width):
     result = bag_lookup(weights, keys, offsets, layout, implementation="cpu")
     assert torch.equal(result[0, :width], weights[0] + weights[rows - 1])
     assert torch.equal(result[1], torch.cat([weights[rows - 1], weights[2 * rows - 2]]))
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("adam", "lazy_global"), ("rowwise_adagrad", "local"), ("ftrl", "local")])
+def test_states_past_two_to_the_31_elements(kind, mode):
+    rows, width = 40_000_000, 64
+    rule = make_rule(kind, mode)
+    layout, keys, offsets = two_tables(rows, width), torch.tensor([0, rows - 1]), torch.tensor([0, 1, 2])
+    gradient = BagGradient(keys, offsets, torch.randn(1, 2 * width), layout)
+    shapes = state_shapes(kind, 2 * rows, width, mode=mode)
+    far = [forged_arena(math.prod(shape), 1, state_dtype(name)).view(shape) for name, shape in shapes]
+    weights, touched = forged_arena(2 * rows, width), [0, 2 * rows - 1]
+    near_layout = two_tables(1, width)
+    near = [torch.zeros(2, *shape[1:], dtype=state_dtype(name)) for name, shape in shapes]
+    near_weights = torch.zeros(2, width)
+    near_gradient = gradient._replace(keys=torch.zeros(2, dtype=torch.int64), layout=near_layout)
+    for step in (1, 2):
+        row_update_(weights, far, [gradient], rule, step=step, implementation="cpu")
+        row_update_(near_weights, near, [near_gradient], rule, step=step, implementation="cpu")
+    assert near_weights.all()
+    assert torch.equal(weights[touched], near_weights)
+    assert all(torch.equal(one[touched], other) for one, other in zip(far, near, strict=True))
+
+
+def test_first_values_past_two_to_the_31_elements():
+    rows, keys = torch.tensor([1, 79_999_999]), torch.tensor([-5, 2**62])
+    far, near = forged_arena(80_000_000, 64), torch.zeros(2, 64)
+    for weights, places in ((far, rows), (near, torch.arange(2))):
+        initialise_keys(weights, places, keys, table="t", seed=3, initializer="normal", scale=0.5)
+    assert near.all()
+    assert torch.equal(far[rows], near)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "max", "none"])
