@@ -280,6 +280,20 @@ def test_a_table_goes_on_from_another_ones_export(index: str, admit: AdmissionSp
     assert second.num_evicted == whole.num_evicted
 
 
+def test_what_does_not_fit_the_notes_or_the_filter_is_refused() -> None:
+    held = table(track_uses=True)
+    rows = Rows(keys=torch.tensor([1]), weights=torch.ones(1, 4), uses={"count": torch.ones(2, dtype=torch.int64)})
+    with pytest.raises(StorageError, match=r"'t': got count torch.int64\[2\], expected torch.int64\[1\]"):
+        held.import_(rows)
+    assert len(held) == 0
+    large, small = (table(admit=counting_filter(2, num_bytes=size)) for size in (256, 64))
+    *_, cells = large.export_memory(9)
+    with pytest.raises(StorageError, match=r"counting filter: got 256 cells of torch.uint8, expected 64 of"):
+        small.import_memory(cells)
+    with pytest.raises(StorageError, match="'clock'"):
+        small.import_memory({"clock": torch.tensor([3])})
+
+
 def test_a_copy_is_independent(index: str) -> None:
     held = table(index, admit=freq(2), evict=lru(), max_rows=10)
     train(held, [1, 1, 2])

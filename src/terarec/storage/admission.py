@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from terarec.errors import StorageError
 from terarec.kernels.hash_index import new_hash_index
 from terarec.spec import DynamicTableSpec, FilterAdmission, FrequencyAdmission, ProbabilityAdmission
 from terarec.spec.admission import MOST_FILTER_COUNT
@@ -44,7 +45,11 @@ class Admission(Protocol):
         """What is held, as named tensors, in pieces of at most `chunk_keys` keys."""
 
     def import_(self, piece: Mapping[str, Tensor]) -> None:
-        """Add a piece that `export_chunks` of an admission of this kind gave."""
+        """Add a piece that `export_chunks` of an admission of this kind gave.
+
+        Raises:
+            StorageError: a filter of another size.
+        """
 
 
 class CountAdmission:
@@ -165,7 +170,11 @@ class CountingFilter:
 
     def import_(self, piece: Mapping[str, Tensor]) -> None:
         """Take the cells over."""
-        self._cells.copy_(piece["admission_filter"])
+        cells = piece["admission_filter"]
+        if cells.shape != self._cells.shape or cells.dtype != self._cells.dtype:
+            got, expected = f"{cells.numel():,} cells of {cells.dtype}", f"{self._cells.numel():,} of torch.uint8"
+            raise StorageError(f"counting filter: got {got}, expected {expected}: was num_bytes another?")
+        self._cells.copy_(cells)
 
     def _places(self, keys: Tensor) -> Tensor:
         """The cells int64[4, n] of each key."""

@@ -184,15 +184,15 @@ class DynamicTable:
             StorageError: the table or memory is full, or weights or state of another shape; nothing has changed then.
         """
         arena = self.arena
-        check_import(self.name, rows, arena.weights, arena.state)
+        uses = {name: arena.uses[name] for name in self._held.noted if name in rows.uses}
+        check_import(self.name, rows, arena.weights, arena.state, uses)
         with arena.lock:
             target = self._held.insert(rows.keys)
             arena.weights.index_copy_(0, target, rows.weights.to(arena.device))
             for name, values in rows.state.items():
                 arena.state[name].index_copy_(0, target, values.to(arena.device))
-            for name in self._held.noted:
-                if name in rows.uses:
-                    arena.uses[name].index_copy_(0, target, rows.uses[name].to(arena.device))
+            for name in uses:
+                arena.uses[name].index_copy_(0, target, rows.uses[name].to(arena.device))
 
     def export_memory(self, chunk_keys: int) -> Iterator[dict[str, Tensor]]:
         """What the table remembers beside its rows: the clock, evicted keys not yet taken, what ``spec.admit`` counted.
@@ -207,11 +207,15 @@ class DynamicTable:
             yield from held.admission.export_chunks(chunk_keys)
 
     def import_memory(self, piece: Mapping[str, Tensor]) -> None:
-        """Take over a piece that `export_memory` of a table like this gave."""
+        """Take over a piece that `export_memory` of a table like this gave.
+
+        Raises:
+            StorageError: a piece of a table with another way of admission.
+        """
         held = self._held
-        if "clock" in piece:
+        if set(piece) == {"clock", "num_evicted"}:
             held.clock, held.num_evicted = int(piece["clock"]), int(piece["num_evicted"])
-        elif "evicted" in piece:
+        elif set(piece) == {"evicted"}:
             held.evicted = torch.cat([held.evicted, piece["evicted"].to(held.evicted.device)])
         elif held.admission is not None and set(piece) == held.admission.names:
             held.admission.import_(piece)

@@ -31,15 +31,19 @@ def check_has_memory(device: torch.device) -> None:
         raise ConfigError("arena: got device 'meta', expected one with memory such as 'cpu' or 'cuda'")
 
 
-def check_import(table: str, rows: Rows, weights: Tensor, state: Mapping[str, Tensor]) -> None:
-    """Raise `StorageError` unless `rows` fit arena tensors ``weights [V, D]`` and ``state [V, ...]``.
+def check_import(
+    table: str, rows: Rows, weights: Tensor, state: Mapping[str, Tensor], uses: Mapping[str, Tensor] | None = None
+) -> None:
+    """Raise `StorageError` unless `rows` fit arena tensors ``weights [V, D]``, ``state [V, ...]`` and ``uses [V]``.
 
-    No state at all fits, too.
+    No state at all fits, too, and so do fewer or other uses.
     """
     if rows.state and set(rows.state) != set(state):
         raise StorageError(f"table {table!r}: got optimizer states {sorted(rows.state)}, expected {sorted(state)}")
-    held = {"weights": weights, **state}
-    for what, values in {"weights": rows.weights, **rows.state}.items():
+    noted = uses or {}
+    held = {"weights": weights, **state, **noted}
+    coming = {name: values for name, values in rows.uses.items() if name in noted}
+    for what, values in {"weights": rows.weights, **rows.state, **coming}.items():
         expected = (rows.keys.numel(), *held[what].shape[1:])
         if tuple(values.shape) != expected or values.dtype != held[what].dtype:
             raise StorageError(
