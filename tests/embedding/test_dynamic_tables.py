@@ -293,6 +293,7 @@ def test_threads_that_train_and_look_up_share_a_table() -> None:
         with torch.no_grad():
             for step in range(40):
                 mine(bags((row + step).tolist(), row.tolist()))
+                assert len(mine.tables["y"]) in (0, 300), "a batch comes as a whole"
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda work: work[0](work[1]), [(train, 0), (train, 100), (look_up, 0), (look_up, 0)]))

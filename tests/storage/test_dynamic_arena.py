@@ -82,6 +82,8 @@ def test_memory_that_is_not_there_is_refused_and_nothing_changes(monkeypatch: py
         arena.attach_state((("sum", (arena.num_rows, 4)),))
     assert (arena.num_rows, arena.next_row) == before
     assert arena.state == {}
+    with pytest.raises(StorageError, match=r"^default rows of dynamic tables 'w': 9,223,372,036,854,775,808 bytes"):
+        DynamicArena([DynamicTableSpec(name="w", width=2**61)])
 
 
 def test_a_copy_is_independent() -> None:

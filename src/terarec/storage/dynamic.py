@@ -55,8 +55,9 @@ class DynamicTable:
     @property
     def index_bytes(self) -> int:
         """Bytes of the index, and of what ``spec.admit`` remembers of keys without rows."""
-        admission = self._held.admission
-        return self._held.index.memory_bytes + (admission.memory_bytes if admission is not None else 0)
+        with self.arena.lock:
+            admission = self._held.admission
+            return self._held.index.memory_bytes + (admission.memory_bytes if admission is not None else 0)
 
     @property
     def memory_bytes(self) -> int:
@@ -69,7 +70,8 @@ class DynamicTable:
         return self._held.num_evicted
 
     def __len__(self) -> int:
-        return len(self._held.index)
+        with self.arena.lock:  # amid a batch of another thread an index has taken up some of its keys
+            return len(self._held.index)
 
     def keys(self) -> Tensor:
         """The keys that have rows, int64[n], rising: an index's own order differs from process to process."""

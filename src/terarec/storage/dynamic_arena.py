@@ -63,6 +63,7 @@ class DynamicArena:
         self.lock = threading.RLock()
         self._is_held = False
         self._given_back: list[Tensor] = []
+        memory.require(4 * self.num_defaults * self.width, f"default rows of dynamic tables {self._names()}")
         self._defaults = torch.stack([torch.tensor(spec.default).expand(self.width) for spec in specs])
         self._weights = GrowingTensor((self.width,), self.dtype, torch.device("cpu"))
         self._state: dict[str, GrowingTensor] = {}
