@@ -77,6 +77,7 @@ def test_half_precision_is_read(tmp_path):
         (struct.pack("<5iiQi", 1, 1, 7, 0, 0, 0, 5, 2), "value type 7 at byte 8"),
         (struct.pack("<5iiQi", 1, 1, 0, 0, 0, -1, 5, 2), r"got tables \[-1\]"),
         (struct.pack("<5iiQi", 1, 1, 0, 0, 0, 0, 5, 0), r"of widths \[0\]"),
+        (struct.pack("<5iiQi", 1, 1, 0, 0, 0, 0, 5, 2**30), r"of widths \[1073741824\], .* from 1 to 536870911"),
         (struct.pack("<5i2i2Q2i", 2, 1, 0, 0, 3, 4, 4, 2, 1, 2, 3), r"got tables \[4, 4\]"),
     ],
 )

@@ -25,6 +25,7 @@ _KEY_FILE, _WEIGHT_FILE = 1, 2  # first number of a header
 _HEAD = struct.Struct("<5i")
 _KEY_TYPES = (np.dtype("<u4"), np.dtype("<i8"))
 _VALUE_TYPES = (np.dtype("<f4"), np.dtype("<f2"))
+_WIDEST = 2**29 - 1  # of whose floats NumPy makes a type
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +116,12 @@ def open_collection(path: Path) -> CollectionDump:
     rest = content[_HEAD.size :]
     ids, counts = np.frombuffer(rest, "<i4", count), np.frombuffer(rest, "<u8", count, 4 * count)
     widths = np.frombuffer(rest, "<i4", count, 12 * count)
-    if (widths < 1).any() or (ids < 0).any() or max(Counter(ids.tolist()).values()) > 1:
-        raise FormatError(f"{meta}: got tables {ids.tolist()} of widths {widths.tolist()}, expected distinct ids >= 0")
+    widths_fit = (widths >= 1).all() and (widths <= _WIDEST).all()
+    if not widths_fit or (ids < 0).any() or max(Counter(ids.tolist()).values()) > 1:
+        raise FormatError(
+            f"{meta}: got tables {ids.tolist()} of widths {widths.tolist()}, expected distinct ids >= 0 and "
+            f"widths from 1 to {_WIDEST}"
+        )
     tables = sorted(map(DumpedTable, ids.tolist(), counts.tolist(), widths.tolist()), key=lambda table: table.table_id)
     return CollectionDump(path, _KEY_TYPES[key], _VALUE_TYPES[value], tuple(tables))
 
