@@ -12,6 +12,8 @@ from terarec.spec import (
     DatasetSpec,
     DenseColumn,
     DLRMSpec,
+    DynamicTableSpec,
+    DynamicTablesSpec,
     FeatureSpec,
     FieldError,
     FTRLSpec,
@@ -25,6 +27,7 @@ from terarec.spec import (
     TableSpec,
     TrainingSpec,
     WideDeepSpec,
+    lru,
 )
 
 DATASET = {
@@ -34,6 +37,8 @@ DATASET = {
     "dense": (DenseColumn(name="I1"),),
     "categorical": (CategoricalColumn(name="C1", rows=3),),
 }
+
+DYNAMIC = {"name": "d", "width": 2}
 
 REFUSED = [
     (TableSpec, {"name": "", "rows": 1, "width": 1}, "TableSpec.name: got '', expected a non-empty name"),
@@ -95,6 +100,22 @@ REFUSED = [
     (RowOptions, {"clip_norm": 0.0}, "RowOptions.clip_norm: got 0.0, expected a finite number > 0"),
     (RowOptions, {"loss_scale": 0.0}, "RowOptions.loss_scale: got 0.0"),
     (RowOptions, {"table_lr": {"a": -1.0}}, "RowOptions.table_lr: got -1.0 for 'a', expected a finite number >= 0"),
+    (RowOptions, {"frozen": "item"}, r"RowOptions.frozen: got 'item', expected names of tables, such as \['item'\]"),
+    (RowOptions, {"table_lr": 0.1}, "RowOptions.table_lr: got 0.1, expected a factor for each table"),
+    (AdamSpec, {"rows": {"clip_norm": 1.0}}, r"AdamSpec.rows: got {'clip_norm': 1.0}, expected RowOptions or None"),
+    (
+        DynamicTableSpec,
+        {**DYNAMIC, "evict": lru},
+        r"DynamicTableSpec.evict: got <function lru.*>, expected lru\(\), lfu",
+    ),
+    (DynamicTableSpec, {**DYNAMIC, "admit": 3}, r"DynamicTableSpec.admit: got 3, expected freq\(n\), prob"),
+    (
+        DynamicTableSpec,
+        {**DYNAMIC, "default": (1.0, "0")},
+        "DynamicTableSpec.default: .*, expected one finite number or 2",
+    ),
+    (DynamicTableSpec, {**DYNAMIC, "track_uses": "no"}, "DynamicTableSpec.track_uses: got 'no'"),
+    (DynamicTablesSpec, {"evict": "lru", "max_rows": 9}, r"DynamicTablesSpec.evict: got 'lru', expected lru\(\)"),
     (RowOptions, {"frozen": ("a", "a")}, "RowOptions.frozen: the name 'a' occurs twice"),
     (ServingSpec, {"port": 70000}, "ServingSpec.port: got 70000, expected a TCP port"),
     (DatasetSpec, {**DATASET, "labels": ()}, "DatasetSpec.labels: got no column"),

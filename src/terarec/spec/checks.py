@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from types import UnionType
 from typing import NoReturn
 
 from terarec.spec.field_error import FieldError
@@ -53,6 +54,12 @@ def one_of(owner: object, field: str, accepted: Collection[object]) -> None:
     if value not in accepted:
         choices = ", ".join(repr(choice) for choice in accepted)
         fail(owner, field, f"one of {choices}")
+
+
+def instance(owner: object, field: str, kinds: type | UnionType, expected: str) -> None:
+    """Raise unless ``owner.field`` is one of `kinds`; `expected` names them."""
+    if not isinstance(getattr(owner, field), kinds):
+        fail(owner, field, expected)
 
 
 def name(owner: object, field: str = "name") -> None:

@@ -23,7 +23,7 @@ class SGDSpec:
     rows: RowOptions | None = None
 
     def __post_init__(self) -> None:
-        checks.finite_float(self, "lr", low=0.0)
+        _check_rate_and_rows(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,7 @@ class MomentumSpec:
     rows: RowOptions | None = None
 
     def __post_init__(self) -> None:
-        checks.finite_float(self, "lr", low=0.0)
+        _check_rate_and_rows(self)
         checks.finite_float(self, "momentum", low=0.0, high=_BELOW_ONE)
         checks.one_of(self, "lr_in_momentum", (False, True))
 
@@ -60,7 +60,7 @@ class NesterovSpec:
     rows: RowOptions | None = None
 
     def __post_init__(self) -> None:
-        checks.finite_float(self, "lr", low=0.0)
+        _check_rate_and_rows(self)
         checks.finite_float(self, "momentum", low=0.0, high=_BELOW_ONE)
         checks.one_of(self, "lr_in_momentum", (False, True))
 
@@ -76,7 +76,7 @@ class AdaGradSpec:
     rows: RowOptions | None = None
 
     def __post_init__(self) -> None:
-        checks.finite_float(self, "lr", low=0.0)
+        _check_rate_and_rows(self)
         checks.finite_float(self, "eps", low=0.0)
         checks.finite_float(self, "initial_accumulator", low=0.0)
 
@@ -92,7 +92,7 @@ class RowWiseAdaGradSpec:
     rows: RowOptions | None = None
 
     def __post_init__(self) -> None:
-        checks.finite_float(self, "lr", low=0.0)
+        _check_rate_and_rows(self)
         checks.finite_float(self, "eps", low=0.0)
         checks.finite_float(self, "initial_accumulator", low=0.0)
 
@@ -108,7 +108,7 @@ class RMSPropSpec:
     rows: RowOptions | None = None
 
     def __post_init__(self) -> None:
-        checks.finite_float(self, "lr", low=0.0)
+        _check_rate_and_rows(self)
         checks.finite_float(self, "decay", low=0.0, high=_BELOW_ONE)
         checks.finite_float(self, "eps", low=0.0)
 
@@ -133,7 +133,7 @@ class AdamSpec:
     rows: RowOptions | None = None
 
     def __post_init__(self) -> None:
-        checks.finite_float(self, "lr", low=0.0)
+        _check_rate_and_rows(self)
         checks.finite_float(self, "beta1", low=0.0, high=_BELOW_ONE)
         checks.finite_float(self, "beta2", low=0.0, high=_BELOW_ONE)
         checks.finite_float(self, "eps", low=0.0)
@@ -153,7 +153,7 @@ class AdamWSpec:
     rows: RowOptions | None = None
 
     def __post_init__(self) -> None:
-        checks.finite_float(self, "lr", low=0.0)
+        _check_rate_and_rows(self)
         checks.finite_float(self, "beta1", low=0.0, high=_BELOW_ONE)
         checks.finite_float(self, "beta2", low=0.0, high=_BELOW_ONE)
         checks.finite_float(self, "eps", low=0.0)
@@ -178,11 +178,16 @@ class FTRLSpec:
     rows: RowOptions | None = None
 
     def __post_init__(self) -> None:
-        checks.finite_float(self, "lr", low=0.0, open_low=True)
+        _check_rate_and_rows(self, above_zero=True)
         for number in ("beta", "l1", "l2", "eps", "initial_accumulator"):
             checks.finite_float(self, number, low=0.0)
         if self.rows is not None and (self.rows.l1 or self.rows.l2):
             checks.refuse(self, "rows", "got l1 or l2 there, expected FTRL's own l1 and l2")
+
+
+def _check_rate_and_rows(spec: object, *, above_zero: bool = False) -> None:
+    checks.finite_float(spec, "lr", low=0.0, open_low=above_zero)
+    checks.instance(spec, "rows", RowOptions | None, "RowOptions or None")
 
 
 DenseOptimizerSpec = SGDSpec | MomentumSpec | NesterovSpec | AdaGradSpec | RMSPropSpec | AdamSpec | AdamWSpec | FTRLSpec

@@ -52,6 +52,8 @@ class RowOptions:
         for bound in ("clip_value", "clip_norm", "clip_global_norm"):
             if getattr(self, bound) is not None:
                 checks.finite_float(self, bound, low=0.0, open_low=True)
+        checks.instance(self, "table_lr", Mapping, "a factor for each table, such as {'item': 0.1}")
+        checks.instance(self, "frozen", tuple | list, "names of tables, such as ['item']")
         for table, factor in self.table_lr.items():
             if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0.0 <= factor < float("inf"):
                 checks.refuse(self, "table_lr", f"got {factor!r} for {table!r}, expected a finite number >= 0")

@@ -86,12 +86,22 @@ class DynamicTableSpec:
         checks.one_of(self, "initializer", ("uniform", "normal", "zeros"))
         checks.finite_float(self, "init_scale", low=0.0, open_low=True)
         checks.one_of(self, "dtype", ROW_TYPES)
+        checks.one_of(self, "track_uses", (False, True))
+        checks.one_of(self, "report_evicted", (False, True))
         if isinstance(self.default, tuple):
-            if len(self.default) != self.width or not all(map(math.isfinite, self.default)):
+            is_finite = all(isinstance(value, int | float) and math.isfinite(value) for value in self.default)
+            if len(self.default) != self.width or not is_finite:
                 checks.fail(self, "default", f"one finite number or {self.width} (the width) of them")
         else:
             checks.finite_float(self, "default")
-        if self.max_rows is not None:
-            checks.positive_int(self, "max_rows")
-        elif self.evict is not None and not isinstance(self.evict, TTLEviction):
-            checks.fail(self, "max_rows", f"an integer >= 1, the size that evict={self.evict.kind!r} keeps")
+        check_policies(self, self.evict, self.max_rows)
+
+
+def check_policies(owner: object, evict: EvictionSpec | None, max_rows: int | None) -> None:
+    """Raise unless ``owner.admit``, ``owner.evict`` and ``owner.max_rows`` are what a dynamic table takes."""
+    checks.instance(owner, "admit", AdmissionSpec | None, "freq(n), prob(p), counting_filter(n) or None")
+    checks.instance(owner, "evict", EvictionSpec | None, "lru(), lfu(), ttl(steps), by_score(function) or None")
+    if max_rows is not None:
+        checks.positive_int(owner, "max_rows")
+    elif evict is not None and not isinstance(evict, TTLEviction):
+        checks.fail(owner, "max_rows", f"an integer >= 1, the size that evict={evict.kind!r} keeps")

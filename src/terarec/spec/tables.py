@@ -9,7 +9,7 @@ from terarec.errors import ConfigError
 from terarec.spec import checks
 from terarec.spec.admission import AdmissionSpec
 from terarec.spec.eviction import LFUEviction, LRUEviction, TTLEviction
-from terarec.spec.table import ROW_TYPES, DynamicTableSpec, Initializer, RowType, TableSpec
+from terarec.spec.table import ROW_TYPES, DynamicTableSpec, Initializer, RowType, TableSpec, check_policies
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,10 +61,7 @@ class DynamicTablesSpec:
 
     def __post_init__(self) -> None:
         checks.finite_float(self, "init_scale", low=0.0, open_low=True)
-        if self.max_rows is not None:
-            checks.positive_int(self, "max_rows")
-        elif self.evict is not None and not isinstance(self.evict, TTLEviction):
-            checks.fail(self, "max_rows", f"an integer >= 1, the size that evict={self.evict.kind!r} keeps")
+        check_policies(self, self.evict, self.max_rows)
 
     def table(
         self, name: str, *, rows: int | None, width: int, initializer: Initializer = "uniform"
