@@ -37,8 +37,6 @@ class ColumnDrift:
     Attributes:
         name: of the column.
         kind: "number" for labels and dense columns, or "category".
-        stability_index: see `measures`.
-        distance: Jensen-Shannon's.
         missing: shares of missing values, reference and current.
         rare: shares in the ids of rare and unseen values, reference and current; 0 for numbers.
         new: share of the current values that the reference does not hold; 0 for numbers.
@@ -48,13 +46,21 @@ class ColumnDrift:
 
     name: str
     kind: Literal["number", "category"]
-    stability_index: float
-    distance: float
     missing: tuple[float, float]
     rare: tuple[float, float] = (0.0, 0.0)
     new: float = 0.0
     means: tuple[float, float] | None = None
     bins: Bins
+
+    @property
+    def stability_index(self) -> float:
+        """The population stability index, see `measures`."""
+        return stability_index(self.bins.reference, self.bins.current)
+
+    @property
+    def distance(self) -> float:
+        """Jensen-Shannon's distance, see `measures`."""
+        return jensen_shannon_distance(self.bins.reference, self.bins.current)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,8 +122,6 @@ def _numbers(name: str, reference: NumberSummary, current: NumberSummary) -> Col
     return ColumnDrift(
         name=name,
         kind="number",
-        stability_index=stability_index(bins.reference, bins.current),
-        distance=jensen_shannon_distance(bins.reference, bins.current),
         missing=(_share(reference.missing, reference.total), _share(current.missing, current.total)),
         means=(_mean(reference), _mean(current)),
         bins=bins,
@@ -164,8 +168,6 @@ def _categories(name: str, reference: CategorySummary, current: CategorySummary)
     return ColumnDrift(
         name=name,
         kind="category",
-        stability_index=stability_index(bins.reference, bins.current),
-        distance=jensen_shannon_distance(bins.reference, bins.current),
         missing=(_share(reference.missing, reference.total), _share(current.missing, current.total)),
         rare=(_share(reference.rare, reference.total), _share(current.rare, current.total)),
         new=_share(new, current.total),
