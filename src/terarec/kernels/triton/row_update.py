@@ -104,6 +104,7 @@ class _Update(NamedTuple):
             lr,
             *_constants(rule, self.step),
             RULE=RULE_KINDS.index(rule.kind),
+            STATES=len(wide_state),
             WIDTH=weights.shape[1],
             BLOCK=block,
             SEGMENTS=tile_rows,

@@ -9,11 +9,43 @@ from terarec.kernels.triton.device import rules
 from terarec.kernels.triton.device.rounding import round_rows
 from terarec.kernels.triton.device.segments import segment_gradients
 
-SGD = tl.constexpr(rules.SGD)
 ROWWISE_ADAGRAD = tl.constexpr(rules.ROWWISE_ADAGRAD)
-ADAM = tl.constexpr(rules.ADAM)
-ADAMW = tl.constexpr(rules.ADAMW)
-FTRL = tl.constexpr(rules.FTRL)
+
+
+@triton.jit
+def _load_states(first_state, second_state, row, place, is_row, mask, RULE: tl.constexpr, STATES: tl.constexpr):
+    """The states of a tile, float32 [SEGMENTS, BLOCK], or [SEGMENTS, 1] of one a row; zeros in the place of others."""
+    first = tl.zeros(place.shape, tl.float32)
+    second = first
+    if RULE == ROWWISE_ADAGRAD:
+        first = tl.load(first_state + row[:, None], mask=is_row[:, None], other=0.0)
+    elif STATES > 0:
+        first = tl.load(first_state + place, mask=mask, other=0.0)
+    if STATES > 1:
+        second = tl.load(second_state + place, mask=mask, other=0.0)
+    return first, second
+
+
+@triton.jit
+def _store_states(
+    first_state, second_state, first, second, row, place, is_row, mask, RULE: tl.constexpr, STATES: tl.constexpr
+):
+    if RULE == ROWWISE_ADAGRAD:
+        tl.store(first_state + row[:, None], first, mask=is_row[:, None])
+    elif STATES > 0:
+        tl.store(first_state + place, first, mask=mask)
+    if STATES > 1:
+        tl.store(second_state + place, second, mask=mask)
+
+
+@triton.jit
+def _store_weights(weights, weight, row, column, place, mask, stream):
+    """Write a tile of weights in the arena's type, narrow ones rounded stochastically."""
+    if (weights.dtype.element_ty == tl.bfloat16) | (weights.dtype.element_ty == tl.float16):
+        narrow = round_rows(weight, row, column, stream.to(tl.int64), weights.dtype.element_ty)
+        tl.store(weights + place, narrow, mask=mask)
+    else:
+        tl.store(weights + place, weight.to(weights.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_keys", "no_row", "step", "stream", "first_row", "num_rows"])
@@ -59,6 +91,7 @@ def update_kernel(
     coupled_l1,
     coupled_l2,
     RULE: tl.constexpr,
+    STATES: tl.constexpr,  # of the rule, last_steps aside
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     SEGMENTS: tl.constexpr,
@@ -99,47 +132,23 @@ def update_kernel(
                 rate *= tl.load(factors + start, mask=is_row, other=1.0)[:, None]
         mask = is_row[:, None] & (column < WIDTH)[None, :]
         place = row[:, None] * WIDTH + column[None, :]
-        state_place = row[:, None] if RULE == ROWWISE_ADAGRAD else place
-        state_mask = is_row[:, None] if RULE == ROWWISE_ADAGRAD else mask
         weight = tl.load(weights + place, mask=mask, other=0.0).to(tl.float32)
-        one_state = tl.zeros((SEGMENTS, BLOCK), tl.float32)
-        other_state = one_state
-        if RULE != SGD:
-            one_state = tl.load(first_state + state_place, mask=state_mask, other=0.0)
-        if (RULE == ADAM) | (RULE == ADAMW) | (RULE == FTRL):
-            other_state = tl.load(second_state + place, mask=mask, other=0.0)
+        one_state, other_state = _load_states(first_state, second_state, row, place, is_row, mask, RULE, STATES)
         if IS_TRANSFORMED:
             grad = rules.transform(grad, weight, grad_scale, clip_value, clip_norm, coupled_l1, coupled_l2)
         if CATCHES_UP:
             last = tl.load(last_steps + row, mask=is_row, other=0)[:, None]
             weight, one_state, other_state = rules.catch_up(
-                weight,
-                one_state,
-                other_state,
-                last,
-                rate,
-                step,
-                eps,
-                eps_hat,
-                one_less_beta1,
-                one_less_beta2,
-                weight_decay,
-                RULE,
-            )
+                weight, one_state, other_state, last, rate, step, eps, eps_hat, one_less_beta1, one_less_beta2,
+                weight_decay, RULE,
+            )  # fmt: skip
             tl.store(last_steps + row, tl.zeros((SEGMENTS,), tl.int32) + step, mask=is_row)
         weight, one_state, other_state = rules.move(
             weight, one_state, other_state, grad, rate, eps, eps_hat, beta1, beta2, one_less_beta1, one_less_beta2,
             first_scale, root_scale, weight_decay, beta, l1, l2, WIDTH, RULE,
         )  # fmt: skip
-        if RULE != SGD:
-            tl.store(first_state + state_place, one_state, mask=state_mask)
-        if (RULE == ADAM) | (RULE == ADAMW) | (RULE == FTRL):
-            tl.store(second_state + place, other_state, mask=mask)
-        if (weights.dtype.element_ty == tl.bfloat16) | (weights.dtype.element_ty == tl.float16):
-            narrow = round_rows(weight, row, column, stream.to(tl.int64), weights.dtype.element_ty)
-            tl.store(weights + place, narrow, mask=mask)
-        else:
-            tl.store(weights + place, weight.to(weights.dtype.element_ty), mask=mask)
+        _store_states(first_state, second_state, one_state, other_state, row, place, is_row, mask, RULE, STATES)
+        _store_weights(weights, weight, row, column, place, mask, stream)
 
 
 @triton.jit(do_not_specialize=["num_keys", "no_row", "first_row"])
