@@ -44,8 +44,7 @@ def training_values(passes: Passes, steps: Steps, column: str, beside: Beside | 
         run = partial(steps.run, work, joined=rows.joined)
         done = rows.refusals.leave_out(run, steps.enter(work, rows))[0]
         found = done.columns[column].take(np.flatnonzero(done.split == TRAIN))
-        texts = found.values
-        return list(dict.fromkeys(map(str, texts.tolist())))
+        return list(dict.fromkeys(map(str, found.values.tolist())))
 
     seen: dict[str, None] = {}
     with closing(passes.map(values, beside=beside)) as results:

@@ -34,13 +34,12 @@ class BucketizeCode(StepCode[Bucketize]):
 
     def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
         """The missing value's id, and one interval more than boundaries."""
-        pairs = zip(self.writes, self.spec.columns, strict=True)
-        return {output: len(self.boundaries_of(name, state)) + 2 for output, name in pairs}
+        return {output: len(self.boundaries_of(name, state)) + 2 for name, output in self.spec.pairs}
 
     def apply(self, block: Block, state: State | None) -> Block:
         """1 + the number of boundaries that are <= x."""
         made = {}
-        for name, output in self.pairs():
+        for name, output in self.spec.pairs:
             column = block.columns[name]
             made[output] = column.like(Column("id", _ids(self._bounds(name, state), column.numbers())))
         return block.with_columns(made)
@@ -48,7 +47,7 @@ class BucketizeCode(StepCode[Bucketize]):
     def plain_functions(self, types: ColumnTypes, state: State | None) -> Sequence[PlainFunction]:
         """The same of numbers, column by column."""
         functions = []
-        for name, output in self.pairs():
+        for name, output in self.spec.pairs:
             bounds = self._bounds(name, state)
             if types[name].is_list:
                 functions.append(item_function(name, output, partial(_ids_of_items, bounds), is_list=True))

@@ -73,8 +73,7 @@ class CategorifyCode(StepCode[Categorify]):
     def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
         """Kept values, ids of rare ones and that of missing ones."""
         assert isinstance(state, Vocabularies)
-        pairs = zip(self.writes, self.spec.columns, strict=True)
-        return {output: state.ids[self.vocabulary(name)].num_ids for output, name in pairs}
+        return {output: state.ids[self.vocabulary(name)].num_ids for name, output in self.spec.pairs}
 
     def apply(self, block: Block, state: State | None) -> Block:
         """Look the ids up."""

@@ -48,7 +48,7 @@ class ClipCode(NumberStepCode[Clip]):
     def plain_functions(self, types: ColumnTypes, state: State | None) -> Sequence[PlainFunction]:
         """Numbers by the formula, integers that must stay such one by one."""
         functions = list(super().plain_functions(types, state))
-        for name, output in self.pairs():
+        for name, output in self.spec.pairs:
             if types[name].kind == "integer":
                 functions.append(item_function(name, output, self._whole, is_list=types[name].is_list))
         return functions
@@ -61,7 +61,7 @@ class ClipCode(NumberStepCode[Clip]):
     def apply(self, block: Block, state: State | None) -> Block:
         """min(max(x, low), high); integers stay integers."""
         made = {}
-        for output, name in zip(self.writes, self.spec.columns, strict=True):
+        for name, output in self.spec.pairs:
             column = block.columns[name]
             if column.type == "number":
                 values = self.formula(column.values, *self.figures(name, state))

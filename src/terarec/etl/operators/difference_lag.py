@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from terarec.etl.columns import Block, Column, ColumnType
+from terarec.etl.columns import Block, Column
 from terarec.etl.operators.contract import ColumnTypes, Stage, State
 from terarec.etl.operators.row_groups import row_groups
 from terarec.etl.operators.scalar_input import group_inputs, scalar_input
@@ -21,8 +21,7 @@ class DifferenceLagCode(StepCode[DifferenceLag]):
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
         """The kinds of the inputs."""
         group_inputs(types, self.spec.group, self.spec.order)
-        kinds = [scalar_input(types, name, self.accepted).kind for name in self.spec.columns]
-        return dict(zip(self.writes, map(ColumnType, kinds), strict=True))
+        return {output: scalar_input(types, name, self.accepted) for name, output in self.spec.pairs}
 
     def apply(self, block: Block, state: State | None) -> Block:
         """X less the x of ``lag`` rows before."""
@@ -31,7 +30,7 @@ class DifferenceLagCode(StepCode[DifferenceLag]):
         has_one = places >= groups.group_begins
         later, earlier = groups.rows[has_one], groups.rows[places[has_one]]
         made = {}
-        for output, name in zip(self.writes, self.spec.columns, strict=True):
+        for name, output in self.spec.pairs:
             column = block.columns[name]
             absent = np.ones(block.num_rows, dtype=np.bool_)
             absent[later] = column.is_missing()[later] | column.is_missing()[earlier]

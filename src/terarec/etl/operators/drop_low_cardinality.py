@@ -47,10 +47,6 @@ class DropLowCardinalityCode(StepCode[DropLowCardinality]):
             self.input_type(types, name)
         return {}
 
-    def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
-        """None: nothing comes out."""
-        return {}
-
     def apply(self, block: Block, state: State | None) -> Block:
         """Leave the columns out; a served record may lack them."""
         assert isinstance(state, DistinctCounts)

@@ -8,10 +8,12 @@ from numpy.typing import NDArray
 from terarec.etl.columns import REFUSED_SHOWN, Block, ColumnType, RowFaultError
 from terarec.etl.operators.contract import ColumnTypes, Stage, State
 from terarec.etl.operators.step_code import StepCode
+from terarec.etl.operators.values import accepted_list
 from terarec.spec import Explode
 
 ITEM_BITS = 16
 """Bits of a row id that hold the position of the item."""
+MAX_ITEMS = 1 << ITEM_BITS
 
 
 class ExplodeCode(StepCode[Explode]):
@@ -40,15 +42,20 @@ class ExplodeCode(StepCode[Explode]):
             assert found is not None
             if not np.array_equal(found, offsets):
                 wrong = np.diff(found) != lengths
-                raise _refused(block, name, np.diff(found), wrong, f"as many items as in column {first!r}")
-        if (long := lengths > 1 << ITEM_BITS).any():
-            raise _refused(block, first, lengths, long, f"at most {1 << ITEM_BITS} items")
+                raise _refused(block, name, np.diff(found), wrong, accepted_length(first))
+        if (long := lengths > MAX_ITEMS).any():
+            raise _refused(block, first, lengths, long, accepted_list(MAX_ITEMS))
         positions = np.repeat(np.arange(len(lengths)), lengths)
         others = [name for name in block.columns if name not in self.spec.columns]
         repeated = block.only(others).take(positions)
         items = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
         flat = {name: block.columns[name].flat() for name in self.spec.columns}
         return Block({**repeated.columns, **flat}, (repeated.rows << ITEM_BITS) | items, repeated.split)
+
+
+def accepted_length(first: str) -> str:
+    """How long a list is beside that of the column `first`."""
+    return f"as many items as in column {first!r}"
 
 
 def _refused(

@@ -60,7 +60,7 @@ class FillMissingCode(NumberStepCode[FillMissing]):
     def plain_functions(self, types: ColumnTypes, state: State | None) -> Sequence[PlainFunction]:
         """Numbers by the formula, other values one by one, and the indicators."""
         functions = list(super().plain_functions(types, state))
-        for name, output in self.pairs():
+        for name, output in self.spec.pairs:
             found = types[name]
             if found.kind != "number":
                 call = partial(_filled_values, self._plain_fill(name, found.kind, state))
@@ -79,7 +79,7 @@ class FillMissingCode(NumberStepCode[FillMissing]):
     def apply(self, block: Block, state: State | None) -> Block:
         """Fill, and say where."""
         made: dict[str, Column] = {}
-        for position, (name, output) in enumerate(self.pairs()):
+        for position, (name, output) in enumerate(self.spec.pairs):
             column = block.columns[name]
             made[output] = column.like(_filled(column, self.fill_of(name, column.type, state)))
             if self.spec.indicator:

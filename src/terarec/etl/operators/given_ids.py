@@ -12,7 +12,7 @@ from terarec.etl.columns import REFUSED_SHOWN, Block, Column, ColumnType, RowFau
 from terarec.etl.operators.contract import ColumnTypes, State
 from terarec.etl.operators.plain_function import PlainFunction, PlainLists
 from terarec.etl.operators.step_code import StepCode
-from terarec.etl.operators.values import refused
+from terarec.etl.operators.values import accepted_list, refused
 from terarec.kernels.encoding_types import RefusedValueError
 from terarec.spec import GivenIds
 
@@ -26,7 +26,7 @@ class GivenIdsCode(StepCode[GivenIds]):
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
         """Ids, or integers where there are keys; lists of at most `max_length`."""
         made: dict[str, ColumnType] = {}
-        for output, name, rows in zip(self.writes, self.spec.columns, self.spec.rows, strict=True):
+        for (name, output), rows in zip(self.spec.pairs, self.spec.rows, strict=True):
             found = self.input_type(types, name)
             bounds = [bound for bound in (found.max_length, self.spec.max_length) if bound is not None]
             longest = min(bounds, default=None) if found.is_list else None
@@ -40,7 +40,7 @@ class GivenIdsCode(StepCode[GivenIds]):
     def apply(self, block: Block, state: State | None) -> Block:
         """The same numbers, checked."""
         made = {}
-        for output, name, rows in zip(self.writes, self.spec.columns, self.spec.rows, strict=True):
+        for (name, output), rows in zip(self.spec.pairs, self.spec.rows, strict=True):
             self._check_lengths(block, name)
             column = block.columns[name]
             if rows is not None:
@@ -65,7 +65,7 @@ class GivenIdsCode(StepCode[GivenIds]):
         """Python integers as they are."""
         return [
             PlainFunction((name,), (output,), partial(self._plain, rows), takes="values" if rows is None else "raw")
-            for (name, output), rows in zip(self.pairs(), self.spec.rows, strict=True)
+            for (name, output), rows in zip(self.spec.pairs, self.spec.rows, strict=True)
         ]
 
     def _plain(self, rows: int | None, values: list[Any] | PlainLists) -> Sequence[Any]:
@@ -85,8 +85,3 @@ class GivenIdsCode(StepCode[GivenIds]):
 def accepted_id(rows: int) -> str:
     """What one of `rows` ids is."""
     return f"an id, 0 <= id < {rows}"
-
-
-def accepted_list(max_length: int) -> str:
-    """How long a list may be."""
-    return f"at most {max_length} items"

@@ -36,7 +36,7 @@ class HashBucketCode(StepCode[HashBucket]):
     def apply(self, block: Block, state: State | None) -> Block:
         """1 + hash mod buckets."""
         made = {}
-        for output, name in zip(self.writes, self.spec.columns, strict=True):
+        for name, output in self.spec.pairs:
             column = block.columns[name]
             ids = self._ids(hashes_of(column, self.spec.seed))
             ids[column.is_missing()] = MISSING_ID
@@ -52,7 +52,7 @@ class HashBucketCode(StepCode[HashBucket]):
                 self._ids_of_digits if types[name].kind == "hex32" else self._ids_of_values,
                 is_list=types[name].is_list,
             )
-            for name, output in self.pairs()
+            for name, output in self.spec.pairs
         ]
 
     def _ids(self, hashes: NDArray[np.int64]) -> NDArray[np.int64]:

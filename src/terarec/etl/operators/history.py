@@ -20,9 +20,10 @@ class HistoryCode(StepCode[History]):
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
         """Lists."""
         group_inputs(types, self.spec.group, self.spec.order)
-        kinds = [scalar_input(types, name, self.accepted).kind for name in self.spec.columns]
-        made = [ColumnType(kind, is_list=True, max_length=self.spec.max_length) for kind in kinds]
-        return dict(zip(self.writes, made, strict=True))
+        return {
+            output: ColumnType(scalar_input(types, name, self.accepted).kind, True, self.spec.max_length)
+            for name, output in self.spec.pairs
+        }
 
     def apply(self, block: Block, state: State | None) -> Block:
         """The values of at most ``max_length`` rows just before those of a row's order, which are no part of it."""
@@ -33,7 +34,7 @@ class HistoryCode(StepCode[History]):
         offsets = offsets_of(lengths)
         items = groups.rows[np.repeat(firsts - offsets[:-1], lengths) + np.arange(offsets[-1])]
         made = {}
-        for output, name in zip(self.writes, self.spec.columns, strict=True):
+        for name, output in self.spec.pairs:
             earlier = block.columns[name].take(items)
             made[output] = Column(earlier.type, earlier.values, earlier.missing, offsets)
         return block.with_columns(made)

@@ -73,10 +73,6 @@ class JoinGroupbyCode(StepCode[JoinGroupby]):
             scalar_input(types, name, ("number", "integer"))
         return dict.fromkeys(self.writes, ColumnType("number"))
 
-    def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
-        """None: nothing that comes out is an id."""
-        return {}
-
     def outputs_of(self, column: str) -> tuple[str, ...]:
         """Those of `writes` that are made of the input `column`."""
         each = len(self.writes) // len(self.spec.columns)

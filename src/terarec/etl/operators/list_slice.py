@@ -24,7 +24,7 @@ class ListSliceCode(StepCode[ListSlice]):
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
         """Lists, of a bounded length where the slice or the input has one."""
         made = {}
-        for output, name in zip(self.writes, self.spec.columns, strict=True):
+        for name, output in self.spec.pairs:
             found = self.input_type(types, name)
             bounds = [bound for bound in (found.max_length, self.spec.max_length) if bound is not None]
             made[output] = ColumnType(found.kind, True, min(bounds, default=None))
@@ -33,7 +33,8 @@ class ListSliceCode(StepCode[ListSlice]):
     def plain_functions(self, types: ColumnTypes, state: State | None) -> Sequence[PlainFunction]:
         """The same of plain lists."""
         return [
-            PlainFunction((name,), (output,), partial(self._plain, types[name].kind)) for name, output in self.pairs()
+            PlainFunction((name,), (output,), partial(self._plain, types[name].kind))
+            for name, output in self.spec.pairs
         ]
 
     def _plain(self, kind: Kind, lists: PlainLists) -> Sequence[Any]:
@@ -42,7 +43,7 @@ class ListSliceCode(StepCode[ListSlice]):
     def apply(self, block: Block, state: State | None) -> Block:
         """items[start:stop]."""
         made = {}
-        for output, name in zip(self.writes, self.spec.columns, strict=True):
+        for name, output in self.spec.pairs:
             column = block.columns[name]
             assert column.offsets is not None
             lengths = np.diff(column.offsets)

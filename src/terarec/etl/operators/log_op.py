@@ -51,10 +51,14 @@ class LogOpCode(NumberStepCode[LogOp]):
             shift = self.shift_of(name, state)
             low = block.columns[name].numbers() <= -shift
             if low.any():
-                accepted = f"more than {-shift!r} for a logarithm (Clip raises lower ones)"
-                raise refused(block, name, low, accepted)
+                raise refused(block, name, low, accepted_number(shift))
         return NumberStepCode.apply(self, block, state)
 
     def inverse(self, column: str, encoded: NDArray[np.float64], state: State | None) -> NDArray[np.float64]:
         """exp(y) - shift: the numbers of the input `column` from what came out."""
         return np.exp(encoded) - self.shift_of(column, state)
+
+
+def accepted_number(shift: float) -> str:
+    """Which numbers have a logarithm."""
+    return f"more than {-shift!r} for a logarithm (Clip raises lower ones)"

@@ -49,7 +49,7 @@ class NumberStepCode(StepCode[SpecT]):
 
     def plain_functions(self, types: ColumnTypes, state: State | None) -> Sequence[PlainFunction]:
         """The formula, of all columns at once; of lists one by one."""
-        numbers = [pair for pair in self.pairs() if types[pair[0]].kind in ("number", "integer")]
+        numbers = [pair for pair in self.spec.pairs if types[pair[0]].kind in ("number", "integer")]
         single = [pair for pair in numbers if not types[pair[0]].is_list]
         functions = [
             self._of_lists(name, output, state)
@@ -75,7 +75,7 @@ class NumberStepCode(StepCode[SpecT]):
 
     def apply(self, block: Block, state: State | None) -> Block:
         """The formula."""
-        outputs = dict(self.pairs())
+        outputs = dict(self.spec.pairs)
         lengths: dict[int, list[str]] = {}
         for name in self.spec.columns:
             lengths.setdefault(len(block.columns[name].values), []).append(name)

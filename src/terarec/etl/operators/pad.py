@@ -26,7 +26,7 @@ class PadCode(StepCode[Pad]):
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
         """Lists of the length that is asked for."""
         made = {}
-        for output, name in zip(self.writes, self.spec.columns, strict=True):
+        for name, output in self.spec.pairs:
             found = self.input_type(types, name)
             try:
                 value = value_of(found.kind, self.spec.value)
@@ -39,13 +39,13 @@ class PadCode(StepCode[Pad]):
 
     def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
         """Those of the inputs, the padding included."""
-        pairs = zip(self.writes, self.spec.columns, strict=True)
-        return {output: max(rows[name], int(self.spec.value) + 1) for output, name in pairs if name in rows}
+        return {output: max(rows[name], int(self.spec.value) + 1) for name, output in self.spec.pairs if name in rows}
 
     def plain_functions(self, types: ColumnTypes, state: State | None) -> Sequence[PlainFunction]:
         """The same of plain lists."""
         return [
-            PlainFunction((name,), (output,), partial(self._plain, types[name].kind)) for name, output in self.pairs()
+            PlainFunction((name,), (output,), partial(self._plain, types[name].kind))
+            for name, output in self.spec.pairs
         ]
 
     def _plain(self, kind: Kind, lists: PlainLists) -> Sequence[Any]:
@@ -56,7 +56,7 @@ class PadCode(StepCode[Pad]):
     def apply(self, block: Block, state: State | None) -> Block:
         """Cut, or filled up at the end."""
         made = {}
-        for output, name in zip(self.writes, self.spec.columns, strict=True):
+        for name, output in self.spec.pairs:
             column = block.columns[name]
             assert column.offsets is not None
             places = np.arange(self.spec.length)

@@ -15,13 +15,13 @@ from terarec.etl.columns import Block, Column, ColumnType, Kind, from_arrow, off
 from terarec.etl.operators.contract import ColumnTypes, State
 from terarec.etl.operators.plain_function import PlainFunction
 from terarec.etl.operators.step_code import StepCode
-from terarec.etl.operators.values import refused
+from terarec.etl.operators.values import HEX_DIGITS, refused
 from terarec.kernels.encoding_types import RefusedValueError
 from terarec.spec import SplitText
 
 _FORMS = {
     "integer": "-?[0-9]+",
-    "hex32": "[0-9a-fA-F]{1,8}",
+    "hex32": HEX_DIGITS.pattern,
     "number": r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?",
 }
 _NAMES = {"integer": "a 64-bit integer", "hex32": "up to 8 hexadecimal digits", "number": "a finite number"}
@@ -83,8 +83,12 @@ class SplitTextCode(StepCode[SplitText]):
             pass
         pairs = zip(part.to_pylist(), well_formed.to_pylist(), strict=True)
         wrong = np.array([text is not None and not (formed and _is_held(text, kind)) for text, formed in pairs])
-        accepted = f"{_NAMES[kind]} as part {place + 1} between {self.spec.separator!r}"
-        raise refused(block, self.spec.columns[0], wrong, accepted)
+        raise refused(block, self.spec.columns[0], wrong, accepted_part(self.spec, place))
+
+
+def accepted_part(spec: SplitText, place: int) -> str:
+    """What the part at `place` is, where that is no text."""
+    return f"{_NAMES[spec.types[place]]} as part {place + 1} between {spec.separator!r}"
 
 
 def _plain_part(part: list[str | None], kind: Kind) -> Any:

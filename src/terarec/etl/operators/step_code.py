@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -53,10 +53,8 @@ class StepCode(Generic[SpecT]):
         return ()
 
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """By default one output of the same type for each of ``spec.columns``, whose kinds must be `accepted`."""
-        return {
-            output: self.input_type(types, name) for output, name in zip(self.writes, self.spec.columns, strict=True)
-        }
+        """By default the types of the inputs in ``spec.pairs``, whose kinds must be `accepted`."""
+        return {output: self.input_type(types, name) for name, output in self.spec.pairs}
 
     def input_type(self, types: ColumnTypes, name: str) -> ColumnType:
         """The type of the input `name`, checked against `accepted`."""
@@ -68,9 +66,8 @@ class StepCode(Generic[SpecT]):
         return found
 
     def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
-        """By default those of the inputs, for outputs made one by one of ``spec.columns``."""
-        pairs = zip(self.writes, getattr(self.spec, "columns", ()), strict=False)
-        return {output: rows[name] for output, name in pairs if name in rows}
+        """By default those of the inputs, for outputs that are made one by one of these."""
+        return {output: rows[name] for name, output in getattr(self.spec, "pairs", ()) if name in rows}
 
     def apply(self, block: Block, state: State | None) -> Block:
         """Do the step to the rows of a block."""
@@ -79,10 +76,6 @@ class StepCode(Generic[SpecT]):
     def plain_functions(self, types: ColumnTypes, state: State | None) -> Sequence[PlainFunction]:
         """What does the step to a few records; steps that are not done to records have none."""
         return ()
-
-    def pairs(self) -> Iterator[tuple[str, str]]:
-        """Each input of a step that makes outputs one by one, and its output."""
-        return zip(self.spec.columns, self.spec.outputs or self.spec.columns, strict=True)
 
     def statistic(self, types: ColumnTypes, memory: SpillOptions) -> Statistic:
         """A fresh statistic; steps that learn nothing have none."""

@@ -117,7 +117,7 @@ class TargetEncodingCode(StepCode[TargetEncoding]):
         if block.split is not None:
             view = np.where(block.split == TRAIN, self.folds(block), view)
         made = {}
-        for output, name in zip(self.writes, self.spec.columns, strict=True):
+        for name, output in self.spec.pairs:
             means = state.columns[name]
             made[output] = Column("number", means.encoded[view, means.ids.find(block.columns[name])])
         return block.with_columns(made)
@@ -127,7 +127,7 @@ class TargetEncodingCode(StepCode[TargetEncoding]):
         assert isinstance(state, TargetEncodings)
         return [
             item_function(name, output, state.columns[name].encoded_plain, is_list=False, takes="raw")
-            for name, output in zip(self.spec.columns, self.writes, strict=True)
+            for name, output in self.spec.pairs
         ]
 
     def statistic(self, types: ColumnTypes, memory: SpillOptions) -> TargetStatistic:

@@ -10,12 +10,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import REFUSED_SHOWN, Block, Column, Kind, RowFaultError, text_buffers
+from terarec.etl.columns import REFUSED_SHOWN, Block, Column, Kind, RowFaultError, shortened, text_buffers
 from terarec.kernels.cpu.hashes import xxh64_int64, xxh64_text
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
-_HEX = re.compile(r"[0-9a-fA-F]{1,8}", re.ASCII)
-_SHOWN_CHARACTERS = 60
+HEX_DIGITS = re.compile(r"[0-9a-fA-F]{1,8}", re.ASCII)
+"""What a hex32 looks like."""
 
 
 def refused(block: Block, name: str, wrong: NDArray[np.bool_], accepted: str) -> RowFaultError:
@@ -37,9 +37,9 @@ def _shown(column: Column, position: int) -> str:
     return shortened(repr(value.as_py() if isinstance(value, pa.Scalar) else getattr(value, "item", lambda: value)()))
 
 
-def shortened(shown: str) -> str:
-    """A value as a message has it, cut if it is long."""
-    return shown if len(shown) <= _SHOWN_CHARACTERS else shown[: _SHOWN_CHARACTERS - 3] + "..."
+def accepted_list(max_length: int) -> str:
+    """How long a list may be."""
+    return f"at most {max_length} items"
 
 
 def value_of(kind: Kind, value: float | str) -> Any:
@@ -56,7 +56,7 @@ def value_of(kind: Kind, value: float | str) -> Any:
         whole = int(value) if isinstance(value, str) and _INTEGER.fullmatch(value) else value
         if not isinstance(whole, str) and whole == int(whole) and -(2**63) <= whole < 2**63:
             return int(whole)
-    if kind == "hex32" and isinstance(value, str) and _HEX.fullmatch(value):
+    if kind == "hex32" and isinstance(value, str) and HEX_DIGITS.fullmatch(value):
         return int(value, 16)
     spelled = {"text": "a text", "number": "a number", "hex32": "up to 8 hexadecimal digits as text"}
     raise ConfigError(f"got {value!r}, expected {spelled.get(kind, 'a 64-bit integer')} for a column of {kind}")

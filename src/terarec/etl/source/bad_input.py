@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from terarec.etl.columns import shortened
+
 BadInputPolicy = Literal["raise", "skip", "missing"]
 """What happens to bad input: "raise" ends with it, "skip" leaves its row out, "missing" makes its field missing."""
 
@@ -64,7 +66,7 @@ class BadInputReport:
 def show(content: bytes | str) -> str:
     """The content of a field for a message, cut if it is long."""
     text = content.decode("utf-8", errors="backslashreplace") if isinstance(content, bytes) else content
-    return f"got {text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + '...'!r}"
+    return f"got {shortened(text, _SHOWN_CHARACTERS)!r}"
 
 
 class BadInputLog:

@@ -9,6 +9,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from terarec.errors import ClusterError, FormatError, StorageError, TerarecError
+from terarec.etl.columns import shortened
 from terarec.etl.spark.expressions import MARK
 
 _SHOWN_CHARACTERS = 400
@@ -51,4 +52,4 @@ def _line(text: str) -> str:
     """The line of Spark's message that tells what happened; those after it say where in Spark's code."""
     lines = [line.strip(" :") for line in text.splitlines() if line.strip(" :")] or ["no reason was told"]
     line = lines[1] if lines[0].startswith("An error occurred while calling") and len(lines) > 1 else lines[0]
-    return line if len(line) <= _SHOWN_CHARACTERS else line[: _SHOWN_CHARACTERS - 3] + "..."
+    return shortened(line, _SHOWN_CHARACTERS)

@@ -11,7 +11,8 @@ import numpy as np
 
 from terarec.etl.columns import ColumnType
 from terarec.etl.operators.plain_function import PlainLists, checked_integers, checked_texts
-from terarec.etl.workflow.raw_values import HEX, cut_text, time_reader
+from terarec.etl.operators.values import HEX_DIGITS
+from terarec.etl.workflow.raw_values import cut_text, time_reader
 from terarec.kernels.cpu.encoding import numbers_of_list
 from terarec.kernels.encoding_types import RefusedValueError
 from terarec.spec import SourceColumn
@@ -49,7 +50,7 @@ def _item_reader(found: ColumnType, source: SourceColumn | None) -> PlainReader:
 
 def _checked_digits(values: list[Any]) -> list[Any]:
     for row, value in enumerate(values):
-        if not (value is None or value == "" or (isinstance(value, str) and HEX.fullmatch(value))):
+        if not (value is None or value == "" or (isinstance(value, str) and HEX_DIGITS.fullmatch(value))):
             raise RefusedValueError(row)
     return values
 

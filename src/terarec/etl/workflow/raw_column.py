@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
+from terarec.etl.columns import shortened
 
 RawValues: TypeAlias = Sequence[Any] | NDArray[Any] | pa.Array | pa.ChunkedArray
 """A column of raw values, None (Arrow: null) or ``""`` being missing; lists of them for a multi-hot column."""
@@ -17,8 +18,6 @@ RawValues: TypeAlias = Sequence[Any] | NDArray[Any] | pa.Array | pa.ChunkedArray
 SMALL_ROWS = 128
 """Up to so many rows, arrays are taken as lists: a call of an Arrow function costs as much as 100 to 200 values of a
 list (Zen 3)."""
-
-_SHOWN_CHARACTERS = 60
 
 
 class RawColumn:
@@ -76,9 +75,7 @@ class RawColumn:
         if isinstance(value, pa.Scalar):
             value = value.as_py()
         record = row if self.offsets is None else int(np.searchsorted(self.offsets, row, side="right")) - 1
-        shown = repr(value)
-        shown = shown if len(shown) <= _SHOWN_CHARACTERS else shown[: _SHOWN_CHARACTERS - 3] + "..."
-        return ConfigError(f"column {self.name!r}, row {record}: got {shown}, expected {accepted}")
+        return ConfigError(f"column {self.name!r}, row {record}: got {shortened(repr(value))}, expected {accepted}")
 
     def mistyped(self, accepted: str) -> ConfigError:
         """The error for a column of another type as a whole."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,14 +12,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.etl.columns import Column, ColumnType
-from terarec.etl.operators.plain_function import is_utf8
+from terarec.etl.operators.plain_function import checked_texts
+from terarec.etl.operators.values import HEX_DIGITS
 from terarec.etl.workflow.raw_column import RawColumn, RawValues
 from terarec.kernels.cpu.encoding import numbers_of_list
 from terarec.kernels.encoding_types import RefusedValueError
 from terarec.spec import SourceColumn
-
-HEX = re.compile(r"[0-9a-fA-F]{1,8}", re.ASCII)
-"""What a hex32 looks like."""
 
 _ACCEPTED = {
     "number": "a finite number, or nothing where it is missing",
@@ -127,7 +124,7 @@ def _read_each(raw: RawColumn, kind: Any, read: Callable[[Any], int], accepted: 
 
 
 def _hex(value: Any) -> int:
-    if not isinstance(value, str) or not HEX.fullmatch(value):
+    if not isinstance(value, str) or not HEX_DIGITS.fullmatch(value):
         raise ValueError
     return int(value, 16)
 
@@ -172,10 +169,10 @@ def _integers(raw: RawColumn) -> Column:
 def _texts(raw: RawColumn) -> Any:
     values = raw.values
     if isinstance(values, list):
-        for row, value in enumerate(values):
-            if value is not None and not (isinstance(value, str) and (value.isascii() or is_utf8(value))):
-                raise raw.refused(row, _ACCEPTED["text"])
-        return pa.array(values, type=pa.large_string())
+        try:
+            return pa.array(checked_texts(values), type=pa.large_string())
+        except RefusedValueError as error:
+            raise raw.refused(error.row, _ACCEPTED["text"]) from None
     if not isinstance(values, pa.Array) or not _is_text(values.type):
         raise raw.mistyped(_ACCEPTED["text"])
     return pc.cast(values, pa.large_string())

@@ -59,6 +59,11 @@ class MappedColumns(InputColumns):
         """Columns that the step adds or replaces."""
         return self.outputs or self.columns
 
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Each input and what is made of it."""
+        return tuple(zip(self.columns, self.outputs or self.columns, strict=True))
+
 
 def columns_named(owner: object, field: str) -> None:
     """Raise unless ``owner.field`` is a tuple of at least one column name, all distinct."""

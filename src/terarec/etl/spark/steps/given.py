@@ -12,4 +12,4 @@ from terarec.etl.spark.steps.step import Step
 
 def given_ids(step: Step) -> Mapping[str, Column]:
     """The same numbers."""
-    return {output: column(name) for output, name in zip(step.spec.writes, step.spec.columns, strict=True)}
+    return {output: column(name) for name, output in step.spec.pairs}

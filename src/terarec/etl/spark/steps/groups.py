@@ -17,11 +17,10 @@ def difference_lag(frame: DataFrame, step: Step) -> DataFrame:
     placed = group.isNotNull() & order.isNotNull()
     # Rows without a place are a group of their own each, so that they do not meet in one task.
     window = Window.partitionBy(group, placed, F.when(~placed, F.col(ROW))).orderBy(order, F.col(ROW))
-    pairs = zip(step.spec.writes, step.spec.columns, strict=True)
     return frame.withColumns(
         {
             output: F.when(placed, column(name) - F.lag(column(name), step.spec.lag).over(window))
-            for output, name in pairs
+            for name, output in step.spec.pairs
         }
     )
 

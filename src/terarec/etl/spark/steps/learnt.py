@@ -27,7 +27,7 @@ _ID, _MEANS, _IS_KNOWN = "__terarec_id", "__terarec_means", "__terarec_is_known"
 def categorify(frame: DataFrame, step: Step, tables: Tables) -> DataFrame:
     """Value -> id by frequency."""
     outputs = {}
-    for place, (output, name) in enumerate(zip(step.spec.writes, step.spec.columns, strict=True)):
+    for place, (name, output) in enumerate(step.spec.pairs):
         part = step.code.vocabulary(name)
         ids = step.state.ids[part]
         numbers = pa.array(np.arange(ids.first_id, ids.num_ids, dtype=np.int64))
@@ -63,7 +63,7 @@ def target_encoding(frame: DataFrame, step: Step, tables: Tables) -> DataFrame:
     fold = F.pmod(hashed(F.col(ROW), step.spec.seed), F.lit(folds)).cast("int")
     view = F.when(F.col(SPLIT) == TRAIN, fold).otherwise(folds)
     outputs = {}
-    for place, (output, name) in enumerate(zip(step.spec.writes, step.spec.columns, strict=True)):
+    for place, (name, output) in enumerate(step.spec.pairs):
         means = step.state.columns[name]
         made = f"{_MEANS}_{place}"
         lists = pa.array(list(means.encoded.T[SEEN:]), type=pa.list_(pa.float64()))

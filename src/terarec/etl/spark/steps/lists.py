@@ -28,7 +28,7 @@ def pad(step: Step) -> Mapping[str, Column]:
     """Cut, or filled up at the end."""
     made = {}
     length = step.spec.length
-    for output, name in zip(step.spec.writes, step.spec.columns, strict=True):
+    for name, output in step.spec.pairs:
         kind = step.types[name].kind
         padding = F.array_repeat(literal(kind, value_of(kind, step.spec.value)), length)
         made[output] = F.slice(F.concat(column(name), padding), 1, length)
@@ -37,7 +37,7 @@ def pad(step: Step) -> Mapping[str, Column]:
 
 def _whole(step: Step, function: object) -> Mapping[str, Column]:
     assert callable(function)
-    return {output: function(column(name)) for output, name in zip(step.spec.writes, step.spec.columns, strict=True)}
+    return {output: function(column(name)) for name, output in step.spec.pairs}
 
 
 def _position(position: int, size: Column) -> Column:

@@ -18,12 +18,11 @@ Columns = Mapping[str, Column]
 def fill_missing(step: Step) -> Columns:
     """Missing values become a value."""
     made: dict[str, Column] = {}
-    outputs = step.spec.outputs or step.spec.columns
-    for position, name in enumerate(step.spec.columns):
+    for position, (name, output) in enumerate(step.spec.pairs):
         kind = step.types[name]
         learnt = step.spec.median
         fill = step.state.columns[name]["median"] if learnt else value_of(kind.kind, step.spec.value)
-        made[outputs[position]] = each(kind, column(name), _filler(literal(kind.kind, fill)))
+        made[output] = each(kind, column(name), _filler(literal(kind.kind, fill)))
         if step.spec.indicator:
             made[step.spec.indicators[position]] = each(kind, column(name), lambda x: x.isNull().cast("double"))
     return made

@@ -10,18 +10,18 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from terarec import spec
-from terarec.etl.columns import Kind
-from terarec.etl.operators.explode import ITEM_BITS
-from terarec.etl.operators.given_ids import accepted_id, accepted_list
-from terarec.etl.operators.values import shortened
+from terarec.etl.columns import Kind, shortened
+from terarec.etl.operators.explode import MAX_ITEMS, accepted_length
+from terarec.etl.operators.given_ids import accepted_id
+from terarec.etl.operators.log_op import accepted_number
+from terarec.etl.operators.split_text import accepted_part
+from terarec.etl.operators.values import accepted_list
 from terarec.etl.spark.expressions import ROW, column, refuse
 from terarec.etl.spark.steps.columns import text_part, typed_part
 from terarec.etl.spark.steps.step import Step
 from terarec.etl.workflow.data_set import IN_FLOAT32, LABEL, NUMBER, PROBABILITY
 from terarec.etl.workflow.plan import Plan
 from terarec.spec import LabelSpec
-
-_PART_NAMES = {"integer": "a 64-bit integer", "hex32": "up to 8 hexadecimal digits", "number": "a finite number"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ def _log_op(step: Step) -> list[Refusal]:
     shift = step.spec.shift
     if shift is None:
         return []
-    accepted = f"more than {-shift!r} for a logarithm (Clip raises lower ones)"
-    return [_of_values(step, name, lambda x: x.cast("double") <= -shift, accepted) for name in step.spec.columns]
+    is_low, accepted = lambda x: x.cast("double") <= -shift, accepted_number(shift)
+    return [_of_values(step, name, is_low, accepted) for name in step.spec.columns]
 
 
 def _given_ids(step: Step) -> list[Refusal]:
@@ -122,17 +122,15 @@ def _split_text(step: Step) -> list[Refusal]:
         if kind != "text":
             part = text_part(step, place)
             is_bad = part.isNotNull() & typed_part(part, kind).isNull()
-            accepted = f"{_PART_NAMES[kind]} as part {place + 1} between {step.spec.separator!r}"
-            refusals.append(_refusal(name, is_bad, accepted, _shower("text")))
+            refusals.append(_refusal(name, is_bad, accepted_part(step.spec, place), _shower("text")))
     return refusals
 
 
 def _explode(step: Step) -> list[Refusal]:
     first, *others = step.spec.columns
     size = F.size(column(first))
-    accepted = f"as many items as in column {first!r}"
-    refusals = [_of_length(name, F.size(column(name)) != size, accepted) for name in others]
-    return [*refusals, _of_length(first, size > 1 << ITEM_BITS, f"at most {1 << ITEM_BITS} items")]
+    refusals = [_of_length(name, F.size(column(name)) != size, accepted_length(first)) for name in others]
+    return [*refusals, _of_length(first, size > MAX_ITEMS, accepted_list(MAX_ITEMS))]
 
 
 _REFUSALS: dict[type[Any], Callable[[Step], list[Refusal]]] = {

@@ -44,8 +44,4 @@ class Step:
         def of(name: str) -> Callable[[Column], Column]:
             return lambda x: function(name, self.types[name], x)
 
-        outputs = self.spec.outputs or self.spec.columns
-        return {
-            output: each(self.types[name], column(name), of(name))
-            for output, name in zip(outputs, self.spec.columns, strict=True)
-        }
+        return {output: each(self.types[name], column(name), of(name)) for name, output in self.spec.pairs}
