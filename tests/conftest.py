@@ -2,7 +2,9 @@
 
 import gc
 import os
+from collections.abc import Callable, Iterator
 
+import pytest
 from hypothesis import settings
 
 # Two test workers share two cores: a thread each (trained models took 12 % less time than with two); where a test asks
@@ -22,3 +24,13 @@ def pytest_collection_finish() -> None:
     """Spare collections of garbage what lives as long as the process: they took 0.5 s with all modules loaded."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def set_threads() -> Iterator[Callable[[int], None]]:
+    """Sets torch's number of threads for the rest of a test."""
+    import torch  # not before the settings above
+
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)

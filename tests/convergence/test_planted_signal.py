@@ -1,20 +1,10 @@
 """Models come near the best AUC that a planted click model allows, through the whole way from Parquet to evaluation."""
 
 import pytest
-import torch
 
 from terarec.spec import AdaGradSpec, AdamSpec, DLRMSpec, DynamicTablesSpec, RunSpec, TrainingSpec, WideDeepSpec
 from terarec.train import build
 from tests.train.planted import make_planted
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Layers this small only wait for each other on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -1,18 +1,8 @@
 """Planted and random data for the scripts of these tests, written once."""
 
 import pytest
-import torch
 
 from tests.hugectr.planted import Planted, write_norm
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Layers this small only wait for each other on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

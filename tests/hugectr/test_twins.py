@@ -172,9 +172,9 @@ def test_two_tasks(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["dcn_v2", "deepfm", "fused_dlrm"])
-def test_the_number_of_threads_changes_no_bit(planted, family):
+def test_the_number_of_threads_changes_no_bit(set_threads, planted, family):
     curves = []
     for threads in (1, 2):
-        torch.set_num_threads(threads)  # the fixture of these tests sets it back
+        set_threads(threads)
         curves.append(losses_of(getattr(families, family)(*planted[:2]), 10))
     assert curves[0] == curves[1]

@@ -7,27 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terarec.kernels.cpu import encoding as cpu
-from terarec.kernels.encoding_types import RefusedValueError
 from terarec.kernels.ref import encoding as ref
-
-ANYTHING = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(2**70), 2**70),
-    st.integers(-5, 5),
-    st.integers(-5, 5).map(np.int16),
-    st.floats(),
-    st.text("0123456789abcdefABCDEFgé\ud800", max_size=10),
-    st.sampled_from(["", "7", "a", "0000000a", "A"]),
-    st.binary(max_size=3),
-)
-
-
-def found_list(find, values):
-    try:
-        return find(values).tolist()
-    except RefusedValueError as refused:
-        return f"row {refused.row}"
+from tests.kernels.anything import ANYTHING, found_list
 
 
 @given(st.lists(ANYTHING | st.sampled_from([2**63 - 1, 2**63, -(2**63)]), max_size=8), st.booleans())

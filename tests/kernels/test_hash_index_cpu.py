@@ -14,21 +14,13 @@ BYTES_A_KEY = 24
 FIXED_BYTES = 40 << 10
 
 
-@pytest.fixture
-def threads():
-    """Sets torch's number of threads for the test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 def draw(count, keys, seed=0):
     return torch.randint(-keys // 2, keys // 2, (count,), generator=torch.Generator().manual_seed(seed)) * 0x123456789
 
 
-def test_threads_change_nothing(threads):
+def test_threads_change_nothing(set_threads):
     def run(number):
-        threads(number)
+        set_threads(number)
         index, results, held = HashIndex(), [], 0
         for step in range(6):
             keys = draw(30_011, 60_000, step)
@@ -44,9 +36,9 @@ def test_threads_change_nothing(threads):
         assert torch.equal(one, four)
 
 
-def test_large_calls_take_new_keys_in_their_order(threads):
+def test_large_calls_take_new_keys_in_their_order(set_threads):
     """Most of the keys are new, most are held, and many are repeated: the paths that only large calls take."""
-    threads(3)
+    set_threads(3)
     index, model = HashIndex(), {}
     for step, span in enumerate((10**6, 10**6, 30_000, 4000, 10**9)):
         keys = draw(50_021, span, step)

@@ -9,28 +9,10 @@ from terarec.errors import FormatError
 from terarec.kernels.cpu import ids as cpu
 from terarec.kernels.encoding_types import RefusedValueError
 from terarec.kernels.ref import ids as ref
+from tests.kernels.anything import ANYTHING, found_list
 from tests.kernels.columns import INT64S, SMALL_TEXTS, mask_of, text_of
 
 BUCKETS = st.sampled_from([1, 1, 2, 10, 1000])
-
-ANYTHING = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(2**70), 2**70),
-    st.integers(-5, 5),
-    st.integers(-5, 5).map(np.int16),
-    st.floats(),
-    st.text("0123456789abcdefABCDEFgé\ud800", max_size=10),
-    st.sampled_from(["", "7", "a", "0000000a", "A"]),
-    st.binary(max_size=3),
-)
-
-
-def found_list(find, values):
-    try:
-        return find(values).tolist()
-    except RefusedValueError as refused:
-        return f"row {refused.row}"
 
 
 @given(st.lists(ANYTHING, max_size=8), BUCKETS)

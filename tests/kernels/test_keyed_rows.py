@@ -56,14 +56,12 @@ def test_both_keyed_fills_agree(kind):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
 
 
-def test_threads_do_not_change_keyed_values():
-    threads = torch.get_num_threads()
+def test_threads_do_not_change_keyed_values(set_threads):
     keys = list(range(-20_000, 20_000))
     results = []
     for count in (1, 4):
-        torch.set_num_threads(count)
+        set_threads(count)
         results.append(keyed(keys, width=48, initializer="normal"))
-    torch.set_num_threads(threads)
     assert torch.equal(*results)
 
 

@@ -50,21 +50,19 @@ def test_both_fills_agree(width, kind):
 
 
 @pytest.mark.parametrize("initializer", ["uniform", "normal"])
-def test_first_values_depend_on_seed_table_and_row_alone(initializer):
+def test_first_values_depend_on_seed_table_and_row_alone(set_threads, initializer):
     def filled(table="t", seed=0, threads=1, first_row=0, rows=30_000):
-        torch.set_num_threads(threads)
+        set_threads(threads)
         held = np.empty((rows, 48), np.float32)
         initialise_rows(held, table=table, seed=seed, initializer=initializer, scale=0.5, first_row=first_row)
         return held
 
-    threads = torch.get_num_threads()
     whole = filled()
     assert np.array_equal(filled(threads=3), whole)
     assert np.array_equal(filled(first_row=20_000, rows=10_000), whole[20_000:])
     assert not np.array_equal(filled(table="u"), whole)
     assert not np.array_equal(filled(seed=1), whole)
     assert len(np.unique(whole[:, 0])) > 29_000
-    torch.set_num_threads(threads)
 
 
 def test_the_distributions_are_what_they_say():

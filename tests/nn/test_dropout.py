@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -32,17 +34,13 @@ def test_neighbours_are_independent() -> None:
         assert abs((kept[:, lag:] * kept[:, :-lag]).mean().item()) < 0.25 * 5 / np.sqrt(kept[:, lag:].numel())
 
 
-def test_the_draw_depends_on_the_seed_and_not_on_the_threads() -> None:
+def test_the_draw_depends_on_the_seed_and_not_on_the_threads(set_threads: Callable[[int], None]) -> None:
     layer, x = make("dropout", [(999,)], {"rate": 0.3}), torch.ones(101, 999)
     outs = []
-    threads = torch.get_num_threads()
-    try:
-        for count, seed in ((1, 0), (3, 0), (1, 1)):
-            torch.set_num_threads(count)
-            torch.manual_seed(seed)
-            outs.append(layer(x))
-    finally:
-        torch.set_num_threads(threads)
+    for count, seed in ((1, 0), (3, 0), (1, 1)):
+        set_threads(count)
+        torch.manual_seed(seed)
+        outs.append(layer(x))
     assert torch.equal(outs[0], outs[1])
     assert not torch.equal(outs[0], outs[2])
 

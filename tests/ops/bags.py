@@ -37,6 +37,19 @@ def make_layout(width: int, pooling: tuple[Pooling, ...] | Pooling = "sum") -> B
     )
 
 
+def one_feature(rows: int, width: int) -> BagLayout:
+    """One feature that sums rows of a table of its own."""
+    return BagLayout(
+        table_names=("t",),
+        table_base=(0,),
+        table_rows=(rows,),
+        feature_names=("f",),
+        feature_table=(0,),
+        pooling=("sum",),
+        width=width,
+    )
+
+
 def make_lookup(layout: BagLayout, batch: int, hotness: int, seed: int = 0) -> Lookup:
     """`hotness` 1 gives bags of one key, more gives bags of 0 to 2 * hotness keys with many repeats."""
     generator = torch.Generator().manual_seed(seed)

@@ -6,13 +6,12 @@ from torch import nn
 
 from terarec.errors import ConfigError, KernelError, KeyOutOfRangeError
 from terarec.kernels.contract import MEAN, SUM
-from terarec.kernels.cpu import host
 from terarec.ops import BagLayout, bag_lookup
 from terarec.ops.checks import ROW_TYPES
 from tests.ops.bags import IMPLEMENTATIONS, make_layout, make_lookup
+from tests.ops.hosts import SETS, on_every_host
 
 WIDTHS = [1, 2, 3, 8, 16, 17, 32, 33, 64, 127, 128, 130, 256, 257]
-SETS = [*host.instruction_sets(), "wide"]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -50,16 +49,12 @@ def test_the_same_bits_on_every_instruction_set_and_thread_count(width, pooling,
     held = make_lookup(make_layout(width, pooling), 700, 5)
     weights = held.weights.to(dtype)
     key_weights = held.key_weights if weighted and held.layout.takes_key_weights else None
-    results = []
-    threads = torch.get_num_threads()
-    for name in SETS:
-        for count in (1, 2, 3):
-            host.select(name)
-            torch.set_num_threads(count)
-            arguments = (weights, held.keys, held.offsets, held.layout)
-            results.append(bag_lookup(*arguments, key_weights=key_weights, implementation="cpu"))
-    host.select("auto")
-    torch.set_num_threads(threads)
+    arguments = (weights, held.keys, held.offsets, held.layout)
+
+    def looked_up():
+        return bag_lookup(*arguments, key_weights=key_weights, implementation="cpu")
+
+    results = on_every_host(looked_up, threads=(1, 2, 3))
     assert all(torch.equal(results[0], result) for result in results)
 
 

@@ -7,12 +7,11 @@ import torch
 
 from terarec.errors import ConfigError, KeyOutOfRangeError
 from terarec.kernels.contract import RULE_KINDS
-from terarec.kernels.cpu import host
 from terarec.ops import BagGradient, row_gradient_norm, row_update_
+from tests.ops.hosts import on_every_host
 from tests.ops.rules import dense_gradient, make_gradients, make_rule, make_state, with_numbers
 
 IMPLEMENTATIONS = ["cpu", "ref"]
-SETS = [*host.instruction_sets(), "wide"]
 
 
 def moved_by_sgd(implementation, width=16, lr=0.1, **changes):
@@ -58,15 +57,15 @@ def test_a_scale_of_one_and_wide_bounds_change_nothing(kind):
 @pytest.mark.parametrize("kind", RULE_KINDS)
 def test_the_careful_loops_give_the_same_bits_on_every_instruction_set(kind):
     weights, gradients = make_gradients(37, "sum", 60, 3)
-    results = []
-    for name in SETS:
-        host.select(name)
-        rule = make_rule(kind, "global" if kind == "ftrl" else "lazy_global", clip_norm=2.0, grad_scale=0.25)
+    rule = make_rule(kind, "global" if kind == "ftrl" else "lazy_global", clip_norm=2.0, grad_scale=0.25)
+
+    def updated():
         held, state = weights.clone(), make_state(rule, weights)
         for step in (2, 7):
             row_update_(held, state, gradients, rule, step=step, implementation="cpu")
-        results.append((held, *state))
-    host.select("auto")
+        return held, *state
+
+    results = on_every_host(updated, threads=(1,))
     for other in results[1:]:
         assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))
 
@@ -119,14 +118,12 @@ def test_the_norm_is_that_of_the_summed_gradients(implementation, pooling):
     assert row_gradient_norm(weights, [], rule, implementation=implementation) == 0.0
 
 
-def test_the_norm_has_the_same_bits_for_any_number_of_threads():
+def test_the_norm_has_the_same_bits_for_any_number_of_threads(set_threads):
     weights, gradients = make_gradients(64, "sum", 3000, 4)
-    threads = torch.get_num_threads()
     norms = set()
     for count in (1, 2, 3, 7):
-        torch.set_num_threads(count)
+        set_threads(count)
         norms.add(row_gradient_norm(weights, gradients, make_rule("sgd"), implementation="cpu"))
-    torch.set_num_threads(threads)
     assert len(norms) == 1
 
 

@@ -4,13 +4,11 @@ import pytest
 import torch
 
 from terarec.errors import ConfigError, KeyOutOfRangeError
-from terarec.kernels.cpu import host
 from terarec.kernels.registry import choose
 from terarec.ops import bag_lookup, key_weight_gradient
 from tests.ops.bags import make_layout, make_lookup
+from tests.ops.hosts import on_every_host
 from tests.ops.test_poolings import by_formula
-
-SETS = [*host.instruction_sets(), "wide"]
 
 
 @pytest.mark.parametrize("implementation", ["cpu", "ref"])
@@ -36,14 +34,7 @@ def test_dots_have_the_same_bits_on_every_instruction_set_and_thread_count(width
     grad = torch.randn(3000, 4 * width)
     arguments = (held.weights, held.keys, held.offsets, grad, held.layout.array)
     expected = choose("row_dots", "cpu", "ref")(*arguments)
-    threads, results = torch.get_num_threads(), []
-    for name in SETS:
-        for count in (1, 3):
-            host.select(name)
-            torch.set_num_threads(count)
-            results.append(choose("row_dots", "cpu", "cpu")(*arguments))
-    host.select("auto")
-    torch.set_num_threads(threads)
+    results = on_every_host(lambda: choose("row_dots", "cpu", "cpu")(*arguments), threads=(1, 3))
     torch.testing.assert_close(results[0], expected, rtol=1e-4, atol=1e-5)
     assert all(torch.equal(results[0], result) for result in results)
 

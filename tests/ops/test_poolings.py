@@ -6,10 +6,10 @@ from torch import Tensor
 
 from terarec.errors import ConfigError
 from terarec.kernels.cpu import host
-from terarec.ops import BagGradient, BagLayout, RowRule, bag_lookup, row_update_
-from tests.ops.bags import Lookup, make_layout, make_lookup
+from terarec.ops import BagGradient, RowRule, bag_lookup, row_update_
+from tests.ops.bags import Lookup, make_layout, make_lookup, one_feature
+from tests.ops.hosts import SETS
 
-SETS = [*host.instruction_sets(), "wide"]
 POOLED = ("sum", "mean", "sqrtn", "max")
 
 
@@ -151,15 +151,7 @@ def test_narrow_rows_are_read_exactly(implementation, dtype, width):
     patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
     rows = -(-patterns.numel() // width)
     table = torch.cat([patterns, patterns[: rows * width - patterns.numel()]]).reshape(rows, width)
-    layout = BagLayout(
-        table_names=("t",),
-        table_base=(0,),
-        table_rows=(rows,),
-        feature_names=("f",),
-        feature_table=(0,),
-        pooling=("sum",),
-        width=width,
-    )
+    layout = one_feature(rows, width)
     result = bag_lookup(table, torch.arange(rows), torch.arange(rows + 1), layout, implementation=implementation)
     assert result.dtype == torch.float32
     assert torch.equal(result.isnan(), table.isnan())

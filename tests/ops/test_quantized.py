@@ -6,12 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError, KernelError, KeyOutOfRangeError
-from terarec.kernels.cpu import host
 from terarec.kernels.ref.quantized import dequantize_rows
 from terarec.ops import bag_lookup, quantize_rows, quantized_bag_lookup
 from tests.ops.bags import make_layout, make_lookup
+from tests.ops.hosts import SETS, on_every_host
 
-SETS = [*host.instruction_sets(), "wide"]
 ROUNDING = 2.0**-22  # of the largest value: what float32 loses beside the codes
 
 
@@ -89,18 +88,13 @@ def test_equals_the_plain_kernel_and_a_lookup_of_the_values(select, width, pooli
 def test_the_same_bits_on_every_instruction_set_and_thread_count(width, weighted):
     held = make_lookup(make_layout(width, ("mean", "sum", "sqrtn", "sum")), 700, 5)
     packed, key_weights = quantize_rows(held.weights), held.key_weights if weighted else None
-    threads, results = torch.get_num_threads(), []
-    for name in SETS:
-        for count in (1, 2, 3):
-            host.select(name)
-            torch.set_num_threads(count)
-            arguments = (packed, held.keys, held.offsets, held.layout)
-            results.append(quantized_bag_lookup(*arguments, key_weights=key_weights, implementation="cpu"))
-    host.select("auto")
-    torch.set_num_threads(threads)
-    torch.testing.assert_close(
-        results[0], quantized_bag_lookup(*arguments, key_weights=key_weights, implementation="ref")
-    )
+    arguments = (packed, held.keys, held.offsets, held.layout)
+
+    def looked_up(implementation="cpu"):
+        return quantized_bag_lookup(*arguments, key_weights=key_weights, implementation=implementation)
+
+    results = on_every_host(looked_up, threads=(1, 2, 3))
+    torch.testing.assert_close(results[0], looked_up("ref"))
     assert all(torch.equal(results[0], result) for result in results)
 
 

@@ -132,18 +132,16 @@ def test_lazy_adam_follows_its_formula(implementation):
 
 @pytest.mark.parametrize("mode", UPDATE_MODES)
 @pytest.mark.parametrize("kind", RULE_KINDS)
-def test_the_same_bits_for_any_number_of_threads(kind, mode):
-    threads = torch.get_num_threads()
+def test_the_same_bits_for_any_number_of_threads(set_threads, kind, mode):
     results = []
     for count in (1, 2, 5):
-        torch.set_num_threads(count)
+        set_threads(count)
         rule = make_rule(kind, mode)
         weights, _ = make_gradients(33, "sum", 300, 4)
         state = make_state(rule, weights)
         for step in (1, 4):
             row_update_(weights, state, make_gradients(33, "sum", 300, 4, step)[1], rule, step=step)
         results.append((weights, *state))
-    torch.set_num_threads(threads)
     for other in results[1:]:
         assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))
 

@@ -8,12 +8,11 @@ from torch import nn
 
 from terarec.errors import ConfigError, KeyOutOfRangeError
 from terarec.kernels.contract import RULE_KINDS
-from terarec.kernels.cpu import host
-from terarec.ops import BagGradient, BagLayout, RowRule, row_update_, state_shapes
-from tests.ops.bags import IMPLEMENTATIONS, make_layout, make_lookup
+from terarec.ops import BagGradient, RowRule, row_update_, state_shapes
+from tests.ops.bags import IMPLEMENTATIONS, make_layout, make_lookup, one_feature
+from tests.ops.hosts import SETS, on_every_host
 from tests.ops.rules import make_gradients, make_rule, make_state
 
-SETS = [*host.instruction_sets(), "wide"]
 POOLINGS = ["sum", "none", ("mean", "sum", "sqrtn", "max")]
 
 
@@ -43,15 +42,7 @@ def test_equals_the_plain_kernel(select, width, pooling, kind):
 @pytest.mark.parametrize("kind", RULE_KINDS)
 def test_the_same_bits_on_every_instruction_set_and_thread_count(width, pooling, kind):
     weights, gradients = make_gradients(width, pooling, 900, 4)
-    threads = torch.get_num_threads()
-    results = []
-    for name in SETS:
-        for count in (1, 2, 5):
-            host.select(name)
-            torch.set_num_threads(count)
-            results.append(updated(weights, gradients, kind, "cpu"))
-    host.select("auto")
-    torch.set_num_threads(threads)
+    results = on_every_host(lambda: updated(weights, gradients, kind, "cpu"), threads=(1, 2, 5))
     assert not torch.equal(results[0][0], weights)
     for moved, state in results[1:]:
         assert torch.equal(moved, results[0][0])
@@ -76,31 +67,21 @@ def test_large_and_small_tables_take_every_way_of_grouping(rows, hotness):
 
 
 @pytest.mark.parametrize("rows", [50, 3000, 100_000])
-def test_gradients_of_a_row_are_added_in_the_order_of_the_batch(rows):
+def test_gradients_of_a_row_are_added_in_the_order_of_the_batch(set_threads, rows):
     """A third number is lost beside either of two large ones, unless these have met before."""
     batch, width = 600, 16
-    layout = BagLayout(
-        table_names=("t",),
-        table_base=(0,),
-        table_rows=(rows,),
-        feature_names=("f",),
-        feature_table=(0,),
-        pooling=("sum",),
-        width=width,
-    )
+    layout = one_feature(rows, width)
     keys = (torch.arange(batch) // 3 % 40 + 8) * (rows // 50)
     keys[:6] = torch.tensor([7, 1, 7, 2, 7, 3])
     grad = torch.ones(batch, width)
     grad[0], grad[2] = 2.0**30, -(2.0**30)
-    threads = torch.get_num_threads()
     for count in (1, 2):
-        torch.set_num_threads(count)
+        set_threads(count)
         weights = torch.zeros(rows, width)
         gradient = BagGradient(keys, torch.arange(batch + 1), grad, layout)
         row_update_(weights, [], [gradient], RowRule(kind="sgd", lr=1.0), step=1, implementation="cpu")
         assert torch.equal(weights[7], torch.full((width,), -1.0))
         assert weights.sum() == -width * float((keys != 7).sum() + 1)
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("implementation", ["cpu", "ref"])

@@ -1,6 +1,7 @@
 import copy
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -37,13 +38,11 @@ def test_first_weights_depend_on_name_row_and_seed_only() -> None:
     assert not torch.equal(weights_of(together, "a"), weights_of(together, "b")[:50])
 
 
-def test_first_weights_do_not_depend_on_threads() -> None:
-    threads = torch.get_num_threads()
+def test_first_weights_do_not_depend_on_threads(set_threads: Callable[[int], None]) -> None:
     weights = []
     for count in (1, 2):
-        torch.set_num_threads(count)
+        set_threads(count)
         weights.append(Arena([TableSpec(name="a", rows=30011, width=8)], seed=2).weights)
-    torch.set_num_threads(threads)
     assert torch.equal(*weights)
 
 

@@ -1,19 +1,9 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from terarec.spec import AdaGradSpec, AdamSpec, DLRMSpec, RunSpec, TrainingSpec
 from tests.train.planted import make_planted
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Layers as small as those of these tests only wait for each other on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

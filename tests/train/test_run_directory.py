@@ -194,10 +194,7 @@ def test_a_data_set_of_numbers_alone(tmp_path):
     assert build(changed(spec, max_steps=None), tmp_path / "RUN").fit(resume=True).evaluation.auc > 0.99
 
 
-def test_threads_are_set(tmp_path, spec):
-    before = torch.get_num_threads()
-    try:
-        build(changed(spec, threads=1, max_steps=1), tmp_path).fit()
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
+def test_threads_are_set(set_threads, tmp_path, spec):
+    set_threads(2)
+    build(changed(spec, threads=1, max_steps=1), tmp_path).fit()
+    assert torch.get_num_threads() == 1

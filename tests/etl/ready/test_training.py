@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from terarec.etl.ready import adult
 from terarec.etl.workflow import Workflow
@@ -13,15 +12,6 @@ from tests.etl.ready.prepared import make
 
 ADULT = Path(__file__).parents[3] / "examples" / "data" / "adult"
 MODEL = DLRMSpec(width=16, bottom=(32, 16), top=(64, 32))
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Layers this small only wait for each other on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
