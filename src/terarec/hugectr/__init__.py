@@ -10,11 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from terarec.hugectr import data, enums, inference, optimizer
-from terarec.hugectr.embedding_collection import (
-    EmbeddingCollectionConfig,
-    EmbeddingCollectionPlaceholder,
-    EmbeddingPlanner,
-)
+from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
+from terarec.hugectr.embedding_planner import EmbeddingCollectionPlaceholder, EmbeddingPlanner
 from terarec.hugectr.enums import *  # noqa: F403
 from terarec.hugectr.tables.callback import TrainingCallback
 from terarec.hugectr.tables.data_input import DataReaderSparseParam, Input

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from terarec.hugectr.cadence import cadence_of
@@ -63,11 +64,7 @@ class Fit:
         for epoch in range(num_epochs):
             self._log.epoch(epoch)
             self._model.get_data_reader_train().set_source(self._model.reader_params.source[0])
-            has_data = True
-            while has_data:
-                has_data, lr = self._train()
-                if not (has_data or self._cadence.counts_end):
-                    break
+            for lr in self._until_the_end():
                 self._tell_progress(index, lr)
                 if self._ends(index, f"{num_epochs} epochs, epoch {epoch},"):
                     return
@@ -88,16 +85,20 @@ class Fit:
             for source, keyset in zip(params.source, params.keyset, strict=True):
                 self._model.get_data_reader_train().set_source(source)
                 self._model.get_embedding_training_cache().update(keyset)
-                has_data = True
-                while has_data:
-                    has_data, lr = self._train()
-                    if not (has_data or self._cadence.counts_end):
-                        break
+                for lr in self._until_the_end():
                     self._tell_progress(index, lr)
                     if self._cadence.shows(index, self._eval_interval):
                         self._measure()
                     index += 1
         self._log.finish(f"{num_epochs} epochs {index} global iterations with batchsize")
+
+    def _until_the_end(self) -> Iterator[float]:
+        """Iterations until the data end, and their rates; with that which finds the end where the release counts it."""
+        has_data = True
+        while has_data:
+            has_data, lr = self._train()
+            if has_data or self._cadence.counts_end:
+                yield lr
 
     def _train(self) -> tuple[bool, float]:
         """One iteration at the schedule's next rate: whether there was data, and the rate."""

@@ -1,4 +1,4 @@
-"""The part of `Model` that reads and writes files: graphs, weights, optimizer states, collections."""
+"""The part of `Model` that reads and writes files: graphs, weights, optimizer states."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 from torch import optim
 
 from terarec.formats import local_copy, new_files
-from terarec.formats.hugectr import COLLECTION_FILES, SPARSE_FOLDER_FILES, STATISTICS_SUFFIX
-from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
+from terarec.formats.hugectr import SPARSE_FOLDER_FILES, STATISTICS_SUFFIX
 from terarec.hugectr.embeddings import capacity
 from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.graph_json import Graph, graph_to_json, read_graph
@@ -30,14 +29,10 @@ from terarec.hugectr.tables.table import taking
 from terarec.hugectr.weights import (
     EmbeddingFile,
     FileNames,
-    check_collection,
     check_sparse,
     check_sparse_optimizer_states,
-    dump_collection,
-    dump_folder,
     embedding_file,
     is_single_file,
-    load_collection,
     load_dense,
     load_dense_optimizer_states,
     load_sparse,
@@ -48,7 +43,6 @@ from terarec.hugectr.weights import (
     save_sparse_optimizer_states,
 )
 from terarec.models.graph import tensor_shapes
-from terarec.storage import DynamicTable, StaticTable
 
 
 class ModelFiles(ModelData):
@@ -181,38 +175,6 @@ class ModelFiles(ModelData):
             for file, path in chosen:
                 load_sparse_optimizer_states(file, path)
 
-    @as_hugectr_errors("embedding_dump")
-    def embedding_dump(self, path: str, table_names: Sequence[str] = ()) -> None:
-        """Write the tables of embedding collections below `path`; all of them if none is named.
-
-        Raises:
-            IllegalCallError: before `compile`.
-            WrongInputError: a table that is not there.
-            StorageError: the disk is full.
-        """
-        collections = list(self._collections("embedding_dump", table_names))
-        with new_files(self._url(path), replaceable=COLLECTION_FILES) as held:
-            for number, tables, names in collections:
-                folder = dump_folder(held, number)
-                dump_collection(tables, folder, names=names, key_bytes=8 if self.solver.i64_input_key else 4)
-
-    @as_hugectr_errors("embedding_load")
-    def embedding_load(self, path: str, table_names: Sequence[str] = ()) -> None:
-        """Take tables of embedding collections from what `embedding_dump` wrote; all that it holds if none is named.
-
-        Raises:
-            IllegalCallError: before `compile`.
-            WrongInputError: a table that is not there.
-            FileCannotOpenError: no dump.
-            BrokenFileError: a dump of other tables; none is changed then.
-        """
-        collections = list(self._collections("embedding_load", table_names))
-        with local_copy(self._url(path)) as held:
-            for number, tables, names in collections[1:]:
-                check_collection(tables, dump_folder(held, number), names=names)
-            for number, tables, names in collections:
-                load_collection(tables, dump_folder(held, number), names=names)
-
     def _save_embeddings(self, folder: Path, names: FileNames) -> None:
         single_file = is_single_file(self.solver.compat_release)
         for number, file in enumerate(self._embedding_files()):
@@ -258,29 +220,6 @@ class ModelFiles(ModelData):
                 raise WrongInputError(f"{call}: got {name!r}, expected one of {', '.join(held) or 'none'}")
         with ExitStack() as stack:
             yield [(held[name], stack.enter_context(local_copy(source.url(path)))) for name, path in files.items()]
-
-    def _collections(
-        self, call: str, table_names: Sequence[str]
-    ) -> Iterator[tuple[int, Mapping[str, StaticTable | DynamicTable], list[str]]]:
-        """Number and tables of each collection that has some of `table_names`, and which these are."""
-        engine = self._compiled(call)
-        configs = self._network.of_kind(EmbeddingCollectionConfig)
-        known = [name for config in configs for name in config.table_names()]
-        if not configs:
-            raise IllegalCallError(
-                f"{call}: the model has no embedding collection; expected save_params_to_files and load_sparse_weights "
-                "for a SparseEmbedding"
-            )
-        for name in table_names:
-            if name not in known:
-                raise WrongInputError(
-                    f"{call}: table_names: got {name!r}, expected some of {', '.join(known) or 'none'}"
-                )
-        for number, (config, parts) in enumerate(zip(configs, engine.plan.collections, strict=True)):
-            held = {name: table for part in parts for name, table in engine.model.collection(part).tables.items()}
-            names = [name for name in table_names if name in held]
-            if names or not table_names:
-                yield number, {name: held[name] for name in config.table_names()}, names
 
     def _num_devices(self) -> int:
         return sum(map(len, self.solver.vvgpu))

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from terarec.hugectr.errors import IllegalCallError
-from terarec.hugectr.model_files import ModelFiles
+from terarec.hugectr.model_collections import ModelCollections
 from terarec.hugectr.training_cache import IncrementalModel, TrainingCache
 from terarec.hugectr.weights import FileNames, is_single_file
 
 
-class ModelPasses(ModelFiles):
+class ModelPasses(ModelCollections):
     """The training cache of a model, under its names in all releases."""
 
     _cache: TrainingCache | None = None
