@@ -5,15 +5,13 @@ Each takes the device to run on and compares with the plain kernels on the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from terarec.errors import ConfigError
-from terarec.kernels.contract import LAST_UPDATE, RULE_KINDS, BadKeyError, LaidGradient, RowRule, RuleKind
+from terarec.kernels.contract import RULE_KINDS, BadKeyError, LaidGradient, RowRule
 from terarec.kernels.ref import bag_lookup as ref_lookup
 from terarec.kernels.ref import row_scan as ref_scan
 from terarec.kernels.ref import row_update as ref_update
@@ -25,11 +23,21 @@ from terarec.kernels.triton.hash_index import HashIndex
 from terarec.kernels.triton.row_scan import rows_at_most
 from terarec.kernels.triton.row_update import row_gradient_norm, row_update_
 from terarec.kernels.triton.rows import fill_keyed_rows
-from terarec.ops import BagLayout, state_shapes
+from tests.kernels.triton_calls import (
+    POOLINGS,
+    compare_updates,
+    compare_weights,
+    expected_update,
+    gradient_of,
+    layouts,
+    looked_up,
+    moved,
+    random_key_weights,
+    rule_of,
+    updated,
+)
 from tests.ops.bags import make_layout, make_lookup
 
-WIDTHS = (1, 3, 16, 48, 128)
-POOLINGS = ("sum", "none", ("mean", "sum", "sqrtn", "mean"), ("max", "sum", "max", "sqrtn"))
 BATCHES = ((0, 1), (1, 3), (7, 4), (33, 1))
 """(samples, hotness): no bag, one sample, empty bags and repeated keys, just above a power of two."""
 
@@ -41,76 +49,6 @@ def case(function: Case) -> Case:
     """Keep `function` among the cases."""
     CASES[function.__name__] = function
     return function
-
-
-def layouts(device: torch.device) -> list[BagLayout]:
-    """Every width with every pooling; interpreted, which takes long, every width and every pooling twice or once."""
-    if device.type == "cpu":
-        return [make_layout(WIDTHS[number % len(WIDTHS)], POOLINGS[number % len(POOLINGS)]) for number in range(8)]
-    return [make_layout(width, pooling) for width in WIDTHS for pooling in POOLINGS]
-
-
-def looked_up(
-    device: torch.device,
-    weights: Tensor,
-    keys: Tensor,
-    offsets: Tensor,
-    layout: BagLayout,
-    key_weights: Tensor | None = None,
-) -> Tensor:
-    there = [weights.to(device), keys.to(device), offsets.to(device)]
-    key_weights = None if key_weights is None else key_weights.to(device)
-    return bag_lookup(*there, layout.array, layout.is_pooled, key_weights).cpu()
-
-
-def random_key_weights(count: int) -> Tensor:
-    """Some of them zero, some below."""
-    numbers = torch.randn(count, generator=torch.Generator().manual_seed(count))
-    return torch.where(numbers.abs() < 0.2, 0.0, numbers)
-
-
-def updated(
-    device: torch.device,
-    weights: Tensor,
-    state: Sequence[Tensor],
-    gradients: Sequence[LaidGradient],
-    rule: RowRule,
-    steps: Iterable[int],
-    table_lr: Tensor | None = None,
-) -> tuple[Tensor, list[Tensor]]:
-    """Weights and state after some steps; the arguments stay as they are."""
-    weights, state = weights.clone().to(device), [held.clone().to(device) for held in state]
-    there = [moved(gradient, device) for gradient in gradients]
-    for step in steps:
-        row_update_(weights, state, there, rule, step, table_lr, 7)
-    return weights.cpu(), [held.cpu() for held in state]
-
-
-def expected_update(
-    weights: Tensor,
-    state: Sequence[Tensor],
-    gradients: Sequence[LaidGradient],
-    rule: RowRule,
-    steps: Iterable[int],
-    table_lr: Tensor | None = None,
-) -> tuple[Tensor, list[Tensor]]:
-    weights, state = weights.clone(), [held.clone() for held in state]
-    for step in steps:
-        ref_update.row_update_(weights, state, gradients, rule, step, table_lr, 7)
-    return weights, state
-
-
-def moved(gradient: LaidGradient, device: torch.device) -> LaidGradient:
-    keys, offsets, grad, layout, key_weights = gradient
-    key_weights = None if key_weights is None else key_weights.to(device)
-    return LaidGradient(keys.to(device), offsets.to(device), grad.to(device), layout, key_weights)
-
-
-def gradient_of(layout: BagLayout, batch: int, hotness: int, seed: int) -> LaidGradient:
-    held = make_lookup(layout, batch, hotness, seed)
-    shape = (batch, 4 * layout.width) if layout.is_pooled else (held.keys.shape[0], layout.width)
-    grad = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    return LaidGradient(held.keys, held.offsets, grad, layout.array)
 
 
 @case
@@ -167,12 +105,6 @@ def a_maximum_gives_its_gradient_to_the_first_that_attains_it(device: torch.devi
     torch.testing.assert_close(result, expected, equal_nan=True)
 
 
-def compare_weights(device: torch.device, weights: Tensor, gradients: Sequence[LaidGradient]) -> None:
-    rule = RowRule(kind="sgd", lr=0.5)
-    result, _ = updated(device, weights, [], gradients, rule, [1])
-    torch.testing.assert_close(result, expected_update(weights, [], gradients, rule, [1])[0], equal_nan=True)
-
-
 @case
 def narrow_rows_are_looked_up_and_rounded_with_the_same_bits(device: torch.device) -> None:
     for dtype in (torch.bfloat16, torch.float16):
@@ -203,10 +135,6 @@ def quantized_rows_equal_the_plain_ones(device: torch.device) -> None:
         expected = ref_lookup.quantized_bag_lookup(packed, *arguments)
         there = [packed.to(device), held.keys.to(device), held.offsets.to(device)]
         torch.testing.assert_close(quantized_bag_lookup(*there, layout.array, layout.is_pooled).cpu(), expected)
-
-
-def rule_of(kind: RuleKind, **more: Any) -> RowRule:
-    return RowRule(kind=kind, lr=0.05, eps=1e-3, beta1=0.9, beta2=0.99, weight_decay=0.1, beta=0.5, **more)
 
 
 @case
@@ -269,25 +197,6 @@ def tables_have_learning_rates_of_their_own(device: torch.device) -> None:
         norm = row_gradient_norm(weights.to(device), there, rule, table_lr, first_row)
         expected = ref_update.row_gradient_norm(weights, gradients, rule, table_lr, first_row)
         assert abs(norm - expected) <= 1e-6 * expected
-
-
-def compare_updates(
-    device: torch.device,
-    layout: BagLayout,
-    gradients: Sequence[LaidGradient],
-    rule: RowRule,
-    steps: Iterable[int],
-    table_lr: Tensor | None = None,
-) -> None:
-    weights = make_lookup(layout, 0, 1).weights
-    shapes = state_shapes(rule.kind, *weights.shape, mode=rule.mode)
-    state = [
-        torch.full(shape, 0.01) if name != LAST_UPDATE else torch.zeros(shape, dtype=torch.int32)
-        for name, shape in shapes
-    ]
-    result = updated(device, weights, state, gradients, rule, steps, table_lr)
-    expected = expected_update(weights, state, gradients, rule, steps, table_lr)
-    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
 
 
 @case
