@@ -9,12 +9,12 @@ import numpy as np
 
 from terarec.data.synthetic import adult, amazon, avazu, mind, movielens, rees46
 from terarec.etl.columns import Block, Column, concatenate_blocks
-from terarec.etl.engine import PrepareOptions
 from terarec.etl.operators.plain_arrow import plain_of_column
 from terarec.etl.operators.plain_function import PlainLists
 from terarec.etl.ready import READY
 from terarec.etl.source import open_source
 from terarec.etl.workflow import Workflow
+from terarec.spec import PrepareOptions
 
 
 @dataclass(frozen=True, kw_only=True)

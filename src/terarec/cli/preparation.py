@@ -12,14 +12,13 @@ import typer
 
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
-from terarec.spec import FieldError, SplitByFraction
+from terarec.spec import BAD_INPUT_POLICIES, STORAGES, FieldError, PrepareOptions, SplitByFraction
 
 if TYPE_CHECKING:
     from terarec.etl.engine import PrepareReport, Progress
     from terarec.etl.workflow import Workflow
     from terarec.spec import Split
 
-_STORAGES = "parquet|raw|norm|hugectr_parquet|hugectr_raw|hugectr_raw_async"
 _GIB = 1 << 30
 
 
@@ -36,9 +35,11 @@ class PreparationOptions:
         list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark; repeatable.")
     ] = None
     bad_input: Annotated[
-        str, typer.Option(metavar="raise|skip|missing", help="What to do with what cannot be read.")
+        str, typer.Option(metavar="|".join(BAD_INPUT_POLICIES), help="What to do with what cannot be read.")
     ] = "raise"
-    storage: Annotated[str, typer.Option("--format", metavar=_STORAGES, help="Format of the files.")] = "parquet"
+    storage: Annotated[str, typer.Option("--format", metavar="|".join(STORAGES), help="Format of the files.")] = (
+        "parquet"
+    )
     rows_per_shard: Annotated[int, typer.Option(min=1, help="Most rows of a file.")] = 1 << 21
     shuffle: Annotated[bool, typer.Option("--shuffle", help="Shuffle the train split across its files.")] = False
     seed: Annotated[int, typer.Option(min=0, help="Of the shuffle.")] = 0
@@ -58,8 +59,6 @@ def prepare(
     tables: Mapping[str, tuple[str, ...]] | None = None,
 ) -> None:
     """Prepare `sources` by `workflow`, whose side tables are `tables`, and show the report."""
-    from terarec.etl.engine import PrepareOptions
-
     asked = PrepareOptions(
         engine=options.engine,  # type: ignore[arg-type]  # the options check the word
         bad_input=options.bad_input,  # type: ignore[arg-type]

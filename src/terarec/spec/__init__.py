@@ -83,6 +83,7 @@ from terarec.spec.optimizer import (
     SGDSpec,
     SparseOptimizerSpec,
 )
+from terarec.spec.prepare import BAD_INPUT_POLICIES, STORAGES, BadInputPolicy, PrepareOptions
 from terarec.spec.records import RECORD_KINDS, RecordLayout, RecordSplit, RecordsSpec, SparseInput
 from terarec.spec.row_options import RowOptions
 from terarec.spec.run import RunSpec, TrainingSpec
@@ -93,13 +94,16 @@ from terarec.spec.tables import DynamicTablesSpec, StaticTablesSpec, TablesSpec
 from terarec.spec.workflow import LabelSpec, SourceColumn, SourceSpec, WorkflowSpec
 
 __all__ = [
+    "BAD_INPUT_POLICIES",
     "MISSING_ID",
     "MISSING_KEY",
     "RECORD_KINDS",
+    "STORAGES",
     "AdaGradSpec",
     "AdamSpec",
     "AdamWSpec",
     "AdmissionSpec",
+    "BadInputPolicy",
     "Bucketize",
     "CategoricalColumn",
     "Categorify",
@@ -148,6 +152,7 @@ __all__ = [
     "Operator",
     "Pad",
     "Pooling",
+    "PrepareOptions",
     "ProbabilityAdmission",
     "RMSPropSpec",
     "RecordLayout",

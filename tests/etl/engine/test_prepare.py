@@ -9,11 +9,11 @@ import pytest
 from terarec.errors import ConfigError, FormatError, StorageError
 from terarec.etl import partitions
 from terarec.etl.columns import Block, concatenate_blocks
-from terarec.etl.engine import PrepareOptions, Progress, fit, grouped, prepare
+from terarec.etl.engine import Progress, fit, grouped, prepare
 from terarec.etl.source import open_source
 from terarec.etl.workflow import Workflow
 from terarec.formats import ColumnBlock, merge, open_shard, read_dataset
-from terarec.spec import Split, SplitByFiles, SplitByFraction, SplitByHash, SplitByTime, SplitByUser
+from terarec.spec import PrepareOptions, Split, SplitByFiles, SplitByFraction, SplitByHash, SplitByTime, SplitByUser
 from tests.etl.engine.contents import contents
 from tests.etl.engine.logs import SOURCE, shop_files, shop_lines, shop_workflow
 
@@ -219,7 +219,7 @@ def test_counting_beyond_the_memory_goes_through_the_disk_and_is_told(
     tmp_path: Path, log: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(shop_workflow(), log, tmp_path / "a", PrepareOptions())
-    monkeypatch.setattr("terarec.etl.engine.options._LEAST_MEMORY", 1)
+    monkeypatch.setattr("terarec.spec.prepare._LEAST_MEMORY", 1)
     report = prepare(shop_workflow(), log, tmp_path / "b", PrepareOptions(memory_bytes=120_000, shuffle=False))
     assert "steps[3] Categorify" in report.spilled
     assert contents(tmp_path / "a") == contents(tmp_path / "b")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from terarec.errors import FormatError
-from terarec.etl.engine import PrepareOptions, Progress, prepare
+from terarec.etl.engine import Progress, prepare
 from terarec.etl.workflow import Workflow
 from terarec.spec import (
     Categorify,
@@ -16,6 +16,7 @@ from terarec.spec import (
     LabelSpec,
     LogOp,
     Normalize,
+    PrepareOptions,
     SourceColumn,
     SourceSpec,
     Split,

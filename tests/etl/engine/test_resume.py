@@ -9,18 +9,18 @@ import pytest
 
 from terarec.data.synthetic import movielens
 from terarec.errors import ConfigError, RunInterruptedError
-from terarec.etl.engine import PrepareOptions, Progress, prepare
+from terarec.etl.engine import Progress, prepare
 from terarec.etl.ready import READY
 from terarec.etl.workflow import Workflow
-from terarec.spec import SplitByTime
+from terarec.spec import PrepareOptions, SplitByTime
 from tests.etl.engine.contents import contents
 from tests.etl.engine.logs import shop_files, shop_workflow
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from terarec.etl.engine import PrepareOptions, prepare
-from terarec.spec import SplitByTime
+from terarec.etl.engine import prepare
+from terarec.spec import PrepareOptions, SplitByTime
 from tests.etl.engine.logs import shop_workflow
 
 phase, out, *log = sys.argv[1:]

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from terarec.data.synthetic import adult, amazon, avazu, mind, movielens, rees46
-from terarec.etl.engine import PrepareOptions, PrepareReport, prepare
+from terarec.etl.engine import PrepareReport, prepare
 from terarec.etl.ready import READY
 from terarec.etl.workflow import Workflow
 from terarec.formats import read_dataset
+from terarec.spec import PrepareOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from terarec.errors import ConfigError, FormatError
-from terarec.etl.engine import PrepareOptions, PrepareReport
+from terarec.etl.engine import PrepareReport
 from terarec.etl.ready import CsvOptions, csv_workflow
 from terarec.etl.workflow import Workflow
 from terarec.formats import read_dataset
-from terarec.spec import MISSING_KEY, SplitByFiles, SplitByFraction
+from terarec.spec import MISSING_KEY, PrepareOptions, SplitByFiles, SplitByFraction
 from tests.etl.engine.test_prepare import equal, read_split
 
 TRAIN = """clicked,age,visits,city,user

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from terarec.errors import MissingDependencyError
-from terarec.etl.engine import PrepareOptions
 from terarec.etl.spark.session import check_spark
+from terarec.spec import PrepareOptions
 
 SMALL = {
     "spark.ui.enabled": "false",

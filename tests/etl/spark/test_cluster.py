@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from terarec.errors import MissingDependencyError
-from terarec.etl.engine import PrepareOptions, prepare
+from terarec.etl.engine import prepare
 from terarec.etl.spark.session import check_spark
 from terarec.etl.workflow import Workflow
+from terarec.spec import PrepareOptions
 from tests.etl.spark.comparing import assert_same
 from tests.etl.spark.shop import every_operator, write_log, write_users
 

@@ -12,7 +12,7 @@ import pytest
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl import spark as spark_engine
-from terarec.etl.engine import PrepareOptions, Progress, prepare
+from terarec.etl.engine import Progress, prepare
 from terarec.etl.workflow import Workflow
 from terarec.spec import (
     Categorify,
@@ -25,6 +25,7 @@ from terarec.spec import (
     LogOp,
     Normalize,
     Operator,
+    PrepareOptions,
     SourceColumn,
     SourceSpec,
     SplitByTime,

@@ -3,9 +3,9 @@
 import pytest
 
 from terarec.etl import spark as spark_engine
-from terarec.etl.engine import PrepareOptions
 from terarec.etl.ready import READY
 from terarec.etl.workflow import Workflow
+from terarec.spec import PrepareOptions
 from tests.etl.ready.prepared import CASES, make
 from tests.etl.spark.comparing import assert_same
 from tests.etl.spark.conftest import on_spark

@@ -11,7 +11,8 @@ import pytest
 
 from terarec.errors import ConfigError, RunInterruptedError
 from terarec.etl import spark as spark_engine
-from terarec.etl.engine import PrepareOptions, Progress, prepare
+from terarec.etl.engine import Progress, prepare
+from terarec.spec import PrepareOptions
 from tests.etl.engine.logs import shop_files
 from tests.etl.spark.conftest import on_spark
 from tests.etl.spark.fixed_width import data_files, fixed_width

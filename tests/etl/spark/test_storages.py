@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from terarec.etl.engine import PrepareOptions, prepare
-from terarec.etl.engine.options import STORAGES
+from terarec.etl.engine import prepare
 from terarec.formats import read_dataset
+from terarec.spec import STORAGES, PrepareOptions
 from tests.etl.engine.logs import shop_files
 from tests.etl.spark.fixed_width import data_files, fixed_width
 

@@ -1,8 +1,7 @@
 """The single-machine engine: fits a workflow's operators on the training part, then encodes and writes every row."""
 
 from terarec.etl.engine.local import fit, prepare
-from terarec.etl.engine.options import PrepareOptions
 from terarec.etl.engine.progress import OnProgress, PhaseReport, Progress
 from terarec.etl.engine.report import PrepareReport
 
-__all__ = ["OnProgress", "PhaseReport", "PrepareOptions", "PrepareReport", "Progress", "fit", "prepare"]
+__all__ = ["OnProgress", "PhaseReport", "PrepareReport", "Progress", "fit", "prepare"]

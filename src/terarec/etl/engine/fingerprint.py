@@ -6,10 +6,9 @@ import dataclasses
 import hashlib
 import json
 
-from terarec.etl.engine.options import PrepareOptions
 from terarec.etl.source import Source
 from terarec.etl.workflow import Workflow
-from terarec.spec import to_data
+from terarec.spec import PrepareOptions, to_data
 
 _FREE = ("threads", "memory_bytes", "restart", "spark_master", "spark_conf")
 """Options that change no result."""

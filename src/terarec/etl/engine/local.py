@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from terarec.etl.engine.options import PrepareOptions
 from terarec.etl.engine.preparation import fit_by, prepare_by
 from terarec.etl.engine.progress import OnProgress
 from terarec.etl.engine.report import PrepareReport
 from terarec.etl.engine.run import Run
 from terarec.etl.workflow import Workflow
+from terarec.spec import PrepareOptions
 
 
 def prepare(

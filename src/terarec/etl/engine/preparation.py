@@ -11,7 +11,6 @@ from typing import Protocol, TypeAlias
 
 from terarec.errors import FormatError
 from terarec.etl.engine.fingerprint import fingerprint
-from terarec.etl.engine.options import PrepareOptions
 from terarec.etl.engine.phases import Phases, Result
 from terarec.etl.engine.progress import OnProgress
 from terarec.etl.engine.report import BadInput, InputColumn, PrepareReport, output_columns, table_sizes
@@ -21,7 +20,7 @@ from terarec.etl.source import Source, open_source
 from terarec.etl.workflow import Workflow
 from terarec.formats import Journal, resumable_directory
 from terarec.kernels import memory
-from terarec.spec import DatasetSpec, FieldError
+from terarec.spec import DatasetSpec, FieldError, PrepareOptions
 
 WORK = "work"
 """Directory of what phases hand on through the disk."""

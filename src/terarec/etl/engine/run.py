@@ -15,7 +15,6 @@ from terarec.etl.engine.fit import check_training, fit_phase
 from terarec.etl.engine.grouped import GroupedRows, partition_count, run_grouped
 from terarec.etl.engine.learning import Learning, Look, Statistics
 from terarec.etl.engine.learnt_states import LearntStates
-from terarec.etl.engine.options import PrepareOptions
 from terarec.etl.engine.passes import Passes
 from terarec.etl.engine.phases import Phases, Result
 from terarec.etl.engine.positive_rows import PositiveRows, no_positives, training_values
@@ -32,7 +31,7 @@ from terarec.etl.source import Source
 from terarec.etl.workflow import Pass, Workflow
 from terarec.formats.flush import flush_tree
 from terarec.kernels import memory
-from terarec.spec import DatasetSpec, Explode, SplitByFiles, SplitByFraction
+from terarec.spec import DatasetSpec, Explode, PrepareOptions, SplitByFiles, SplitByFraction
 
 _UNKNOWN_MEMORY = 8 << 30
 _IN_MEMORY = 3

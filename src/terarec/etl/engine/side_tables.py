@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable
 
 from terarec.errors import ConfigError
-from terarec.etl.engine.options import PrepareOptions
 from terarec.etl.engine.phases import Result
 from terarec.etl.operators import Statistic
 from terarec.etl.source import FAULTS_SHOWN, BadInputReport, open_source
 from terarec.etl.workflow import Workflow
+from terarec.spec import PrepareOptions
 
 
 def check_tables(workflow: Workflow, options: PrepareOptions) -> None:

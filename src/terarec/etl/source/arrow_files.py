@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from terarec.errors import FormatError
 from terarec.etl.columns import Column
 from terarec.etl.source.arrow_values import check_type, read_column, value_type
-from terarec.etl.source.bad_input import BadInputPolicy, InputFault, Place
+from terarec.etl.source.bad_input import InputFault, Place
 from terarec.etl.source.files import SourceFile
 from terarec.etl.source.names import check_names
 from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart
 from terarec.etl.source.settle import report_fault, settle
 from terarec.formats.location import locate
-from terarec.spec import SourceSpec
+from terarec.spec import BadInputPolicy, SourceSpec
 
 _BATCH_ROWS = 1 << 16
 """Most rows of a block of a Parquet file, whose row groups may be as large as the file."""

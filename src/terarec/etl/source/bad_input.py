@@ -11,11 +11,6 @@ from typing import Literal
 
 from terarec.etl.columns import shortened
 
-BadInputPolicy = Literal["raise", "skip", "missing"]
-"""What happens to bad input: "raise" ends with it, "skip" leaves its row out, "missing" makes its field missing."""
-
-BAD_INPUT_POLICIES: tuple[BadInputPolicy, ...] = ("raise", "skip", "missing")
-
 Place = Literal["line", "row"]
 """What rows of a file are counted by: lines or, in files without lines, rows."""
 

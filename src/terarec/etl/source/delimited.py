@@ -1,4 +1,4 @@
-"""Delimited text: each file's layout by its header, its blocks, and their columns."""
+"""Delimited text: each file's layout by its header, its blocks, and what is wrong in them."""
 
 from __future__ import annotations
 
@@ -7,30 +7,26 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import Column
-from terarec.etl.source.bad_input import BadInputPolicy, InputFault, Place, show
+from terarec.etl.source.bad_input import InputFault, Place, show
+from terarec.etl.source.delimited_columns import delimited_field, parsed_column
 from terarec.etl.source.files import SourceFile
 from terarec.etl.source.names import check_names
 from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart
-from terarec.etl.source.settle import report_fault, settle, without_bad
+from terarec.etl.source.settle import report_fault, settle
 from terarec.etl.source.text import BLOCK_BYTES, MAX_LINE_BYTES, check_rows, read_text, text_bytes
 from terarec.etl.source.text_rows import count_text_rows
-from terarec.etl.source.times import parse_times
 from terarec.kernels.cpu.delimited import count_rows, parse_delimited
 from terarec.kernels.delimited_types import (
     EXPECTED,
-    DelimitedField,
     DelimitedLayout,
     FieldFault,
-    FieldType,
-    ParsedColumn,
     ParsedLines,
 )
-from terarec.spec import SourceColumn, SourceSpec
+from terarec.spec import BadInputPolicy, SourceSpec
 
 _MARK = "\x1f"
 """Stands in no name of a column."""
@@ -83,7 +79,7 @@ class DelimitedReader:
         found: list[FieldFaults] = []
         for name, values in zip(names, parsed.columns, strict=True):
             if values is not None:
-                columns[name] = _column(self._columns[name], values, found)
+                columns[name] = parsed_column(self._columns[name], values, found)
         faults = [_report(part, names, fault) for fault in parsed.faults]
         ordered = {name: columns[name] for name in self._columns}
         counts = {str(kind): count for kind, count in parsed.fault_counts.items()}
@@ -132,7 +128,7 @@ class DelimitedReader:
     def _layout(self, names: tuple[str | None, ...], policy: BadInputPolicy) -> DelimitedLayout:
         if (names, policy) not in self._layouts:
             self._layouts[names, policy] = DelimitedLayout(
-                fields=tuple(DelimitedField("skip") if name is None else _field(self._columns[name]) for name in names),
+                fields=tuple(delimited_field(None if name is None else self._columns[name]) for name in names),
                 delimiter=self._spec.delimiter.encode(),
                 quote=self._spec.quote,
                 trim=self._spec.trim,
@@ -164,47 +160,6 @@ def split_header(path: str, header: bytes, spec: SourceSpec) -> list[str]:
     text = line.replace(spec.delimiter, mark)
     fields = next(csv.reader([text], delimiter=mark, skipinitialspace=spec.trim))
     return [field.replace(mark, spec.delimiter).strip() for field in fields]
-
-
-def text_array(values: ParsedColumn) -> pa.LargeStringArray:
-    """Parsed text as Arrow's, without a copy; null where missing."""
-    assert values.text_offsets is not None
-    nulls = None
-    if values.missing is not None:
-        nulls = pa.py_buffer(np.packbits(~values.missing, bitorder="little"))
-    buffers: list[Any] = [pa.py_buffer(values.text_offsets), pa.py_buffer(values.values)]
-    return pa.LargeStringArray.from_buffers(len(values.text_offsets) - 1, *buffers, nulls)
-
-
-def _field(column: SourceColumn) -> DelimitedField:
-    separator = (column.separator or "").encode()
-    if column.type == "time":
-        return DelimitedField("integer" if column.format is None else "text", separator)
-    field_type: FieldType = column.type
-    return DelimitedField(field_type, separator)
-
-
-def _column(source: SourceColumn, values: ParsedColumn, found: list[FieldFaults]) -> Column:
-    if source.type == "time" and source.format is not None:
-        return _times(source, values, found)
-    if values.text_offsets is not None:
-        return Column("text", text_array(values), None, values.list_offsets)
-    kind = "integer" if source.type == "time" else source.type
-    missing = None if kind == "number" else values.missing
-    return Column(kind, values.values, missing, values.list_offsets)
-
-
-def _times(source: SourceColumn, values: ParsedColumn, found: list[FieldFaults]) -> Column:
-    assert source.format is not None
-    texts = text_array(values)
-    seconds, bad = parse_times(texts, source.format)
-    missing = bad if values.missing is None else bad | values.missing
-    column = Column("integer", seconds, missing if missing.any() else None, values.list_offsets)
-    if not bad.any():
-        return column
-    column, faults = without_bad(column, source, bad, "time", f"a time like {source.format!r}", texts)
-    found.append(faults)
-    return column
 
 
 def _first_line(text: bytes) -> tuple[bytes, bytes]:

@@ -12,7 +12,7 @@ from pyarrow import json
 
 from terarec.etl.columns import Column
 from terarec.etl.source.arrow_values import read_column
-from terarec.etl.source.bad_input import BadInputPolicy, InputFault, Place
+from terarec.etl.source.bad_input import InputFault, Place
 from terarec.etl.source.delimited import lines_of_rows
 from terarec.etl.source.files import SourceFile
 from terarec.etl.source.json_fields import read_objects
@@ -21,7 +21,7 @@ from terarec.etl.source.settle import report_fault, settle
 from terarec.etl.source.text import BLOCK_BYTES, MAX_LINE_BYTES, check_rows, read_text, text_bytes
 from terarec.etl.source.text_rows import count_text_rows
 from terarec.kernels.cpu.delimited import count_rows
-from terarec.spec import SourceColumn, SourceSpec
+from terarec.spec import BadInputPolicy, SourceColumn, SourceSpec
 
 _TYPES = {"text": pa.string(), "hex32": pa.string(), "integer": pa.int64(), "number": pa.float64()}
 

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.etl.columns import Block, Column
-from terarec.etl.source.bad_input import BadInputPolicy, InputFault, Place
+from terarec.etl.source.bad_input import InputFault, Place
 from terarec.etl.source.files import SourceFile
+from terarec.spec import BadInputPolicy
 
 
 @dataclass(frozen=True, slots=True)

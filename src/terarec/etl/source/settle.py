@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.etl.columns import Column, offsets_of
-from terarec.etl.source.bad_input import FAULTS_SHOWN, BadInputPolicy, InputFault, Place, show
+from terarec.etl.source.bad_input import FAULTS_SHOWN, InputFault, Place, show
 from terarec.etl.source.raw_block import FieldFaults, ParsedPart
-from terarec.spec import SourceColumn
+from terarec.spec import BadInputPolicy, SourceColumn
 
 
 def settle(

@@ -13,12 +13,12 @@ from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import Block, RowFaultError
 from terarec.etl.in_order import available_threads, map_in_order
 from terarec.etl.source.arrow_files import IpcReader, ParquetReader
-from terarec.etl.source.bad_input import BAD_INPUT_POLICIES, BadInputLog, BadInputPolicy, BadInputReport, InputFault
+from terarec.etl.source.bad_input import BadInputLog, BadInputReport, InputFault
 from terarec.etl.source.delimited import DelimitedReader
 from terarec.etl.source.files import SourceFile, find_files, fingerprint
 from terarec.etl.source.json_lines import JsonLinesReader
 from terarec.etl.source.raw_block import FormatReader, RawBlock
-from terarec.spec import SourceSpec
+from terarec.spec import BAD_INPUT_POLICIES, BadInputPolicy, SourceSpec
 
 _READERS = {
     "delimited": DelimitedReader,

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from terarec.etl.source.arrow_files import ParquetReader
-from terarec.etl.source.bad_input import BadInputPolicy, InputFault
+from terarec.etl.source.bad_input import InputFault
 from terarec.etl.source.delimited import DelimitedReader
 from terarec.etl.source.json_lines import JsonLinesReader
 from terarec.etl.source.raw_block import RawPart
 from terarec.formats.location import locate
-from terarec.spec import SourceSpec
+from terarec.spec import BadInputPolicy, SourceSpec
 
 
 def line_faults(

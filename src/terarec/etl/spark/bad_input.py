@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol
 
 from terarec.errors import FormatError
 from terarec.etl.engine.phases import Result
-from terarec.etl.source import FAULTS_SHOWN, BadInputPolicy
+from terarec.etl.source import FAULTS_SHOWN
+from terarec.spec import BadInputPolicy
 
 
 class PlacedFault(NamedTuple):

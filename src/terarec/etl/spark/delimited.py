@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from terarec.etl.source import BadInputPolicy
 from terarec.etl.source.delimited import DelimitedReader
 from terarec.etl.source.text import MAX_LINE_BYTES
 from terarec.etl.spark.expressions import FILE, TEXT
 from terarec.etl.spark.fields import Field, JudgedRows, literally, read_fields
 from terarec.etl.spark.lines import NumberedLines
-from terarec.spec import SourceSpec
+from terarec.spec import BadInputPolicy, SourceSpec
 
 _PARTS, _CONTENTS, _BAD = "__terarec_parts", "__terarec_contents", "__terarec_bad"
 _VALID, _LONG = "__terarec_valid", "__terarec_long"

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from terarec.etl.engine.options import PrepareOptions
 from terarec.etl.engine.preparation import StartRun, fit_by, prepare_by
 from terarec.etl.engine.progress import OnProgress
 from terarec.etl.engine.report import PrepareReport
 from terarec.etl.spark.accepted import check_accepted
 from terarec.etl.spark.session import check_spark, spark_session
 from terarec.etl.workflow import Workflow
+from terarec.spec import PrepareOptions
 
 
 def prepare(

@@ -12,13 +12,12 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
 from terarec.etl.columns import ColumnType
-from terarec.etl.source import BadInputPolicy
 from terarec.etl.source.bad_input import FAULTS_SHOWN
 from terarec.etl.source.told import line_faults, row_faults
 from terarec.etl.spark.bad_input import PlacedFault
 from terarec.etl.spark.counted import Counted
 from terarec.etl.spark.expressions import FILE, LINE, ROW, TEXT, column
-from terarec.spec import SourceSpec
+from terarec.spec import BadInputPolicy, SourceSpec
 
 BAD = "__terarec_bad_row"
 """Column that says whether there is a fault in a row."""

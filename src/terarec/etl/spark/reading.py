@@ -11,7 +11,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from terarec.errors import FormatError
-from terarec.etl.source import BadInputPolicy
 from terarec.etl.spark.delimited import delimited_fields
 from terarec.etl.spark.expressions import FILE, LINE, ROW
 from terarec.etl.spark.faults import BAD, Faults, FaultsOf
@@ -19,7 +18,7 @@ from terarec.etl.spark.fields import JudgedRows
 from terarec.etl.spark.json_lines import json_fields
 from terarec.etl.spark.lines import NumberedLines, number_lines
 from terarec.etl.spark.parquet_files import number_rows, parquet_fields
-from terarec.spec import SourceSpec
+from terarec.spec import BadInputPolicy, SourceSpec
 
 _VALUE = "__terarec_value"
 _PLACES = 3

@@ -15,7 +15,6 @@ from pyspark.sql import functions as F
 from terarec.errors import FormatError
 from terarec.etl.columns import SPLIT_NAMES, TRAIN
 from terarec.etl.engine.learnt_states import LearntStates
-from terarec.etl.engine.options import PrepareOptions
 from terarec.etl.engine.phases import Phases, Result
 from terarec.etl.engine.preparation import WORK, WORKFLOW
 from terarec.etl.engine.side_tables import observe_table
@@ -38,7 +37,7 @@ from terarec.etl.spark.watch import JobWatch
 from terarec.etl.workflow import Pass, Workflow, source_types
 from terarec.etl.workflow.results import results_read
 from terarec.formats import is_remote
-from terarec.spec import DatasetSpec
+from terarec.spec import DatasetSpec, PrepareOptions
 
 Learnt: TypeAlias = tuple[Mapping[int, State], Result]
 """What steps learnt, and what their phase has to tell the journal."""

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from terarec.etl.engine.options import PrepareOptions
 from terarec.etl.sink import ordered_sink
 from terarec.etl.spark.shards import OrderedRows
 from terarec.formats import open_shard, shard_path, write_dataset
-from terarec.spec import DatasetSpec, ShardSpec
+from terarec.spec import DatasetSpec, PrepareOptions, ShardSpec
 
 
 def store(ordered: OrderedRows, spec: DatasetSpec, directory: Path, location: Path, options: PrepareOptions) -> None:

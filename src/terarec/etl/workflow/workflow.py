@@ -19,10 +19,10 @@ from terarec.etl.workflow.raw_column import RawValues
 from terarec.etl.workflow.records import RecordEncoder
 from terarec.etl.workflow.saved import load_states, read_workflow, save_states, write_workflow
 from terarec.formats import ColumnBlock
-from terarec.spec import DatasetSpec, LabelSpec, Operator, SourceSpec, Split, WorkflowSpec
+from terarec.spec import DatasetSpec, LabelSpec, Operator, PrepareOptions, SourceSpec, Split, WorkflowSpec
 
 if TYPE_CHECKING:
-    from terarec.etl.engine import OnProgress, PrepareOptions, PrepareReport
+    from terarec.etl.engine import OnProgress, PrepareReport
 
 
 class Workflow:
@@ -136,7 +136,7 @@ class Workflow:
             FormatError: a damaged source, or bad input under the policy "raise".
             StorageError: the disk is full.
         """
-        chosen = _options(options)
+        chosen = options or PrepareOptions()
         fitted: Workflow = _engine(chosen).fit(self, sources, chosen, progress)
         return fitted
 
@@ -160,7 +160,7 @@ class Workflow:
             ConfigError: as for `fit`, or `out` holds something, or is being written.
             DataNotFoundError, FormatError, StorageError: as for `fit`.
         """
-        chosen = _options(options)
+        chosen = options or PrepareOptions()
         report: PrepareReport = _engine(chosen).prepare(self, sources, Path(out), chosen, progress)
         return report
 
@@ -228,14 +228,6 @@ class Workflow:
     def _check_fitted(self) -> None:
         if not self.is_fitted:
             raise ConfigError(f"workflow {self.spec.name!r}: is not fitted, expected a fitted one")
-
-
-def _options(options: PrepareOptions | None) -> PrepareOptions:
-    if options is not None:
-        return options
-    from terarec.etl.engine.options import PrepareOptions  # engines import workflows
-
-    return PrepareOptions()
 
 
 def _engine(options: PrepareOptions) -> Any:
