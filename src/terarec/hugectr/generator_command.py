@@ -52,12 +52,7 @@ def generator_params(options: argparse.Namespace) -> tuple[DataGeneratorParams, 
     sparse = given["data_reader_sparse_param_array"]
     slots = sum(part.slot_num for part in sparse)
     key_type = read_json(options.config).child("solver").take("input_key_type", KEY_TYPES, "I32")
-    is_raw = reader.data_reader_type is DataReaderType_t.Raw
-    if not is_raw and options.directory is None:
-        raise WrongInputError(
-            f"data_generator: {options.config} reads {reader.data_reader_type.name}, expected a directory"
-        )
-    directory = Path(options.directory or ".")
+    source, eval_source = _sources(options, reader)
     keys = options.voc_size_array or [max(1, options.vocabulary_size // slots)] * slots
     hotness = [most for part in sparse for most in part.nnz_per_slot]
     for name, values in (("--voc-size-array", keys), ("--nnz-array", options.nnz_array or hotness)):
@@ -71,8 +66,8 @@ def generator_params(options: argparse.Namespace) -> tuple[DataGeneratorParams, 
         dense_dim=given["dense_dim"],
         num_slot=slots,
         i64_input_key=key_type == "I64",
-        source=reader.source[0] if is_raw else str(directory / "file_list.txt"),
-        eval_source=reader.eval_source if is_raw else str(directory / "file_list_test.txt"),
+        source=source,
+        eval_source=eval_source,
         slot_size_array=reader.slot_size_array or keys,
         nnz_array=options.nnz_array or [min(options.max_nnz, most) for most in hotness],
         check_type=reader.check_type,
@@ -88,6 +83,18 @@ def generator_params(options: argparse.Namespace) -> tuple[DataGeneratorParams, 
         random_nnz=options.is_length_random,
     )
     return params, reader
+
+
+def _sources(options: argparse.Namespace, reader: DataReaderParams) -> tuple[str, str]:
+    """What to write for training and for evaluation: lists in the directory, or the files of Raw."""
+    if reader.data_reader_type is DataReaderType_t.Raw:
+        return reader.source[0], reader.eval_source
+    if options.directory is None:
+        raise WrongInputError(
+            f"data_generator: {options.config} reads {reader.data_reader_type.name}, expected a directory"
+        )
+    directory = Path(options.directory)
+    return str(directory / "file_list.txt"), str(directory / "file_list_test.txt")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from terarec.hugectr.cadence import release_number
@@ -73,21 +74,20 @@ class ModelBase:
             layout = record_layout(solver, reader, self._network.inputs, adds_offsets=plan.adds_offsets)
         release = release_number(solver.compat_release)
         async_layout = reader.async_param.layout(release, is_one_hot=plan.is_one_hot)
-        shared: dict[str, Any] = {"repeat": solver.repeat_dataset, "threads": reader.num_workers}
-        train_reader = DataReader(
-            source_opener(reader, layout, num_samples=reader.num_samples, async_layout=async_layout),
+        opener = partial(source_opener, reader, layout, async_layout=async_layout)
+        data_reader = partial(DataReader, repeat=solver.repeat_dataset, threads=reader.num_workers)
+        train_reader = data_reader(
+            opener(num_samples=reader.num_samples),
             reader.source[0],
             batch_size=solver.batchsize,
             drop_last=solver.drop_incomplete_batch,
             shuffle_seed=shuffle_seed(solver, reader),
-            **shared,
         )
-        eval_reader = DataReader(
-            source_opener(reader, layout, num_samples=reader.eval_num_samples, async_layout=async_layout),
+        eval_reader = data_reader(
+            opener(num_samples=reader.eval_num_samples),
             reader.eval_source,
             batch_size=solver.batchsize_eval,
             drop_last=False,
-            **shared,
         )
         place = placement(solver.vvgpu)
         self._engine = Engine(

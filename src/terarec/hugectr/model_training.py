@@ -67,7 +67,11 @@ class ModelTraining(ModelPasses):
         loop = Fit(
             self, display=display, eval_interval=eval_interval, snapshot=snapshot, snapshot_prefix=snapshot_prefix
         )
-        if solver.repeat_dataset:
+        self._follow(loop, num_epochs, max_iter)
+
+    def _follow(self, loop: Fit, num_epochs: int, max_iter: int) -> None:
+        """Train by iterations, passes or epochs, as the solver and the training cache ask."""
+        if self.solver.repeat_dataset:
             if max_iter <= 0:
                 raise WrongInputError(f"fit: max_iter: got {max_iter}, expected more than 0 with repeat_dataset=True")
             loop.by_iterations(max_iter)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from terarec.etl.engine.passes import Beside, Passes, ReadRows
 from terarec.etl.engine.positive_rows import PositiveRows
 from terarec.etl.engine.steps import Steps
 from terarec.etl.sink import Sink
+from terarec.etl.workflow.plan import Pass
 from terarec.formats import ColumnBlock, merge
 
 Part = tuple[str, NDArray[np.int64], ColumnBlock]
@@ -45,19 +47,7 @@ def write_rows(
     Raises:
         StorageError: the disk is full.
     """
-    work = steps.plan.transform_pass()
-
-    def encoded(rows: ReadRows) -> tuple[list[Part], dict[str, tuple[int, int]]]:
-        def encode_rows(block: Block) -> list[Part]:
-            if not block.num_rows:
-                return []
-            done = steps.run(work, block, rows.joined)
-            return split_parts(done, encode(done))
-
-        columns = rows.block.columns.items()
-        missing = {name: (column.num_missing(), len(column.values)) for name, column in columns}
-        return rows.refusals.leave_out(encode_rows, steps.enter(work, rows))[0], missing
-
+    encoded = partial(_encoded, steps, steps.plan.transform_pass(), encode)
     rows: Counter[str] = Counter()
     faults: Counter[str] = Counter()
     values: Counter[str] = Counter()
@@ -71,6 +61,22 @@ def write_rows(
                 faults[name] += count
                 values[name] += total
     return dict(rows), {name: (faults[name], values[name]) for name in values}
+
+
+def _encoded(
+    steps: Steps, work: Pass, encode: Callable[[Block], ColumnBlock], rows: ReadRows
+) -> tuple[list[Part], dict[str, tuple[int, int]]]:
+    """The parts of a block of the sources; and of each column how many values are missing, and of how many."""
+
+    def parts(block: Block) -> list[Part]:
+        if not block.num_rows:
+            return []
+        done = steps.run(work, block, rows.joined)
+        return split_parts(done, encode(done))
+
+    columns = rows.block.columns.items()
+    missing = {name: (column.num_missing(), len(column.values)) for name, column in columns}
+    return rows.refusals.leave_out(parts, steps.enter(work, rows))[0], missing
 
 
 def split_parts(done: Block, encoded: ColumnBlock) -> list[Part]:
