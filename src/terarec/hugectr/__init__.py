@@ -16,7 +16,7 @@ from terarec.hugectr.enums import *  # noqa: F403
 from terarec.hugectr.tables.callback import TrainingCallback
 from terarec.hugectr.tables.data_input import DataReaderSparseParam, Input
 from terarec.hugectr.tables.dense_layer import DenseLayer, DenseLayerComputeConfig, DenseLayerSwitchs, GroupDenseLayer
-from terarec.hugectr.tables.embedding_collection import EmbeddingTableConfig, EmbeddingTablePlaceHolder
+from terarec.hugectr.tables.embedding_table import EmbeddingTableConfig, EmbeddingTablePlaceHolder
 from terarec.hugectr.tables.low_level import SolverConfig
 from terarec.hugectr.tables.names import OTHERS
 from terarec.hugectr.tables.optimizer import OptParamsPy

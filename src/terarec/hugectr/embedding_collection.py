@@ -12,9 +12,8 @@ from terarec.hugectr.tables.embedding_collection import (
     EMBEDDING_COLLECTION_CONFIG,
     EMBEDDING_LOOKUP,
     SHARD,
-    EmbeddingTableConfig,
-    EmbeddingTablePlaceHolder,
 )
+from terarec.hugectr.tables.embedding_table import EmbeddingTableConfig, EmbeddingTablePlaceHolder
 from terarec.hugectr.tables.record import Record
 
 

@@ -9,7 +9,8 @@ from terarec.hugectr.enums import CommunicationStrategy, CompressionStrategy, Em
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.json_object import JsonObject
 from terarec.hugectr.optimizer_json import optimizer_to_json, read_optimizer
-from terarec.hugectr.tables.embedding_collection import SHARD, EmbeddingTableConfig, EmbeddingTablePlaceHolder
+from terarec.hugectr.tables.embedding_collection import SHARD
+from terarec.hugectr.tables.embedding_table import EmbeddingTableConfig, EmbeddingTablePlaceHolder
 from terarec.hugectr.tables.kinds import TEXT, TRUTH, listed, mapped, named_member, one_of, one_or_list, whole
 from terarec.hugectr.tables.optimizer import OptParamsPy
 from terarec.hugectr.tables.sparse_embedding import SparseEmbedding

@@ -25,9 +25,8 @@ from terarec.hugectr.tables.embedding_collection import (
     PLAN_MATRIX,
     PLANNER_LOOKUP,
     SHARD,
-    EmbeddingTableConfig,
-    EmbeddingTablePlaceHolder,
 )
+from terarec.hugectr.tables.embedding_table import EmbeddingTableConfig, EmbeddingTablePlaceHolder
 from terarec.hugectr.tables.generator import DataGeneratorParams
 from terarec.hugectr.tables.low_level import SESSION, SolverConfig
 from terarec.hugectr.tables.optimizer import OptimizerWithSchedule, OptParamsPy
