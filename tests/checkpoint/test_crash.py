@@ -13,6 +13,9 @@ from terarec.checkpoint import latest, load, save
 from terarec.errors import StorageError
 from tests.checkpoint.small_state import assert_holds, make_state
 
+# From Python 3.12 on every fork beside threads warns; `in_child` says why these may fork.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
 OLD, NEW = make_state(5), make_state(6)
 EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
 
