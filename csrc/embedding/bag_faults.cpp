@@ -28,17 +28,18 @@ BagFault first_bad_key(const BagRange& range, int64_t begin, int64_t end) {
 
 }  // namespace
 
-// Lengths gather their sign bits, so that compilers make vector code of the loop for any instruction set.
+// Offsets and lengths gather their sign bits, so that compilers make vector code of the loop for any instruction set. Of
+// offsets from 0 on no length wraps.
 BagCheck check_bags(const BagRange& range) {
   const int64_t* offsets = range.offsets + range.first_bag;
-  int64_t falls = 0, not_single = 0;
+  uint64_t falls = offsets[0], not_single = 0;
   for (int64_t b = 0; b < range.bags; b++) {
-    const int64_t length = offsets[b + 1] - offsets[b];
-    falls |= length;
+    const uint64_t next = offsets[b + 1], length = next - static_cast<uint64_t>(offsets[b]);
+    falls |= next | length;
     not_single |= length ^ 1;
   }
   const int64_t begin = offsets[0], end = offsets[range.bags];
-  if (falls < 0 || begin < 0 || end > range.num_keys) return {first_bad_offset(range), false};
+  if (static_cast<int64_t>(falls) < 0 || end > range.num_keys) return {first_bad_offset(range), false};
   if (kernels().has_outside({range.keys + begin, end - begin, range.rows})) {
     return {first_bad_key(range, begin, end), false};
   }

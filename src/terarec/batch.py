@@ -137,7 +137,7 @@ def first_keys(jagged: Jagged, limits: Sequence[int | None]) -> Jagged:
 def check_offsets(jagged: Jagged) -> None:
     """Raise `ConfigError` unless the offsets of `jagged` rise from 0 to the number of its keys."""
     _check_covered(jagged)
-    falls = jagged.offsets.diff() < 0
+    falls = jagged.offsets[1:] < jagged.offsets[:-1]  # a difference could wrap
     if bool(falls.any()):
         index = int(falls.nonzero()[0]) + 1
         got, num_keys = int(jagged.offsets[index]), jagged.keys.numel()

@@ -119,11 +119,15 @@ def test_of_several_bad_keys_the_first_is_named(implementation):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
-    ("index", "value"), [(0, 1), (200, 199), (200, 201), (100, 300), (100, -1), (57, 55), (57, 2**62)]
+    ("index", "value"),
+    [
+        *[(0, 1), (200, 199), (200, 201), (100, 300), (100, -1), (57, 55), (57, 2**62)],
+        ([57, 58], [-(2**63), -1]),  # whose differences wrap and seem to rise
+    ],
 )
 def test_bad_offsets_are_named(implementation, index, value):
     held = make_lookup(make_layout(8), 50, 1)
-    held.offsets[index] = value
+    held.offsets[index] = torch.tensor(value)
     with pytest.raises(ConfigError, match=r"offsets\[\d+\]: got -?\d+, expected offsets rising from 0 to the 200 keys"):
         bag_lookup(held.weights, held.keys, held.offsets, held.layout, implementation=implementation)
 

@@ -230,7 +230,7 @@ def bag_factors(bags: Tensor, lengths: Tensor, pooling: Tensor, key_weights: Ten
 def _check_offsets(offsets: Tensor, num_keys: int) -> None:
     if int(offsets[0]) != 0:
         raise bad_offsets(0, int(offsets[0]), num_keys)
-    falls = (offsets.diff() < 0).nonzero()
+    falls = (offsets[1:] < offsets[:-1]).nonzero()
     if falls.numel():
         index = int(falls[0]) + 1
         raise bad_offsets(index, int(offsets[index]), num_keys)
