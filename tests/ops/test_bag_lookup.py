@@ -168,7 +168,7 @@ def test_tensors_with_gaps_are_read_right():
     )
 
 
-@pytest.mark.parametrize("field", ["feature_table", "pooling", "table_rows", "width"])
+@pytest.mark.parametrize("field", ["feature_table", "pooling", "table_base", "table_rows", "width"])
 def test_a_layout_checks_itself(field):
     good = {
         "table_names": ("t",),
@@ -179,7 +179,7 @@ def test_a_layout_checks_itself(field):
         "pooling": ("sum", "mean"),
         "width": 2,
     }
-    bad = {"feature_table": (0, 1), "pooling": ("sum", "none"), "table_rows": (), "width": 0}
+    bad = {"feature_table": (0, 1), "pooling": ("sum", "none"), "table_base": (-3,), "table_rows": (), "width": 0}
     with pytest.raises(ConfigError, match="BagLayout"):
         BagLayout(**{**good, field: bad[field]})
 

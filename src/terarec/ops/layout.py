@@ -45,6 +45,10 @@ class BagLayout:
                 f"BagLayout: got {tables} tables, {len(self.table_base)} bases and {len(self.table_rows)} row counts, "
                 "expected as many of each"
             )
+        if any(number < 0 for number in (*self.table_base, *self.table_rows)):
+            raise ConfigError(
+                f"BagLayout: got table_base {self.table_base} and table_rows {self.table_rows}, expected none below 0"
+            )
         features = len(self.feature_names)
         if features == 0 or len(self.feature_table) != features or len(self.pooling) != features:
             raise ConfigError(
