@@ -1,6 +1,7 @@
 // Memory for the arrays of buckets of one hash index.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -16,8 +17,7 @@ namespace terarec {
 // growth took a tenth of the time of all insertion (two Zen 3 cores).
 class BucketArray {
  public:
-  // 64 KiB. Smaller chunks waste less, but their table leaves the caches: with 16 KiB a search among 10 M keys was a
-  // seventh slower.
+  // 64 KiB. Smaller chunks have tables that leave the caches: with 16 KiB a search among 10 M keys was a seventh slower.
   static constexpr int kChunkBits = 10;
   static constexpr int64_t kChunkBuckets = int64_t{1} << kChunkBits;
 
@@ -36,8 +36,8 @@ class BucketArray {
   int64_t size_ = 1;
 };
 
-// Small arrays come from the heap. Those of a large index share huge pages, of 32 chunks each: without huge pages a
-// search takes 1.6 times as long in 190 MB and 2 to 3 times as long in 1.9 GB.
+// Small arrays come from the heap, larger ones from huge pages: without huge pages a search takes 1.6 times as long in
+// 190 MB and 2 to 3 times as long in 1.9 GB, and the system takes 5 times as long to give memory.
 class BucketMemory {
  public:
   BucketMemory() = default;
@@ -45,7 +45,7 @@ class BucketMemory {
   BucketMemory(const BucketMemory&) = delete;
   BucketMemory& operator=(const BucketMemory&) = delete;
 
-  // `size` buckets, their content unspecified. Throws std::bad_alloc.
+  // At least `size` buckets, their content unspecified: what huge pages hold are whole units. Throws std::bad_alloc.
   BucketArray take(int64_t size);
   void give_back(BucketArray& array);
 
@@ -53,18 +53,32 @@ class BucketMemory {
   int64_t held_bytes() const { return held_bytes_; }
 
  private:
+  // A huge page of 32 chunks, each of 8 units. The last chunk of an array may be a part of one.
   struct Page {
+    static constexpr int kChunks = 32;
+
     char* memory;
-    std::vector<uint8_t> free;  // numbers of its free chunks
+    std::array<uint8_t, kChunks> free;  // a bit for each unit of a chunk
+    int whole;                          // chunks of which all units are free
+  };
+  // Units in a row, of a page's chunk; none if `run` is 0.
+  struct Place {
+    size_t page;
+    int chunk;
+    uint8_t run;
   };
 
-  void take_chunks(Bucket** chunks, int64_t count);
-  void give_chunk_back(Bucket* chunk);
-  Page& fullest_page_with_room();
+  void take_chunks(Bucket** chunks, int64_t units);
+  void map_page();
+  size_t fullest_page_with_room() const;
+  Place shared_place(int units) const;
+  Place unshared_place(int units) const;
+  Bucket* take_place(Place place);
+  void give_back_units(Bucket* first, int units);
 
   std::mutex mutex_;
   std::vector<Page> pages_;  // by address
-  int64_t free_chunks_ = 0;
+  int64_t whole_chunks_ = 0;
   int64_t held_bytes_ = 0;
 };
 

@@ -106,9 +106,10 @@ int64_t HashSegment::grown(int number, int64_t keys) const {
 }
 
 // Both arrays are passed through in one direction, but for the few keys that went on from the last bucket to the first.
-void HashSegment::rebuild(int64_t num_buckets, BucketMemory& memory) {
+void HashSegment::rebuild(int64_t least_buckets, BucketMemory& memory) {
   HashSegment built;
-  built.buckets_ = memory.take(num_buckets);
+  built.buckets_ = memory.take(least_buckets);
+  const int64_t num_buckets = built.buckets_.size();
   built.size_ = size_;
   Filling filling(built, built.buckets_);
   const int64_t before = buckets_.size(), first = first_in_order(buckets_);

@@ -103,7 +103,7 @@ class HashSegment {
   }
 
   int64_t grown(int number, int64_t keys) const;
-  void rebuild(int64_t num_buckets, BucketMemory& memory);
+  void rebuild(int64_t least_buckets, BucketMemory& memory);
 
   BucketArray buckets_;
   int64_t size_ = 0;
