@@ -14,8 +14,10 @@ constexpr double kGrowth = 1.75;
 constexpr double kLeastGrowth = 1.12;
 constexpr int64_t kLeastPercent = 58;
 constexpr int64_t kShrunkPercent = 72;
-// Buckets that are moved, and those that are cleared, at a time: they stay in the first cache.
+// Buckets that are moved, and those that are cleared, at a time: they stay in the first cache. The latter are of one
+// chunk.
 constexpr int64_t kMoved = 64;
+constexpr int64_t kCleared = BucketArray::kLeastChunk;
 // Buckets cleared beyond the last home of those that are moved: few keys go on so far.
 constexpr int64_t kMargin = 16;
 
@@ -27,7 +29,7 @@ class Filling {
 
   void clear_to(int64_t end) {
     while (cleared_ < std::min(end, buckets_.size())) {
-      const int64_t count = std::min(kMoved - cleared_ % kMoved, buckets_.size() - cleared_);
+      const int64_t count = std::min(kCleared - cleared_ % kCleared, buckets_.size() - cleared_);
       memset(static_cast<void*>(&buckets_[cleared_]), 0, count * sizeof(Bucket));
       cleared_ += count;
     }
