@@ -1,9 +1,10 @@
 """The hash index against a Python dict, Polars and TorchRec's managed collisions: find, insert with growth, memory.
 
 Keys are random int64. An insertion is of all keys in batches of the usual size (26 features x 16384), from an empty
-index on, so it includes all growth. Polars does what a user of it would write: a join with a table of keys and rows,
-and for insertion an anti-join, unique and concatenation per batch. TorchRec runs where `.venv-peers` has it
-(``make peers``), in that interpreter. ``--large`` adds 100 M keys, which take 4 GB.
+index on, so it includes all growth. The limit of a search is a probe that reads a random cache line a key, of as much
+memory as the index takes, in turns with the search. Polars does what a user of it would write: a join with a table of
+keys and rows, and for insertion an anti-join, unique and concatenation per batch. TorchRec runs where `.venv-peers` has
+it (``make peers``), in that interpreter. ``--large`` adds 100 M keys, which take 4 GB.
 """
 
 import argparse
@@ -11,13 +12,16 @@ import json
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from record import Row, append_rows
+from record import Row, append_rows, measure_in_turns
+from row_probe import READ, row_visitor
 from torch import Tensor
 
 from terarec.kernels.hash_index import new_hash_index
+from terarec.kernels.rows import allocate_rows
 
 BATCH = 26 * 16384
 SEARCHED = 1 << 20
@@ -57,6 +61,13 @@ def insert_ours(keys: Tensor) -> tuple[object, list[float]]:
     return index, seconds
 
 
+def lines_of(num_bytes: int) -> Callable[[], None]:
+    """A function that reads `SEARCHED` random cache lines of so much memory."""
+    lines = torch.from_numpy(allocate_rows((num_bytes // 64, 16))).fill_(1.0)
+    places = torch.randint(lines.shape[0], (SEARCHED,), generator=torch.Generator().manual_seed(2))
+    return row_visitor(READ, lines, places)
+
+
 def ours(keys: Tensor) -> dict[str, float]:
     """Figures of the index for so many keys."""
     index, seconds = insert_ours(keys)
@@ -66,10 +77,10 @@ def ours(keys: Tensor) -> dict[str, float]:
         seconds = [min(pair) for pair in zip(seconds, others, strict=True)]
     searched = searched_of(keys)
     absent = keys_of(keys.numel() + SEARCHED)[keys.numel() :]
-    return {
+    searches = {"find": lambda: index.find(searched), "find absent": lambda: index.find(absent)}
+    timings = measure_in_turns(searches | {"lines": lines_of(index.memory_bytes)}, REPEATS)
+    return {name: SEARCHED / timing.minimum / 1e6 for name, timing in timings.items()} | {
         "insert": keys.numel() / sum(seconds) / 1e6,
-        "find": best_rate(lambda: index.find(searched), SEARCHED),
-        "find absent": best_rate(lambda: index.find(absent), SEARCHED),
         "stall": (max(seconds) - sorted(seconds)[len(seconds) // 2]) * 1e3,
         "bytes": index.memory_bytes / len(index),
     }
@@ -124,13 +135,12 @@ def rows_of(count: int, with_peers: bool) -> list[Row]:
     peers = {"dict": python_dict(keys), "polars": polars(keys), "torchrec": torchrec(count)} if with_peers else {}
     case = f"hash index, {count // 1_000_000} M keys, batches of {BATCH}"
     rows = []
-    for metric in ("insert", "find"):
+    for metric, limit in (("insert", None), ("find", figures["lines"])):
         named = [(peer, found[metric]) for peer, found in peers.items() if metric in found] or [("", None)]
-        rows += [
-            Row(case=case, metric=metric, value=figures[metric], unit="M keys/s", peer=peer, peer_value=value)
-            for peer, value in named
-        ]
-    rows.append(Row(case=case, metric="find absent keys", value=figures["find absent"], unit="M keys/s"))
+        ours_alone = Row(case=case, metric=metric, value=figures[metric], unit="M keys/s", limit=limit)
+        rows += [replace(ours_alone, peer=peer, peer_value=value) for peer, value in named]
+    absent, limit = figures["find absent"], figures["lines"]
+    rows.append(Row(case=case, metric="find absent keys", value=absent, unit="M keys/s", limit=limit))
     rows.append(Row(case=case, metric="longest batch above the median", value=figures["stall"], unit="ms"))
     rows.append(Row(case=case, metric="memory of a key", value=figures["bytes"], unit="bytes"))
     return rows

@@ -59,6 +59,7 @@ void bind_hash_index(nb::module_& module) {
       .def(nb::init<uint64_t>())
       .def("size", &HashIndex::size)
       .def("memory_bytes", &HashIndex::memory_bytes)
+      .def_static("pool_bytes", []() { return BucketPool::shared().held_bytes(); })
       .def("find", &find, Unlocked())
       .def("insert", &insert, Unlocked())
       .def("assign", &assign, Unlocked())

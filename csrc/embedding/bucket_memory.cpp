@@ -36,26 +36,33 @@ BucketArray::BucketArray() {
 }
 
 BucketArray BucketMemory::take(int64_t size) {
+  BucketPool& pool = BucketPool::shared();
   BucketArray array;
   array.size_ = size <= kHeapBuckets ? size : whole_units(size) * BucketArray::kLeastChunk;
   array.bits_ = chunk_bits(array.size_);
-  array.table_.reset(new Bucket*[num_chunks(array.size_, array.bits_)]);
-  array.chunks_ = array.table_.get();
-  Bucket** chunks = array.table_.get();
-  if (array.size_ <= kHeapBuckets) *chunks = static_cast<Bucket*>(::operator new(size * sizeof(Bucket), kAlignment));
-  else if (array.size_ <= kLooseBuckets) BucketPool::shared().take_units(chunks, whole_units(size));
-  else BucketPool::shared().take_chunks(chunks, whole_units(size));
+  const int64_t chunks = num_chunks(array.size_, array.bits_);
+  Bucket** table = pool.take_table(chunks);
+  try {
+    if (array.size_ <= kHeapBuckets) *table = static_cast<Bucket*>(::operator new(size * sizeof(Bucket), kAlignment));
+    else if (array.size_ <= kLooseBuckets) pool.take_units(table, whole_units(size));
+    else pool.take_chunks(table, whole_units(size));
+  } catch (const std::bad_alloc&) {
+    pool.give_table_back(table, chunks);
+    throw;
+  }
+  array.chunks_ = array.table_ = table;
   held_bytes_ += array_bytes(array.size_, array.bits_);
   return array;
 }
 
 void BucketMemory::give_back(BucketArray& array) {
   if (!array.owned()) return;
+  BucketPool& pool = BucketPool::shared();
   const int64_t size = array.size_;
-  Bucket** chunks = array.table_.get();
-  if (size <= kHeapBuckets) ::operator delete(*chunks, kAlignment);
-  else if (size <= kLooseBuckets) BucketPool::shared().give_units_back(chunks, whole_units(size));
-  else BucketPool::shared().give_chunks_back(chunks, whole_units(size));
+  if (size <= kHeapBuckets) ::operator delete(*array.table_, kAlignment);
+  else if (size <= kLooseBuckets) pool.give_units_back(array.table_, whole_units(size));
+  else pool.give_chunks_back(array.table_, whole_units(size));
+  pool.give_table_back(array.table_, num_chunks(size, array.bits_));
   held_bytes_ -= array_bytes(size, array.bits_);
   array = BucketArray();
 }

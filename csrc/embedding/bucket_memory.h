@@ -3,14 +3,13 @@
 
 #include <atomic>
 #include <cstdint>
-#include <memory>
 
 #include "embedding/bucket_pool.h"
 #include "embedding/hash_bucket.h"
 
 namespace terarec {
 
-// An array of buckets in chunks, so that it can use whatever memory another has given back: growing arrays that lie in
+// An array of buckets in chunks, given back by nobody but BucketMemory. In chunks, so that it can use whatever memory another has given back: growing arrays that lie in
 // one piece leave holes that are too small for the next, and asking the system for fresh pages at each growth took a
 // tenth of the time of all insertion (two Zen 3 cores).
 class BucketArray {
@@ -28,7 +27,7 @@ class BucketArray {
  private:
   friend class BucketMemory;
 
-  std::unique_ptr<Bucket*[]> table_;
+  Bucket** table_ = nullptr;
   Bucket* const* chunks_;
   int64_t size_ = 1;
   int bits_ = 0;  // log2 of the buckets of a chunk

@@ -39,6 +39,23 @@ int64_t BucketPool::held_bytes() {
   return static_cast<int64_t>(pages_.size() * kHugePage);
 }
 
+bool BucketPool::is_sparse() {
+  constexpr int64_t kPageUnits = Page::kChunks * kChunkUnits;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const int64_t units = pages_.size() * kPageUnits, free = whole_chunks_ * kChunkUnits + loose_units_;
+  return free > kPageUnits && 8 * free > units;
+}
+
+Bucket** BucketPool::take_table(int64_t chunks) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return static_cast<Bucket**>(tables_.allocate(chunks * sizeof(Bucket*)));
+}
+
+void BucketPool::give_table_back(Bucket** table, int64_t chunks) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  tables_.deallocate(table, chunks * sizeof(Bucket*));
+}
+
 // What chunks that are used in part have to spare, then whole chunks.
 void BucketPool::take_units(Bucket** units, int64_t count) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -94,10 +111,11 @@ void BucketPool::have_whole_chunks(int64_t count) {
   }
 }
 
-// Of the pages that have room of a kind, that which has least. Filling it empties others, which can then be given back.
+// Of the pages that have room of a kind, the fullest. Filling it empties others, which can then be given back.
 size_t BucketPool::fullest(int Page::* room) const {
   const auto fuller = [room](const Page& a, const Page& b) {
-    return static_cast<unsigned>(a.*room) - 1 < static_cast<unsigned>(b.*room) - 1;  // of none, it is the largest
+    const bool a_has = a.*room > 0, b_has = b.*room > 0;
+    return a_has != b_has ? a_has : a.free_units() < b.free_units();
   };
   return std::min_element(pages_.begin(), pages_.end(), fuller) - pages_.begin();
 }
@@ -115,20 +133,18 @@ BucketPool::Place BucketPool::loose_chunk() const {
   return {page, static_cast<int>(std::find_if(free.begin(), free.end(), is_loose) - free.begin()), 0};
 }
 
-// Where `units` units in a row are free in a chunk that has least to spare of those that are used in part.
+// Where `units` units in a row are free in a chunk that is used in part, in the fullest page that has such a chunk.
 BucketPool::Place BucketPool::shared_chunk(int units) const {
   Place best{0, 0, 0};
-  int least = kChunkUnits;
-  for (size_t page = 0; page < pages_.size() && least > units; page++) {
-    if (pages_[page].loose < units) continue;
+  int least = Page::kChunks * kChunkUnits;
+  for (size_t page = 0; page < pages_.size(); page++) {
+    if (pages_[page].loose < units || pages_[page].free_units() >= least) continue;
     for (int chunk = 0; chunk < Page::kChunks; chunk++) {
-      const uint32_t free = pages_[page].free[chunk];
-      const int room = __builtin_popcount(free);
-      if (room < units || room >= least) continue;
-      const uint32_t run = lowest_run(free, units);
+      const uint32_t free = pages_[page].free[chunk], run = free == kAllUnits ? 0 : lowest_run(free, units);
       if (!run) continue;
       best = {page, chunk, run};
-      least = room;
+      least = pages_[page].free_units();
+      break;
     }
   }
   return best;

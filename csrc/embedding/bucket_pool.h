@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory_resource>
 #include <mutex>
 #include <vector>
 
@@ -23,6 +24,10 @@ class BucketPool {
   // That of the process.
   static BucketPool& shared();
 
+  // A table of `chunks` chunks' addresses. Throws std::bad_alloc.
+  Bucket** take_table(int64_t chunks);
+  void give_table_back(Bucket** table, int64_t chunks);
+
   // Takes `count` units that may lie anywhere. Throws std::bad_alloc, having changed nothing.
   void take_units(Bucket** units, int64_t count);
   // Takes `units` units in chunks, of which the last one may be a part of one. Throws as take_units.
@@ -34,6 +39,9 @@ class BucketPool {
   // What the system was asked for and has not got back.
   int64_t held_bytes();
 
+  // Whether more than an eighth of that, and more than a page, is free.
+  bool is_sparse();
+
  private:
   struct Page {
     static constexpr int kChunks = 32;
@@ -42,6 +50,8 @@ class BucketPool {
     std::array<uint32_t, kChunks> free;  // a bit for each unit of a chunk
     int whole;                           // chunks of which all units are free
     int loose;                           // free units of the other chunks
+
+    int free_units() const { return whole * static_cast<int>(kChunkUnits) + loose; }
   };
   // Units in a row, of a page's chunk; none if `run` is 0.
   struct Place {
@@ -60,6 +70,9 @@ class BucketPool {
   void change(Page& page, int chunk, uint32_t free);
 
   std::mutex mutex_;
+  // Tables live long and are small: on the heap they would lie scattered among the holes that large temporary results
+  // leave, so that these could not be used again.
+  std::pmr::unsynchronized_pool_resource tables_;
   std::vector<Page> pages_;  // by address
   int64_t whole_chunks_ = 0;
   int64_t loose_units_ = 0;

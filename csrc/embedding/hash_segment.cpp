@@ -85,11 +85,20 @@ int64_t HashSegment::erase(uint64_t hash) {
   return row;
 }
 
-void HashSegment::shrink(BucketMemory& memory) {
-  if (buckets_.size() < 2 || size_ >= buckets_.size() * kLeastPercent / 20) return;
+bool HashSegment::shrink(BucketMemory& memory) {
+  if (buckets_.size() < 2 || size_ >= buckets_.size() * kLeastPercent / 20) return false;
   try {
     rebuild(size_ * 20 / kShrunkPercent + 1, memory);
+    return true;
   } catch (const std::bad_alloc&) {  // the two arrays do not fit at once: the large one will do
+    return false;
+  }
+}
+
+void HashSegment::move(BucketMemory& memory) {
+  try {
+    rebuild(buckets_.size(), memory);
+  } catch (const std::bad_alloc&) {  // it stays where it is
   }
 }
 

@@ -85,8 +85,11 @@ class HashSegment {
   // changed nothing.
   void grow(int number, int64_t extra, BucketMemory& memory) { rebuild(grown(number, size_ + extra), memory); }
 
-  // Gives memory back if so many keys were erased that it would exceed 24 bytes a key.
-  void shrink(BucketMemory& memory);
+  // Gives memory back if so many keys were erased that it would exceed 24 bytes a key; whether it did.
+  bool shrink(BucketMemory& memory);
+
+  // Moves to fuller pages, if there is memory for it.
+  void move(BucketMemory& memory);
 
   void release(BucketMemory& memory) { memory.give_back(buckets_); }
 

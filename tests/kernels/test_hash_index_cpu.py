@@ -1,9 +1,12 @@
 """What the compiled hash index promises besides: threads, memory, and speed that churn does not take away."""
 
 import threading
+from functools import cache
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from terarec.errors import StorageError
 from terarec.kernels.cpu import _embedding
@@ -12,6 +15,7 @@ from terarec.kernels.cpu.hash_index import HashIndex
 NO_ROWS = torch.empty(0, dtype=torch.int64)
 BYTES_A_KEY = 24
 FIXED_BYTES = 40 << 10
+POOL_BYTES = 4 << 20  # pages that may be free
 
 
 def draw(count, keys, seed=0):
@@ -78,17 +82,51 @@ def test_memory_stays_within_its_bound_at_every_size(batch):
         assert index.memory_bytes <= BYTES_A_KEY * len(index) + FIXED_BYTES
 
 
-def test_a_large_index_shares_huge_pages():
-    """From some 3.5 M keys on; below, buckets come from the heap."""
-    index = HashIndex()
-    keys = torch.arange(5_000_000) << 20
-    for start in range(0, keys.numel(), 1_000_000):
-        index.insert(keys[start : start + 1_000_000], NO_ROWS, start)
-        assert index.memory_bytes <= BYTES_A_KEY * len(index) + FIXED_BYTES
-    assert torch.equal(index.find(keys), torch.arange(keys.numel()))
+def test_indexes_share_huge_pages():
+    """What one index gives back another takes, and pages go back to the system."""
+    before, indexes = _embedding.HashIndex.pool_bytes(), [HashIndex(), HashIndex()]
+    keys = torch.arange(2_000_000) << 20
+    for start in range(0, keys.numel(), 250_000):
+        for index in indexes:
+            index.insert(keys[start : start + 250_000], NO_ROWS, start)
+        held = sum(map(len, indexes))
+        assert _embedding.HashIndex.pool_bytes() - before <= BYTES_A_KEY * held + POOL_BYTES
+    del indexes[0]
+    index = indexes.pop()
     assert torch.equal(index.erase(keys[::2]), torch.arange(0, keys.numel(), 2))
     assert torch.equal(index.find(keys[1::2]), torch.arange(1, keys.numel(), 2))
-    assert index.memory_bytes <= BYTES_A_KEY * len(index) + FIXED_BYTES
+    assert _embedding.HashIndex.pool_bytes() - before <= BYTES_A_KEY * len(index) + POOL_BYTES
+    del index
+    assert _embedding.HashIndex.pool_bytes() - before <= 2 << 20
+
+
+STEPS = st.tuples(st.sampled_from([0, 1]), st.booleans(), st.integers(0, 30_000), st.integers(1, 12_000))
+
+
+@settings(max_examples=10, deadline=None)
+@given(steps=st.lists(STEPS, max_size=12))
+def test_arrays_of_all_sizes_share_memory_unharmed(steps):
+    """Keys of one segment, whose array so becomes large: from the heap to loose units and on to whole chunks."""
+    keys = keys_of_one_segment()
+    indexes, models = [HashIndex(), HashIndex()], torch.full((2, keys.numel()), -1)
+    for index in indexes:
+        index._core = _embedding.HashIndex(0)
+    for number, erases, first, count in steps:
+        part = slice(first, first + count)
+        if erases:
+            assert torch.equal(indexes[number].erase(keys[part]), models[number, part])
+            models[number, part] = -1
+        else:
+            rows = torch.arange(count) + first * 7
+            indexes[number].assign(keys[part], rows)
+            models[number, part] = rows
+        for index, model in zip(indexes, models, strict=True):
+            assert torch.equal(index.find(keys), model)
+
+
+@cache
+def keys_of_one_segment():
+    return torch.tensor([unmix(number << 40) for number in range(42_000)])
 
 
 def test_churn_leaves_memory_and_rows_as_they_were():

@@ -41,7 +41,10 @@ class HashIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the system gave: at most 24 a key besides some tens of KiB."""
+        """Bytes that the index takes: at most 24 a key besides some tens of KiB.
+
+        All indexes of a process share huge pages; of what they have taken besides a few pages are free.
+        """
         return self._core.memory_bytes()
 
     def find(self, keys: Tensor) -> Tensor:
