@@ -9,9 +9,9 @@
 
 namespace terarec {
 
-// An array of buckets in chunks, given back by nobody but BucketMemory. In chunks, so that it can use whatever memory another has given back: growing arrays that lie in
-// one piece leave holes that are too small for the next, and asking the system for fresh pages at each growth took a
-// tenth of the time of all insertion (two Zen 3 cores).
+// An array of buckets, given back by nobody but BucketMemory. It lies in chunks, so that it can use whatever memory
+// another has given back: growing arrays that lie in one piece leave holes that are too small for the next, and asking
+// the system for fresh pages at each growth took a tenth of the time of all insertion (two Zen 3 cores).
 class BucketArray {
  public:
   // Buckets of the smallest chunks. Those of larger ones are multiples, but for the last.
