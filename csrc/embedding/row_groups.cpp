@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 namespace terarec {
 namespace {
@@ -32,17 +33,17 @@ struct HashIndex {
 };
 
 struct Found {
-  int64_t groups, sums, more;
+  int64_t groups, more;
 };
 
-// Makes every row of the part a group in order of first appearance with its first gradient; gives those that come again
-// a sum, and lists their further gradients.
+// Makes every row of the part a group in order of first appearance with its first gradient; marks those that come again,
+// and lists their further gradients with the group in the place of the sum.
 template <class Index>
 Found find_rows(const TablePart& part, const std::vector<BagGradients>& bags, Index index, bool scaled,
                 RowScratch& scratch) {
   int64_t* rows = scratch.rows.data();
   uint32_t* sum_of = scratch.sum_of.data();
-  Found found{0, 0, 0};
+  Found found{0, 0};
   for (const BagGradients& of : bags) {
     const float* grad = of.grad;
     for (int64_t b = 0; b < of.bags; b++, grad += of.grad_stride) {
@@ -60,11 +61,8 @@ Found find_rows(const TablePart& part, const std::vector<BagGradients>& bags, In
           sum_of[found.groups] = 0;
           group = static_cast<uint32_t>(++found.groups);
         } else {
-          uint32_t& sum = sum_of[group - 1];
-          scratch.repeated[found.sums] = group - 1;  // kept if the row has no sum yet: no branch to guess
-          found.sums += sum == 0;
-          sum = sum == 0 ? static_cast<uint32_t>(found.sums) : sum;
-          scratch.more[found.more++] = {grad, scale, sum - 1};
+          sum_of[group - 1] = 1;
+          scratch.more[found.more++] = {grad, scale, group - 1};
         }
       }
     }
@@ -74,30 +72,36 @@ Found find_rows(const TablePart& part, const std::vector<BagGradients>& bags, In
 
 // Replaces the first gradient of each row that repeats by the sum of all.
 void sum_repeated(const Found& found, bool scaled, int64_t width, RowScratch& scratch) {
-  float* const sums = scratch.sums.at_least(found.sums * width);
-  at_least(scratch.first, found.sums);
-  for (int64_t s = 0; s < found.sums; s++) {
-    const uint32_t group = scratch.repeated[s];
-    scratch.first[s] = {scratch.grads[group], scaled ? scratch.scales[group] : 1.0f, static_cast<uint32_t>(s)};
-    scratch.grads[group] = sums + s * width;
-    if (scaled) scratch.scales[group] = 1.0f;
+  uint32_t* sum_of = scratch.sum_of.data();
+  const int64_t num_sums = std::accumulate(sum_of, sum_of + found.groups, int64_t{0});
+  float* const sums = scratch.sums.at_least(num_sums * width);
+  SumTerm* const first = at_least(scratch.first, num_sums);
+  uint32_t sum = 0;
+  for (int64_t g = 0; g < found.groups; g++) {
+    if (!sum_of[g]) continue;
+    first[sum] = {scratch.grads[g], scaled ? scratch.scales[g] : 1.0f, sum};
+    scratch.grads[g] = sums + sum * width;
+    if (scaled) scratch.scales[g] = 1.0f;
+    sum_of[g] = sum++;
   }
-  kernels().add_terms({width, scratch.first.data(), found.sums, scratch.more.data(), found.more, sums});
+  for (int64_t i = 0; i < found.more; i++) scratch.more[i].sum = sum_of[scratch.more[i].sum];
+  kernels().add_terms({width, first, num_sums, scratch.more.data(), found.more, sums});
 }
 
 }  // namespace
 
 float* SumMemory::at_least(int64_t floats) {
   if (4 * floats > bytes_) {
-    memory_ = CallMemory();  // given back before more is taken
-    bytes_ = whole_huge_pages(4 * floats);
-    memory_ = CallMemory(bytes_);
+    *this = SumMemory();  // given back before more is taken
+    const int64_t bytes = whole_huge_pages(4 * floats);
+    memory_ = CallMemory(bytes);
+    bytes_ = bytes;
   }
   return static_cast<float*>(memory_.get());
 }
 
 int64_t RowScratch::bytes() const {
-  return 4 * (index.capacity() + scales.capacity() + sum_of.capacity() + repeated.capacity() + buffer.capacity()) +
+  return 4 * (index.capacity() + scales.capacity() + sum_of.capacity() + buffer.capacity()) +
          8 * (rows.capacity() + grads.capacity()) + sizeof(SumTerm) * (first.capacity() + more.capacity()) +
          sums.bytes() + touched.capacity();
 }
@@ -109,7 +113,6 @@ RowGroups group_by_row(const TablePart& part, const std::vector<BagGradients>& b
   at_least(scratch.rows, most_groups);
   at_least(scratch.grads, most_groups);
   at_least(scratch.sum_of, most_groups);
-  at_least(scratch.repeated, most_groups + 1);  // one is written and not kept
   at_least(scratch.more, num_keys);
   if (scaled) at_least(scratch.scales, most_groups);
   Found found;

@@ -51,8 +51,7 @@ struct RowScratch {
   std::vector<int64_t> rows;    // of each group
   std::vector<const float*> grads;
   std::vector<float> scales;
-  std::vector<uint32_t> sum_of;      // of each group, number of its sum + 1
-  std::vector<uint32_t> repeated;    // groups that have a sum
+  std::vector<uint32_t> sum_of;      // of each group, whether it has a sum, then the sum's number
   std::vector<SumTerm> first, more;  // of the sums
   SumMemory sums;
   std::vector<float> buffer;
