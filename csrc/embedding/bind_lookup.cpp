@@ -1,6 +1,9 @@
 #include "embedding/bind_lookup.h"
 
+#include <nanobind/stl/tuple.h>
+
 #include <optional>
+#include <tuple>
 
 #include "common/parallel.h"
 #include "embedding/bag_lookup.h"
@@ -12,6 +15,29 @@ namespace nb = nanobind;
 
 namespace terarec {
 namespace {
+
+// What a layout asks of a lookup's tensors: features, width, rows, whether it pools, whether it takes key weights.
+using Extents = std::tuple<int64_t, int64_t, int64_t, bool, bool>;
+
+// Whether the tensors lie in host memory and are of the types and shapes that a lookup with a layout takes.
+bool lookup_fits(nb::handle weights, nb::handle keys, nb::handle offsets, nb::handle key_weights, nb::handle grad,
+                 const Extents& extents) {
+  const auto [features, width, num_rows, is_pooled, takes_key_weights] = extents;
+  const std::optional<TensorKind> rows = kind_of(weights), of_keys = kind_of(keys), ends = kind_of(offsets);
+  if (!rows || !rows->is_rows() || rows->sizes[1] != width || rows->sizes[0] < num_rows) return false;
+  if (!of_keys || !of_keys->is_int64(1) || !ends || !ends->is_int64(1)) return false;
+  const int64_t num_keys = of_keys->sizes[0], bags = ends->sizes[0] - 1;
+  if (bags < 0 || bags % features) return false;
+  if (!key_weights.is_none()) {
+    const std::optional<TensorKind> factors = kind_of(key_weights);
+    if (!takes_key_weights || !factors || !factors->is_float32(1) || factors->sizes[0] != num_keys) return false;
+  }
+  if (grad.is_none()) return true;
+  const std::optional<TensorKind> gradient = kind_of(grad);
+  if (!gradient || !gradient->is_float32(2)) return false;
+  const int64_t expected_rows = is_pooled ? bags / features : num_keys;
+  return gradient->sizes[0] == expected_rows && gradient->sizes[1] == (is_pooled ? features * width : width);
+}
 
 // Types and devices of the tensors, and that their shapes fit each other, were checked by the callers in Python.
 struct LaidBags {
@@ -60,6 +86,8 @@ Report run_row_dots(nb::handle weights, nb::handle keys, nb::handle offsets, nb:
 }  // namespace
 
 void bind_lookup(nb::module_& module) {
+  module.def("lookup_fits", &lookup_fits, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(),
+             nb::arg());
   module.def("bag_lookup", &run_bag_lookup, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
              nb::arg(), nb::arg());
   module.def("row_dots", &run_row_dots);

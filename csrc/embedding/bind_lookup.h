@@ -5,7 +5,7 @@
 
 namespace terarec {
 
-// Adds bag_lookup and row_dots to `module`.
+// Adds lookup_fits, bag_lookup and row_dots to `module`.
 void bind_lookup(nanobind::module_& module);
 
 }  // namespace terarec

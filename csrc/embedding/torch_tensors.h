@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "embedding/row_type.h"
 
@@ -13,29 +14,47 @@ namespace terarec {
 // Reads tensors from now on through `api`, the capsule torch.Tensor.__dlpack_c_exchange_api__.
 void use_exchange_api(nanobind::capsule api);
 
+// What a tensor in host memory is, but for its elements.
+struct TensorKind {
+  int dimensions;    // 0 to 2
+  int64_t sizes[2];  // 1 beyond the dimensions
+  uint8_t type_code, type_bits;
+
+  bool is_int64(int of_dimensions) const;
+  bool is_float32(int of_dimensions) const;
+  bool is_rows() const;  // float32, bfloat16 or float16 [V, D]
+};
+
+// Nothing for what is no tensor, lies elsewhere, has no memory or more dimensions.
+std::optional<TensorKind> kind_of(nanobind::handle tensor);
+
 // A tensor in host memory of up to two dimensions, or a contiguous copy if its elements do not lie one after the other.
 class HostTensor {
  public:
-  explicit HostTensor(nanobind::handle tensor);
+  // With `rows_apart` a tensor whose rows are contiguous is taken as it lies, whatever lies between them.
+  explicit HostTensor(nanobind::handle tensor, bool rows_apart = false);
 
   template <class T>
   T* as() const {
     return static_cast<T*>(data_);
   }
 
-  int64_t size(int dimension) const { return sizes_[dimension]; }
+  int64_t size(int dimension) const { return kind_.sizes[dimension]; }
+
+  // Elements from one row to the next.
+  int64_t row_stride() const { return row_stride_; }
 
   // Of a tensor of a table's rows; rows of codes have their scale and offset behind them.
   RowArray rows() const;
 
  private:
-  void read(nanobind::handle tensor);
+  // Returns whether the elements lie as they are to.
+  bool read(nanobind::handle tensor, bool rows_apart);
 
   nanobind::object copy_;
   void* data_;
-  int64_t sizes_[2];
-  uint8_t type_code_, type_bits_;
-  bool is_contiguous_;
+  TensorKind kind_;
+  int64_t row_stride_;
 };
 
 }  // namespace terarec

@@ -86,7 +86,7 @@ class EmbeddingCollection(nn.Module):
             StorageError: memory or a dynamic table is full. With either other error no dynamic table took up a key.
         """
         learns = self.training and torch.is_grad_enabled()
-        if torch.compiler.is_compiling() and (self._dynamic_readers or self._has_limits or learns):
+        if (learns or self._has_limits or self._dynamic_readers) and torch.compiler.is_compiling():
             from terarec.embedding.traced import beside_graph  # loads the compiler
 
             # A graph would lose the hooks that take gradients, and an index that grows. The one after this takes the

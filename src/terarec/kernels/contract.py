@@ -203,6 +203,24 @@ class LaidGradient(NamedTuple):
     key_weights: Tensor | None = None
 
 
+class Extents(NamedTuple):
+    """What a layout asks of the tensors of a lookup.
+
+    Attributes:
+        num_features: S.
+        width: D.
+        num_rows: the least V.
+        is_pooled: whether the features' bags are pooled.
+        takes_key_weights: whether weights may multiply the keys' vectors.
+    """
+
+    num_features: int
+    width: int
+    num_rows: int
+    is_pooled: bool
+    takes_key_weights: bool
+
+
 class BadKeyError(KeyOutOfRangeError):
     """A key outside its table, by the number of its feature; `ops` turns it into one that has the names.
 

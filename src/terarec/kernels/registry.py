@@ -25,6 +25,7 @@ _LOGGER = logging.getLogger(__name__)
 IMPLEMENTATIONS = ("triton", "cpu", "ref")
 """Packages of ``terarec.kernels``, the fastest first. Each has every op of `OPS`, but those on host memory alone."""
 OPS = {
+    "lookup_fits": "bag_lookup",
     "bag_lookup": "bag_lookup",
     "quantized_bag_lookup": "bag_lookup",
     "row_dots": "bag_lookup",

@@ -49,11 +49,11 @@ def bag_lookup(
         ConfigError: tensors that do not fit the layout, or offsets that fall or do not cover the keys.
         KernelError: an implementation asked for by name that cannot run here.
     """
-    checks.weights_fit(weights, layout)
-    checks.lookup_fits(weights, keys, offsets, layout, key_weights)
+    traced = is_traced(weights)
+    checks.lookup_fits(weights, keys, offsets, layout, key_weights, traced=traced)
     result: Tensor
     try:
-        if is_traced(weights) or (torch.is_grad_enabled() and _learns(weights, key_weights)):
+        if traced or (torch.is_grad_enabled() and _learns(weights, key_weights)):
             result = _bag_lookup_op(
                 weights, keys, offsets, layout.array, layout.pooling_codes, key_weights, implementation
             )

@@ -9,14 +9,43 @@ from torch import Tensor
 
 from terarec.errors import ConfigError, KeyOutOfRangeError
 from terarec.kernels.contract import BadKeyError
+from terarec.kernels.registry import choose
 from terarec.ops.layout import BagLayout, result_shape
 
 ROW_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Element types of an arena's rows."""
 
 
-def weights_fit(weights: Tensor, layout: BagLayout) -> None:
-    """Raise unless `weights` is [V, D] of a row type with the width and at least the rows of `layout`."""
+def lookup_fits(
+    weights: Tensor,
+    keys: Tensor,
+    offsets: Tensor,
+    layout: BagLayout,
+    key_weights: Tensor | None = None,
+    grad: Tensor | None = None,
+    *,
+    traced: bool = False,
+) -> None:
+    """Raise unless the tensors of a lookup fit `layout` and each other.
+
+    A kernel looks at tensors in host memory, all at once; where it says no, those that do not fit are named here.
+
+    Args:
+        weights: [V, D] of one of `ROW_TYPES`, with at least the rows of `layout`.
+        keys: int64[N].
+        offsets: int64[S * B + 1].
+        layout: of the lookup.
+        key_weights: float32[N], if the poolings take some.
+        grad: float32, of the shape of the result.
+        traced: whether a compiler follows, which has to see the conditions themselves.
+    """
+    if not traced and choose("lookup_fits", "cpu")(weights, keys, offsets, key_weights, grad, layout.extents):
+        return
+    _weights_fit(weights, layout)
+    bags_fit(weights, keys, offsets, layout, key_weights, grad)
+
+
+def _weights_fit(weights: Tensor, layout: BagLayout) -> None:
     shape = weights.shape
     fits = len(shape) == 2 and shape[1] == layout.width and shape[0] >= layout.num_rows
     if not fits or weights.dtype not in ROW_TYPES:
@@ -26,7 +55,7 @@ def weights_fit(weights: Tensor, layout: BagLayout) -> None:
         )
 
 
-def lookup_fits(
+def bags_fit(
     rows: Tensor,
     keys: Tensor,
     offsets: Tensor,

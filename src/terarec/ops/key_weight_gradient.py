@@ -10,6 +10,7 @@ from terarec.kernels.ref.bag_lookup import key_weight_gradient as by_formula
 from terarec.kernels.registry import choose
 from terarec.ops import checks
 from terarec.ops.layout import BagLayout
+from terarec.ops.tracing import is_traced
 
 
 def key_weight_gradient(
@@ -41,8 +42,7 @@ def key_weight_gradient(
         ConfigError: tensors that do not fit the layout, or a layout that takes no key weights.
         KernelError: an implementation asked for by name that cannot run here.
     """
-    checks.weights_fit(weights, layout)
-    checks.lookup_fits(weights, keys, offsets, layout, key_weights, grad)
+    checks.lookup_fits(weights, keys, offsets, layout, key_weights, grad, traced=is_traced(weights))
     try:
         gradient: Tensor = key_weight_gradient_op(
             weights, keys, offsets, grad, layout.array, key_weights, implementation

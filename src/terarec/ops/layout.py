@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError
-from terarec.kernels.contract import MAX, MEAN, NONE, SQRTN, SUM
+from terarec.kernels.contract import MAX, MEAN, NONE, SQRTN, SUM, Extents
 
 Pooling = Literal["sum", "mean", "sqrtn", "max", "none"]
 _CODES = {"sum": SUM, "mean": MEAN, "sqrtn": SQRTN, "max": MAX, "none": NONE}
@@ -66,7 +66,7 @@ class BagLayout:
         if self.width < 1:
             raise ConfigError(f"BagLayout.width: got {self.width}, expected at least 1")
         # Computed before a compiler comes, which could not trace it.
-        _ = self.is_pooled, self.num_rows, self.pooling_codes, self.takes_key_weights, self.array
+        _ = self.extents, self.pooling_codes, self.array
 
     @functools.cached_property
     def is_pooled(self) -> bool:
@@ -87,6 +87,11 @@ class BagLayout:
     def num_rows(self) -> int:
         """Arena rows that the tables need: V is at least this."""
         return max(base + rows for base, rows in zip(self.table_base, self.table_rows, strict=True))
+
+    @functools.cached_property
+    def extents(self) -> Extents:
+        """What the layout asks of tensors, in one piece for kernels."""
+        return Extents(len(self.feature_names), self.width, self.num_rows, self.is_pooled, self.takes_key_weights)
 
     @functools.cached_property
     def array(self) -> Tensor:

@@ -71,7 +71,7 @@ def quantized_bag_lookup(
         raise ConfigError(
             f"packed: got {checks.name(packed)}, expected uint8[V, {columns}] with V >= {layout.num_rows}"
         )
-    checks.lookup_fits(packed, keys, offsets, layout, key_weights)
+    checks.bags_fit(packed, keys, offsets, layout, key_weights)
     result: Tensor
     try:
         if is_traced(packed):

@@ -94,12 +94,13 @@ def row_update_(
     """
     if not gradients:
         return
-    _check_gradients(weights, gradients)
+    traced = is_traced(weights)
+    _check_gradients(weights, gradients, traced)
     _check_state(weights, state, rule, step)
     _check_factors(table_lr, gradients, rule)
     laid = _laid(gradients)
     try:
-        if is_traced(weights):
+        if traced:
             kind, mode, *numbers = [getattr(rule, name) for name in _RULE_FIELDS]
             places = [part for held in laid for part in (held.keys, held.offsets, held.layout)]
             grads, key_weights = [held.grad for held in laid], [held.key_weights for held in laid]
@@ -141,7 +142,7 @@ def row_gradient_norm(
     """
     if not gradients:
         return 0.0
-    _check_gradients(weights, gradients)
+    _check_gradients(weights, gradients, is_traced(weights))
     _check_factors(table_lr, gradients, rule)
     kernel = choose("row_gradient_norm", weights.device, implementation)
     try:
@@ -160,19 +161,19 @@ def _laid(gradients: Sequence[BagGradient]) -> list[LaidGradient]:
     return [LaidGradient(held.keys, held.offsets, held.grad, held.layout.array, held.key_weights) for held in gradients]
 
 
-def _check_gradients(weights: Tensor, gradients: Sequence[BagGradient]) -> None:
-    for held in gradients:
-        checks.weights_fit(weights, held.layout)
-        checks.lookup_fits(weights, held.keys, held.offsets, held.layout, held.key_weights, held.grad)
+def _check_gradients(weights: Tensor, gradients: Sequence[BagGradient], traced: bool) -> None:
+    for keys, offsets, grad, layout, key_weights in gradients:
+        checks.lookup_fits(weights, keys, offsets, layout, key_weights, grad, traced=traced)
 
 
 def _check_state(weights: Tensor, state: tuple[Tensor, ...], rule: RowRule, step: int) -> None:
-    checks.same_device(weights, state)
-    expected = [(state_dtype(name), shape) for name, shape in _shapes_of(rule, *weights.shape)]
-    held_shapes = [(held.dtype, tuple(held.shape)) for held in state]
-    if held_shapes != expected:
-        got = _listed(held_shapes)
-        raise ConfigError(f"state: got {got}, expected {_listed(expected)} for {rule.kind!r}")
+    if state or rule.state_names:
+        checks.same_device(weights, state)
+        expected = [(state_dtype(name), shape) for name, shape in _shapes_of(rule, *weights.shape)]
+        held_shapes = [(held.dtype, tuple(held.shape)) for held in state]
+        if held_shapes != expected:
+            got = _listed(held_shapes)
+            raise ConfigError(f"state: got {got}, expected {_listed(expected)} for {rule.kind!r}")
     if not 1 <= step < 2**31:
         raise ConfigError(f"step: got {step}, expected 1 <= step < 2^31")
 

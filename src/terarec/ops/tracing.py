@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
+from torch._C import _len_torch_dispatch_stack
+from torch.compiler import is_compiling
 
 
 def is_traced(rows: Tensor) -> bool:
@@ -11,4 +12,4 @@ def is_traced(rows: Tensor) -> bool:
 
     All other calls run the kernel at once: the dispatcher of Python ops costs some 20 us a call (Zen 3).
     """
-    return type(rows) is not Tensor or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    return type(rows) is not Tensor or is_compiling() or _len_torch_dispatch_stack() > 0

@@ -4,9 +4,20 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from terarec.kernels.contract import LaidGradient
+
 _Report = tuple[int, int, int, int, int]
 
 def use_exchange_api(api: object) -> None: ...
+def lookup_fits(
+    weights: Tensor,
+    keys: Tensor,
+    offsets: Tensor,
+    key_weights: Tensor | None,
+    grad: Tensor | None,
+    extents: tuple[int, int, int, bool, bool],
+    /,
+) -> bool: ...
 def bag_lookup(
     weights: Tensor,
     keys: Tensor,
@@ -29,15 +40,18 @@ def row_dots(
     /,
 ) -> _Report: ...
 def row_update(
-    numbers: Sequence[int],
-    state: Sequence[int],
+    weights: Tensor,
+    state: Sequence[Tensor | None],
+    gradients: Sequence[LaidGradient],
     rule: Sequence[int],
     constants: Sequence[float],
     extras: Sequence[float],
-    gradients: Sequence[Sequence[int]],
+    table_lr: Tensor | None,
+    threads: int,
+    /,
 ) -> _Report: ...
 def gradient_squares(
-    numbers: Sequence[int], first_row: int, gradients: Sequence[Sequence[int]]
+    weights: Tensor, first_row: int, gradients: Sequence[LaidGradient], table_lr: Tensor | None, threads: int, /
 ) -> tuple[_Report, float]: ...
 def allocate_rows(shape: Sequence[int], threads: int) -> NDArray[np.float32] | None: ...
 def allocate_result(rows: int, columns: int) -> NDArray[np.float32] | None: ...

@@ -9,6 +9,9 @@ from terarec.kernels.cpu.host import _embedding
 from terarec.kernels.cpu.reports import Report, error_of
 from terarec.kernels.cpu.results import empty_floats
 
+lookup_fits = _embedding.lookup_fits
+"""See `terarec.kernels.ref.bag_lookup`: all tensors in one call, where Python takes as long for a property of one."""
+
 
 def bag_lookup(
     weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, is_pooled: bool, key_weights: Tensor | None = None

@@ -12,7 +12,6 @@ from terarec.errors import KernelError
 from terarec.kernels.contract import RULE_KINDS, LaidGradient, RowRule
 from terarec.kernels.cpu.host import _embedding
 from terarec.kernels.cpu.reports import Report, error_of
-from terarec.kernels.cpu.tensors import ROW_TYPES, address
 
 _MAX_KEYS = 2**32 - 1  # the core counts the gradients of a table in 32 bits
 
@@ -44,21 +43,20 @@ def row_update_(
     """
     if not all(held.is_contiguous() for held in (weights, *state)):
         raise KernelError("row_update_: got weights or state that are not contiguous, expected contiguous tensors")
-    held = _plain(gradients)  # keeps copies alive during the call
-    wide_state = state[:-1] if rule.catches_up else state
-    first, second = (*(tensor.data_ptr() for tensor in wide_state), 0, 0)[:2]
-    last_steps = state[-1].data_ptr() if rule.catches_up else 0
-    factors = None if table_lr is None else table_lr.contiguous()
+    _check_count(gradients)
+    *wide, last_steps = state if rule.catches_up else (*state, None)
     report = _embedding.row_update(
-        _numbers(weights, factors),
-        [first, second, last_steps],
+        weights,
+        [*(*wide, None, None)[:2], last_steps],
+        gradients,
         [RULE_KINDS.index(rule.kind), rule.sweeps, step, rounding_seed],
         _constants(rule, step),
         _extras(rule, weights),
-        [_describe(gradient) for gradient in held],
+        table_lr,
+        torch.get_num_threads(),
     )
     if report[0]:
-        raise _error_of(report, held)
+        raise _error_of(report, gradients)
 
 
 def row_gradient_norm(
@@ -82,51 +80,21 @@ def row_gradient_norm(
         ConfigError: offsets that fall or do not cover the keys.
         KernelError: 2^32 keys and more.
     """
-    held = _plain(gradients)
-    factors = None if table_lr is None else table_lr.contiguous()
-    report, squares = _embedding.gradient_squares(
-        _numbers(weights, factors), first_row, [_describe(gradient) for gradient in held]
-    )
+    _check_count(gradients)
+    report, squares = _embedding.gradient_squares(weights, first_row, gradients, table_lr, torch.get_num_threads())
     if report[0]:
-        raise _error_of(report, held)
+        raise _error_of(report, gradients)
     return abs(rule.grad_scale) * math.sqrt(squares)
 
 
-def _plain(gradients: Sequence[LaidGradient]) -> list[LaidGradient]:
-    """The gradients as the core reads them: contiguous but for the distance from row to row.
-
-    Raises:
-        KernelError: more keys than the core counts.
-    """
+def _check_count(gradients: Sequence[LaidGradient]) -> None:
+    """Raise `KernelError` for more keys than the core counts."""
     if sum(gradient.keys.numel() for gradient in gradients) > _MAX_KEYS:
         raise KernelError(f"row_update_: got more than {_MAX_KEYS} keys, expected fewer in one update")
-    plain = []
-    for keys, offsets, grad, layout, key_weights in gradients:
-        by_row = grad.contiguous() if grad.shape[1] > 1 and grad.stride(1) != 1 else grad
-        of_keys = None if key_weights is None else key_weights.contiguous()
-        plain.append(LaidGradient(keys.contiguous(), offsets.contiguous(), by_row, layout, of_keys))
-    return plain
 
 
 def _error_of(report: Report, held: Sequence[LaidGradient]) -> Exception:
     return error_of(report, [gradient.keys.shape[0] for gradient in held], [gradient.layout for gradient in held])
-
-
-def _describe(gradient: LaidGradient) -> list[int]:
-    keys, offsets, grad, layout, key_weights = gradient
-    num_features = layout.shape[0]
-    batch_size = (offsets.shape[0] - 1) // num_features
-    return [
-        keys.data_ptr(),
-        keys.shape[0],
-        address(key_weights),
-        offsets.data_ptr(),
-        layout.data_ptr(),
-        num_features,
-        batch_size,
-        grad.data_ptr(),
-        grad.stride(0),
-    ]
 
 
 def _constants(rule: RowRule, step: int) -> list[float]:
@@ -140,9 +108,3 @@ def _extras(rule: RowRule, weights: Tensor) -> list[float]:
     if not (rule.is_transformed or rule.catches_up or weights.dtype != torch.float32):
         return []
     return [rule.grad_scale, rule.clip_value, rule.clip_norm, *rule.coupled, rule.beta1, rule.beta2]
-
-
-def _numbers(weights: Tensor, factors: Tensor | None) -> list[int]:
-    """What the core's update_gradients takes beside the gradients."""
-    row_type, threads = ROW_TYPES[weights.dtype], torch.get_num_threads()
-    return [weights.data_ptr(), row_type, weights.shape[1], address(factors), threads]

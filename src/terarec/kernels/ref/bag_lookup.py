@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from terarec.kernels.contract import MAX, MEAN, NONE, SQRTN, SUM, BadKeyError, bad_offsets
+from terarec.kernels.contract import MAX, MEAN, NONE, SQRTN, SUM, BadKeyError, Extents, bad_offsets
 from terarec.kernels.ref.quantized import dequantize_rows
 
 
@@ -236,3 +236,42 @@ def _check_offsets(offsets: Tensor, num_keys: int) -> None:
         raise bad_offsets(index, int(offsets[index]), num_keys)
     if int(offsets[-1]) != num_keys:
         raise bad_offsets(offsets.numel() - 1, int(offsets[-1]), num_keys)
+
+
+def lookup_fits(
+    weights: Tensor,
+    keys: Tensor,
+    offsets: Tensor,
+    key_weights: Tensor | None,
+    grad: Tensor | None,
+    extents: Extents,
+) -> bool:
+    """Whether all tensors lie in host memory and have the types and shapes that a lookup and its layout take.
+
+    Args:
+        weights: float32, bfloat16 or float16 [V, D], if it fits; all arguments may be any tensors.
+        keys: int64[N].
+        offsets: int64[S * B + 1].
+        key_weights: float32[N], where the layout takes some, or None.
+        grad: gradient of the result: float32[B, S * D], or float32[N, D] for a layout without pooling; or None.
+        extents: of the layout.
+    """
+    num_features, width, num_rows, is_pooled, takes_key_weights = extents
+    held = [tensor for tensor in (weights, keys, offsets, key_weights, grad) if tensor is not None]
+    if any(tensor.device.type != "cpu" for tensor in held):
+        return False
+    if weights.dtype not in (torch.float32, torch.bfloat16, torch.float16) or weights.dim() != 2:
+        return False
+    if weights.shape[1] != width or weights.shape[0] < num_rows:
+        return False
+    if any(tensor.dtype != torch.int64 or tensor.dim() != 1 for tensor in (keys, offsets)):
+        return False
+    num_bags = offsets.shape[0] - 1
+    if num_bags < 0 or num_bags % num_features:
+        return False
+    if key_weights is not None:
+        is_one_a_key = key_weights.dtype == torch.float32 and key_weights.shape == keys.shape
+        if not (is_one_a_key and takes_key_weights):
+            return False
+    shape = (num_bags // num_features, num_features * width) if is_pooled else (keys.shape[0], width)
+    return grad is None or (grad.dtype == torch.float32 and tuple(grad.shape) == shape)
