@@ -8,17 +8,20 @@ from typing import Any
 
 import terarec
 
-_LIBRARIES = ("torch", "numpy", "pyarrow", "safetensors", "typer", "rich")
+_LIBRARIES = ("numpy", "pyarrow", "safetensors", "typer", "rich")
 EXTRAS = {"serve": ("starlette", "uvicorn"), "report": ("matplotlib",), "onnx": ("onnx", "onnxruntime")}
 """Optional extra -> what it installs, as pyproject.toml has it."""
 
 
 def versions() -> dict[str, str | None]:
     """Versions of terarec, Python, the system and the libraries that terarec stands on."""
+    import torch
+
     return {
         "terarec": terarec.__version__,
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "system": platform.platform(),
+        "torch": torch.__version__,  # with the build, such as +cu130, which the package's metadata may lack
         **{name: _version(name) for name in _LIBRARIES},
     }
 
@@ -33,13 +36,13 @@ def extras() -> list[dict[str, Any]]:
 
 
 def gpu() -> dict[str, Any]:
-    """Whether torch could use a GPU, and if not why not. No kernel of terarec runs on one yet."""
+    """Whether torch could use a GPU, and if not why not."""
     import torch
 
     available = torch.cuda.is_available()
     runtime = torch.version.cuda or torch.version.hip
     if available:
-        why = "torch sees it; terarec trains on the CPU"
+        why = "torch sees it; tables on it use Triton's kernels, the commands use the CPU"
     elif runtime is None:
         why = "this torch is built for the CPU only"
     else:
