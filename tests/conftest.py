@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,6 +14,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Triton decides when it is loaded whether it compiles or interprets; "auto" never takes it for tensors on the CPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A shell makes what it starts in its background deaf to Ctrl-C, and so what that starts: tests press it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes tells of the machine's load alone. `make test-all` asks for the thorough profile.
 settings.register_profile("quick", deadline=None, max_examples=50)
