@@ -62,7 +62,7 @@ class BucketPool {
 
   void have_whole_chunks(int64_t count);
   size_t fullest(int Page::* room) const;
-  Place whole_chunk() const;
+  Place whole_chunk(size_t page) const;
   Place loose_chunk() const;
   Place shared_chunk(int units) const;
   Bucket* take(Place place);
