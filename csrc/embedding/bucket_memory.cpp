@@ -31,7 +31,7 @@ int64_t array_bytes(int64_t size, int bits) { return size * sizeof(Bucket) + num
 
 BucketArray::BucketArray() {
   static Bucket empty{};
-  static Bucket* const chunk = &empty;
+  static Bucket* chunk = &empty;
   chunks_ = &chunk;
 }
 
@@ -50,7 +50,8 @@ BucketArray BucketMemory::take(int64_t size) {
     pool.give_table_back(table, chunks);
     throw;
   }
-  array.chunks_ = array.table_ = table;
+  array.chunks_ = table;
+  array.is_owned_ = true;
   held_bytes_ += array_bytes(array.size_, array.bits_);
   return array;
 }
@@ -59,10 +60,10 @@ void BucketMemory::give_back(BucketArray& array) {
   if (!array.owned()) return;
   BucketPool& pool = BucketPool::shared();
   const int64_t size = array.size_;
-  if (size <= kHeapBuckets) ::operator delete(*array.table_, kAlignment);
-  else if (size <= kLooseBuckets) pool.give_units_back(array.table_, whole_units(size));
-  else pool.give_chunks_back(array.table_, whole_units(size));
-  pool.give_table_back(array.table_, num_chunks(size, array.bits_));
+  if (size <= kHeapBuckets) ::operator delete(*array.chunks_, kAlignment);
+  else if (size <= kLooseBuckets) pool.give_units_back(array.chunks_, whole_units(size));
+  else pool.give_chunks_back(array.chunks_, whole_units(size));
+  pool.give_table_back(array.chunks_, num_chunks(size, array.bits_));
   held_bytes_ -= array_bytes(size, array.bits_);
   array = BucketArray();
 }

@@ -21,16 +21,17 @@ class BucketArray {
   BucketArray();
 
   int64_t size() const { return size_; }
-  bool owned() const { return table_ != nullptr; }
+  bool owned() const { return is_owned_; }
   Bucket& operator[](int64_t i) const { return chunks_[i >> bits_][i & ((int64_t{1} << bits_) - 1)]; }
 
  private:
   friend class BucketMemory;
 
-  Bucket** table_ = nullptr;
-  Bucket* const* chunks_;
+  // Few members: with what else a segment has they fill half a cache line, and a search reads those of all segments.
+  Bucket** chunks_;
   int64_t size_ = 1;
-  int bits_ = 0;  // log2 of the buckets of a chunk
+  int32_t bits_ = 0;  // log2 of the buckets of a chunk
+  bool is_owned_ = false;
 };
 
 // Tiny arrays come from the heap, larger ones from the huge pages of the pool: without huge pages a search takes 1.6
