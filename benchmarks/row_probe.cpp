@@ -82,8 +82,8 @@ void visit_units(const Visit& visit, int threads) {
 
 }  // namespace
 
-// Reads the rows, reads and writes them (each as it was), or copies them to `dense` past the caches. The width is 16, 64
-// or 128, and all rows are aligned to their vectors.
+// Reads the rows, reads and writes them (each as it was), or copies them to `dense` past the caches. The width is 16,
+// 64 or 128, and all rows are aligned to their vectors.
 extern "C" void visit_rows(int access, const Visit* visit, int threads) {
   if (access == kRead) visit_units<kRead>(*visit, threads);
   if (access == kModify) visit_units<kModify>(*visit, threads);

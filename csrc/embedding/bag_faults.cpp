@@ -28,8 +28,8 @@ BagFault first_bad_key(const BagRange& range, int64_t begin, int64_t end) {
 
 }  // namespace
 
-// Offsets and lengths gather their sign bits, so that compilers make vector code of the loop for any instruction set. Of
-// offsets from 0 on no length wraps.
+// Offsets and lengths gather their sign bits, so that compilers make vector code of the loop for any instruction set.
+// Of offsets from 0 on no length wraps.
 BagCheck check_bags(const BagRange& range) {
   const int64_t* offsets = range.offsets + range.first_bag;
   uint64_t falls = offsets[0], not_single = 0;

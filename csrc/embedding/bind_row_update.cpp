@@ -64,8 +64,8 @@ T* state_at(nb::handle tensor) {
 }
 
 // `state`: two tensors or None, last steps or None. `rule`: its kind, whether it sweeps, the step, the seed of the
-// rounding. `constants`: as in RuleConstants. `extras`: none, or scale, bounds of values and of norms, coupled l1 and l2,
-// beta1, beta2.
+// rounding. `constants`: as in RuleConstants. `extras`: none, or scale, bounds of values and of norms, coupled l1 and
+// l2, beta1, beta2.
 Report run_row_update(nb::handle weights, nb::handle state, nb::handle gradients, const std::vector<int64_t>& rule,
                       const std::vector<double>& constants, const std::vector<double>& extras, nb::handle table_lr,
                       int threads) {

@@ -140,8 +140,8 @@ void HashIndex::count(KeySpan keys, int64_t* rows, int threads) {
   });
 }
 
-// Segments that become smaller leave holes in all pages. If these are many, they move once more, into the holes, so that
-// pages become free: of 5 M keys, half of them erased in one call, 38 bytes a key were held without.
+// Segments that become smaller leave holes in all pages. If these are many, they move once more, into the holes, so
+// that pages become free: of 5 M keys, half of them erased in one call, 38 bytes a key were held without.
 void HashIndex::erase(KeySpan keys, int64_t* rows, int threads) {
   threads = useful_threads(keys.size, threads);
   const SegmentEntries all(keys, nullptr, hash_, threads);

@@ -36,8 +36,8 @@ struct Found {
   int64_t groups, more;
 };
 
-// Makes every row of the part a group in order of first appearance with its first gradient; marks those that come again,
-// and lists their further gradients with the group in the place of the sum.
+// Makes every row of the part a group in order of first appearance with its first gradient; marks those that come
+// again, and lists their further gradients with the group in the place of the sum.
 template <class Index>
 Found find_rows(const TablePart& part, const std::vector<BagGradients>& bags, Index index, bool scaled,
                 RowScratch& scratch) {

@@ -61,7 +61,8 @@ struct RowScratch {
 };
 
 // Distinct rows, in a thread's scratch. Arena row rows[g] has gradient grads[g], to be multiplied by scales[g] if
-// `scaled`: the only one of its row where it lies, or the sum of several in scratch.sums, added in the order of the bags.
+// `scaled`: the only one of its row where it lies, or the sum of several in scratch.sums, added in the order of the
+// bags.
 struct RowGroups {
   int64_t groups;
   bool scaled;

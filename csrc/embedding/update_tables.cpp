@@ -134,8 +134,9 @@ std::vector<UpdateUnit> split_tables(const std::vector<UpdateTable>& tables, int
 
 UpdateRows group_unit(const UpdateUnit& unit, int64_t width, RowScratch& scratch) {
   const UpdateTable& table = *unit.table;
-  const RowGroups found = sums_densely(table, width) ? sum_by_row(unit.part, table.bags, width, scratch)
-                                                     : group_by_row(unit.part, table.bags, table.num_keys, width, scratch);
+  const RowGroups found = sums_densely(table, width)
+                              ? sum_by_row(unit.part, table.bags, width, scratch)
+                              : group_by_row(unit.part, table.bags, table.num_keys, width, scratch);
   UpdateRows rows{};
   rows.width = width;
   rows.groups = found.groups;
