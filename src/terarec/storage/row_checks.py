@@ -36,13 +36,13 @@ def check_import(
 ) -> None:
     """Raise `StorageError` unless `rows` fit arena tensors ``weights [V, D]``, ``state [V, ...]`` and ``uses [V]``.
 
-    No state at all fits, too, and so do fewer or other uses.
+    No state at all fits, too. `uses` are those that are taken over of ``rows.uses``.
     """
     if rows.state and set(rows.state) != set(state):
         raise StorageError(f"table {table!r}: got optimizer states {sorted(rows.state)}, expected {sorted(state)}")
     noted = uses or {}
     held = {"weights": weights, **state, **noted}
-    coming = {name: values for name, values in rows.uses.items() if name in noted}
+    coming = {name: rows.uses[name] for name in noted}
     for what, values in {"weights": rows.weights, **rows.state, **coming}.items():
         expected = (rows.keys.numel(), *held[what].shape[1:])
         if tuple(values.shape) != expected or values.dtype != held[what].dtype:
