@@ -74,7 +74,6 @@ template <Access A>
 void visit_units(const Visit& visit, int threads) {
   terarec::parallel_for(threads, (visit.count + kUnitRows - 1) / kUnitRows, [&](int64_t unit) {
     if (visit.width == 16) visit_unit<16, A>(visit, unit);
-    if (visit.width == 16) visit_unit<16, A>(visit, unit);
     if (visit.width == 64) visit_unit<64, A>(visit, unit);
     if (visit.width == 128) visit_unit<128, A>(visit, unit);
   });
