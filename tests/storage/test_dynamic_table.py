@@ -280,6 +280,25 @@ def test_a_table_goes_on_from_another_ones_export(index: str, admit: AdmissionSp
     assert second.num_evicted == whole.num_evicted
 
 
+def test_what_a_filter_counted_means_the_same_keys_under_another_seed_and_name() -> None:
+    def filtered(name: str, seed: int) -> DynamicTable:
+        spec = DynamicTableSpec(name=name, width=4, admit=counting_filter(3, num_bytes=1 << 12))
+        return dynamic_tables(DynamicArena([spec], seed=seed))[0]
+
+    first, second = filtered("t", 1), filtered("u", 2)
+    seen = list(range(60))
+    train(first, seen, seen)
+    for piece in first.export_memory(9):
+        second.import_memory(piece)
+    train(second, [key - 1000 for key in seen], seen[:30])
+    assert keys_of(second) == set(seen[:30]), "no key late, and none early that was never seen"
+    third = filtered("t", 3)
+    for piece in second.export_memory(9):
+        third.import_memory(piece)
+    train(third, seen[30:])
+    assert keys_of(third) == set(seen[30:])
+
+
 def test_what_does_not_fit_the_notes_or_the_filter_is_refused() -> None:
     held = table(track_uses=True)
     rows = Rows(keys=torch.tensor([1]), weights=torch.ones(1, 4), uses={"count": torch.ones(2, dtype=torch.int64)})
@@ -288,8 +307,10 @@ def test_what_does_not_fit_the_notes_or_the_filter_is_refused() -> None:
     assert len(held) == 0
     large, small = (table(admit=counting_filter(2, num_bytes=size)) for size in (256, 64))
     *_, cells = large.export_memory(9)
-    with pytest.raises(StorageError, match=r"counting filter: got 256 cells of torch.uint8, expected 64 of"):
+    with pytest.raises(StorageError, match=r"'t': got a counting filter of 256 cells of torch.uint8, expected 64 of"):
         small.import_memory(cells)
+    with pytest.raises(StorageError, match=r"'t': got a counting filter's seed torch.int64\[2\], expected"):
+        large.import_memory(cells | {"admission_seed": torch.zeros(2, dtype=torch.int64)})
     with pytest.raises(StorageError, match="'clock'"):
         small.import_memory({"clock": torch.tensor([3])})
 

@@ -48,7 +48,7 @@ class Admission(Protocol):
         """Add a piece that `export_chunks` of an admission of this kind gave.
 
         Raises:
-            StorageError: a filter of another size.
+            StorageError: a filter of another size; nothing has changed then.
         """
 
 
@@ -133,12 +133,16 @@ class CountingFilter:
 
     A key has a cell in each of four rows; its count is the least of the four. Counting raises only cells below the
     new count, so a count is never too low, and too high only where each of the four cells is shared.
+
+    Which cells a key has is drawn from a seed. The seed goes with the cells wherever they go, as they mean other keys
+    with another one.
     """
 
-    names = frozenset({"admission_filter"})
+    names = frozenset({"admission_filter", "admission_seed"})
 
-    def __init__(self, spec: FilterAdmission, seed: int, device: torch.device) -> None:
+    def __init__(self, spec: FilterAdmission, table: str, seed: int, device: torch.device) -> None:
         self.spec = spec
+        self._table = table
         self._seed = seed
         self._cells = torch.zeros(_FILTER_ROWS, spec.num_bytes // _FILTER_ROWS, dtype=torch.uint8, device=device)
 
@@ -165,16 +169,22 @@ class CountingFilter:
         self._cells = self._cells.to(device)
 
     def export_chunks(self, chunk_keys: int) -> Iterator[dict[str, Tensor]]:
-        """The cells."""
-        yield {"admission_filter": self._cells}
+        """The cells and their seed."""
+        yield {"admission_filter": self._cells, "admission_seed": torch.tensor([self._seed])}
 
     def import_(self, piece: Mapping[str, Tensor]) -> None:
-        """Take the cells over."""
-        cells = piece["admission_filter"]
+        """Take the cells over, and the seed that they were counted with."""
+        cells, seed = piece["admission_filter"], piece["admission_seed"]
         if cells.shape != self._cells.shape or cells.dtype != self._cells.dtype:
             got, expected = f"{cells.numel():,} cells of {cells.dtype}", f"{self._cells.numel():,} of torch.uint8"
-            raise StorageError(f"counting filter: got {got}, expected {expected}: was num_bytes another?")
+            raise StorageError(
+                f"table {self._table!r}: got a counting filter of {got}, expected {expected}: was num_bytes another?"
+            )
+        if seed.shape != (1,) or seed.dtype != torch.int64:
+            got = f"{seed.dtype}{list(seed.shape)}"
+            raise StorageError(f"table {self._table!r}: got a counting filter's seed {got}, expected torch.int64[1]")
         self._cells.copy_(cells)
+        self._seed = int(seed)
 
     def _places(self, keys: Tensor) -> Tensor:
         """The cells int64[4, n] of each key."""
@@ -194,7 +204,7 @@ def build_admission(table: DynamicTableSpec, seed: int, device: torch.device, im
     own_seed = int.from_bytes(digest, "little", signed=True)
     if isinstance(spec, ProbabilityAdmission):
         return ChanceAdmission(spec, own_seed)
-    return CountingFilter(spec, own_seed, device)
+    return CountingFilter(spec, table.name, own_seed, device)
 
 
 def mix(bits: Tensor) -> Tensor:
