@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,9 @@ from terarec.spec import (
     AdaGradSpec,
     AdamSpec,
     AdamWSpec,
+    AdmissionSpec,
     DynamicTableSpec,
+    EvictionSpec,
     FeatureSpec,
     FTRLSpec,
     MomentumSpec,
@@ -32,8 +35,11 @@ from terarec.spec import (
     SGDSpec,
     SparseOptimizerSpec,
     TableSpec,
+    counting_filter,
     freq,
     lru,
+    prob,
+    ttl,
 )
 from terarec.storage import DynamicArena
 from tests.embedding.plain import random_jagged
@@ -336,6 +342,48 @@ def test_description_memory_and_refusals() -> None:
         names=("fx", "fy"), keys=torch.empty(0, dtype=torch.int64), offsets=torch.zeros(1, dtype=torch.int64)
     )
     assert mine(empty).pooled.shape == (0, 8)
+
+
+@pytest.mark.parametrize("admit", [None, freq(2), counting_filter(2, num_bytes=64), prob(0.5)], ids=str)
+@pytest.mark.parametrize("evict", [lru(share=0.5), ttl(1, share=1.0)], ids=lambda policy: policy.kind)
+def test_where_one_table_is_full_none_takes_anything_of_the_batch(
+    admit: AdmissionSpec | None, evict: EvictionSpec
+) -> None:
+    open_ = DynamicTableSpec(name="x", width=4, admit=admit, evict=evict, max_rows=5)
+    specs = [open_, replace(open_, name="y", max_rows=8), DynamicTableSpec(name="z", width=8, max_rows=3)]
+    features = [FeatureSpec(name=f"f{spec.name}", table=spec.name) for spec in specs]
+    mine, twin = EmbeddingCollection(specs, features), EmbeddingCollection(specs, features)
+
+    def train(collection: EmbeddingCollection, keys: list[list[int]]) -> None:
+        collection(one_hot([feature.name for feature in features], torch.tensor(keys))).pooled.sum().backward()
+        collection.take_gradients()
+
+    seen = [[[1, 1, 2, 3], [1, 1, 2, 2], [1, 1, 1, 2]], [[2, 3, 3, 4], [2, 3, 4, 4], [2, 2, 2, 3]]]
+    for batch in seen:
+        train(mine, batch)
+        train(twin, batch)
+    with pytest.raises(StorageError, match="'z': holds 3 rows, 1 more asked for, at most 3 allowed"):
+        train(mine, [[4, 5, 5, 6], [5, 5, 4, 6], [4, 2, 2, 2]])
+    assert everything(mine) == everything(twin)
+    for batch in ([[6, 6, 5, 5], [6, 5, 5, 7], [1, 2, 3, 3]], *seen):
+        train(mine, batch)
+        train(twin, batch)
+        assert everything(mine) == everything(twin)
+
+
+def everything(collection: EmbeddingCollection) -> list[Any]:
+    """What the tables of a collection hold and remember, in plain numbers, and the rows that are free."""
+    held: list[Any] = []
+    for table in collection.tables.values():
+        rows = table.export(table.keys())
+        held.append([table.rows(rows.keys, train=False).tolist(), rows.keys.tolist(), rows.weights.tolist()])
+        held.append({name: values.tolist() for name, values in rows.uses.items()})
+        memory: dict[str, list[Any]] = {}
+        for piece in table.export_memory(100):
+            order = piece.get("admission_keys", torch.zeros(0)).argsort()  # an index's own depends on its history
+            memory |= {name: (part[order] if order.numel() else part).tolist() for name, part in piece.items()}
+        held.append(memory)
+    return [*held, [(arena.next_row, arena.free_rows.tolist()) for arena in collection.arenas]]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

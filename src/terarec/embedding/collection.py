@@ -8,6 +8,7 @@ rows in place. So no gradient as large as a table ever exists, and the tables ar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -83,7 +84,9 @@ class EmbeddingCollection(nn.Module):
         Raises:
             ConfigError: a feature that `jagged` does not hold, or offsets that fall or do not cover the keys.
             KeyOutOfRangeError: a key outside its static table, with feature and table named.
-            StorageError: memory or a dynamic table is full. With either other error no dynamic table took up a key.
+            StorageError: memory or a dynamic table is full.
+
+        Where one of these is raised, dynamic tables are as they were.
         """
         learns = self.training and torch.is_grad_enabled()
         if (learns or self._has_limits or self._dynamic_readers) and torch.compiler.is_compiling():
@@ -155,10 +158,12 @@ class EmbeddingCollection(nn.Module):
     def _translate(self, jagged: Jagged, learns: bool) -> dict[int, Jagged]:
         """Number of a dynamic arena -> its features with arena rows as keys."""
         rows = {}
-        for index, readers in self._dynamic_readers.items():
-            arena = self.arenas[index]
-            assert isinstance(arena, DynamicArena)
-            with arena.lock:  # else another thread could evict a row between finding and holding it
+        with ExitStack() as all_or_none:
+            for index, readers in self._dynamic_readers.items():
+                arena = self.arenas[index]
+                assert isinstance(arena, DynamicArena)
+                if learns:  # locks the arena: else another thread could evict a row between finding and holding it
+                    all_or_none.enter_context(arena.changes)
                 rows[index] = translate(jagged, readers, self.tables, train=learns)
                 if learns:
                     arena.hold()

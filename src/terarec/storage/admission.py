@@ -14,6 +14,7 @@ from terarec.errors import StorageError
 from terarec.kernels.hash_index import new_hash_index
 from terarec.spec import DynamicTableSpec, FilterAdmission, FrequencyAdmission, ProbabilityAdmission
 from terarec.spec.admission import MOST_FILTER_COUNT
+from terarec.storage.changes import Changes
 from terarec.storage.indexes import copied_to
 
 _FILTER_ROWS = 4  # cells a key has in a counting filter; its count is the least of them
@@ -29,13 +30,13 @@ class Admission(Protocol):
     def memory_bytes(self) -> int:
         """Bytes held."""
 
-    def admit(self, keys: Tensor, clock: int) -> Tensor:
+    def admit(self, keys: Tensor, clock: int, changes: Changes) -> Tensor:
         """See ``keys int64[n]``, of one batch and without rows; return those to take up, possibly repeated.
 
         The same keys in any order give the same.
         """
 
-    def forget(self, keys: Tensor) -> None:
+    def forget(self, keys: Tensor, changes: Changes) -> None:
         """``keys int64[n]``, possibly repeated, have rows now."""
 
     def move(self, device: torch.device) -> None:
@@ -67,13 +68,22 @@ class CountAdmission:
         """Bytes of the index of counts."""
         return self._counts.memory_bytes
 
-    def admit(self, keys: Tensor, clock: int) -> Tensor:
+    def admit(self, keys: Tensor, clock: int, changes: Changes) -> Tensor:
         """The keys whose count is reached."""
-        return keys[self._counts.count(keys) >= self.spec.count]
+        counts = self._counts.count(keys)
+        changes.made(lambda: self._uncount(keys))
+        return keys[counts >= self.spec.count]
 
-    def forget(self, keys: Tensor) -> None:
+    def forget(self, keys: Tensor, changes: Changes) -> None:
         """Stop counting `keys`."""
-        self._counts.erase(keys)
+        counts = self._counts.erase(keys)
+        changes.made(lambda: self._counts.assign(keys[counts >= 0], counts[counts >= 0]))
+
+    def _uncount(self, keys: Tensor) -> None:
+        distinct, occurrences = torch.unique(keys, return_counts=True)
+        counts = self._counts.find(distinct) - occurrences
+        self._counts.assign(distinct, counts)
+        self._counts.erase(distinct[counts == 0])
 
     def move(self, device: torch.device) -> None:
         """Count on `device`."""
@@ -109,12 +119,12 @@ class ChanceAdmission:
         self._limit = int(spec.probability * 2**53)
         self._seed = seed
 
-    def admit(self, keys: Tensor, clock: int) -> Tensor:
+    def admit(self, keys: Tensor, clock: int, changes: Changes) -> Tensor:
         """The keys whose draw is below the probability."""
         drawn = mix(mix(keys ^ self._seed) + clock) & (2**53 - 1)
         return keys[drawn < self._limit]
 
-    def forget(self, keys: Tensor) -> None:
+    def forget(self, keys: Tensor, changes: Changes) -> None:
         """Nothing is held."""
 
     def move(self, device: torch.device) -> None:
@@ -151,17 +161,19 @@ class CountingFilter:
         """Bytes of the cells."""
         return self._cells.numel()
 
-    def admit(self, keys: Tensor, clock: int) -> Tensor:
+    def admit(self, keys: Tensor, clock: int, changes: Changes) -> Tensor:
         """The keys whose count is reached."""
         distinct, occurrences = torch.unique(keys, return_counts=True)
         places = self._places(distinct)
-        counts = self._cells.gather(1, places).amin(0).to(torch.int64) + occurrences
+        before = self._cells.gather(1, places)
+        counts = before.amin(0).to(torch.int64) + occurrences
         raised = counts.clamp(max=MOST_FILTER_COUNT).to(torch.uint8)
         self._cells.scatter_reduce_(1, places, raised.expand_as(places), "amax")
+        changes.made(lambda: self._cells.scatter_(1, places, before))
         admitted: Tensor = distinct[counts >= self.spec.count]
         return admitted
 
-    def forget(self, keys: Tensor) -> None:
+    def forget(self, keys: Tensor, changes: Changes) -> None:
         """A filter cannot forget."""
 
     def move(self, device: torch.device) -> None:

@@ -85,13 +85,13 @@ class DynamicTable:
         table evicts others for them, and their use is noted.
 
         Raises:
-            StorageError: memory or table is full; the rows are as they were.
+            StorageError: memory or table is full; nothing has changed then.
         """
-        with self.arena.lock:
+        with self.arena.changes as changes:
             rows = self._held.take_up(keys) if train else self._held.find(keys)
             rows.masked_fill_(rows < 0, self.number)
             if train:
-                self._held.note_use(rows)
+                changes.put_off(lambda: self._held.note_use(rows))
         return rows
 
     def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
@@ -188,7 +188,7 @@ class DynamicTable:
         arena = self.arena
         uses = {name: arena.uses[name] for name in self._held.noted if name in rows.uses}
         check_import(self.name, rows, arena.weights, arena.state, uses)
-        with arena.lock:
+        with arena.changes:
             target = self._held.insert(rows.keys)
             arena.weights.index_copy_(0, target, rows.weights.to(arena.device))
             for name, values in rows.state.items():

@@ -13,6 +13,7 @@ from terarec.errors import StorageError
 from terarec.kernels import memory
 from terarec.ops import state_dtype
 from terarec.spec import DynamicTableSpec
+from terarec.storage.changes import Changes
 from terarec.storage.growing import GrowingTensor
 from terarec.storage.row_checks import check_has_memory, shared_row_type
 
@@ -26,7 +27,8 @@ class DynamicArena:
     Row t < T is the default row of table t: the vector of keys without a row. It is set back by `settle` after every
     update. The rows after those belong to keys, were given back, or were never used.
 
-    Rows that are given back while gradients may be under way to them (`hold` to `let_go`) are lent out only afterwards.
+    Rows that are given back while gradients may be under way to them (`hold` to `let_go`) or `changes` are being made
+    are lent out only afterwards.
 
     Attributes:
         specs: the T tables, all of one width and element type.
@@ -40,6 +42,7 @@ class DynamicArena:
         free_rows: int64[n], rows that were given back, in the order in which they are lent out again.
         generation: rises when rows that were given back during a `hold` can be lent out again.
         lock: held by whoever gives rows to keys or takes them away: tables share the rows that are free.
+        changes: to the keys of its tables, all or none of which come to be; a context manager that holds the lock.
 
     Args:
         specs: the tables.
@@ -61,6 +64,7 @@ class DynamicArena:
         self.free_rows = torch.empty(0, dtype=torch.int64)
         self.generation = 0
         self.lock = threading.RLock()
+        self.changes = Changes(self.lock)
         self._is_held = False
         self._given_back: list[Tensor] = []
         memory.require(4 * self.num_defaults * self.width, f"default rows of dynamic tables {self._names()}")
@@ -145,8 +149,9 @@ class DynamicArena:
         reused = min(count, self.free_rows.numel())
         end = self.next_row + count - reused
         self._grow(end, purpose)
-        first, again = self.next_row, self.free_rows[:reused]
-        self.free_rows, self.next_row = self.free_rows[reused:], end
+        free_rows, first, again = self.free_rows, self.next_row, self.free_rows[:reused]
+        self.free_rows, self.next_row = free_rows[reused:], end
+        self.changes.made(lambda: self._unclaim(free_rows, first))
         for name, held in (*self._state.items(), *self._uses.items()):
             fill = self._fills.get(name, 0.0)
             held.tensor[again] = fill
@@ -165,14 +170,11 @@ class DynamicArena:
 
     def give_back(self, rows: Tensor) -> None:
         """Rows int64[n] that no key has any more."""
-        if self._is_held:
-            self._given_back.append(rows)
-        else:
-            self.free_rows = torch.cat([self.free_rows, rows])
+        self.changes.put_off(lambda: self._take_back(rows))
 
     def hold(self) -> None:
-        """Gradients may come for rows that are in use now."""
-        self._is_held = True
+        """Gradients may come for rows that are in use now, or after the `changes` that are being made."""
+        self.changes.put_off(self._begin_hold)
 
     def let_go(self) -> None:
         """The gradients have been taken: rows that were given back may be lent out again."""
@@ -207,10 +209,23 @@ class DynamicArena:
         self._given_back = [rows.to(device) for rows in self._given_back]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "lock"}
+        return {name: value for name, value in vars(self).items() if name not in ("lock", "changes")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, lock=threading.RLock())
+        lock = threading.RLock()
+        vars(self).update(state, lock=lock, changes=Changes(lock))
+
+    def _unclaim(self, free_rows: Tensor, next_row: int) -> None:
+        self.free_rows, self.next_row = free_rows, next_row
+
+    def _take_back(self, rows: Tensor) -> None:
+        if self._is_held:
+            self._given_back.append(rows)
+        else:
+            self.free_rows = torch.cat([self.free_rows, rows])
+
+    def _begin_hold(self) -> None:
+        self._is_held = True
 
     def _blocks(self) -> list[GrowingTensor]:
         return [self._weights, *self._state.values(), *self._uses.values()]

@@ -78,8 +78,10 @@ class KeyRows:
     def take_up(self, keys: Tensor) -> Tensor:
         """As `find`, after the keys of a training batch were given rows as far as ``spec.admit`` lets them.
 
+        Within the arena's `changes`, with which all of it is taken back.
+
         Raises:
-            StorageError: memory or table is full; the rows are as they were.
+            StorageError: memory or table is full.
         """
         self._evict_expired(keys)
         if self.admission is None:
@@ -87,10 +89,11 @@ class KeyRows:
         rows = self.index.find(keys)
         unseen = keys[rows < 0]
         if unseen.numel():
-            admitted = self.admission.admit(unseen, self.clock)
+            changes = self.arena.changes
+            admitted = self.admission.admit(unseen, self.clock, changes)
             if admitted.numel():
                 self._insert(admitted, keys)
-                self.admission.forget(admitted)
+                self.admission.forget(admitted, changes)
                 rows = self.index.find(keys)
         return rows
 
@@ -106,8 +109,10 @@ class KeyRows:
     def insert(self, keys: Tensor) -> Tensor:
         """Rows int64[n] of ``keys int64[n]``, given to all that have none; nothing is evicted for them.
 
+        Within the arena's `changes`, with which all of it is taken back.
+
         Raises:
-            StorageError: memory or table is full; nothing has changed then.
+            StorageError: memory or table is full.
         """
         return self._insert(keys, None)
 
@@ -138,29 +143,26 @@ class KeyRows:
 
     def _insert(self, keys: Tensor, batch: Tensor | None) -> Tensor:
         """`insert`, but making room for keys of the batch, if there is one, by eviction."""
-        arena = self.arena
+        arena, spec = self.arena, self.spec
         rows, new_keys = self.index.insert(keys, arena.free_rows, arena.next_row)
-        wanted, most = new_keys.numel(), self.spec.max_rows
-        if most is not None and len(self.index) > most:
+        wanted = new_keys.numel()
+        if not wanted:
+            return rows
+        if spec.max_rows is not None and len(self.index) > spec.max_rows:
             self.index.erase(new_keys)
-            self._make_room(wanted, most, batch)
+            self._make_room(wanted, spec.max_rows, batch)
             rows, new_keys = self.index.insert(keys, arena.free_rows, arena.next_row)
-        if wanted:
-            try:
-                new_rows = arena.claim(wanted, self._demand(wanted, held=len(self.index) - wanted))
-            except StorageError:
-                self.index.erase(new_keys)
-                raise
-            spec = self.spec
-            initialise_keys(
-                arena.weights,
-                new_rows,
-                new_keys,
-                table=spec.name,
-                seed=arena.seed,
-                initializer=spec.initializer,
-                scale=spec.init_scale,
-            )
+        arena.changes.made(lambda: self.index.erase(new_keys))
+        new_rows = arena.claim(wanted, self._demand(wanted, held=len(self.index) - wanted))
+        initialise_keys(
+            arena.weights,
+            new_rows,
+            new_keys,
+            table=spec.name,
+            seed=arena.seed,
+            initializer=spec.initializer,
+            scale=spec.init_scale,
+        )
         return rows
 
     def _make_room(self, wanted: int, most: int, batch: Tensor | None) -> None:
@@ -199,10 +201,16 @@ class KeyRows:
         return doomed(policy, keys, uses, self.clock, most=most, spared=stays[rows])
 
     def _remove(self, keys: Tensor) -> None:
-        self.arena.give_back(self.index.erase(keys))
+        rows, num_evicted, evicted = self.index.erase(keys), self.num_evicted, self.evicted
+        self.arena.changes.made(lambda: self._restore(keys, rows, num_evicted, evicted))
+        self.arena.give_back(rows)
         self.num_evicted += keys.numel()
         if self.spec.report_evicted:
             self.evicted = torch.cat([self.evicted, keys])
+
+    def _restore(self, keys: Tensor, rows: Tensor, num_evicted: int, evicted: Tensor) -> None:
+        self.index.assign(keys, rows)
+        self.num_evicted, self.evicted = num_evicted, evicted
 
     def _demand(self, wanted: int, *, held: int) -> str:
         return f"table {self.spec.name!r}: holds {held:,} rows, {wanted:,} more asked for"
