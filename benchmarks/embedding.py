@@ -141,7 +141,7 @@ def limits(case: Case, inputs: Inputs, ours: Ours) -> dict[str, dict[str, Callab
     return {
         "lookup": {
             "read": row_visitor(READ, ours.weights, rows),
-            "copy": row_visitor(COPY, ours.weights, rows, dense),
+            "copy": row_visitor(COPY, ours.weights, rows, dense=dense),
         },
         "update": {
             "modify": row_visitor(MODIFY, ours.weights, distinct),

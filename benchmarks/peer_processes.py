@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,8 +46,8 @@ SIDES = {
 class Turns:
     """The processes of one comparison: all at once if their tables fit, else the one whose turn it is."""
 
-    def __init__(self, peer: str, rule: str, shape: Shape) -> None:
-        self.names = (OURS, peer)
+    def __init__(self, names: Sequence[str], rule: str, shape: Shape) -> None:
+        self.names = names
         self.rule, self.shape = rule, shape
         needed = sum(SIDES[name].needed_bytes(rule, shape) for name in self.names)
         self.fit_together = needed < 0.5 * MEMORY_BYTES

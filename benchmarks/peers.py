@@ -1,11 +1,12 @@
 """Lookup and row update against FBGEMM, torch and TensorFlow: `make peers`, then ``python benchmarks/peers.py``.
 
 Every side runs in a process of its own, in the interpreter that has its libraries, on the same keys, threads and
-allocator settings. Sides take turns; where two sides' tables exceed the memory, each is started anew for its turn.
-Before a peer is timed it must compute what terarec computes. The limit of a forward pass is the time in which the
-probe of ``row_probe.cpp`` reads the same rows of terarec's tables, right after terarec's turn; that of a step is this
-and the times of reading and writing each distinct row once and of reading the gradient while the result is written. A
-whole run takes most of an hour: options choose parts.
+allocator settings. Sides take turns; where their tables exceed the memory, each is started anew for its turn. Before a
+peer is timed it must compute what terarec computes. The same batch is timed again and again, so a small one lies in the
+caches for every side. The limit of a forward pass is the time in which the probe of ``row_probe.cpp`` reads the same
+rows of terarec's tables, right after terarec's turn; that of a step is this and the times of reading and writing each
+distinct row once and of reading the gradient while a result is written. Options choose parts, and ``--resume`` goes on
+with a run that was interrupted.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 
 import numpy as np
 from peer_processes import OURS, SIDES, Turns
 from peer_sides.cell import Shape
-from record import Row, append_rows
+from record import Row, append_rows, rows_of_this_commit
 
 SHAPES = {
     "wide": Shape(tables=26, rows=1_000_000, width=128, hotness=1),
@@ -39,14 +41,26 @@ PEERS = [name for name in SIDES if name != OURS]
 class Cell:
     """What is timed of a shape and rule."""
 
+    shape: Shape
+    rule: str
     batch: int
     keys: str
     what: str  # "forward" or "step"
 
+    @property
+    def case(self) -> str:
+        """As results write it."""
+        return f"{self.shape.name}, batch {self.batch}, {self.keys}"
+
+    @property
+    def metric(self) -> str:
+        """As results write it."""
+        return "forward" if self.what == "forward" else f"forward, backward and {self.rule} update"
+
 
 @dataclass(frozen=True, kw_only=True)
 class PeerRow(Row):
-    """A row with the best runs, the number of runs, the peer's versions and the machine's random-row bandwidth."""
+    """A row with the best runs, the number of runs, the peer's versions and the rate at which the probe read rows."""
 
     minimum: float
     runs: int
@@ -56,9 +70,10 @@ class PeerRow(Row):
     gather_gb_s: float
 
 
+@cache
 def check(peer: str, rule: str) -> None:
     """End the program unless both sides give the same vectors and, after two steps, the same tables."""
-    sides = Turns(peer, rule, CHECKED)
+    sides = Turns((OURS, peer), rule, CHECKED)
     with tempfile.TemporaryDirectory() as folder:
         paths = [f"{folder}/{name}.npz" for name in sides.names]
         for name, path in zip(sides.names, paths, strict=True):
@@ -71,45 +86,49 @@ def check(peer: str, rule: str) -> None:
                 raise SystemExit(f"peers: {what} of {OURS} and {peer} differ by {worst} under {rule}")
 
 
-def in_turns(sides: Turns, cells: Sequence[Cell], rounds: int) -> Iterator[tuple[Cell, str]]:
-    """Who times what, in order: sides alternate as often as starting them allows."""
-    if sides.fit_together:
-        yield from ((cell, side) for cell in cells for _ in range(rounds) for side in sides.names)
-    else:
-        yield from ((cell, side) for _ in range(max(1, rounds // 2)) for side in sides.names for cell in cells)
+Seconds = Mapping[tuple[Cell, str], Sequence[float]]
+"""Of all runs, by what was timed: a side's name, or a visit of the probe."""
 
 
-def compare(peer: str, rule: str, shape: Shape, cells: Sequence[Cell], options: argparse.Namespace) -> list[PeerRow]:
-    """The rows of one peer, rule and shape. A peer that cannot be held is not run; its row says what it needs."""
-    fits = SIDES[peer].fits(rule, shape)
-    if fits:
-        check(peer, rule)
-    sides = Turns(peer, rule, shape)
+def in_turns(sides: Turns, cells: Sequence[Cell], options: argparse.Namespace) -> Seconds:
+    """All sides time the cells, again and again."""
     seconds: dict[tuple[Cell, str], list[float]] = defaultdict(list)
-    for cell, side in in_turns(sides, cells, options.rounds):
-        if side == OURS or fits:
-            asked = {"batch": cell.batch, "keys": cell.keys, "what": cell.what}
-            seconds[cell, side] += sides[side].ask("time", **asked, budget=options.seconds, most=options.runs)
-        if side == OURS:
-            for visit in LIMITS[cell.what]:
-                asked = {"batch": cell.batch, "keys": cell.keys, "what": visit}
-                seconds[cell, visit] += sides[side].ask("time", **asked, budget=options.seconds / 4, most=options.runs)
+    for _, side, cell in product(range(options.rounds), sides.names, cells):
+        asked = {"batch": cell.batch, "keys": cell.keys, "least": options.least, "most": options.runs}
+        seconds[cell, side] += sides[side].ask("time", what=cell.what, budget=options.seconds, **asked)
+        for visit in LIMITS[cell.what] if side == OURS else ():
+            seconds[cell, visit] += sides[side].ask("time", what=visit, budget=options.seconds / 4, **asked)
+    return seconds
+
+
+def compare(cells: Sequence[Cell], peers: Sequence[str], options: argparse.Namespace) -> Iterator[PeerRow]:
+    """The rows of cells of one shape and rule. A peer that cannot be held is not run; its row says what it needs."""
+    shape, rule = cells[0].shape, cells[0].rule
+    fitting = [peer for peer in peers if SIDES[peer].fits(rule, shape)]
+    for peer in fitting:
+        check(peer, rule)
+    sides = Turns((OURS, *fitting), rule, shape)
+    for part in [[cell] for cell in cells] if sides.fit_together else [cells]:
+        seconds = in_turns(sides, part, options)
+        yield from (row_of(cell, peer, seconds, sides.versions) for cell in part for peer in peers)
     sides.close()
-    peer_row = {"peer_version": sides.versions.get(peer, ""), "peer": SIDES[peer].title}
-    if not fits:
-        gib = SIDES[peer].needed_bytes(rule, shape) / 2**30
-        peer_row["peer"] += f": not run, its tables and dense gradients need {gib:.1f} GiB"
-    return [
-        PeerRow(
-            case=f"{shape.name}, batch {cell.batch}, {cell.keys}",
-            metric="forward" if cell.what == "forward" else f"forward, backward and {rule} update",
-            unit="ms",
-            **peer_row,
-            **_times(seconds[cell, OURS], seconds[cell, peer]),
-            **_limits(cell, shape, seconds),
-        )
-        for cell in cells
-    ]
+
+
+def row_of(cell: Cell, peer: str, seconds: Seconds, versions: Mapping[str, str]) -> PeerRow:
+    """What was timed of one cell and peer."""
+    title = SIDES[peer].title
+    if peer not in versions:
+        gib = SIDES[peer].needed_bytes(cell.rule, cell.shape) / 2**30
+        title += f": not run, its tables and dense gradients need {gib:.1f} GiB"
+    return PeerRow(
+        case=cell.case,
+        metric=cell.metric,
+        unit="ms",
+        peer=title,
+        peer_version=versions.get(peer, ""),
+        **_times(seconds[cell, OURS], seconds.get((cell, peer), ())),
+        **_limits(cell, seconds),
+    )
 
 
 def _times(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float | int | None]:
@@ -123,10 +142,17 @@ def _times(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float | 
     }
 
 
-def _limits(cell: Cell, shape: Shape, seconds: Mapping[tuple[Cell, str], list[float]]) -> dict[str, float]:
+def _limits(cell: Cell, seconds: Seconds) -> dict[str, float]:
     medians = {visit: statistics.median(seconds[cell, visit]) for visit in LIMITS[cell.what]}
+    shape = cell.shape
     row_bytes = 4 * shape.tables * cell.batch * shape.hotness * shape.width
     return {"limit": 1e3 * sum(medians.values()), "gather_gb_s": row_bytes / medians["read"] / 1e9}
+
+
+def not_recorded(cells: Sequence[Cell], peers: Sequence[str]) -> list[Cell]:
+    """The cells that this commit's rows do not hold for all peers."""
+    held = {(row["case"], row["metric"], row["peer"].split(":")[0]) for row in rows_of_this_commit("peers")}
+    return [cell for cell in cells if {(cell.case, cell.metric, SIDES[peer].title) for peer in peers} - held]
 
 
 def main() -> None:
@@ -137,19 +163,22 @@ def main() -> None:
     parser.add_argument("--batch", nargs="+", type=int, default=list(BATCHES))
     parser.add_argument("--keys", nargs="+", choices=KEYS, default=list(KEYS))
     parser.add_argument("--what", nargs="+", choices=("forward", "step"), default=["forward", "step"])
-    parser.add_argument("--rounds", type=int, default=4, help="turns of each side; half as many where memory is short")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each side")
     parser.add_argument("--seconds", type=float, default=0.4, help="a turn ends after this time, or after --runs")
+    parser.add_argument("--least", type=int, default=2, help="runs of a turn at least")
     parser.add_argument("--runs", type=int, default=20, help="of a turn at most")
+    parser.add_argument("--resume", action="store_true", help="leave out cells of which this commit has rows")
     parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     options = parser.parse_args()
-    cells = [Cell(*parts) for parts in product(options.batch, options.keys, options.what)]
-    for shape, peer, rule in product(options.shape, options.peer, options.rule):
-        if rule not in SIDES[peer].copies:
-            continue
-        if SIDES[OURS].fits(rule, SHAPES[shape]):
-            append_rows("peers", compare(peer, rule, SHAPES[shape], cells, options), dry=options.dry)
-        else:
-            print(f"{SHAPES[shape].name}, {rule}: not run, the weights and their state alone exceed the memory")
+    for name, rule in product(options.shape, options.rule):
+        shape, peers = SHAPES[name], [peer for peer in options.peer if rule in SIDES[peer].copies]
+        cells = [Cell(shape, rule, *of) for of in product(options.batch, options.keys, options.what)]
+        if options.resume:
+            cells = not_recorded(cells, peers)
+        if not SIDES[OURS].fits(rule, shape):
+            print(f"{shape.name}, {rule}: not run, the weights and their state alone exceed the memory")
+        elif cells and peers:
+            append_rows("peers", compare(cells, peers, options), dry=options.dry)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,15 @@ def append_rows(name: str, rows: Iterable[Row], *, dry: bool = False) -> None:
                 if is_new:
                     writer.writeheader()
             writer.writerow(figures)
+            file.flush()  # a long run may be interrupted
             print(_line(row), flush=True)
+
+
+def rows_of_this_commit(name: str) -> list[dict[str, str]]:
+    """The rows of ``results/<name>.csv`` that the commit of this tree gave."""
+    path, version = RESULTS / f"{name}.csv", str(_context()["terarec"])
+    with path.open(newline="") as file:
+        return [row for row in csv.DictReader(file) if row["terarec"] == version]
 
 
 def _context() -> dict[str, object]:

@@ -8,13 +8,14 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from row_probe import MODIFY, READ, row_visitor
+from row_probe import COPY, MODIFY, READ, row_visitor
 from torch import Tensor
 
 import terarec
 from peer_sides.cell import INITIAL_ACCUMULATOR, LR, SCALE, Inputs, Shape
 from terarec.batch import Jagged, one_hot
 from terarec.embedding import EmbeddingCollection
+from terarec.kernels.rows import allocate_rows
 from terarec.optim import RowOptimizer
 from terarec.spec import AdaGradSpec, DynamicTableSpec, FeatureSpec, RowWiseAdaGradSpec, SGDSpec, TableSpec
 
@@ -69,7 +70,6 @@ class Tables:
         keys, offsets = torch.from_numpy(inputs.keys.reshape(-1)), torch.from_numpy(inputs.offsets)
         self.jagged = Jagged(names=self.names, keys=keys, offsets=offsets)
         self.grad = inputs.grad
-        self.result = torch.empty(inputs.grad.shape)
         self.visits: dict[int, Callable[[], None]] = {}
 
     def forward(self) -> Tensor:
@@ -81,7 +81,7 @@ class Tables:
         self.optimizer.step()
 
     def read(self) -> None:
-        """Read the rows of the batch, as the limit of `forward`."""
+        """Read the rows of the batch, in its order or a rising one, as the limit of `forward`."""
         self._visit(READ)
 
     def modify(self) -> None:
@@ -90,16 +90,24 @@ class Tables:
 
     def stream(self) -> None:
         """Read the gradient of the pooled vectors and write as much, as a step must."""
-        self.result.copy_(torch.from_numpy(self.grad))
+        self._visit(COPY)
 
     def _visit(self, access: int) -> None:
         if access not in self.visits:
-            arena, starts = self._arena()
-            rows = (self.jagged.keys.view(len(starts), -1) + starts[:, None]).flatten().numpy()
-            if access == MODIFY:
-                rows = rows[np.sort(np.unique(rows, return_index=True)[1])]
-            self.visits[access] = row_visitor(access, arena, torch.from_numpy(rows))
+            self.visits[access] = self._visitor(access)
         self.visits[access]()
+
+    def _visitor(self, access: int) -> Callable[[], None]:
+        if access == COPY:
+            grad = torch.from_numpy(self.grad).view(-1, self.shape.width)
+            result = torch.from_numpy(allocate_rows(tuple(grad.shape)))
+            return row_visitor(COPY, grad, torch.arange(grad.shape[0]), dense=result)
+        arena, starts = self._arena()
+        rows = (self.jagged.keys.view(len(starts), -1) + starts[:, None]).flatten()
+        rising = rows.sort().values
+        if access == READ:
+            return row_visitor(READ, arena, rows, rising)
+        return row_visitor(MODIFY, arena, rising.unique_consecutive())
 
     def _arena(self) -> tuple[Tensor, Tensor]:
         """The memory that all tables share, from the first of them on, and where in it each begins."""

@@ -33,8 +33,8 @@ class Worker:
         self.batch: tuple[int, str] | None = None
         self.last_seconds: dict[tuple[int, str, str], float] = {}
 
-    def time(self, *, batch: int, keys: str, what: str, budget: float, most: int) -> list[float]:
-        """Seconds of runs of "forward" or "step": at least one, and more until `budget` seconds or `most` runs."""
+    def time(self, *, batch: int, keys: str, what: str, budget: float, least: int, most: int) -> list[float]:
+        """Seconds of runs of "forward" or "step": at least so many, and more until `budget` seconds or `most` runs."""
         if self.batch != (batch, keys):
             self.side.prepare(draw(self.shape, batch, keys))
             self.batch = (batch, keys)
@@ -42,7 +42,7 @@ class Worker:
         if self.last_seconds.get((batch, keys, what), 0.0) < _SLOW_SECONDS:
             run()
         seconds: list[float] = []
-        while not seconds or (sum(seconds) < budget and len(seconds) < most):
+        while len(seconds) < least or (sum(seconds) < budget and len(seconds) < most):
             start = time.perf_counter()
             run()
             seconds.append(time.perf_counter() - start)
