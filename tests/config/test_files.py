@@ -83,6 +83,7 @@ def test_shipped_example_is_a_run() -> None:
         ('{"data": "d", "data": "e"}', "$.data: the field occurs twice"),
         ('{"data": "d", "training": {"seed": 1, "seed": 2}}', "$.training.seed: the field occurs twice"),
         ('{"model": {"top": [1, {"a": 1, "a": 1}]}}', "$.model.top[1].a: the field occurs twice"),
+        ("[" * 700 + '{"a": 1, "a": 1}' + "]" * 700, "[0][0].a: the field occurs twice"),
         ("[" * 100_000, "expected a run description in JSON"),
         ('{"data": 1' + "0" * 5000 + "}", "expected a run description in JSON"),
         ('{"data": "d", "training": {"batchsize": 1}}', "$.training.batchsize: unknown field (did you mean 'batch_s"),

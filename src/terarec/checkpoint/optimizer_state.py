@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError, FormatError
+from terarec.spec.json_text import parse_json
 
 
 def flatten(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
@@ -44,7 +45,7 @@ def unflatten(tensors: Mapping[str, Tensor], text: str) -> dict[str, Any]:
         FormatError: `text` or a tensor's name is not what `flatten` writes.
     """
     try:
-        rest = json.loads(text)
+        rest = parse_json(text)
         state: dict[int, dict[str, Any]] = {int(index): dict(entries) for index, entries in rest["plain"].items()}
         for key, tensor in tensors.items():
             index, _, name = key.partition(".")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from terarec.checkpoint.manifest import MANIFEST, FileEntry, Manifest, read_mani
 from terarec.checkpoint.optimizer_state import unflatten
 from terarec.errors import ConfigError, FormatError
 from terarec.formats import read_tensors
+from terarec.spec.json_text import parse_json
 from terarec.storage import Rows, Store
 
 
@@ -156,7 +156,7 @@ def _read_state(path: Path, entry: FileEntry) -> dict[str, Any]:
     if hashlib.sha256(content).hexdigest() != entry.sha256:
         raise FormatError(f"{path}: damaged: its SHA-256 is not the one in {MANIFEST}")
     try:
-        state = json.loads(content)
+        state = parse_json(content)
         return {"step": int(state["step"]), "progress": dict(state["progress"]), "rng": str(state["rng"])}
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{path}: expected step, progress and rng ({error!r})") from None

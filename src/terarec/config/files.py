@@ -11,6 +11,7 @@ from typing import Any
 
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.spec import RunSpec, from_data, to_data
+from terarec.spec.json_text import parse_json
 
 
 def load_run(path: Path | str) -> RunSpec:
@@ -41,8 +42,7 @@ def save_run(run: RunSpec, path: Path | str) -> None:
 
 def _parse(path: Path) -> Any:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_distinct_fields)
-        repeated = _find_repeated(data, "$")
+        data = parse_json(path.read_text(encoding="utf-8"), object_pairs_hook=_distinct_fields)
     except FileNotFoundError:
         raise DataNotFoundError(f"{path}: no such file, expected a run description in JSON") from None
     except IsADirectoryError:
@@ -51,8 +51,9 @@ def _parse(path: Path) -> Any:
         raise ConfigError(f"{path}: byte {error.start} is not UTF-8, expected a run description in JSON") from None
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}: line {error.lineno} column {error.colno}: {error.msg}, expected JSON") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path}: {error}, expected a run description in JSON") from None
+    repeated = _find_repeated(data)
     if repeated is not None:
         raise ConfigError(f"{path}: {repeated}: the field occurs twice, expected it once")
     return data
@@ -74,14 +75,17 @@ def _distinct_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Repeated
     return fields
 
 
-def _find_repeated(data: Any, where: str) -> str | None:
-    """The path of the first field that occurs twice in `data`, which is at the path `where`; `json` tells no paths."""
-    if isinstance(data, _RepeatedField):
-        return f"{where}.{data.name}"
-    inner: list[tuple[str, Any]] = []
-    if isinstance(data, dict):
-        inner = [(f"{where}.{name}", value) for name, value in data.items()]
-    elif isinstance(data, list):
-        inner = [(f"{where}[{index}]", value) for index, value in enumerate(data)]
-    found = (_find_repeated(value, place) for place, value in inner)
-    return next((path for path in found if path is not None), None)
+def _find_repeated(data: Any) -> str | None:
+    """The path of the first field that occurs twice in `data`; `json` tells no paths."""
+    waiting = [("$", data)]  # not the calls of a function, which are fewer than the levels that `json` reads
+    while waiting:
+        where, value = waiting.pop()
+        if isinstance(value, _RepeatedField):
+            return f"{where}.{value.name}"
+        inner: list[tuple[str, Any]] = []
+        if isinstance(value, dict):
+            inner = [(f"{where}.{name}", held) for name, held in value.items()]
+        elif isinstance(value, list):
+            inner = [(f"{where}[{index}]", held) for index, held in enumerate(value)]
+        waiting += reversed(inner)
+    return None

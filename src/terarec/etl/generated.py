@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from terarec.errors import FormatError
 from terarec.formats import is_remote
+from terarec.spec.json_text import parse_json
 
 SIDECAR = "generated.json"
 
@@ -25,8 +25,8 @@ def read_best_auc(sources: Sequence[str | Path]) -> float | None:
     if not path.is_file():
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise FormatError(f"{path}: not JSON ({error})") from error
     best_auc = content.get("best_auc") if isinstance(content, dict) else None
     if isinstance(best_auc, bool) or not isinstance(best_auc, int | float) or not 0 <= best_auc <= 1:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.atomic import AtomicFile
 from terarec.formats.bfloat16 import BFLOAT16
+from terarec.spec.json_text import parse_json
 
 MAX_HEADER_BYTES = 100_000_000
 METADATA = "__metadata__"
@@ -143,8 +144,8 @@ def _read_header(stream: io.FileIO, digest: Any, path: Path) -> tuple[dict[str, 
     text = bytearray(length)
     _read(stream, digest, memoryview(text), path)
     try:
-        header = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        header = parse_json(text)
+    except ValueError as error:
         raise FormatError(f"{path}: the header is not JSON ({error})") from None
     metadata = header.pop(METADATA, {}) if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):

@@ -9,6 +9,7 @@ from typing import Any
 
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.atomic import write_bytes
+from terarec.spec.json_text import parse_json
 
 
 def write_envelope(path: Path, name: str, version: int, content: Mapping[str, Any]) -> None:
@@ -25,10 +26,10 @@ def open_envelope(path: Path, name: str, version: int, *, oldest: int = 1) -> di
         FormatError: not JSON, another format, or a version outside these.
     """
     try:
-        data = json.loads(path.read_bytes())
+        data = parse_json(path.read_bytes())
     except FileNotFoundError:
         raise DataNotFoundError(f"{path}: no such file") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise FormatError(f"{path}: not JSON ({error}), expected a {name!r} file") from None
     found = data.get("format") if isinstance(data, dict) else None
     if found != name:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongInputError
 from terarec.hugectr.tables.embedding_collection import PLAN_FILE, PLAN_MATRIX, PLANNER_LOOKUP
+from terarec.spec.json_text import parse_json
 
 
 class EmbeddingPlanner:
@@ -61,7 +61,7 @@ def _plan_of_file(path: str, collection: EmbeddingCollectionConfig) -> tuple[Any
     if not Path(path).is_file():
         raise FileCannotOpenError(f"{PLAN_FILE.name}: plan_file: {path!r} does not exist")
     try:
-        plan = json.loads(Path(path).read_text())
+        plan = parse_json(Path(path).read_text())
         held = [
             [
                 (group["table_placement_strategy"], [int(lookup) for lookup in group["local_embedding_list"]])
@@ -69,7 +69,7 @@ def _plan_of_file(path: str, collection: EmbeddingCollectionConfig) -> tuple[Any
             ]
             for gpu in plan
         ]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise BrokenFileError(f"{path}: not a plan: {error!r}; expected a list of groups for every GPU") from None
     lookups = collection.lookups
     if any(not 0 <= lookup < len(lookups) for gpu in held for _, group in gpu for lookup in group):

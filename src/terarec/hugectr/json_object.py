@@ -11,6 +11,7 @@ from terarec.formats import folder_and_name, new_files, read_text
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongInputError
 from terarec.hugectr.tables.kinds import Kind
 from terarec.hugectr.tables.table import REQUIRED
+from terarec.spec.json_text import parse_json
 
 
 class JsonObject:
@@ -89,10 +90,10 @@ def read_json(path: str) -> JsonObject:
         BrokenFileError: no JSON.
     """
     try:
-        data = json.loads(read_text(path))
+        data = parse_json(read_text(path))
     except DataNotFoundError:
         raise FileCannotOpenError(f"{path}: does not exist, expected a JSON file") from None
-    except (ValueError, RecursionError) as error:  # a FormatError is a ValueError, too
+    except ValueError as error:  # a FormatError is a ValueError, too
         raise BrokenFileError(f"{path}: not JSON: {error}") from None
     return JsonObject(data, str(path))
 

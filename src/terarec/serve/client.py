@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from terarec.errors import ConfigError, TerarecError
 from terarec.serve.elements import check_elements
 from terarec.serve.json_form import decode_infer_response, decode_model_metadata, encode
 from terarec.serve.messages import InferRequest, ModelMetadata, Tensor
+from terarec.spec.json_text import parse_json
 
 
 class InferenceError(TerarecError, RuntimeError):
@@ -93,6 +93,6 @@ def _array(tensor: Tensor) -> npt.NDArray[Any]:
 def _reason(body: bytes) -> str:
     """The protocol's error text, or the start of whatever came instead."""
     try:
-        return str(json.loads(body)["error"])
+        return str(parse_json(body)["error"])
     except (ValueError, TypeError, KeyError):
         return repr(body[:200].decode(errors="replace"))

@@ -19,6 +19,7 @@ from terarec.serve.messages import (
     Tensor,
     TensorMetadata,
 )
+from terarec.spec.json_text import TooDeepError, parse_json
 
 _REQUEST_FIELDS = ("inputs", "outputs", "id", "parameters")
 _TENSOR_FIELDS = ("name", "shape", "datatype", "data", "parameters")
@@ -84,17 +85,17 @@ def _plain(value: Any) -> Any:
 
 def _parse(body: bytes) -> Any:
     try:
-        return json.loads(body, parse_constant=_refuse_constant)
+        return parse_json(body, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise ConfigError(f"line {error.lineno} column {error.colno}: {error.msg}, expected JSON") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"byte {error.start} is not UTF-8, expected JSON") from None
     except ConfigError:
         raise
+    except TooDeepError:
+        raise ConfigError("the body is nested too deeply, expected an inference request in JSON") from None
     except ValueError:  # Python refuses to read an integer of more than 4,300 digits
         raise ConfigError("the body holds a number of too many digits") from None
-    except RecursionError:
-        raise ConfigError("the body is nested too deeply, expected an inference request in JSON") from None
 
 
 def _refuse_constant(token: str) -> NoReturn:

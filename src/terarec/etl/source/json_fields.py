@@ -14,6 +14,7 @@ from terarec.etl.source.bad_input import show
 from terarec.etl.source.raw_block import FieldFaults
 from terarec.etl.source.text import MAX_LINE_BYTES
 from terarec.spec import SourceColumn, SourceSpec
+from terarec.spec.json_text import parse_json
 
 _TYPES = {"text": pa.string(), "hex32": pa.string(), "integer": pa.int64(), "number": pa.float64()}
 _EXPECTED = {
@@ -65,8 +66,8 @@ def _object(line: bytes) -> dict[str, Any]:
     if len(line) > MAX_LINE_BYTES:
         raise _FaultError("oversized_line")
     try:
-        fields = json.loads(line.decode(), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
+        fields = parse_json(line.decode(), parse_constant=_refuse_constant)
+    except ValueError:
         raise _FaultError("json") from None
     if not isinstance(fields, dict):
         raise _FaultError("json")

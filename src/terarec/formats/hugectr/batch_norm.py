@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.atomic import write_bytes
+from terarec.spec.json_text import parse_json
 
 SUFFIX = ".ntp.json"
 
@@ -43,8 +44,8 @@ def read_statistics(path: Path) -> list[BatchNormStatistics]:
     if not path.is_file():
         raise DataNotFoundError(f"{path}: no such file")
     try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        content = parse_json(path.read_bytes())
+    except ValueError as error:
         raise FormatError(f"{path}: not JSON ({error})") from None
     layers = content.get("layers") if isinstance(content, dict) else None
     if not isinstance(layers, list):

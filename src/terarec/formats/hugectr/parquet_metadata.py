@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from terarec.errors import FormatError
 from terarec.formats.atomic import write_bytes
 from terarec.formats.location import read_text
+from terarec.spec.json_text import parse_json
 
 METADATA_FILE = "_metadata.json"
 
@@ -42,8 +43,8 @@ def read_parquet_metadata(path: str | Path) -> ParquetMetadata:
         FormatError: not JSON, or a field is missing or wrong (JSON path).
     """
     try:
-        data = json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
+        data = parse_json(read_text(path))
+    except ValueError as error:
         if isinstance(error, FormatError):
             raise
         raise FormatError(f"{path}: not JSON ({error}), expected a {METADATA_FILE}") from None
