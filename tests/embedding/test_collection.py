@@ -89,6 +89,27 @@ def test_backward_deposits_gradients_and_nothing_else_does() -> None:
     assert not any(mine.pending)
 
 
+def test_gradients_that_no_optimizer_takes_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    tables = [TableSpec(name=name, rows=9, width=4) for name in ("a", "b")]
+    mine = EmbeddingCollection(tables, [FeatureSpec(name="f", table="a"), FeatureSpec(name="g", table="b")])
+    jagged = one_hot(["f", "g"], torch.tensor([[1, 2, 3], [4, 5, 6]]))
+
+    def train(times: int) -> list[str]:
+        caplog.clear()
+        for _ in range(times):
+            mine(jagged).pooled.sum().backward()
+        return [record.getMessage() for record in caplog.records]
+
+    assert not train(99)
+    mine.take_gradients()
+    assert not train(99)
+    (told,) = train(2)
+    held = 100 * 3 * 2 * 4 * 4
+    assert told.startswith(f"tables a, b: 100 gradients, {held:,} bytes, wait for a row optimizer's step()")
+    mine.take_gradients()
+    assert not train(101)
+
+
 def test_a_forward_without_backward_leaks_nothing() -> None:
     mine = collection()
     pooled = mine(random_jagged(NAMES, ROWS, 6)).pooled

@@ -137,3 +137,12 @@ def test_a_replaced_model_in_a_row_optimizer():
     rows.step()
     moved = (model.bag.weight != before).any(1)
     assert moved.tolist() == [True, True, False, False, True]
+
+
+def test_gradients_that_are_never_applied_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    words = terarec.Embedding(6, 4)
+    RowOptimizer(words, SGDSpec(lr=0.1))
+    for _ in range(101):
+        words(KEYS).sum().backward()
+    (record,) = caplog.records
+    assert record.getMessage().startswith("a weight [6, 4]: 100 gradients, 9,600 bytes, wait for a row optimizer")

@@ -28,6 +28,7 @@ from terarec.embedding.grouping import (
 )
 from terarec.embedding.learned_weights import look_up_with_weights
 from terarec.embedding.output import EmbeddingOutput, assemble, bags_of
+from terarec.embedding.pending import PendingGradients
 from terarec.embedding.quantized import QuantizedCollection
 from terarec.embedding.table_state import AnyTable, entries, entry_names, load_entries
 from terarec.embedding.translation import translate
@@ -65,7 +66,7 @@ class EmbeddingCollection(nn.Module):
         self.arenas = build_arenas(tables, seed=seed)
         stores = {table.name: table for arena in self.arenas for table in _stores(arena)}
         self.tables = {spec.name: stores[spec.name] for spec in tables}
-        self.pending: tuple[list[BagGradient], ...] = tuple([] for _ in self.arenas)
+        self.pending = tuple(PendingGradients(f"tables {', '.join(arena.table_names)}") for arena in self.arenas)
         self._dynamic_readers = dynamic_readers(self.arenas, self.features)
         groups = lookup_groups(self.arenas, self.features)
         self._static_groups = [group for group in groups if group.arena not in self._dynamic_readers]
@@ -121,8 +122,7 @@ class EmbeddingCollection(nn.Module):
         """Hand over, and forget, the gradients that backward passes left here: one list per arena."""
         taken = []
         for arena, gradients in zip(self.arenas, self.pending, strict=True):
-            mine = list(gradients)
-            del gradients[: len(mine)]  # another thread may have added some by now
+            mine = gradients.take()
             if isinstance(arena, DynamicArena):
                 arena.let_go()
                 mine = [held._replace(layout=fitted(held.layout, arena.num_rows)) for held in mine]
@@ -197,7 +197,7 @@ class EmbeddingCollection(nn.Module):
             if arena.generation != generation:
                 raise _rows_gone(arena)
             factors = None if key_weights is None else key_weights.detach()
-            pending.append(BagGradient(part.keys, part.offsets, grad, group.layout, factors))
+            pending.put(BagGradient(part.keys, part.offsets, grad, group.layout, factors))
 
         return deposit
 

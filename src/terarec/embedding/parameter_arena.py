@@ -8,6 +8,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
+from terarec.embedding.pending import PendingGradients
 from terarec.errors import ConfigError
 from terarec.ops.row_update import BagGradient, state_dtype
 
@@ -33,7 +34,7 @@ class ParameterArena:
         self.parameter = parameter
         self.state: dict[str, Tensor] = {}
         self.is_attached = False
-        self.pending: list[BagGradient] = []
+        self.pending = PendingGradients(f"a weight {list(parameter.shape)}")
 
     @property
     def weights(self) -> Tensor:
@@ -93,9 +94,7 @@ class ParameterArena:
                 f"row optimizer: a weight {list(self.parameter.shape)} has a .grad, expected gradients of lookups "
                 "alone: it is also used outside its embedding module, or the .grad is older than the optimizer"
             )
-        taken = list(self.pending)
-        del self.pending[: len(taken)]  # another thread may have added some by now
-        return taken
+        return self.pending.take()
 
     def follow_device(self) -> None:
         """Take the state to where the parameter is."""
