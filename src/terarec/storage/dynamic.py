@@ -10,9 +10,12 @@ from torch import Tensor
 from terarec.errors import ConfigError, KeyOutOfRangeError, StorageError
 from terarec.spec import DynamicTableSpec, EvictionSpec, TTLEviction
 from terarec.storage.dynamic_arena import DynamicArena
+from terarec.storage.eviction import LAST_STEP
 from terarec.storage.key_rows import KeyRows
 from terarec.storage.protocol import Rows
 from terarec.storage.row_checks import check_import
+
+_KEYS_AT_ONCE = 1 << 20  # that are compared, so that a scan of a large table takes little memory
 
 
 class DynamicTable:
@@ -69,6 +72,11 @@ class DynamicTable:
         """Rows that were evicted so far."""
         return self._held.num_evicted
 
+    @property
+    def num_batches(self) -> int:
+        """Training batches that looked the table up so far: what ``uses["last_step"]`` counts."""
+        return self._held.clock
+
     def __len__(self) -> int:
         with self.arena.lock:  # amid a batch of another thread an index has taken up some of its keys
             return len(self._held.index)
@@ -77,6 +85,27 @@ class DynamicTable:
         """The keys that have rows, int64[n], rising: an index's own order differs from process to process."""
         with self.arena.lock:
             return self._held.items()[0].sort().values
+
+    def used_since(self, batch: int) -> Tensor:
+        """The keys int64[n], rising, that a training batch after the first `batch` ones used and that have rows now.
+
+        Args:
+            batch: what `num_batches` was.
+
+        Raises:
+            ConfigError: the table does not note last uses.
+        """
+        if LAST_STEP not in self._held.noted:
+            raise ConfigError(
+                f"table {self.name!r}: used_since: the table does not note when rows are used, expected one with "
+                "track_uses=True, or with lru(), ttl() or by_score()"
+            )
+        with self.arena.lock:
+            last_steps, found, start = self.arena.uses[LAST_STEP], [], 0
+            while start >= 0:
+                keys, rows, start = self._held.index.items(start, _KEYS_AT_ONCE)
+                found.append(keys[last_steps[rows] > batch])
+        return torch.cat(found).sort().values
 
     def rows(self, keys: Tensor, *, train: bool) -> Tensor:
         """Arena rows int64[n] of ``keys int64[n]``; the default row for a key that has none.
