@@ -121,6 +121,11 @@ def test_another_description_is_refused(tmp_path):
         load(path).load_tables({**make(EMPTY), **static}, with_state=False)
     with pytest.raises(ConfigError, match=r"'empty' comes with the optimizer state \['step', 'sum'\], expected \[\]"):
         load(path).load_tables(make(USERS, ITEMS, EMPTY, state=False), with_state=True)
+    bare = make(EMPTY, ITEMS, USERS, state=False)
+    bare["empty"].rows(torch.tensor([5]), train=True)
+    with pytest.raises(ConfigError, match=r"'empty' comes with"):
+        load(path).load_tables(bare, with_state=True)
+    assert bare["empty"].keys().tolist() == [5]
     with pytest.raises(StorageError, match=r"'users'.*another way of admission"):
         load(path).load_tables(make(dataclasses.replace(USERS, admit=prob(0.5)), ITEMS, EMPTY), with_state=True)
     with pytest.raises(StorageError, match="'users': holds 0 rows"):

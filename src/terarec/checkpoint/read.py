@@ -85,7 +85,6 @@ class Checkpoint:
             tensors, metadata = self._read(entry.file)
             if entry is entries[0]:
                 num_rows = self._check_kind(table, tensors, metadata)
-                table.clear()
             place = "first_row" if table.is_dynamic else "first_key"
             expected = {"table": table.name, place: str(done), "rows": str(num_rows)}
             if metadata != expected or WEIGHTS not in tensors or (KEYS in tensors) != table.is_dynamic:
@@ -96,6 +95,8 @@ class Checkpoint:
                     f"{self.path}: table {table.name!r} comes with the optimizer state {sorted(rows.state)}, "
                     f"expected {sorted(table.state_names)}"
                 )
+            if entry is entries[0]:
+                table.clear()
             table.import_(rows if with_state else Rows(keys=rows.keys, weights=rows.weights))
             done += len(rows.keys)
         if done != num_rows:
