@@ -9,6 +9,7 @@ SCRIPTS = (
     "embedding.py",
     "hash_index.py",
     "call_overhead.py",
+    "memory.py",
     "dlrm_step.py",
     "reader.py",
     "hugectr_reader.py",

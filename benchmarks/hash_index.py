@@ -1,14 +1,16 @@
 """The hash index against a Python dict, Polars and TorchRec's managed collisions: find, insert with growth, memory.
 
 Keys are random int64. An insertion is of all keys in batches of the usual size (26 features x 16384), from an empty
-index on, so it includes all growth. The limit of a search is a probe that reads a random cache line a key, of as much
-memory as the index takes, in turns with the search. Polars does what a user of it would write: a join with a table of
-keys and rows, and for insertion an anti-join, unique and concatenation per batch. TorchRec runs where `.venv-peers` has
-it (``make peers``), in that interpreter. ``--large`` adds 100 M keys, which take 4 GB.
+index on, so it includes all growth: the median of three such runs, one of a peer. The limit of a search is a probe that
+reads a random cache line a key, of as much memory as the index takes, in turns with the search. Polars does what a user
+of it would write: a join with a table of keys and rows, and for insertion an anti-join, unique and concatenation per
+batch. TorchRec runs where `.venv-peers` has it (``make peers``), in that interpreter. ``--large`` adds 100 M keys,
+which take 4 GB.
 """
 
 import argparse
 import json
+import statistics
 import subprocess
 import time
 from collections.abc import Callable
@@ -16,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from record import Row, append_rows, measure_in_turns
+from record import Row, append_rows, measure, measure_in_turns
 from row_probe import READ, row_visitor
 from torch import Tensor
 
@@ -40,14 +42,9 @@ def searched_of(keys: Tensor) -> Tensor:
     return keys[torch.randint(keys.numel(), (SEARCHED,), generator=torch.Generator().manual_seed(1))]
 
 
-def best_rate(function: Callable[[], object], count: int) -> float:
-    """Millions a second: the fastest of some runs, since whatever else runs here can only slow them."""
-    seconds = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - start)
-    return count / min(seconds) / 1e6
+def median_rate(function: Callable[[], object], count: int) -> float:
+    """Millions a second."""
+    return count / measure(function, REPEATS).median / 1e6
 
 
 def insert_ours(keys: Tensor) -> tuple[object, list[float]]:
@@ -71,17 +68,15 @@ def lines_of(num_bytes: int) -> Callable[[], None]:
 def ours(keys: Tensor) -> dict[str, float]:
     """Figures of the index for so many keys."""
     index, seconds = insert_ours(keys)
-    for _ in range(2):
-        again, others = insert_ours(keys)
-        del again
-        seconds = [min(pair) for pair in zip(seconds, others, strict=True)]
+    runs = [seconds, insert_ours(keys)[1], insert_ours(keys)[1]]
+    recurring = [min(batch) for batch in zip(*runs, strict=True)]  # growth comes at the same batch in each run
     searched = searched_of(keys)
     absent = keys_of(keys.numel() + SEARCHED)[keys.numel() :]
     searches = {"find": lambda: index.find(searched), "find absent": lambda: index.find(absent)}
     timings = measure_in_turns(searches | {"lines": lines_of(index.memory_bytes)}, REPEATS)
-    return {name: SEARCHED / timing.minimum / 1e6 for name, timing in timings.items()} | {
-        "insert": keys.numel() / sum(seconds) / 1e6,
-        "stall": (max(seconds) - sorted(seconds)[len(seconds) // 2]) * 1e3,
+    return {name: SEARCHED / timing.median / 1e6 for name, timing in timings.items()} | {
+        "insert": keys.numel() / statistics.median(map(sum, runs)) / 1e6,
+        "stall": (max(recurring) - statistics.median(recurring)) * 1e3,
         "bytes": index.memory_bytes / len(index),
     }
 
@@ -94,7 +89,7 @@ def python_dict(keys: Tensor) -> dict[str, float]:
         held.setdefault(key, len(held))
     seconds = time.perf_counter() - start
     searched = searched_of(keys)[: SEARCHED // 8]
-    find = best_rate(lambda: torch.tensor([held.get(key, -1) for key in searched.tolist()]), searched.numel())
+    find = median_rate(lambda: torch.tensor([held.get(key, -1) for key in searched.tolist()]), searched.numel())
     return {"insert": keys.numel() / seconds / 1e6, "find": find}
 
 
@@ -111,7 +106,7 @@ def polars(keys: Tensor) -> dict[str, float]:
         held = pl.concat([held, new.with_columns(rows)])
     seconds = time.perf_counter() - start
     searched = pl.DataFrame({"key": searched_of(keys).numpy()})
-    find = best_rate(lambda: searched.join(held, on="key", how="left", maintain_order="left"), SEARCHED)
+    find = median_rate(lambda: searched.join(held, on="key", how="left", maintain_order="left"), SEARCHED)
     return {"insert": keys.numel() / seconds / 1e6, "find": find}
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 LR = 0.01
 INITIAL_ACCUMULATOR = 0.1  # of AdaGrad; TensorFlow takes no zero
-SCALE = 0.01  # first weights are uniform in [-SCALE, SCALE)
+SCALE = 0.01  # first weights are this, terarec's uniform up to it: drawing them all takes some peers a minute
 ZIPF_EXPONENT = 1.05
 
 

@@ -17,7 +17,11 @@ _RULES = {"sgd": EmbOptimType.EXACT_SGD, "rowwise_adagrad": EmbOptimType.EXACT_R
 
 
 class TableBatched:
-    """Implements `Side`. Keys go unchecked, which is the faster way, while terarec checks every one."""
+    """Implements `Side`. Keys go unchecked, which is the faster way, while terarec checks every one.
+
+    With the same weights and keys, `IntNBitTableBatchedEmbeddingBagsCodegen`, for inference, took 1.3 to 1.8 times as
+    long at 100 x 8192 x 16, ten keys, batches of 64 to 8192 (two Zen 3 cores).
+    """
 
     version = f"fbgemm-gpu-cpu {fbgemm_gpu.__version__}, torch {torch.__version__}"
 
@@ -33,7 +37,8 @@ class TableBatched:
             bounds_check_mode=BoundsCheckMode.NONE,
             device=torch.device("cpu"),
         )
-        self.bags.init_embedding_weights_uniform(-SCALE, SCALE)
+        for held in self.bags.split_embedding_weights():
+            held.fill_(SCALE)
 
     def load(self, tables: NDArray[np.float32]) -> None:
         for held, table in zip(self.bags.split_embedding_weights(), tables, strict=True):

@@ -19,7 +19,7 @@ class Bags:
     def __init__(self, shape: Shape, rule: str) -> None:
         self.bags = [
             nn.EmbeddingBag.from_pretrained(
-                torch.empty(shape.rows, shape.width).uniform_(-SCALE, SCALE),
+                torch.full((shape.rows, shape.width), SCALE),
                 freeze=False,
                 mode="sum",
                 sparse=self.sparse,
