@@ -152,6 +152,21 @@ def test_a_batch_larger_than_the_table_is_refused(index: str) -> None:
     assert keys_of(held) == {1, 2}
 
 
+@pytest.mark.parametrize("admit", [freq(2), counting_filter(2, num_bytes=4096)], ids=lambda admit: admit.kind)
+def test_a_batch_that_is_refused_was_not_seen(index: str, admit: AdmissionSpec) -> None:
+    held, twin = (table(index, admit=admit, evict=ttl(2, share=0.5), max_rows=2) for _ in range(2))
+    for each in (held, twin):
+        train(each, [1, 1, 2, 5], [3, 3, 6], [3])
+    with pytest.raises(StorageError, match=r"'t': holds 1 rows, 2 more asked for, at most 2 allowed"):
+        train(held, [5, 6, 6, 3, 4])  # 1 went before the others asked for rows
+    assert held.num_evicted == 0
+    assert keys_of(held) == {1, 3}
+    for each in (held, twin):
+        train(each, [4, 5, 3])
+        assert keys_of(each) == {3, 5}, "4 occurred once, and 5 twice"
+        assert each.take_evicted().tolist() == [1]
+
+
 def test_evict_on_request_with_every_policy(index: str) -> None:
     def filled() -> DynamicTable:
         held = table(index, track_uses=True)
