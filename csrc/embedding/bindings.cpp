@@ -17,6 +17,7 @@
 #include "embedding/huge_memory.h"
 #include "embedding/kernels.h"
 #include "embedding/reserved_memory.h"
+#include "embedding/result_memory.h"
 #include "embedding/row_init.h"
 #include "embedding/torch_tensors.h"
 

@@ -15,8 +15,8 @@ constexpr int64_t kUnitBags = 256;
 
 const float* MaxGradients::add(const MaxBags& bags) {
   const int64_t keys = bags.offsets[bags.bags] - bags.offsets[0];
-  spreads_.push_back({bags, std::unique_ptr<float[]>(new float[keys * bags.table.width])});
-  return spreads_.back().gradients.get();
+  spreads_.push_back({bags, CallMemory(keys * bags.table.width * sizeof(float))});
+  return spreads_.back().gradients();
 }
 
 void MaxGradients::fill(int threads) const {
@@ -31,7 +31,7 @@ void MaxGradients::fill(int threads) const {
   parallel_for(threads, blocks.size(), [&](int64_t unit) {
     const MaxBags& of = blocks[unit].spread->bags;
     const int64_t first = blocks[unit].first_bag, bags = std::min(kUnitBags, of.bags - first);
-    float* to = blocks[unit].spread->gradients.get() + (of.offsets[first] - of.offsets[0]) * of.table.width;
+    float* to = blocks[unit].spread->gradients() + (of.offsets[first] - of.offsets[0]) * of.table.width;
     std::vector<float> buffer(2 * of.table.width);
     kernels().spread_max({of.table, of.keys, of.offsets + first, bags, of.grad + first * of.grad_stride,
                           of.grad_stride, to, buffer.data()});

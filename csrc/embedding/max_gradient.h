@@ -2,10 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "embedding/bag_lookup.h"
+#include "embedding/result_memory.h"
 
 namespace terarec {
 
@@ -28,7 +28,9 @@ class MaxGradients {
  private:
   struct Spread {
     MaxBags bags;
-    std::unique_ptr<float[]> gradients;
+    CallMemory memory;
+
+    float* gradients() const { return static_cast<float*>(memory.get()); }
   };
   std::vector<Spread> spreads_;
 };

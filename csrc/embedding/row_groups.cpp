@@ -41,8 +41,8 @@ struct Found {
 template <class Index>
 Found find_rows(const TablePart& part, const std::vector<BagGradients>& bags, Index index, bool scaled,
                 RowScratch& scratch) {
-  int64_t* rows = scratch.rows.data();
-  uint32_t* sum_of = scratch.sum_of.data();
+  int64_t* rows = scratch.rows;
+  uint32_t* sum_of = scratch.sum_of;
   Found found{0, 0};
   for (const BagGradients& of : bags) {
     const float* grad = of.grad;
@@ -72,10 +72,11 @@ Found find_rows(const TablePart& part, const std::vector<BagGradients>& bags, In
 
 // Replaces the first gradient of each row that repeats by the sum of all.
 void sum_repeated(const Found& found, bool scaled, int64_t width, RowScratch& scratch) {
-  uint32_t* sum_of = scratch.sum_of.data();
+  uint32_t* sum_of = scratch.sum_of;
   const int64_t num_sums = std::accumulate(sum_of, sum_of + found.groups, int64_t{0});
-  float* const sums = scratch.sums.at_least(num_sums * width);
-  SumTerm* const first = at_least(scratch.first, num_sums);
+  scratch.have_sums(num_sums, width);
+  float* const sums = scratch.sums;
+  SumTerm* const first = scratch.first;
   uint32_t sum = 0;
   for (int64_t g = 0; g < found.groups; g++) {
     if (!sum_of[g]) continue;
@@ -85,48 +86,27 @@ void sum_repeated(const Found& found, bool scaled, int64_t width, RowScratch& sc
     sum_of[g] = sum++;
   }
   for (int64_t i = 0; i < found.more; i++) scratch.more[i].sum = sum_of[scratch.more[i].sum];
-  kernels().add_terms({width, first, num_sums, scratch.more.data(), found.more, sums});
+  kernels().add_terms({width, first, num_sums, scratch.more, found.more, sums});
 }
 
 }  // namespace
-
-float* SumMemory::at_least(int64_t floats) {
-  if (4 * floats > bytes_) {
-    *this = SumMemory();  // given back before more is taken
-    const int64_t bytes = whole_huge_pages(4 * floats);
-    memory_ = CallMemory(bytes);
-    bytes_ = bytes;
-  }
-  return static_cast<float*>(memory_.get());
-}
-
-int64_t RowScratch::bytes() const {
-  return 4 * (index.capacity() + scales.capacity() + sum_of.capacity() + buffer.capacity()) +
-         8 * (rows.capacity() + grads.capacity()) + sizeof(SumTerm) * (first.capacity() + more.capacity()) +
-         sums.bytes() + touched.capacity();
-}
 
 RowGroups group_by_row(const TablePart& part, const std::vector<BagGradients>& bags, int64_t num_keys, int64_t width,
                        RowScratch& scratch) {
   const bool scaled = std::any_of(bags.begin(), bags.end(), [](const BagGradients& of) { return of.scaled(); });
   const int64_t most_groups = std::min(num_keys, part.part_rows());
-  at_least(scratch.rows, most_groups);
-  at_least(scratch.grads, most_groups);
-  at_least(scratch.sum_of, most_groups);
-  at_least(scratch.more, num_keys);
-  if (scaled) at_least(scratch.scales, most_groups);
   Found found;
   if (part.part_rows() <= kDirectRowsPerKey * num_keys) {
-    uint32_t* table = at_least(scratch.index, part.part_rows());
-    memset(table, 0, 4 * part.part_rows());
-    found = find_rows(part, bags, DirectIndex{table, part.shift}, scaled, scratch);
+    scratch.have_groups(num_keys, most_groups, part.part_rows(), width);
+    memset(scratch.index, 0, 4 * part.part_rows());
+    found = find_rows(part, bags, DirectIndex{scratch.index, part.shift}, scaled, scratch);
   } else {
     int bits = 6;
     while ((int64_t{1} << bits) < 2 * most_groups) bits++;
     const uint64_t size = uint64_t{1} << bits;
-    uint32_t* table = at_least(scratch.index, size);
-    memset(table, 0, 4 * size);
-    const HashIndex index{table, part.shift, static_cast<uint64_t>(part.base), size - 1, bits};
+    scratch.have_groups(num_keys, most_groups, size, width);
+    memset(scratch.index, 0, 4 * size);
+    const HashIndex index{scratch.index, part.shift, static_cast<uint64_t>(part.base), size - 1, bits};
     found = find_rows(part, bags, index, scaled, scratch);
   }
   if (found.more) sum_repeated(found, scaled, width, scratch);
@@ -135,16 +115,15 @@ RowGroups group_by_row(const TablePart& part, const std::vector<BagGradients>& b
 
 RowGroups sum_by_row(const TablePart& part, const std::vector<BagGradients>& bags, int64_t width, RowScratch& scratch) {
   const int64_t rows = part.part_rows();
-  float* sums = scratch.sums.at_least(rows * width);
-  uint8_t* touched = at_least(scratch.touched, rows);
+  scratch.have_sums_of_all(rows, width);
+  float* const sums = scratch.sums;
+  uint8_t* const touched = scratch.touched;
   memset(sums, 0, 4 * rows * width);
   memset(touched, 0, rows);
   for (const BagGradients& of : bags) {
     kernels().add_bags({of.keys, of.key_weights, of.offsets, of.bags, width, of.grad, of.grad_stride, of.pooling,
-                        part.mask(), part.part, part.shift, sums, touched, at_least(scratch.buffer, width)});
+                        part.mask(), part.part, part.shift, sums, touched, scratch.buffer});
   }
-  at_least(scratch.rows, rows);
-  at_least(scratch.grads, rows);
   int64_t groups = 0;
   for (int64_t r = 0; r < rows; r++) {
     if (!touched[r]) continue;

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "embedding/huge_memory.h"
 #include "embedding/kernels.h"
 #include "embedding/pooling.h"
+#include "embedding/row_scratch.h"
 
 namespace terarec {
 
@@ -34,32 +34,6 @@ struct TablePart {
   int64_t part_rows() const { return (rows - part + mask()) >> shift; }
 };
 
-// Floats that are aligned to cache lines; their content is left to the user.
-class SumMemory {
- public:
-  float* at_least(int64_t floats);
-  int64_t bytes() const { return bytes_; }
-
- private:
-  CallMemory memory_;
-  int64_t bytes_ = 0;
-};
-
-// Memory of one thread, kept from call to call so that it is neither allocated nor faulted in again.
-struct RowScratch {
-  std::vector<uint32_t> index;  // row -> group + 1
-  std::vector<int64_t> rows;    // of each group
-  std::vector<const float*> grads;
-  std::vector<float> scales;
-  std::vector<uint32_t> sum_of;      // of each group, whether it has a sum, then the sum's number
-  std::vector<SumTerm> first, more;  // of the sums
-  SumMemory sums;
-  std::vector<float> buffer;
-  std::vector<uint8_t> touched;
-
-  int64_t bytes() const;
-};
-
 // Distinct rows, in a thread's scratch. Arena row rows[g] has gradient grads[g], to be multiplied by scales[g] if
 // `scaled`: the only one of its row where it lies, or the sum of several in scratch.sums, added in the order of the
 // bags.
@@ -67,13 +41,6 @@ struct RowGroups {
   int64_t groups;
   bool scaled;
 };
-
-// `vector` made at least `size` long; never shorter, since growing writes every new element.
-template <class T>
-T* at_least(std::vector<T>& vector, int64_t size) {
-  if (static_cast<int64_t>(vector.size()) < size) vector.resize(size);
-  return vector.data();
-}
 
 // Finds the rows of the keys of a part, and sums the gradients of those that repeat.
 RowGroups group_by_row(const TablePart& part, const std::vector<BagGradients>& bags, int64_t num_keys, int64_t width,

@@ -26,9 +26,8 @@ void complete(const UpdateCall& call, float lr_factor, UpdateRows& rows) {
 }
 
 // Moves the rows of a unit; marks them in `touched` by arena row, if that is asked for.
-void update_part(const UpdateCall& call, const UpdateUnit& unit, uint8_t* touched) {
-  LentScratch scratch;
-  UpdateRows rows = group_unit(unit, call.gradients.width, *scratch);
+void update_part(const UpdateCall& call, const UpdateUnit& unit, RowScratch& scratch, uint8_t* touched) {
+  UpdateRows rows = group_unit(unit, call.gradients.width, scratch);
   complete(call, unit.table->lr_factor, rows);
   kernels().update_rows(rows);
   if (!touched) return;
@@ -93,7 +92,8 @@ BagFault row_update(const UpdateCall& call) {
   const std::vector<UpdateUnit> units = split_tables(tables, call.gradients.num_keys(), threads);
   std::vector<uint8_t> touched(call.sweeps ? end_of(tables) : 0);
   uint8_t* const marks = call.sweeps ? touched.data() : nullptr;
-  parallel_for(threads, units.size(), [&](int64_t unit) { update_part(call, units[unit], marks); });
+  CallScratch scratch;
+  parallel_for(threads, units.size(), [&](int64_t u) { update_part(call, units[u], scratch.of_thread(), marks); });
   if (call.sweeps) sweep(call, tables, touched);
   return {};
 }
@@ -106,9 +106,9 @@ GradientSquares gradient_squares(const UpdateGradients& gradients, int64_t first
   maxima.fill(gradients.useful_threads());
   const std::vector<UpdateUnit> units = split_tables(tables, gradients.num_keys(), kNormThreads);
   std::vector<double> sums(units.size());
+  CallScratch scratch;
   parallel_for(gradients.useful_threads(), units.size(), [&](int64_t unit) {
-    LentScratch scratch;
-    sums[unit] = kernels().sum_squares(group_unit(units[unit], gradients.width, *scratch), first_row);
+    sums[unit] = kernels().sum_squares(group_unit(units[unit], gradients.width, scratch.of_thread()), first_row);
   });
   return {{}, std::accumulate(sums.begin(), sums.end(), 0.0)};
 }

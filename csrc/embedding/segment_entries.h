@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "embedding/hash_segment.h"
-#include "embedding/huge_memory.h"
+#include "embedding/result_memory.h"
 #include "embedding/key_hash.h"
 
 namespace terarec {

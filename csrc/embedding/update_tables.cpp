@@ -20,8 +20,6 @@ constexpr int64_t kSumRowsPerKey = 4;
 // with 5 keys a row of 8192 x 64, 1.2 x slower with 1.25 (Zen 3).
 constexpr int64_t kManySumBytes = 8 << 20;
 constexpr int64_t kSumKeysPerRow = 4;
-// What a thread keeps between calls at most.
-constexpr int64_t kKeptBytes = 64 << 20;
 
 void add_bags_of(const UpdateGradients& gradients, const UpdateGradient& of, int64_t feature, MaxGradients& maxima,
                  UpdateTable& table) {
@@ -50,11 +48,6 @@ bool sums_densely(const UpdateTable& table, int64_t width) {
   const int64_t bytes = 4 * table.rows * width;
   return (bytes <= kSumBytes && table.rows <= kSumRowsPerKey * table.num_keys) ||
          (bytes <= kManySumBytes && kSumKeysPerRow * table.rows <= table.num_keys);
-}
-
-RowScratch& scratch_of_thread() {
-  static thread_local RowScratch scratch;
-  return scratch;
 }
 
 }  // namespace
@@ -140,16 +133,11 @@ UpdateRows group_unit(const UpdateUnit& unit, int64_t width, RowScratch& scratch
   UpdateRows rows{};
   rows.width = width;
   rows.groups = found.groups;
-  rows.rows = scratch.rows.data();
-  rows.grads = scratch.grads.data();
-  rows.scales = found.scaled ? scratch.scales.data() : nullptr;
-  rows.buffer = at_least(scratch.buffer, update_floats(width));
+  rows.rows = scratch.rows;
+  rows.grads = scratch.grads;
+  rows.scales = found.scaled ? scratch.scales : nullptr;
+  rows.buffer = scratch.buffer;
   return rows;
-}
-
-LentScratch::LentScratch() : scratch_(scratch_of_thread()) {}
-LentScratch::~LentScratch() {
-  if (scratch_.bytes() > kKeptBytes) scratch_ = RowScratch{};
 }
 
 }  // namespace terarec

@@ -65,15 +65,4 @@ std::vector<UpdateUnit> split_tables(const std::vector<UpdateTable>& tables, int
 // The rows of a unit with their gradients, in the memory of `scratch`; where the rows are is left to the caller.
 UpdateRows group_unit(const UpdateUnit& unit, int64_t width, RowScratch& scratch);
 
-// The calling thread's memory, lent until the object goes.
-class LentScratch {
- public:
-  LentScratch();
-  ~LentScratch();
-  RowScratch& operator*() { return scratch_; }
-
- private:
-  RowScratch& scratch_;
-};
-
 }  // namespace terarec

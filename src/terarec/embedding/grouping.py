@@ -83,9 +83,13 @@ def lookup_groups(arenas: Sequence[AnyArena], features: Sequence[FeatureSpec]) -
 
 
 def dynamic_readers(arenas: Sequence[AnyArena], features: Sequence[FeatureSpec]) -> dict[int, list[FeatureSpec]]:
-    """Number of each dynamic arena that has features -> these, table by table."""
+    """Number of each dynamic arena that has features -> these, table by table, in the order of the features.
+
+    Of features that are in such an order already, as most are, no key is copied to bring them into it.
+    """
     readers: dict[int, list[FeatureSpec]] = {}
-    for feature in sorted(features, key=lambda feature: feature.table):
+    tables = list(dict.fromkeys(feature.table for feature in features))
+    for feature in sorted(features, key=lambda feature: tables.index(feature.table)):
         for index, arena in enumerate(arenas):
             if isinstance(arena, DynamicArena) and feature.table in arena.table_names:
                 readers.setdefault(index, []).append(feature)
