@@ -52,16 +52,23 @@ CASES = (
 
 def grown_bytes(case: Case) -> tuple[int, int]:
     """What this process grows by at most, and the bytes of weights, state and index."""
-    from peer_sides.terarec_tables import Tables
+    import torch
+    from peer_sides.terarec_tables import Tables, names_of
+
+    from terarec.batch import one_hot
 
     tiny = Shape(tables=2, rows=10, width=case.shape.width, hotness=1)
-    run_steps(Tables(tiny, case.rule), draw(tiny, 2, "uniform"))  # loads and starts what a process does once
+    warm = Tables(tiny, case.rule, is_dynamic=case.is_dynamic)
+    run_steps(warm, draw(tiny, 2, "uniform"))  # loads and starts what a process does once
     inputs = draw(case.shape, case.batch, case.keys)
+    names = names_of(case.shape)
+    samples = min(case.batch, case.shape.rows)
+    first_batches = one_hot(names, torch.zeros(len(names), samples, dtype=torch.int64))
     before = _status_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forgets the highest point
     tables = Tables(case.shape, case.rule, is_dynamic=case.is_dynamic)
     if case.is_dynamic:
-        tables.meet_all(case.batch)
+        tables.meet_all(first_batches)
     run_steps(tables, replace(inputs, grad=inputs.grad.copy()))
     return _status_bytes("VmHWM") - before, tables.collection.memory_bytes()
 

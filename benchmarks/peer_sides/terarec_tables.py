@@ -13,7 +13,7 @@ from torch import Tensor
 
 import terarec
 from peer_sides.cell import INITIAL_ACCUMULATOR, LR, SCALE, Inputs, Shape
-from terarec.batch import Jagged, one_hot
+from terarec.batch import Jagged
 from terarec.embedding import EmbeddingCollection
 from terarec.kernels.rows import allocate_rows
 from terarec.optim import RowOptimizer
@@ -24,6 +24,11 @@ _RULES = {
     "adagrad": AdaGradSpec(lr=LR, initial_accumulator=INITIAL_ACCUMULATOR),
     "rowwise_adagrad": RowWiseAdaGradSpec(lr=LR),
 }
+
+
+def names_of(shape: Shape) -> tuple[str, ...]:
+    """Of its tables, and of the features that look them up."""
+    return tuple(f"t{index}" for index in range(shape.tables))
 
 
 class _GiveGradient(torch.autograd.Function):
@@ -46,7 +51,7 @@ class Tables:
 
     def __init__(self, shape: Shape, rule: str, *, is_dynamic: bool = False) -> None:
         self.shape = shape
-        self.names = tuple(f"t{index}" for index in range(shape.tables))
+        self.names = names_of(shape)
         make = DynamicTableSpec if is_dynamic else partial(TableSpec, rows=shape.rows)
         self.collection = EmbeddingCollection(
             [make(name=name, width=shape.width, init_scale=SCALE) for name in self.names],
@@ -54,12 +59,12 @@ class Tables:
         )
         self.optimizer = RowOptimizer(self.collection, _RULES[rule])
 
-    def meet_all(self, batch: int) -> None:
-        """Look all keys up in training, one of each table in a sample, in equal batches: results' memory is kept."""
-        batch = min(batch, self.shape.rows)
-        for start in range(0, self.shape.rows, batch):
-            keys = torch.arange(batch) + min(start, self.shape.rows - batch)
-            self.collection(one_hot(self.names, keys.expand(len(self.names), -1)))
+    def meet_all(self, batch: Jagged) -> None:
+        """Look all keys up in training, one of each table in a sample, in equal batches that are written to `batch`."""
+        size = batch.batch_size
+        for start in range(0, self.shape.rows, size):
+            batch.keys.view(-1, size)[:] = torch.arange(size) + min(start, self.shape.rows - size)
+            self.collection(batch)
             self.collection.take_gradients()
 
     def load(self, tables: NDArray[np.float32]) -> None:
