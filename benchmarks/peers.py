@@ -149,10 +149,18 @@ def _limits(cell: Cell, seconds: Seconds) -> dict[str, float]:
     return {"limit": 1e3 * sum(medians.values()), "gather_gb_s": row_bytes / medians["read"] / 1e9}
 
 
-def not_recorded(cells: Sequence[Cell], peers: Sequence[str]) -> list[Cell]:
-    """The cells that this commit's rows do not hold for all peers."""
-    held = {(row["case"], row["metric"], row["peer"].split(":")[0]) for row in rows_of_this_commit("peers")}
-    return [cell for cell in cells if {(cell.case, cell.metric, SIDES[peer].title) for peer in peers} - held]
+Timed = set[tuple[str, str, str]]
+"""Case, metric and peer."""
+
+
+def timed_before() -> Timed:
+    """What this commit's rows hold."""
+    return {(row["case"], row["metric"], row["peer"].split(":")[0]) for row in rows_of_this_commit("peers")}
+
+
+def timed_of(cell: Cell, peers: Sequence[str]) -> Timed:
+    """What a cell's rows will hold."""
+    return {(cell.case, cell.metric, SIDES[peer].title) for peer in peers}
 
 
 def main() -> None:
@@ -170,14 +178,16 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="leave out cells of which this commit has rows")
     parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     options = parser.parse_args()
+    timed = timed_before() if options.resume else set()
     for name, rule in product(options.shape, options.rule):
         shape, peers = SHAPES[name], [peer for peer in options.peer if rule in SIDES[peer].copies]
-        cells = [Cell(shape, rule, *of) for of in product(options.batch, options.keys, options.what)]
-        if options.resume:
-            cells = not_recorded(cells, peers)
         if not SIDES[OURS].fits(rule, shape):
             print(f"{shape.name}, {rule}: not run, the weights and their state alone exceed the memory")
-        elif cells and peers:
+            continue
+        cells = [Cell(shape, rule, *of) for of in product(options.batch, options.keys, options.what)]
+        cells = [cell for cell in cells if timed_of(cell, peers) - timed]  # one rule's forward passes are another's
+        timed.update(*(timed_of(cell, peers) for cell in cells))
+        if cells:
             append_rows("peers", compare(cells, peers, options), dry=options.dry)
 
 
