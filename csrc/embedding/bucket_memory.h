@@ -22,7 +22,10 @@ class BucketArray {
 
   int64_t size() const { return size_; }
   bool owned() const { return is_owned_; }
-  Bucket& operator[](int64_t i) const { return chunks_[i >> bits_][i & ((int64_t{1} << bits_) - 1)]; }
+  Bucket& operator[](int64_t i) const {
+    const int64_t chunk = i >> bits_;
+    return chunks_[chunk][i - (chunk << bits_)];
+  }
 
  private:
   friend class BucketMemory;

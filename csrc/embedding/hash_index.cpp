@@ -5,6 +5,7 @@
 
 #include "common/parallel.h"
 #include "embedding/hash_insertion.h"
+#include "embedding/kernels.h"
 
 namespace terarec {
 namespace {
@@ -31,41 +32,79 @@ int64_t HashIndex::size() const {
   return size;
 }
 
-// Looks for all keys of the block in their homes, then for those that passed theirs by in the buckets after it, and so
-// on; no bucket is looked at before it was fetched. Without branches on what is found, which nobody can predict.
+// Keys whose buckets are looked at together, while those of as many others are fetched.
+struct HashIndex::SearchGroup {
+  // A fetch ends only when its page's address is known, which takes long in large memory, and what follows it then waits
+  // for room in the processor. In a loop of their own many fetches fit in, so that their waits overlap: with each beside
+  // the search for a key, 100 M keys were found at half the rate (two Zen 3 cores).
+  static constexpr int64_t kKeys = 32;
+
+  uint64_t hashes[kKeys];
+  const Bucket* buckets[kKeys];
+  int64_t size;
+
+  void fetch() const {
+    for (int64_t j = 0; j < size; j++) __builtin_prefetch(buckets[j]);
+  }
+
+  SearchOutcome search(int64_t* rows) const { return kernels().search_buckets({hashes, buckets, size, rows}); }
+};
+
+void HashIndex::fetch_homes(KeySpan keys, SearchGroup& group) const {
+  group.size = std::min(SearchGroup::kKeys, keys.size);
+  for (int64_t j = 0; j < group.size; j++) {
+    group.hashes[j] = hash_(keys.keys[j]);
+    group.buckets[j] = &segment(group.hashes[j]).home_bucket(group.hashes[j]);
+  }
+  group.fetch();
+}
+
+// Looks for all keys of the block in their homes, then for those that passed theirs by in the buckets after it.
 int64_t HashIndex::find_block(KeySpan keys, int64_t* rows) const {
-  static const Bucket none{};
-  uint16_t list[kFindKeys];  // the keys that are still looked for
-  int64_t size = keys.size, absent = 0;
-  for (int64_t i = 0; i < size; i++) list[i] = static_cast<uint16_t>(i);
-  for (int64_t step = 0; size > 0; step++) {
-    const Bucket* ahead[kAhead];
-    uint64_t hashes[kAhead];
-    const auto fetch = [&](int64_t j) {
-      const uint64_t hash = hash_(keys.keys[list[j]]);
-      const HashSegment& of = segment(hash);
-      const Bucket* bucket = step < of.buckets().size() ? &of.after_home(hash, step) : &none;
-      __builtin_prefetch(bucket);
-      ahead[j % kAhead] = bucket;
-      hashes[j % kAhead] = hash;
-    };
-    for (int64_t j = 0; j < std::min(kAhead, size); j++) fetch(j);
-    int64_t left = 0;
-    for (int64_t j = 0; j < size; j++) {
-      const uint16_t i = list[j];
-      const Bucket& bucket = *ahead[j % kAhead];
-      const uint64_t hash = hashes[j % kAhead];
-      if (j + kAhead < size) fetch(j + kAhead);
-      const uint32_t match = bucket.match(hash);
-      const int64_t row = bucket.row(__builtin_ctz(match | 1u << (Bucket::kSlots - 1)));
-      rows[i] = match ? row : kAbsent;
-      list[left] = i;
-      left += !match & bucket.passed();
-      absent += !match & !bucket.passed();
+  uint16_t onward[kFindKeys];
+  SearchGroup groups[2];
+  int64_t num_onward = 0, absent = 0;
+  fetch_homes(keys, groups[0]);
+  for (int64_t first = 0, g = 0; first < keys.size; first += SearchGroup::kKeys, g ^= 1) {
+    const int64_t next = std::min(first + SearchGroup::kKeys, keys.size);
+    fetch_homes({keys.keys + next, keys.size - next}, groups[g ^ 1]);
+    SearchOutcome outcome = groups[g].search(rows + first);
+    absent += __builtin_popcountll(outcome.absent);
+    for (; outcome.onward; outcome.onward &= outcome.onward - 1) {
+      onward[num_onward++] = static_cast<uint16_t>(first + __builtin_ctzll(outcome.onward));
     }
-    size = left;
+  }
+  for (int64_t step = 1; num_onward > 0; step++) {
+    num_onward = find_after_home(step, keys.keys, onward, num_onward, rows, &absent);
   }
   return absent;
+}
+
+int64_t HashIndex::find_after_home(int64_t step, const int64_t* keys, uint16_t* list, int64_t size, int64_t* rows,
+                                   int64_t* absent) const {
+  static const Bucket none{};
+  int64_t left = 0;
+  for (int64_t first = 0; first < size; first += SearchGroup::kKeys) {
+    SearchGroup group;
+    int64_t found[SearchGroup::kKeys];
+    group.size = std::min(SearchGroup::kKeys, size - first);
+    for (int64_t j = 0; j < group.size; j++) {
+      const uint64_t hash = hash_(keys[list[first + j]]);
+      const HashSegment& of = segment(hash);
+      group.hashes[j] = hash;
+      group.buckets[j] = step < of.buckets().size() ? &of.after_home(hash, step) : &none;
+    }
+    group.fetch();
+    const SearchOutcome outcome = group.search(found);
+    *absent += __builtin_popcountll(outcome.absent);
+    for (int64_t j = 0; j < group.size; j++) {
+      const uint16_t i = list[first + j];
+      rows[i] = found[j];
+      list[left] = i;
+      left += outcome.onward >> j & 1;
+    }
+  }
+  return left;
 }
 
 int64_t HashIndex::find(KeySpan keys, int64_t* rows, int threads) const {

@@ -56,7 +56,12 @@ class HashIndex {
  private:
   const HashSegment& segment(uint64_t hash) const { return segments_[HashSegment::number(hash)]; }
 
+  struct SearchGroup;
+
+  void fetch_homes(KeySpan keys, SearchGroup& group) const;
   int64_t find_block(KeySpan keys, int64_t* rows) const;
+  int64_t find_after_home(int64_t step, const int64_t* keys, uint16_t* list, int64_t size, int64_t* rows,
+                          int64_t* absent) const;
   int64_t find_unless_new(KeySpan keys, int64_t* rows, int threads) const;
   template <class Apply>
   void upsert(KeySpan keys, int64_t* rows, int threads, Apply&& apply);

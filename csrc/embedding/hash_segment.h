@@ -33,6 +33,8 @@ class HashSegment {
     return static_cast<int64_t>(product >> 64);
   }
 
+  Bucket& home_bucket(uint64_t hash) const { return buckets_[home(hash)]; }
+
   // The bucket `step` after a key's home, the first following the last.
   Bucket& after_home(uint64_t hash, int64_t step) const {
     const int64_t i = home(hash) + step;

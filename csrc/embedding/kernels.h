@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "embedding/hash_bucket.h"
 #include "embedding/pooling.h"
 #include "embedding/row_type.h"
 
@@ -150,6 +151,19 @@ struct UpdateRows {
   float* buffer;  // update_floats(width) floats
 };
 
+// Looks for key j, by its hash, in *buckets[j], j < count <= 64: rows[j] becomes the row it has there, or -1.
+struct SearchBuckets {
+  const uint64_t* hashes;
+  const Bucket* const* buckets;
+  int64_t count;
+  int64_t* rows;
+};
+
+// Bit j of keys that are not in their buckets: of those that may be in later ones, and of the others.
+struct SearchOutcome {
+  uint64_t onward, absent;
+};
+
 struct Kernels {
   const char* name;
   bool (*has_outside)(const CheckKeys&);
@@ -160,6 +174,7 @@ struct Kernels {
   void (*add_bags)(const AddBags&);
   void (*add_terms)(const AddTerms&);
   void (*update_rows)(const UpdateRows&);
+  SearchOutcome (*search_buckets)(const SearchBuckets&);
   double (*sum_squares)(const UpdateRows&, int64_t first_row);  // of the gradients; rows before it do not count
 };
 
