@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from terarec.errors import StorageError
 from terarec.kernels.cpu import _embedding
 from terarec.kernels.cpu.hash_index import HashIndex
+from tests.ops.hosts import on_every_host
 
 NO_ROWS = torch.empty(0, dtype=torch.int64)
 BYTES_A_KEY = 24
@@ -38,6 +39,17 @@ def test_threads_change_nothing(set_threads):
 
     for one, four in zip(run(1), run(4), strict=True):
         assert torch.equal(one, four)
+
+
+def test_every_instruction_set_finds_the_same():
+    """Held keys, erased ones, those that never came, and those beyond full buckets; rows of 36 bits."""
+    index, keys = HashIndex(), torch.arange(60_000) * -7919
+    expected = torch.arange(60_000) + 2**35
+    index.insert(keys[:50_000], NO_ROWS, 2**35)
+    index.erase(keys[:50_000:3])
+    expected[:50_000:3] = expected[50_000:] = -1
+    for found in on_every_host(lambda: index.find(keys), threads=[2]):
+        assert torch.equal(found, expected)
 
 
 def test_large_calls_take_new_keys_in_their_order(set_threads):
