@@ -10,7 +10,7 @@ take turns where both fit in memory, else one follows the other.
 import argparse
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -194,6 +194,17 @@ def run(case: Case, repeats: int) -> list[Row]:
     return rows
 
 
+def run_adam(case: Case, repeats: int) -> list[Row]:
+    """An update by Adam, which reads and writes two states besides the row, beside one by the rule of the case."""
+    adam = replace(case, rule=RowRule(kind="adam", lr=0.01, eps=1e-8, beta1=0.9, beta2=0.999))
+    inputs = Inputs(case)
+    updates = {side.rule.kind: Ours(side, inputs).update for side in (case, adam)}
+    times = {name: timing.median * 1e3 for name, timing in measure_in_turns(updates, repeats).items()}
+    peer = f"terarec's {case.rule.kind} update"
+    return [Row(case=case.name, metric="adam update", value=times["adam"], unit="ms", peer=peer,
+                peer_value=times[case.rule.kind])]  # fmt: skip
+
+
 def run_single_sample(case: Case) -> list[Row]:
     """The cost of a call when there is next to nothing to look up."""
     inputs = Inputs(case)
@@ -234,12 +245,16 @@ def main() -> None:
     many = Case(name="100 x 8192 x 16, 10 keys, batch 8192, Zipf(1.05)", tables=100, rows=8192, width=16, hotness=10,
                 batch=8192, zipf=1.05, rule=adagrad, optimizer=lambda p: torch.optim.Adagrad(p, lr=0.01),
                 is_bound_by_memory=False)  # fmt: skip
+    small = [replace(case, name=f"26 x 200000 x 128, 1 key, batch {case.batch}, {keys}", rows=200_000)
+             for case, keys in ((wide[0], "uniform"), (wide[-1], "Zipf(1.05)"))]  # fmt: skip
     single = Case(name="26 x 1000 x 128, 1 key, batch 1", tables=26, rows=1000, width=128, hotness=1, batch=1, zipf=0.0,
                   rule=sgd, optimizer=lambda p: torch.optim.SGD(p, lr=0.01), is_bound_by_memory=False)  # fmt: skip
     for case in wide:
         append_rows("embedding", run(case, options.repeats))
     if options.only_wide:
         return
+    for case in small:
+        append_rows("embedding", run_adam(case, options.repeats))
     append_rows("embedding", run(many, max(3, options.repeats // 2)))
     append_rows("embedding", run_single_sample(single))
 
