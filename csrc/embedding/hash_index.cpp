@@ -34,9 +34,9 @@ int64_t HashIndex::size() const {
 
 // Keys whose buckets are looked at together, while those of as many others are fetched.
 struct HashIndex::SearchGroup {
-  // A fetch ends only when its page's address is known, which takes long in large memory, and what follows it then waits
-  // for room in the processor. In a loop of their own many fetches fit in, so that their waits overlap: with each beside
-  // the search for a key, 100 M keys were found at half the rate (two Zen 3 cores).
+  // A fetch ends only when its page's address is known, which takes long in large memory, and what follows it then
+  // waits for room in the processor. In a loop of their own many fetches fit in, so that their waits overlap: with each
+  // beside the search for a key, 100 M keys were found at half the rate (two Zen 3 cores).
   static constexpr int64_t kKeys = 32;
 
   uint64_t hashes[kKeys];

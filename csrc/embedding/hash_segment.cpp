@@ -40,7 +40,7 @@ class Filling {
     Bucket none;  // takes what the free slots hold, since nobody can predict their number
     none.word = 0;
     for (int i = 0; i < Bucket::kSlots; i++) {
-      Bucket* const targets[] = {&none, &segment_.after_home(from.hashes[i], 0)};
+      Bucket* const targets[] = {&none, &segment_.home_bucket(from.hashes[i])};
       Bucket& target = *targets[i < from.count()];
       if (target.full()) add_beyond_home(from.hashes[i], from.row(i));
       else target.add(from.hashes[i], from.row(i));

@@ -42,7 +42,7 @@ class HashSegment {
   }
 
   // Asks for the cache line in which a key should be. (Asking for the next one, too, is slower.)
-  void fetch(uint64_t hash) const { __builtin_prefetch(&after_home(hash, 0)); }
+  void fetch(uint64_t hash) const { __builtin_prefetch(&home_bucket(hash)); }
 
   BucketSlot find(uint64_t hash) const {
     for (int64_t step = 0; step < buckets_.size(); step++) {
@@ -56,7 +56,7 @@ class HashSegment {
 
   // Puts an absent key into the first bucket from its home on that has room. There must be room: see `room`.
   BucketSlot place(uint64_t hash, int64_t row) {
-    Bucket* bucket = &after_home(hash, 0);
+    Bucket* bucket = &home_bucket(hash);
     for (int64_t step = 1; bucket->full(); step++) {
       bucket->pass();
       bucket = &after_home(hash, step);
