@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from terarec.errors import ConfigError
 
@@ -72,6 +74,40 @@ class Batch:
     def batch_size(self) -> int:
         """Number of samples B."""
         return int(self.label.shape[0])
+
+
+# As pytrees, batches are inputs of `torch.export` and of `torch.func`. These put placeholders in the place of tensors,
+# so the checks of `Jagged` do not apply.
+def _unchecked(kind: type[Any], names: Iterable[str], values: Iterable[object]) -> Any:
+    made = object.__new__(kind)
+    for name, value in zip(names, values, strict=True):
+        object.__setattr__(made, name, value)
+    return made
+
+
+def _register(kind: type[Any], fields: tuple[str, ...], constants: tuple[str, ...] = ()) -> None:
+    def values(held: Any) -> list[Any]:
+        return [getattr(held, name) for name in fields]
+
+    def context(held: Any) -> list[Any]:
+        return [list(getattr(held, name)) for name in constants]
+
+    pytree.register_pytree_node(
+        kind,
+        lambda held: (values(held), context(held)),
+        lambda parts, held: _unchecked(kind, (*fields, *constants), (*parts, *map(tuple, held))),
+        flatten_with_keys_fn=lambda held: (
+            [(pytree.GetAttrKey(name), value) for name, value in zip(fields, values(held), strict=True)],
+            context(held),
+        ),
+        serialized_type_name=f"terarec.{kind.__name__}",
+    )
+
+
+_register(Jagged, ("keys", "offsets", "weights"), ("names",))
+_register(Batch, ("dense", "label", "sparse"))
+# `torch.load` takes no other classes from a file, and an exported program holds its example inputs.
+torch.serialization.add_safe_globals([Batch, Jagged])
 
 
 def one_hot(names: Sequence[str], keys: Tensor) -> Jagged:

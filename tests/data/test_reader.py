@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from terarec.data import InMemorySource, Reader
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
@@ -142,3 +143,18 @@ def test_a_key_outside_its_table_is_named(tmp_path, storage):
 def test_arguments_out_of_range(options, message):
     with pytest.raises(ConfigError, match=message):
         Reader(TinyGroups((10,)), **options)
+
+
+def test_d11_a_data_loader_gives_the_batches_of_the_reader() -> None:
+    expected = list(Reader(TinyGroups((10,)), batch_size=4))
+    loader = DataLoader(Reader(TinyGroups((10,)), batch_size=4), batch_size=None)
+    assert len(loader) == len(expected)
+    for mine, theirs in zip(loader, expected, strict=True):
+        assert torch.equal(mine.sparse.keys, theirs.sparse.keys)
+        assert torch.equal(mine.dense, theirs.dense)
+
+
+def test_d11_a_data_loader_with_workers_is_refused() -> None:
+    loader = DataLoader(Reader(TinyGroups((10,)), batch_size=4), batch_size=None, num_workers=2)
+    with pytest.raises(ConfigError, match="num_workers=2"):
+        next(iter(loader))

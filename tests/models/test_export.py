@@ -56,3 +56,17 @@ def test_one_graph_serves_every_batch_size(model: DLRM) -> None:
             batch = planted_batch(size, seed=size)
             torch.testing.assert_close(compiled(batch), model(batch))
     assert counter.frame_count == 2  # the first size alone, then any
+
+
+def test_d11_a_model_exports_with_a_batch_as_its_input(model: DLRM) -> None:
+    any_size = {0: torch.export.Dim.AUTO}
+    sizes = [any_size, any_size, [any_size, any_size, None]]
+    program = torch.export.export(model, (planted_batch(9),), dynamic_shapes=(sizes,))
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    loaded = torch.export.load(file).module()
+    for size in (9, 40):
+        batch = planted_batch(size, seed=size)
+        with torch.no_grad():
+            torch.testing.assert_close(loaded(batch), model(batch))

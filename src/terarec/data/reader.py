@@ -7,6 +7,8 @@ from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch.utils.data import IterableDataset, get_worker_info
+
 from terarec.batch import Batch
 from terarec.data.decode import cut, to_batch
 from terarec.data.prefetch import ordered_map, prefetched
@@ -17,8 +19,11 @@ from terarec.formats import ColumnBlock, merge
 from terarec.spec import DatasetSpec
 
 
-class Reader:
+class Reader(IterableDataset[Batch]):
     """Batches of a split, one epoch per ``iter()``.
+
+    It is a `torch.utils.data.IterableDataset` of whole batches, for ``DataLoader(reader, batch_size=None)``. It reads
+    ahead with threads of its own, so a `DataLoader` around it has no workers.
 
     The order depends on `seed`, the epoch and `shuffle` alone, never on `threads` or `prefetch`. An epoch that was left
     early (``break``, an error) starts over at the next ``iter()``; to go on instead, load the state that was saved. One
@@ -84,7 +89,17 @@ class Reader:
         return self.num_rows // self.batch_size if self._drop_last else -(-self.num_rows // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of the current epoch: all, or after `load_state_dict` those that are left."""
+        """The batches of the current epoch: all, or after `load_state_dict` those that are left.
+
+        Raises:
+            ConfigError: a worker process of a `DataLoader` iterates: each worker would give every batch.
+        """
+        worker = get_worker_info()
+        if worker is not None:
+            raise ConfigError(
+                f"reader: got a DataLoader with num_workers={worker.num_workers}, expected num_workers=0: "
+                "Reader(threads=..., prefetch=...) reads ahead itself"
+            )
         self.close()
         if not self._restored:
             self._batches_done = 0
