@@ -134,7 +134,7 @@ def test_without_embeddings_their_tops_are_inputs(tmp_path):
     model = graph(EMBEDDINGS["one table, summed"], elements=12)
     export_onnx(model, tmp_path / "x.onnx", embeddings=False)
     samples = batch(BAGS, 12)
-    found = run(tmp_path / "x.onnx", {"e": model.tensor(samples, "e").numpy()})
+    found = run(tmp_path / "x.onnx", {"e": model.tensor(samples, "e").detach().numpy()})
     close(found["label"], model.predict(samples))
 
 
@@ -155,3 +155,9 @@ def test_key_inputs_that_lack_something_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="'a' has max_keys=1, expected at least 2 for 'concat'"):
         export_onnx(model, tmp_path / "x.onnx", key_inputs=[short])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_c5_a_model_that_is_no_graph_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="got a Linear, expected a GraphModel"):
+        export_onnx(torch.nn.Linear(2, 1), tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())

@@ -49,10 +49,15 @@ def export_onnx(
         name: of the graph.
 
     Raises:
-        ConfigError: a layer that ONNX files cannot hold, or key inputs that lack a column.
+        ConfigError: a model that is no graph, a layer that ONNX files cannot hold, or key inputs that lack a column.
         MissingDependencyError: ``onnx`` is not installed.
         StorageError: the disk is full; nothing is left behind.
     """
+    if not isinstance(model, GraphModel):
+        raise ConfigError(
+            f"export_onnx: got a {type(model).__name__}, expected a GraphModel; torch.export.export(model, (batch,)) "
+            "takes any model"
+        )
     graph = OnnxGraph()
     needed = _needed_layers(model.spec)
     read = {bottom for layer in needed for bottom in layer.bottoms}
