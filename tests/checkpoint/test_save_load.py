@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -114,3 +115,10 @@ def test_a_newer_version_is_refused(tmp_path):
     (path / MANIFEST).write_text(json.dumps({**manifest, "version": 3}))
     with pytest.raises(FormatError, match=r"terarec\.checkpoint version 3 is newer"):
         load(path)
+
+
+def test_a1_progress_that_is_no_json_is_refused(tmp_path):
+    state = dataclasses.replace(make_state(1), progress={"rows": {"state": torch.zeros(2)}})
+    with pytest.raises(ConfigError, match="expected JSON data"):
+        save(tmp_path, state)
+    assert not list(tmp_path.iterdir())

@@ -78,15 +78,14 @@ def test_backward_deposits_gradients_and_nothing_else_does() -> None:
     mine(jagged)
     with torch.no_grad():
         assert not mine(jagged).pooled.requires_grad
-    mine.eval()
-    assert not mine(jagged).pooled.requires_grad
-    assert not any(mine.pending)
-    mine.train()
-    out = mine(jagged)
-    (out.pooled.sum() + out.sequences["f2"].values.sum()).backward()
-    taken = mine.take_gradients()
-    assert [len(gradients) for gradients in taken] == [2, 1]
-    assert not any(mine.pending)
+    assert not any(mine.pending.held())
+    for training in (True, False):  # as in torch, evaluation mode does not stop gradients
+        out = mine.train(training)(jagged)
+        (out.pooled.sum() + out.sequences["f2"].values.sum()).backward()
+        taken, factor = mine.take_gradients()
+        assert [len(gradients) for gradients in taken] == [2, 1]
+        assert factor == 1.0
+        assert not any(mine.pending.held())
 
 
 def test_gradients_that_no_optimizer_takes_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -149,9 +148,9 @@ def test_a_state_dict_that_does_not_fit_is_refused() -> None:
         model.load_state_dict(state)
 
 
-def test_weights_are_no_parameters_and_stay_float32() -> None:
+def test_one_empty_parameter_stands_for_the_weights_which_stay_float32() -> None:
     mine = collection()
-    assert not list(mine.parameters())
+    assert [(name, p.numel()) for name, p in mine.named_parameters()] == [("rows", 0)]
     assert mine.half().table("a").dtype == torch.float32
     assert mine.bfloat16().to(torch.float64).arenas[0].weights.dtype == torch.float32
     with pytest.raises(ConfigError, match="meta"):
@@ -166,7 +165,8 @@ def test_a_deep_copy_is_independent_and_alike() -> None:
     twin.table("a").zero_()
     assert mine.table("a").abs().sum() > 0
     twin(jagged).pooled.sum().backward()
-    assert not any(mine.pending)
+    assert any(twin.pending.held())
+    assert not any(mine.pending.held())
 
 
 def test_memory_and_description() -> None:

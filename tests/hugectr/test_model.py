@@ -156,21 +156,21 @@ def rows_of(table):
 def test_frozen_parts_do_not_move(planted):
     made = dcn(*planted[:2])
     losses_of(made, 1)
-    weights = [weight.detach().clone() for weight in made.module.parameters()]
+    weights = [weight.detach().clone() for weight in made.module.layers.parameters()]
     table = made.module.collection("embedding").tables["embedding"]
     rows = rows_of(table)
     made.freeze_dense()
     made.freeze_embedding("embedding")
     made.train()
-    assert all(map(torch.equal, weights, made.module.parameters()))
+    assert all(map(torch.equal, weights, made.module.layers.parameters()))
     assert torch.equal(rows_of(table), rows)
     made.unfreeze_embedding()
     made.train()
-    assert all(map(torch.equal, weights, made.module.parameters()))
+    assert all(map(torch.equal, weights, made.module.layers.parameters()))
     assert not torch.equal(rows_of(table), rows)
     made.unfreeze_dense()
     made.train()
-    assert not all(map(torch.equal, weights, made.module.parameters()))
+    assert not all(map(torch.equal, weights, made.module.layers.parameters()))
     with pytest.raises(WrongInputError, match="got 'wide', expected one of embedding"):
         made.freeze_embedding("wide")
 

@@ -67,7 +67,7 @@ def test_predictions_are_those_of_the_model(tmp_path, planted, script, embedding
     convert(trained.onnx, trained.graph, trained.dense, True, trained.sparse)
     np.testing.assert_allclose(trained.run(data=trained.keys), trained.predicted, rtol=0, atol=1e-4)
     convert(trained.onnx, trained.graph, trained.dense)
-    vectors = {name: trained.model.tensor(trained.batch, name).numpy() for name in embeddings}
+    vectors = {name: trained.model.tensor(trained.batch, name).detach().numpy() for name in embeddings}
     np.testing.assert_allclose(trained.run(**vectors), trained.predicted, rtol=0, atol=1e-4)
 
 

@@ -193,7 +193,7 @@ def test_the_learning_rate_can_be_set() -> None:
     mine(random_jagged(["f0"], [6], 8)).pooled.sum().backward()
     row_optimizer.step()
     assert torch.equal(mine.table("a"), before)
-    assert row_optimizer.state_dict() == {"kind": "sgd", "lr": 0.0, "num_steps": 1, "num_skipped": 0}
+    assert row_optimizer.step_state() == {"kind": "sgd", "lr": 0.0, "num_steps": 1, "num_skipped": 0}
 
 
 def test_collections_are_found_inside_models_and_counted_once() -> None:
@@ -214,7 +214,7 @@ def test_what_cannot_be_optimized_is_refused() -> None:
     with pytest.raises(ConfigError, match="2 tables are named 'a'"):
         RowOptimizer(twins, SGDSpec())
     with pytest.raises(ConfigError, match="'adam', expected 'sgd'"):
-        RowOptimizer(twins[0], SGDSpec()).load_state_dict({"kind": "adam", "lr": 0.1, "num_steps": 3, "num_skipped": 0})
+        RowOptimizer(twins[0], SGDSpec()).load_step_state({"kind": "adam", "lr": 0.1, "num_steps": 3, "num_skipped": 0})
 
 
 def test_what_is_no_rule_is_refused() -> None:

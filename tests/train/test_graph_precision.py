@@ -25,7 +25,7 @@ def trained(precision, loss_scale, rule, *, steps=3):
 def test_a_power_of_two_as_loss_scale_changes_no_bit_in_float32(rule):
     plain, scaled = trained("fp32", 1.0, rule), trained("fp32", 1024.0, rule)
     assert plain[1] == scaled[1]
-    for mine, theirs in zip(plain[0].parameters(), scaled[0].parameters(), strict=True):
+    for mine, theirs in zip(plain[0].layers.parameters(), scaled[0].layers.parameters(), strict=True):
         assert torch.equal(mine, theirs)
 
 

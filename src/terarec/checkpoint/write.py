@@ -28,6 +28,7 @@ from terarec.checkpoint.layout import (
 from terarec.checkpoint.manifest import FileEntry, write_manifest
 from terarec.checkpoint.optimizer_state import flatten
 from terarec.checkpoint.state import TrainState
+from terarec.errors import ConfigError
 from terarec.formats import write_bytes, write_tensors
 from terarec.storage import Store
 
@@ -51,7 +52,7 @@ def save(directory: Path, state: TrainState, *, keep: int | None = None) -> Path
 
     Raises:
         StorageError: the disk refuses, or the step has a checkpoint already. Earlier checkpoints stay whole.
-        ConfigError: a tensor of a type that a container lacks, such as float8.
+        ConfigError: a tensor of a type that a container lacks, such as float8, or progress that is not JSON data.
     """
     with staged(directory, state.step) as checkpoint:
         write_manifest(checkpoint, state.step, list(_write_files(checkpoint, state)))
@@ -92,7 +93,13 @@ def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _write_state(checkpoint: Path, state: TrainState) -> FileEntry:
     rng = base64.b64encode(state.rng.numpy().tobytes()).decode()
-    content = json.dumps({"step": state.step, "progress": state.progress, "rng": rng}, allow_nan=False).encode()
+    try:
+        content = json.dumps({"step": state.step, "progress": state.progress, "rng": rng}, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"progress: {error}, expected JSON data; of a row optimizer that is step_state(): the tables hold the "
+            "state of its rows"
+        ) from None
     write_bytes(checkpoint / STATE, content)
     return FileEntry(file=STATE, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
 

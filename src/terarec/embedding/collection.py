@@ -1,8 +1,8 @@
 """`EmbeddingCollection`: all tables of a model, looked up together, their rows updated apart from autograd.
 
-A forward pass gathers the vectors outside autograd and hands them on as a leaf tensor. Backward deposits the leaf's
-gradient here, with the keys it belongs to; ``optim.RowOptimizer.step`` takes the deposits and updates the touched
-rows in place. So no gradient as large as a table ever exists, and the tables are not `torch.nn.Parameter`.
+A lookup is one autograd function whose backward keeps the gradient of the vectors here, with the keys it belongs to;
+``optim.RowOptimizer.step`` takes these gradients and updates the touched rows in place. So no gradient as large as a
+table ever exists. The tables are not `torch.nn.Parameter`; one empty `TableParameter` stands for all of them.
 """
 
 from __future__ import annotations
@@ -25,29 +25,37 @@ from terarec.embedding.grouping import (
     dynamic_readers,
     fitted,
     lookup_groups,
+    whole_table,
 )
 from terarec.embedding.learned_weights import look_up_with_weights
-from terarec.embedding.output import EmbeddingOutput, assemble, bags_of
-from terarec.embedding.pending import PendingGradients
+from terarec.embedding.output import EmbeddingOutput, assemble, bags_of, cast
 from terarec.embedding.quantized import QuantizedCollection
+from terarec.embedding.row_gradient import PendingGradients
+from terarec.embedding.table_parameter import TableParameter
 from terarec.embedding.table_state import AnyTable, entries, entry_names, load_entries
 from terarec.embedding.translation import translate
 from terarec.errors import ConfigError, StorageError
 from terarec.ops.bag_lookup import bag_lookup
 from terarec.ops.row_update import BagGradient
 from terarec.spec import FeatureSpec
-from terarec.storage import Arena, DynamicArena, DynamicTable, dynamic_tables, static_tables
+from terarec.storage import Arena, DynamicArena, DynamicTable, StaticTable, dynamic_tables, static_tables
 
 
 class EmbeddingCollection(nn.Module):
     """Tables and the features that look them up.
 
-    Weights keep the types of their tables whatever ``half()``, ``bfloat16()`` or ``to(dtype)`` ask of the module;
-    ``to(device)`` moves them. ``state_dict()`` holds views ``tables.<name>`` that share memory with the static tables,
-    and copies ``tables.<name>.keys int64[n]`` and ``tables.<name>.weights float32[n, D]`` of dynamic ones; loaded,
-    these replace all that a table held.
+    Weights keep the types of their tables after ``half()``, ``bfloat16()`` or ``to(dtype)``: these choose the type of
+    the vectors that lookups return. ``to(device)`` moves the tables. ``state_dict()`` holds views ``tables.<name>``
+    that share memory with the static tables, and copies ``tables.<name>.keys int64[n]`` and
+    ``tables.<name>.weights float32[n, D]`` of dynamic ones; loaded, these replace all that a table held.
 
-    A dynamic table takes up unseen keys in forward passes in training mode with gradients enabled, and only there.
+    The tables are trained where autograd is enabled: ``requires_grad_(False)`` of the collection, or of a module around
+    it, freezes them, and so does ``torch.no_grad()``. A dynamic table inserts unseen keys in forward passes in training
+    mode with gradients enabled, unless it is frozen, and only there.
+
+    Attributes:
+        rows: the parameter float32[0] that stands for the tables in ``parameters()``.
+        pending: the gradients that wait for the row optimizer.
 
     Args:
         tables: the tables; the static ones of one width and element type share an arena, and so do the dynamic ones.
@@ -66,13 +74,17 @@ class EmbeddingCollection(nn.Module):
         self.arenas = build_arenas(tables, seed=seed)
         stores = {table.name: table for arena in self.arenas for table in _stores(arena)}
         self.tables = {spec.name: stores[spec.name] for spec in tables}
-        self.pending = tuple(PendingGradients(f"tables {', '.join(arena.table_names)}") for arena in self.arenas)
+        self.rows = TableParameter(torch.empty(0))
+        self.pending = PendingGradients(
+            self.rows, self.arenas, [f"tables {', '.join(arena.table_names)}" for arena in self.arenas]
+        )
         self._dynamic_readers = dynamic_readers(self.arenas, self.features)
         groups = lookup_groups(self.arenas, self.features)
         self._static_groups = [group for group in groups if group.arena not in self._dynamic_readers]
         self._dynamic_groups = [group for group in groups if group.arena in self._dynamic_readers]
         self._has_limits = any(feature.max_keys is not None for feature in self.features)  # which need bags' lengths
         pooled = [feature for feature in self.features if feature.pooling != "none"]
+        self._dtype = torch.float32  # of the vectors; kept here, since reading it from `rows` takes a microsecond
         self.output_width = sum(self.tables[feature.table].width for feature in pooled)
 
     def forward(self, jagged: Jagged) -> EmbeddingOutput:
@@ -89,13 +101,13 @@ class EmbeddingCollection(nn.Module):
 
         Where one of these is raised, dynamic tables are as they were.
         """
-        learns = self.training and torch.is_grad_enabled()
+        learns = torch.is_grad_enabled() and self._is_trained() and not torch.compiler.is_exporting()
         if (learns or self._has_limits or self._dynamic_readers) and torch.compiler.is_compiling():
             from terarec.embedding.traced import beside_graph  # loads the compiler
 
-            # A graph would lose the hooks that take gradients, and an index that grows. The one after this takes the
-            # vectors as an input that needs a gradient, so nothing is copied. An op in the graph whose backward puts
-            # the gradient aside would have to copy it: the compiler reuses the memory of what no later node reads.
+            # A graph cannot hold a backward that keeps its gradient, nor an index that grows. The graph after this
+            # takes the vectors as an input that needs a gradient, so nothing is copied. An op in the graph whose
+            # backward keeps the gradient would have to copy it: the compiler reuses memory that no later node reads.
             apart: EmbeddingOutput = beside_graph(self._look_up, jagged, learns)
             return apart
         return self._look_up(jagged, learns)
@@ -108,7 +120,8 @@ class EmbeddingCollection(nn.Module):
             looked_up += [
                 self._lookup(group, bags_of(rows[group.arena], group), learns) for group in self._dynamic_groups
             ]
-        return assemble(self.features, looked_up, jagged)
+        out = assemble(self.features, looked_up, jagged)
+        return out if self._dtype == torch.float32 else cast(out, self._dtype)
 
     def quantized(self) -> QuantizedCollection:
         """A copy for inference whose rows are 8-bit codes, of D + 8 bytes each.
@@ -118,19 +131,26 @@ class EmbeddingCollection(nn.Module):
         """
         return QuantizedCollection(self.arenas, self.tables, self.features)
 
-    def take_gradients(self) -> list[list[BagGradient]]:
-        """Hand over, and forget, the gradients that backward passes left here: one list per arena."""
-        taken = []
-        for arena, gradients in zip(self.arenas, self.pending, strict=True):
-            mine = gradients.take()
+    def take_gradients(self) -> tuple[list[list[BagGradient]], float]:
+        """Return the gradients that backward passes left here, and forget them.
+
+        Returns:
+            One list per arena, and the factor that they are to be multiplied by: 1 unless they were scaled or clipped
+            since the backward pass.
+        """
+        taken, factor = self.pending.take()
+        for index, arena in enumerate(self.arenas):
             if isinstance(arena, DynamicArena):
                 arena.let_go()
-                mine = [held._replace(layout=fitted(held.layout, arena.num_rows)) for held in mine]
-            taken.append(mine)
-        return taken
+                taken[index] = [held._replace(layout=fitted(held.layout, arena.num_rows)) for held in taken[index]]
+        return taken, factor
 
     def table(self, name: str) -> Tensor:
-        """The weights [rows, D] of the static table `name`, in its type and sharing memory with it.
+        """Return the weights [rows, D] of the static table `name`, in its type and sharing memory with it.
+
+        Where gradients are enabled and the tables are trained, autograd goes through it: a penalty on the result is
+        part of the rows' gradients. Such a gradient is as large as the table; the option `l2` of `RowOptions` needs
+        none.
 
         Raises:
             ConfigError: no such table, or a dynamic one.
@@ -140,7 +160,14 @@ class EmbeddingCollection(nn.Module):
         table = self.tables[name]
         if isinstance(table, DynamicTable):
             raise ConfigError(f"table: got {name!r}, which is dynamic, expected a static one (see Store.export)")
-        return table.weights
+        if not (torch.is_grad_enabled() and self._is_trained()):
+            return table.weights
+        weights = table.weights
+        # No view of the arena: torch does not let views that a custom function returns change in place.
+        alias = torch.empty(0, dtype=weights.dtype, device=weights.device).set_(
+            weights.untyped_storage(), weights.storage_offset(), weights.shape, weights.stride()
+        )
+        return self._with_backward(lambda: alias, self._keep_table_gradient(table))
 
     def memory_bytes(self) -> int:
         """Bytes of all weights, optimizer states and indexes."""
@@ -164,7 +191,7 @@ class EmbeddingCollection(nn.Module):
                 assert isinstance(arena, DynamicArena)
                 if learns:  # locks the arena: else another thread could evict a row between finding and holding it
                     all_or_none.enter_context(arena.changes)
-                rows[index] = translate(jagged, readers, self.tables, train=learns)
+                rows[index] = translate(jagged, readers, self.tables, train=learns and self.training)
                 if learns:
                     arena.hold()
         for number, group in enumerate(self._dynamic_groups):
@@ -177,33 +204,61 @@ class EmbeddingCollection(nn.Module):
         """The bags of `group` with their vectors, whose gradient is deposited here if its rows learn."""
         weights, layout = self.arenas[group.arena].weights, group.layout
         key_weights = part.weights if layout.takes_key_weights else None
+        deposit = self._keep_gradient(group, part, key_weights) if learns else None
         if key_weights is not None and key_weights.requires_grad and torch.is_grad_enabled():
-            deposit = self._deposit_of(group, part, key_weights) if learns else None
             vectors = look_up_with_weights(
                 weights, part.keys, part.offsets, layout, key_weights=key_weights, deposit=deposit
             )
             return group, part, vectors
-        vectors = bag_lookup(weights, part.keys, part.offsets, layout, key_weights=key_weights)
-        if learns:
-            _make_leaf(vectors, self._deposit_of(group, part, key_weights))
-        return group, part, vectors
 
-    def _deposit_of(self, group: LookupGroup, part: Jagged, key_weights: Tensor | None) -> Callable[[Tensor], None]:
-        """What takes the gradient of the vectors of `group`, and puts it aside for the row optimizer."""
-        arena, pending = self.arenas[group.arena], self.pending[group.arena]
-        generation = arena.generation
+        def look_up() -> Tensor:
+            return bag_lookup(weights, part.keys, part.offsets, layout, key_weights=key_weights)
+
+        return group, part, look_up() if deposit is None else self._with_backward(look_up, deposit)
+
+    def _is_trained(self) -> bool:
+        with torch._C.DisableTorchFunctionSubclass():  # which would take microseconds
+            return self.rows.requires_grad
+
+    def _with_backward(self, compute: Callable[[], Tensor], deposit: Callable[[Tensor], None]) -> Tensor:
+        """Return what `compute` returns, as a tensor whose gradient goes to `deposit`."""
+        with torch._C.DisableTorchFunctionSubclass():
+            result: Tensor = _KeepGradient.apply(self.rows, compute, deposit)  # type: ignore[no-untyped-call]
+        return result
+
+    def _keep_gradient(self, group: LookupGroup, part: Jagged, key_weights: Tensor | None) -> Callable[[Tensor], None]:
+        """Return what keeps the gradient of the vectors of `group` for the row optimizer."""
+        pending, generation = self.pending, self.arenas[group.arena].generation
 
         def deposit(grad: Tensor) -> None:
+            arena = self.arenas[group.arena]
             if arena.generation != generation:
                 raise _rows_gone(arena)
             factors = None if key_weights is None else key_weights.detach()
-            pending.put(BagGradient(part.keys, part.offsets, grad, group.layout, factors))
+            pending.put(group.arena, BagGradient(part.keys, part.offsets, grad, group.layout, factors))
+
+        return deposit
+
+    def _keep_table_gradient(self, table: StaticTable) -> Callable[[Tensor], None]:
+        """Return what keeps the gradient of all rows of `table` for the row optimizer."""
+        version = table.arena.weights._version
+
+        def deposit(grad: Tensor) -> None:
+            if table.arena.weights._version != version:
+                raise StorageError(
+                    f"backward: table {table.name!r} was updated since table({table.name!r}) was called, expected the "
+                    "row optimizer's step after the backward pass"
+                )
+            offsets = torch.tensor([0, len(table)], device=grad.device)
+            layout = whole_table(table.arena, table.name)
+            self.pending.put(self.arenas.index(table.arena), BagGradient(table.keys(), offsets, grad.float(), layout))
 
         return deposit
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingCollection:
-        """Follow ``to(device)``; leave the weights' type."""
+        """Follow ``to(device)``; leave the weights' type, and let lookups return the type that is asked for."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._dtype = self.rows.dtype
         for arena in self.arenas:
             arena.move(fn(torch.empty(0, device=arena.device)).device)
         for table in self.tables.values():
@@ -213,6 +268,7 @@ class EmbeddingCollection(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        del destination[f"{prefix}rows"]
         for table in self.tables.values():
             destination.update(entries(table, prefix))
 
@@ -247,15 +303,21 @@ def _rows_gone(arena: AnyArena) -> StorageError:
     )
 
 
-def _make_leaf(vectors: Tensor, deposit: Callable[[Tensor], None]) -> None:
-    """Let autograd end at `vectors`, and hand their gradient to `deposit`."""
+class _KeepGradient(torch.autograd.Function):
+    """The result of a function of table rows: its gradient is kept for the row optimizer.
 
-    def hand_over(leaf: Tensor) -> None:
-        grad = leaf.grad
+    The parameter gets no gradient from autograd; `PendingGradients.put` sets its ``.grad``.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, compute: Callable[[], Tensor], deposit: Callable[[Tensor], None]) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.deposit = deposit
+        return compute()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[None, None, None]:
         if grad is not None:
-            deposit(grad)
-            leaf.grad = None
-
-    vectors.requires_grad_()
-    # What `register_post_accumulate_grad_hook` does, but for a handle to take the hook away, which costs 7 us a call.
-    vectors._post_accumulate_grad_hooks = {0: hand_over}
+            ctx.deposit(grad)
+        return None, None, None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,9 @@ from torch.autograd import forward_ad
 
 from terarec.embedding.bags import Bags
 from terarec.embedding.parameter_arena import ParameterArena, arena_of
+from terarec.embedding.row_gradient import PendingGradients
 from terarec.embedding.single_layout import single_layout
+from terarec.embedding.table_state import AnyTable
 from terarec.embedding.weight_lookup import GradientRule, look_up
 from terarec.ops.layout import BagLayout, Pooling
 from terarec.ops.row_update import BagGradient
@@ -20,8 +22,9 @@ from terarec.ops.row_update import BagGradient
 class DropIn(nn.Module):
     """A module whose ``weight`` [V, D] the engine looks up. Implements `terarec.optim.RowParameters`.
 
-    Handed to a `terarec.optim.RowOptimizer`, it leaves ``weight.grad`` at None and puts the gradients of its lookups
-    aside for the optimizer's next step. A copy of it, deep or pickled, is an ordinary module again.
+    Once a `terarec.optim.RowOptimizer` trains it, it keeps the gradients of its lookups for the optimizer's next step,
+    and ``weight.grad`` is a `terarec.embedding.row_gradient.RowGradient`, which has no memory. A copy of it, deep or
+    pickled, is an ordinary module again.
     """
 
     weight: Tensor
@@ -41,13 +44,35 @@ class DropIn(nn.Module):
             self._arena = arena_of(self.weight)
         return (self._arena,)
 
-    def take_gradients(self) -> list[list[BagGradient]]:
-        """Hand over, and forget, the gradients of the lookups since the last step: one list per arena.
+    @property
+    def rows(self) -> nn.Parameter:
+        """The weight: the parameter that a row optimizer's ``param_groups`` list."""
+        return cast(nn.Parameter, self.weight)
+
+    @property
+    def pending(self) -> PendingGradients:
+        """The gradients that wait for the row optimizer."""
+        return arena_of(self.rows).pending
+
+    @property
+    def tables(self) -> Mapping[str, AnyTable]:
+        """No tables: the weight's place in the model is its name."""
+        return {}
+
+    def take_gradients(self) -> tuple[list[list[BagGradient]], float]:
+        """Return the gradients of the lookups since the last step, and forget them.
+
+        Returns:
+            One list per arena, and the factor that they are to be multiplied by.
 
         Raises:
-            ConfigError: a weight that no row optimizer was given, or one that has a ``.grad``, too.
+            ConfigError: a weight that no row optimizer was given, or one that has another ``.grad``.
         """
-        return [arena.take_gradients() for arena in self.arenas]
+        arenas = self.arenas
+        if not arenas:
+            return [], 1.0
+        taken, factor = arenas[0].take_gradients()
+        return [taken], factor
 
     def _is_left_to_torch(self, keys: object) -> bool:
         """Whether torch's own forward is due: for shapes, symbols and traces, and for derivatives taken otherwise."""

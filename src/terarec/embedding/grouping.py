@@ -96,6 +96,11 @@ def dynamic_readers(arenas: Sequence[AnyArena], features: Sequence[FeatureSpec])
     return readers
 
 
+def whole_table(arena: Arena, name: str) -> BagLayout:
+    """Return the layout of a lookup of the table `name` alone, without pooling."""
+    return _layout(arena, [FeatureSpec(name=name, table=name, pooling="none")])
+
+
 def fitted(layout: BagLayout, num_rows: int) -> BagLayout:
     """`layout` of dynamic tables, with the `num_rows` that they share by now."""
     if layout.num_rows == num_rows:

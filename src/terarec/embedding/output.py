@@ -70,6 +70,14 @@ def assemble(
     return EmbeddingOutput(pooled=_in_feature_order(features, pooled) if pooled else nothing, sequences=sequences)
 
 
+def cast(output: EmbeddingOutput, dtype: torch.dtype) -> EmbeddingOutput:
+    """Return `output` with vectors of type `dtype`."""
+    sequences = {
+        name: Sequences(values=held.values.to(dtype), offsets=held.offsets) for name, held in output.sequences.items()
+    }
+    return EmbeddingOutput(output.pooled.to(dtype), sequences)
+
+
 def _in_feature_order(features: Sequence[FeatureSpec], pooled: Mapping[tuple[str, ...], Tensor]) -> Tensor:
     """The columns of several groups; of one, they are in order already."""
     if len(pooled) == 1:

@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from terarec.embedding.pending import PendingGradients
+from terarec.embedding.row_gradient import PendingGradients
 from terarec.errors import ConfigError
 from terarec.ops.row_update import BagGradient, state_dtype
 
@@ -23,7 +23,9 @@ class ParameterArena:
         table_names: none: the parameter's place in the model is its name.
         num_defaults: 0, the rows at the begin that belong to no key.
         state: name -> optimizer state; empty until `attach_state`.
-        is_attached: whether a row optimizer updates the rows; gradients are then deposited, and ``.grad`` stays None.
+        attached: token of the row optimizer that the state belongs to.
+        is_attached: whether a row optimizer updates the rows; gradients are then kept in `pending`, and ``.grad`` is a
+            `terarec.embedding.row_gradient.RowGradient`.
         pending: gradients since the last step.
     """
 
@@ -34,7 +36,8 @@ class ParameterArena:
         self.parameter = parameter
         self.state: dict[str, Tensor] = {}
         self.is_attached = False
-        self.pending = PendingGradients(f"a weight {list(parameter.shape)}")
+        self.attached: object = None
+        self.pending = PendingGradients(parameter, (self,), [f"a weight {list(parameter.shape)}"])
 
     @property
     def weights(self) -> Tensor:
@@ -78,23 +81,19 @@ class ParameterArena:
         }
         self.is_attached = True
 
-    def take_gradients(self) -> list[BagGradient]:
-        """Hand over, and forget, the gradients deposited so far.
+    def take_gradients(self) -> tuple[list[BagGradient], float]:
+        """Return the gradients since the last step and the factor that they are to be multiplied by, and forget them.
 
         Raises:
-            ConfigError: the weight has a ``.grad``, too, which no row optimizer sees, or no row optimizer has it.
+            ConfigError: the weight has another ``.grad``, which no row optimizer sees, or no row optimizer has it.
         """
         if not self.is_attached:
             raise ConfigError(
                 f"row optimizer: a weight {list(self.parameter.shape)} took the place of another, or began to learn, "
                 "since the optimizer was made, expected a row optimizer made after that"
             )
-        if self.parameter.grad is not None:
-            raise ConfigError(
-                f"row optimizer: a weight {list(self.parameter.shape)} has a .grad, expected gradients of lookups "
-                "alone: it is also used outside its embedding module, or the .grad is older than the optimizer"
-            )
-        return self.pending.take()
+        (taken,), factor = self.pending.take()
+        return taken, factor
 
     def follow_device(self) -> None:
         """Take the state to where the parameter is."""

@@ -55,5 +55,9 @@ def load_entries(table: AnyTable, prefix: str, state: Mapping[str, Any]) -> tupl
     if isinstance(table, StaticTable):
         table.weights.copy_(weights)
     else:
-        table.replace(Rows(keys=keys.to(table.arena.device), weights=weights.to(table.arena.dtype)))
+        rows = Rows(keys=keys.to(table.arena.device), weights=weights.to(table.arena.dtype))
+        if torch.equal(rows.keys.sort().values, table.keys()):
+            table.import_(rows)  # as with a static table, the optimizer state stays
+        else:
+            table.replace(rows)
     return [], None

@@ -110,7 +110,7 @@ class _Lookup(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             gradient = _ruled(gradient, rule)
             if rule.attached:
-                rule.attached.pending.put(per_key(gradient, rows))
+                rule.attached.pending.put(0, per_key(gradient, rows))
             else:
                 of_weight = (sparse_gradient if rule.sparse else dense_gradient)(gradient, ctx.dtype, rows)
         return of_weight, None, None, of_key_weights, None, None

@@ -3,47 +3,77 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, overload, runtime_checkable
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, nn, optim
 
 from terarec.errors import ConfigError, TrainingError
-from terarec.ops import BagGradient, row_gradient_norm, row_update_, state_shapes
-from terarec.optim.finite import find_non_finite
+from terarec.ops import BagGradient, RowRule, row_gradient_norm, row_update_, state_shapes
+from terarec.ops.finite import find_non_finite
 from terarec.optim.rules import check_spec, check_tables, row_options, row_rule, table_factors
 from terarec.spec import SparseOptimizerSpec
-from terarec.storage import Arena, DynamicArena
+from terarec.storage import Arena, DynamicArena, DynamicTable, StaticTable
+
+AnyTable = StaticTable | DynamicTable
+
+
+class PendingRows(Protocol):
+    """What a row optimizer does with the gradients that wait, apart from taking them."""
+
+    table_lr: list[Tensor | None]
+    is_unscaled: bool
+
+    def was_dropped(self) -> bool:
+        """Return whether gradients came since the last step and were all dropped by a ``zero_grad()``."""
 
 
 @runtime_checkable
 class RowParameters(Protocol):
-    """A module with tables, such as `terarec.embedding.EmbeddingCollection`."""
+    """A module with tables, such as `terarec.embedding.EmbeddingCollection`.
+
+    Attributes:
+        arenas: the arenas of the tables.
+        tables: the tables by name.
+        rows: the parameter that stands for the rows in ``param_groups``.
+        pending: the gradients that wait for a step.
+    """
 
     arenas: tuple[Arena | DynamicArena, ...]
+    tables: Mapping[str, AnyTable]
+    rows: nn.Parameter
+    pending: PendingRows
 
-    def take_gradients(self) -> list[list[BagGradient]]:
-        """Hand over, and forget, the gradients gathered so far: one list per arena."""
+    def take_gradients(self) -> tuple[list[list[BagGradient]], float]:
+        """Return the gradients since the last step, one list per arena, and a factor for them; and forget them."""
 
 
-class RowOptimizer:
+class RowOptimizer(optim.Optimizer):
     """Updates the rows of every embedding collection in a module.
 
     Each row moves once a step, by the sum of its gradients over all its occurrences and over all backward passes since
-    the last step. The optimizer's state per row lives beside the weights and travels with the tables
-    (`terarec.storage.Store`); ``state_dict()`` holds the rest.
+    the last step. It is a `torch.optim.Optimizer`: learning-rate schedulers, `torch.amp.GradScaler`, hooks and
+    ``state_dict()`` work as for any other. docs/torch.md lists what differs.
+
+    The state of each row lies beside the weights, so a table has one row optimizer: a later one starts with fresh
+    state, and the earlier one raises from then on.
 
     Attributes:
         spec: the update rule and what gradients go through.
+        param_groups: one dict for each group with "lr" and with "params", the parameters that stand for the tables.
         num_steps: steps done.
         num_skipped: steps dropped because a gradient was not finite.
+        is_skipped: whether the last step was dropped so.
 
     Args:
-        module: a model or collection, or several of them.
-        spec: the update rule.
-        seed: of the random bits with which rows of 16 bits are rounded.
+        module: a model or collection, or several of them, or groups of them as dicts
+            ``{"params": module or modules, "lr": rate}``.
+        spec: the update rule; its `lr` is that of the groups without one.
+        seed: Seed of the random bits with which rows of 16 bits are rounded.
 
     Raises:
         ConfigError: `spec` is no such rule, no tables in `module`, two tables of one name, or options for a table that
@@ -51,101 +81,253 @@ class RowOptimizer:
         StorageError: not enough memory for the state.
     """
 
-    def __init__(self, module: nn.Module | Sequence[nn.Module], spec: SparseOptimizerSpec, *, seed: int = 0) -> None:
+    # `torch.amp.GradScaler` then leaves it to `step` to divide by the scale and to skip where a gradient is not finite.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        module: nn.Module | Iterable[nn.Module | Mapping[str, Any]],
+        spec: SparseOptimizerSpec,
+        *,
+        seed: int = 0,
+    ) -> None:
         check_spec("row optimizer", spec, SparseOptimizerSpec)
-        roots = [module] if isinstance(module, nn.Module) else list(module)
-        found = {id(child): child for root in roots for child in root.modules() if isinstance(child, RowParameters)}
-        self._owners: list[RowParameters] = list(found.values())
-        _check_names(self._owners)
         self.spec = spec
         self.num_steps = self.num_skipped = 0
+        self.is_skipped = False
         self._seed = seed
         self._rule = row_rule(spec)
         self._options = row_options(spec)
-        check_tables(self._options, [name for arena in self._arenas() for name in arena.table_names])
-        for arena in self._arenas():
-            shapes = state_shapes(self._rule.kind, arena.num_rows, arena.width, mode=self._rule.mode)
-            arena.attach_state(shapes, fills={"sum": getattr(spec, "initial_accumulator", 0.0)})
+        self._owners: list[RowParameters] = []
+        self._group_of: list[int] = []  # the number of each owner's group
+        self._tokens: list[tuple[Arena | DynamicArena, object]] = []  # which arenas are this optimizer's
+        super().__init__(_groups(module), {"lr": spec.lr})
+        check_tables(self._options, [name for owner in self._owners for name in owner.tables])
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Train further tables.
+
+        Args:
+            param_group: "params", a module with tables or several; "lr" if it is not that of the spec.
+
+        Raises:
+            ConfigError: no tables, tables of a name that is there already, or an unknown option.
+            StorageError: not enough memory for the state.
+        """
+        unknown = sorted(set(param_group) - {"params", "lr"})
+        if unknown:
+            raise ConfigError(f"row optimizer: got a group with {unknown[0]!r}, expected 'params' and 'lr' alone")
+        roots = param_group["params"]
+        owners = _owners([roots] if isinstance(roots, nn.Module) else list(roots))
+        owners = [owner for owner in owners if all(owner is not held for held in self._owners)]
+        _check_names([*self._owners, *owners])
+        parameters = {id(owner.rows): owner.rows for owner in owners if owner.arenas}
+        known = {id(parameter) for group in self.param_groups for parameter in group["params"]}
+        fresh = [parameter for key, parameter in parameters.items() if key not in known]
+        super().add_param_group({**param_group, "params": fresh})
+        self._owners += owners
+        self._group_of += [len(self.param_groups) - 1] * len(owners)
+        for owner in owners:
+            for arena in owner.arenas:
+                if any(arena is held for held, _ in self._tokens):
+                    continue  # modules may share a weight
+                shapes = state_shapes(self._rule.kind, arena.num_rows, arena.width, mode=self._rule.mode)
+                arena.attach_state(shapes, fills={"sum": getattr(self.spec, "initial_accumulator", 0.0)})
+                arena.attached = object()
+                self._tokens.append((arena, arena.attached))
+            owner.pending.table_lr = [table_factors(self._options, arena.table_names) for arena in owner.arenas]
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next step."""
-        return self._rule.lr
+        """The learning rate of the next step, that of the first group; setting it sets that of all groups."""
+        return float(self.param_groups[0]["lr"])
 
     @lr.setter
     def lr(self, value: float) -> None:
-        self._rule = replace(self._rule, lr=float(value))
+        for group in self.param_groups:
+            group["lr"] = float(value)
 
-    def step(self) -> bool:
-        """Update the rows by the gradients that came and forget these; without any, nothing happens.
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update the rows by the gradients that came, and forget these; without any, nothing happens.
+
+        Args:
+            closure: Function that computes the loss and its gradients anew.
 
         Returns:
-            False if the step was skipped, as ``spec.rows.non_finite`` asks for, because a gradient is not finite.
+            What `closure` returned. `is_skipped` tells whether the step was skipped because a gradient is not finite,
+            as ``spec.rows.non_finite`` or a `torch.amp.GradScaler` asks for.
 
         Raises:
             TrainingError: a gradient is not finite and ``spec.rows.non_finite`` is "raise"; nothing is changed.
+            ConfigError: a later row optimizer trains the tables, or several ranks do. Nothing is changed.
         """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_is_owner()
+        _check_is_alone()
+        was_dropped = any(owner.pending.was_dropped() for owner in self._owners)
+        scales = [1.0 if owner.pending.is_unscaled else self._loss_scale() for owner in self._owners]
         taken = [owner.take_gradients() for owner in self._owners]
-        gradients = [per_arena for per_owner in taken for per_arena in per_owner]
+        gradients = [mine for lists, _ in taken for mine in lists]
+        self.is_skipped = False
         if not any(gradients):
-            return True
-        if not self._accepts(gradients):
+            if was_dropped:
+                warnings.warn(
+                    "RowOptimizer.step(): the gradients of the last backward pass were dropped by zero_grad() before "
+                    "the step, no row is updated; call zero_grad() before backward() or after step()",
+                    stacklevel=3,
+                )
+            return loss
+        if self._found_inf() or not self._accepts(gradients):
             self.num_skipped += 1
-            return False
+            self.is_skipped = True
+            return loss
         self.num_steps += 1
-        rule, clipping = self._rule, self._clipping(gradients)
-        if clipping != 1.0:  # a new rule is checked again, which costs as much as a small update
-            rule = replace(rule, grad_scale=rule.grad_scale * clipping)
-        for index, (arena, mine) in enumerate(zip(self._arenas(), gradients, strict=True)):
+        arenas = self._arenas()
+        rules = [
+            self._rule_of(group, factor / scale)
+            for group, scale, (lists, factor) in zip(self._group_of, scales, taken, strict=True)
+            for _ in lists
+        ]
+        clipping = self._clipping(arenas, gradients, rules)
+        for index, (arena, mine, rule) in enumerate(zip(arenas, gradients, rules, strict=True)):
             row_update_(
                 arena.weights,
                 tuple(arena.state.values()),
                 mine,
-                rule,
+                rule if clipping == 1.0 else replace(rule, grad_scale=rule.grad_scale * clipping),
                 step=self.num_steps,
                 table_lr=table_factors(self._options, arena.table_names),
                 rounding_seed=(self._seed * 2**16 + index) % 2**63,
             )
             if mine and isinstance(arena, DynamicArena):
                 arena.settle()
-        return True
+        return loss
 
-    def zero_grad(self) -> None:
-        """Forget the gradients gathered since the last step."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients since the last step."""
         for owner in self._owners:
             owner.take_gradients()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Kind, learning rate and numbers of steps; the state per row is in the tables.
+    def step_state(self) -> dict[str, Any]:
+        """Return kind, learning rates and numbers of steps as JSON data, without the state of rows.
 
-        That of weights without a table, such as `terarec.EmbeddingBag`'s, is here: "rows" lists it in the order of
-        their modules.
+        A checkpoint of `terarec.checkpoint` holds this, and the state of rows with the tables.
         """
+        rates = [float(group["lr"]) for group in self.param_groups]
         steps = {"num_steps": self.num_steps, "num_skipped": self.num_skipped}
-        rows = [dict(arena.state) for arena in self._arenas_without_tables()]
-        return {"kind": self.spec.kind, "lr": self.lr, **steps, **({"rows": rows} if rows else {})}
+        return {"kind": self.spec.kind, "lr": rates[0] if len(rates) == 1 else rates, **steps}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` gave.
+    def load_step_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `step_state` returned.
 
         Raises:
-            ConfigError: the state of another kind of optimizer, or of other weights.
+            ConfigError: the state of another kind of optimizer, or of other groups.
         """
         missing = {"kind", "lr", "num_steps", "num_skipped"} - set(state)
         if missing:
             raise ConfigError(f"row optimizer: got a state without {', '.join(sorted(missing))}, expected all of them")
         if state["kind"] != self.spec.kind:
             raise ConfigError(f"row optimizer: got the state of {state['kind']!r}, expected {self.spec.kind!r}")
-        held = [dict(arena.state) for arena in self._arenas_without_tables()]
-        loaded = state.get("rows", [])
-        if _shapes(held) != _shapes(loaded):
-            raise ConfigError(f"row optimizer: got rows of {_shapes(loaded)}, expected {_shapes(held)}")
-        for mine, theirs in zip(held, loaded, strict=True):
-            for name, tensor in mine.items():
-                tensor.copy_(theirs[name])
-        self.lr = state["lr"]
-        self.num_steps = int(state["num_steps"])
-        self.num_skipped = int(state["num_skipped"])
+        rates = state["lr"] if isinstance(state["lr"], list) else [state["lr"]]
+        if len(rates) != len(self.param_groups):
+            raise ConfigError(f"row optimizer: got {len(rates)} groups, expected {len(self.param_groups)}")
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            group["lr"] = float(rate)
+        self.num_steps, self.num_skipped = int(state["num_steps"]), int(state["num_skipped"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the optimizer and of all rows, in the form of `torch.optim.Optimizer.state_dict`.
+
+        "state" holds for each parameter, by its number, "tables": name of each table -> its optimizer states
+        [rows, D] or [rows], sharing memory with static tables; of a dynamic table copies of "keys int64[n]", rising,
+        and of their states. Of a weight without a table, such as `terarec.EmbeddingBag`'s, it holds the states
+        themselves.
+
+        Raises:
+            ConfigError: a later row optimizer has replaced the state.
+        """
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
+        self._check_is_owner()
+        state = {number: _state_of(owner) for number, owner in self._numbered()}
+        groups, first = [], 0
+        for group in self.param_groups:
+            count = len(group["params"])
+            groups.append({**group, "params": list(range(first, first + count))})
+            first += count
+        result: dict[str, Any] = {"state": state, "param_groups": groups, "row_optimizer": self.step_state()}
+        for change in self._optimizer_state_dict_post_hooks.values():
+            changed = change(self, result)
+            result = result if changed is None else changed
+        return result
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned. The keys of dynamic tables must be there: load the model first.
+
+        Raises:
+            ConfigError: the state of another kind of optimizer, of other tables or other keys. Nothing is changed.
+        """
+        state: Mapping[str, Any] = dict(state_dict)
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = hook(self, dict(state))
+            state = state if changed is None else changed
+        missing = {"state", "param_groups", "row_optimizer"} - set(state)
+        if missing:
+            raise ConfigError(
+                f"row optimizer: got a state without {', '.join(sorted(missing))}, expected what state_dict() returned "
+                "(load_step_state() takes what step_state() returned)"
+            )
+        self._check_is_owner()
+        writes = [write for number, owner in self._numbered() for write in _writes(owner, state["state"].get(number))]
+        self.load_step_state(state["row_optimizer"])
+        for target, rows, values in writes:
+            if rows is None:
+                target.copy_(values)
+            else:
+                target.index_copy_(0, rows, values.to(target.device, target.dtype))
+        for group, loaded in zip(self.param_groups, state["param_groups"], strict=True):
+            group.update({name: value for name, value in loaded.items() if name != "params"})
+        for done in self._optimizer_load_state_dict_post_hooks.values():
+            done(self)
+
+    def _numbered(self) -> list[tuple[int, RowParameters]]:
+        numbers = {id(p): n for n, p in enumerate(p for group in self.param_groups for p in group["params"])}
+        return [(numbers[id(owner.rows)], owner) for owner in self._owners if id(owner.rows) in numbers]
+
+    def _rule_of(self, group: int, factor: float) -> RowRule:
+        """Return the rule of a group, for gradients that are to be multiplied by `factor`."""
+        rule, rate = self._rule, float(self.param_groups[group]["lr"])
+        if rate == rule.lr and factor == 1.0:  # a new rule is checked, which takes as long as a small update
+            return rule
+        return replace(rule, lr=rate, grad_scale=rule.grad_scale * factor)
+
+    # `torch.amp.GradScaler` sets the two attributes around a step.
+    def _loss_scale(self) -> float:
+        scale: Tensor | None = getattr(self, "grad_scale", None)
+        return 1.0 if scale is None else float(scale)
+
+    def _found_inf(self) -> bool:
+        found: Tensor | None = getattr(self, "found_inf", None)
+        return found is not None and bool(found)
+
+    def _check_is_owner(self) -> None:
+        for arena, token in self._tokens:
+            if arena.attached is not token:
+                names = ", ".join(map(repr, arena.table_names[:3])) or f"of a weight {[arena.num_rows, arena.width]}"
+                raise ConfigError(
+                    f"row optimizer: the tables {names} were given to a later RowOptimizer, which replaced their "
+                    "state; expected one row optimizer for each collection: options for single tables are table_lr and "
+                    "frozen"
+                )
 
     def _accepts(self, gradients: Sequence[Sequence[BagGradient]]) -> bool:
         """Whether the step is to be done; asks no more of the gradients than the spec asks for."""
@@ -156,7 +338,12 @@ class RowOptimizer:
             raise TrainingError(f"step {self.num_steps + 1}: {found}, expected finite numbers")
         return found is None
 
-    def _clipping(self, gradients: Sequence[Sequence[BagGradient]]) -> float:
+    def _clipping(
+        self,
+        arenas: Sequence[Arena | DynamicArena],
+        gradients: Sequence[Sequence[BagGradient]],
+        rules: Sequence[RowRule],
+    ) -> float:
         """What the gradients are multiplied by for ``clip_global_norm``, as `torch.nn.utils.clip_grad_norm_` does."""
         bound = self._options.clip_global_norm
         if bound is None:
@@ -165,31 +352,115 @@ class RowOptimizer:
             row_gradient_norm(
                 arena.weights,
                 mine,
-                self._rule,
+                rule,
                 table_lr=table_factors(self._options, arena.table_names),
                 first_row=arena.num_defaults,
             )
-            for arena, mine in zip(self._arenas(), gradients, strict=True)
+            for arena, mine, rule in zip(arenas, gradients, rules, strict=True)
         ]
         norm = math.hypot(*norms)
         return min(1.0, bound / (norm + 1e-6)) if math.isfinite(norm) else 1.0
-
-    def _arenas_without_tables(self) -> list[Arena | DynamicArena]:
-        """Each once, though modules may share it."""
-        return list({id(arena): arena for arena in self._arenas() if not arena.table_names}.values())
 
     def _arenas(self) -> list[Arena | DynamicArena]:
         return [arena for owner in self._owners for arena in owner.arenas]
 
 
-def _shapes(states: Sequence[Mapping[str, Tensor]]) -> list[dict[str, list[int]]]:
-    return [{name: list(tensor.shape) for name, tensor in state.items()} for state in states]
+def _groups(module: nn.Module | Iterable[nn.Module | Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the groups that the optimizer is made for, each a dict with "params"."""
+    if isinstance(module, nn.Module):
+        return [{"params": module}]
+    parts = list(module)
+    if parts and all(isinstance(part, Mapping) for part in parts):
+        return [dict(part) for part in parts if isinstance(part, Mapping)]
+    for part in parts:
+        if not isinstance(part, nn.Module):
+            raise ConfigError(
+                f"row optimizer: got {type(part).__name__}, expected modules with tables, or groups "
+                '{"params": modules, "lr": rate}; parameters alone do not tell their tables'
+            )
+    return [{"params": parts}]
+
+
+def _owners(roots: Sequence[nn.Module]) -> list[RowParameters]:
+    found = {id(child): child for root in roots for child in root.modules() if isinstance(child, RowParameters)}
+    return list(found.values())
+
+
+def _state_of(owner: RowParameters) -> dict[str, Any]:
+    """Return the state of the rows of `owner` for ``state_dict()``."""
+    if not owner.tables:
+        return {name: tensor for arena in owner.arenas for name, tensor in arena.state.items()}
+    return {"tables": {name: _state_of_table(table) for name, table in owner.tables.items()}}
+
+
+def _state_of_table(table: AnyTable) -> dict[str, Tensor]:
+    pieces = list(table.export_chunks(max(1, len(table))))
+    if not table.is_dynamic:
+        return dict(pieces[0].state)
+    # An index lists keys in an order of its own, which differs from process to process.
+    keys, order = torch.cat([piece.keys for piece in pieces]).sort()
+    states = {name: torch.cat([piece.state[name] for piece in pieces])[order] for name in table.state_names}
+    return {"keys": keys, **states}
+
+
+def _writes(owner: RowParameters, loaded: Any) -> list[tuple[Tensor, Tensor | None, Tensor]]:
+    """Return what `loaded` changes: a tensor, the rows of it or None for all, and their values."""
+    if not isinstance(loaded, Mapping):
+        raise ConfigError("row optimizer: got no state for a parameter, expected that of each collection")
+    if not owner.tables:
+        held = {name: tensor for arena in owner.arenas for name, tensor in arena.state.items()}
+        _check_shapes("a weight", held, loaded)
+        return [(tensor, None, loaded[name]) for name, tensor in held.items()]
+    found = loaded.get("tables", {})
+    if set(found) != set(owner.tables):
+        raise ConfigError(
+            f"row optimizer: got the state of tables {', '.join(sorted(found)) or 'none'}, expected "
+            f"{', '.join(sorted(owner.tables))}"
+        )
+    return [write for name, table in owner.tables.items() for write in _writes_of_table(table, found[name])]
+
+
+def _writes_of_table(table: AnyTable, loaded: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor | None, Tensor]]:
+    what = f"table {table.name!r}"
+    held = _state_of_table(table)
+    if not table.is_dynamic:
+        _check_shapes(what, held, loaded)
+        return [(tensor, None, loaded[name]) for name, tensor in held.items()]
+    keys = loaded.get("keys")
+    if not isinstance(keys, Tensor) or not torch.equal(keys.to(held["keys"].device), held["keys"]):
+        got = keys.numel() if isinstance(keys, Tensor) else 0
+        raise ConfigError(
+            f"row optimizer: {what}: got the state of {got:,} keys, expected that of the {held['keys'].numel():,} keys "
+            "which the table holds: load the model's state_dict() first"
+        )
+    _check_shapes(what, held, loaded)
+    rows = table.rows(held.pop("keys"), train=False)
+    return [(table.arena.state[name], rows, loaded[name]) for name in held]
+
+
+def _check_shapes(what: str, held: Mapping[str, Tensor], loaded: Mapping[str, Any]) -> None:
+    got = {name: list(value.shape) if isinstance(value, Tensor) else None for name, value in loaded.items()}
+    expected = {name: list(tensor.shape) for name, tensor in held.items()}
+    if got != expected:
+        raise ConfigError(f"row optimizer: {what}: got state of {got}, expected {expected}")
+
+
+def _check_is_alone() -> None:
+    """Raise `ConfigError` in a group of several processes: nothing would bring their tables together."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        world_size = torch.distributed.get_world_size()
+        if world_size > 1:
+            raise ConfigError(
+                f"row optimizer: got a process group of {world_size} ranks, expected one: the gradients of rows are "
+                "not exchanged between ranks (DistributedDataParallel exchanges those of dense parameters alone), so "
+                "each rank would train tables of its own"
+            )
 
 
 def _check_names(owners: Sequence[RowParameters]) -> None:
-    counts = Counter(name for owner in owners for arena in owner.arenas for name in arena.table_names)
     if not any(owner.arenas for owner in owners):
         raise ConfigError("row optimizer: got a module without embedding tables, expected an EmbeddingCollection in it")
+    counts = Counter(name for owner in owners for name in owner.tables)
     name, count = max(counts.items(), key=lambda item: item[1], default=("", 0))
     if count > 1:
         raise ConfigError(f"row optimizer: {count} tables are named {name!r}, expected distinct names")

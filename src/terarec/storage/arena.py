@@ -34,6 +34,7 @@ class Arena:
         table_rows: rows of each table.
         weights: dtype[V, D].
         state: name -> optimizer state float32[V, D] or [V]; empty until `attach_state`.
+        attached: token of the row optimizer that the state belongs to.
 
     Args:
         specs: the tables.
@@ -54,6 +55,7 @@ class Arena:
         self.num_rows = sum(self.table_rows)
         self.generation = self.num_defaults = 0
         self.state: dict[str, Tensor] = {}
+        self.attached: object = None
         self.weights = self._allocate("weights", (self.num_rows, self.width), torch.device("cpu"), self.dtype)
         for spec, base in zip(self.specs, self.table_base, strict=True):
             _initialise(self.weights[base : base + spec.rows], spec, seed)

@@ -41,6 +41,7 @@ class DynamicArena:
         next_row: first row that was never used.
         free_rows: int64[n], rows that were given back, in the order in which they are lent out again.
         generation: rises when rows that were given back during a `hold` can be lent out again.
+        attached: token of the row optimizer that the state belongs to.
         lock: held by whoever gives rows to keys or takes them away: tables share the rows that are free.
         changes: to the keys of its tables, all or none of which come to be; a context manager that holds the lock.
 
@@ -66,6 +67,7 @@ class DynamicArena:
         self.lock = threading.RLock()
         self.changes = Changes(self.lock)
         self._is_held = False
+        self.attached: object = None
         self._given_back: list[Tensor] = []
         memory.require(4 * self.num_defaults * self.width, f"default rows of dynamic tables {self._names()}")
         self._defaults = torch.stack([torch.tensor(spec.default).expand(self.width) for spec in specs])

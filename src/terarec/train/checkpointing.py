@@ -71,7 +71,7 @@ def capture(trainer: Trainer) -> TrainState:
         progress={
             "trainer": trainer.state_dict(),
             "reader": trainer.reader.state_dict(),
-            "row_optimizer": None if rows is None else rows.state_dict(),
+            "row_optimizer": None if rows is None else rows.step_state(),
         },
     )
 
@@ -87,7 +87,7 @@ def restore(trainer: Trainer, reader: BatchReader, checkpoint: Checkpoint) -> No
     trainer.dense_optimizer.load_state_dict(checkpoint.optimizer())
     progress = checkpoint.progress
     if trainer.row_optimizer is not None:
-        trainer.row_optimizer.load_state_dict(progress["row_optimizer"])
+        trainer.row_optimizer.load_step_state(progress["row_optimizer"])
     reader.load_state_dict(progress["reader"])
     trainer.load_state_dict(progress["trainer"])
     torch.set_rng_state(checkpoint.rng)

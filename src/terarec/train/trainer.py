@@ -137,6 +137,8 @@ class Trainer:
             TrainingError: the loss is NaN or infinite; nothing was updated.
         """
         self.dense_optimizer.zero_grad()
+        if self.row_optimizer is not None:
+            self.row_optimizer.zero_grad()
         with autocast(self.spec.precision):
             logits = self.model(batch)
         loss = logistic_loss(logits, batch.label)
@@ -147,7 +149,9 @@ class Trainer:
                 "a lower learning rate may help"
             )
         loss.backward()  # type: ignore[no-untyped-call]
-        if self.row_optimizer is None or self.row_optimizer.step():
+        if self.row_optimizer is not None:
+            self.row_optimizer.step()
+        if self.row_optimizer is None or not self.row_optimizer.is_skipped:
             self.dense_optimizer.step()
         return value
 

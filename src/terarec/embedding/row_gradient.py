@@ -1,0 +1,339 @@
+"""The gradients that wait for a row optimizer, and the tensor that stands for them in ``parameter.grad``.
+
+`PendingGradients` keeps what backward passes left. While it holds something, ``parameter.grad`` is a `RowGradient`: so
+``zero_grad()`` of a module or of any optimizer drops the gradients of rows, `torch.nn.utils.clip_grad_norm_` clips rows
+and layers by their joint norm, and `torch.amp.GradScaler` checks and unscales both.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from terarec.errors import ConfigError
+from terarec.ops.finite import find_non_finite
+from terarec.ops.row_update import BagGradient, RowRule, row_gradient_norm
+
+WARNS_AT = 100
+"""Gradients of one arena that wait without a step, at which a warning is logged. A lookup leaves one for each kind of
+pooling; gradients that are accumulated on purpose are those of a few lookups."""
+
+_LOGGER = logging.getLogger(__name__)
+_NORM_RULE = RowRule(kind="sgd", lr=1.0)
+
+
+class GradientArena(Protocol):
+    """What `PendingGradients` reads of an arena."""
+
+    num_defaults: int
+
+    @property
+    def weights(self) -> Tensor:
+        """The rows [V, D]."""
+
+
+class PendingGradients:
+    """The gradients of the rows behind one parameter since the last step. Threads may put and take concurrently.
+
+    Attributes:
+        parameter: the parameter whose ``.grad`` tells whether there are any.
+        arenas: the arenas that hold its rows.
+        table_lr: float32[T] for each arena or None; tables with the factor 0 do not count in `norm`.
+        is_unscaled: whether a `torch.amp.GradScaler` has divided the gradients by its scale.
+
+    Args:
+        parameter: as above.
+        arenas: as above.
+        names: one name per arena, for the warning.
+    """
+
+    def __init__(self, parameter: nn.Parameter, arenas: Sequence[GradientArena], names: Sequence[str]) -> None:
+        self.parameter = parameter
+        self.arenas = tuple(arenas)
+        self.table_lr: list[Tensor | None] = [None for _ in self.arenas]
+        self._names = tuple(names)
+        self._held: list[list[BagGradient]] = []
+        self._factor = 1.0
+        self.is_unscaled = False
+        self._marker: RowGradient | None = None
+        self._has_warned = False
+        self._lock = threading.RLock()
+        self.zero_()
+
+    def held(self) -> list[list[BagGradient]]:
+        """Return the gradients of each arena: none once something has taken the mark out of ``parameter.grad``."""
+        with torch._C.DisableTorchFunctionSubclass():
+            is_marked = self._marker is not None and self.parameter.grad is self._marker
+        return self._held if is_marked else self._empty()
+
+    def put(self, arena: int, gradient: BagGradient) -> None:
+        """Keep `gradient` of the arena with that number until `take`. Many of them are reported once as a warning.
+
+        Raises:
+            ConfigError: the parameter has a ``.grad`` that does not come from lookups.
+        """
+        if not gradient.grad.is_contiguous():
+            gradient = gradient._replace(grad=gradient.grad.contiguous())
+        # Without the functions of `TableParameter`, whose ``.grad`` takes microseconds.
+        with self._lock, torch._C.DisableTorchFunctionSubclass():
+            self._mark()
+            if self._factor != 1.0:  # what follows was not scaled
+                self._held = [_scaled(mine, self._factor) for mine in self._held]
+                self._factor = 1.0
+            mine = self._held[arena]
+            mine.append(gradient)
+            warns = len(mine) == WARNS_AT and not self._has_warned
+            self._has_warned |= warns
+        if warns:
+            _LOGGER.warning(
+                "%s: %d gradients, %s bytes, wait for a row optimizer's step() or zero_grad(), and more come with each "
+                "backward pass; freeze tables that are not trained with requires_grad_(False), or use torch.no_grad()",
+                self._names[arena],
+                len(mine),
+                f"{sum(held.grad.nbytes for held in mine):,}",
+            )
+
+    def take(self) -> tuple[list[list[BagGradient]], float]:
+        """Return the gradients of each arena and the factor that they are to be multiplied by, and forget them.
+
+        Raises:
+            ConfigError: the parameter has a ``.grad`` that does not come from lookups.
+        """
+        with self._lock, torch._C.DisableTorchFunctionSubclass():
+            grad = self.parameter.grad
+            if grad is None:
+                taken, factor = self._empty(), 1.0
+            else:
+                self._check(grad)
+                taken, factor = self._held, self._factor
+                self.parameter.grad = None
+            self.zero_()
+        return taken, factor
+
+    def was_dropped(self) -> bool:
+        """Return whether gradients came since the last `take` and were all dropped by a ``zero_grad()``."""
+        return any(self._held) and not any(self.held())
+
+    def scale_(self, factor: float) -> None:
+        """Multiply the gradients."""
+        self._factor *= factor
+
+    def unscale_(self, inverse_scale: float) -> None:
+        """Multiply the gradients by the inverse of a loss scale, unless that was done.
+
+        A dense optimizer over ``model.parameters()`` and the row optimizer both have the parameter, and a
+        `torch.amp.GradScaler` unscales the gradients of each. It asks for a factor of 1 where it only checks them.
+        """
+        if inverse_scale != 1.0 and not self.is_unscaled:
+            self._factor *= inverse_scale
+            self.is_unscaled = True
+
+    def zero_(self) -> None:
+        """Forget the gradients; ``parameter.grad`` stays."""
+        self._held = self._empty()
+        self._factor = 1.0
+        self.is_unscaled = False
+
+    def norm(self) -> float:
+        """Return the L2 norm over the summed gradients of all rows, without those of frozen tables."""
+        norms = [
+            row_gradient_norm(arena.weights, mine, _NORM_RULE, table_lr=factors, first_row=arena.num_defaults)
+            for arena, mine, factors in zip(self.arenas, self.held(), self.table_lr, strict=True)
+        ]
+        return abs(self._factor) * math.hypot(*norms)
+
+    def is_finite(self) -> bool:
+        """Return whether all gradients are finite numbers."""
+        return math.isfinite(self._factor) and not any(find_non_finite(mine) for mine in self.held())
+
+    def _mark(self) -> None:
+        """Let ``parameter.grad`` tell of the gradients; those from before a ``zero_grad()`` go."""
+        grad = self.parameter.grad
+        if grad is not None:
+            self._check(grad)
+            return
+        self.zero_()
+        if self._marker is None or not _fits(self._marker, self.parameter):
+            self._marker = RowGradient(self)
+        self.parameter.grad = self._marker
+
+    def _check(self, grad: Tensor) -> None:
+        if grad is not self._marker:
+            raise _other_use(self.parameter)
+
+    def _empty(self) -> list[list[BagGradient]]:
+        return [[] for _ in self.arenas]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle what the gradients belong to, and no gradients."""
+        return PendingGradients, (self.parameter, self.arenas, self._names)
+
+
+class RowGradient(Tensor):
+    """The ``.grad`` of a parameter that stands for rows: of its shape, without memory.
+
+    It takes what `torch.nn.utils.clip_grad_norm_`, `torch.amp.GradScaler` and ``zero_grad()`` do to a gradient. A dense
+    optimizer that is given the parameter sees an empty gradient and so leaves the rows to the row optimizer. Any other
+    use raises `ConfigError`.
+    """
+
+    _pending: weakref.ref[PendingGradients]
+
+    @staticmethod
+    def __new__(cls, pending: PendingGradients) -> RowGradient:
+        """Make the gradient of ``pending.parameter``."""
+        parameter = pending.parameter
+        made: RowGradient = Tensor._make_wrapper_subclass(
+            cls, parameter.shape, dtype=parameter.dtype, device=parameter.device
+        )
+        # Weak, since Python's garbage collector does not see that a parameter holds its gradient.
+        made._pending = weakref.ref(pending)
+        return made
+
+    @property
+    def pending(self) -> PendingGradients:
+        """The gradients that this tensor stands for.
+
+        Raises:
+            ConfigError: the module of the tables is gone.
+        """
+        pending = self._pending()
+        if pending is None:
+            raise ConfigError("gradient of embedding tables: their module is gone, expected it to live as long")
+        return pending
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        """Return a text with the number of gradients that wait."""
+        return f"RowGradient({sum(map(len, self.pending.held()))} lookups)"
+
+    def __deepcopy__(self, memo: dict[int, object]) -> None:
+        """Return None: a copy of a module has no gradients of rows."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Check for NaN and infinity here: `__torch_dispatch__` sees only the parts of these functions."""
+        if func in _FINITE_CHECKS and isinstance(args[0], RowGradient):
+            found = args[0].pending.is_finite()
+            return torch.tensor([found if func in _IS_FINITE else not found], device=args[0].device)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run `func` on the rows' gradients, or without them where it belongs to a dense optimizer."""
+        name = func.overloadpacket.__name__
+        if name in _NORMS:
+            return _norm(func, args, kwargs or {})
+        if name in _SCALINGS:
+            return _scale(func, name, args, kwargs or {})
+        if name in ("zero_", "_foreach_zero_"):
+            for held in _listed(args[0]):
+                held.pending.zero_() if isinstance(held, RowGradient) else held.zero_()
+            return args[0] if name == "zero_" else None
+        if name == "_amp_foreach_non_finite_check_and_unscale_":
+            return _check_and_unscale(func, *args)
+        if name in ("detach", "alias"):
+            return args[0]
+        if name in _OF_OPTIMIZERS or name.startswith(("_fused_", "_foreach_")):
+            return func(*_without_rows(args), **_without_rows(kwargs or {}))
+        raise ConfigError(
+            f"{name} on the .grad of embedding tables: their gradients are kept by row, expected zero_grad(), "
+            "torch.nn.utils.clip_grad_norm_ (of order 2), mul_() or div_() by a number, torch.amp.GradScaler, "
+            "isfinite(), or the options clip_value, clip_norm, l1 and l2 of the row optimizer's spec"
+        )
+
+
+_IS_FINITE = (torch.isfinite, Tensor.isfinite)
+_FINITE_CHECKS = {*_IS_FINITE, torch.isnan, Tensor.isnan, torch.isinf, Tensor.isinf}
+_NORMS = {"linalg_vector_norm", "norm", "_foreach_norm"}
+_SCALINGS = {"mul_": False, "div_": True, "_foreach_mul_": False, "_foreach_div_": True}  # name -> whether it divides
+# What the optimizers of torch do with a gradient and the tensors of its parameter, which are empty for tables.
+_OF_OPTIMIZERS = {
+    *("clone", "neg", "zeros_like", "empty_like", "ones_like", "full_like", "_to_copy"),
+    *("add", "add_", "sub", "sub_", "mul", "lerp", "lerp_", "addcmul", "addcmul_", "addcdiv", "addcdiv_", "copy_"),
+}
+
+
+def _norm(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
+    if order not in (2, 2.0, None) or any(kwargs.get(name) for name in ("dim", "keepdim")) or len(args) > 2:
+        raise ConfigError(
+            f"norm of the gradients of embedding tables: got order {order!r}, expected 2 over all elements"
+        )
+    norms = [
+        torch.tensor(held.pending.norm(), dtype=held.dtype, device=held.device)
+        if isinstance(held, RowGradient)
+        else torch.linalg.vector_norm(held)
+        for held in _listed(args[0])
+    ]
+    return norms if isinstance(args[0], Sequence) else norms[0]
+
+
+def _scale(func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    held, factors = _listed(args[0]), args[1]
+    many = isinstance(factors, Sequence)
+    for mine, factor in zip(held, factors if many else [factors] * len(held), strict=True):
+        if isinstance(mine, RowGradient):
+            if isinstance(factor, Tensor) and factor.numel() != 1:
+                raise ConfigError(
+                    f"{name} on the .grad of embedding tables: got a factor {list(factor.shape)}, expected one number"
+                )
+            mine.pending.scale_(1.0 / float(factor) if _SCALINGS[name] else float(factor))
+        elif _SCALINGS[name]:
+            mine.div_(factor)
+        else:
+            mine.mul_(factor)
+    return None if isinstance(args[0], Sequence) else args[0]
+
+
+def _check_and_unscale(func: Any, gradients: Sequence[Tensor], found_inf: Tensor, inverse_scale: Tensor) -> None:
+    others = [held for held in gradients if not isinstance(held, RowGradient)]
+    if others:
+        func(others, found_inf, inverse_scale)
+    for held in gradients:
+        if isinstance(held, RowGradient):
+            if not held.pending.is_finite():
+                found_inf.fill_(1.0)
+            held.pending.unscale_(float(inverse_scale))
+
+
+def _listed(held: Any) -> list[Any]:
+    return list(held) if isinstance(held, Sequence) else [held]
+
+
+def _without_rows(arguments: Any) -> Any:
+    """`arguments` with empty tensors in place of gradients of rows."""
+    return pytree.tree_map_only(RowGradient, _empty_gradient, arguments)
+
+
+def _empty_gradient(held: RowGradient) -> Tensor:
+    if held.numel():
+        raise _other_use(held)
+    return torch.empty(held.shape, dtype=held.dtype, device=held.device)
+
+
+def _other_use(weight: Tensor) -> ConfigError:
+    return ConfigError(
+        f"row optimizer: a weight {list(weight.shape)} has a .grad, expected gradients of lookups alone: it is also "
+        "used outside its embedding module, another optimizer has it, too, or the .grad is older than the row optimizer"
+    )
+
+
+def _fits(marker: RowGradient, parameter: nn.Parameter) -> bool:
+    return marker.shape == parameter.shape and marker.dtype == parameter.dtype and marker.device == parameter.device
+
+
+def _scaled(gradients: Sequence[BagGradient], factor: float) -> list[BagGradient]:
+    return [held._replace(grad=held.grad * factor) for held in gradients]

@@ -1,0 +1,83 @@
+"""`TableParameter`: the parameter that stands for the tables of a collection in ``model.parameters()``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from terarec.errors import ConfigError
+
+# Functions whose result stands for the same tables.
+_SAME = {"detach", "clone", "to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type", "contiguous"}
+# Functions that return a tensor without computing with weights.
+_HARMLESS = {
+    *("__get__", "requires_grad_", "share_memory_", "pin_memory", "expand_as", "view_as"),
+    *("zeros_like", "empty_like", "ones_like", "full_like"),
+}
+# What torch's optimizers do to a parameter, together with its gradient and state. All of these are empty for tables.
+_OF_OPTIMIZERS = {"add_", "sub_", "mul_", "lerp_", "addcmul_", "addcdiv_", "copy_", "add", "sub", "mul", "lerp"}
+# Those of the fused and foreach optimizers that moving averages and norms of weights use, too.
+_OF_AVERAGES = ("_foreach_lerp_", "_foreach_copy_", "_foreach_norm")
+
+
+class TableParameter(nn.Parameter):
+    """An empty parameter float32[0] for all tables of a collection.
+
+    ``requires_grad`` says whether the tables are trained, ``grad`` whether gradients of rows wait for the row optimizer
+    (see `terarec.embedding.row_gradient`), ``dtype`` the type of the vectors that lookups return. A dense optimizer
+    over it has no effect. Arithmetic on it, such as an L2 penalty over ``model.parameters()`` or a moving average of
+    weights, would leave the tables out without notice, so it raises `ConfigError`.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run `func` unless it computes with weights."""
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
+            is_data = name == "__get__" and getattr(func, "__self__", None) is _DATA
+            if isinstance(result, Tensor) and (name in _SAME or is_data):
+                return TableParameter(result.detach(), requires_grad=False)
+        if _computes(name, args, kwargs, result):
+            raise ConfigError(
+                f"{name} on the parameter that stands for embedding tables: it holds no weights; expected "
+                "collection.table(name) for a penalty or a computation, the options l2, weight_decay or clip_norm of "
+                "the row optimizer's spec, or the parameters without it (those with numel() > 0)"
+            )
+        return result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TableParameter:
+        """Return a copy without gradients."""
+        if id(self) not in memo:
+            memo[id(self)] = _rebuild(self.dtype, self.device, self.requires_grad)
+        copied: TableParameter = memo[id(self)]
+        return copied
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        """Pickle type, device and whether the tables are trained."""
+        return _rebuild, (self.dtype, self.device, self.requires_grad)
+
+
+_DATA = Tensor.__dict__.get("data", getattr(torch._C.TensorBase, "data", None))
+
+
+def _rebuild(dtype: torch.dtype, device: torch.device, requires_grad: bool) -> TableParameter:
+    return TableParameter(torch.empty(0, dtype=dtype, device=device), requires_grad)
+
+
+def _computes(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: object) -> bool:
+    """Return whether a call computed with weights, but for a dense optimizer's step on this parameter alone."""
+    operands = [held for held in (*args, *kwargs.values()) if isinstance(held, TableParameter)]
+    if len(operands) > 1:
+        return name not in ("view_as", "expand_as", "__set__", "is_same_size", "_has_compatible_shallow_copy_type")
+    if name.startswith(("_fused_", "_foreach_")):
+        return torch.is_grad_enabled() or name.startswith(_OF_AVERAGES)
+    if not isinstance(result, Tensor) or name in _HARMLESS:
+        return False
+    return torch.is_grad_enabled() or name not in _OF_OPTIMIZERS

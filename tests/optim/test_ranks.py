@@ -1,0 +1,55 @@
+"""A4: tables are not trained on several ranks, where each would train its own."""
+
+import os
+import socket
+
+import pytest
+import torch
+from torch import multiprocessing, nn
+
+from terarec.batch import Jagged
+from terarec.embedding import EmbeddingCollection
+from terarec.errors import ConfigError
+from terarec.optim import RowOptimizer
+from terarec.spec import FeatureSpec, SGDSpec, TableSpec
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = EmbeddingCollection(
+            [TableSpec(name="a", rows=9, width=4)], [FeatureSpec(name="a", table="a")], seed=1
+        )
+        self.dense = nn.Linear(4, 1)
+
+    def forward(self, keys: torch.Tensor) -> torch.Tensor:
+        offsets = torch.arange(keys.numel() + 1)
+        return self.dense(self.tables(Jagged(names=("a",), keys=keys, offsets=offsets)).pooled)
+
+
+def train_on_a_rank(rank: int, world_size: int, port: int) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=world_size)
+    try:
+        model = Model()
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        rows = RowOptimizer(model, SGDSpec(lr=0.1))
+        before = model.tables.table("a").detach().clone()
+        wrapped(torch.tensor([rank, 3])).sum().backward()
+        if world_size == 1:
+            rows.step()
+            assert not torch.equal(model.tables.table("a"), before)
+        else:
+            with pytest.raises(ConfigError, match=f"process group of {world_size} ranks"):
+                rows.step()
+            assert torch.equal(model.tables.table("a"), before)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a4_a_step_in_a_group_of_several_ranks_raises(world_size: int) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    multiprocessing.spawn(train_on_a_rank, args=(world_size, port), nprocs=world_size)
