@@ -52,6 +52,22 @@ def shops_run(data, out, **training):
     return build(RunSpec(data=str(data), model=WideDeepSpec(width=2, hidden=(4,)), training=training), out)
 
 
+def test_a_misspelt_split_is_refused_with_the_nearest_name(tmp_path, spec):
+    """A13: it was taken as a data set without that split, and nothing was evaluated."""
+    with pytest.raises(ConfigError, match=r"training\.eval_split: .* no split 'vlaid' \(did you mean 'valid'\?\)"):
+        build(changed(spec, eval_split="vlaid"), tmp_path / "RUN").fit()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_the_default_split_may_be_missing(tmp_path):
+    """A13: a data set without "valid" trains without a word, as does a run that wants no evaluation."""
+    data = write_shops(tmp_path / "data")
+    assert shops_run(data, tmp_path / "RUN").fit().evaluation is None
+    assert shops_run(data, tmp_path / "NONE", eval_split=None).fit().evaluation is None
+    with pytest.raises(ConfigError, match="has no split 'test', expected one of 'train', or none"):
+        shops_run(data, tmp_path / "TEST", eval_split="test").fit()
+
+
 def content(directory):
     return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 

@@ -9,6 +9,8 @@ from terarec.spec import checks
 from terarec.spec.model import DLRMSpec, ModelSpec
 from terarec.spec.optimizer import AdaGradSpec, AdamSpec, DenseOptimizerSpec, SparseOptimizerSpec
 
+DEFAULT_EVAL_SPLIT = "valid"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingSpec:
@@ -21,7 +23,8 @@ class TrainingSpec:
         seed: of the first weights, the data order and dropout.
         shuffle: whether the train split is shuffled anew in every epoch.
         precision: "fp32", or "bf16" for the dense layers' matrix products.
-        eval_split: the split scored after every epoch, if the data set has it.
+        eval_split: the split scored after every epoch; None for no evaluation. A data set may lack the default one,
+            which then has no evaluation either.
         eval_every: also after every so many steps; None for epochs only.
         checkpoint_every: steps between checkpoints; None for one at every epoch's end.
         keep_checkpoints: how many of the newest checkpoints stay.
@@ -35,7 +38,7 @@ class TrainingSpec:
     seed: int = 0
     shuffle: bool = True
     precision: Literal["fp32", "bf16"] = "fp32"
-    eval_split: str = "valid"
+    eval_split: str | None = DEFAULT_EVAL_SPLIT
     eval_every: int | None = None
     checkpoint_every: int | None = None
     keep_checkpoints: int = 2

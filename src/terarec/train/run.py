@@ -12,11 +12,12 @@ from torch import nn
 
 from terarec.checkpoint import latest, load
 from terarec.data import Reader
-from terarec.errors import RunInterruptedError
+from terarec.errors import ConfigError, RunInterruptedError
 from terarec.formats import read_dataset
 from terarec.models import build_model
 from terarec.optim import RowOptimizer, build_dense_optimizer
 from terarec.spec import DatasetSpec, RunSpec
+from terarec.spec.run import DEFAULT_EVAL_SPLIT
 from terarec.train.allocator import keep_freed_memory
 from terarec.train.callback import Callback
 from terarec.train.checkpointing import Checkpointing, restore
@@ -55,7 +56,7 @@ class Run:
     def trainer(self) -> Trainer:
         """The loop around `model`."""
         spec = self.spec
-        log = MetricsLog(self.directory.metrics, split=spec.training.eval_split)
+        log = MetricsLog(self.directory.metrics, split=spec.training.eval_split or DEFAULT_EVAL_SPLIT)
         rows = None
         if self.dataset.categorical:
             rows = RowOptimizer(self.model, spec.sparse_optimizer, seed=spec.training.seed)
@@ -78,6 +79,21 @@ class Run:
             seed=training.seed,
             threads=training.reader_threads,
         )
+
+    def _valid_reader(self) -> Reader | None:
+        """A reader of the split to evaluate on, or None if there is none.
+
+        Raises:
+            ConfigError: the data set lacks the split, and it is not the default one.
+        """
+        split = self.spec.training.eval_split
+        if split is None or (split == DEFAULT_EVAL_SPLIT and split not in self.dataset.splits):
+            return None
+        try:
+            has_rows = self.dataset.num_rows(split) > 0
+        except ConfigError as error:
+            raise ConfigError(f"training.eval_split: {error}, or none") from None
+        return self.reader(split) if has_rows else None
 
     def fit(self, *, resume: bool = False) -> FitReport:
         """Train, log, save. ``threads`` and `keep_freed_memory` set up the whole process.
@@ -103,8 +119,7 @@ class Run:
     def _fit(self) -> FitReport:
         training = self.spec.training
         train_reader = self.reader("train")
-        has_valid = training.eval_split in self.dataset.splits and self.dataset.num_rows(training.eval_split) > 0
-        valid_reader = self.reader(training.eval_split) if has_valid else None
+        valid_reader = self._valid_reader()
         keep_freed_memory()
         if training.threads is not None:
             torch.set_num_threads(training.threads)
