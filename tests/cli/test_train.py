@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.conftest import figures
+from terarec.serve import InferenceSession
+from tests.cli.conftest import figures, refused
 
 SHAPE = ["--model", "wide_deep", "--width", 2, "--hidden", "4", "--batch-size", 50]
 
@@ -14,7 +15,8 @@ def write_csv(path: Path, *, rows: int = 300, labels: tuple[float, ...] = (0, 1)
     """A label that follows ``x``, a number, and a category of seven values."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=rows)
-    label = np.array(labels)[(x + rng.normal(size=rows) > 0).astype(int) * (len(labels) - 1)]
+    rank = np.argsort(np.argsort(x + rng.normal(size=rows)))
+    label = np.array(labels)[rank * len(labels) // rows]
     lines = [f"{y:g},{a:.3f},c{c}" for y, a, c in zip(label, x, rng.integers(0, 7, rows), strict=True)]
     path.write_text("\n".join(["y,x,c", *lines]) + "\n")
     return path
@@ -38,3 +40,35 @@ def test_labels_between_0_and_1_are_trained_and_evaluated(tmp_path: Path, labels
     assert evaluated["auc"] == pytest.approx(trained["auc"])
     assert evaluated["logloss"] == pytest.approx(trained["logloss"])
     assert 0 < trained["auc"] < 1
+
+
+def test_patience_stops_a_run_whose_best_checkpoint_is_used(tmp_path: Path) -> None:
+    """D5: no early stop, no best checkpoint, and no way to name one."""
+    data, run = prepare(tmp_path), tmp_path / "run"
+    stop = ["--patience", 2, "--epochs", 9, "--set", "training.min_delta=0.9", "--set", "training.monitor=logloss"]
+    trained = figures("train", *SHAPE, "--data", data, "--out", run, "--sparse-lr", 0.3, *stop)
+    assert (trained["steps"], trained["stopped_early"]) == (15, True)
+    best = trained["best_step"]
+    # Nothing is an improvement of 0.9; with such a learning rate the first epoch need not be the best one.
+    assert best in (5, 10, 15)
+    scores = tmp_path / "scores.parquet"
+    for which, step in ((["--checkpoint", "best"], best), (["--checkpoint", "last"], 15), ([], best)):
+        assert figures("evaluate", run, "--data", data, *which)["step"] == step
+        assert figures("inspect", run, *which)["step"] == step
+        assert figures("inspect", run, "--table", "c", *which)["checkpoint"].endswith(f"step-{step:08d}")
+        assert figures("predict", run, "--data", data, "--out", scores, *which)["step"] == step
+        scores.unlink()
+        assert InferenceSession.open(run, *which[1:]).step == step
+    assert figures("evaluate", run, "--data", data, "--checkpoint", 15)["step"] == 15
+    expected = "holds no checkpoint of step 7, expected one of"
+    for command in (["evaluate", run, "--data", data], ["inspect", run], ["serve", run, "--port", 0]):
+        assert expected in refused(*command, "--checkpoint", 7, code=2)
+    message = refused("predict", run, "--data", data, "--out", scores, "--checkpoint", "lats", code=2)
+    assert "got 'lats' (did you mean 'last'?), expected 'best', 'last' or a step" in message
+
+
+def test_the_last_checkpoint_is_used_without_patience(tmp_path: Path) -> None:
+    """D5: as before."""
+    data = prepare(tmp_path)
+    trained = figures("train", *SHAPE, "--data", data, "--out", tmp_path / "run", "--epochs", 3, "--sparse-lr", 0.5)
+    assert figures("evaluate", tmp_path / "run", "--data", data)["step"] == trained["steps"] == 15

@@ -47,6 +47,8 @@ def _figures(run: Run, report: FitReport, page: Path | None) -> dict[str, Any]:
         "logloss": evaluation.logloss if evaluation is not None else None,
         "highest_auc": report.highest_auc,
         "best_auc": run.dataset.best_auc,
+        "best_step": report.best_step,
+        "stopped_early": report.stopped_early,
         "loss": report.loss,
         "steps": report.steps,
         "samples": report.samples,

@@ -48,6 +48,9 @@ class TrainOptions:
     precision: Annotated[str | None, typer.Option(metavar="fp32|bf16", help="Precision of the layers.")] = None
     seed: Annotated[int | None, typer.Option(help="Of first weights, data order and dropout.")] = None
     threads: Annotated[int | None, typer.Option(help="CPU threads of the compute.")] = None
+    patience: Annotated[
+        int | None, typer.Option(help="Stop after so many evaluations in a row without an improvement.")
+    ] = None
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in RUN.")] = False
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Any field, e.g. training.max_steps=100.")
@@ -70,6 +73,7 @@ _FLAGS = {
     "precision": "training.precision",
     "seed": "training.seed",
     "threads": "training.threads",
+    "patience": "training.patience",
 }
 """Option -> the field of `RunSpec` that it sets."""
 

@@ -26,8 +26,13 @@ class TrainingSpec:
         eval_split: the split scored after every epoch; None for no evaluation. A data set may lack the default one,
             which then has no evaluation either.
         eval_every: also after every so many steps; None for epochs only.
+        monitor: the figure by which evaluations are compared: "auc", the higher the better, or "logloss", the lower.
+        patience: stop after so many evaluations in a row without an improvement, counting those after epochs and every
+            `eval_every` steps; None for no early stopping.
+        min_delta: by how much a figure must be better to be an improvement.
         checkpoint_every: steps between checkpoints; None for one at every epoch's end.
         keep_checkpoints: how many of the newest checkpoints stay.
+        keep_best: whether the step of the best evaluation is saved, too, and stays.
         threads: CPU threads of the compute; None leaves torch's setting.
         reader_threads: threads that read and decode ahead.
     """
@@ -40,8 +45,12 @@ class TrainingSpec:
     precision: Literal["fp32", "bf16"] = "fp32"
     eval_split: str | None = DEFAULT_EVAL_SPLIT
     eval_every: int | None = None
+    monitor: Literal["auc", "logloss"] = "auc"
+    patience: int | None = None
+    min_delta: float = 0.0
     checkpoint_every: int | None = None
     keep_checkpoints: int = 2
+    keep_best: bool = True
     threads: int | None = None
     reader_threads: int = 1
 
@@ -52,7 +61,10 @@ class TrainingSpec:
         checks.positive_int(self, "keep_checkpoints")
         checks.positive_int(self, "reader_threads")
         checks.one_of(self, "precision", ("fp32", "bf16"))
-        for optional in ("max_steps", "eval_every", "checkpoint_every", "threads"):
+        checks.one_of(self, "monitor", ("auc", "logloss"))
+        checks.finite_float(self, "min_delta", low=0.0)
+        checks.one_of(self, "keep_best", (False, True))
+        for optional in ("max_steps", "patience", "eval_every", "checkpoint_every", "threads"):
             if getattr(self, optional) is not None:
                 checks.positive_int(self, optional)
 

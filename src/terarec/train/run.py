@@ -44,7 +44,10 @@ class Run:
         self.callbacks = list(callbacks)
         training = spec.training
         self._checkpointing = Checkpointing(
-            self.directory.checkpoints, every=training.checkpoint_every, keep=training.keep_checkpoints
+            self.directory.checkpoints,
+            every=training.checkpoint_every,
+            keep=training.keep_checkpoints,
+            keep_best=training.keep_best,
         )
 
     @cached_property
@@ -88,6 +91,11 @@ class Run:
         """
         split = self.spec.training.eval_split
         if split is None or (split == DEFAULT_EVAL_SPLIT and split not in self.dataset.splits):
+            if self.spec.training.patience is not None:
+                raise ConfigError(
+                    f"training.patience: got {self.spec.training.patience} without a split to evaluate on, expected "
+                    f"training.eval_split to be one of {', '.join(map(repr, self.dataset.splits))}, or patience none"
+                )
             return None
         try:
             has_rows = self.dataset.num_rows(split) > 0
@@ -107,10 +115,11 @@ class Run:
                 runs there; or the run to resume was described otherwise, or had other columns or another workflow.
             FormatError: the data set or a checkpoint is damaged.
             StorageError: memory or disk is full; earlier checkpoints are whole.
-            TrainingError: the loss is NaN or infinite; the last checkpoint stays.
+            TrainingError: the loss is NaN or infinite; the last checkpoint and the log stay.
             RunInterruptedError: SIGINT or SIGTERM; a checkpoint of the last step is there to resume from.
 
-        Whatever is raised: without a checkpoint nothing stays of this start, and a run that is refused stays as it was.
+        Whatever a callback, the reader or an evaluation raises: the last step has a checkpoint. Before the first step
+        nothing stays of this start, and a run that is refused stays as it was.
         """
         with self.directory.taken():
             self.directory.check(self.spec, self.dataset, resume=resume)
@@ -124,8 +133,9 @@ class Run:
         if training.threads is not None:
             torch.set_num_threads(training.threads)
         if self.directory.has_checkpoint:
-            self._checkpointing.newest = latest(self.directory.checkpoints)
-            restore(self.trainer, train_reader, load(self._checkpointing.newest))
+            newest = load(latest(self.directory.checkpoints))
+            restore(self.trainer, train_reader, newest)
+            self._checkpointing.continue_from(newest.path, newest.step)
         else:
             torch.manual_seed(training.seed)
         self.directory.begin(self.spec, self.dataset)  # a run that could not be restored keeps its description
@@ -133,6 +143,8 @@ class Run:
             report = self.trainer.fit(train_reader, valid_reader)
         except RunInterruptedError as error:
             raise RunInterruptedError(f"{error}; resume from {self._checkpointing.newest} with --resume") from None
+        finally:
+            self.directory.holds_work |= self.trainer.step > 0
         return dataclasses.replace(report, checkpoint=self._checkpointing.newest)
 
 

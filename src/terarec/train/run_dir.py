@@ -31,10 +31,13 @@ _MAY_CHANGE = frozenset(
         "data",
         "training.epochs",
         "training.max_steps",
+        "training.patience",
+        "training.min_delta",
         "training.eval_split",
         "training.eval_every",
         "training.checkpoint_every",
         "training.keep_checkpoints",
+        "training.keep_best",
         "training.threads",
         "training.reader_threads",
     }
@@ -51,6 +54,7 @@ class RunDirectory:
         dataset: description of the data and what encodes raw values, without samples.
         checkpoints: the checkpoints.
         metrics: the curves, as JSON lines.
+        holds_work: whether steps were trained, so that the directory stays whatever happens.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,12 +63,13 @@ class RunDirectory:
         self.dataset = path / DATASET_DIRECTORY
         self.checkpoints = path / CHECKPOINT_DIRECTORY
         self.metrics = path / METRICS_FILE
+        self.holds_work = False
 
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Keep the directory, made if need be, to one training while the block runs.
 
-        If the block fails before there is a checkpoint, what it has put here is removed again.
+        If the block fails before a step was trained, what it has put here is removed again.
 
         Raises:
             ConfigError: `path` holds something else than a run, or another training runs there.
@@ -78,7 +83,7 @@ class RunDirectory:
                 try:
                     yield
                 except BaseException:
-                    if not self.has_checkpoint:
+                    if not (self.has_checkpoint or self.holds_work):
                         self._remove_all_but(before)
                     raise
         finally:
