@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from terarec.serve import InferenceSession
-from tests.cli.conftest import figures, refused
+from tests.cli.conftest import figures, refused, terarec
 
 SHAPE = ["--model", "wide_deep", "--width", 2, "--hidden", "4", "--batch-size", 50]
 
@@ -72,3 +72,26 @@ def test_the_last_checkpoint_is_used_without_patience(tmp_path: Path) -> None:
     data = prepare(tmp_path)
     trained = figures("train", *SHAPE, "--data", data, "--out", tmp_path / "run", "--epochs", 3, "--sparse-lr", 0.5)
     assert figures("evaluate", tmp_path / "run", "--data", data)["step"] == trained["steps"] == 15
+
+
+def test_options_of_rows_end_in_figures_and_a_report(tmp_path: Path) -> None:
+    """C1: any of them ended a finished training in a TypeError, without figures and with exit code 3."""
+    data = prepare(tmp_path)
+    options = ["--sparse-optimizer", "adam", "--set", "sparse_optimizer.rows.l2=0.05"]
+    trained = figures("train", *SHAPE, "--data", data, "--out", tmp_path / "run", *options)
+    assert "l2 0.05" in Path(trained["report"]).read_text()
+
+
+def test_a_report_that_fails_is_no_failure_of_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C1: the figures come, and a line says why there is no report."""
+    import terarec.train.report as report
+
+    def fail(*_: object) -> None:
+        raise TypeError("no such format")
+
+    monkeypatch.setattr(report, "draw_curves", fail)
+    data, run = prepare(tmp_path), tmp_path / "run"
+    ended = terarec("train", *SHAPE, "--data", data, "--out", run, "--json")
+    assert (ended.code, ended.figures["report"]) == (0, None)
+    assert "no report: a defect in terarec: TypeError: no such format" in ended.err
+    assert not (run / "report.html").exists()

@@ -33,6 +33,11 @@ class Failure:
     exit_code: int
     line: str | None
 
+    @property
+    def message(self) -> str | None:
+        """`line` without its ``error: ``."""
+        return None if self.line is None else self.line.removeprefix("error: ")
+
 
 def failure_of(error: BaseException) -> Failure:
     """The line and the exit code for `error`."""
