@@ -95,3 +95,26 @@ def test_a_report_that_fails_is_no_failure_of_the_training(tmp_path: Path, monke
     assert (ended.code, ended.figures["report"]) == (0, None)
     assert "no report: a defect in terarec: TypeError: no such format" in ended.err
     assert not (run / "report.html").exists()
+
+
+def test_a_warm_start_takes_over_the_description_of_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """D3: next day's data needed as many rows as the first day's, and the same learning rates."""
+    data, run = prepare(tmp_path), tmp_path / "run"
+    first = figures("train", *SHAPE, "--data", data, "--out", run, "--epochs", 3)
+    raw = write_csv(tmp_path / "day2.csv", rows=180, seed=1)
+    figures("prepare", data / "workflow", raw, "--out", tmp_path / "day2")
+    warm = ["train", "--init-from", run, "--data", tmp_path / "day2", "--epochs", 1, "--sparse-lr", 0.005]
+    second = figures(*warm, "--out", tmp_path / "run2")
+    assert (second["model"], second["steps"], second["init_from"]) == ("wide_deep", 3, first["checkpoint"])
+    assert figures("evaluate", tmp_path / "run2", "--data", tmp_path / "day2", "--split", "train")["rows"] == 144
+    ended = terarec(*warm, "--out", tmp_path / "run3", "--reset-optimizer", "--dense-optimizer", "sgd")
+    assert ended.code == 0
+    assert "init_from: the state of dense_optimizer and sparse_optimizer was not loaded" in caplog.text
+    resume = ["train", "--resume", "--out", run, "--data", tmp_path / "day2", "--epochs", 9]
+    assert "use --init-from with a new RUN" in refused(*resume, code=2)
+    refusal = refused(*warm, "--out", tmp_path / "run4", "--width", 3, code=2)
+    assert "init_from: model.width is 2" in refusal
+    other = prepare(tmp_path, "other", seed=2)
+    refusal = refused("train", "--init-from", run, "--data", other, "--out", tmp_path / "run4", code=2)
+    assert "were its ids learnt anew" in refusal
+    assert not (tmp_path / "run4").exists()

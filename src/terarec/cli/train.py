@@ -43,6 +43,7 @@ def _figures(run: Run, report: FitReport, page: Path | None) -> dict[str, Any]:
     return {
         "out": str(run.directory.path),
         "model": run.spec.model.kind,
+        "init_from": str(run.initial) if run.initial is not None else None,
         "auc": evaluation.auc if evaluation is not None else None,
         "logloss": evaluation.logloss if evaluation is not None else None,
         "highest_auc": report.highest_auc,

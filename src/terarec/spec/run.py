@@ -71,14 +71,32 @@ class TrainingSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSpec:
-    """A model, the data it learns from, its optimizers and its schedule."""
+    """A model, the data it learns from, its optimizers and its schedule.
+
+    Attributes:
+        data: a prepared data set.
+        model: the model.
+        dense_optimizer: of the layers.
+        sparse_optimizer: of the tables.
+        training: how long and how to train.
+        init_from: another run, or a checkpoint in one, whose weights and optimizer states the first step starts from.
+            Its model, columns and ids are the same; data, learning rates and length may be others.
+        reset_optimizer: whether its weights alone are loaded.
+    """
 
     data: str
     model: ModelSpec = field(default_factory=DLRMSpec)
     dense_optimizer: DenseOptimizerSpec = field(default_factory=AdamSpec)
     sparse_optimizer: SparseOptimizerSpec = field(default_factory=AdaGradSpec)
     training: TrainingSpec = field(default_factory=TrainingSpec)
+    init_from: str | None = None
+    reset_optimizer: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.data, str) or not self.data:
             checks.fail(self, "data", "the path of a prepared data set")
+        if self.init_from is not None and (not isinstance(self.init_from, str) or not self.init_from):
+            checks.fail(self, "init_from", "the path of a RUN or of a checkpoint in one")
+        checks.one_of(self, "reset_optimizer", (False, True))
+        if self.reset_optimizer and self.init_from is None:
+            checks.refuse(self, "reset_optimizer", "got true without init_from, expected both")

@@ -8,6 +8,7 @@ import torch
 
 from terarec.checkpoint import MANIFEST, Checkpoint, TrainState, mark_best, save
 from terarec.checkpoint.directory import keep_newest, step_path
+from terarec.errors import ConfigError
 from terarec.models.artifact import load_weights
 from terarec.models.state import dense_state, tables
 from terarec.train.callback import Callback
@@ -124,6 +125,9 @@ def restore(trainer: Trainer, reader: BatchReader, checkpoint: Checkpoint) -> No
     progress = checkpoint.progress
     if trainer.row_optimizer is not None:
         trainer.row_optimizer.load_state_dict(progress["row_optimizer"])
-    reader.load_state_dict(progress["reader"])
+    try:
+        reader.load_state_dict(progress["reader"])
+    except ConfigError as error:
+        raise ConfigError(f"{error}; to train on with other data use --init-from with a new RUN") from None
     trainer.load_state_dict(progress["trainer"])
     torch.set_rng_state(checkpoint.rng)

@@ -25,6 +25,7 @@ from terarec.train.fit_report import FitReport
 from terarec.train.metrics_log import MetricsLog
 from terarec.train.run_dir import RunDirectory
 from terarec.train.trainer import Trainer
+from terarec.train.warm_start import start_from
 
 
 class Run:
@@ -35,10 +36,14 @@ class Run:
         dataset: description of the data.
         directory: where everything is written.
         callbacks: besides those that log and save.
+        initial: the checkpoint of another run that this one started from in this process, if any.
     """
 
     def __init__(self, spec: RunSpec, out: Path, callbacks: Sequence[Callback] = ()) -> None:
+        if spec.init_from is not None:  # run.json must name it from wherever it is read
+            spec = dataclasses.replace(spec, init_from=str(Path(spec.init_from).absolute()))
         self.spec = spec
+        self.initial: Path | None = None
         self.dataset: DatasetSpec = read_dataset(Path(spec.data))
         self.directory = RunDirectory(out)
         self.callbacks = list(callbacks)
@@ -112,7 +117,8 @@ class Run:
 
         Raises:
             ConfigError: the directory holds a run and `resume` is false, or something that is no run; another training
-                runs there; or the run to resume was described otherwise, or had other columns or another workflow.
+                runs there; or the run to resume, or the one that ``spec.init_from`` names, has another model, other
+                columns or another workflow.
             FormatError: the data set or a checkpoint is damaged.
             StorageError: memory or disk is full; earlier checkpoints are whole.
             TrainingError: the loss is NaN or infinite; the last checkpoint and the log stay.
@@ -137,6 +143,8 @@ class Run:
             restore(self.trainer, train_reader, newest)
             self._checkpointing.continue_from(newest.path, newest.step)
         else:
+            if self.spec.init_from is not None:
+                self.initial = start_from(self.trainer, self.spec, self.dataset)
             torch.manual_seed(training.seed)
         self.directory.begin(self.spec, self.dataset)  # a run that could not be restored keeps its description
         try:
@@ -148,16 +156,27 @@ class Run:
         return dataclasses.replace(report, checkpoint=self._checkpointing.newest)
 
 
-def build(spec: RunSpec, out: Path | str, callbacks: Sequence[Callback] = ()) -> Run:
+def build(
+    spec: RunSpec,
+    out: Path | str,
+    callbacks: Sequence[Callback] = (),
+    *,
+    init_from: Path | str | None = None,
+    reset_optimizer: bool = False,
+) -> Run:
     """A run of `spec` in the directory `out`.
 
     Args:
         spec: what to train, on what, how.
         out: RUN directory; made by `Run.fit`.
         callbacks: called after those that log and save, for example a `ProgressBar`.
+        init_from: ``spec.init_from``, if given here: a RUN or a checkpoint in one to start from.
+        reset_optimizer: ``spec.reset_optimizer`` with it: take its weights alone.
 
     Raises:
         DataNotFoundError: ``spec.data`` is no data set.
         FormatError: its description is damaged.
     """
+    if init_from is not None:
+        spec = dataclasses.replace(spec, init_from=str(init_from), reset_optimizer=reset_optimizer)
     return Run(spec, Path(out), callbacks)

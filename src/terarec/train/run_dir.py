@@ -106,11 +106,11 @@ class RunDirectory:
             return
         if not resume:
             raise ConfigError(f"{self.path}: holds the checkpoints of a run, expected an empty directory, or --resume")
-        for path, old, new in _differences(to_data(load_run(self.run_file)), to_data(spec)):
+        for path, old, new in differences(to_data(load_run(self.run_file)), to_data(spec)):
             if path not in _MAY_CHANGE:
                 raise ConfigError(
                     f"{self.run_file}: {path} is {json.dumps(old)}, got {json.dumps(new)}; "
-                    "a resumed run cannot change it"
+                    "a resumed run cannot change it; --init-from starts another run from its weights"
                 )
         check_columns(dataset, Path(spec.data), read_dataset(self.dataset), self.dataset)
 
@@ -157,12 +157,12 @@ def check_run(path: Path) -> None:
         raise DataNotFoundError(f"{path}: holds no {RUN_FILE}, expected {expected}")
 
 
-def _differences(old: dict[str, Any], new: dict[str, Any], parent: str = "") -> Iterator[tuple[str, Any, Any]]:
+def differences(old: dict[str, Any], new: dict[str, Any], parent: str = "") -> Iterator[tuple[str, Any, Any]]:
     """JSON path, old value and new value wherever two objects differ; a field that is left out is None."""
     for name in {**old, **new}:  # in the order of the fields, "kind" first
         one, other = old.get(name), new.get(name)
         if isinstance(one, dict) and isinstance(other, dict):
-            yield from _differences(one, other, f"{parent}{name}.")
+            yield from differences(one, other, f"{parent}{name}.")
         elif one != other:
             yield f"{parent}{name}", one, other
 
