@@ -64,7 +64,7 @@ def test_patience_stops_a_run_whose_best_checkpoint_is_used(tmp_path: Path) -> N
     for command in (["evaluate", run, "--data", data], ["inspect", run], ["serve", run, "--port", 0]):
         assert expected in refused(*command, "--checkpoint", 7, code=2)
     message = refused("predict", run, "--data", data, "--out", scores, "--checkpoint", "lats", code=2)
-    assert "got 'lats' (did you mean 'last'?), expected 'best', 'last' or a step" in message
+    assert message == "--checkpoint: got 'lats' (did you mean 'last'?), expected 'best', 'last' or a step"
 
 
 def test_the_last_checkpoint_is_used_without_patience(tmp_path: Path) -> None:

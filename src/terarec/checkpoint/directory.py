@@ -14,6 +14,7 @@ from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageE
 from terarec.formats import open_envelope, write_envelope
 from terarec.formats.atomic import PARTIAL_SUFFIX
 from terarec.formats.flush import flush, flush_tree
+from terarec.spec import FieldError
 from terarec.spec.nearest import did_you_mean
 
 BEST = "best.json"
@@ -69,7 +70,7 @@ def find(directory: Path, which: int | str = "last") -> Path:
         step = int(which)
     else:
         hint = did_you_mean(str(which), ("best", "last"))
-        raise ConfigError(f"checkpoint: got {which!r}{hint}, expected 'best', 'last' or a step")
+        raise FieldError("", "checkpoint", f"got {which!r}{hint}, expected 'best', 'last' or a step")
     path = step_path(directory, step)
     if not (path / MANIFEST).is_file():
         steps = ", ".join(str(int(other.name.removeprefix("step-"))) for other in whole(directory))
