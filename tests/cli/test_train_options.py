@@ -8,6 +8,7 @@ from terarec.cli.train_options import TrainOptions, run_spec
 from terarec.config import save_run
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.spec import AdaGradSpec, DLRMSpec, RunSpec, SGDSpec, WideDeepSpec
+from tests.cli.conftest import refused
 
 OUT = Path("run")
 
@@ -97,3 +98,16 @@ def test_a_wrong_flag_names_its_field(flags: dict, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         run_spec(TrainOptions(out=OUT, data=Path("/d"), **flags))
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("--lr", "No such option: --lr (did you mean --dense-lr or --sparse-lr?); see terarec train --help"),
+        ("--epoch", "No such option: --epoch (did you mean --epochs?); see terarec train --help"),
+        ("--bogus", "No such option: --bogus; see terarec train --help"),
+    ],
+)
+def test_an_unknown_option_names_the_nearest_ones(option: str, expected: str) -> None:
+    """E1: ``--lr`` was answered with ``--help``."""
+    assert refused("train", option, "1", "--out", OUT, code=2) == expected

@@ -90,7 +90,10 @@ def test_shipped_example_is_a_run() -> None:
         ('{"data": "d", "training": {"batch_size": "1"}}', "$.training.batch_size: got '1', expected an integer"),
         ('{"data": "d", "training": {"batch_size": true}}', "$.training.batch_size: got true, expected an integer"),
         ('{"data": "d", "training": {"batch_size": 0}}', "$.training.batch_size: got 0, expected an integer >= 1"),
-        ('{"data": "d", "model": {"kind": "dlmr"}}', "$.model.kind: got 'dlmr', expected one of 'dlrm', 'wide_deep'"),
+        (
+            '{"data": "d", "model": {"kind": "dlmr"}}',
+            "$.model.kind: got 'dlmr' (did you mean 'dlrm'?), expected one of",
+        ),
         ('{"data": "d", "model": {"kind": "dlrm", "top": [8, 1.5]}}', "$.model.top[1]: got 1.5, expected an integer"),
         ('{"data": "d", "dense_optimizer": {"kind": "sgd", "lr": NaN}}', "lr: got nan, expected a number"),
         ("{}", "$: field 'data' is missing"),

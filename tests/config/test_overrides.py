@@ -118,6 +118,11 @@ def test_a_wrong_override_names_its_path(path: str, text: str, expected: str) ->
     assert "Spec" not in str(caught.value)
 
 
+def test_none_is_none_even_where_that_is_not_the_default() -> None:
+    """A13: the word was the name of a split."""
+    assert override(RUN, {"training.eval_split": "none"}).training.eval_split is None
+
+
 def test_assignments_are_split_at_the_first_equals_sign() -> None:
     assert parse_assignments(["a.b=1", "data=x=y", "a.b = 2"]) == {"a.b": "2", "data": "x=y"}
 
@@ -151,5 +156,7 @@ def test_parts_that_are_left_out_start_from_their_kind() -> None:
     message = r"model\.tables\.admit is none, expected model\.tables\.admit\.kind=\.\.\. too, one of freq"
     with pytest.raises(ConfigError, match=message):
         override(RUN, {"model.tables.kind": "dynamic", "model.tables.admit.count": "3"})
+    with pytest.raises(ConfigError, match=r"tables\.kind: got 'dynamc' \(did you mean 'dynamic'\?\), expected one of"):
+        override(RUN, {"model.tables.kind": "dynamc"})  # A13
     with pytest.raises(ConfigError, match=r"model\.tables.*max_rows"):
         override(RUN, {"model.tables.kind": "dynamic", "model.tables.evict.kind": "lfu"})

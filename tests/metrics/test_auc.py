@@ -33,9 +33,30 @@ def test_equals_the_pairwise_count_however_it_is_batched(pairs, batch):
         assert metric.compute() == pytest.approx(pairwise_auc(scores, labels), abs=1e-12)
 
 
+shared_labels = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 4)), min_size=1, max_size=30)
+
+
+@given(shared_labels, st.integers(0, 30))
+def test_a_label_between_counts_on_both_sides(samples, cut):
+    """B3: labels in (0, 1) were refused after a whole epoch."""
+    scores, labels = (np.array(column, np.float32) for column in zip(*samples, strict=True))
+    labels /= 4
+    wins = pairs = 0.0
+    for score, label in zip(scores, labels, strict=True):
+        for other, its in zip(scores, labels, strict=True):
+            weight = float(label) * (1 - float(its))
+            pairs += weight
+            wins += weight * (0.5 if score == other else score > other)
+    expected = wins / pairs if pairs else math.nan
+    metric = AUC().update(scores[:cut], labels[:cut]).merge(AUC().update(scores[cut:], labels[cut:]))
+    assert metric.compute() == pytest.approx(expected, abs=1e-12, nan_ok=True)
+    assert metric.compute() == pytest.approx(expected, abs=1e-12, nan_ok=True)
+
+
 @pytest.mark.parametrize(
     ("scores", "labels", "expected"),
     [
+        ([0.2, 0.8], [0.25, 0.75], 0.75),
         ([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1], 0.75),
         ([1, 2, 3, 4], [0, 0, 1, 1], 1.0),
         ([4, 3, 2, 1], [0, 0, 1, 1], 0.0),
@@ -103,7 +124,9 @@ def test_reset_forgets():
     ("scores", "labels", "message"),
     [
         ([0.0, math.nan], [0, 1], "NaN as the score of row 1"),
-        ([0.0, 1.0], [0, 2], "label 2.0, expected 0 or 1"),
+        ([0.0, 1.0], [0, 2], "label 2.0, expected 0 to 1"),
+        ([0.0, 1.0], [0.5, -0.25], "label -0.25, expected 0 to 1"),
+        ([0.0, 1.0], [0.5, math.nan], "label nan, expected 0 to 1"),
         ([0.0, 1.0], [0], r"scores \[2\] and labels \[1\]"),
         ([[[0.0]]], [[[1.0]]], r"expected the same shape, \[B\] or \[B, L\]"),
     ],

@@ -64,7 +64,7 @@ REFUSED = [
     (
         FeatureSpec,
         {"name": "f", "table": "t", "pooling": "median"},
-        "FeatureSpec.pooling: got 'median', expected one of 'sum', 'mean'",
+        "FeatureSpec.pooling: got 'median' .did you mean 'mean'.., expected one of 'sum', 'mean'",
     ),
     (CategoricalColumn, {"name": "c", "rows": 5, "hotness": 0}, "CategoricalColumn.hotness: got 0"),
     (

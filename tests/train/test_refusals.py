@@ -21,10 +21,10 @@ from terarec.spec import (
     WideDeepSpec,
 )
 from terarec.train import Callback, build, predict
-from tests.train.small_run import changed
+from tests.train.small_run import assert_same, changed, weights
 
 
-def write_shops(directory, *, rows=6, hotness=1, vocabulary=b"a b c", workflow="workflow"):
+def write_shops(directory, *, rows=6, hotness=1, vocabulary=b"a b c", workflow="workflow", positive=1.0):
     """A data set of one number and one id that a workflow made."""
     spec = DatasetSpec(
         name="shops",
@@ -38,7 +38,7 @@ def write_shops(directory, *, rows=6, hotness=1, vocabulary=b"a b c", workflow="
     writer = ParquetShardWriter(directory / "train/part-00000.parquet", spec)
     keys = np.arange(60) % 5
     shops = keys if hotness == 1 else (keys, np.arange(61))
-    writer.write((keys > 2).astype(np.float32)[:, None], np.ones((60, 1), np.float32), [shops])
+    writer.write((positive * (keys > 2)).astype(np.float32)[:, None], np.ones((60, 1), np.float32), [shops])
     writer.close()
     if workflow is not None:
         (directory / workflow).mkdir()
@@ -50,6 +50,22 @@ def write_shops(directory, *, rows=6, hotness=1, vocabulary=b"a b c", workflow="
 def shops_run(data, out, **training):
     training = TrainingSpec(**{"batch_size": 30, "epochs": 1, **training})
     return build(RunSpec(data=str(data), model=WideDeepSpec(width=2, hidden=(4,)), training=training), out)
+
+
+def test_a_misspelt_split_is_refused_with_the_nearest_name(tmp_path, spec):
+    """A13: it was taken as a data set without that split, and nothing was evaluated."""
+    with pytest.raises(ConfigError, match=r"training\.eval_split: .* no split 'vlaid' \(did you mean 'valid'\?\)"):
+        build(changed(spec, eval_split="vlaid"), tmp_path / "RUN").fit()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_the_default_split_may_be_missing(tmp_path):
+    """A13: a data set without "valid" trains without a word, as does a run that wants no evaluation."""
+    data = write_shops(tmp_path / "data")
+    assert shops_run(data, tmp_path / "RUN").fit().evaluation is None
+    assert shops_run(data, tmp_path / "NONE", eval_split=None).fit().evaluation is None
+    with pytest.raises(ConfigError, match="has no split 'test', expected one of 'train', or none"):
+        shops_run(data, tmp_path / "TEST", eval_split="test").fit()
 
 
 def content(directory):
@@ -128,22 +144,57 @@ class PressAtStep1(Callback):
         raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("callback", [FailAtStart(), PressAtStep1()])
 @pytest.mark.parametrize("place", ["new", "empty"])
-def test_a_start_that_fails_before_its_first_checkpoint_leaves_nothing(tmp_path, spec, callback, place):
+def test_a_start_that_fails_before_its_first_step_leaves_nothing(tmp_path, spec, place):
     out = tmp_path / "RUN"
     if place == "empty":
         out.mkdir()
-    with pytest.raises((StorageError, KeyboardInterrupt)):
-        build(spec, out, callbacks=[callback]).fit()
+    with pytest.raises(StorageError):
+        build(spec, out, callbacks=[FailAtStart()]).fit()
     assert [path.name for path in tmp_path.rglob("*")] == (["RUN"] if place == "empty" else [])
 
 
-def test_a_loss_that_is_no_number_before_any_checkpoint_leaves_nothing(tmp_path, spec):
+def test_a_run_stays_after_its_first_step_and_may_be_begun_anew(tmp_path, spec):
+    """B3: a run was deleted, its log included, if it failed before its first checkpoint."""
     wild = dataclasses.replace(spec, dense_optimizer=SGDSpec(lr=1e30), sparse_optimizer=SGDSpec(lr=1e30))
     with pytest.raises(TrainingError):
-        build(wild, tmp_path / "RUN").fit()
-    assert list(tmp_path.iterdir()) == []
+        build(wild, tmp_path / "wild").fit()
+    assert (tmp_path / "wild/metrics.jsonl").read_text()
+    with pytest.raises(KeyboardInterrupt):
+        build(spec, tmp_path / "pressed", callbacks=[PressAtStep1()]).fit()
+    for name in ("wild", "pressed"):
+        assert {path.name for path in (tmp_path / name).iterdir()} == {"run.json", "dataset", "metrics.jsonl"}
+        assert build(changed(spec, max_steps=1), tmp_path / name).fit().steps == 1
+
+
+@pytest.mark.parametrize("hook", ["on_evaluation", "on_step", "on_epoch_end", "on_finish"])
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_what_a_callback_raises_keeps_the_epoch(tmp_path, spec, hook, epoch):
+    """B4: raising in on_evaluation, a common early stop, lost the epoch's checkpoint, or the whole first one."""
+
+    class Stop(Exception):  # noqa: N818
+        pass
+
+    def stop(trainer, *_):
+        if trainer.epoch == epoch:
+            raise Stop
+
+    callback = Callback()
+    setattr(callback, hook, stop)
+    with pytest.raises(Stop):
+        build(changed(spec, epochs=epoch), tmp_path / "RUN", callbacks=[callback]).fit()
+    assert load_model(tmp_path / "RUN").step == 8 * epoch
+    straight, resumed = build(spec, tmp_path / "straight"), build(spec, tmp_path / "RUN")
+    assert straight.fit().steps == resumed.fit(resume=True).steps
+    assert_same(weights(resumed.model), weights(straight.model))
+
+
+def test_an_evaluation_that_fails_keeps_the_epoch(tmp_path):
+    """B3: labels that no metric takes ended the run after an epoch, and deleted it."""
+    data = write_shops(tmp_path / "data", positive=2.0)
+    with pytest.raises(ConfigError, match=r"got the label 2\.0, expected 0 to 1"):
+        shops_run(data, tmp_path / "RUN", eval_split="train").fit()
+    assert load_model(tmp_path / "RUN").step == 2
 
 
 def test_what_a_killed_start_left_may_be_begun_anew(tmp_path, spec):

@@ -1,5 +1,6 @@
 """The report of a run: what it says, that it needs nothing else, how damaged logs are told."""
 
+import dataclasses
 import json
 import re
 import sys
@@ -12,9 +13,22 @@ import pytest
 from terarec.config import save_run
 from terarec.errors import DataNotFoundError, FormatError, MissingDependencyError
 from terarec.formats import write_dataset
-from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, RunSpec
+from terarec.spec import (
+    AdamSpec,
+    CategoricalColumn,
+    DatasetSpec,
+    DenseColumn,
+    DLRMSpec,
+    DynamicTablesSpec,
+    LabelColumn,
+    RowOptions,
+    RunSpec,
+    freq,
+    lru,
+)
 from terarec.train.report import write_report
-from terarec.train.report_curves import MAX_POINTS, smooth, thin
+from terarec.train.report_curves import MAX_POINTS, draw_curves, smooth, thin
+from terarec.train.report_log import RunLog
 from terarec.train.run import build
 
 POINTS = [
@@ -76,6 +90,31 @@ def test_the_report_of_a_trained_run_tells_its_sizes(spec: RunSpec, tmp_path: Pa
         assert f'<td>{column.name}</td><td class="n">{column.rows:,}</td><td class="n">4</td>' in page
     assert "<td>train rows</td><td>1,000</td>" in page
     assert re.findall(r"<figure[^>]*><h2>(.*?)</h2>", page) == ["Loss", "AUC", "Throughput"]
+
+
+def test_nested_settings_read_as_words(spec: RunSpec, tmp_path: Path) -> None:
+    """C1: options of rows ended a finished training in a TypeError. E4: dicts and zeros were shown."""
+    run = make_run(tmp_path / "run", POINTS)
+    tables = DynamicTablesSpec(admit=freq(3), evict=lru(), max_rows=1000)
+    rows = RowOptions(mode="global", l2=0.05, clip_norm=2.0, table_lr={"a": 0.5, "b": 1.0}, frozen=("c", "d"))
+    save_run(
+        dataclasses.replace(spec, model=DLRMSpec(tables=tables), sparse_optimizer=AdamSpec(rows=rows)), run / "run.json"
+    )
+    facts = dict(re.findall(r"<tr><td>([^<]*)</td><td>([^<]*)</td></tr>", write_report(run).read_text()))
+    assert facts["tables"].startswith("dynamic, ")
+    assert "admit (freq, count 3)" in facts["tables"]
+    assert facts["table optimizer"] == "adam, lr 0.001, beta1 0.9, beta2 0.999, eps 1e\u201108, eps hat no"
+    assert "mode global, l1 0, l2 0.05, clip norm 2" in facts["table rows"]
+    assert "table lr (a 0.5, b 1), frozen (c, d)" in facts["table rows"]
+    assert not [value for value in facts.values() if "{" in value or "None" in value]
+
+
+def test_the_ticks_of_a_narrow_curve_differ() -> None:
+    """E4: .720 .721 .721 .722 .722."""
+    points = [{"samples": n, "auc": 0.72 + n * 1e-4, "split": "valid"} for n in range(20)]
+    ((_, svg),) = draw_curves(RunLog(training=(), evaluations=points), None)
+    labels = re.findall(r"<!-- (0\.\d+) -->", svg.split("auc-matplotlib.axis_2")[1].split("area under")[0])
+    assert len(labels) == len(set(labels)) > 2
 
 
 def test_the_report_fetches_nothing(tmp_path: Path) -> None:

@@ -35,6 +35,9 @@ class Recorder(Callback):
     def on_finish(self, trainer):
         self.seen.append(("finish", trainer.step))
 
+    def on_error(self, trainer):
+        self.seen.append(("error", trainer.step))
+
     def on_end(self, trainer):
         self.seen.append(("end", trainer.step))
 
@@ -75,7 +78,7 @@ def test_callbacks_hear_everything_in_order(spec):
         ("start", 0),
         *[("step", 1), ("evaluation", 2), ("step", 2), ("epoch", 1)],
         *[("evaluation", 3), ("step", 3), ("evaluation", 4), ("step", 4), ("epoch", 2)],
-        *[("step", 5), ("evaluation", 5), ("finish", 5), ("end", 5)],
+        *[("evaluation", 5), ("step", 5), ("finish", 5), ("end", 5)],
     ]
     assert (report.steps, report.samples, trainer.epoch) == (5, 2500, 2)
     assert report.samples_per_second == pytest.approx(2500 / report.seconds)
@@ -92,7 +95,21 @@ def test_callbacks_are_released_when_one_fails(spec):
     trainer, reader = make_trainer(spec, TrainingSpec(batch_size=500), [recorder, Failing()])
     with pytest.raises(OSError, match="no more paper"):
         trainer.fit(reader)
-    assert recorder.seen == [("start", 0), ("step", 1), ("end", 1)]
+    assert recorder.seen == [("start", 0), ("step", 1), ("error", 1), ("end", 1)]
+
+
+def test_every_callback_is_released_though_another_one_fails_at_it(spec):
+    """B4: the end of one callback must not depend on those before it."""
+
+    class Failing(Callback):
+        def on_end(self, trainer):
+            raise OSError("no more paper")
+
+    recorder = Recorder()
+    trainer, reader = make_trainer(spec, TrainingSpec(batch_size=500, max_steps=1), [Failing(), recorder])
+    with pytest.raises(OSError, match="no more paper"):
+        trainer.fit(reader)
+    assert recorder.seen == [("start", 0), ("step", 1), ("finish", 1), ("end", 1)]
 
 
 def test_without_validation_there_is_no_evaluation(spec):

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import math
+import re
 
 import pytest
 import torch
@@ -73,6 +74,7 @@ def test_the_progress_bar_shows_figures_to_people_and_lines_to_files(tmp_path, s
     assert f"step 16: AUC {report.evaluation.auc:.5f}" in text
     assert ("samples/s" in text) == terminal
     assert ("\x1b[" in text) == terminal
+    assert re.findall(r"epoch (\d+)", text)[-1:] == (["2"] if terminal else [])  # E3: it ended at "epoch 3"
 
 
 @pytest.mark.parametrize(

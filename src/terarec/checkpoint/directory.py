@@ -1,4 +1,4 @@
-"""Where checkpoints lie and how one comes to be: written beside, renamed when whole, the newest kept."""
+"""Where checkpoints lie and how one comes to be: written beside, renamed when whole, the newest and the best kept."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from terarec.checkpoint.manifest import MANIFEST
-from terarec.errors import DataNotFoundError, StorageError
+from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError
+from terarec.formats import open_envelope, write_envelope
 from terarec.formats.atomic import PARTIAL_SUFFIX
 from terarec.formats.flush import flush, flush_tree
+from terarec.spec import FieldError
+from terarec.spec.nearest import did_you_mean
 
+BEST = "best.json"
+_BEST_FORMAT = "terarec.best"
+_BEST_VERSION = 1
 _STEP = re.compile(r"step-(\d{8,})")
 
 
@@ -40,6 +46,56 @@ def latest(directory: Path) -> Path:
     if not checkpoints:
         raise DataNotFoundError(f"{directory}: holds no whole checkpoint, expected step-*/{MANIFEST}")
     return checkpoints[-1]
+
+
+def find(directory: Path, which: int | str = "last") -> Path:
+    """The whole checkpoint below `directory` that `which` names.
+
+    Args:
+        directory: where checkpoints lie, for example ``RUN/checkpoints``.
+        which: "last" for the highest step, "best" for the one that `mark_best` named, or a step.
+
+    Raises:
+        DataNotFoundError: there is no whole checkpoint.
+        ConfigError: `which` is none of these, or there is no such checkpoint.
+    """
+    newest = latest(directory)
+    if which == "last":
+        return newest
+    if which == "best":
+        step = best_step(directory)
+        if step is None:
+            raise ConfigError(f"{directory}: no checkpoint is marked as the best one, expected 'last' or a step")
+    elif str(which).isdecimal():
+        step = int(which)
+    else:
+        hint = did_you_mean(str(which), ("best", "last"))
+        raise FieldError("", "checkpoint", f"got {which!r}{hint}, expected 'best', 'last' or a step")
+    path = step_path(directory, step)
+    if not (path / MANIFEST).is_file():
+        steps = ", ".join(str(int(other.name.removeprefix("step-"))) for other in whole(directory))
+        raise ConfigError(f"{directory}: holds no checkpoint of step {step}, expected one of {steps}")
+    return path
+
+
+def mark_best(directory: Path, step: int) -> None:
+    """Name the checkpoint of `step` as the best one below `directory`: `keep_newest` keeps it. Atomic."""
+    write_envelope(directory / BEST, _BEST_FORMAT, _BEST_VERSION, {"step": step})
+
+
+def best_step(directory: Path) -> int | None:
+    """The step that `mark_best` named last, or None.
+
+    Raises:
+        FormatError: the file is damaged.
+    """
+    path = directory / BEST
+    if not path.is_file():
+        return None
+    step = open_envelope(path, _BEST_FORMAT, _BEST_VERSION).get("step")
+    if not isinstance(step, int):
+        raise FormatError(f"{path}: $.step: got {step!r}, expected an integer")
+    return step
 
 
 @contextlib.contextmanager
@@ -76,9 +132,11 @@ def staged(directory: Path, step: int) -> Iterator[Path]:
 
 
 def keep_newest(directory: Path, count: int) -> None:
-    """Remove all whole checkpoints below `directory` but the `count` newest."""
+    """Remove all whole checkpoints below `directory` but the `count` newest and the best one."""
+    best = best_step(directory)
     for path in whole(directory)[:-count]:
-        _remove(path)
+        if best is None or path != step_path(directory, best):
+            _remove(path)
 
 
 def _words(error: OSError) -> str:

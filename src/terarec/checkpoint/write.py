@@ -45,7 +45,7 @@ def save(directory: Path, state: TrainState, *, keep: int | None = None) -> Path
     Args:
         directory: where checkpoints lie, for example ``RUN/checkpoints``.
         state: what to write.
-        keep: how many of the newest checkpoints stay, this one included; None for all.
+        keep: how many of the newest checkpoints stay, this one included, besides the one marked as best; None for all.
 
     Returns:
         The checkpoint's path.

@@ -59,4 +59,4 @@ def _tell(failure: Failure, *, as_json: bool) -> None:
     sys.stdout.flush()
     print(f"terarec: {failure.line}", file=sys.stderr, flush=True)
     if as_json:
-        print_json({"error": failure.line.removeprefix("error: ")})
+        print_json({"error": failure.message})

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from terarec.cli.checkpoint_option import CheckpointOption
 from terarec.cli.show import Show
 
 
@@ -19,6 +20,7 @@ class EvaluateOptions:
     run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train wrote.")]
     data: Annotated[Path, typer.Option(help="A prepared data set.")]
     split: Annotated[str, typer.Option(help="Which part of the data set.")] = "valid"
+    checkpoint: CheckpointOption = None
 
 
 def evaluate(options: EvaluateOptions, show: Show) -> None:
@@ -31,13 +33,13 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     from terarec.train.run_dir import RunDirectory, check_run
 
     check_run(options.run)
-    model, spec, trained_on, _ = load_model(options.run)
+    model, spec, trained_on, step = load_model(options.run, options.checkpoint)
     training = spec.training
     reader = Reader(options.data, split=options.split, batch_size=training.batch_size, threads=training.reader_threads)
     check_columns(reader.spec, options.data, trained_on, RunDirectory(options.run).dataset)
     total = reader.spec.num_rows(options.split)
     with show.progress("evaluating", "samples") as progress:
         found = score(model, reader, precision=training.precision, progress=lambda done: progress(done, total))
-    figures = {"run": str(options.run), "data": str(options.data), "split": options.split}
+    figures = {"run": str(options.run), "data": str(options.data), "split": options.split, "step": step}
     known = {"best_auc": reader.spec.best_auc, "peak_memory_bytes": memory.peak_bytes()}
     show.result(f"{options.run} on {options.data}", {**figures, **dataclasses.asdict(found), **known})

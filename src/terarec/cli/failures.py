@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import typer
 
 from terarec.errors import ConfigError, RunInterruptedError, TerarecError
+from terarec.spec.nearest import nearest
 
 DATA = 1
 USAGE = 2
@@ -30,6 +32,11 @@ class Failure:
 
     exit_code: int
     line: str | None
+
+    @property
+    def message(self) -> str | None:
+        """`line` without its ``error: ``."""
+        return None if self.line is None else self.line.removeprefix("error: ")
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -55,9 +62,21 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def _usage(error: Any) -> str:
-    message = error.format_message().rstrip(".")
     context = getattr(error, "ctx", None)
+    if context is not None and hasattr(error, "option_name") and hasattr(error, "possibilities"):
+        message = f"{error.message.rstrip('.')}{_near_options(error.option_name, context.command.params)}"
+    else:
+        message = error.format_message().rstrip(".")
     return f"{message}; see {context.command_path} --help" if context is not None else message
+
+
+def _near_options(typed: str, parameters: Sequence[Any]) -> str:
+    """The options whose words include those of `typed` (``--dense-lr`` for ``--lr``), or else the nearest one."""
+    known = [name[2:] for parameter in parameters for name in parameter.opts if name.startswith("--")]
+    words = set(typed.strip("-").split("-"))
+    close = [name for name in known if words <= set(name.split("-"))] or [nearest(typed.strip("-"), known)]
+    hint = " or ".join(f"--{name}" for name in close if name is not None)
+    return f" (did you mean {hint}?)" if hint else ""
 
 
 def _system(error: OSError) -> str:

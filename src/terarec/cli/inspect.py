@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from terarec.cli.checkpoint_option import CheckpointOption
 from terarec.cli.figures import label
 from terarec.cli.show import Show
 from terarec.errors import ConfigError, DataNotFoundError
@@ -25,6 +26,7 @@ class InspectOptions:
     split: Annotated[str | None, typer.Option(help="Where to count a column's values; the train split if unset.")] = (
         None
     )
+    checkpoint: CheckpointOption = None
     top: Annotated[int, typer.Option(min=1, help="How many values or rows to show.")] = 10
 
 
@@ -54,6 +56,8 @@ def _describe_dataset(options: InspectOptions, show: Show) -> dict[str, Any]:
     from terarec.cli.inspect_column import describe_column
     from terarec.cli.inspect_dataset import describe_dataset
 
+    if options.checkpoint is not None:
+        raise ConfigError(f"--checkpoint: {options.path} is a data set, expected a RUN")
     if options.table is not None:
         raise ConfigError(f"--table: {options.path} is a data set, which has columns, expected a RUN or a checkpoint")
     if options.column is None:
@@ -77,5 +81,5 @@ def _describe_model(options: InspectOptions) -> dict[str, Any]:
     if options.column is not None:
         raise ConfigError(f"--column: {path} is a model, which has tables, expected a data set")
     if options.table is None:
-        return describe_checkpoint(path)
-    return describe_table(path, options.table, options.top)
+        return describe_checkpoint(path, options.checkpoint)
+    return describe_table(path, options.table, options.top, options.checkpoint)

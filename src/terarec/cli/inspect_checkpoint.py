@@ -11,35 +11,43 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from terarec.checkpoint import MANIFEST, latest
+from terarec.checkpoint import MANIFEST, find
 from terarec.checkpoint.layout import DENSE, KEYS, STATE_PREFIX, WEIGHTS, parse_memory_file, parse_table_file
 from terarec.checkpoint.manifest import Manifest, read_manifest
 from terarec.config import load_run
 from terarec.errors import ConfigError
 from terarec.formats import BFLOAT16, read_tensors, widen_bfloat16
 from terarec.kernels.hash_index import new_hash_index
-from terarec.models.artifact import CHECKPOINT_DIRECTORY, RUN_FILE
+from terarec.models.artifact import CHECKPOINT_DIRECTORY, RUN_FILE, find_checkpoint
 
 Arrays = dict[str, NDArray[Any]]
 
 
-def find_checkpoint(path: Path) -> Path:
-    """`path` itself if it is a checkpoint, or the newest one of the RUN `path`.
+def choose_checkpoint(path: Path, which: str | None) -> Path:
+    """`path` itself if it is a checkpoint, or the one of the RUN `path` that `which` names.
 
     Raises:
         DataNotFoundError: a RUN without a whole checkpoint.
+        ConfigError: a RUN without such a checkpoint, or `path` is a checkpoint and `which` is given.
     """
-    return path if (path / MANIFEST).is_file() else latest(path / CHECKPOINT_DIRECTORY)
+    if (path / MANIFEST).is_file():
+        if which is not None:
+            raise ConfigError(f"--checkpoint: {path} is a checkpoint, expected a RUN")
+        return path
+    if not (path / RUN_FILE).is_file():
+        return find(path / CHECKPOINT_DIRECTORY, which or "last")
+    return find_checkpoint(path, load_run(path / RUN_FILE), which)
 
 
-def describe_checkpoint(path: Path) -> dict[str, Any]:
-    """Tables and dense parameters of a checkpoint, or of the newest one of a RUN; every checksum is compared.
+def describe_checkpoint(path: Path, which: str | None = None) -> dict[str, Any]:
+    """Tables and dense parameters of a checkpoint, or of one of a RUN; every checksum is compared.
 
     Raises:
         DataNotFoundError: no whole checkpoint.
+        ConfigError: no such checkpoint.
         FormatError: a damaged file.
     """
-    checkpoint = find_checkpoint(path)
+    checkpoint = choose_checkpoint(path, which)
     manifest = read_manifest(checkpoint)
     tables = [_table(checkpoint, manifest, table) for table in table_names(manifest)]
     dense, _ = read_tensors(checkpoint / DENSE, sha256=manifest.entry(DENSE).sha256)

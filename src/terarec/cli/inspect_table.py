@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from terarec.checkpoint.layout import KEYS, WEIGHTS
 from terarec.checkpoint.manifest import read_manifest
-from terarec.cli.inspect_checkpoint import find_checkpoint, row_norms, table_pieces
+from terarec.cli.inspect_checkpoint import choose_checkpoint, row_norms, table_pieces
 from terarec.etl.workflow import IdValues, workflow_of
 from terarec.formats import read_dataset
 from terarec.models.artifact import DATASET_DIRECTORY
@@ -20,20 +20,21 @@ from terarec.models.wide_deep import WIDE_SUFFIX
 _PERCENTILES = (0, 1, 10, 50, 90, 99, 100)
 
 
-def describe_table(path: Path, table: str, top: int) -> dict[str, Any]:
+def describe_table(path: Path, table: str, top: int, which: str | None = None) -> dict[str, Any]:
     """Row norms of one table and its `top` largest rows, with the raw values that they stand for.
 
     Args:
         path: a RUN, or a checkpoint in one.
         table: the table.
         top: how many rows to tell.
+        which: the checkpoint of a RUN.
 
     Raises:
-        ConfigError: no such table.
+        ConfigError: no such table or checkpoint.
         DataNotFoundError: no whole checkpoint.
         FormatError: a damaged file.
     """
-    checkpoint = find_checkpoint(path)
+    checkpoint = choose_checkpoint(path, which)
     width, norms, keys = 0, [], []
     for piece in table_pieces(checkpoint, read_manifest(checkpoint), table):
         width = piece[WEIGHTS].shape[1]

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from terarec.cli.checkpoint_option import CheckpointOption
 from terarec.cli.show import Show
 
 
@@ -20,6 +21,7 @@ class PredictOptions:
     data: Annotated[Path, typer.Option(help="A prepared data set.")]
     out: Annotated[Path, typer.Option(help="Parquet file to write, a row per sample in input order.")]
     split: Annotated[str, typer.Option(help="Which part of the data set.")] = "valid"
+    checkpoint: CheckpointOption = None
 
 
 def predict(options: PredictOptions, show: Show) -> None:
@@ -31,7 +33,12 @@ def predict(options: PredictOptions, show: Show) -> None:
     total = read_dataset(options.data).num_rows(options.split)
     with show.progress("predicting", "samples") as progress:
         report = score(
-            options.run, options.data, options.split, options.out, progress=lambda done: progress(done, total)
+            options.run,
+            options.data,
+            options.split,
+            options.out,
+            checkpoint=options.checkpoint,
+            progress=lambda done: progress(done, total),
         )
     figures = {"out": str(options.out), "split": options.split, **dataclasses.asdict(report)}
     show.result(f"Scores in {options.out}", {**figures, "peak_memory_bytes": memory.peak_bytes()})

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from terarec.cli.failures import failure_of
 from terarec.cli.show import Show
 from terarec.cli.train_options import TrainOptions, run_spec
-from terarec.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     from terarec.train.fit_report import FitReport
@@ -28,13 +28,13 @@ def train(options: TrainOptions, show: Show) -> None:
 
 
 def _draw(out: Path, show: Show) -> Path | None:
-    """The path of the curves; None where the library that draws them, an extra, is not installed."""
+    """Write the report and return its path; None, with a line that says why, if that fails: the training has not."""
     from terarec.train.report import write_report
 
     try:
         return write_report(out)
-    except MissingDependencyError as error:
-        show.line(f"no report: {error}")
+    except Exception as error:
+        show.line(f"no report: {failure_of(error).message}")
         return None
 
 
@@ -43,10 +43,13 @@ def _figures(run: Run, report: FitReport, page: Path | None) -> dict[str, Any]:
     return {
         "out": str(run.directory.path),
         "model": run.spec.model.kind,
+        "init_from": str(run.initial) if run.initial is not None else None,
         "auc": evaluation.auc if evaluation is not None else None,
         "logloss": evaluation.logloss if evaluation is not None else None,
         "highest_auc": report.highest_auc,
         "best_auc": run.dataset.best_auc,
+        "best_step": report.best_step,
+        "stopped_early": report.stopped_early,
         "loss": report.loss,
         "steps": report.steps,
         "samples": report.samples,

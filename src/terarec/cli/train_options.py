@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,16 @@ class TrainOptions:
     precision: Annotated[str | None, typer.Option(metavar="fp32|bf16", help="Precision of the layers.")] = None
     seed: Annotated[int | None, typer.Option(help="Of first weights, data order and dropout.")] = None
     threads: Annotated[int | None, typer.Option(help="CPU threads of the compute.")] = None
+    patience: Annotated[
+        int | None, typer.Option(help="Stop after so many evaluations in a row without an improvement.")
+    ] = None
+    init_from: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Start from the weights of another run or checkpoint."),
+    ] = None
+    reset_optimizer: Annotated[
+        bool, typer.Option("--reset-optimizer", help="With --init-from: leave its optimizer states.")
+    ] = False
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in RUN.")] = False
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Any field, e.g. training.max_steps=100.")
@@ -70,6 +81,7 @@ _FLAGS = {
     "precision": "training.precision",
     "seed": "training.seed",
     "threads": "training.threads",
+    "patience": "training.patience",
 }
 """Option -> the field of `RunSpec` that it sets."""
 
@@ -79,7 +91,8 @@ _RUN_FILE = "run.json"  # as in terarec.models.artifact, which would load torch 
 def run_spec(options: TrainOptions) -> RunSpec:
     """The run that `options` describe.
 
-    A run that is resumed without a configuration file starts from its own description, ``RUN/run.json``.
+    Without a configuration file the options change the description of the run to resume, ``RUN/run.json``, or of the
+    one that ``--init-from`` names.
     ``--width`` alone also widens the last layer of DLRM's bottom MLP, which must be as wide as the embedding.
 
     Raises:
@@ -91,6 +104,10 @@ def run_spec(options: TrainOptions) -> RunSpec:
     changes = {path: str(value) for path, value in flags.items() if value is not None}
     if options.data is not None:
         changes["data"] = str(options.data.absolute())
+    if options.init_from is not None:
+        changes["init_from"] = str(options.init_from.absolute())
+    if options.reset_optimizer:
+        changes["reset_optimizer"] = "true"
     changes |= parse_assignments(options.assignments or ())
     return override(base, _with_bottom_as_wide(base, changes))
 
@@ -102,10 +119,14 @@ def _base(options: TrainOptions) -> RunSpec:
     described = options.out / _RUN_FILE
     if options.resume and described.is_file():
         return load_run(described)
+    if options.init_from is not None:
+        for run in (options.init_from, *options.init_from.absolute().parents[1:2]):
+            if (run / _RUN_FILE).is_file():
+                return dataclasses.replace(load_run(run / _RUN_FILE), init_from=None, reset_optimizer=False)
     if options.data is None:
         raise ConfigError(
             "nothing to train on: got neither CONFIG.json nor --data, expected one of them, "
-            f"or --resume and a run in {options.out}"
+            f"or --resume and a run in {options.out}, or --init-from and another run"
         )
     return RunSpec(data=str(options.data))
 

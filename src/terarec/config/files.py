@@ -17,8 +17,8 @@ from terarec.spec.json_text import parse_json
 def load_run(path: Path | str) -> RunSpec:
     """Read a `RunSpec` from a JSON file.
 
-    A relative ``data`` path is taken from the folder that holds the file, so that a configuration and its data set
-    move together.
+    A relative ``data`` or ``init_from`` path is taken from the folder that holds the file, so that a configuration and
+    its data set move together.
 
     Raises:
         DataNotFoundError: there is no such file.
@@ -26,7 +26,9 @@ def load_run(path: Path | str) -> RunSpec:
     """
     path = Path(path)
     run = from_data(RunSpec, _parse(path), where=f"{path}: $")
-    return dataclasses.replace(run, data=os.path.normpath(path.parent.absolute() / run.data))
+    folder = path.parent.absolute()
+    init_from = None if run.init_from is None else os.path.normpath(folder / run.init_from)
+    return dataclasses.replace(run, data=os.path.normpath(folder / run.data), init_from=init_from)
 
 
 def save_run(run: RunSpec, path: Path | str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, Union
 
 from terarec.errors import ConfigError
 from terarec.spec import from_data, to_data
-from terarec.spec.codec import unknown_field
+from terarec.spec.codec import unknown_choice, unknown_field
 
 Spec = TypeVar("Spec")
 
@@ -62,7 +62,9 @@ def _assign(root: type, data: dict[str, Any], path: str, text: str) -> None:
         part = _present(hint)
         if not kinds and not dataclasses.is_dataclass(part):
             raise ConfigError(f"{path}: {'.'.join(groups[: depth + 1])} has no fields, expected it to be set itself")
-        data = data.setdefault(group, _default(spec_type, group))
+        if data.get(group) is None:
+            data[group] = _default(spec_type, group)
+        data = data[group]
         spec_type = kinds.get(data.get("kind", "")) if kinds else part
         if spec_type is None and path != f"{'.'.join(groups)}.kind":
             inside = ".".join(groups[: depth + 1])
@@ -70,16 +72,12 @@ def _assign(root: type, data: dict[str, Any], path: str, text: str) -> None:
     if leaf == "kind" and kinds:
         _choose_kind(kinds, data, path, text)
         return
-    value = _read(_field_hint(spec_type, leaf, ".".join(groups)), text, path)
-    if value is None:
-        data.pop(leaf, None)
-    else:
-        data[leaf] = value
+    data[leaf] = _read(_field_hint(spec_type, leaf, ".".join(groups)), text, path)
 
 
 def _choose_kind(kinds: Mapping[str, Any], data: dict[str, Any], path: str, text: str) -> None:
     if text not in kinds:
-        raise ConfigError(f"{path}: got {text!r}, expected one of {', '.join(map(repr, kinds))}")
+        raise unknown_choice(path, text, kinds)
     if text != data.get("kind"):
         data.clear()
         data["kind"] = text

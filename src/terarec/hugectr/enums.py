@@ -5,9 +5,10 @@ The members are also names of the package itself (``hugectr.Adam``), unless two 
 
 from __future__ import annotations
 
-import difflib
 from enum import Enum, EnumMeta
 from typing import Any
+
+from terarec.spec.nearest import nearest
 
 
 class _NamesType(EnumMeta):
@@ -20,8 +21,8 @@ class _NamesType(EnumMeta):
         if name.startswith("_"):
             raise AttributeError(name)
         folded = {member.lower(): member for member in members}
-        close = difflib.get_close_matches(name.lower(), folded, n=1)
-        hint = f"did you mean {folded[close[0]]!r}" if close else f"expected one of {', '.join(members)}"
+        close = nearest(name.lower(), folded)
+        hint = f"did you mean {folded[close]!r}" if close is not None else f"expected one of {', '.join(members)}"
         raise AttributeError(f"{cls.__name__} has no {name!r}, {hint}")
 
 

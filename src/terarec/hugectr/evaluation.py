@@ -9,7 +9,7 @@ from torch import Tensor
 
 from terarec.hugectr.enums import MetricsType
 from terarec.hugectr.errors import WrongInputError
-from terarec.metrics import NDCG, SMAPE, AverageLoss, HitRate, SoftAUC
+from terarec.metrics import AUC, NDCG, SMAPE, AverageLoss, HitRate
 from terarec.metrics.columns import mean_over_labels
 
 
@@ -17,10 +17,10 @@ class _ColumnAUCs:
     """An AUC for each label's column, over the samples whose label there is known (above -1/2)."""
 
     def __init__(self) -> None:
-        self._columns: list[SoftAUC] = []
+        self._columns: list[AUC] = []
 
     def update(self, scores: Tensor, labels: Tensor) -> None:
-        self._columns = self._columns or [SoftAUC() for _ in range(labels.shape[1])]
+        self._columns = self._columns or [AUC() for _ in range(labels.shape[1])]
         for number, auc in enumerate(self._columns):
             known = labels[:, number] > -0.5
             auc.update(scores[known, number], labels[known, number])

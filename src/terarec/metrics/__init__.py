@@ -6,7 +6,6 @@ from terarec.metrics.hit_rate import HitRate
 from terarec.metrics.logloss import LogLoss
 from terarec.metrics.ndcg import NDCG
 from terarec.metrics.smape import SMAPE
-from terarec.metrics.soft_auc import SoftAUC
 from terarec.metrics.throughput import Throughput
 
-__all__ = ["AUC", "NDCG", "SMAPE", "AverageLoss", "HitRate", "LogLoss", "SoftAUC", "Throughput"]
+__all__ = ["AUC", "NDCG", "SMAPE", "AverageLoss", "HitRate", "LogLoss", "Throughput"]

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from torch import nn
 
-from terarec.checkpoint import Checkpoint, latest, load
+from terarec.checkpoint import Checkpoint, find, load
+from terarec.checkpoint.directory import best_step
 from terarec.config import load_run
 from terarec.formats import read_dataset
 from terarec.models.build import build_model
@@ -35,20 +36,45 @@ class LoadedModel(NamedTuple):
     step: int
 
 
-def load_model(run_dir: Path) -> LoadedModel:
-    """The model of the newest whole checkpoint of a run.
+def find_checkpoint(run_dir: Path, spec: RunSpec, which: int | str | None = None) -> Path:
+    """The checkpoint of a run that `which` names.
+
+    Args:
+        run_dir: the run.
+        spec: of the run.
+        which: "last", "best" or a step; None for the best one of a run with ``training.patience``, which stops it after
+            its best step, and for the last one of any other.
+
+    Raises:
+        DataNotFoundError: the run holds no whole checkpoint.
+        ConfigError: it holds none that `which` names.
+    """
+    directory = run_dir / CHECKPOINT_DIRECTORY
+    if which is None:
+        has_best = spec.training.patience is not None and best_step(directory) is not None
+        which = "best" if has_best else "last"
+    return find(directory, which)
+
+
+def load_model(run_dir: Path, checkpoint: int | str | None = None) -> LoadedModel:
+    """The model of a run.
+
+    Args:
+        run_dir: what training wrote.
+        checkpoint: "last", "best" or a step; None for the one of `find_checkpoint`.
 
     Raises:
         DataNotFoundError: `run_dir` is no run, or holds no whole checkpoint.
+        ConfigError: it holds no such checkpoint.
         FormatError: a file of it is damaged.
         StorageError: not enough memory for the tables.
     """
     spec = load_run(run_dir / RUN_FILE)
     dataset = read_dataset(run_dir / DATASET_DIRECTORY)
-    checkpoint = load(latest(run_dir / CHECKPOINT_DIRECTORY))
+    opened = load(find_checkpoint(run_dir, spec, checkpoint))
     model = build_model(spec.model, dataset, seed=spec.training.seed)
-    load_weights(model, checkpoint, with_state=False)
-    return LoadedModel(model=model.eval(), spec=spec, dataset=dataset, step=checkpoint.step)
+    load_weights(model, opened, with_state=False)
+    return LoadedModel(model=model.eval(), spec=spec, dataset=dataset, step=opened.step)
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint, *, with_state: bool) -> None:

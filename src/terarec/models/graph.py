@@ -101,6 +101,23 @@ class GraphModel(nn.Module):
         """The tensors that losses read -> their labels."""
         return {layer.bottoms[0]: layer.bottoms[1] for layer, _ in self._losses}
 
+    def label_logits(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Logits [B, L] of all labels side by side, in the order of ``spec.labels``, from what `forward` gave.
+
+        The logit of a softmax over two classes is their difference, whose sigmoid is the probability of the second.
+
+        Raises:
+            ConfigError: a label that no loss reads.
+        """
+        found = {layer.bottoms[1]: tensors[layer.bottoms[0]] for layer, _ in self._losses}
+        columns = []
+        for label in self.spec.labels:
+            if label.name not in found:
+                raise ConfigError(f"label {label.name!r}: no loss reads it, expected one for logits of all labels")
+            logits = found[label.name]
+            columns.append(logits if logits.shape[1] == label.dim else logits[:, 1:] - logits[:, :1])
+        return torch.cat(columns, dim=1)
+
     def loss(self, batch: Batch) -> Tensor:
         """`total_loss` of `batch`."""
         return self.total_loss(self(batch))

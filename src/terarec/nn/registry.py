@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -40,6 +39,7 @@ from terarec.nn.sequence_mask import SequenceMask
 from terarec.nn.slice import Slice
 from terarec.nn.softmax import Softmax
 from terarec.nn.weight_multiply import WeightMultiply
+from terarec.spec.nearest import did_you_mean
 
 _MODULES: tuple[type[Layer], ...] = (
     # Trained
@@ -137,9 +137,7 @@ def build_layer(
             names the kind, the option and all shapes.
     """
     if kind not in LAYERS:
-        near = difflib.get_close_matches(kind, LAYERS, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ConfigError(f"there is no layer {kind!r}{hint}; there are {', '.join(LAYERS)}")
+        raise ConfigError(f"there is no layer {kind!r}{did_you_mean(kind, LAYERS)}; there are {', '.join(LAYERS)}")
     module = LAYERS[kind].module
     low, high = module.BOTTOMS
     if not low <= len(shapes) <= (len(shapes) if high is None else high):

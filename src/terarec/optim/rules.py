@@ -13,6 +13,7 @@ from torch import Tensor
 from terarec.errors import ConfigError
 from terarec.ops import RowRule
 from terarec.spec import AdamSpec, RowOptions, SparseOptimizerSpec
+from terarec.spec.nearest import did_you_mean
 
 # Numbers of specs -> the fields of `RowRule` that they are.
 _NUMBERS = {
@@ -73,4 +74,5 @@ def check_tables(options: RowOptions, tables: Sequence[str]) -> None:
         for name in names:
             if name not in tables:
                 known = f"one of {', '.join(map(repr, tables))}" if tables else "none, as no weight is a table"
-                raise ConfigError(f"rows.{field}: got table {name!r}, expected {known}")
+                hint = did_you_mean(name, tables)
+                raise ConfigError(f"rows.{field}: got table {name!r}{hint}, expected {known}")

@@ -34,16 +34,23 @@ class RunningServer:
         self._stop()
 
 
-def serve(run_dir: Path, spec: ServingSpec, ready: Callable[[RunningServer], None] | None = None) -> None:
-    """Serve the newest checkpoint of a run; return after SIGINT, SIGTERM or `RunningServer.stop`.
+def serve(
+    run_dir: Path,
+    spec: ServingSpec,
+    ready: Callable[[RunningServer], None] | None = None,
+    *,
+    checkpoint: int | str | None = None,
+) -> None:
+    """Serve a checkpoint of a run; return after SIGINT, SIGTERM or `RunningServer.stop`.
 
     Args:
         run_dir: what ``terarec train`` wrote.
         spec: name, address and limits.
         ready: called once, when requests are accepted.
+        checkpoint: as for `InferenceSession.open`.
 
     Raises:
-        ConfigError: the address cannot be bound.
+        ConfigError: the address cannot be bound, or the run holds no such checkpoint.
         FormatError: `run_dir` holds no complete checkpoint.
         MissingDependencyError: starlette or uvicorn is not installed.
     """
@@ -56,7 +63,7 @@ def serve(run_dir: Path, spec: ServingSpec, ready: Callable[[RunningServer], Non
             ready(RunningServer(host, port, server.stop))
 
     with _bind(spec) as bound:
-        server = HttpServer(create_app(InferenceService(InferenceSession.open(run_dir), spec)), started)
+        server = HttpServer(create_app(InferenceService(InferenceSession.open(run_dir, checkpoint), spec)), started)
         with _stopped_by_signals(server.stop):
             server.run(sockets=[bound])
 

@@ -43,15 +43,20 @@ class InferenceSession:
         self.labels = tuple(column.name for column in dataset.labels)
 
     @classmethod
-    def open(cls, run_dir: Path) -> InferenceSession:
-        """Load the newest whole checkpoint of a run, and its workflow.
+    def open(cls, run_dir: Path, checkpoint: int | str | None = None) -> InferenceSession:
+        """Load a checkpoint of a run, and its workflow.
+
+        Args:
+            run_dir: what training wrote.
+            checkpoint: "last", "best" or a step; None for the last one, or the best one of a run with patience.
 
         Raises:
             DataNotFoundError: `run_dir` is no run, or holds no whole checkpoint.
+            ConfigError: it holds no such checkpoint.
             FormatError: a file of it is damaged.
             StorageError: not enough memory for the tables.
         """
-        model, run, dataset, step = load_model(run_dir)
+        model, run, dataset, step = load_model(run_dir, checkpoint)
         return cls(model, workflow_of(run_dir / DATASET_DIRECTORY), run, dataset, step=step)
 
     def predict(self, columns: Mapping[str, RawValues]) -> npt.NDArray[np.float32]:

@@ -8,6 +8,7 @@ from types import UnionType
 from typing import NoReturn
 
 from terarec.spec.field_error import FieldError
+from terarec.spec.nearest import did_you_mean
 
 
 def positive_int(owner: object, field: str, minimum: int = 1) -> None:
@@ -53,7 +54,9 @@ def one_of(owner: object, field: str, accepted: Collection[object]) -> None:
     value = getattr(owner, field)
     if value not in accepted:
         choices = ", ".join(repr(choice) for choice in accepted)
-        fail(owner, field, f"one of {choices}")
+        names = [choice for choice in accepted if isinstance(choice, str)]
+        hint = did_you_mean(value, names) if isinstance(value, str) else ""
+        refuse(owner, field, f"got {value!r}{hint}, expected one of {choices}")
 
 
 def instance(owner: object, field: str, kinds: type | UnionType, expected: str) -> None:

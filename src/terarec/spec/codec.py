@@ -7,7 +7,6 @@ out where it is the field's default.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import types
 import typing
 from collections.abc import Collection, Mapping
@@ -15,6 +14,7 @@ from typing import Any, Literal, TypeVar, Union
 
 from terarec.errors import ConfigError
 from terarec.spec.field_error import FieldError
+from terarec.spec.nearest import did_you_mean
 
 Spec = TypeVar("Spec")
 
@@ -60,7 +60,7 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
     if origin is Literal:
         choices = typing.get_args(hint)
         if data not in choices:
-            raise ConfigError(f"{where}: got {_shown(data)}, expected one of {', '.join(map(repr, choices))}")
+            raise unknown_choice(where, data, choices)
         return data
     if origin is tuple:
         if not isinstance(data, list):
@@ -100,8 +100,9 @@ def _decode_union(members: tuple[Any, ...], data: Any, where: str) -> Any:
         raise _mistyped(where, data, "an object")
     kind = data.get("kind")
     if not isinstance(kind, str) or kind not in specs:
-        got = f"got {_shown(kind)}" if "kind" in data else "missing"
-        raise ConfigError(f"{_inside(where, 'kind')}: {got}, expected one of {', '.join(map(repr, specs))}")
+        if "kind" in data:
+            raise unknown_choice(_inside(where, "kind"), kind, specs)
+        raise ConfigError(f"{_inside(where, 'kind')}: missing, expected one of {', '.join(map(repr, specs))}")
     return _decode_spec(specs[kind], data, where)
 
 
@@ -135,9 +136,14 @@ def _decode_spec(spec_type: Any, data: Any, where: str) -> Any:
 
 def unknown_field(where: str, key: str, fields: Collection[str]) -> ConfigError:
     """The error that a spec with these `fields` has no field `key`; `where` is the path of the spec."""
-    close = difflib.get_close_matches(key, fields, n=1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    hint = did_you_mean(key, fields)
     return ConfigError(f"{_inside(where, key)}: unknown field{hint}, expected one of {', '.join(map(repr, fields))}")
+
+
+def unknown_choice(where: str, got: object, choices: Collection[object]) -> ConfigError:
+    """The error that the field at the path `where` takes one of `choices` and not `got`."""
+    hint = did_you_mean(got, (choice for choice in choices if isinstance(choice, str))) if isinstance(got, str) else ""
+    return ConfigError(f"{_root(where)}got {_shown(got)}{hint}, expected one of {', '.join(map(repr, choices))}")
 
 
 def _mistyped(where: str, data: object, expected: str) -> ConfigError:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from terarec.errors import ConfigError
 from terarec.spec import checks
+from terarec.spec.nearest import did_you_mean
 
 MISSING_ID = 0
 """Id of a missing value in every column whose ids a workflow made."""
@@ -112,12 +113,13 @@ class DatasetSpec:
         )
 
     def shards(self, split: str) -> tuple[ShardSpec, ...]:
-        """The shards of `split`; raises `ConfigError` naming the splits that exist."""
+        """The shards of `split`; raises `ConfigError` with the nearest name and all splits if there is none."""
         if split not in self.splits:
             accepted = (
                 f"one of {', '.join(map(repr, sorted(self.splits)))}" if self.splits else "a data set with splits"
             )
-            raise ConfigError(f"data set {self.name!r} has no split {split!r}, expected {accepted}")
+            hint = did_you_mean(split, self.splits)
+            raise ConfigError(f"data set {self.name!r} has no split {split!r}{hint}, expected {accepted}")
         return self.splits[split]
 
     def num_rows(self, split: str) -> int:

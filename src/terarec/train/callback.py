@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Called by `Trainer.fit`; every hook does nothing unless overridden. What a hook raises ends the training.
+    """Called by `Trainer.fit`; every hook does nothing unless overridden.
+
+    What a hook raises ends the training, as it was after the last step: a `Run` still saves that step.
 
     The trainer's ``step``, ``epoch``, ``samples`` and ``loss`` say how far it is.
     """
@@ -32,6 +34,9 @@ class Callback:
 
     def on_finish(self, trainer: Trainer) -> None:
         """All steps are done. `on_end` follows."""
+
+    def on_error(self, trainer: Trainer) -> None:
+        """A hook, the reader or an evaluation raised an exception between two steps. `on_end` follows."""
 
     def on_end(self, trainer: Trainer) -> None:
         """`fit` ends for whatever reason, an error included: release what was taken."""

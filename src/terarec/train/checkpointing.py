@@ -6,37 +6,59 @@ from pathlib import Path
 
 import torch
 
-from terarec.checkpoint import Checkpoint, TrainState, save
+from terarec.checkpoint import MANIFEST, Checkpoint, TrainState, mark_best, save
+from terarec.checkpoint.directory import keep_newest, step_path
+from terarec.errors import ConfigError
 from terarec.models.artifact import load_weights
 from terarec.models.state import dense_state, tables
 from terarec.train.callback import Callback
+from terarec.train.evaluation import Evaluation
 from terarec.train.trainer import BatchReader, Trainer
 
 
 class Checkpointing(Callback):
-    """Saves every ``checkpoint_every`` steps or at every epoch's end, when a signal stops the run, and at the end.
+    """Saves every ``checkpoint_every`` steps or at every epoch's end, the best step, and the last one however it ends.
 
     Args:
         directory: ``RUN/checkpoints``.
         every: steps between checkpoints; None for epochs' ends.
         keep: how many of the newest stay.
-        newest: the checkpoint that the run continues from, if any.
+        keep_best: whether the step of the best evaluation is saved, marked and kept as well.
+
+    Attributes:
+        newest: the newest checkpoint, if any.
     """
 
-    def __init__(self, directory: Path, *, every: int | None, keep: int) -> None:
+    def __init__(self, directory: Path, *, every: int | None, keep: int, keep_best: bool) -> None:
         self.directory = directory
         self.every = every
         self.keep = keep
+        self.keep_best = keep_best
         self.newest: Path | None = None
-        self._saved_step = -1
+        self._saved_step = 0  # no step, no checkpoint
+        self._marked_step: int | None = None
+
+    def continue_from(self, newest: Path, step: int) -> None:
+        """Take `newest` as the checkpoint of `step`, which is not saved again."""
+        self.newest, self._saved_step = newest, step
 
     def on_start(self, trainer: Trainer) -> None:
-        """A resumed step has its checkpoint already."""
-        self._saved_step = trainer.step if self.newest is not None else -1
+        """Mark the best checkpoint, which a kill may have prevented."""
+        self._mark_best(trainer)
+
+    def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
+        """Mark the best checkpoint if that is this step's, saved before its evaluation."""
+        if trainer.step == self._saved_step:
+            self._mark_best(trainer)
 
     def on_step(self, trainer: Trainer) -> None:
-        """Save if the step is due."""
-        if self.every is not None and trainer.step % self.every == 0:
+        """Save if the step is due, or the best one so far."""
+        is_best = self.keep_best and trainer.early_stopping.best_step == trainer.step
+        if self.every is None:
+            is_due = is_best and not trainer.is_epoch_end  # saved there, after all that callbacks do in the step
+        else:
+            is_due = is_best or trainer.step % self.every == 0
+        if is_due:
             self._save(trainer)
 
     def on_epoch_end(self, trainer: Trainer) -> None:
@@ -48,14 +70,29 @@ class Checkpointing(Callback):
         """Save what would be lost."""
         self._save(trainer)
 
+    def on_error(self, trainer: Trainer) -> None:
+        """Save what would be lost."""
+        self._save(trainer)
+
     def on_finish(self, trainer: Trainer) -> None:
         """Save the last step."""
         self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
-        if self._saved_step != trainer.step:
-            self.newest = save(self.directory, capture(trainer), keep=self.keep)
-            self._saved_step = trainer.step
+        if self._saved_step == trainer.step:
+            return
+        self.newest = save(self.directory, capture(trainer))
+        self._saved_step = trainer.step
+        self._mark_best(trainer)  # before anything is removed: a crash in between leaves one checkpoint too many
+        keep_newest(self.directory, self.keep)
+
+    def _mark_best(self, trainer: Trainer) -> None:
+        best = trainer.early_stopping.best_step
+        if not self.keep_best or best is None or best == self._marked_step:
+            return
+        if (step_path(self.directory, best) / MANIFEST).is_file():
+            mark_best(self.directory, best)
+            self._marked_step = best
 
 
 def capture(trainer: Trainer) -> TrainState:
@@ -88,6 +125,9 @@ def restore(trainer: Trainer, reader: BatchReader, checkpoint: Checkpoint) -> No
     progress = checkpoint.progress
     if trainer.row_optimizer is not None:
         trainer.row_optimizer.load_step_state(progress["row_optimizer"])
-    reader.load_state_dict(progress["reader"])
+    try:
+        reader.load_state_dict(progress["reader"])
+    except ConfigError as error:
+        raise ConfigError(f"{error}; to train on with other data use --init-from with a new RUN") from None
     trainer.load_state_dict(progress["trainer"])
     torch.set_rng_state(checkpoint.rng)

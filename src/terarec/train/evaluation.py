@@ -42,13 +42,13 @@ def evaluate(
     """Score `batches` with `model` in evaluation mode.
 
     Args:
-        model: Batch -> logits [B, L].
+        model: Batch -> logits [B, L]; or a `GraphModel`, whose losses say which tensors are logits.
         batches: for example a `terarec.data.Reader`.
         precision: of the dense layers' matrix products.
         progress: called after every batch with the samples scored so far; what it raises ends the evaluation.
 
     Raises:
-        ConfigError: a logit that is NaN, or a label that is neither 0 nor 1.
+        ConfigError: a logit that is NaN, a label outside [0, 1], or a model that gives no logits.
     """
     auc, logloss, throughput = AUC(), LogLoss(), Throughput()
     for batch, logits in score(model, batches, precision):

@@ -20,6 +20,8 @@ class FitReport:
         loss: of the last step's batch; NaN if there was no step.
         evaluation: the last one; None without a validation split.
         highest_auc: the highest AUC of all evaluations of the run, or None.
+        best_step: step of the evaluation that was best by ``training.monitor``, or None.
+        stopped_early: whether ``training.patience`` ended the training.
         peak_memory_bytes: most physical memory that this process ever held.
         checkpoint: the newest checkpoint, if the run writes any.
     """
@@ -31,5 +33,7 @@ class FitReport:
     loss: float
     evaluation: Evaluation | None
     highest_auc: float | None
+    best_step: int | None
+    stopped_early: bool
     peak_memory_bytes: int
     checkpoint: Path | None = None

@@ -25,20 +25,28 @@ class PredictReport:
     """What `predict` wrote.
 
     Attributes:
+        step: training steps behind the weights.
         rows: samples scored.
         seconds: wall-clock time, reading and writing included.
         samples_per_second: rows / seconds.
     """
 
+    step: int
     rows: int
     seconds: float
     samples_per_second: float
 
 
 def predict(
-    run_dir: Path, dataset: Path, split: str, out: Path, *, progress: Callable[[int], None] | None = None
+    run_dir: Path,
+    dataset: Path,
+    split: str,
+    out: Path,
+    *,
+    checkpoint: int | str | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> PredictReport:
-    """Score every sample of `split` with the newest checkpoint of a run and write `out`, whole or not at all.
+    """Score every sample of `split` with a checkpoint of a run and write `out`, whole or not at all.
 
     `out` has a row per sample in input order: the probability of each label as float32, named ``score`` if there is one
     label and else ``score_<label>``, then the labels themselves under their names.
@@ -48,10 +56,12 @@ def predict(
         dataset: a data set with the columns that the model was trained on.
         split: its split.
         out: the Parquet file.
+        checkpoint: "last", "best" or a step; None for the last one, or the best one of a run with patience.
         progress: called after every batch with the samples done.
 
     Raises:
-        ConfigError: the data set lacks the split, or its columns are not those of the run; `out` is a directory.
+        ConfigError: the data set lacks the split, or its columns are not those of the run; `out` is a directory; the
+            run holds no such checkpoint.
         DataNotFoundError: `run_dir` is no run, or holds no whole checkpoint.
         FormatError: a damaged file.
         StorageError: the disk is full.
@@ -60,7 +70,7 @@ def predict(
         raise ConfigError(f"out: {out} is a directory, expected a Parquet file to write")
     check_run(run_dir)
     throughput = Throughput()
-    model, spec, trained_on, _ = load_model(run_dir)
+    model, spec, trained_on, step = load_model(run_dir, checkpoint)
     training = spec.training
     reader = Reader(dataset, split=split, batch_size=training.batch_size, threads=training.reader_threads)
     check_columns(reader.spec, dataset, trained_on, RunDirectory(run_dir).dataset)
@@ -77,4 +87,6 @@ def predict(
                 progress(throughput.samples)
     file.commit()
     seconds = throughput.seconds
-    return PredictReport(rows=throughput.samples, seconds=seconds, samples_per_second=throughput.samples / seconds)
+    return PredictReport(
+        step=step, rows=throughput.samples, seconds=seconds, samples_per_second=throughput.samples / seconds
+    )

@@ -54,7 +54,7 @@ class ProgressBar(Callback):
         self._bar.update(
             self._task,
             completed=trainer.step,
-            description=f"epoch {trainer.epoch + 1}",
+            description=f"epoch {trainer.last_epoch}",
             figures=f"loss {trainer.loss:.4f}  {rate:,.0f} samples/s",
         )
 

@@ -103,11 +103,26 @@ def _fields(spec: object) -> Iterator[tuple[str, str]]:
 
 
 def _text(value: object) -> str:
+    """A value of `to_data` for people; a nested spec is its kind and its fields."""
+    if isinstance(value, Mapping):
+        words = [f"{name.replace('_', ' ')} {_inner(held)}" for name, held in value.items() if name != "kind"]
+        return ", ".join([value["kind"], *words] if "kind" in value else words) or "none"
     if isinstance(value, list):
-        return "-".join(map(str, value))
+        is_sizes = all(isinstance(item, int) for item in value)
+        return ("-" if is_sizes else ", ").join(map(_text, value)) or "none"
+    if value is None:
+        return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _inner(value: object) -> str:
+    """`_text` of what is a part of something, so that its commas are its own."""
+    text = _text(value)
+    return f"({text})" if ", " in text or (isinstance(value, Mapping) and value) else text
 
 
 def _data_rows(run: RunSpec, dataset: DatasetSpec) -> list[tuple[str, str]]:
@@ -123,8 +138,10 @@ def _data_rows(run: RunSpec, dataset: DatasetSpec) -> list[tuple[str, str]]:
 def _optimizer_rows(run: RunSpec) -> Iterator[tuple[str, str]]:
     for name, spec in (("dense optimizer", run.dense_optimizer), ("table optimizer", run.sparse_optimizer)):
         data = to_data(spec)
-        words = [data.pop("kind"), *(f"{field.replace('_', ' ')} {value:g}" for field, value in data.items())]
-        yield name, ", ".join(words).replace("-", "\N{NON-BREAKING HYPHEN}")  # no line ends inside 1e-08
+        rows = data.pop("rows", None)
+        yield name, _text(data).replace("-", "\N{NON-BREAKING HYPHEN}")  # no line ends inside 1e-08
+        if rows is not None:
+            yield "table rows", _text(rows)
 
 
 def _parameter_rows(newest: Sequence[Path], sizes: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, str]]:

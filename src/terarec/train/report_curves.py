@@ -112,7 +112,7 @@ def _auc(evaluations: Sequence[dict[str, Any]], best_auc: float | None) -> str:
         axes.axhline(
             best_auc, color=GREEN, linewidth=1.4, linestyle=(0, (5, 3)), label=f"best reachable {best_auc:.4f}"
         )
-    axes.yaxis.set_major_formatter("{x:.3f}")
+    axes.ticklabel_format(axis="y", style="plain", useOffset=False)  # as many digits as keep the labels apart
     axes.margins(y=0.15)
     return _svg(figure, "auc")
 

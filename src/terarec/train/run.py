@@ -12,11 +12,12 @@ from torch import nn
 
 from terarec.checkpoint import latest, load
 from terarec.data import Reader
-from terarec.errors import RunInterruptedError
+from terarec.errors import ConfigError, RunInterruptedError
 from terarec.formats import read_dataset
 from terarec.models import build_model
 from terarec.optim import RowOptimizer, build_dense_optimizer
 from terarec.spec import DatasetSpec, RunSpec
+from terarec.spec.run import DEFAULT_EVAL_SPLIT
 from terarec.train.allocator import keep_freed_memory
 from terarec.train.callback import Callback
 from terarec.train.checkpointing import Checkpointing, restore
@@ -24,6 +25,7 @@ from terarec.train.fit_report import FitReport
 from terarec.train.metrics_log import MetricsLog
 from terarec.train.run_dir import RunDirectory
 from terarec.train.trainer import Trainer
+from terarec.train.warm_start import start_from
 
 
 class Run:
@@ -34,16 +36,23 @@ class Run:
         dataset: description of the data.
         directory: where everything is written.
         callbacks: besides those that log and save.
+        initial: the checkpoint of another run that this one started from in this process, if any.
     """
 
     def __init__(self, spec: RunSpec, out: Path, callbacks: Sequence[Callback] = ()) -> None:
+        if spec.init_from is not None:  # run.json must name it from wherever it is read
+            spec = dataclasses.replace(spec, init_from=str(Path(spec.init_from).absolute()))
         self.spec = spec
+        self.initial: Path | None = None
         self.dataset: DatasetSpec = read_dataset(Path(spec.data))
         self.directory = RunDirectory(out)
         self.callbacks = list(callbacks)
         training = spec.training
         self._checkpointing = Checkpointing(
-            self.directory.checkpoints, every=training.checkpoint_every, keep=training.keep_checkpoints
+            self.directory.checkpoints,
+            every=training.checkpoint_every,
+            keep=training.keep_checkpoints,
+            keep_best=training.keep_best,
         )
 
     @cached_property
@@ -55,7 +64,7 @@ class Run:
     def trainer(self) -> Trainer:
         """The loop around `model`."""
         spec = self.spec
-        log = MetricsLog(self.directory.metrics, split=spec.training.eval_split)
+        log = MetricsLog(self.directory.metrics, split=spec.training.eval_split or DEFAULT_EVAL_SPLIT)
         rows = None
         if self.dataset.categorical:
             rows = RowOptimizer(self.model, spec.sparse_optimizer, seed=spec.training.seed)
@@ -79,6 +88,26 @@ class Run:
             threads=training.reader_threads,
         )
 
+    def _valid_reader(self) -> Reader | None:
+        """A reader of the split to evaluate on, or None if there is none.
+
+        Raises:
+            ConfigError: the data set lacks the split, and it is not the default one.
+        """
+        split = self.spec.training.eval_split
+        if split is None or (split == DEFAULT_EVAL_SPLIT and split not in self.dataset.splits):
+            if self.spec.training.patience is not None:
+                raise ConfigError(
+                    f"training.patience: got {self.spec.training.patience} without a split to evaluate on, expected "
+                    f"training.eval_split to be one of {', '.join(map(repr, self.dataset.splits))}, or patience none"
+                )
+            return None
+        try:
+            has_rows = self.dataset.num_rows(split) > 0
+        except ConfigError as error:
+            raise ConfigError(f"training.eval_split: {error}, or none") from None
+        return self.reader(split) if has_rows else None
+
     def fit(self, *, resume: bool = False) -> FitReport:
         """Train, log, save. ``threads`` and `keep_freed_memory` set up the whole process.
 
@@ -88,13 +117,15 @@ class Run:
 
         Raises:
             ConfigError: the directory holds a run and `resume` is false, or something that is no run; another training
-                runs there; or the run to resume was described otherwise, or had other columns or another workflow.
+                runs there; or the run to resume, or the one that ``spec.init_from`` names, has another model, other
+                columns or another workflow.
             FormatError: the data set or a checkpoint is damaged.
             StorageError: memory or disk is full; earlier checkpoints are whole.
-            TrainingError: the loss is NaN or infinite; the last checkpoint stays.
+            TrainingError: the loss is NaN or infinite; the last checkpoint and the log stay.
             RunInterruptedError: SIGINT or SIGTERM; a checkpoint of the last step is there to resume from.
 
-        Whatever is raised: without a checkpoint nothing stays of this start, and a run that is refused stays as it was.
+        Whatever a callback, the reader or an evaluation raises: the last step has a checkpoint. Before the first step
+        nothing stays of this start, and a run that is refused stays as it was.
         """
         with self.directory.taken():
             self.directory.check(self.spec, self.dataset, resume=resume)
@@ -103,34 +134,49 @@ class Run:
     def _fit(self) -> FitReport:
         training = self.spec.training
         train_reader = self.reader("train")
-        has_valid = training.eval_split in self.dataset.splits and self.dataset.num_rows(training.eval_split) > 0
-        valid_reader = self.reader(training.eval_split) if has_valid else None
+        valid_reader = self._valid_reader()
         keep_freed_memory()
         if training.threads is not None:
             torch.set_num_threads(training.threads)
         if self.directory.has_checkpoint:
-            self._checkpointing.newest = latest(self.directory.checkpoints)
-            restore(self.trainer, train_reader, load(self._checkpointing.newest))
+            newest = load(latest(self.directory.checkpoints))
+            restore(self.trainer, train_reader, newest)
+            self._checkpointing.continue_from(newest.path, newest.step)
         else:
+            if self.spec.init_from is not None:
+                self.initial = start_from(self.trainer, self.spec, self.dataset)
             torch.manual_seed(training.seed)
         self.directory.begin(self.spec, self.dataset)  # a run that could not be restored keeps its description
         try:
             report = self.trainer.fit(train_reader, valid_reader)
         except RunInterruptedError as error:
             raise RunInterruptedError(f"{error}; resume from {self._checkpointing.newest} with --resume") from None
+        finally:
+            self.directory.holds_work |= self.trainer.step > 0
         return dataclasses.replace(report, checkpoint=self._checkpointing.newest)
 
 
-def build(spec: RunSpec, out: Path | str, callbacks: Sequence[Callback] = ()) -> Run:
+def build(
+    spec: RunSpec,
+    out: Path | str,
+    callbacks: Sequence[Callback] = (),
+    *,
+    init_from: Path | str | None = None,
+    reset_optimizer: bool = False,
+) -> Run:
     """A run of `spec` in the directory `out`.
 
     Args:
         spec: what to train, on what, how.
         out: RUN directory; made by `Run.fit`.
         callbacks: called after those that log and save, for example a `ProgressBar`.
+        init_from: ``spec.init_from``, if given here: a RUN or a checkpoint in one to start from.
+        reset_optimizer: ``spec.reset_optimizer`` with it: take its weights alone.
 
     Raises:
         DataNotFoundError: ``spec.data`` is no data set.
         FormatError: its description is damaged.
     """
+    if init_from is not None:
+        spec = dataclasses.replace(spec, init_from=str(init_from), reset_optimizer=reset_optimizer)
     return Run(spec, Path(out), callbacks)

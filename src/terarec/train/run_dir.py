@@ -31,10 +31,13 @@ _MAY_CHANGE = frozenset(
         "data",
         "training.epochs",
         "training.max_steps",
+        "training.patience",
+        "training.min_delta",
         "training.eval_split",
         "training.eval_every",
         "training.checkpoint_every",
         "training.keep_checkpoints",
+        "training.keep_best",
         "training.threads",
         "training.reader_threads",
     }
@@ -51,6 +54,7 @@ class RunDirectory:
         dataset: description of the data and what encodes raw values, without samples.
         checkpoints: the checkpoints.
         metrics: the curves, as JSON lines.
+        holds_work: whether steps were trained, so that the directory stays whatever happens.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,12 +63,13 @@ class RunDirectory:
         self.dataset = path / DATASET_DIRECTORY
         self.checkpoints = path / CHECKPOINT_DIRECTORY
         self.metrics = path / METRICS_FILE
+        self.holds_work = False
 
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Keep the directory, made if need be, to one training while the block runs.
 
-        If the block fails before there is a checkpoint, what it has put here is removed again.
+        If the block fails before a step was trained, what it has put here is removed again.
 
         Raises:
             ConfigError: `path` holds something else than a run, or another training runs there.
@@ -78,7 +83,7 @@ class RunDirectory:
                 try:
                     yield
                 except BaseException:
-                    if not self.has_checkpoint:
+                    if not (self.has_checkpoint or self.holds_work):
                         self._remove_all_but(before)
                     raise
         finally:
@@ -101,11 +106,11 @@ class RunDirectory:
             return
         if not resume:
             raise ConfigError(f"{self.path}: holds the checkpoints of a run, expected an empty directory, or --resume")
-        for path, old, new in _differences(to_data(load_run(self.run_file)), to_data(spec)):
+        for path, old, new in differences(to_data(load_run(self.run_file)), to_data(spec)):
             if path not in _MAY_CHANGE:
                 raise ConfigError(
                     f"{self.run_file}: {path} is {json.dumps(old)}, got {json.dumps(new)}; "
-                    "a resumed run cannot change it"
+                    "a resumed run cannot change it; --init-from starts another run from its weights"
                 )
         check_columns(dataset, Path(spec.data), read_dataset(self.dataset), self.dataset)
 
@@ -152,12 +157,12 @@ def check_run(path: Path) -> None:
         raise DataNotFoundError(f"{path}: holds no {RUN_FILE}, expected {expected}")
 
 
-def _differences(old: dict[str, Any], new: dict[str, Any], parent: str = "") -> Iterator[tuple[str, Any, Any]]:
+def differences(old: dict[str, Any], new: dict[str, Any], parent: str = "") -> Iterator[tuple[str, Any, Any]]:
     """JSON path, old value and new value wherever two objects differ; a field that is left out is None."""
     for name in {**old, **new}:  # in the order of the fields, "kind" first
         one, other = old.get(name), new.get(name)
         if isinstance(one, dict) and isinstance(other, dict):
-            yield from _differences(one, other, f"{parent}{name}.")
+            yield from differences(one, other, f"{parent}{name}.")
         elif one != other:
             yield f"{parent}{name}", one, other
 

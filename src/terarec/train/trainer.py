@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 from torch import nn, optim
@@ -16,6 +17,7 @@ from terarec.nn import logistic_loss
 from terarec.optim import RowOptimizer
 from terarec.spec import TrainingSpec
 from terarec.train.callback import Callback
+from terarec.train.early_stopping import EarlyStopping
 from terarec.train.evaluation import Evaluation, evaluate
 from terarec.train.fit_report import FitReport
 from terarec.train.interrupt import Interrupts
@@ -48,6 +50,7 @@ class Trainer:
         loss: of the last step's batch.
         evaluation: the last one of this object, or None.
         highest_auc: highest AUC so far, or None.
+        early_stopping: the best evaluation so far, and whether training stops for want of a better one.
         reader: the train reader while `fit` runs.
 
     Args:
@@ -75,8 +78,10 @@ class Trainer:
         self.loss = math.nan
         self.evaluation: Evaluation | None = None
         self.highest_auc: float | None = None
+        self.early_stopping = EarlyStopping(spec)
         self.reader: BatchReader | None = None
         self._evaluated_step = -1
+        self._is_in_step = False
         self._evaluation_seconds = 0.0
         self._interrupts = Interrupts()
 
@@ -88,11 +93,22 @@ class Trainer:
         by_epochs = self.spec.epochs * len(self.reader)
         return by_epochs if self.spec.max_steps is None else min(by_epochs, self.spec.max_steps)
 
-    def fit(self, train_reader: BatchReader, valid_reader: BatchReader | None = None) -> FitReport:
-        """Train until ``spec.epochs`` or ``spec.max_steps``, whichever comes first, from where this trainer is.
+    @property
+    def last_epoch(self) -> int:
+        """The epoch of the last step, counted from 1; 0 before the first step."""
+        return 0 if self.reader is None else -(-self.step // len(self.reader))
 
-        The validation split is scored after every epoch, every ``spec.eval_every`` steps, and at the end. The first
-        SIGINT (Ctrl-C) or SIGTERM lets the running step finish; a second one acts at once.
+    @property
+    def is_epoch_end(self) -> bool:
+        """Whether the last step was the last one of an epoch."""
+        return self.reader is not None and self.step > 0 and self.step % len(self.reader) == 0
+
+    def fit(self, train_reader: BatchReader, valid_reader: BatchReader | None = None) -> FitReport:
+        """Train until ``spec.epochs``, ``spec.max_steps`` or the end of ``spec.patience``, whichever comes first.
+
+        Training goes on from where this trainer is. The validation split is scored after every epoch, every
+        ``spec.eval_every`` steps, and at the end. The first SIGINT (Ctrl-C) or SIGTERM lets the running step finish; a
+        second one acts at once.
 
         Args:
             train_reader: one epoch per ``iter``; after a restore, at the place that belongs to it.
@@ -113,8 +129,15 @@ class Trainer:
             with Interrupts() as self._interrupts:
                 self._call("on_start")
                 self._run(train_reader, valid_reader)
+        except RunInterruptedError:
+            raise
+        except Exception:
+            if not self._is_in_step:
+                self._call_all("on_error")
+            raise
         finally:
-            self._call("on_end")
+            self._is_in_step = False
+            self._call_all("on_end")
         samples, seconds = self.samples - samples_before, throughput.seconds - self._evaluation_seconds
         return FitReport(
             steps=self.step,
@@ -124,6 +147,8 @@ class Trainer:
             loss=self.loss,
             evaluation=self.evaluation,
             highest_auc=self.highest_auc,
+            best_step=self.early_stopping.best_step,
+            stopped_early=self.early_stopping.is_over,
             peak_memory_bytes=memory.peak_bytes(),
         )
 
@@ -161,47 +186,65 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """How far the training is, as JSON data."""
-        return {"step": self.step, "epoch": self.epoch, "samples": self.samples, "highest_auc": self.highest_auc}
+        return {
+            "step": self.step,
+            "epoch": self.epoch,
+            "samples": self.samples,
+            "highest_auc": self.highest_auc,
+            "evaluated_step": self._evaluated_step,
+            "early_stopping": self.early_stopping.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` gave."""
         self.step, self.epoch, self.samples = state["step"], state["epoch"], state["samples"]
         self.highest_auc = state["highest_auc"]
+        self._evaluated_step = state.get("evaluated_step", self.step)  # older checkpoints lack it
+        if "early_stopping" in state:
+            self.early_stopping.load_state_dict(state["early_stopping"])
 
     def _run(self, train_reader: BatchReader, valid_reader: BatchReader | None) -> None:
         try:
-            while self.step < self.total_steps:
+            if valid_reader is not None and self._is_evaluation_due and self._evaluated_step != self.step:
+                self._validate(valid_reader)  # a signal had stopped this evaluation
+            while self.step < self.total_steps and not self.early_stopping.is_over:
                 self._run_epoch(train_reader, valid_reader)
-            if valid_reader is not None and self._evaluated_step != self.step:
+            if valid_reader is not None and (self.evaluation is None or self._evaluated_step != self.step):
                 self._validate(valid_reader)
         except _StopRequestedError:
             self._call("on_interrupt")
             raise RunInterruptedError(
-                f"{self._interrupts.received} after step {self.step} of {self.total_steps} (epoch {self.epoch + 1})"
+                f"{self._interrupts.received} after step {self.step} of {self.total_steps} (epoch {self.last_epoch})"
             ) from None
         self._call("on_finish")
 
     def _run_epoch(self, train_reader: BatchReader, valid_reader: BatchReader | None) -> None:
         """The batches that are left of an epoch, or fewer if ``max_steps`` comes first."""
         for batch in train_reader:
+            self._is_in_step = True
             self.model.train()
             self.loss = self.train_step(batch)
             self.step += 1
             self.samples += batch.batch_size
-            is_epoch_end = self.step % len(train_reader) == 0
-            self.epoch += is_epoch_end
-            every = self.spec.eval_every
-            if valid_reader is not None and (is_epoch_end or (every and self.step % every == 0)):
+            self.epoch += self.is_epoch_end
+            self._is_in_step = False
+            if valid_reader is not None and (self._is_evaluation_due or self.step >= self.total_steps):
                 self._validate(valid_reader)
             self._call("on_step")
-            if is_epoch_end:
+            if self.is_epoch_end:
                 self._call("on_epoch_end")
             self._stop_if_asked()
-            if self.step >= self.total_steps:
+            if self.step >= self.total_steps or self.early_stopping.is_over:
                 return
 
+    @property
+    def _is_evaluation_due(self) -> bool:
+        every = self.spec.eval_every
+        return self.is_epoch_end or (every is not None and self.step > 0 and self.step % every == 0)
+
     def _validate(self, reader: BatchReader) -> None:
-        """Score the validation split, and tell the callbacks."""
+        """Score the validation split and call `on_evaluation`."""
+        is_repeated = self._evaluated_step == self.step
         evaluation = evaluate(
             self.model, reader, precision=self.spec.precision, progress=lambda _samples: self._stop_if_asked()
         )
@@ -209,6 +252,8 @@ class Trainer:
         self._evaluation_seconds += evaluation.seconds
         if not math.isnan(evaluation.auc):
             self.highest_auc = max(evaluation.auc, self.highest_auc or 0.0)
+        # An evaluation that only max_steps made due is none of a longer run, whose patience must be the same.
+        self.early_stopping.update(self.step, evaluation, counts=self._is_evaluation_due and not is_repeated)
         for callback in self.callbacks:
             callback.on_evaluation(self, evaluation)
 
@@ -219,6 +264,12 @@ class Trainer:
     def _call(self, hook: str) -> None:
         for callback in self.callbacks:
             getattr(callback, hook)(self)
+
+    def _call_all(self, hook: str) -> None:
+        """Call `hook` of every callback, whatever one of them raises."""
+        with ExitStack() as stack:
+            for callback in reversed(self.callbacks):
+                stack.callback(getattr(callback, hook), self)
 
 
 class _StopRequestedError(Exception):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import textwrap
 from collections.abc import Sequence
 
 from terarec.errors import ConfigError, FormatError
+from terarec.spec.nearest import did_you_mean
 
 _SHOWN_CHARACTERS = 400
 
@@ -20,9 +20,7 @@ def check_names(path: str, wanted: Sequence[str], names: Sequence[str]) -> None:
     """
     for name in wanted:
         if name not in names:
-            close = difflib.get_close_matches(name, names, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
             listed = textwrap.shorten(", ".join(names), _SHOWN_CHARACTERS, placeholder=" ...")
-            raise ConfigError(f"{path}: has no column {name!r}{hint}, expected {listed}")
+            raise ConfigError(f"{path}: has no column {name!r}{did_you_mean(name, names)}, expected {listed}")
         if names.count(name) > 1:
             raise FormatError(f"{path}: names column {name!r} {names.count(name)} times, expected once")

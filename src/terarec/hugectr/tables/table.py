@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import keyword
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.tables.kinds import Kind
+from terarec.spec.nearest import nearest
 
 OLDEST, NEWEST = "2.3", "25.03"
 
@@ -134,8 +134,8 @@ class Table:
         known = {name: row.name for row in self.rows for name in (row.name, *row.aliases)}
         for name, value in kwargs.items():
             if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {close[0]!r}" if close else f"expected one of {', '.join(sorted(known))}"
+                close = nearest(name, known)
+                hint = f"did you mean {close!r}" if close is not None else f"expected one of {', '.join(sorted(known))}"
                 raise WrongInputError(f"{self.name}: got an unknown parameter {name!r}, {hint}")
             if known[name] in given:
                 raise WrongInputError(f"{self.name}: got {known[name]} twice, by place and by name, or by two names")

@@ -1,0 +1,74 @@
+"""The best evaluation so far, and when to stop for want of a better one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from terarec.spec import TrainingSpec
+from terarec.train.evaluation import Evaluation
+
+
+class EarlyStopping:
+    """Compares evaluations by ``monitor`` and counts those in a row that bring no improvement.
+
+    Attributes:
+        best_step: step of the best evaluation; None before the first one.
+        best_value: its AUC or logloss.
+
+    Args:
+        spec: ``monitor``, ``patience`` and ``min_delta``.
+    """
+
+    def __init__(self, spec: TrainingSpec) -> None:
+        self.best_step: int | None = None
+        self.best_value: float | None = None
+        self._spec = spec
+        self._reference: float | None = None  # what an improvement is measured from
+        self._num_without_improvement = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether patience is at its end."""
+        patience = self._spec.patience
+        return patience is not None and self._num_without_improvement >= patience
+
+    def update(self, step: int, evaluation: Evaluation, *, counts: bool) -> None:
+        """Take in the evaluation after `step` steps.
+
+        Args:
+            step: steps done.
+            evaluation: of the model then; one whose figure is NaN is no improvement.
+            counts: whether it uses up patience. It may be the best one in any case.
+        """
+        value = evaluation.auc if self._spec.monitor == "auc" else evaluation.logloss
+        if self._is_better(value, self.best_value, 0.0):
+            self.best_step, self.best_value = step, value
+        if not counts:
+            return
+        if self._is_better(value, self._reference, self._spec.min_delta):
+            self._reference, self._num_without_improvement = value, 0
+        else:
+            self._num_without_improvement += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as JSON data."""
+        return {
+            "best_step": self.best_step,
+            "best_value": self.best_value,
+            "reference": self._reference,
+            "num_without_improvement": self._num_without_improvement,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        self.best_step, self.best_value = state["best_step"], state["best_value"]
+        self._reference, self._num_without_improvement = state["reference"], state["num_without_improvement"]
+
+    def _is_better(self, value: float, than: float | None, by: float) -> bool:
+        if not math.isfinite(value):
+            return False
+        if than is None:
+            return True
+        return value > than + by if self._spec.monitor == "auc" else value < than - by

@@ -1,0 +1,207 @@
+"""D5: early stopping and the best checkpoint, and that a stop and a resume change neither."""
+
+import contextlib
+import json
+import math
+import re
+import signal
+
+import pytest
+
+from terarec.checkpoint import find, load, mark_best, whole
+from terarec.errors import ConfigError, FormatError, RunInterruptedError
+from terarec.spec import TrainingSpec
+from terarec.train import Callback, Evaluation, build
+from terarec.train.early_stopping import EarlyStopping
+from tests.train.small_run import assert_same, changed, weights
+
+
+def evaluation(auc=0.5, logloss=0.5):
+    return Evaluation(auc=auc, logloss=logloss, rows=1, seconds=1.0, samples_per_second=1.0)
+
+
+def fed(values, **training):
+    """An `EarlyStopping` after evaluations of these values at steps 1, 2, ..., and the step at which it was over."""
+    stopping = EarlyStopping(TrainingSpec(**training))
+    for step, value in enumerate(values, start=1):
+        stopping.update(step, evaluation(auc=value, logloss=value), counts=True)
+        if stopping.is_over:
+            return stopping, step
+    return stopping, None
+
+
+@pytest.mark.parametrize(
+    ("values", "training", "best_step", "over"),
+    [
+        ([0.6, 0.7, 0.69, 0.7], {"patience": 2}, 2, 4),
+        ([0.6, 0.7, 0.69, 0.71, 0.70, 0.69], {"patience": 2}, 4, 6),
+        ([0.6, 0.5, 0.4], {}, 1, None),
+        ([0.60, 0.61, 0.62, 0.63], {"patience": 3, "min_delta": 0.025}, 4, None),
+        ([0.60, 0.61, 0.62, 0.621], {"patience": 2, "min_delta": 0.025}, 3, 3),
+        ([0.5, 0.4, 0.45, 0.41], {"patience": 2, "monitor": "logloss"}, 2, 4),
+        ([math.nan, math.nan], {"patience": 2}, None, 2),
+        ([0.6, math.nan, 0.7], {"patience": 2}, 3, None),
+    ],
+)
+def test_patience_counts_evaluations_without_an_improvement(values, training, best_step, over):
+    stopping, found = fed(values, **training)
+    assert (stopping.best_step, found) == (best_step, over)
+
+
+def test_its_state_survives():
+    stopping, _ = fed([0.6, 0.7, 0.65], patience=2)
+    other = EarlyStopping(TrainingSpec(patience=2))
+    other.load_state_dict(json.loads(json.dumps(stopping.state_dict())))
+    other.update(4, evaluation(auc=0.7), counts=True)
+    assert (other.best_step, other.best_value, other.is_over) == (2, 0.7, True)
+
+
+@pytest.fixture
+def stopping_spec(spec):
+    """No improvement of 0.5 can come after the first evaluation; they come after steps 4, 8, 12, ..."""
+    return changed(spec, epochs=9, eval_every=4, patience=3, min_delta=0.5, keep_checkpoints=1)
+
+
+def steps(run):
+    return [int(path.name.removeprefix("step-")) for path in whole(run.directory.checkpoints)]
+
+
+def test_training_stops_early_and_keeps_the_best(tmp_path, stopping_spec):
+    run = build(stopping_spec, tmp_path)
+    report = run.fit()
+    points = [json.loads(line) for line in run.directory.metrics.read_text().splitlines()]
+    aucs = {point["step"]: point["auc"] for point in points if "auc" in point}
+    assert list(aucs) == [4, 8, 12, 16]
+    assert (report.steps, report.stopped_early) == (16, True)
+    assert report.best_step == max(aucs, key=aucs.get)
+    assert steps(run) == sorted({report.best_step, 16})
+    assert load(find(run.directory.checkpoints, "best")).step == report.best_step
+
+
+@pytest.mark.parametrize("stop", [3, 5, 8, 9, 13])
+def test_a_resumed_run_stops_where_one_without_a_stop_does(tmp_path, stopping_spec, stop):
+    class Press(Callback):
+        def on_step(self, trainer):
+            if trainer.step == stop:
+                signal.raise_signal(signal.SIGINT)
+
+    straight = build(stopping_spec, tmp_path / "straight")
+    expected = straight.fit()
+    with pytest.raises(RunInterruptedError):
+        build(stopping_spec, tmp_path / "RUN", callbacks=[Press()]).fit()
+    resumed = build(stopping_spec, tmp_path / "RUN")
+    report = resumed.fit(resume=True)
+    assert (report.steps, report.best_step, report.stopped_early) == (16, expected.best_step, True)
+    assert steps(resumed) == steps(straight)
+    assert resumed.trainer.state_dict() == straight.trainer.state_dict()
+    assert_same(weights(resumed.model), weights(straight.model))
+
+
+def test_an_evaluation_that_a_signal_stopped_is_made_up_for(tmp_path, stopping_spec, monkeypatch):
+    """Its epoch is saved, so resuming has to score it first: patience counts it, and it may be the best one."""
+    straight = build(stopping_spec, tmp_path / "straight")
+    straight.fit()
+    run = build(stopping_spec, tmp_path / "RUN")
+    reader = run.reader("valid")
+
+    class Pressed:
+        def __iter__(self):
+            if run.trainer.step == 8:
+                signal.raise_signal(signal.SIGINT)
+            return iter(reader)
+
+    monkeypatch.setattr(run, "_valid_reader", Pressed)
+    with pytest.raises(RunInterruptedError, match=r"SIGINT after step 8 of 72 \(epoch 1\)"):
+        run.fit()
+    resumed = build(stopping_spec, tmp_path / "RUN")
+    resumed.fit(resume=True)
+    assert resumed.trainer.state_dict() == straight.trainer.state_dict()
+    assert steps(resumed) == steps(straight)
+
+
+def test_a_run_that_stopped_early_may_go_on_with_more_patience(tmp_path, stopping_spec):
+    build(stopping_spec, tmp_path).fit()
+    again = build(stopping_spec, tmp_path).fit(resume=True)
+    assert (again.steps, again.samples, again.stopped_early) == (16, 0, True)
+    assert build(changed(stopping_spec, patience=4), tmp_path).fit(resume=True).steps == 20
+    with pytest.raises(ConfigError, match=re.escape('training.monitor is "auc", got "logloss"')):
+        build(changed(stopping_spec, monitor="logloss"), tmp_path).fit(resume=True)
+
+
+def test_an_evaluation_that_only_max_steps_asked_for_uses_up_no_patience(tmp_path, stopping_spec):
+    build(changed(stopping_spec, max_steps=6), tmp_path).fit()
+    assert build(stopping_spec, tmp_path).fit(resume=True).steps == 16
+
+
+class KilledError(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("call", ["mark_best", "keep_newest"])
+def test_a_kill_between_saving_and_marking_loses_no_best(tmp_path, stopping_spec, monkeypatch, call):
+    """The state of the checkpoint knows which step is the best; the mark follows it at the next start."""
+    import terarec.train.checkpointing as module
+
+    straight = build(stopping_spec, tmp_path / "straight")
+    straight.fit()
+    for number in (1, 2, 3):
+        calls = []
+        original = getattr(module, call)
+
+        def killed(*arguments, calls=calls, number=number, original=original):
+            calls.append(arguments)
+            if len(calls) == number:
+                raise KilledError
+            return original(*arguments)
+
+        directory = tmp_path / f"killed at {number}"
+        with monkeypatch.context() as patch:
+            patch.setattr(module, call, killed)
+            with contextlib.suppress(KilledError):
+                build(stopping_spec, directory).fit()
+        resumed = build(stopping_spec, directory)
+        resumed.fit(resume=True)
+        assert find(resumed.directory.checkpoints, "best").name == find(straight.directory.checkpoints, "best").name
+        assert steps(resumed) == steps(straight)
+
+
+def test_the_best_may_be_left_out(tmp_path, stopping_spec):
+    run = build(changed(stopping_spec, keep_best=False), tmp_path)
+    assert run.fit().best_step is not None
+    assert steps(run) == [16]
+    with pytest.raises(ConfigError, match="no checkpoint is marked as the best one"):
+        find(run.directory.checkpoints, "best")
+
+
+def test_patience_needs_a_split_to_evaluate_on(tmp_path, stopping_spec):
+    with pytest.raises(ConfigError, match=r"training\.patience: got 3 without a split to evaluate on"):
+        build(changed(stopping_spec, eval_split=None), tmp_path / "RUN").fit()
+    assert not (tmp_path / "RUN").exists()
+
+
+def test_checkpoints_are_found_by_step_best_and_last(tmp_path, spec):
+    run = build(changed(spec, checkpoint_every=4, keep_checkpoints=9), tmp_path)
+    run.fit()
+    directory = run.directory.checkpoints
+    assert find(directory).name == find(directory, "last").name == find(directory, 16).name == "step-00000016"
+    assert find(directory, "4").name == "step-00000004"
+    mark_best(directory, 12)
+    assert find(directory, "best").name == "step-00000012"
+    with pytest.raises(ConfigError, match=r"holds no checkpoint of step 5, expected one of 4, 8, 12, 16"):
+        find(directory, 5)
+    with pytest.raises(ConfigError, match=r"got 'bset' \(did you mean 'best'\?\), expected 'best', 'last' or a step"):
+        find(directory, "bset")
+    (directory / "best.json").write_text("{")
+    with pytest.raises(FormatError, match=r"best\.json"):
+        find(directory, "best")
+
+
+def test_a_checkpoint_without_this_state_is_resumed(tmp_path, spec):
+    """Checkpoints of earlier versions have no state of early stopping."""
+    run = build(changed(spec, max_steps=8), tmp_path)
+    run.fit()
+    state = run.trainer.state_dict()
+    del state["early_stopping"], state["evaluated_step"]
+    trainer = build(spec, tmp_path / "other").trainer
+    trainer.load_state_dict(state)
+    assert (trainer.step, trainer.early_stopping.best_step) == (8, None)
