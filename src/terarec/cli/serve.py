@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from terarec.cli.shared_options import AllowImport
 from terarec.cli.show import Show
 
 
@@ -19,6 +20,7 @@ class ServeOptions:
     port: Annotated[int, typer.Option(help="TCP port; 0 takes a free one.")] = 8000
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1"
     name: Annotated[str, typer.Option(help="The model's name in the URL.")] = "model"
+    allow_import: AllowImport = None
 
 
 def serve(options: ServeOptions, show: Show) -> None:
@@ -33,4 +35,4 @@ def serve(options: ServeOptions, show: Show) -> None:
         show.line(f"Serving {options.run} at {url}/infer; Ctrl-C stops.")
         show.json({"url": server.url, "host": server.host, "port": server.port, "name": spec.name})
 
-    run.serve(options.run, spec, ready)
+    run.serve(options.run, spec, ready, allow_import=options.allow_import or ())

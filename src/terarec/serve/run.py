@@ -6,7 +6,7 @@ import contextlib
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -34,16 +34,23 @@ class RunningServer:
         self._stop()
 
 
-def serve(run_dir: Path, spec: ServingSpec, ready: Callable[[RunningServer], None] | None = None) -> None:
+def serve(
+    run_dir: Path,
+    spec: ServingSpec,
+    ready: Callable[[RunningServer], None] | None = None,
+    *,
+    allow_import: Sequence[str] = (),
+) -> None:
     """Serve the newest checkpoint of a run; return after SIGINT, SIGTERM or `RunningServer.stop`.
 
     Args:
         run_dir: what ``terarec train`` wrote.
         spec: name, address and limits.
         ready: called once, when requests are accepted.
+        allow_import: packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
 
     Raises:
-        ConfigError: the address cannot be bound.
+        ConfigError: the address cannot be bound, or the workflow names a function that is not allowed.
         FormatError: `run_dir` holds no complete checkpoint.
         MissingDependencyError: starlette or uvicorn is not installed.
     """
@@ -56,7 +63,8 @@ def serve(run_dir: Path, spec: ServingSpec, ready: Callable[[RunningServer], Non
             ready(RunningServer(host, port, server.stop))
 
     with _bind(spec) as bound:
-        server = HttpServer(create_app(InferenceService(InferenceSession.open(run_dir), spec)), started)
+        session = InferenceSession.open(run_dir, allow_import=allow_import)
+        server = HttpServer(create_app(InferenceService(session, spec)), started)
         with _stopped_by_signals(server.stop):
             server.run(sockets=[bound])
 

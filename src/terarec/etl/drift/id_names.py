@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,13 +48,18 @@ class IdNames:
         return values.cast(pa.large_string())
 
 
-def id_names(directory: Path, spec: DatasetSpec) -> dict[str, IdNames]:
+def id_names(directory: Path, spec: DatasetSpec, *, allow_import: Sequence[str] = ()) -> dict[str, IdNames]:
     """Those of the categorical columns of the data set in `directory`.
+
+    Args:
+        directory: with ``dataset.json``.
+        spec: its content.
+        allow_import: packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
 
     Raises:
         FormatError: the workflow or a vocabulary is damaged.
     """
-    workflow = workflow_of(directory)
+    workflow = workflow_of(directory, allow_import=allow_import)
     learnt = vocabularies(workflow)
     return {column.name: _names_of(column, workflow, learnt) for column in spec.categorical}
 

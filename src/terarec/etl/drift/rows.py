@@ -12,23 +12,28 @@ from terarec.formats import ColumnBlock, open_shard, read_dataset
 from terarec.spec import DatasetSpec
 
 
-def summarize_dataset(directory: Path, splits: Sequence[str] | None = None) -> DataSummary:
+def summarize_dataset(
+    directory: Path, splits: Sequence[str] | None = None, *, allow_import: Sequence[str] = ()
+) -> DataSummary:
     """The summary of rows of the data set in `directory`, which is called by that directory's name.
 
     Args:
         directory: with ``dataset.json``.
         splits: whose rows are looked at; None: all.
+        allow_import: packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
 
     Raises:
         DataNotFoundError: no data set, or one of its files is not there.
         FormatError: a file that does not hold what it promises.
-        ConfigError: a split that the data set does not have, or no rows.
+        ConfigError: a split that the data set does not have, no rows, or a function in the workflow that is not
+            allowed.
     """
     spec = read_dataset(directory)
     wanted = tuple(spec.splits) if splits is None else tuple(splits)
     if not sum(spec.num_rows(split) for split in wanted):
         raise ConfigError(f"{directory}: got no rows in {', '.join(wanted) or 'any split'}, expected at least one")
-    return summarize(directory.absolute().name, spec, _blocks(directory, spec, wanted), id_names(directory, spec))
+    names = id_names(directory, spec, allow_import=allow_import)
+    return summarize(directory.absolute().name, spec, _blocks(directory, spec, wanted), names)
 
 
 def _blocks(directory: Path, spec: DatasetSpec, splits: Sequence[str]) -> Iterator[ColumnBlock]:
