@@ -34,7 +34,7 @@ class DriftOptions:
 
 def drift(options: DriftOptions, show: Show) -> None:
     """Compare data with those before, column by column: new values, missing ones, moved distributions."""
-    from terarec.etl.drift import compare, summarize_dataset, write_drift_report
+    from terarec.etl.drift import compare, names_apart, summarize_dataset, write_drift_report
     from terarec.formats import check_new_file, read_dataset
 
     if options.out.suffix != ".html":
@@ -44,8 +44,10 @@ def drift(options: DriftOptions, show: Show) -> None:
     splits = read_dataset(options.reference).splits
     before = options.reference_split or ("train" if "train" in splits else None)
     allowed = options.allow_import or ()
-    current = _summarize_current(options)
-    reference = summarize_dataset(options.reference, None if before is None else [before], allow_import=allowed)
+    name, current_name = names_apart(options.reference, Path(options.current[0]))
+    current = _summarize_current(options, current_name)
+    wanted = None if before is None else [before]
+    reference = summarize_dataset(options.reference, wanted, name=name, allow_import=allowed)
     report = compare(reference, current)
     page, figures = write_drift_report(report, options.out, replace=options.force)
     moved = sorted(report.columns, key=lambda column: -column.stability_index)
@@ -62,14 +64,14 @@ def drift(options: DriftOptions, show: Show) -> None:
     )
 
 
-def _summarize_current(options: DriftOptions) -> DataSummary:
+def _summarize_current(options: DriftOptions, name: str) -> DataSummary:
     from terarec.etl.drift import summarize_dataset, summarize_raw
     from terarec.formats import DATASET_FILE
 
     first, allowed = Path(options.current[0]), options.allow_import or ()
     if len(options.current) == 1 and (first / DATASET_FILE).is_file():
         wanted = None if options.current_split is None else [options.current_split]
-        return summarize_dataset(first, wanted, allow_import=allowed)
+        return summarize_dataset(first, wanted, name=name, allow_import=allowed)
     if options.current_split is not None:
         raise ConfigError("--current-split: raw logs have no splits, expected a data set as CURRENT")
     return summarize_raw(options.current, options.reference, allow_import=allowed)

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from terarec.errors import ConfigError
-from terarec.etl.drift.id_names import id_names
 from terarec.etl.drift.summary import DataSummary, summarize
 from terarec.etl.source import Source, open_source
 from terarec.etl.workflow import Workflow, workflow_of
@@ -34,9 +33,8 @@ def summarize_raw(files: Sequence[str | Path], reference: Path, *, allow_import:
         raise ConfigError(f"{reference}: its workflow looks at other rows ({steps}), expected the logs as a data set")
     source = open_source(workflow.spec.source, files)
     dataset = workflow.dataset_spec()
-    names = id_names(reference, dataset, allow_import=allow_import)
     name = ", ".join(str(path).rstrip("/").rpartition("/")[2] for path in files)
-    return summarize(name, dataset, _blocks(workflow, source), names)
+    return summarize(name, dataset, _blocks(workflow, source), workflow)
 
 
 def _blocks(workflow: Workflow, source: Source) -> Iterator[ColumnBlock]:
