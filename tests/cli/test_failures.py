@@ -32,7 +32,7 @@ from terarec.errors import (
         (MemoryError("8 TiB"), 1, "error: out of memory: 8 TiB"),
         (RunInterruptedError("SIGINT after step 3"), 130, "interrupted: SIGINT after step 3"),
         (KeyboardInterrupt(), 130, "interrupted; nothing was left half-written"),
-        (BrokenPipeError(), 1, None),
+        (BrokenPipeError(), 0, None),
     ],
 )
 def test_line_and_exit_code(error: BaseException, code: int, line: str | None) -> None:

@@ -2,9 +2,10 @@ import subprocess
 import sys
 
 import pytest
+from typer.main import get_command
 
 from terarec import __version__
-from terarec.cli.app import ORDER
+from terarec.cli.app import ORDER, app
 from tests.cli.conftest import refused, terarec
 
 ENTRY = [sys.executable, "-c", "from terarec.cli import main; main()"]
@@ -62,11 +63,32 @@ def test_debug_shows_the_traceback_too(tmp_path) -> None:
     assert ended.err.splitlines()[-1].startswith(f"terarec: error: {tmp_path / 'none'}: no such directory")
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
-    process = subprocess.Popen([*ENTRY, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["doctor"], ["doctor", "--json"], ["train", "-h"]])
+def test_a_reader_that_leaves_is_no_error(arguments: list[str]) -> None:
+    """E9: ``terarec --help | head -1`` ends with 0, in a shell that looks at every command of a pipe."""
+    process = subprocess.Popen([*ENTRY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()
-    assert process.stderr.read() == b""
-    assert process.wait() == 1
+    told = process.stderr.read()
+    assert process.wait() == 0
+    assert told == b"" or "--json" in arguments  # what people read goes there
+
+
+def all_commands() -> list[list[str]]:
+    found, left = [], [([], get_command(app))]
+    while left:
+        words, command = left.pop()
+        found.append(words)
+        left += [([*words, word], inner) for word, inner in getattr(command, "commands", {}).items()]
+    return found
+
+
+@pytest.mark.parametrize("words", all_commands(), ids=" ".join)
+def test_h_is_help_of_every_command_and_group(words: list[str]) -> None:
+    """D16."""
+    short, long = terarec(*words, "-h"), terarec(*words, "--help")
+    assert (short.code, short.err) == (0, "")
+    assert short.out == long.out
+    assert "Usage: terarec" in short.out
 
 
 def test_the_console_script_exits_with_the_code(tmp_path) -> None:

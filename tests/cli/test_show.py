@@ -60,3 +60,58 @@ def test_without_json_people_read_stdout(capsys: pytest.CaptureFixture[str]) -> 
     captured = capsys.readouterr()
     assert captured.err == ""
     assert captured.out.split() == ["tables", "table", "rows", "a", "1", "b", "-"]
+
+
+def wide_rows() -> list[dict[str, Any]]:
+    return [
+        {"table": f"feature_{row}", **{f"long_figure_{place}": 1000 + place for place in range(9)}} for row in (1, 2)
+    ]
+
+
+def test_a_pipe_gets_every_row_in_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """E2: words are not cut, however narrow the terminal was."""
+    monkeypatch.setenv("COLUMNS", "80")
+    show = Show(as_json=False)
+    show.table("tables", wide_rows())
+    show.figures("run", {"checkpoint": "/a/long/path" * 20})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["table", *(word for place in range(9) for word in ("long", "figure", str(place)))]
+    assert [line.split()[0] for line in lines[2:4]] == ["feature_1", "feature_2"]
+    assert "/a/long/path" * 20 in lines[-1]
+
+
+def test_a_narrow_terminal_gets_columns_in_groups(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E2: the first column stands in each group."""
+    for name, value in {"COLUMNS": "80", "FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "dumb"}.items():
+        monkeypatch.setenv(name, value)
+    show = Show(as_json=False)
+    assert show.console.is_terminal
+    show.table("tables", wide_rows())
+    out = capsys.readouterr().out
+    rows = [line for line in out.splitlines() if "feature_1" in line]
+    assert len(rows) == 3
+    assert [word for line in rows for word in line.split()[1:]] == [f"{1000 + place:,}" for place in range(9)]
+    assert max(map(len, rows)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m", "\\x1b[31mred\\x1b[0m"),
+        ("a\nb\r\x07", "a\\nb\\r\\x07"),
+        ("\u202egnp.exe", "\\u202egnp.exe"),
+        ("\x9b31m", "\\x9b31m"),
+        ("\u6771\u4eac Z\u00fcrich", "\u6771\u4eac Z\u00fcrich"),
+    ],
+)
+def test_what_data_hold_does_not_steer_the_terminal(value: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """E6."""
+    show = Show(as_json=False)
+    show.line(value)
+    show.figures(value, {"value": value})
+    show.table(value, [{"value": value, value: 1}])
+    out = capsys.readouterr().out
+    assert out.count(shown) == 6
+    assert not {character for character in out if not character.isprintable()} - {"\n"}

@@ -118,7 +118,7 @@ def test_a_full_disk_leaves_nothing_half_written(
         "train": ["train", *wide, "--data", workshop.data],
         "predict": ["predict", workshop.run, "--data", workshop.data, "--split", "train"],
     }[command]
-    out = tmp_path / "out"
+    out = tmp_path / ("out.parquet" if command == "predict" else "out")
     with kind(tmp_path, LIMITS[kind, command]) as refusal:
         message = refused(*arguments, "--out", out, code=1)
         assert refusal in message
@@ -168,7 +168,7 @@ def test_a_place_that_cannot_be_written_is_refused_first(workshop: Workshop, tmp
         "train", "--data", workshop.data, "--out", path, code=2
     )
     message = refused("predict", workshop.run, "--data", workshop.data, "--out", tmp_path, code=2)
-    assert message == f"out: {tmp_path} is a directory, expected a Parquet file to write"
+    assert message == f"--out: {tmp_path} is a directory, expected a file to write"
     assert files(tmp_path) == {"file": b"mine"}
 
 

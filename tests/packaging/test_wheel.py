@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-import zipfile
+import venv
 from importlib import import_module, metadata
 from pathlib import Path
 
@@ -45,14 +45,30 @@ def test_a_built_wheel_works_without_the_source_tree(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(tmp_path), str(ROOT)]
     subprocess.run(build, check=True)
     (wheel,) = tmp_path.glob("terarec-*.whl")
-    site = tmp_path / "site"
-    zipfile.ZipFile(wheel).extractall(site)
+    python = environment_with(wheel, tmp_path / "environment")
     program = (
         "import terarec, torch, terarec.kernels.cpu._embedding, terarec.kernels.cpu._encoding;"
         "from terarec.kernels.registry import active; assert active('bag_lookup', 'cpu').implementation == 'cpu';"
         "print(terarec.__file__)"
     )
-    environment = {"PYTHONPATH": str(site), "PATH": "/usr/bin:/bin"}
-    run = [sys.executable, "-c", program]
+    environment = {"PATH": "/usr/bin:/bin"}
+    run = [python, "-c", program]
     result = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path, env=environment, check=True)
-    assert result.stdout.strip().startswith(str(site))
+    assert Path(result.stdout.strip()).is_relative_to(tmp_path / "environment")
+    assert subprocess.run([python.with_name("terarec"), "--version"], env=environment, check=True).returncode == 0
+
+
+def environment_with(wheel: Path, directory: Path) -> Path:
+    """The Python of a new virtual environment that has the wheel, and this environment's libraries behind it.
+
+    H1: PYTHONPATH is not enough, since the finder of an installation in place comes before it.
+    """
+    venv.create(directory)
+    python = directory / "bin" / "python"
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*install, str(wheel)], check=True)
+    libraries = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    (site,) = directory.glob("lib/python*/site-packages")
+    # A directory that a .pth file names is searched; the .pth files in it, such as that of the finder, are not read.
+    (site / "libraries.pth").write_text("".join(f"{path}\n" for path in libraries))
+    return python

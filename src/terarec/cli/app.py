@@ -77,7 +77,7 @@ def _print_version(wanted: bool) -> None:
 app = typer.Typer(
     cls=Contents,
     invoke_without_command=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},  # commands and groups inherit it
     pretty_exceptions_enable=False,
     no_args_is_help=False,
 )

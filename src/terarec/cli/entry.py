@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from terarec.cli.app import Frame, app
-from terarec.cli.failures import DATA, Failure, failure_of
+from terarec.cli.failures import INTERRUPTED, Failure, failure_of
+from terarec.cli.figures import printable
 from terarec.cli.show import print_json
 
 
@@ -22,17 +23,19 @@ def run(arguments: Sequence[str]) -> int:
         with _stopped_by_sigterm():
             result = app(list(arguments), prog_name="terarec", obj=frame, standalone_mode=False)
         sys.stdout.flush()
-    except SystemExit as left:
-        # Rich leaves so when the reader of stdout has gone, and has dealt with stdout by then.
-        return left.code if isinstance(left.code, int) else DATA
+    except SystemExit:
+        # Rich leaves so when the reader of stdout has gone, and has dealt with stdout by then; Typer after it has
+        # completed a line for a shell. Neither is a failure: `terarec --help | head` has shown what was asked for.
+        return 0
     except BaseException as error:
         failure = failure_of(error)
         if frame.debug:
             traceback.print_exc()
     else:
-        # Typer's own way of telling that --help has printed (0) or that Ctrl-C was pressed (130).
-        if not isinstance(result, int) or result == 0:
-            return 0
+        # Typer's own way of telling that --help has printed (0), that a shell is unknown to it (1), which it has said,
+        # or that Ctrl-C was pressed (130).
+        if not isinstance(result, int) or result != INTERRUPTED:
+            return result if isinstance(result, int) else 0
         failure = failure_of(KeyboardInterrupt())
     _tell(failure, as_json="--json" in arguments)
     return failure.exit_code
@@ -57,6 +60,6 @@ def _tell(failure: Failure, *, as_json: bool) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     sys.stdout.flush()
-    print(f"terarec: {failure.line}", file=sys.stderr, flush=True)
+    print(f"terarec: {printable(failure.line)}", file=sys.stderr, flush=True)
     if as_json:
         print_json({"error": failure.message})

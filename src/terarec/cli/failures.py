@@ -26,7 +26,7 @@ class Failure:
     """How a command ends that did not succeed.
 
     Attributes:
-        exit_code: one of this module's constants.
+        exit_code: one of this module's constants; 0 where nobody reads the output any more, which is no failure.
         line: what to print on stderr after ``terarec: ``; None when there is nobody to tell.
     """
 
@@ -42,7 +42,7 @@ class Failure:
 def failure_of(error: BaseException) -> Failure:
     """The line and the exit code for `error`."""
     if isinstance(error, BrokenPipeError):
-        return Failure(DATA, None)
+        return Failure(0, None)
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return Failure(INTERRUPTED, "interrupted; nothing was left half-written")
     if isinstance(error, RunInterruptedError):

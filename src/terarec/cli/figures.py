@@ -8,6 +8,13 @@ _LABELS = {"auc": "AUC", "highest_auc": "highest AUC", "best_auc": "best reachab
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
+def printable(words: str) -> str:
+    """`words`, where characters that would steer a terminal, break the line or hide are spelled out as in Python."""
+    if words.isprintable():
+        return words
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in words)
+
+
 def label(name: str) -> str:
     """``peak_memory_bytes`` -> ``peak memory``."""
     return _LABELS.get(name) or name.removesuffix("_bytes").removesuffix("_seconds").replace("_", " ")
@@ -20,7 +27,7 @@ def text(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, int | float):
-        return str(value)
+        return printable(str(value))
     if name == "bytes" or name.endswith("_bytes"):
         return byte_text(value)
     if name == "seconds" or name.endswith("_seconds"):

@@ -10,6 +10,7 @@ import typer
 
 from terarec.cli.checkpoint_option import CheckpointOption
 from terarec.cli.figures import label
+from terarec.cli.shared_options import AllowImport
 from terarec.cli.show import Show
 from terarec.errors import ConfigError, DataNotFoundError
 
@@ -28,6 +29,7 @@ class InspectOptions:
     )
     checkpoint: CheckpointOption = None
     top: Annotated[int, typer.Option(min=1, help="How many values or rows to show.")] = 10
+    allow_import: AllowImport = None
 
 
 def inspect(options: InspectOptions, show: Show) -> None:
@@ -61,9 +63,16 @@ def _describe_dataset(options: InspectOptions, show: Show) -> dict[str, Any]:
     if options.table is not None:
         raise ConfigError(f"--table: {options.path} is a data set, which has columns, expected a RUN or a checkpoint")
     if options.column is None:
-        return describe_dataset(options.path)
+        return describe_dataset(options.path, allow_import=options.allow_import or ())
     with show.progress(f"counting {options.column}", "rows") as progress:
-        return describe_column(options.path, options.column, options.split, options.top, progress)
+        return describe_column(
+            options.path,
+            options.column,
+            options.split,
+            options.top,
+            progress,
+            allow_import=options.allow_import or (),
+        )
 
 
 def _describe_model(options: InspectOptions) -> dict[str, Any]:
@@ -82,4 +91,6 @@ def _describe_model(options: InspectOptions) -> dict[str, Any]:
         raise ConfigError(f"--column: {path} is a model, which has tables, expected a data set")
     if options.table is None:
         return describe_checkpoint(path, options.checkpoint)
-    return describe_table(path, options.table, options.top, options.checkpoint)
+    return describe_table(
+        path, options.table, options.top, which=options.checkpoint, allow_import=options.allow_import or ()
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,7 +23,9 @@ Counts: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
 _MERGED_BLOCKS = 64  # what is kept beside the counts at most
 
 
-def describe_column(path: Path, name: str, split: str | None, top: int, progress: Advance) -> dict[str, Any]:
+def describe_column(
+    path: Path, name: str, split: str | None, top: int, progress: Advance, *, allow_import: Sequence[str] = ()
+) -> dict[str, Any]:
     """The values of a column in all samples of a split: the most frequent ids, or the numbers' range.
 
     Args:
@@ -32,6 +34,7 @@ def describe_column(path: Path, name: str, split: str | None, top: int, progress
         split: the split to scan; None takes the train split.
         top: how many ids to tell.
         progress: told the rows scanned and the rows in all.
+        allow_import: packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
 
     Raises:
         ConfigError: no such column or split.
@@ -46,7 +49,7 @@ def describe_column(path: Path, name: str, split: str | None, top: int, progress
         return {**told, **_numbers(scanned, numbers.index(name))}
     for position, column in enumerate(spec.categorical):
         if column.name == name:
-            made = IdValues(workflow_of(path), name)
+            made = IdValues(workflow_of(path, allow_import=allow_import), name)
             return {**told, **_categories(made, column, scanned, position, top)}
     raise ConfigError(f"data set {spec.name!r} has no column {name!r}, expected one of {', '.join(spec.column_names)}")
 

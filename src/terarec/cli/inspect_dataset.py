@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from terarec.formats import ColumnBlock, Keys, open_shard, read_dataset
 from terarec.spec import MISSING_ID, CategoricalColumn, DatasetSpec
 
 
-def describe_dataset(path: Path) -> dict[str, Any]:
+def describe_dataset(path: Path, *, allow_import: Sequence[str] = ()) -> dict[str, Any]:
     """Splits and columns of the data set in `path`.
 
     The shares of missing and rare ids are those of the first row group of the first split: a look, not a scan.
@@ -26,7 +26,7 @@ def describe_dataset(path: Path) -> dict[str, Any]:
     """
     spec = read_dataset(path)
     splits = [_split(path, spec, split) for split in spec.splits]
-    workflow = workflow_of(path)
+    workflow = workflow_of(path, allow_import=allow_import)
     sample = next(blocks(path, spec, first_split(spec)), None) if spec.splits else None
     return {
         "what": "dataset",

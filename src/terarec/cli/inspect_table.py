@@ -20,14 +20,17 @@ from terarec.models.wide_deep import WIDE_SUFFIX
 _PERCENTILES = (0, 1, 10, 50, 90, 99, 100)
 
 
-def describe_table(path: Path, table: str, top: int, which: str | None = None) -> dict[str, Any]:
+def describe_table(
+    path: Path, table: str, top: int, *, which: str | None = None, allow_import: Sequence[str] = ()
+) -> dict[str, Any]:
     """Row norms of one table and its `top` largest rows, with the raw values that they stand for.
 
     Args:
         path: a RUN, or a checkpoint in one.
         table: the table.
         top: how many rows to tell.
-        which: the checkpoint of a RUN.
+        which: the checkpoint of a RUN: "last", "best" or a step.
+        allow_import: packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
 
     Raises:
         ConfigError: no such table or checkpoint.
@@ -55,7 +58,7 @@ def describe_table(path: Path, table: str, top: int, which: str | None = None) -
         "norms": _percentiles(all_norms) if all_norms.size else [],
         "largest": [
             {"row": int(row), "value": value, "norm": float(all_norms[place])}
-            for row, place, value in zip(rows, order, _values(path, checkpoint, table, rows), strict=True)
+            for row, place, value in zip(rows, order, _values(path, checkpoint, table, rows, allow_import), strict=True)
         ],
     }
 
@@ -65,12 +68,14 @@ def _percentiles(norms: NDArray[np.float64]) -> list[dict[str, Any]]:
     return [{"percentile": percent, "norm": float(value)} for percent, value in zip(_PERCENTILES, values, strict=True)]
 
 
-def _values(path: Path, checkpoint: Path, table: str, rows: NDArray[np.int64]) -> Sequence[str]:
+def _values(
+    path: Path, checkpoint: Path, table: str, rows: NDArray[np.int64], allow_import: Sequence[str]
+) -> Sequence[str]:
     """Raw values of `rows`, if the RUN around the checkpoint is there; else nothing is known but the keys."""
     for directory in (path / DATASET_DIRECTORY, checkpoint.parent.parent / DATASET_DIRECTORY):
         if not directory.is_dir():
             continue
         for column in read_dataset(directory).categorical:
             if table in (column.name, column.name + WIDE_SUFFIX):
-                return IdValues(workflow_of(directory), column.name).values(rows)
+                return IdValues(workflow_of(directory, allow_import=allow_import), column.name).values(rows)
     return ["?"] * len(rows)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from terarec.cli.preparation import PreparationOptions, pairs, prepare
+from terarec.cli.shared_options import AllowImport
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
+from terarec.spec import OneSplit
 
 if TYPE_CHECKING:
     from terarec.etl.workflow import Workflow
@@ -21,32 +24,49 @@ class PrepareWorkflowOptions(PreparationOptions):
     """What ``terarec prepare WORKFLOW`` takes."""
 
     workflow: Annotated[
-        str, typer.Argument(metavar="WORKFLOW", help="workflow.json, a fitted workflow's directory, or a ready name.")
+        str,
+        typer.Argument(
+            metavar="WORKFLOW",
+            help="workflow.json, a fitted workflow, a data set or a RUN that has one, or a ready name.",
+        ),
     ]
     raw: Annotated[list[str], typer.Argument(metavar="RAW...", help="Files, directories, patterns or URLs, in order.")]
     table: Annotated[
         list[str] | None, typer.Option(metavar="NAME=PATH", help="A file of a side table; repeatable.")
     ] = None
+    split: Annotated[
+        Literal["train", "valid", "test"] | None,
+        typer.Option(help="Put all rows into this split, in the place of the workflow's own splits."),
+    ] = None
+    allow_import: AllowImport = None
 
 
 def prepare_workflow(options: PrepareWorkflowOptions, show: Show) -> None:
     """Any logs by a workflow: your own, a fitted one, or a ready one such as avazu."""
-    workflow = _find(options.workflow)
+    workflow = _find(options.workflow, options.allow_import or ())
+    if options.split is not None:
+        workflow = workflow.with_split(OneSplit(split=options.split))
     tables = {name: tuple(values) for name, values in pairs("--table", options.table or ()).items()}
     prepare(workflow, options.raw, options, show, tables)
 
 
-def _find(name: str) -> Workflow:
-    """The workflow of a file, of a directory, or of a ready name."""
+def _find(name: str, allow_import: Sequence[str]) -> Workflow:
+    """The workflow of a file, of a directory, of a data set or a run, or of a ready name."""
     from terarec.etl.ready import READY
-    from terarec.etl.workflow import Workflow
+    from terarec.etl.workflow import Workflow, workflow_of
+    from terarec.formats import DATASET_FILE
+    from terarec.models.artifact import DATASET_DIRECTORY, RUN_FILE
 
     path = Path(name)
     if name in READY and not path.exists():
         return Workflow.of(READY[name]())
+    if (path / RUN_FILE).is_file():
+        return workflow_of(path / DATASET_DIRECTORY, allow_import=allow_import)
+    if (path / DATASET_FILE).is_file():
+        return workflow_of(path, allow_import=allow_import)
     if path.is_dir():
-        return Workflow.load(path)
+        return Workflow.load(path, allow_import=allow_import)
     if path.is_file():
-        return Workflow.from_json(path)
+        return Workflow.from_json(path, allow_import=allow_import)
     known = ", ".join(sorted({"criteo", "csv", *READY}))
     raise ConfigError(f"WORKFLOW: got {name}, expected a file, a directory, or one of {known}")

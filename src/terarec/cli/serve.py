@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from terarec.cli.checkpoint_option import CheckpointOption
+from terarec.cli.shared_options import AllowImport
 from terarec.cli.show import Show
 
 
@@ -21,6 +22,7 @@ class ServeOptions:
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1"
     name: Annotated[str, typer.Option(help="The model's name in the URL.")] = "model"
     checkpoint: CheckpointOption = None
+    allow_import: AllowImport = None
 
 
 def serve(options: ServeOptions, show: Show) -> None:
@@ -35,4 +37,4 @@ def serve(options: ServeOptions, show: Show) -> None:
         show.line(f"Serving {options.run} at {url}/infer; Ctrl-C stops.")
         show.json({"url": server.url, "host": server.host, "port": server.port, "name": spec.name})
 
-    run.serve(options.run, spec, ready, checkpoint=options.checkpoint)
+    run.serve(options.run, spec, ready, checkpoint=options.checkpoint, allow_import=options.allow_import or ())

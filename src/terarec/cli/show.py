@@ -9,11 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from terarec.cli.figures import label, text
+from terarec.cli.figures import label, printable, text
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+
+_GAP = 2
+"""Spaces between columns."""
+_WIDEST = 1_000_000
+"""Columns of a terminal that is none."""
 
 
 class Advance(Protocol):
@@ -36,11 +42,13 @@ class Show:
 
         self.as_json = as_json
         self.console: Console = Console(stderr=as_json, highlight=False)
+        if not self.console.is_terminal:
+            self.console.width = _WIDEST  # a file or a program takes rows whole, however long they are
         self.progress_console: Console = Console(stderr=True, highlight=False)
 
     def line(self, words: str) -> None:
         """One plain line; square brackets are not markup."""
-        self.console.print(words, markup=False, soft_wrap=True)
+        self.console.print(printable(words), markup=False, soft_wrap=True)
 
     def result(self, title: str, figures: Mapping[str, Any]) -> None:
         """End a command: its figures for people and, if asked for, as JSON."""
@@ -65,10 +73,26 @@ class Show:
             return
         columns = [name for name in rows[0] if any(row[name] is not None for row in rows)]
         numeric = [any(isinstance(row[name], int | float) for row in rows) for name in columns]
-        table = _table(title, [label(name) for name in columns], ["right" if is_num else "left" for is_num in numeric])
-        for row in rows:
-            table.add_row(*(Text(text(name, row[name])) for name in columns))
-        self.console.print(table)
+        cells = [[text(name, row[name]) for name in columns] for row in rows]
+        headers = [printable(label(name)) for name in columns]
+        sides = ["right" if is_num else "left" for is_num in numeric]
+        for places in self._groups([headers, *cells]):
+            table = _table(title, [headers[place] for place in places], [sides[place] for place in places])
+            for row_cells in cells:
+                table.add_row(*(Text(row_cells[place]) for place in places))
+            self.console.print(table)
+
+    def _groups(self, rows: Sequence[Sequence[str]]) -> list[list[int]]:
+        """Columns to show side by side: all, or on a narrow terminal as many as fit, each time with the first one."""
+        from rich.cells import cell_len
+
+        widths = [max(map(cell_len, column)) + _GAP for column in zip(*rows, strict=True)]
+        groups = [[0]]
+        for place in range(1, len(widths)):
+            if len(groups[-1]) > 1 and sum(widths[one] for one in (*groups[-1], place)) > self.console.width:
+                groups.append([0])
+            groups[-1].append(place)
+        return groups
 
     def json(self, data: Mapping[str, Any]) -> None:
         """Print `data` as the last line of stdout, if ``--json`` was given."""
@@ -123,7 +147,11 @@ def _table(title: str, headers: Sequence[str], justify: Sequence[Any]) -> Table:
     from rich.text import Text
 
     table = Table(
-        title=Text(title, style="bold"), title_justify="left", show_header=any(headers), box=None, padding=(0, 2, 0, 0)
+        title=Text(printable(title), style="bold"),
+        title_justify="left",
+        show_header=any(headers),
+        box=None,
+        padding=(0, _GAP, 0, 0),
     )
     for header, side in zip(headers, justify, strict=True):
         table.add_column(Text(header), justify=side, overflow="fold")

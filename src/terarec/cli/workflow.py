@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from terarec.cli.shared_options import Force
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
 
@@ -17,25 +18,26 @@ class WorkflowOptions:
     """What ``terarec workflow`` takes."""
 
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of a ready workflow, such as avazu.")]
-    out: Annotated[Path, typer.Option(help="JSON file to write; it must not exist.")]
+    out: Annotated[Path, typer.Option(help="JSON file to write.")]
     min_count: Annotated[int | None, typer.Option(min=1, help="Values rarer than this share one id.")] = None
     layout: Annotated[str | None, typer.Option(help="Of movielens (latest, 1m) or amazon (2018, 2023).")] = None
+    force: Force = False
 
 
 def workflow(options: WorkflowOptions, show: Show) -> None:
     """Write a ready workflow as JSON, to change it and prepare by it."""
     from terarec.etl.ready import READY
     from terarec.etl.workflow import Workflow
+    from terarec.formats import check_new_file
 
     if options.name not in READY:
         raise ConfigError(f"NAME: got {options.name!r}, expected one of {', '.join(map(repr, READY))}")
     if options.layout is not None and options.name not in {"movielens", "amazon"}:
         raise ConfigError(f"--layout: got {options.layout!r} for {options.name}, which has one layout")
-    if options.out.exists():
-        raise ConfigError(f"--out: {options.out} exists, expected a file that does not")
+    check_new_file(options.out, replace=options.force)
     chosen = {"min_count": options.min_count, "layout": options.layout}
     spec = READY[options.name](**{name: value for name, value in chosen.items() if value is not None})
-    Workflow.of(spec).to_json(options.out)
+    Workflow.of(spec).to_json(options.out, replace=options.force)
     figures = {
         "out": str(options.out),
         "name": spec.name,

@@ -13,6 +13,17 @@ from terarec.spec.json_text import parse_json
 SIDECAR = "generated.json"
 
 
+def is_sidecar(path: Path) -> bool:
+    """Whether a file is the `SIDECAR` of a generator, and not a log that is called so."""
+    if path.name != SIDECAR or not path.is_file():
+        return False
+    try:
+        content = parse_json(path.read_bytes())
+    except ValueError:
+        return False
+    return isinstance(content, dict) and {"best_auc", "files", "seed"} <= content.keys()
+
+
 def read_best_auc(sources: Sequence[str | Path]) -> float | None:
     """``best_auc`` of the `SIDECAR` in the lowest directory that holds all `sources`; None without one, or behind URLs.
 

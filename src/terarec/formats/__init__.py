@@ -1,7 +1,7 @@
 """Bytes <-> NumPy and Arrow: data set shards, ``dataset.json``, tensor containers. Described in docs/formats.md."""
 
 from terarec.formats.arguments import check_rows
-from terarec.formats.atomic import AtomicFile, write_bytes
+from terarec.formats.atomic import AtomicFile, check_new_file, write_bytes
 from terarec.formats.bfloat16 import BFLOAT16, widen_bfloat16
 from terarec.formats.block import ColumnBlock, Keys, merge, slice_rows
 from terarec.formats.container import read_tensors, write_tensors
@@ -19,11 +19,13 @@ from terarec.formats.remote import local_copy
 from terarec.formats.resumable_directory import resumable_directory
 from terarec.formats.shard import Shard, create_shard, open_shard, shard_path
 from terarec.formats.split_files import FileWriter, SplitFiles
+from terarec.formats.table_file import TABLE_SUFFIXES, check_suffix, table_file
 from terarec.formats.writer import ShardWriter
 
 __all__ = [
     "BFLOAT16",
     "DATASET_FILE",
+    "TABLE_SUFFIXES",
     "AtomicFile",
     "ColumnBlock",
     "FileWriter",
@@ -36,7 +38,9 @@ __all__ = [
     "Shard",
     "ShardWriter",
     "SplitFiles",
+    "check_new_file",
     "check_rows",
+    "check_suffix",
     "create_shard",
     "default_group_rows",
     "even_sizes",
@@ -54,6 +58,7 @@ __all__ = [
     "resumable_directory",
     "shard_path",
     "slice_rows",
+    "table_file",
     "widen_bfloat16",
     "workflow_files",
     "write_bytes",

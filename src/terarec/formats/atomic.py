@@ -10,10 +10,23 @@ from pathlib import Path
 
 from terarec.errors import StorageError
 from terarec.formats.flush import flush
+from terarec.spec import FieldError
 
 PARTIAL_SUFFIX = ".partial"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a disk, a quota or a file that may not grow further."""
+
+
+def check_new_file(path: Path, *, replace: bool = False) -> None:
+    """Raise unless a file may be written to `path`: nothing is there, or a file that may be replaced.
+
+    Raises:
+        ConfigError: a directory is there, or a file that may not be replaced.
+    """
+    if path.is_dir():
+        raise FieldError("", "out", f"{path} is a directory, expected a file to write")
+    if not replace and os.path.lexists(path):
+        raise FieldError("", "out", f"{path} exists, expected a new file; --force (in Python replace=True) replaces it")
 
 
 class AtomicFile:
@@ -22,9 +35,20 @@ class AtomicFile:
     Attributes:
         path: where the file will appear.
         partial: where to write until then; its directory exists.
+
+    Args:
+        path: as above.
+        replace: whether a file that is there is replaced. If not, what a user has there stays, also if it appears
+            while this one is written.
+
+    Raises:
+        ConfigError: see `check_new_file`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, replace: bool = True) -> None:
+        if not replace:
+            check_new_file(path)
+        self._replace = replace
         self.path = path
         self.partial = path.with_name(path.name + PARTIAL_SUFFIX)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,6 +57,8 @@ class AtomicFile:
         """Flush the partial file to the disk and rename it into place; aborts if the disk refuses."""
         with self.guard():
             flush(self.partial)
+            if not self._replace:
+                check_new_file(self.path)
             os.replace(self.partial, self.path)
             flush(self.path.parent)
 
@@ -62,13 +88,14 @@ class AtomicFile:
             raise
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes, *, replace: bool = True) -> None:
     """Write a small file atomically.
 
     Raises:
+        ConfigError: see `check_new_file`.
         StorageError: the disk is full.
     """
-    file = AtomicFile(path)
+    file = AtomicFile(path, replace=replace)
     with file.guard():
         file.partial.write_bytes(content)
     file.commit()

@@ -12,10 +12,15 @@ from terarec.formats.atomic import write_bytes
 from terarec.spec.json_text import parse_json
 
 
-def write_envelope(path: Path, name: str, version: int, content: Mapping[str, Any]) -> None:
-    """Write `content` atomically as indented JSON after ``"format": name`` and ``"version": version``."""
+def write_envelope(path: Path, name: str, version: int, content: Mapping[str, Any], *, replace: bool = True) -> None:
+    """Write `content` atomically as indented JSON after ``"format": name`` and ``"version": version``.
+
+    Raises:
+        ConfigError: a file is there that may not be replaced.
+        StorageError: the disk is full.
+    """
     text = json.dumps({"format": name, "version": version, **content}, indent=2, allow_nan=False)
-    write_bytes(path, (text + "\n").encode())
+    write_bytes(path, (text + "\n").encode(), replace=replace)
 
 
 def open_envelope(path: Path, name: str, version: int, *, oldest: int = 1) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any
@@ -34,7 +35,8 @@ def page() -> str:
         "## Commands",
         _names(names.COMMANDS),
         "## Objects",
-        *(_table(table) for table in TABLES),
+        _contents(),
+        *(_tables(name) for name in _table_names()),
         "## Model",
         _names(names.MODEL),
         "## Session: the low-level interface",
@@ -55,11 +57,29 @@ def page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _table_names() -> tuple[str, ...]:
+    """The calls, each once: one that releases declare in several ways has as many tables."""
+    return tuple(dict.fromkeys(table.name for table in TABLES))
+
+
+def _contents() -> str:
+    links = (f"[{name}](#{name.lower().replace('.', '')})" for name in _table_names())
+    return "\n".join(textwrap.wrap(", ".join(links) + ".", 120, break_long_words=False, break_on_hyphens=False))
+
+
+def _tables(name: str) -> str:
+    """All forms of a call in one place."""
+    forms = [table for table in TABLES if table.name == name]
+    parts = [f"### {name}"]
+    if len(forms) > 1:
+        parts.append(f"{len(forms)} forms, by release or by what is given.")
+    parts += [_table(table) for table in forms]
+    return "\n\n".join(parts)
+
+
 def _table(table: Table) -> str:
     rows = ([_title(row), _default(row.default), _releases(row), _status(row), row.meaning] for row in table.rows)
-    return f"### {table.name}\n\n{_sentence(table.meaning)}\n\n" + _rows(
-        ("parameter", "default", "releases", "status", "meaning"), rows
-    )
+    return f"{_sentence(table.meaning)}\n\n" + _rows(("parameter", "default", "releases", "status", "meaning"), rows)
 
 
 def _names(rows: Iterable[names.Name]) -> str:

@@ -7,6 +7,7 @@ the Open Inference Protocol v2, and `serve` behind HTTP. `InferenceClient` asks 
 from terarec.serve.client import InferenceClient, InferenceError
 from terarec.serve.inputs import InputColumn
 from terarec.serve.run import RunningServer, serve
+from terarec.serve.score_files import ScoreReport, score_files
 from terarec.serve.service import InferenceService
 from terarec.serve.session import InferenceSession
 
@@ -17,5 +18,7 @@ __all__ = [
     "InferenceSession",
     "InputColumn",
     "RunningServer",
+    "ScoreReport",
+    "score_files",
     "serve",
 ]

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -40,6 +40,7 @@ def serve(
     ready: Callable[[RunningServer], None] | None = None,
     *,
     checkpoint: int | str | None = None,
+    allow_import: Sequence[str] = (),
 ) -> None:
     """Serve a checkpoint of a run; return after SIGINT, SIGTERM or `RunningServer.stop`.
 
@@ -48,9 +49,11 @@ def serve(
         spec: name, address and limits.
         ready: called once, when requests are accepted.
         checkpoint: as for `InferenceSession.open`.
+        allow_import: packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
 
     Raises:
-        ConfigError: the address cannot be bound, or the run holds no such checkpoint.
+        ConfigError: the address cannot be bound, the run holds no such checkpoint, or the workflow names a function that
+            is not allowed.
         FormatError: `run_dir` holds no complete checkpoint.
         MissingDependencyError: starlette or uvicorn is not installed.
     """
@@ -63,7 +66,8 @@ def serve(
             ready(RunningServer(host, port, server.stop))
 
     with _bind(spec) as bound:
-        server = HttpServer(create_app(InferenceService(InferenceSession.open(run_dir, checkpoint), spec)), started)
+        session = InferenceSession.open(run_dir, checkpoint, allow_import=allow_import)
+        server = HttpServer(create_app(InferenceService(session, spec)), started)
         with _stopped_by_signals(server.stop):
             server.run(sockets=[bound])
 

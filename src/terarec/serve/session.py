@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ class InferenceSession:
     Attributes:
         run: how the model was trained.
         step: training steps behind its weights.
+        workflow: encodes raw values as they were for training.
         inputs: the raw columns that a record has, all of which `predict` needs.
         labels: names of the L probabilities.
 
@@ -33,7 +34,7 @@ class InferenceSession:
 
     def __init__(self, model: nn.Module, workflow: Workflow, run: RunSpec, dataset: DatasetSpec, *, step: int) -> None:
         self._model = model.eval()
-        self._workflow = workflow
+        self.workflow = workflow
         self._features = tuple(column.name for column in dataset.categorical)
         made = [column.name for column in workflow.dataset_spec().categorical]
         self._places = [made.index(name) for name in self._features]  # a workflow gives keys after ids
@@ -42,22 +43,31 @@ class InferenceSession:
         self.inputs = input_columns(workflow)
         self.labels = tuple(column.name for column in dataset.labels)
 
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """What the L probabilities are called in a file: ``score``, or ``score_<label>`` for several labels."""
+        return ("score",) if len(self.labels) == 1 else tuple(f"score_{label}" for label in self.labels)
+
     @classmethod
-    def open(cls, run_dir: Path, checkpoint: int | str | None = None) -> InferenceSession:
+    def open(
+        cls, run_dir: Path, checkpoint: int | str | None = None, *, allow_import: Sequence[str] = ()
+    ) -> InferenceSession:
         """Load a checkpoint of a run, and its workflow.
 
         Args:
             run_dir: what training wrote.
             checkpoint: "last", "best" or a step; None for the last one, or the best one of a run with patience.
+            allow_import: packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
 
         Raises:
+            ConfigError: the workflow names a function that is not allowed, or the run holds no such checkpoint.
             DataNotFoundError: `run_dir` is no run, or holds no whole checkpoint.
-            ConfigError: it holds no such checkpoint.
             FormatError: a file of it is damaged.
             StorageError: not enough memory for the tables.
         """
         model, run, dataset, step = load_model(run_dir, checkpoint)
-        return cls(model, workflow_of(run_dir / DATASET_DIRECTORY), run, dataset, step=step)
+        workflow = workflow_of(run_dir / DATASET_DIRECTORY, allow_import=allow_import)
+        return cls(model, workflow, run, dataset, step=step)
 
     def predict(self, columns: Mapping[str, RawValues]) -> npt.NDArray[np.float32]:
         """Score B records.
@@ -73,7 +83,11 @@ class InferenceSession:
             ConfigError: a column that is missing, unknown or of another length than the first, or a value that
                 the workflow cannot read, with its column and row.
         """
-        batch = self._batch(self._workflow.encode(columns))
+        return self.score(self.workflow.encode(columns))
+
+    def score(self, records: EncodedRecords) -> npt.NDArray[np.float32]:
+        """Score B records that `workflow` has encoded; as `predict`."""
+        batch = self._batch(records)
         half = self.run.training.precision == "bf16"
         with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
             logits: Tensor = self._model(batch)

@@ -88,7 +88,7 @@ from terarec.spec.records import RECORD_KINDS, RecordLayout, RecordSplit, Record
 from terarec.spec.row_options import RowOptions
 from terarec.spec.run import RunSpec, TrainingSpec
 from terarec.spec.serving import ServingSpec
-from terarec.spec.split import Split, SplitByFiles, SplitByFraction, SplitByHash, SplitByTime, SplitByUser
+from terarec.spec.split import OneSplit, Split, SplitByFiles, SplitByFraction, SplitByHash, SplitByTime, SplitByUser
 from terarec.spec.table import DynamicTableSpec, Initializer, RowType, TableSpec
 from terarec.spec.tables import DynamicTablesSpec, StaticTablesSpec, TablesSpec
 from terarec.spec.workflow import LabelSpec, SourceColumn, SourceSpec, WorkflowSpec
@@ -149,6 +149,7 @@ __all__ = [
     "NesterovSpec",
     "Normalize",
     "NormalizeMinMax",
+    "OneSplit",
     "Operator",
     "Pad",
     "Pooling",

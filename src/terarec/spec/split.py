@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from terarec.spec import checks
 
@@ -108,7 +108,18 @@ class SplitByFiles:
             checks.fail(self, "valid_fraction", f"0 with {self.valid} files for validation")
 
 
-Split: TypeAlias = SplitByFraction | SplitByHash | SplitByUser | SplitByTime | SplitByFiles
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OneSplit:
+    """All rows in one split: for files that a fitted workflow transforms, whatever split it was fitted with."""
+
+    kind: ClassVar[str] = "one_split"
+    split: Literal["train", "valid", "test"]
+
+    def __post_init__(self) -> None:
+        checks.one_of(self, "split", ("train", "valid", "test"))
+
+
+Split: TypeAlias = SplitByFraction | SplitByHash | SplitByUser | SplitByTime | SplitByFiles | OneSplit
 
 
 def _shares(split: SplitByFraction | SplitByHash | SplitByUser | SplitByTime) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import filecmp
 from pathlib import Path
+from typing import Any
 
 from terarec.errors import ConfigError
 from terarec.formats import workflow_files
 from terarec.spec import CategoricalColumn, DatasetSpec
+from terarec.spec.json_text import parse_json
 
 
 def check_columns(dataset: DatasetSpec, directory: Path, trained_on: DatasetSpec, trained_directory: Path) -> None:
     """Raise `ConfigError` unless `dataset` has the columns of `trained_on`: names, order, rows, hotness, workflow.
 
-    Equal rows are not enough: ids that were learnt on other logs mean other things. So workflows are compared to the
-    byte.
+    Equal rows are not enough: ids that were learnt on other logs mean other things. So what workflows learnt is
+    compared to the byte, and their steps; how rows were split changes neither.
 
     Args:
         dataset: what is to be read.
@@ -37,11 +39,32 @@ def check_columns(dataset: DatasetSpec, directory: Path, trained_on: DatasetSpec
     known_files = workflow_files(trained_on, trained_directory)
     for file in sorted({*files, *known_files}):
         is_known = file in files and file in known_files
-        if not is_known or not filecmp.cmp(directory / file, trained_directory / file, shallow=False):
+        if not is_known or not _are_alike(directory / file, trained_directory / file):
             raise ConfigError(
                 f"data set {dataset.name!r}: {file} is not that of the training in {trained_directory}; were its ids "
                 "learnt anew?"
             )
+
+
+def _are_alike(path: Path, known: Path) -> bool:
+    """Whether two files of workflows hold the same, apart from the split."""
+    if filecmp.cmp(path, known, shallow=False):
+        return True
+    if path.name != "workflow.json":
+        return False
+    one, other = _without_split(path), _without_split(known)
+    return one is not None and one == other
+
+
+def _without_split(path: Path) -> dict[str, Any] | None:
+    """The content of a ``workflow.json`` apart from the split; None for a file that is none."""
+    try:
+        content = parse_json(path.read_bytes())
+    except ValueError:
+        return None
+    if not isinstance(content, dict) or not isinstance(content.get("workflow"), dict):
+        return None
+    return {**content, "workflow": {name: value for name, value in content["workflow"].items() if name != "split"}}
 
 
 def _shape(column: CategoricalColumn) -> str:

@@ -1,4 +1,4 @@
-"""Scores of a data set, as a Parquet file."""
+"""Scores of a data set, as a file."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
 from terarec.data import Reader
-from terarec.errors import ConfigError
-from terarec.formats import AtomicFile
+from terarec.formats import check_new_file, check_suffix, table_file
 from terarec.metrics import Throughput
 from terarec.models.artifact import load_model
 from terarec.train.columns import check_columns
@@ -44,6 +42,7 @@ def predict(
     out: Path,
     *,
     checkpoint: int | str | None = None,
+    replace: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> PredictReport:
     """Score every sample of `split` with a checkpoint of a run and write `out`, whole or not at all.
@@ -55,19 +54,20 @@ def predict(
         run_dir: what training wrote.
         dataset: a data set with the columns that the model was trained on.
         split: its split.
-        out: the Parquet file.
+        out: a file whose name ends in .parquet, .csv or .jsonl.
         checkpoint: "last", "best" or a step; None for the last one, or the best one of a run with patience.
+        replace: whether a file at `out` is replaced.
         progress: called after every batch with the samples done.
 
     Raises:
-        ConfigError: the data set lacks the split, or its columns are not those of the run; `out` is a directory; the
-            run holds no such checkpoint.
+        ConfigError: the data set lacks the split, or its columns are not those of the run; the run holds no such
+            checkpoint; `out` is there, or its name has another end.
         DataNotFoundError: `run_dir` is no run, or holds no whole checkpoint.
         FormatError: a damaged file.
         StorageError: the disk is full.
     """
-    if out.is_dir():
-        raise ConfigError(f"out: {out} is a directory, expected a Parquet file to write")
+    check_new_file(out, replace=replace)
+    check_suffix(out)
     check_run(run_dir)
     throughput = Throughput()
     model, spec, trained_on, step = load_model(run_dir, checkpoint)
@@ -77,15 +77,13 @@ def predict(
     names = [label.name for label in trained_on.labels]
     scores = ["score"] if len(names) == 1 else [f"score_{name}" for name in names]
     schema = pa.schema([(name, pa.float32()) for name in (*scores, *names)])
-    file = AtomicFile(out)
-    with file.guard(), pq.ParquetWriter(file.partial, schema) as writer:
+    with table_file(out, schema, replace=replace) as writer:
         for batch, logits in score(model, reader, training.precision):
             columns = torch.cat([logits.sigmoid(), batch.label], dim=1)
             writer.write_table(pa.table([column.numpy() for column in columns.T.contiguous()], schema=schema))
             throughput.update(batch.batch_size)
             if progress is not None:
                 progress(throughput.samples)
-    file.commit()
     seconds = throughput.seconds
     return PredictReport(
         step=step, rows=throughput.samples, seconds=seconds, samples_per_second=throughput.samples / seconds

@@ -18,11 +18,14 @@ from terarec.etl.drift import (
     ColumnDrift,
     DriftReport,
     compare,
+    names_apart,
     summarize_dataset,
     summarize_raw,
     write_drift_report,
 )
 from terarec.etl.drift.measures import jensen_shannon_distance, stability_index
+from terarec.etl.ready import CsvOptions, csv_workflow
+from terarec.etl.workflow import Workflow
 from terarec.formats import read_dataset, write_dataset
 from tests.etl.column_values import values_of
 from tests.etl.drift.data_sets import fitted, rows, write
@@ -119,7 +122,8 @@ def test_numbers_lie_in_the_references_deciles(directories):
     assert price.bins.current.sum() == 3000
     assert price.stability_index > 0.25
     assert price.means is not None
-    assert price.means[1] > price.means[0] == pytest.approx(0.0, abs=1e-6)
+    raw = np.array(values_of(rows(4000, 1).columns["price"]))
+    assert price.means[1] > price.means[0] == pytest.approx(raw.mean(), rel=1e-6)
 
 
 def raw_log(path: Path, block) -> Path:
@@ -192,4 +196,48 @@ def test_names_are_escaped(tmp_path):
     page, _ = write_drift_report(compare(shown, shown), tmp_path / "drift.html")
     html = page.read_text()
     assert "<script" not in html
-    assert "Drift of &lt;b&gt;&amp; from" in html
+    assert "Drift of &lt;b&gt;&amp; (current) from &lt;b&gt;&amp; (reference)" in html
+
+
+def people(path: Path, cities: list[str], ages: range, factor: int) -> Path:
+    lines = [f"{at % 2},{age},{factor * (at % 50)},{cities[at % len(cities)]}" for at, age in enumerate(ages)]
+    path.write_text("\n".join(["label,age,gains,city", *lines]) + "\n", encoding="utf-8")
+    return path
+
+
+def test_numbers_are_in_raw_units_whatever_scaled_them(tmp_path, recwarn):
+    """E5: whole numbers lie in the same intervals after another mean and deviation, too."""
+    pytest.importorskip("matplotlib")
+    options = CsvOptions(label="label", dense=("age",), log=("gains",), categorical=("city",))
+    cities = ["東京", "Zürich", "北京市"]
+    for name, ages, factor in (("a", range(20, 420), 1), ("b", range(20, 620), 1)):
+        log = people(tmp_path / f"{name}.csv", cities, ages, factor)
+        Workflow.of(csv_workflow(options)).prepare([log], tmp_path / name / "data")
+    before, after = (summarize_dataset(tmp_path / name / "data") for name in ("a", "b"))
+    assert set(before.numbers["age"].sample.numbers.tolist()) == set(range(20, 420))
+    assert set(after.numbers["age"].sample.numbers.tolist()) == set(range(20, 620))
+    for side in (before, after):
+        np.testing.assert_allclose(np.unique(side.numbers["gains"].sample.numbers), np.arange(50), atol=1e-3)
+    report = compare(before, after)
+    age = column(report, "age")
+    assert age.means == (pytest.approx(219.5), pytest.approx(319.5))
+    assert age.bins.names[1:3] == ("< 60", "60 to 100")
+    assert age.bins.current[1:3].tolist() == [40, 40]
+    assert column(report, "gains").stability_index < 1e-2
+    page, _ = write_drift_report(report, tmp_path / "drift.html")
+    html = page.read_text(encoding="utf-8")
+    assert all(city in html for city in cities)  # as text, which the reader's fonts draw
+    assert [str(warning.message) for warning in recwarn if "Glyph" in str(warning.message)] == []
+
+
+def test_sides_are_told_apart(tmp_path):
+    """E5: by the directories around them, by their splits, or by their parts in the comparison."""
+    assert names_apart(tmp_path / "one" / "data", tmp_path / "two" / "data") == ("one/data", "two/data")
+    assert names_apart(tmp_path / "one", tmp_path / "two") == ("one", "two")
+    assert names_apart(tmp_path / "one", tmp_path / "one") == ("one", "one")
+    block = rows(300, 1)
+    data = write(tmp_path / "data", fitted(block), train=block, valid=rows(100, 2))
+    report = compare(summarize_dataset(data, ["train"]), summarize_dataset(data, ["valid"], name="new/data"))
+    assert (report.reference.name, report.current.name) == ("data (train)", "new/data (valid)")
+    report = compare(summarize_dataset(data), summarize_dataset(data))
+    assert (report.reference.name, report.current.name) == ("data (reference)", "data (current)")

@@ -24,6 +24,7 @@ from terarec.spec import (
     ListSlice,
     LogOp,
     Normalize,
+    OneSplit,
     Operator,
     PrepareOptions,
     SourceColumn,
@@ -98,6 +99,17 @@ def test_a_fitted_workflow_transforms_only(tmp_path: Path) -> None:
     prepare(fitted, log[1:], tmp_path / "local", PrepareOptions(shuffle=True))
     assert_same(tmp_path / "spark", tmp_path / "local")
     assert contents(tmp_path / "spark" / "workflow") == contents(tmp_path / "fitted" / "workflow")
+
+
+def test_all_rows_in_one_split(tmp_path: Path) -> None:
+    """D1: the split of a fitted workflow need not be in the way on a cluster either."""
+    log = shop_files(tmp_path / "raw")
+    prepare(shop_workflow(), log, tmp_path / "fitted", PrepareOptions())
+    fitted = Workflow.load(tmp_path / "fitted" / "workflow").with_split(OneSplit(split="test"))
+    report = spark_engine.prepare(fitted, log[1:], tmp_path / "spark", on_spark(PrepareOptions()))
+    prepare(fitted, log[1:], tmp_path / "local", PrepareOptions())
+    assert report.splits == {"test": 300}
+    assert_same(tmp_path / "spark", tmp_path / "local")
 
 
 def _small(source: SourceSpec, categories: tuple[str, ...]) -> WorkflowSpec:

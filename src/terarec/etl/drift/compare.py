@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,6 +89,9 @@ def compare(reference: DataSummary, current: DataSummary) -> DriftReport:
     Raises:
         ConfigError: there is none.
     """
+    if reference.name == current.name:
+        reference = dataclasses.replace(reference, name=f"{reference.name} (reference)")
+        current = dataclasses.replace(current, name=f"{current.name} (current)")
     columns = [
         *(
             _numbers(name, own, current.numbers[name])
@@ -131,8 +135,13 @@ def _numbers(name: str, reference: NumberSummary, current: NumberSummary) -> Col
 def _interval_names(boundaries: Sequence[float]) -> list[str]:
     if not boundaries:
         return ["all numbers"]
-    edges = [f"{bound:.4g}" for bound in boundaries]
+    edges = [number_text(bound) for bound in boundaries]
     return [f"< {edges[0]}", *(f"{low} to {high}" for low, high in itertools.pairwise(edges)), f">= {edges[-1]}"]
+
+
+def number_text(number: float) -> str:
+    """A number to four digits, without a power of ten where people read it at once."""
+    return f"{number:,.0f}" if 1e4 <= abs(number) < 1e10 else f"{number:.4g}"
 
 
 def _interval_counts(summary: NumberSummary, boundaries: Sequence[float]) -> NDArray[np.int64]:

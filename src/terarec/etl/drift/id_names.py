@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from terarec.etl.operators.categorify import CategorifyCode, Vocabularies
 from terarec.etl.values.value_ids import ValueIds
-from terarec.etl.workflow import IdValues, Workflow, workflow_of
+from terarec.etl.workflow import IdValues, Workflow
 from terarec.spec import MISSING_ID, MISSING_KEY, CategoricalColumn, DatasetSpec, Rename
 
 
@@ -48,13 +47,8 @@ class IdNames:
         return values.cast(pa.large_string())
 
 
-def id_names(directory: Path, spec: DatasetSpec) -> dict[str, IdNames]:
-    """Those of the categorical columns of the data set in `directory`.
-
-    Raises:
-        FormatError: the workflow or a vocabulary is damaged.
-    """
-    workflow = workflow_of(directory)
+def id_names(workflow: Workflow, spec: DatasetSpec) -> dict[str, IdNames]:
+    """Those of the categorical columns of the data set `spec`, which `workflow` made."""
     learnt = vocabularies(workflow)
     return {column.name: _names_of(column, workflow, learnt) for column in spec.categorical}
 

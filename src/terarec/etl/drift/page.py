@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from terarec.etl.drift.compare import ColumnDrift, DriftReport
+from terarec.etl.drift.compare import ColumnDrift, DriftReport, number_text
 
 WORTH_A_LOOK, LARGE = 0.1, 0.25
 """Stability indices from which a column is marked; the rule of thumb in docs/drift.md."""
@@ -113,7 +113,7 @@ def _columns(moved: Sequence[ColumnDrift]) -> str:
             _change(column.missing),
             _change(column.rare) if column.kind == "category" else "",
             _percent(column.new) if column.kind == "category" else "",
-            "" if column.means is None else f"{column.means[0]:.4g} &rarr; {column.means[1]:.4g}",
+            "" if column.means is None else f"{number_text(column.means[0])} &rarr; {number_text(column.means[1])}",
         ]
         for column in moved
     ]

@@ -9,27 +9,35 @@ from terarec.etl.drift.compare import ColumnDrift, DriftReport
 from terarec.etl.drift.page import render
 from terarec.etl.drift.plots import draw_bins
 from terarec.etl.drift.summary import DataSummary
-from terarec.formats import write_bytes, write_envelope
+from terarec.formats import check_new_file, write_bytes, write_envelope
 
 MAX_PLOTS = 24
 """Columns that are drawn, the most moved ones; a plot is about 20 KB of the page."""
 
 
-def write_drift_report(report: DriftReport, path: Path) -> tuple[Path, Path]:
+def write_drift_report(report: DriftReport, path: Path, *, replace: bool = False) -> tuple[Path, Path]:
     """Write the page to `path` and the figures beside it, with the ending ``.json``.
+
+    Args:
+        report: what is told.
+        path: of the page.
+        replace: whether files that are there are replaced.
 
     Returns:
         Both paths.
 
     Raises:
+        ConfigError: one of both is there.
         MissingDependencyError: matplotlib is not installed.
         StorageError: the disk is full.
     """
+    figures = path.with_suffix(".json")
+    for file in (path, figures):
+        check_new_file(file, replace=replace)
     moved = sorted(report.columns, key=lambda column: -column.stability_index)
     plots = draw_bins(moved[:MAX_PLOTS], report.reference.name, report.current.name)
-    write_bytes(path, render(report, moved, plots).encode())
-    figures = path.with_suffix(".json")
-    write_envelope(figures, "terarec.drift", 1, _content(report))
+    write_bytes(path, render(report, moved, plots).encode(), replace=replace)
+    write_envelope(figures, "terarec.drift", 1, _content(report), replace=replace)
     return path, figures
 
 

@@ -9,8 +9,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.etl.drift.id_names import IdNames
+from terarec.etl.drift.id_names import IdNames, id_names
+from terarec.etl.drift.raw_units import in_raw_units
 from terarec.etl.statistics.number_sample import GrowingSample, NumberSample
+from terarec.etl.workflow import Workflow
 from terarec.formats import ColumnBlock, Keys
 from terarec.kernels.cpu.counts import Int64Counts
 from terarec.kernels.cpu.hashes import xxh64_int64
@@ -24,7 +26,7 @@ class NumberSummary:
     Attributes:
         total: rows.
         missing: rows without a number.
-        sample: of the numbers: all up to 2^20, else the rows of lowest hashes.
+        sample: of the numbers in raw units: all up to 2^20, else the rows of lowest hashes.
     """
 
     total: int
@@ -70,15 +72,16 @@ class DataSummary:
     categories: Mapping[str, CategorySummary]
 
 
-def summarize(name: str, spec: DatasetSpec, blocks: Iterable[ColumnBlock], names: Mapping[str, IdNames]) -> DataSummary:
+def summarize(name: str, spec: DatasetSpec, blocks: Iterable[ColumnBlock], workflow: Workflow) -> DataSummary:
     """Look at all rows once.
 
     Args:
         name: what to call them.
         spec: their columns.
         blocks: their rows.
-        names: categorical column -> what its ids stand for.
+        workflow: that made them, which tells what ids stand for and how numbers were scaled.
     """
+    names = id_names(workflow, spec)
     numbers = [_Numbers() for _ in (*spec.labels, *spec.dense)]
     categories = [_Categories() for _ in spec.categorical]
     rows = 0
@@ -94,7 +97,7 @@ def summarize(name: str, spec: DatasetSpec, blocks: Iterable[ColumnBlock], names
         name=name,
         splits={split: spec.num_rows(split) for split in spec.splits},
         rows=rows,
-        numbers={column: gathered.summary() for column, gathered in zip(dense, numbers, strict=True)},
+        numbers={column: gathered.summary(workflow, column) for column, gathered in zip(dense, numbers, strict=True)},
         categories={
             column.name: counted.summary(names[column.name])
             for column, counted in zip(spec.categorical, categories, strict=True)
@@ -113,8 +116,10 @@ class _Numbers:
         self._missing += len(numbers) - int(present.sum())
         self._sample.add(NumberSample(tickets[present], numbers[present]))
 
-    def summary(self) -> NumberSummary:
-        return NumberSummary(total=self._total, missing=self._missing, sample=self._sample.sample())
+    def summary(self, workflow: Workflow, name: str) -> NumberSummary:
+        sample = self._sample.sample()
+        raw = NumberSample(sample.tickets, in_raw_units(workflow, name, sample.numbers))
+        return NumberSummary(total=self._total, missing=self._missing, sample=raw)
 
 
 class _Categories:

@@ -73,7 +73,7 @@ def _file_bounds(split: SplitByFiles, counts: Sequence[int], item_bits: int) -> 
             "",
             "split",
             f"got {len(counts)} files of which {split.valid} are for validation and {split.test} for test, "
-            "expected at least one more for training",
+            "expected at least one more for training, or a split that takes all rows",
         )
     first_test = len(counts) - split.test
     others = sum(counts[: first_test - split.valid])

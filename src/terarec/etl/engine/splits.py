@@ -10,9 +10,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.etl.columns import TEST, TRAIN, VALID, Block, Column, text_buffers
+from terarec.etl.columns import SPLIT_NAMES, TEST, TRAIN, VALID, Block, Column, text_buffers
 from terarec.kernels.cpu.hashes import xxh64_int64, xxh64_text
-from terarec.spec import Split, SplitByHash, SplitByTime, SplitByUser
+from terarec.spec import OneSplit, Split, SplitByHash, SplitByTime, SplitByUser
 
 _SHARE_BITS = 53
 
@@ -46,8 +46,9 @@ def assign(split: Split | None, bounds: Bounds | None) -> Assign:
         split: of the workflow; None for training rows alone.
         bounds: what had to be counted for it; see `terarec.etl.engine.bounds`.
     """
-    if split is None:
-        return lambda block: np.full(block.num_rows, TRAIN, dtype=np.uint8)
+    if split is None or isinstance(split, OneSplit):
+        number = TRAIN if split is None else SPLIT_NAMES.index(split.split)
+        return lambda block: np.full(block.num_rows, number, dtype=np.uint8)
     if isinstance(split, SplitByHash):
         return lambda block: _by_share(xxh64_int64(block.rows, split.seed), split.valid, split.test)
     if isinstance(split, SplitByUser):

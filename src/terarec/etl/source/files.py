@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.etl.generated import SIDECAR
+from terarec.etl.generated import SIDECAR, is_sidecar
 from terarec.formats.location import file_system, is_remote
 
 
@@ -35,7 +35,8 @@ def find_files(paths: Sequence[str | Path]) -> tuple[SourceFile, ...]:
     """The files that `paths` name, in the order of `paths`.
 
     A directory stands for the files in it and below, a glob for what it matches, both in the order of their names; what
-    begins with ``.`` or ``_`` in a directory is left out, and what the generator leaves beside logs.
+    begins with ``.`` or ``_`` in a directory is left out. What the generator leaves beside logs is never one of them: a
+    shell that expands ``raw/*`` names it too.
 
     Raises:
         ConfigError: no path, or a URL of a kind that fsspec does not know.
@@ -46,6 +47,8 @@ def find_files(paths: Sequence[str | Path]) -> tuple[SourceFile, ...]:
     if not paths:
         raise ConfigError("sources: got none, expected at least one file")
     files = [file for path in paths for file in (_remote(str(path)) if is_remote(path) else _local(Path(path)))]
+    if not files:
+        raise DataNotFoundError(f"{paths[0]}: what the generator leaves beside logs, expected a file of rows")
     for file in files:
         if file.bytes == 0:
             raise FormatError(f"{file.path}: the file is empty, expected at least one row")
@@ -68,7 +71,8 @@ def _local(path: Path) -> Iterator[SourceFile]:
             raise DataNotFoundError(f"{path}: matches no file")
     for entry in found:
         if not entry.is_dir():
-            yield _local_file(entry)
+            if not is_sidecar(entry):
+                yield _local_file(entry)
             continue
         # Path.rglob would pass over a directory that it may not read.
         below = [Path(folder, name) for folder, _, names in os.walk(entry, onerror=_unreadable) for name in names]

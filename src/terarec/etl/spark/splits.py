@@ -10,11 +10,20 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import TEST, TRAIN, VALID
+from terarec.etl.columns import SPLIT_NAMES, TEST, TRAIN, VALID
 from terarec.etl.operators.explode import ITEM_BITS
 from terarec.etl.spark.expressions import ROW, column, hashed
 from terarec.etl.spark.ranks import values_at
-from terarec.spec import Explode, SplitByFiles, SplitByFraction, SplitByHash, SplitByTime, SplitByUser, WorkflowSpec
+from terarec.spec import (
+    Explode,
+    OneSplit,
+    SplitByFiles,
+    SplitByFraction,
+    SplitByHash,
+    SplitByTime,
+    SplitByUser,
+    WorkflowSpec,
+)
 
 _SHARE_BITS = 53
 
@@ -43,8 +52,8 @@ def split_column(spec: WorkflowSpec, rows: DataFrame, file_rows: Sequence[int]) 
     """
     split = spec.split
     bits = ITEM_BITS if any(isinstance(step, Explode) for step in spec.steps) else 0
-    if split is None:
-        return F.lit(TRAIN).cast("int")
+    if split is None or isinstance(split, OneSplit):
+        return F.lit(TRAIN if split is None else SPLIT_NAMES.index(split.split)).cast("int")
     if isinstance(split, SplitByFiles):
         return _by_files(split, file_rows, bits)
     if isinstance(split, SplitByFraction):
@@ -69,7 +78,7 @@ def _by_files(split: SplitByFiles, file_rows: Sequence[int], bits: int) -> Colum
     if first_valid < 1:
         raise ConfigError(
             f"split: got {len(file_rows)} files of which {split.valid} are for validation and {split.test} for test, "
-            "expected at least one more for training"
+            "expected at least one more for training, or a split that takes all rows"
         )
     others = sum(file_rows[:first_valid])
     training = others - _share_counts(others, split.valid_fraction, 0.0)[0]

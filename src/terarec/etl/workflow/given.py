@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from terarec.etl.workflow.workflow import Workflow
@@ -9,15 +10,22 @@ from terarec.formats import read_dataset
 from terarec.spec import CategoricalColumn, DatasetSpec, GivenIds, LabelSpec, SourceColumn, SourceSpec, WorkflowSpec
 
 
-def workflow_of(directory: Path) -> Workflow:
+def workflow_of(directory: Path, *, allow_import: Sequence[str] = ()) -> Workflow:
     """The workflow of the data set in `directory`, whose shards are not needed.
+
+    Args:
+        directory: with ``dataset.json``.
+        allow_import: packages whose functions the steps may name, as for `Workflow.load`.
 
     Raises:
         DataNotFoundError: no data set, or a file of the workflow that it names is missing.
         FormatError: a file is damaged.
+        ConfigError: a step names a function that is not allowed.
     """
     dataset = read_dataset(directory)
-    return given_workflow(dataset) if dataset.workflow is None else Workflow.load(directory / dataset.workflow)
+    if dataset.workflow is None:
+        return given_workflow(dataset)
+    return Workflow.load(directory / dataset.workflow, allow_import=allow_import)
 
 
 def given_workflow(dataset: DatasetSpec) -> Workflow:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.operators import State
+from terarec.etl.workflow.allowed_functions import check_functions
 from terarec.etl.workflow.plan import Plan
 from terarec.formats import open_envelope, write_envelope
 from terarec.spec import WorkflowSpec, from_data, to_data
@@ -16,24 +17,30 @@ VERSION = 1
 STATES = "states"
 
 
-def read_workflow(path: Path) -> WorkflowSpec:
+def read_workflow(path: Path, allow_import: Sequence[str] = ()) -> WorkflowSpec:
     """The workflow of a ``workflow.json``.
+
+    Args:
+        path: of the file.
+        allow_import: packages whose functions its steps may name.
 
     Raises:
         DataNotFoundError: no such file.
         FormatError: not a workflow, or of a newer version.
-        ConfigError: a field is wrong; the message has its JSON path.
+        ConfigError: a field is wrong; the message has its JSON path. A step names a function that is not allowed.
     """
     data = open_envelope(path, FORMAT, VERSION)
     for field in data:
         if field != "workflow":
             raise FormatError(f"{path}: $.{field}: unknown field, expected only 'workflow'")
-    return from_data(WorkflowSpec, data.get("workflow"), f"{path}: $.workflow")
+    spec: WorkflowSpec = from_data(WorkflowSpec, data.get("workflow"), f"{path}: $.workflow")
+    check_functions(spec, allow_import, str(path))
+    return spec
 
 
-def write_workflow(spec: WorkflowSpec, path: Path) -> None:
+def write_workflow(spec: WorkflowSpec, path: Path, *, replace: bool = True) -> None:
     """Write ``workflow.json`` atomically."""
-    write_envelope(path, FORMAT, VERSION, {"workflow": to_data(spec)})
+    write_envelope(path, FORMAT, VERSION, {"workflow": to_data(spec)}, replace=replace)
 
 
 def save_states(plan: Plan, states: Mapping[int, State], directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -76,29 +77,49 @@ class Workflow:
         return workflow
 
     @classmethod
-    def from_json(cls, path: Path | str) -> Workflow:
+    def from_json(cls, path: Path | str, *, allow_import: Sequence[str] = ()) -> Workflow:
         """The unfitted workflow of a ``workflow.json``.
+
+        Args:
+            path: the file.
+            allow_import: packages whose functions the steps may name, such as ``("shop",)``: a workflow from somebody
+                else would run what it names. Those of the ready workflows need none.
 
         Raises:
             DataNotFoundError: no such file.
             FormatError: not a workflow, or of a newer version.
-            ConfigError: a field is wrong (JSON path), or steps do not fit together.
+            ConfigError: a field is wrong (JSON path), steps do not fit together, or one names a function that is not
+                allowed.
         """
-        return cls.of(read_workflow(Path(path)))
+        return cls.of(read_workflow(Path(path), allow_import))
 
-    def to_json(self, path: Path | str) -> None:
-        """Write ``workflow.json`` without what was learnt."""
-        write_workflow(self.spec, Path(path))
+    def to_json(self, path: Path | str, *, replace: bool = True) -> None:
+        """Write ``workflow.json`` without what was learnt.
+
+        Args:
+            path: the file.
+            replace: whether a file that is there is replaced.
+
+        Raises:
+            ConfigError: a directory is there, or a file that may not be replaced.
+            StorageError: the disk is full.
+        """
+        write_workflow(self.spec, Path(path), replace=replace)
 
     @classmethod
-    def load(cls, directory: Path | str) -> Workflow:
+    def load(cls, directory: Path | str, *, allow_import: Sequence[str] = ()) -> Workflow:
         """Read what `save` wrote; without states the workflow is unfitted.
+
+        Args:
+            directory: with ``workflow.json``.
+            allow_import: as for `from_json`.
 
         Raises:
             DataNotFoundError: a file is missing.
             FormatError: a file is damaged.
+            ConfigError: as for `from_json`.
         """
-        workflow = cls.from_json(Path(directory) / "workflow.json")
+        workflow = cls.from_json(Path(directory) / "workflow.json", allow_import=allow_import)
         workflow.states = load_states(workflow.plan, Path(directory))
         return workflow
 
@@ -110,6 +131,14 @@ class Workflow:
         """
         save_states(self.plan, self.states, Path(directory))
         self.to_json(Path(directory) / "workflow.json")
+
+    def with_split(self, split: Split | None) -> Workflow:
+        """This workflow with what it learnt, and another split: `OneSplit` for files that it only transforms.
+
+        Raises:
+            ConfigError: `split` names a column that is not there.
+        """
+        return Workflow.of(dataclasses.replace(self.spec, split=split), self.states)
 
     @property
     def is_fitted(self) -> bool:

@@ -1,0 +1,18 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+AllowImport = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-import", metavar="PACKAGE", help="A package whose functions the workflow may call; repeatable."
+    ),
+]
+"""What is not allowed by it is refused when a workflow is read."""
+
+Force = Annotated[bool, typer.Option("--force", help="Replace what is at --out.")]
+"""Without it nothing that is there is replaced."""

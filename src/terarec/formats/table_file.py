@@ -1,0 +1,79 @@
+"""Tables as one file that appears whole: Parquet, CSV or JSON lines, by the end of its name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import csv
+
+from terarec.formats.atomic import AtomicFile
+from terarec.spec import FieldError
+
+TABLE_SUFFIXES = (".parquet", ".csv", ".jsonl")
+"""Ends of the names of the files that can be written."""
+
+
+class TableFile(Protocol):
+    """Takes rows."""
+
+    def write_table(self, table: pa.Table) -> None:
+        """Append rows."""
+        ...
+
+
+def check_suffix(path: Path) -> None:
+    """Raise `ConfigError` unless the end of a name tells a format."""
+    if path.suffix not in TABLE_SUFFIXES:
+        raise FieldError("", "out", f"got {path}, expected a name that ends in {', '.join(TABLE_SUFFIXES)}")
+
+
+@contextmanager
+def table_file(path: Path, schema: pa.Schema, *, replace: bool = False) -> Iterator[TableFile]:
+    """A file of rows of `schema` to write into; it appears when the block ends well.
+
+    Args:
+        path: whose end tells the format.
+        schema: of the rows.
+        replace: whether a file that is there is replaced.
+
+    Raises:
+        ConfigError: another end of the name; a file is there that may not be replaced.
+        StorageError: the disk is full.
+    """
+    check_suffix(path)
+    file = AtomicFile(path, replace=replace)
+    with file.guard():
+        if path.suffix == ".parquet":
+            with pq.ParquetWriter(file.partial, schema) as parquet:
+                yield parquet
+        elif path.suffix == ".csv":
+            with csv.CSVWriter(str(file.partial), schema) as text:
+                yield text
+        else:
+            with file.partial.open("w", encoding="utf-8") as lines:
+                yield _JsonLines(lines)
+    file.commit()
+
+
+class _JsonLines:
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write_table(self, table: pa.Table) -> None:
+        columns = [_json_values(column) for column in table.columns]
+        rows = (dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True))
+        self._stream.writelines(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+
+
+def _json_values(column: pa.ChunkedArray) -> list[Any]:
+    """The values of a column; a float32 as the shortest number that reads back as the same float32."""
+    if pa.types.is_float32(column.type):
+        return [float(text) for text in column.to_numpy().astype(str)]
+    values: list[Any] = column.to_pylist()
+    return values

@@ -1,0 +1,121 @@
+"""Scores of raw files: every row goes the way of a record that is served, and labels need not be there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from terarec.errors import ConfigError
+from terarec.etl.engine import EncodedBlock, EncodedFiles, Progress
+from terarec.formats import check_new_file, check_suffix, table_file
+from terarec.serve.session import InferenceSession
+from terarec.spec import FieldError, PrepareOptions
+
+ROW, ITEM = "row", "item"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreReport:
+    """What `score_files` wrote.
+
+    Attributes:
+        step: training step of the checkpoint.
+        rows: scores.
+        seconds: wall-clock time, reading and writing included.
+        samples_per_second: rows / seconds.
+        bad_input: kind -> how often it was found in the files.
+        first_bad_input: the first findings, each in one line with file and line.
+    """
+
+    step: int
+    rows: int
+    seconds: float
+    samples_per_second: float
+    bad_input: Mapping[str, int]
+    first_bad_input: tuple[str, ...]
+
+
+def score_files(
+    session: InferenceSession,
+    sources: Sequence[str | Path],
+    out: Path,
+    *,
+    keep: Sequence[str] = (),
+    options: PrepareOptions | None = None,
+    replace: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> ScoreReport:
+    """Score the rows of raw files and write `out`, whole or not at all. A few blocks of rows are in memory at a time.
+
+    `out` has a line for each row in order: ``row``, its position among all rows from 0; ``item``, its position in the
+    list, where the workflow cuts lists into rows; the columns of `keep`; and the probability of each label as float32,
+    named ``score`` if there is one label and else ``score_<label>``.
+
+    Args:
+        session: of the run.
+        sources: files, directories, patterns or URLs, in any format of the workflow's source. The columns that labels
+            alone are made of may be there, empty or absent.
+        out: a file whose name ends in .parquet, .csv or .jsonl.
+        keep: raw columns to write beside the scores, as the workflow reads them.
+        options: threads, memory, and what to do with bad input, whose rows "skip" leaves out.
+        replace: whether a file at `out` is replaced.
+        progress: called after every block.
+
+    Raises:
+        ConfigError: `out` is there or its name has another end; a file lacks a column; a name of `keep` is unknown.
+        DataNotFoundError: a source does not exist.
+        FormatError: a damaged source, or bad input under the policy "raise", with file and line.
+        StorageError: the disk is full.
+    """
+    check_new_file(out, replace=replace)
+    check_suffix(out)
+    begun = time.perf_counter()
+    files = EncodedFiles(session.workflow, sources, keep=keep, options=options, progress=progress)
+    names = (ROW, *((ITEM,) if files.explodes else ()), *keep, *session.score_names)
+    for name in names:
+        if names.count(name) > 1:
+            raise FieldError("", "keep", f"got {name!r}, expected other columns than {', '.join(dict.fromkeys(names))}")
+    rows = 0
+    tables = _tables(session, files, names)
+    first = next(tables, None)
+    if first is None:
+        raise ConfigError("the files hold no row that can be scored, expected at least one")
+    with table_file(out, first.schema, replace=replace) as file:
+        for table in _chain(first, tables):
+            file.write_table(table)
+            rows += table.num_rows
+    seconds = time.perf_counter() - begun
+    found = files.bad_input
+    return ScoreReport(
+        step=session.step,
+        rows=rows,
+        seconds=seconds,
+        samples_per_second=rows / seconds,
+        bad_input=dict(found.counts),
+        first_bad_input=tuple(map(str, found.first)),
+    )
+
+
+def _tables(session: InferenceSession, files: EncodedFiles, names: Sequence[str]) -> Iterator[pa.Table]:
+    """Rows of the file to write, which has columns of these names."""
+    batch = session.run.training.batch_size
+    for block in files.blocks():
+        for begin in range(0, len(block.rows), batch):
+            part = block.slice(begin, min(begin + batch, len(block.rows)))
+            scores = session.score(part.records)
+            yield pa.table([*_beside(part), *(pa.array(np.ascontiguousarray(column)) for column in scores.T)], names)
+
+
+def _beside(block: EncodedBlock) -> list[pa.Array]:
+    items = [] if block.items is None else [pa.array(block.items)]
+    return [pa.array(block.rows), *items, *block.kept.values()]
+
+
+def _chain(first: pa.Table, others: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    yield first
+    yield from others

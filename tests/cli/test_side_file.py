@@ -1,0 +1,26 @@
+"""H2: a shell's ``raw/*`` holds what the generator leaves beside its logs."""
+
+from pathlib import Path
+
+from terarec.etl.source import find_files
+from tests.cli.conftest import figures, refused
+
+
+def test_a_glob_of_logs_passes_over_the_side_file(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    figures("generate", "criteo", "--rows", 200, "--out", raw)
+    assert {path.name for path in raw.iterdir()} == {"day_0.tsv", "generated.json"}
+    told = figures("prepare", "criteo", *sorted(raw.iterdir()), "--out", tmp_path / "data")
+    assert told["rows"] == 200
+    assert told["best_auc"] is not None
+    assert [Path(file.path).name for file in find_files([str(raw / "*")])] == ["day_0.tsv"]
+    message = refused("prepare", "criteo", raw / "generated.json", "--out", tmp_path / "none", code=1)
+    assert message.startswith(f"{raw / 'generated.json'}: what the generator leaves beside logs")
+
+
+def test_a_log_that_is_called_so_is_read(tmp_path: Path) -> None:
+    """The name alone does not make it one."""
+    for content in ('{"user": 1}\n{"user": 2}\n', '{"user": 1, "best_auc": 0.5}\n', "1\t2\n"):
+        log = tmp_path / "generated.json"
+        log.write_text(content)
+        assert [file.path for file in find_files([log])] == [str(log)]

@@ -1,0 +1,235 @@
+"""D1, D2: raw files without labels or splits are encoded as a data set of the same rows is."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from terarec.errors import ConfigError, DataNotFoundError, FormatError
+from terarec.etl.engine import EncodedFiles
+from terarec.etl.workflow import Workflow
+from terarec.spec import (
+    Categorify,
+    Explode,
+    KeepRows,
+    LabelSpec,
+    Normalize,
+    OneSplit,
+    PrepareOptions,
+    SourceColumn,
+    SourceSpec,
+    SplitByFiles,
+    TargetEncoding,
+)
+from tests.etl.engine.logs import shop_files, shop_workflow
+from tests.etl.ready.prepared import CASES, Prepared, make
+
+
+def encoded(files: EncodedFiles) -> dict[str, Any]:
+    """Row numbers, kept columns, the dense matrix, and each categorical column as lists."""
+    blocks = list(files.blocks())
+    keys: list[list[Any]] = []
+    for place in range(len(blocks[0].records.keys)):
+        keys.append([])
+        for block in blocks:
+            column = block.records.keys[place]
+            if isinstance(column, tuple):
+                values, offsets = column
+                keys[-1] += [values[a:b].tolist() for a, b in itertools.pairwise(offsets)]
+            else:
+                keys[-1] += column.tolist()
+    return {
+        "rows": np.concatenate([block.rows for block in blocks]).tolist(),
+        "items": [] if blocks[0].items is None else np.concatenate([block.items for block in blocks]).tolist(),
+        "dense": np.concatenate([block.records.dense for block in blocks]),
+        "keys": keys,
+        "kept": {name: pa.concat_arrays([block.kept[name] for block in blocks]).to_pylist() for name in files.keep},
+    }
+
+
+def check_alike(found: dict[str, Any], workflow: Workflow, columns: dict[str, list[Any]]) -> None:
+    spec = workflow.dataset_spec()
+    dense = np.array([columns[column.name] for column in spec.dense], dtype=np.float32).T
+    np.testing.assert_array_equal(found["dense"], dense)
+    for column, keys in zip(spec.categorical, found["keys"], strict=True):
+        assert keys == columns[column.name], column.name
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_the_rows_of_a_ready_workflow(name: str, tmp_path: Path) -> None:
+    case, rows = CASES[name], 60 if name == "mind" else 400
+    made = make(name, tmp_path, rows)
+    workflow = Workflow.load(made.out / "workflow")
+    sources = [made.raw / file for file in case.sources]
+    options = PrepareOptions(threads=2, **case.options)
+    workflow.with_split(OneSplit(split="test")).prepare(sources, tmp_path / "all", options=options)
+    whole = Prepared(made.raw, tmp_path / "all", made.report)
+    found = encoded(EncodedFiles(workflow, sources, options=options))
+    check_alike(found, workflow, whole.split("test"))
+    places = list(zip(found["rows"], found["items"] or found["rows"], strict=True))
+    assert places == sorted(set(places))
+    assert bool(found["items"]) is (name == "mind")
+
+
+def drop_column(path: Path, place: int, delimiter: str, to: Path) -> Path:
+    lines = [line.split(delimiter) for line in path.read_text().splitlines()]
+    to.write_text("".join(delimiter.join(line[:place] + line[place + 1 :]) + "\n" for line in lines))
+    return to
+
+
+@pytest.mark.parametrize("name", ["avazu", "movielens-1m"])
+def test_label_column_absent_empty_or_present(name: str, tmp_path: Path) -> None:
+    """D2, by a header and without one."""
+    made = make(name, tmp_path, 300)
+    workflow = Workflow.load(made.out / "workflow")
+    path = made.raw / CASES[name].sources[0]
+    delimiter = workflow.spec.source.delimiter
+    place = path.read_text().splitlines()[0].split(delimiter).index("click") if workflow.spec.source.header else 2
+    found = [encoded(EncodedFiles(workflow, [path]))]
+    found.append(encoded(EncodedFiles(workflow, [drop_column(path, place, delimiter, tmp_path / "absent")])))
+    for number, content in enumerate(("", "nobody knows")):
+        lines = [line.split(delimiter) for line in path.read_text().splitlines()]
+        filled = [
+            line if workflow.spec.source.header and not at else [*line[:place], content, *line[place + 1 :]]
+            for at, line in enumerate(lines)
+        ]
+        other = tmp_path / f"label{number}"
+        other.write_text("".join(delimiter.join(line) + "\n" for line in filled))
+        found.append(encoded(EncodedFiles(workflow, [other])))
+    for other_found in found[1:]:
+        np.testing.assert_array_equal(other_found["dense"], found[0]["dense"])
+        assert other_found["keys"] == found[0]["keys"]
+        assert other_found["rows"] == found[0]["rows"] == list(range(300))
+
+
+COLUMNS = (
+    SourceColumn(name="label", type="integer"),
+    SourceColumn(name="x", type="number"),
+    SourceColumn(name="city", type="text"),
+)
+
+
+def city_workflow(form: str, **source: Any) -> Workflow:
+    return Workflow(
+        [
+            KeepRows(column="label", values=("0", "1")),
+            Normalize(columns=("x",)),
+            TargetEncoding(columns=("city",), target="label", outputs=("rate",)),
+            Categorify(columns=("city",)),
+        ],
+        source=SourceSpec(format=form, columns=COLUMNS, **source),
+        labels=[LabelSpec(name="label")],
+        dense=["x", "rate"],
+        categorical=["city"],
+        split=SplitByFiles(valid=1),
+    )
+
+
+CITIES = {"label": [0, 1, 7, 1, 0, 1], "x": [1.0, 2.0, 3.5, 4.0, 8.0, 2.0], "city": ["a", "b", "a", None, "c", "a"]}
+
+
+def write_cities(path: Path, form: str, names: tuple[str, ...]) -> Path:
+    table = pa.table({name: CITIES[name] for name in names})
+    if form == "parquet":
+        pq.write_table(table, path)
+    elif form == "arrow":
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    elif form == "json_lines":
+        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    else:
+        rows = [names, *zip(*table.to_pydict().values(), strict=True)]
+        path.write_text("".join(",".join("" if value is None else str(value) for value in row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("form", ["delimited", "json_lines", "parquet", "arrow"])
+def test_every_format_with_a_split_by_files(form: str, tmp_path: Path) -> None:
+    """D1: one new file is enough; KeepRows keeps every row, and target encoding is that of all training rows."""
+    source = {"delimiter": ",", "header": True} if form == "delimited" else {}
+    files = [write_cities(tmp_path / f"{number}", form, ("label", "x", "city")) for number in range(2)]
+    city_workflow(form, **source).prepare(files, tmp_path / "data")
+    workflow = Workflow.load(tmp_path / "data" / "workflow")
+    served = workflow.encode({"x": CITIES["x"], "city": CITIES["city"]})
+    for names in (("label", "x", "city"), ("x", "city"), ("city", "x")):
+        new = write_cities(tmp_path / "new", form, names)
+        found = encoded(EncodedFiles(workflow, [new], keep=("city",)))
+        assert found["rows"] == [0, 1, 2, 3, 4, 5]
+        np.testing.assert_array_equal(found["dense"], served.dense)
+        assert found["keys"] == [keys.tolist() for keys in served.keys]
+        empty = "" if form == "delimited" else None
+        assert [value or empty for value in found["kept"]["city"]] == [value or empty for value in CITIES["city"]]
+
+
+def test_grouped_steps_see_the_rows_of_the_files_in_bounded_memory(tmp_path: Path) -> None:
+    files = shop_files(tmp_path / "raw")
+    shop_workflow().prepare(files, tmp_path / "data")
+    workflow = Workflow.load(tmp_path / "data" / "workflow")
+    workflow.with_split(OneSplit(split="valid")).prepare(files, tmp_path / "all")
+    options = PrepareOptions(memory_bytes=1 << 26, threads=1)
+    found = encoded(EncodedFiles(workflow, files, keep=("item",), options=options))
+    check_alike(found, workflow, Prepared(tmp_path, tmp_path / "all", None).split("valid"))  # type: ignore[arg-type]
+    assert found["kept"]["item"][:3] == [
+        int(line.split("\t")[3]) if line.split("\t")[3] else None for line in files[0].read_text().splitlines()[:3]
+    ]
+
+
+def test_lists_that_become_rows_bring_no_labels(tmp_path: Path) -> None:
+    """The label's list, which is exploded with the items, need not be there."""
+    lists = (
+        SourceColumn(name="user", type="text"),
+        SourceColumn(name="shown", type="text", separator=" "),
+        SourceColumn(name="clicked", type="integer", separator=" "),
+    )
+    workflow = Workflow(
+        [Explode(columns=("clicked", "shown")), Categorify(columns=("user", "shown"))],
+        source=SourceSpec(format="delimited", delimiter=",", header=True, columns=lists),
+        labels=[LabelSpec(name="clicked")],
+        categorical=["user", "shown"],
+    )
+    log = tmp_path / "log.csv"
+    log.write_text("user,shown,clicked\nu,a b,1 0\nv,b,1\n")
+    workflow.prepare([log], tmp_path / "data")
+    new = tmp_path / "new.csv"
+    new.write_text("user,shown\nv,b a b\nu,\nw,a\n")
+    found = encoded(EncodedFiles(Workflow.load(tmp_path / "data" / "workflow"), [new], keep=("user",)))
+    assert (found["rows"], found["items"]) == ([0, 0, 0, 2], [0, 1, 2, 0])
+    assert found["kept"] == {"user": ["v", "v", "v", "w"]}
+    assert found["keys"] == [[3, 3, 3, 1], [2, 3, 2, 3]]
+
+
+def test_bad_input_is_told_and_left_out(tmp_path: Path) -> None:
+    log = write_cities(tmp_path / "log.csv", "delimited", ("label", "x", "city"))
+    workflow = city_workflow("delimited", delimiter=",", header=True)
+    workflow.prepare([log, log], tmp_path / "data")
+    workflow = Workflow.load(tmp_path / "data" / "workflow")
+    new = tmp_path / "new.csv"
+    new.write_text("x,city\n1,a\nmany,b\n,c\n3,c\n")
+    with pytest.raises(FormatError, match=r"new\.csv: line 3"):
+        encoded(EncodedFiles(workflow, [new]))
+    files = EncodedFiles(workflow, [new], options=PrepareOptions(bad_input="skip"))
+    assert encoded(files)["rows"] == [0, 3]
+    assert files.bad_input.counts["number"] == 1
+    assert sum(files.bad_input.counts.values()) == 2
+
+
+def test_refusals(tmp_path: Path) -> None:
+    log = write_cities(tmp_path / "log.csv", "delimited", ("label", "x", "city"))
+    workflow = city_workflow("delimited", delimiter=",", header=True)
+    with pytest.raises(ConfigError, match="not fitted"):
+        EncodedFiles(workflow, [log])
+    workflow.prepare([log, log], tmp_path / "data")
+    workflow = Workflow.load(tmp_path / "data" / "workflow")
+    with pytest.raises(DataNotFoundError):
+        EncodedFiles(workflow, [tmp_path / "none.csv"])
+    other = tmp_path / "other.csv"
+    other.write_text("x,town\n1,a\n")
+    with pytest.raises(ConfigError, match="has no column 'city'"):
+        encoded(EncodedFiles(workflow, [other]))
+    with pytest.raises(ConfigError, match="has no column 'nosuch'"):
+        encoded(EncodedFiles(workflow, [log], keep=("nosuch",)))
