@@ -15,7 +15,7 @@ import pytest
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.source import open_source
 from terarec.etl.source.text import MAX_LINE_BYTES
-from terarec.spec import SourceColumn, SourceSpec
+from terarec.spec import BAD_INPUT_POLICIES, SourceColumn, SourceSpec
 from tests.etl.source.samples import rows_of
 
 COLUMNS = (
@@ -52,7 +52,7 @@ def write_lines(path: Path, delimiter: bytes, *, quote: bool) -> None:
 
     def cell(name: str) -> bytes:
         text = cells[name][0] if choose.random() < 0.7 else choose.choice(cells[name])
-        forms = [b'"%s"', b' "%s" ', b'"%s"x', b'"%s', b'"%s ""q"""', b'"x%s%%s"' % delimiter]
+        forms = [b'"%s"', b' "%s" ', b'x"%s"', b'"%s ""q"""', b'"x%s%%s"' % delimiter]
         return choose.choice(forms) % text if quote and choose.random() < 0.1 else text
 
     lines = [delimiter.join(name.encode() for name in names)]
@@ -61,7 +61,7 @@ def write_lines(path: Path, delimiter: bytes, *, quote: bool) -> None:
         if choose.random() < 0.1:
             line = choose.choice([line[:-1], line[:1], [*line, b""], [*line, b"1", b"2"]])
         lines.append(delimiter.join(line))
-    lines[150:150] = [b"", b"a," + b"x" * MAX_LINE_BYTES]
+    lines[150:150] = [b"", b"a" + delimiter + b"x" * MAX_LINE_BYTES]
     path.write_bytes(b"\r\n".join(lines))
 
 
@@ -171,6 +171,26 @@ def test_the_first_fault_is_raised(spark: Any, tmp_path: Path) -> None:
     with pytest.raises(FormatError) as theirs:
         rows_of(open_source(spec, [path], "raise", threads=1))
     assert str(ours.value) == str(theirs.value)
+
+
+@pytest.mark.parametrize("policy", BAD_INPUT_POLICIES)
+def test_text_between_quotes_never_becomes_a_row(spark: Any, tmp_path: Path, policy: Any) -> None:
+    """A10: Spark cuts files into lines, so a quote that hides a line end ends the run under every policy."""
+    from terarec.etl.spark.bad_input import bad_input
+    from terarec.etl.spark.reading import read_rows
+
+    path = tmp_path / "raw.csv"
+    columns = (SourceColumn(name="label", type="integer"), SourceColumn(name="x", type="integer"))
+    spec = SourceSpec(format="delimited", columns=columns, delimiter=",", header=True, quote=True)
+    for row in ('0,1,"a\n1,5,fake\nb"', '0,1,"a"b\n1,5,fake\nb"', 'x,1,"a\n1,5,fake\nb"', '0,1,2,"a\n1,5,fake\nb"'):
+        path.write_text(f"label,x,note\n0,1,\n{row}\n0,2,c\n")
+        typed = read_rows(spark, spec, [str(path)], policy)
+        typed.frame.collect()
+        with pytest.raises(FormatError, match=r"raw.csv: line 3"):
+            bad_input(policy, [typed.faults])
+    path.write_text('label,x,"no\nte"\n0,1,c\n')
+    with pytest.raises(FormatError, match=r"raw.csv: line 1: .*closing quote"):
+        read_rows(spark, spec, [str(path)], policy)
 
 
 def test_files_without_rows_and_of_other_columns_are_refused(spark: Any, tmp_path: Path) -> None:

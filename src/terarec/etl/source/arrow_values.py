@@ -18,7 +18,7 @@ from terarec.etl.source.times import parse_times
 from terarec.spec import SourceColumn, SourceSpec
 
 _EXPECTED = {
-    "integer_range": "an integer of 64 bits",
+    "integer_range": "a signed integer of 64 bits",
     "infinite": "a finite number",
     "hex": "up to 8 hexadecimal digits, or an integer from 0 to 4294967295",
     "integer": "an integer",

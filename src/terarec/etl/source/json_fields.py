@@ -22,7 +22,7 @@ _EXPECTED = {
     "oversized_line": f"a line of at most {MAX_LINE_BYTES} bytes",
     "text": "text in quotes",
     "integer": "an integer",
-    "integer_range": "an integer of 64 bits",
+    "integer_range": "a signed integer of 64 bits",
     "number": "a number",
     "infinite": "a finite number",
 }

@@ -13,14 +13,13 @@ from pyarrow import json
 from terarec.etl.columns import Column
 from terarec.etl.source.arrow_values import read_column
 from terarec.etl.source.bad_input import InputFault, Place
-from terarec.etl.source.delimited import lines_of_rows
 from terarec.etl.source.files import SourceFile
 from terarec.etl.source.json_fields import read_objects
 from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart
 from terarec.etl.source.settle import report_fault, settle
 from terarec.etl.source.text import BLOCK_BYTES, MAX_LINE_BYTES, check_rows, read_text, text_bytes
 from terarec.etl.source.text_rows import count_text_rows
-from terarec.kernels.cpu.delimited import count_rows
+from terarec.kernels.cpu.delimited import count_rows, lines_of_rows
 from terarec.spec import BadInputPolicy, SourceColumn, SourceSpec
 
 _TYPES = {"text": pa.string(), "hex32": pa.string(), "integer": pa.int64(), "number": pa.float64()}
@@ -48,9 +47,9 @@ class JsonLinesReader:
         """The lines of `file` in blocks; ``content`` is the text."""
         lines = rows = begin = 0
         if after is not None:
-            lines, begin = after.before + count_rows(after.content)[0], after.text_end
+            lines, begin = after.before + count_rows(after.content).lines, after.text_end
         for text, read_bytes, end in read_text(file, self._block_bytes, begin):
-            num_lines, num_rows = count_rows(text)
+            num_lines, num_rows, _ = count_rows(text)
             yield RawPart(file.path, lines, num_rows, read_bytes, text, end)
             lines += num_lines
             rows += num_rows
