@@ -64,6 +64,8 @@ def test_tables_of_the_csv_module_are_read_exactly(
     tmp_path_factory, table, delimiter, quoting, terminator, policy, used, block_bytes
 ):
     """A10: hostile text in columns that are used and in those that are not (D15), in blocks of any size."""
+    if quoting == csv.QUOTE_MINIMAL:
+        terminator = "\r\n"  # else Python 3.11 leaves a carriage return unquoted
     path = write(tmp_path_factory.mktemp("tables") / "t.csv", table, delimiter, quoting, terminator)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source_module, "_READERS", {"delimited": lambda spec: DelimitedReader(spec, block_bytes)})
@@ -92,6 +94,8 @@ def test_an_unbalanced_quote_ends_the_reading_or_is_plain_text(tmp_path_factory,
         _, columns = rows_of(open_source(spec(used=True), [path], policy, threads=1))
     except FormatError:
         return
+    if policy == "missing":  # keeps a record with too few fields, or too many
+        written = [[*row, "", "", "", ""][:4] for row in written if row]
     good = [(row[0], row[2], row[3]) for row in written if len(row) == 4]
     found = zip(columns.get("label", []), columns.get("x", []), columns.get("note", []), strict=True)
     assert [row for row in found if None not in row[:2]] == [
