@@ -243,7 +243,8 @@ def test_a_port_that_is_taken_or_none(workshop: Workshop) -> None:
 def test_wrong_options_of_csv_are_named_as_typed(tmp_path: Path, flags: list[str], expected: str) -> None:
     path = tmp_path / "a.csv"
     path.write_text("x,y\n1,0\n2,1\n")
-    message = refused("prepare", "csv", path, "--label", "y", "--out", tmp_path / "data", *flags, code=2)
+    out = [] if "--out" in flags else ["--out", tmp_path / "data"]
+    message = refused("prepare", "csv", path, "--label", "y", *out, *flags, code=2)
     assert message.startswith(expected)
 
 

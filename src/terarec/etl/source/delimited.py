@@ -138,6 +138,7 @@ class DelimitedReader:
                 delimiter=self._spec.delimiter.encode(),
                 quote=self._spec.quote,
                 trim=self._spec.trim,
+                trim_quoted=self._spec.trim and self._spec.cleaning == "values",
                 missing=tuple(word.encode() for word in self._spec.missing if word),
                 policy=policy,
                 max_line_bytes=MAX_LINE_BYTES,

@@ -24,6 +24,9 @@ from terarec.spec import BadInputPolicy, SourceColumn, SourceSpec
 
 _TYPES = {"text": pa.string(), "hex32": pa.string(), "integer": pa.int64(), "number": pa.float64()}
 
+_DEEP = 500
+"""Levels that Python's parser reads, whatever the stack below it."""
+
 
 class JsonLinesReader:
     """Reads lines of JSON objects. Fields of other names are passed over; an absent one is missing.
@@ -92,6 +95,8 @@ class JsonLinesReader:
         """The block as Arrow's reader has it; None if it refuses it."""
         if len(part.content) > MAX_LINE_BYTES and max(map(len, part.content.split(b"\n"))) > MAX_LINE_BYTES:
             return None
+        if _may_be_deep(part):
+            return None
         try:
             part.content.decode()
         except UnicodeDecodeError:
@@ -109,6 +114,14 @@ class JsonLinesReader:
             if table.num_rows == part.num_rows and _is_finite(table):
                 return table
         return None
+
+
+def _may_be_deep(part: RawPart) -> bool:
+    """Whether a line may be nested too deeply for Python; Arrow passes over such a field that is not wanted."""
+    text: bytes = part.content
+    if text.count(b"[") + text.count(b"{") - part.num_rows < _DEEP:
+        return False
+    return any(len(line) > _DEEP and line.count(b"[") + line.count(b"{") > _DEEP for line in text.split(b"\n"))
 
 
 def _is_finite(table: pa.Table) -> bool:

@@ -55,6 +55,13 @@ _UNPACKED = 4
 """Bytes of text in a byte of a compressed log, about."""
 
 
+CARRIAGE_RETURNS = (
+    r"its lines end in carriage returns alone, as on an old Mac, expected line ends \n or \r\n "
+    r"(tr '\r' '\n' < FILE > NEW)"
+)
+"""What is wrong with a file that has no other line ends."""
+
+
 class TextBlock(NamedTuple):
     """Whole records, the further bytes of the stored file that were read, and where in its text they end."""
 
@@ -76,10 +83,7 @@ def read_text(
         position = stored.tell()
         for text, end in _cut(file.path, stream, block_bytes, begin, quoting):
             if end == len(text) and b"\n" not in text and b"\r" in text[:-1]:
-                raise FormatError(
-                    f"{file.path}: its lines end in carriage returns alone, as on an old Mac, expected line ends "
-                    "\\n or \\r\\n (tr '\\r' '\\n' < FILE > NEW)"
-                )
+                raise FormatError(f"{file.path}: {CARRIAGE_RETURNS}")
             ask_ahead(stored, block_bytes)
             before, position = position, stored.tell()
             yield TextBlock(text, position - before, end)
@@ -103,10 +107,8 @@ def open_text(file: SourceFile) -> Iterator[tuple[Any, Any]]:
     compression: str | None = None
     try:
         with ExitStack() as opened:
-            stored = opened.enter_context(_stored(file))
-            first = stored.read(_LONGEST_MAGIC)
-            stored.seek(0)
-            compression = next((name for magic, name in _MAGIC.items() if first.startswith(magic)), None)
+            stored = opened.enter_context(_stored(file.path))
+            compression = _compression(stored)
             stream = stored
             if compression == "gzip":
                 stream = opened.enter_context(gzip.GzipFile(fileobj=stored))
@@ -134,8 +136,20 @@ def _only_member(path: str, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
     return members[0]
 
 
-def _stored(file: SourceFile) -> Any:
-    return locate(file.path).open() if is_remote(file.path) else Path(file.path).open("rb", buffering=0)
+def compression_of(path: str) -> str | None:
+    """How the content of a file is compressed; None for plain text."""
+    with _stored(path) as stored:
+        return _compression(stored)
+
+
+def _compression(stored: Any) -> str | None:
+    first = stored.read(_LONGEST_MAGIC)
+    stored.seek(0)
+    return next((name for magic, name in _MAGIC.items() if first.startswith(magic)), None)
+
+
+def _stored(path: str) -> Any:
+    return locate(path).open() if is_remote(path) else Path(path).open("rb", buffering=0)
 
 
 def ask_ahead(stored: Any, num_bytes: int) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from terarec.etl.columns import SPACE
 from terarec.etl.source.bad_input import FATAL
 from terarec.etl.source.delimited import DelimitedReader
 from terarec.etl.source.text import MAX_LINE_BYTES
@@ -173,4 +174,4 @@ def _cut(frame: DataFrame, line: Column, source: SourceSpec) -> tuple[DataFrame,
 
 
 def _trimmed(part: Column, source: SourceSpec) -> Column:
-    return F.btrim(part, F.lit(" \t\n\x0b\x0c\r")) if source.trim else part
+    return F.btrim(part, F.lit(SPACE)) if source.trim else part
