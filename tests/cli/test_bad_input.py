@@ -268,3 +268,40 @@ def test_quoted_text_is_no_row_of_the_data_set(tmp_path: Path, policy: str) -> N
     group = open_shard(spec, tmp_path / "d" / shard.file, shard.rows).read_group(0)
     assert [key.tolist() for key in group.keys] == [[1, 2]]
     assert group.label[:, 0].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "flags", "hint"),
+    [
+        ("2,1,a\n0,1,b\n", [], "--positive"),
+        (",1,a\n0,1,b\n", [], "--bad-input skip"),
+        ('0,1,"a"b\n', [], "column 'note'"),
+    ],
+)
+def test_hints_name_options_and_columns(tmp_path: Path, rows: str, flags: list[str], hint: str) -> None:
+    """E1: the hint names what one types, and a column that is not used goes by its name."""
+    path = tmp_path / "log.csv"
+    path.write_text(f"label,x,note\n{rows}")
+    told = refused("prepare", "csv", path, "--label", "label", "--dense", "x", "--out", tmp_path / "d", *flags, code=1)
+    assert hint in told
+
+
+@pytest.mark.parametrize("name", ["workflow.json", "dataset.json"])
+def test_deep_json_is_told(tmp_path: Path, name: str) -> None:
+    """S3: files that are nested to depth 1,000 and more."""
+    for depth in (1000, 100_000):
+        path = tmp_path / name
+        body = '{"a":' * depth + "1" + "}" * depth
+        path.write_text(body)
+        word = "terarec.workflow" if name == "workflow.json" else "terarec.dataset"
+        for text in (body, f'{{"format": "{word}", "version": 1, "workflow": {body}, "labels": {body}}}'):
+            path.write_text(text)
+            command = (
+                ["prepare", path, "x.csv", "--out", tmp_path / "d"]
+                if name == "workflow.json"
+                else ["inspect", tmp_path]
+            )
+            ended = terarec(*command)
+            assert ended.code in (1, 2)
+            assert ended.err.count("\n") == 1
+            assert len(ended.err) < 2000

@@ -35,7 +35,7 @@ ROWS = st.lists(
         {
             "word": st.none() | PADDED,
             "code": st.builds("{}{}".format, SPACES, st.sampled_from(["a", "FF", "?", ""])) | MARKS,
-            "user": st.integers(-(2**63), 2**63 - 1) | st.sampled_from([7, 7.0, 2.0**53]) | MARKS,
+            "user": st.integers(-(2**63), 2**63 - 1) | st.sampled_from([7, 7.0, 2.0**53 - 1]) | MARKS,
             "price": st.floats(-1e9, 1e9) | st.sampled_from([1, 2**60 + 1]) | MARKS,
             "day": st.builds("{}{}".format, SPACES, st.sampled_from(["2024-01-02", "?", ""])) | MARKS,
             "tags": st.lists(st.builds("{}{}".format, SPACES, st.sampled_from(["x", "y", "?", ""])), max_size=3).map(
@@ -153,7 +153,7 @@ def test_a_saved_workflow_keeps_its_cleaning(tmp_path: Path, fitted) -> None:
 HOSTILE = {
     "word": ["\ud800", "a\udfff", True, 5],
     "code": ["g", "123456789", True, 12],
-    "user": [True, 2**63, -(2**63) - 1, 1.5, float(2**60), "x", "7"],
+    "user": [True, 2**63, -(2**63) - 1, 1.5, float(2**53), "x", "7"],
     "price": [True, 10**400, float("inf"), "x", "1"],
     "day": ["2024-02-30", True, "\ud800"],
 }

@@ -120,7 +120,7 @@ def _whole_numbers(array: Any) -> tuple[Column, str, NDArray[np.bool_]]:
     """Integers that a table holds as floats, since some of them are missing."""
     numbers = from_arrow(array.cast(pa.float64()), "number").values
     missing = np.isnan(numbers)
-    good = (np.abs(numbers) <= 2**53) & (np.floor(numbers) == numbers)
+    good = (np.abs(numbers) < 2**53) & (np.floor(numbers) == numbers)
     integers = np.where(good, numbers, 0).astype(np.int64)
     bad: NDArray[np.bool_] = ~good & ~missing
     return Column("integer", integers, None if good.all() else ~good), "integer", bad

@@ -115,7 +115,7 @@ def _read_value(value: Any, kind: str) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _FaultError(kind)
     if kind == "integer" and isinstance(value, float):
-        if not (value.is_integer() and abs(value) <= 2**53):
+        if not (value.is_integer() and abs(value) < 2**53):
             raise _FaultError(kind)
         return int(value)
     if kind == "integer" and not -(2**63) <= value < 2**63:

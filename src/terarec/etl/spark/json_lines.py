@@ -85,6 +85,12 @@ def _value(text: Column, variant: Column, item: SourceColumn, source: SourceSpec
     kind = "number" if item.type == "number" else "integer"
     # Spark spells a number that no double holds in quotes.
     spelled = F.when(text.isin('"Infinity"', '"-Infinity"'), F.btrim(text, F.lit('"'))).otherwise(text)
+    if kind == "integer":
+        # As the local engine has them: floats that are integers, whatever their spelling.
+        number = spelled.try_cast("double")
+        is_whole = (F.abs(number) < 2**53) & (F.floor(number) == number)
+        whole = F.when(is_whole, number.cast("bigint").cast("string")).otherwise("-")
+        spelled = F.when(spelled.rlike("[.eE]"), whole).otherwise(spelled)
     return F.when(text.isNotNull(), _raw(spelled, F.when(is_quoted, kind)))
 
 

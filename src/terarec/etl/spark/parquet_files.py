@@ -135,6 +135,6 @@ def _reader(item: SourceColumn, found: T.DataType) -> Callable[[Column], Column]
         return lambda value: value.cast("bigint")
     if item.type == "integer" and isinstance(found, T.FloatType | T.DoubleType):
         return lambda value: F.when(
-            (F.abs(value.cast("double")) <= 2**53) & (F.floor(value) == value), value.cast("bigint")
+            (F.abs(value.cast("double")) < 2**53) & (F.floor(value) == value), value.cast("bigint")
         )
     return None

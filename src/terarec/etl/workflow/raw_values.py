@@ -147,7 +147,7 @@ def _integer(value: Any) -> int:
     """An integer, or a float that is one, as tables with missing values hold them."""
     if isinstance(value, float | np.floating):
         number = float(value)
-        if not (number.is_integer() and abs(number) <= 2**53):
+        if not (number.is_integer() and abs(number) < 2**53):
             raise ValueError
         return int(number)
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or not -(2**63) <= int(value) < 2**63:
