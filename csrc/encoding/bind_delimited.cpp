@@ -17,11 +17,11 @@ std::string to_string(nb::bytes text) { return {text.c_str(), text.size()}; }
 nb::bytes to_bytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
 
 void make_layout(DelimitedLayout* self, const std::vector<int>& types, const std::vector<nb::bytes>& separators,
-                 nb::bytes delimiter, bool quote, bool trim, const std::vector<nb::bytes>& missing, int policy,
+                 nb::bytes delimiter, bool quote, bool trim, bool trim_quoted, const std::vector<nb::bytes>& missing, int policy,
                  int64_t max_line_bytes) {
-  DelimitedLayout layout{{}, to_string(delimiter), quote, trim, {}, static_cast<Policy>(policy), max_line_bytes};
+  DelimitedLayout layout{{}, {to_string(delimiter), quote, trim}, trim_quoted, {}, static_cast<Policy>(policy), max_line_bytes};
   require(!types.empty() && types.size() == separators.size(), "expected one type and one separator a field");
-  require(!layout.delimiter.empty(), "expected a delimiter");
+  require(!layout.quoting.delimiter.empty(), "expected a delimiter");
   require(policy >= 0 && policy <= static_cast<int>(Policy::missing), "unknown policy");
   for (size_t field = 0; field < types.size(); ++field) {
     require(types[field] >= 0 && types[field] <= static_cast<int>(FieldType::hex32), "unknown type of a field");
@@ -95,13 +95,22 @@ nb::tuple parse(Vector<const uint8_t> text, const DelimitedLayout& layout) {
                         parsed.rows_found, parsed.rows, positions, counts, fault_list(parsed.first_faults));
 }
 
-nb::tuple bind_count_rows(Vector<const uint8_t> text) {
-  LineCount count;
+// (lines, rows, bytes of the complete records)
+nb::tuple bind_count_rows(Vector<const uint8_t> text, const Quoting& quoting) {
+  RecordCount count;
   {
     nb::gil_scoped_release release;
-    count = count_rows(reinterpret_cast<const char*>(text.data()), length(text));
+    count = count_rows(reinterpret_cast<const char*>(text.data()), length(text), quoting);
   }
-  return nb::make_tuple(count.lines, count.rows);
+  return nb::make_tuple(count.lines, count.rows, count.complete);
+}
+
+int64_t bind_first_record_bytes(Vector<const uint8_t> text, const Quoting& quoting) {
+  return first_record_bytes(reinterpret_cast<const char*>(text.data()), length(text), quoting);
+}
+
+std::vector<int64_t> bind_lines_of_rows(Vector<const uint8_t> text, const Quoting& quoting) {
+  return lines_of_rows(reinterpret_cast<const char*>(text.data()), length(text), quoting);
 }
 
 }  // namespace
@@ -109,8 +118,16 @@ nb::tuple bind_count_rows(Vector<const uint8_t> text) {
 void bind_delimited(nb::module_& module) {
   nb::class_<DelimitedLayout>(module, "DelimitedLayout")
       .def("__init__", &make_layout, nb::arg("types"), nb::arg("separators"), nb::arg("delimiter"), nb::arg("quote"),
-           nb::arg("trim"), nb::arg("missing"), nb::arg("policy"), nb::arg("max_line_bytes"));
-  module.def("count_rows", &bind_count_rows, nb::arg("text"));
+           nb::arg("trim"), nb::arg("trim_quoted"), nb::arg("missing"), nb::arg("policy"), nb::arg("max_line_bytes"));
+  nb::class_<Quoting>(module, "Quoting")
+      .def("__init__",
+           [](Quoting* self, nb::bytes delimiter, bool quote, bool trim) {
+             new (self) Quoting{to_string(delimiter), quote, trim};
+           },
+           nb::arg("delimiter"), nb::arg("quote"), nb::arg("trim"));
+  module.def("count_rows", &bind_count_rows, nb::arg("text"), nb::arg("quoting"));
+  module.def("first_record_bytes", &bind_first_record_bytes, nb::arg("text"), nb::arg("quoting"));
+  module.def("lines_of_rows", &bind_lines_of_rows, nb::arg("text"), nb::arg("quoting"));
   module.def("parse_delimited", &parse, nb::arg("text"), nb::arg("layout"));
 }
 

@@ -22,23 +22,11 @@ struct Run {
   int stop;
 };
 
-// Calls take(begin, end) for every line, its end left out.
-template <typename Take>
-void for_each_line(const char* data, int64_t size, Take take) {
-  const char* end = data + size;
-  for (const char* begin = data; begin < end;) {
-    const void* found = memchr(begin, '\n', static_cast<size_t>(end - begin));
-    const char* stop = found != nullptr ? static_cast<const char*>(found) : end;
-    take(begin, stop > begin && stop[-1] == '\r' ? stop - 1 : stop);
-    begin = stop + 1;
-  }
-}
-
 // Whether a field that looks like an integer or a hexadecimal value is one: no word for a missing value looks so.
 bool values_are_plain(const DelimitedLayout& layout) {
-  const char mark = layout.delimiter[0];
+  const char mark = layout.quoting.delimiter[0];
   const bool letter = (mark >= '0' && mark <= '9') || ((mark | 0x20) >= 'a' && (mark | 0x20) <= 'z');
-  if (layout.delimiter.size() != 1 || letter || mark == '-') return false;
+  if (layout.quoting.delimiter.size() != 1 || letter || mark == '-') return false;
   return std::none_of(layout.missing.begin(), layout.missing.end(), [](const std::string& word) {
     int64_t integer;
     uint32_t value;
@@ -49,7 +37,7 @@ bool values_are_plain(const DelimitedLayout& layout) {
 
 // Whether what stands between two delimiters is a text as it is.
 bool texts_are_plain(const DelimitedLayout& layout) {
-  return layout.delimiter.size() == 1 && !layout.quote && !layout.trim &&
+  return layout.quoting.delimiter.size() == 1 && !layout.quoting.quote && !layout.quoting.trim &&
          std::all_of(layout.missing.begin(), layout.missing.end(), [](const std::string& word) { return word.empty(); });
 }
 
@@ -75,7 +63,7 @@ bool any_text(const DelimitedLayout& layout) {
                      [](const FieldLayout& field) { return field.type == FieldType::text; });
 }
 
-// A line that is not empty.
+// A record that is not empty, and the line in which it begins.
 struct Line {
   const char* begin;
   const char* end;
@@ -93,6 +81,7 @@ class Parser {
   bool take_field(LinePosition& line, int column);
   bool refuse(Fault kind, int64_t field, std::string_view bytes);
   bool refuse_field(Fault kind, int column, const std::string& bytes);
+  void refuse_quotes();
   std::string_view line() const { return {line_, static_cast<size_t>(line_end_ - line_)}; }
 
   const DelimitedLayout& layout_;
@@ -104,6 +93,7 @@ class Parser {
   const int num_fields_;
   const std::vector<Run> runs_;
   std::vector<Line> lines_;
+  Record badly_quoted_{};  // the last of `lines_`, if there is one
   int64_t num_lines_ = 0;
   ParsedText out_;
   const char* line_ = nullptr;
@@ -112,17 +102,19 @@ class Parser {
 
 Parser::Parser(const DelimitedLayout& layout, const char* data, int64_t size)
     : layout_(layout),
-      splitter_(layout.delimiter, layout.quote, layout.trim),
+      splitter_(layout.quoting.delimiter, layout.quoting.quote, layout.quoting.trim, layout.trim_quoted),
       data_(data),
       data_end_(data + size),
       ascii_(any_text(layout) && is_ascii(data, data + size)),
-      rules_{layout.missing, layout.trim, !ascii_},
+      rules_{layout.missing, layout.quoting.trim, !ascii_},
       num_fields_(static_cast<int>(layout.fields.size())),
       runs_(make_runs(layout, ascii_)) {
-  for_each_line(data, size, [this](const char* begin, const char* end) {
-    if (end > begin) lines_.push_back({begin, end, num_lines_});
-    ++num_lines_;
-  });
+  for (RecordScanner records(layout.quoting, data, size); !records.done() && badly_quoted_.bad_field < 0;) {
+    const Record record = records.next();
+    if (record.end > record.begin) lines_.push_back({record.begin, record.end, num_lines_});
+    if (record.bad_field >= 0) badly_quoted_ = record;
+    num_lines_ += record.lines;
+  }
   const auto rows = static_cast<int64_t>(lines_.size());
   out_.positions.reserve(rows);
   int64_t bytes = 0;
@@ -137,6 +129,10 @@ ParsedText Parser::parse() {
     const char* begin = found.begin;
     const char* end = found.end;
     out_.lines = found.number;
+    if (badly_quoted_.bad_field >= 0 && &found == &lines_.back()) {
+      refuse_quotes();
+      return std::move(out_);
+    }
     if (data_end_ - end < kPadding) {
       padded.assign(begin, end).append(kPadding, '\0');
       end = padded.data() + (end - begin);
@@ -160,7 +156,7 @@ bool Parser::parse_line(const char* begin, const char* end) {
     for (FieldColumn& column : out_.columns) store_missing_field(column, out_.rows);
     kept = refuse(Fault::oversized_line, 0, line());
   } else {
-    LinePosition position{begin, end, out_.rows, layout_.delimiter[0]};
+    LinePosition position{begin, end, out_.rows, layout_.quoting.delimiter[0]};
     kept = parse_fields(position);
     if (kept && position.cursor <= end) kept = refuse(Fault::long_line, splitter_.count_fields(begin, end), line());
   }
@@ -191,11 +187,11 @@ bool Parser::take_field(LinePosition& line, int column) {
     line.cursor = line.end + 2;
     return !first || refuse(Fault::short_line, column, this->line());
   }
-  const Field field = splitter_.next(line.cursor, line.end);
-  const Fault fault = field.badly_quoted ? Fault::quote : store_field(out, field.content, line.row, rules_);
+  const std::string_view content = splitter_.next(line.cursor, line.end);
+  const Fault fault = store_field(out, content, line.row, rules_);
   if (fault == Fault::none) return true;
   store_missing_field(out, line.row);
-  return refuse_field(fault, column, std::string(field.content));
+  return refuse_field(fault, column, std::string(content));
 }
 
 // Counts a fault; returns whether the line is kept all the same.
@@ -207,9 +203,16 @@ bool Parser::refuse(Fault kind, int64_t field, std::string_view bytes) {
   return layout_.policy == Policy::missing;
 }
 
+// Counts the fault that ends the reading, whatever the policy.
+void Parser::refuse_quotes() {
+  ++out_.fault_counts[static_cast<int>(Fault::quote)];
+  const std::string_view text = badly_quoted_.bad_text.substr(0, kFaultBytesKept);
+  out_.first_faults.push_back({out_.lines, Fault::quote, badly_quoted_.bad_field, std::string(text)});
+}
+
 // As refuse; where the line will be dropped and has too few or too many fields, that is its fault, which tells more.
 bool Parser::refuse_field(Fault kind, int column, const std::string& bytes) {
-  if (layout_.policy != Policy::missing && kind != Fault::quote) {
+  if (layout_.policy != Policy::missing) {
     const int found = splitter_.count_fields(line_, line_end_);
     if (found != num_fields_) return refuse(found < num_fields_ ? Fault::short_line : Fault::long_line, found, line());
   }
@@ -218,13 +221,31 @@ bool Parser::refuse_field(Fault kind, int column, const std::string& bytes) {
 
 }  // namespace
 
-LineCount count_rows(const char* data, int64_t size) {
-  LineCount count{0, 0};
-  for_each_line(data, size, [&count](const char* begin, const char* end) {
-    ++count.lines;
-    count.rows += end > begin;
-  });
+RecordCount count_rows(const char* data, int64_t size, const Quoting& quoting) {
+  RecordCount count;
+  for (RecordScanner records(quoting, data, size); !records.done();) {
+    const Record record = records.next();
+    count.lines += record.lines;
+    count.rows += record.end > record.begin;
+    if (record.complete) count.complete = record.next - data;
+  }
   return count;
+}
+
+int64_t first_record_bytes(const char* data, int64_t size, const Quoting& quoting) {
+  RecordScanner records(quoting, data, size);
+  return records.done() ? 0 : records.next().next - data;
+}
+
+std::vector<int64_t> lines_of_rows(const char* data, int64_t size, const Quoting& quoting) {
+  std::vector<int64_t> lines;
+  int64_t line = 0;
+  for (RecordScanner records(quoting, data, size); !records.done();) {
+    const Record record = records.next();
+    if (record.end > record.begin) lines.push_back(line);
+    line += record.lines;
+  }
+  return lines;
 }
 
 ParsedText parse_delimited(const char* data, int64_t size, const DelimitedLayout& layout) {

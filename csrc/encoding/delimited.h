@@ -8,6 +8,7 @@
 #include "encoding/field_column.h"
 #include "encoding/fields.h"
 #include "encoding/growing_array.h"
+#include "encoding/records.h"
 
 namespace terarec::encoding {
 
@@ -16,9 +17,8 @@ enum class Policy : int { raise, skip, missing };
 // kernels/delimited_types.py says what the fields mean.
 struct DelimitedLayout {
   std::vector<FieldLayout> fields;
-  std::string delimiter;
-  bool quote;
-  bool trim;
+  Quoting quoting;
+  bool trim_quoted;
   std::vector<std::string> missing;
   Policy policy;
   int64_t max_line_bytes;
@@ -37,23 +37,31 @@ struct ParsedText {
   RowMemory memory;
   std::vector<FieldColumn> columns;
   int64_t lines = 0;                // line ends, plus one for a last line without
-  int64_t rows_found = 0;           // lines that are not empty
+  int64_t rows_found = 0;           // records that are not empty
   int64_t rows = 0;                 // those of them that were kept
   GrowingArray<int64_t> positions;  // of the kept rows among the found ones
   int64_t fault_counts[kFaults] = {};
   std::vector<FieldFault> first_faults;
 };
 
-constexpr int kFaultsKept = 10;
+constexpr int kFaultsKept = 10;  // and one more of Fault::quote
 constexpr int64_t kFaultBytesKept = 80;
 
-struct LineCount {
-  int64_t lines;  // line ends, plus one for a last line without
-  int64_t rows;   // lines that hold more than their end
+struct RecordCount {
+  int64_t lines = 0;      // line ends, plus one for a last line without
+  int64_t rows = 0;       // records that hold more than their end
+  int64_t complete = 0;   // bytes to the end of the last record that has a line end
 };
-LineCount count_rows(const char* data, int64_t size);
+RecordCount count_rows(const char* data, int64_t size, const Quoting& quoting);
 
-// Parses data[0, size) and reads nothing outside. Lines end in \n or \r\n. With Policy::raise it stops at the first fault.
+// The bytes of the first record, its line end included.
+int64_t first_record_bytes(const char* data, int64_t size, const Quoting& quoting);
+
+// The lines, from 0, in which the records begin that are not empty.
+std::vector<int64_t> lines_of_rows(const char* data, int64_t size, const Quoting& quoting);
+
+// Parses data[0, size) and reads nothing outside. Lines end in \n or \r\n. With Policy::raise it stops at the first fault,
+// and always at Fault::quote: which rows follow a quote that is wrong nobody can tell.
 ParsedText parse_delimited(const char* data, int64_t size, const DelimitedLayout& layout);
 
 }  // namespace terarec::encoding

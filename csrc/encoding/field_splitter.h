@@ -1,6 +1,7 @@
 // Cuts a line into its fields.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <string>
@@ -10,12 +11,6 @@
 
 namespace terarec::encoding {
 
-struct Field {
-  // Without quotes and, if trimmed, the white space around; all of a badly quoted field. Valid until the next field.
-  std::string_view content;
-  bool badly_quoted;  // a quote does not end, or something follows it
-};
-
 inline bool is_space(char byte) { return byte == ' ' || (byte >= '\t' && byte <= '\r'); }
 
 inline std::string_view trimmed(std::string_view text) {
@@ -24,26 +19,29 @@ inline std::string_view trimmed(std::string_view text) {
   return text;
 }
 
+// Of records whose quotes are right, which RecordScanner tells.
 class FieldSplitter {
  public:
-  FieldSplitter(const std::string& delimiter, bool quote, bool trim)
-      : delimiter_(delimiter), quote_(quote), trim_(trim) {}
+  FieldSplitter(const std::string& delimiter, bool quote, bool trim, bool trim_quoted)
+      : delimiter_(delimiter), quote_(quote), trim_(trim), trim_quoted_(trim_quoted) {}
 
-  // The field at `cursor`, which is left behind the delimiter, or behind `end` if the field is the line's last. Reads up
-  // to eight bytes from `end` on.
-  Field next(const char*& cursor, const char* end) const {
+  // The content of the field at `cursor`, without quotes and, if trimmed, the white space around; valid until the next
+  // field. `cursor` is left behind the delimiter, or behind `end` if the field is the record's last. Reads up to eight
+  // bytes from `end` on.
+  std::string_view next(const char*& cursor, const char* end) const {
     if (quote_) {
       const char* first = cursor;
       while (trim_ && first < end && is_space(*first) && !at_delimiter(first, end)) ++first;
       if (first < end && *first == '"') {
         cursor = first + 1;
-        return next_quoted(cursor, end);
+        const std::string_view content = next_quoted(cursor, end);
+        return trim_quoted_ ? trimmed(content) : content;
       }
     }
     const char* stop = find(cursor, end);
     const std::string_view content(cursor, static_cast<size_t>(stop - cursor));
     cursor = behind(stop, end);
-    return {trim_ ? trimmed(content) : content, false};
+    return trim_ ? trimmed(content) : content;
   }
 
   int count_fields(const char* cursor, const char* end) const {
@@ -52,12 +50,13 @@ class FieldSplitter {
     return fields;
   }
 
- private:
-  Field next_quoted(const char*& cursor, const char* end) const;
-
   bool at_delimiter(const char* at, const char* end) const {
     return end - at >= static_cast<ptrdiff_t>(delimiter_.size()) && memcmp(at, delimiter_.data(), delimiter_.size()) == 0;
   }
+
+ private:
+  std::string_view next_quoted(const char*& cursor, const char* end) const;
+
   const char* behind(const char* stop, const char* end) const {
     return stop < end ? stop + delimiter_.size() : end + 1;
   }
@@ -82,34 +81,25 @@ class FieldSplitter {
   const std::string& delimiter_;
   const bool quote_;
   const bool trim_;
+  const bool trim_quoted_;
   mutable std::string unquoted_;
 };
 
 // `cursor` is behind the opening quote. Two quotes inside stand for one.
-inline Field FieldSplitter::next_quoted(const char*& cursor, const char* end) const {
+inline std::string_view FieldSplitter::next_quoted(const char*& cursor, const char* end) const {
   const char* begin = cursor;
   unquoted_.clear();
-  bool doubled = false;
   const char* part = begin;
   for (;;) {
-    const void* found = memchr(part, '"', static_cast<size_t>(end - part));
-    if (found == nullptr) {
-      cursor = end + 1;
-      return {{begin - 1, static_cast<size_t>(end - begin + 1)}, true};
-    }
-    const char* quote = static_cast<const char*>(found);
-    unquoted_.append(part, quote);
+    const char* quote = static_cast<const char*>(memchr(part, '"', static_cast<size_t>(end - part)));
+    if (quote == nullptr) quote = end;
     if (end - quote < 2 || quote[1] != '"') {
-      const char* stop = quote + 1;
-      while (trim_ && stop < end && is_space(*stop) && !at_delimiter(stop, end)) ++stop;
-      const bool good = stop == end || at_delimiter(stop, end);
-      if (!good) stop = find(stop, end);
-      cursor = behind(stop, end);
-      if (!good) return {{begin - 1, static_cast<size_t>(stop - begin + 1)}, true};
-      return {doubled ? std::string_view(unquoted_) : std::string_view(begin, static_cast<size_t>(quote - begin)), false};
+      const bool doubled = part != begin;
+      if (doubled) unquoted_.append(part, quote);
+      cursor = behind(find(std::min(quote + 1, end), end), end);
+      return doubled ? std::string_view(unquoted_) : std::string_view(begin, static_cast<size_t>(quote - begin));
     }
-    unquoted_ += '"';
-    doubled = true;
+    unquoted_.append(part, quote + 1);
     part = quote + 2;
   }
 }

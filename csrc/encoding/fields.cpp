@@ -86,7 +86,13 @@ int character_bytes(const unsigned char* begin, const unsigned char* end) {
 Fault read_integer(const char* begin, const char* end, int64_t& value) {
   const bool negative = begin < end && *begin == '-';
   begin += negative;
-  if (begin == end || !std::all_of(begin, end, is_digit)) return Fault::integer;
+  const char* digits_end = std::find_if_not(begin, end, is_digit);
+  if (digits_end == begin) return Fault::integer;
+  if (digits_end < end) {  // a point and zeros, as pandas writes integers of a column in which some are missing
+    if (*digits_end != '.' || end - digits_end < 2) return Fault::integer;
+    if (!std::all_of(digits_end + 1, end, [](char byte) { return byte == '0'; })) return Fault::integer;
+    end = digits_end;
+  }
   const uint64_t limit = static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) + negative;
   uint64_t magnitude = 0;
   for (; begin < end; ++begin) {

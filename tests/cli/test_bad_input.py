@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from terarec.formats import open_shard, read_dataset
 from tests.cli.conftest import Workshop, figures, refused, terarec
 
 LINE = "1\t" + "\t".join(["5"] * 13) + "\t" + "\t".join(["0a1b2c3d"] * 26)
@@ -48,7 +49,7 @@ HEADER = b"userId,movieId,rating,timestamp\n"
         (HEADER, "the file is empty, expected at least one row"),
         (b"\n" + HEADER, "line 1 is empty, expected the names of columns"),
         (HEADER + b"1,2\x00,3,4\n", "line 2, column 'movieId': got '2\\x00', expected an integer"),
-        ((HEADER + b"1,2,3,4\n").replace(b"\n", b"\r"), "has no column 'timestamp'"),
+        ((HEADER + b"1,2,3,4\n").replace(b"\n", b"\r"), "its lines end in carriage returns alone"),
         ((HEADER + b"1,2,3,4\n").decode().encode("utf-16"), "line 1: byte 0 is not UTF-8"),
         (gzip.compress(HEADER + b"1,2,3,4\n", mtime=0)[:-9], "not a whole gzip file"),
         (
@@ -242,7 +243,8 @@ def test_a_port_that_is_taken_or_none(workshop: Workshop) -> None:
 def test_wrong_options_of_csv_are_named_as_typed(tmp_path: Path, flags: list[str], expected: str) -> None:
     path = tmp_path / "a.csv"
     path.write_text("x,y\n1,0\n2,1\n")
-    message = refused("prepare", "csv", path, "--label", "y", "--out", tmp_path / "data", *flags, code=2)
+    out = [] if "--out" in flags else ["--out", tmp_path / "data"]
+    message = refused("prepare", "csv", path, "--label", "y", *out, *flags, code=2)
     assert message.startswith(expected)
 
 
@@ -250,3 +252,56 @@ def test_a_last_day_of_one_file_names_the_option(workshop: Workshop, tmp_path: P
     day = workshop.raw / "day_0.tsv"
     message = refused("prepare", "criteo", day, "--out", tmp_path / "data", "--valid-last-day", code=2)
     assert message.startswith("--valid-last-day: got one file, expected at least two")
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip", "missing"])
+def test_quoted_text_is_no_row_of_the_data_set(tmp_path: Path, policy: str) -> None:
+    """A10, D15: the row that a user wrote into a column that is not used does not come out."""
+    path = tmp_path / "log.csv"
+    path.write_text('label,x,note\n0,1,"a\n1,5,fake\nb"\n0,2,c\n')
+    ended = terarec(
+        "prepare", "csv", path, "--out", tmp_path / "d", "--label", "label", "--keys", "x", "--bad-input", policy
+    )
+    assert ended.code == 0
+    spec = read_dataset(tmp_path / "d")
+    shard = spec.shards("train")[0]
+    group = open_shard(spec, tmp_path / "d" / shard.file, shard.rows).read_group(0)
+    assert [key.tolist() for key in group.keys] == [[1, 2]]
+    assert group.label[:, 0].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "flags", "hint"),
+    [
+        ("2,1,a\n0,1,b\n", [], "--positive"),
+        (",1,a\n0,1,b\n", [], "--bad-input skip"),
+        ('0,1,"a"b\n', [], "column 'note'"),
+    ],
+)
+def test_hints_name_options_and_columns(tmp_path: Path, rows: str, flags: list[str], hint: str) -> None:
+    """E1: the hint names what one types, and a column that is not used goes by its name."""
+    path = tmp_path / "log.csv"
+    path.write_text(f"label,x,note\n{rows}")
+    told = refused("prepare", "csv", path, "--label", "label", "--dense", "x", "--out", tmp_path / "d", *flags, code=1)
+    assert hint in told
+
+
+@pytest.mark.parametrize("name", ["workflow.json", "dataset.json"])
+def test_deep_json_is_told(tmp_path: Path, name: str) -> None:
+    """S3: files that are nested to depth 1,000 and more."""
+    for depth in (1000, 100_000):
+        path = tmp_path / name
+        body = '{"a":' * depth + "1" + "}" * depth
+        path.write_text(body)
+        word = "terarec.workflow" if name == "workflow.json" else "terarec.dataset"
+        for text in (body, f'{{"format": "{word}", "version": 1, "workflow": {body}, "labels": {body}}}'):
+            path.write_text(text)
+            command = (
+                ["prepare", path, "x.csv", "--out", tmp_path / "d"]
+                if name == "workflow.json"
+                else ["inspect", tmp_path]
+            )
+            ended = terarec(*command)
+            assert ended.code in (1, 2)
+            assert ended.err.count("\n") == 1
+            assert len(ended.err) < 2000

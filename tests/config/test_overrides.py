@@ -124,7 +124,13 @@ def test_none_is_none_even_where_that_is_not_the_default() -> None:
 
 
 def test_assignments_are_split_at_the_first_equals_sign() -> None:
-    assert parse_assignments(["a.b=1", "data=x=y", "a.b = 2"]) == {"a.b": "2", "data": "x=y"}
+    assert parse_assignments(["a.b = 2", "data=x=y"]) == {"a.b": "2", "data": "x=y"}
+
+
+def test_a_path_is_assigned_once() -> None:
+    """A9: the last of two values is not taken silently."""
+    with pytest.raises(ConfigError, match=r"a\.b: got it twice"):
+        parse_assignments(["a.b=1", "a.b = 2"])
 
 
 @pytest.mark.parametrize("text", ["", "=1", " =1", "training.epochs", "--set"])

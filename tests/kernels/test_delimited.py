@@ -21,6 +21,7 @@ WORDS = {
 }
 BAD = [b"-", b"+1", b"1.5.2", b"9223372036854775808", b"inf", b"-Infinity", b"1e999", b"1e-", b"nan(1)", b"0x10", b"g"]
 BAD += [b"123456789", b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82", b"NULL", b"?", b" 1 "]
+BAD += [b"1.0", b"-7.", b"-7.00", b"1.01", b"9223372036854775808.0", b'"a\nb"', b'"\r\n"', b'" 1\n"', b'""\n"']
 BAD += [b'"', b'"a', b'"a"b', b'""', b'"a""b"', b' "1" ', b'"1', b"a|b||1", b"|"]
 
 
@@ -33,8 +34,12 @@ def same(text, layout):
     np.testing.assert_array_equal(found.kept, expected.kept)
     for name in ("num_lines", "num_rows", "fault_counts", "faults"):
         assert getattr(found, name) == getattr(expected, name), name
-    if not (found.faults and layout.policy == "raise"):
-        assert cpu.count_rows(text) == ref.count_rows(text) == (found.num_lines, found.num_rows)
+    counted = cpu.count_rows(text, layout.quoting)
+    assert counted == ref.count_rows(text, layout.quoting)
+    assert cpu.first_record_bytes(text, layout.quoting) == ref.first_record_bytes(text, layout.quoting)
+    assert cpu.lines_of_rows(text, layout.quoting).tolist() == ref.lines_of_rows(text, layout.quoting)
+    if not (found.faults and layout.policy == "raise") and "quote" not in found.fault_counts:
+        assert counted[:2] == (found.num_lines, found.num_rows)
     return found
 
 
@@ -51,6 +56,7 @@ def layouts(draw):
         delimiter=draw(st.sampled_from([b"\t", b",", b",", b"::", b" ", b"1"])),
         quote=draw(st.booleans()),
         trim=draw(st.booleans()),
+        trim_quoted=draw(st.booleans()),
         missing=draw(st.sampled_from([(), (b"?",), (b"NULL", b"-1"), (b"0",)])),
         policy=draw(st.sampled_from(["raise", "skip", "missing"])),
         max_line_bytes=draw(st.sampled_from([1 << 20, 40])),

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from terarec import __version__
 from terarec.cli import (
@@ -24,7 +23,7 @@ from terarec.cli import (
     workflow,
 )
 from terarec.cli import inspect as inspect_command
-from terarec.cli.command import add
+from terarec.cli.command import Group, add
 
 DATA, MODEL, SERVING, LOOKING = "Data", "Model", "Serving", "Looking inside"
 WORKFLOW = "WORKFLOW"
@@ -50,7 +49,7 @@ class Frame:
     debug: bool = False
 
 
-class Contents(TyperGroup):
+class Contents(Group):
     """Lists the commands in the order of the work; Typer alone would put groups of commands last."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -58,7 +57,7 @@ class Contents(TyperGroup):
         return sorted(super().list_commands(ctx), key=ORDER.index)
 
 
-class WorkflowOrCommand(TyperGroup):
+class WorkflowOrCommand(Group):
     """Takes what is no command of its own as the first argument of the command `WORKFLOW`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
@@ -21,6 +23,43 @@ from terarec.spec import FieldError
 Options = TypeVar("Options")
 
 _JSON = Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object in the last line of stdout.")]
+
+
+class Command(TyperCommand):
+    """A command that refuses an option which is given twice, unless it takes several values."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As Typer's, which would take the last value silently."""
+        refuse_repeated(self, ctx, args)
+        return super().parse_args(ctx, args)
+
+
+class Group(TyperGroup):
+    """A group of commands that refuses a repeated option as `Command` does."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As Typer's, which would take the last value silently."""
+        refuse_repeated(self, ctx, args)
+        return super().parse_args(ctx, args)
+
+
+def refuse_repeated(command: Any, ctx: Any, args: Sequence[str]) -> None:
+    """Raise if an option of one value is given several times.
+
+    Raises:
+        ConfigError: names the option.
+    """
+    if not args:
+        return
+    _, _, given = command.make_parser(ctx).parse_args(args=list(args))
+    for parameter, times in Counter(given).items():
+        if times > 1 and parameter.param_type_name == "option" and not parameter.multiple and not parameter.count:
+            raise ConfigError(f"{parameter.opts[0]}: got it {times} times, expected it once")
+
+
+def comma_separated(texts: Sequence[str] | None) -> tuple[str, ...]:
+    """The words of an option ``A,B,...`` that may be repeated."""
+    return tuple(word.strip() for text in texts or () if text for word in text.split(","))
 
 
 def add(
@@ -61,7 +100,7 @@ def add(
     run.__signature__ = inspect.Signature([*parameters, json_flag])  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*parameters, json_flag]}
     run.__doc__ = body.__doc__
-    group.command(name, rich_help_panel=panel)(run)
+    group.command(name, cls=Command, rich_help_panel=panel)(run)
 
 
 def _fields(options_type: Any) -> list[tuple[dataclasses.Field[Any], Any]]:

@@ -71,7 +71,7 @@ def prepare(
         restart=options.restart,
         tables=tables or {},
         spark_master=options.spark_master,
-        spark_conf={name: values[-1] for name, values in pairs("--conf", options.spark_conf or ()).items()},
+        spark_conf=_settings(options.spark_conf or ()),
     )
     with show.progress("preparing", "MiB") as advance:
 
@@ -107,6 +107,14 @@ def pairs(option: str, texts: Sequence[str]) -> dict[str, list[str]]:
             raise ConfigError(f"{option}: got {text!r}, expected NAME=VALUE")
         found.setdefault(name, []).append(value)
     return found
+
+
+def _settings(texts: Sequence[str]) -> dict[str, str]:
+    found = pairs("--conf", texts)
+    for name, values in found.items():
+        if len(values) > 1:
+            raise ConfigError(f"--conf: got {name!r} {len(values)} times, expected it once")
+    return {name: value for name, (value,) in found.items()}
 
 
 def _show(report: PrepareReport, out: Path, show: Show) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from terarec.cli.command import comma_separated
 from terarec.cli.preparation import PreparationOptions, last_rows, prepare
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
@@ -16,11 +18,12 @@ if TYPE_CHECKING:
     from terarec.spec import Split
 
 _NAMES = "A,B,..."
+_Words: TypeAlias = list[str] | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareCsvOptions(PreparationOptions):
-    """What ``terarec prepare csv`` takes. Lists are separated by commas."""
+    """What ``terarec prepare csv`` takes. Lists are separated by commas, or their option is repeated."""
 
     files: Annotated[
         list[str],
@@ -28,14 +31,22 @@ class PrepareCsvOptions(PreparationOptions):
     ]
     label: Annotated[str, typer.Option(metavar="NAME", help="The column to predict.")]
     positive: Annotated[
-        str, typer.Option(metavar="X,Y,...", help="Values of the label that mean 1; else a number.")
-    ] = ""
-    dense: Annotated[str, typer.Option(metavar=_NAMES, help="Columns of numbers: standardized.")] = ""
-    log: Annotated[str, typer.Option(metavar=_NAMES, help="Columns of counts: logarithm.")] = ""
-    categorical: Annotated[str, typer.Option(metavar=_NAMES, help="Columns of texts: ids by frequency.")] = ""
-    ids: Annotated[str, typer.Option(metavar=_NAMES, help="Columns of integers, as user ids: ids by frequency.")] = ""
-    buckets: Annotated[str, typer.Option(metavar="A=10,...", help="Columns of numbers: ids of so many intervals.")] = ""
-    keys: Annotated[str, typer.Option(metavar=_NAMES, help="Columns of integers: keys of dynamic tables.")] = ""
+        list[str] | None, typer.Option(metavar="X,Y,...", help="Values of the label that mean 1; else a number.")
+    ] = None
+    dense: Annotated[_Words, typer.Option(metavar=_NAMES, help="Columns of numbers: standardized.")] = None
+    log: Annotated[_Words, typer.Option(metavar=_NAMES, help="Columns of counts: logarithm.")] = None
+    categorical: Annotated[
+        list[str] | None, typer.Option(metavar=_NAMES, help="Columns of texts: ids by frequency.")
+    ] = None
+    ids: Annotated[
+        list[str] | None, typer.Option(metavar=_NAMES, help="Columns of integers, as user ids: ids by frequency.")
+    ] = None
+    buckets: Annotated[
+        list[str] | None, typer.Option(metavar="A=10,...", help="Columns of numbers: ids of so many intervals.")
+    ] = None
+    keys: Annotated[
+        list[str] | None, typer.Option(metavar=_NAMES, help="Columns of integers: keys of dynamic tables.")
+    ] = None
     min_count: Annotated[int, typer.Option(min=1, help="Values rarer than this share one id.")] = 1
     valid_fraction: Annotated[float, typer.Option(help="Share of the rows, from the end, for the valid split.")] = 0.0
     valid: Annotated[list[str] | None, typer.Option(metavar="FILE", help="A file of the valid split; repeatable.")] = (
@@ -43,8 +54,12 @@ class PrepareCsvOptions(PreparationOptions):
     )
     test: Annotated[list[str] | None, typer.Option(metavar="FILE", help="A file of the test split; repeatable.")] = None
     delimiter: Annotated[str, typer.Option(metavar="TEXT", help="Between the fields; 'tab' for a tabulator.")] = ","
-    names: Annotated[str, typer.Option(metavar=_NAMES, help="All columns in order, for files without a header.")] = ""
-    missing: Annotated[str, typer.Option(metavar="X,Y,...", help="Fields that stand for a missing value.")] = ",?"
+    names: Annotated[
+        list[str] | None, typer.Option(metavar=_NAMES, help="All columns in order, for files without a header.")
+    ] = None
+    missing: Annotated[
+        list[str] | None, typer.Option(metavar="X,Y,...", help="Fields that mean a missing value; ? if unset.")
+    ] = None
     name: Annotated[str | None, typer.Option(help="Of the data set; the directory's if unset.")] = None
 
 
@@ -55,18 +70,18 @@ def prepare_csv(options: PrepareCsvOptions, show: Show) -> None:
 
     asked = CsvOptions(
         label=options.label,
-        positives=_list(options.positive),
-        dense=_list(options.dense),
-        log=_list(options.log),
-        categorical=_list(options.categorical),
-        ids=_list(options.ids),
+        positives=comma_separated(options.positive),
+        dense=comma_separated(options.dense),
+        log=comma_separated(options.log),
+        categorical=comma_separated(options.categorical),
+        ids=comma_separated(options.ids),
         buckets=_buckets(options.buckets),
-        keys=_list(options.keys),
+        keys=comma_separated(options.keys),
         min_count=options.min_count,
         split=_split(options),
         delimiter="\t" if options.delimiter == "tab" else options.delimiter,
-        names=_list(options.names),
-        missing=tuple(options.missing.split(",")),
+        names=comma_separated(options.names),
+        missing=("", "?") if options.missing is None else tuple(",".join(options.missing).split(",")),
         name=options.out.resolve().name if options.name is None else options.name,
     )
     sources = [*options.files, *(options.valid or ()), *(options.test or ())]
@@ -86,15 +101,13 @@ def _split(options: PrepareCsvOptions) -> Split | None:
     return SplitByFiles(valid=valid, test=test, valid_fraction=options.valid_fraction)
 
 
-def _list(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",")) if text else ()
-
-
-def _buckets(text: str) -> dict[str, int]:
-    buckets = {}
-    for word in _list(text):
+def _buckets(texts: Sequence[str] | None) -> dict[str, int]:
+    buckets: dict[str, int] = {}
+    for word in comma_separated(texts):
         column, _, count = word.rpartition("=")
         if not column or not count.isdecimal():
             raise ConfigError(f"--buckets: got {word!r}, expected COLUMN=COUNT such as age=10")
+        if column in buckets:
+            raise ConfigError(f"--buckets: got {column!r} twice, expected it once")
         buckets[column] = int(count)
     return buckets

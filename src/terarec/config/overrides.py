@@ -19,16 +19,18 @@ _BOOL_WORDS = {"true": True, "false": False}
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, str]:
-    """Split ``["path=text", ...]`` at the first equals sign; the last of two equal paths wins.
+    """Split ``["path=text", ...]`` at the first equals sign.
 
     Raises:
-        ConfigError: an item without a path or an equals sign.
+        ConfigError: an item without a path or an equals sign, or a path twice.
     """
     changes: dict[str, str] = {}
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path.strip():
             raise ConfigError(f"got {assignment!r}, expected path=value such as training.batch_size=4096")
+        if path.strip() in changes:
+            raise ConfigError(f"{path.strip()}: got it twice, expected it once")
         changes[path.strip()] = text.strip()
     return changes
 

@@ -6,7 +6,7 @@ from terarec.formats.bfloat16 import BFLOAT16, widen_bfloat16
 from terarec.formats.block import ColumnBlock, Keys, merge, slice_rows
 from terarec.formats.container import read_tensors, write_tensors
 from terarec.formats.dataset import DATASET_FILE, read_dataset, workflow_files, write_dataset
-from terarec.formats.envelope import open_envelope, write_envelope
+from terarec.formats.envelope import open_envelope, open_versioned, write_envelope
 from terarec.formats.even_sizes import even_sizes
 from terarec.formats.file_set import new_files
 from terarec.formats.journal import Journal
@@ -52,6 +52,7 @@ __all__ = [
     "new_files",
     "open_envelope",
     "open_shard",
+    "open_versioned",
     "read_dataset",
     "read_tensors",
     "read_text",

@@ -24,7 +24,12 @@ def write_envelope(path: Path, name: str, version: int, content: Mapping[str, An
 
 
 def open_envelope(path: Path, name: str, version: int, *, oldest: int = 1) -> dict[str, Any]:
-    """The content of a JSON file that `write_envelope` wrote, of `version` or an older one down to `oldest`.
+    """The content of a JSON file that `write_envelope` wrote; see `open_versioned`."""
+    return open_versioned(path, name, version, oldest=oldest)[1]
+
+
+def open_versioned(path: Path, name: str, version: int, *, oldest: int = 1) -> tuple[int, dict[str, Any]]:
+    """The version and the content of a JSON file that `write_envelope` wrote, of `version` or down to `oldest`.
 
     Raises:
         DataNotFoundError: no such file.
@@ -49,4 +54,4 @@ def open_envelope(path: Path, name: str, version: int, *, oldest: int = 1) -> di
             f"{path}: {name} version {number} was made by an earlier development state, expected version {oldest}; "
             "make it again"
         )
-    return {key: value for key, value in data.items() if key not in ("format", "version")}
+    return number, {key: value for key, value in data.items() if key not in ("format", "version")}

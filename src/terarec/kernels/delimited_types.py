@@ -31,9 +31,10 @@ EXPECTED: Mapping[FaultKind, str] = {
     "short_line": "more fields",
     "long_line": "fewer fields",
     "oversized_line": "a shorter line",
-    "quote": "a quote that ends before the delimiter or the line's end",
+    "quote": "a closing quote before a delimiter or a line's end, and quotes inside written twice; as nobody can tell "
+    "which rows follow, no policy passes over it",
     "integer": "an integer",
-    "integer_range": "an integer of 64 bits",
+    "integer_range": "a signed integer of 64 bits",
     "number": "a number",
     "infinite": "a finite number",
     "hex": "up to 8 hexadecimal digits",
@@ -54,9 +55,9 @@ class DelimitedField:
     """One field of every line.
 
     Attributes:
-        type: of its values. "skip" leaves it out unread. An integer is an optional minus and digits, of 64 bits. A
-            number is decimal, with an optional point and exponent, rounded to the nearest float64; NaN of any case is
-            missing. "hex32" has one to eight hexadecimal digits. Text is UTF-8.
+        type: of its values. "skip" leaves it out unread. An integer is an optional minus and digits, of 64 bits; a
+            point and zeros may follow. A number is decimal, with an optional point and exponent, rounded to the
+            nearest float64; NaN of any case is missing. "hex32" has one to eight hexadecimal digits. Text is UTF-8.
         separator: the field is a list whose items it separates; empty for a single value.
     """
 
@@ -65,29 +66,58 @@ class DelimitedField:
 
 
 @dataclass(frozen=True, slots=True)
+class Quoting:
+    """How the fields of a record are quoted, which tells where records end.
+
+    Attributes:
+        delimiter: between fields.
+        quote: a field may stand between double quotes, with two of them inside for one, and hold delimiters and line
+            ends (RFC 4180).
+        trim: ASCII white space may stand around the quotes.
+    """
+
+    delimiter: bytes
+    quote: bool
+    trim: bool
+
+
+UNQUOTED = Quoting(delimiter=b"\t", quote=False, trim=False)
+"""Every line is a record, as in JSON lines."""
+
+
+@dataclass(frozen=True, slots=True)
 class DelimitedLayout:
-    r"""How lines hold fields. They end in ``\n`` or ``\r\n``; the last one's end may be absent. Empty ones are no rows.
+    r"""How records hold fields.
+
+    They end in ``\n`` or ``\r\n``; the last one's end may be absent. Empty ones are no rows.
 
     Attributes:
         fields: of a line, in order.
         delimiter: between fields.
-        quote: a field may stand between double quotes, with two of them inside for one (RFC 4180, without line ends
-            inside). What stands between quotes is not trimmed.
+        quote: see `Quoting`. A field whose quotes are wrong ends parsing under every policy: which rows follow nobody
+            can tell.
         trim: drop ASCII white space around fields and around the items of lists.
+        trim_quoted: drop it inside the quotes of a field, too.
         missing: words that stand for a missing value; an empty field or item does so always. A missing list is empty.
         policy: what to do with a fault. "raise" ends parsing there. "skip" drops the line. "missing" makes the field
             missing; a line with too few fields has the others missing, one with too many is cut, and of one that is too
             long all is missing.
-        max_line_bytes: longest line.
+        max_line_bytes: longest record.
     """
 
     fields: tuple[DelimitedField, ...]
     delimiter: bytes = b"\t"
     quote: bool = False
     trim: bool = False
+    trim_quoted: bool = False
     missing: tuple[bytes, ...] = ()
     policy: FaultPolicy = "raise"
     max_line_bytes: int = 1 << 20
+
+    @property
+    def quoting(self) -> Quoting:
+        """What tells where records end."""
+        return Quoting(self.delimiter, self.quote, self.trim)
 
 
 class ParsedColumn(NamedTuple):
@@ -112,7 +142,7 @@ class FieldFault:
     """One thing that is wrong in a text.
 
     Attributes:
-        line: position of the line, from 0, empty lines included.
+        line: position of the line in which the record begins, from 0, empty lines included.
         kind: see `EXPECTED`.
         field: position of the field, from 0; for a line with too few or too many, their number.
         text: what stands there, the first `FAULT_BYTES_KEPT` bytes.
@@ -131,10 +161,11 @@ class ParsedLines:
     Attributes:
         columns: one a field; None for one that is skipped.
         num_lines: lines, empty ones included.
-        num_rows: lines that are not empty.
+        num_rows: records that are not empty.
         kept: int64[n], the positions among `num_rows` of the rows that the columns hold; None if they hold all.
         fault_counts: faults of each kind that occurred.
-        faults: the first `FAULTS_KEPT`. With policy "raise" there is one at most, and the rows end before it.
+        faults: the first `FAULTS_KEPT`, and that of kind "quote", if there is one, as the last. The rows end before it,
+            and with policy "raise" before the first one.
     """
 
     columns: tuple[ParsedColumn | None, ...]

@@ -52,8 +52,8 @@ def serve(
         allow_import: packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
 
     Raises:
-        ConfigError: the address cannot be bound, the run holds no such checkpoint, or the workflow names a function that
-            is not allowed.
+        ConfigError: the address cannot be bound, the run holds no such checkpoint, or the workflow names a function
+            that is not allowed.
         FormatError: `run_dir` holds no complete checkpoint.
         MissingDependencyError: starlette or uvicorn is not installed.
     """

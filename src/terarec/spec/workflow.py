@@ -14,6 +14,7 @@ from terarec.spec.split import Split
 SourceType = Literal["text", "integer", "number", "hex32", "time"]
 SourceFormat = Literal["delimited", "json_lines", "parquet", "arrow"]
 SourceEncoding = Literal["utf-8", "latin-1"]
+SourceCleaning = Literal["values", "fields"]
 _DIRECTIVES = re.compile(r"%.?", re.DOTALL)
 
 
@@ -27,7 +28,7 @@ class SourceColumn:
         separator: the field is a list of values of that type with this text between them; files that have lists of
             their own (JSON lines, Parquet, Arrow) may hold those instead. None: one value.
         format: how a "time" is written, with %Y %m %d %H %M %S %I %p and other characters as they are; None for
-            integer seconds.
+            integer seconds, of the years 1 to 9999, so that milliseconds are refused.
     """
 
     name: str
@@ -58,9 +59,13 @@ class SourceSpec:
             name, and others are passed over.
         delimiter: what stands between the fields of delimited text, one character or several.
         header: the first line of each delimited file names its columns.
-        quote: fields of delimited text may stand between double quotes, a quote inside being written twice.
-        trim: spaces around a field of delimited text are left out.
-        missing: words that mean a missing value.
+        quote: fields of delimited text may stand between double quotes, a quote inside being written twice; line ends
+            may stand inside.
+        trim: white space (ASCII) around a value is left out.
+        missing: words that mean a missing value, after trimming.
+        cleaning: where `trim` and `missing` hold. "values": for every raw value, whether it comes from a file of any
+            format, between quotes or not, or in a record that is served. "fields", as in workflows before version 2:
+            `trim` for fields of delimited text without quotes, `missing` for files, and neither for records.
         encoding: of delimited text, "utf-8" or "latin-1" (ISO 8859-1).
     """
 
@@ -72,6 +77,7 @@ class SourceSpec:
     trim: bool = False
     missing: tuple[str, ...] = ("",)
     encoding: SourceEncoding = "utf-8"
+    cleaning: SourceCleaning = "values"
 
     def __post_init__(self) -> None:
         checks.one_of(self, "format", ("delimited", "json_lines", "parquet", "arrow"))
@@ -82,6 +88,7 @@ class SourceSpec:
         if not good or any(mark in self.delimiter for mark in '"\r\n'):
             checks.fail(self, "delimiter", "ASCII characters, at least one, none of them a quote or a line end")
         checks.one_of(self, "encoding", get_args(SourceEncoding))
+        checks.one_of(self, "cleaning", get_args(SourceCleaning))
         if self.encoding != "utf-8" and self.format != "delimited":
             checks.fail(self, "encoding", f"'utf-8', as the format is {self.format!r} and not 'delimited'")
         for switch in ("header", "quote", "trim"):

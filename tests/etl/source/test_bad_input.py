@@ -29,7 +29,9 @@ SPEC = SourceSpec(
 GOOD = "1,0.5,19700102,a"
 BAD_LINES = {
     "line 3, column 'n': got '1.5', expected an integer": "1.5,0.5,19700102,a",
-    "line 3, column 'n': got '9223372036854775808', expected an integer of 64 bits": "9223372036854775808,1,19700102,a",
+    "line 3, column 'n': got '9223372036854775808', expected a signed integer of 64 bits": (
+        "9223372036854775808,1,19700102,a"
+    ),
     "line 3, column 'x': got 'x', expected a number": "1,x,19700102,a",
     "line 3, column 'x': got '-inf', expected a finite number": "1,-inf,19700102,a",
     "line 3, column 't': got '19700230', expected a time like '%Y%m%d'": "1,1,19700230,a",
@@ -115,7 +117,7 @@ GOOD_OBJECT = {"n": 1, "x": 0.5, "h": "ff", "w": "a", "l": [1, None]}
 BAD_OBJECTS = {
     "line 2, column 'n': got '1.5', expected an integer": {"n": 1.5},
     "line 2, column 'n': got 'true', expected an integer": {"n": True},
-    "line 2, column 'n': got '9223372036854775808', expected an integer of 64 bits": {"n": 2**63},
+    "line 2, column 'n': got '9223372036854775808', expected a signed integer of 64 bits": {"n": 2**63},
     "line 2, column 'x': got '\"1\"', expected a number": {"x": "1"},
     "line 2, column 'h': got 'xyz', expected up to 8 hexadecimal digits, or an integer from 0 to 4294967295": {
         "h": "xyz"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import lzma
 import random
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.source import open_source
 from terarec.etl.source.text import MAX_LINE_BYTES
-from terarec.spec import SourceColumn, SourceSpec
+from terarec.spec import BAD_INPUT_POLICIES, SourceColumn, SourceSpec
 from tests.etl.source.samples import rows_of
 
 COLUMNS = (
@@ -30,7 +31,7 @@ COLUMNS = (
 )
 CELLS: dict[str, list[bytes]] = {
     "word": [b"a", b"b", b"", b" c d ", b"?", b"\xff", b"caf\xc3\xa9", b"\xe2\x82"],
-    "count": [b"1", b"-20", b"", b"?", b"x", b"1.5", b"+1", b"9223372036854775808", b"-", b"\xff1"],
+    "count": [b"1", b"-20", b"", b"?", b"x", b"1.5", b"+1", b"9223372036854775808", b"-", b"12.0", b"7."],
     "price": [b"1", b".5", b"1e3", b"", b"NaN", b"inf", b"-Infinity", b"1e999", b"1e", b"0x1", b"1_0", b"1e-999"],
     "code": [b"ff", b"0", b"", b"g", b"123456789", b"-1", b" f"],
     "time": [
@@ -52,7 +53,7 @@ def write_lines(path: Path, delimiter: bytes, *, quote: bool) -> None:
 
     def cell(name: str) -> bytes:
         text = cells[name][0] if choose.random() < 0.7 else choose.choice(cells[name])
-        forms = [b'"%s"', b' "%s" ', b'"%s"x', b'"%s', b'"%s ""q"""', b'"x%s%%s"' % delimiter]
+        forms = [b'"%s"', b' "%s" ', b'x"%s"', b'"%s ""q"""', b'"x%s%%s"' % delimiter]
         return choose.choice(forms) % text if quote and choose.random() < 0.1 else text
 
     lines = [delimiter.join(name.encode() for name in names)]
@@ -61,7 +62,7 @@ def write_lines(path: Path, delimiter: bytes, *, quote: bool) -> None:
         if choose.random() < 0.1:
             line = choose.choice([line[:-1], line[:1], [*line, b""], [*line, b"1", b"2"]])
         lines.append(delimiter.join(line))
-    lines[150:150] = [b"", b"a," + b"x" * MAX_LINE_BYTES]
+    lines[150:150] = [b"", b"a" + delimiter + b"x" * MAX_LINE_BYTES]
     path.write_bytes(b"\r\n".join(lines))
 
 
@@ -71,7 +72,7 @@ def write_objects(path: Path) -> None:
     good = {"word": "a", "count": 1, "price": 0.5, "code": "ff", "time": "2024-01-02 03:04:05", "day": "01022024"}
     bad = {
         "word": [5, "?", "", True, ["a"], {"a": 1}],
-        "count": [1.5, True, 2**63, 2**63 - 1, "x", "1", "?", None],
+        "count": [1.5, True, 2**63, 2**63 - 1, "x", "1", "?", None, 3.0, 2.0**53, 1e3, -7.0],
         "price": [True, "x", "0.5", None, 7, 10**400],
         "code": ["g", "123456789", 12, None],
         "time": ["2023-02-29 00:00:00", "", 0],
@@ -83,6 +84,7 @@ def write_objects(path: Path) -> None:
         chosen = [name for name in bad if choose.random() < 0.15]
         lines.append(json.dumps({**good, **{name: choose.choice(bad[name]) for name in chosen}}).encode())
     lines[50:50] = [b"[1]", b'{"count": 1', b'{"count": NaN}', b'{"word": "\xff"}', b'{"price": 1e999}', b"x"]
+    lines[70:70] = [b'{"word": "\\ud800"}', b'{"word": "\\ud83d\\ude00"}', b'{"word": "\\\\ud800"}', b'{"count": 1e3}']
     lines[90:90] = [b'{"word": "%s"}' % (b"x" * MAX_LINE_BYTES)]
     path.write_bytes(b"\n".join(lines))
 
@@ -171,6 +173,69 @@ def test_the_first_fault_is_raised(spark: Any, tmp_path: Path) -> None:
     with pytest.raises(FormatError) as theirs:
         rows_of(open_source(spec, [path], "raise", threads=1))
     assert str(ours.value) == str(theirs.value)
+
+
+@pytest.mark.parametrize("policy", BAD_INPUT_POLICIES)
+def test_text_between_quotes_never_becomes_a_row(spark: Any, tmp_path: Path, policy: Any) -> None:
+    """A10: Spark cuts files into lines, so a quote that hides a line end ends the run under every policy."""
+    from terarec.etl.spark.bad_input import bad_input
+    from terarec.etl.spark.reading import read_rows
+
+    path = tmp_path / "raw.csv"
+    columns = (SourceColumn(name="label", type="integer"), SourceColumn(name="x", type="integer"))
+    spec = SourceSpec(format="delimited", columns=columns, delimiter=",", header=True, quote=True)
+    for row in ('0,1,"a\n1,5,fake\nb"', '0,1,"a"b\n1,5,fake\nb"', 'x,1,"a\n1,5,fake\nb"', '0,1,2,"a\n1,5,fake\nb"'):
+        path.write_text(f"label,x,note\n0,1,\n{row}\n0,2,c\n")
+        typed = read_rows(spark, spec, [str(path)], policy)
+        typed.frame.collect()
+        with pytest.raises(FormatError, match=r"raw.csv: line 3"):
+            bad_input(policy, [typed.faults])
+    path.write_text('label,x,"no\nte"\n0,1,c\n')
+    with pytest.raises(FormatError, match=r"raw.csv: line 1: .*closing quote"):
+        read_rows(spark, spec, [str(path)], policy)
+
+
+@pytest.mark.parametrize("name", ["delimited", "json_lines", "parquet"])
+def test_times_and_floats_are_judged_alike(spark: Any, tmp_path: Path, name: str) -> None:
+    """A15, D12: milliseconds are no seconds, floats may be integers; text is cleaned (A11)."""
+    columns = (
+        SourceColumn(name="at", type="time"),
+        SourceColumn(name="id", type="integer"),
+        SourceColumn(name="word", type="text"),
+    )
+    spec = SourceSpec(
+        format=name,  # type: ignore[arg-type]
+        columns=columns,
+        delimiter=",",
+        quote=True,
+        trim=True,
+        missing=("", "?"),
+    )
+    times, ids = [5, 1_700_000_000_000, None, -(10**12)], [1.0, 2.5, None, 2.0**53 + 2]
+    words = [" a ", " ? ", "\t", "b"]
+    path = tmp_path / "raw"
+    if name == "parquet":
+        pq.write_table(pa.table({"at": times, "id": ids, "word": words}), path)
+    elif name == "json_lines":
+        rows = zip(times, ids, words, strict=True)
+        path.write_text("".join(json.dumps({"at": at, "id": i, "word": word}) + "\n" for at, i, word in rows))
+    else:
+        path.write_text('5,1.0," a "\n1700000000000,2.5," ? "\n,,"\t"\n-1000000000000,x,b\n')
+    for policy in ("skip", "missing"):
+        check_same(spark, spec, [path], policy)
+
+
+def test_files_that_spark_does_not_read_are_refused(spark: Any, tmp_path: Path) -> None:
+    """C4, D13: carriage returns alone, xz and zip."""
+    from terarec.etl.spark.reading import read_rows
+
+    spec = SourceSpec(format="delimited", columns=COLUMNS[:1])
+    (tmp_path / "mac").write_bytes(b"a\rb\r")
+    with pytest.raises(FormatError, match="carriage returns"):
+        read_rows(spark, spec, [str(tmp_path / "mac")], "skip")
+    (tmp_path / "packed").write_bytes(lzma.compress(b"a\n"))
+    with pytest.raises(FormatError, match="is a xz file"):
+        read_rows(spark, spec, [str(tmp_path / "packed")], "skip")
 
 
 def test_files_without_rows_and_of_other_columns_are_refused(spark: Any, tmp_path: Path) -> None:

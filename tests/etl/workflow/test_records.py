@@ -138,7 +138,7 @@ def test_integers_go_the_short_way_as_they_go_in_blocks() -> None:
     expected = made.encode_block(made.apply(rows)).dense
     np.testing.assert_array_equal(made.encode(raw).dense, expected)
     np.testing.assert_array_equal(made.encode({name: pa.array(values) for name, values in raw.items()}).dense, expected)
-    for wrong in (1.5, 3.0, True, 2**63):
+    for wrong in (1.5, True, 2**63):
         with pytest.raises(ConfigError, match=r"column 'user', row 1: got .*, expected a 64-bit integer"):
             made.encode({"user": [1, wrong], "clicks": [1, 2]})
     as_tables_hold_them = {"user": users, "clicks": np.array([1, 2, 3, np.nan, 5, 6])}  # only their number matters

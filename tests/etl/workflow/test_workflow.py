@@ -103,7 +103,7 @@ def test_json_and_directory_round_trips(tmp_path: Path) -> None:
     assert loaded.spec == made.spec
     assert loaded.is_fitted
     content = json.loads((tmp_path / "saved" / "workflow.json").read_text())
-    assert (content["format"], content["version"]) == ("terarec.workflow", 1)
+    assert (content["format"], content["version"]) == ("terarec.workflow", 2)
 
 
 def test_what_no_workflow_is_read_from(tmp_path: Path) -> None:
@@ -112,8 +112,8 @@ def test_what_no_workflow_is_read_from(tmp_path: Path) -> None:
     path = tmp_path / "workflow.json"
     workflow().to_json(path)
     data = json.loads(path.read_text())
-    path.write_text(json.dumps({**data, "version": 2}))
-    with pytest.raises(FormatError, match="version 2 is newer"):
+    path.write_text(json.dumps({**data, "version": 3}))
+    with pytest.raises(FormatError, match="version 3 is newer"):
         Workflow.load(tmp_path)
     path.write_text(json.dumps({**data, "states": {}}))
     with pytest.raises(FormatError, match=r"\$.states: unknown field"):

@@ -2,6 +2,7 @@
 
 from terarec.etl.columns.arrow import ARROW_TYPES, from_arrow, to_arrow
 from terarec.etl.columns.block import SPLIT_NAMES, TEST, TRAIN, VALID, Block, concatenate_blocks
+from terarec.etl.columns.cleaning import SPACE, Cleaning
 from terarec.etl.columns.column import (
     DTYPES,
     Column,
@@ -13,16 +14,22 @@ from terarec.etl.columns.column import (
     text_lengths,
 )
 from terarec.etl.columns.row_fault import REFUSED_SHOWN, RowFaultError, shortened
+from terarec.etl.columns.seconds import FIRST_SECOND, LAST_SECOND, SECONDS
 
 __all__ = [
     "ARROW_TYPES",
     "DTYPES",
+    "FIRST_SECOND",
+    "LAST_SECOND",
     "REFUSED_SHOWN",
+    "SECONDS",
+    "SPACE",
     "SPLIT_NAMES",
     "TEST",
     "TRAIN",
     "VALID",
     "Block",
+    "Cleaning",
     "Column",
     "ColumnType",
     "Kind",

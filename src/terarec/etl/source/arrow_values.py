@@ -10,19 +10,20 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
-from terarec.etl.columns import Column, from_arrow, offsets_of
+from terarec.etl.columns import SECONDS, Cleaning, Column, from_arrow, offsets_of
 from terarec.etl.source.raw_block import FieldFaults
 from terarec.etl.source.settle import without_bad
 from terarec.etl.source.text_values import parse_texts
-from terarec.etl.source.times import parse_times
+from terarec.etl.source.times import beyond_years, parse_times
 from terarec.spec import SourceColumn, SourceSpec
 
 _EXPECTED = {
-    "integer_range": "an integer of 64 bits",
+    "integer_range": "a signed integer of 64 bits",
     "infinite": "a finite number",
     "hex": "up to 8 hexadecimal digits, or an integer from 0 to 4294967295",
     "integer": "an integer",
     "number": "a number",
+    "time": SECONDS,
 }
 
 
@@ -37,7 +38,9 @@ def check_type(path: str, column: SourceColumn, found: pa.DataType) -> None:
     written = is_string(inner)
     accepted = {
         "text": written,
-        "integer": pa.types.is_integer(inner) or (written and column.separator is not None),
+        "integer": pa.types.is_integer(inner)
+        or pa.types.is_floating(inner)
+        or (written and column.separator is not None),
         "number": _is_number(inner) or (written and column.separator is not None),
         "hex32": written or pa.types.is_integer(inner),
         "time": written if column.format is not None else pa.types.is_integer(inner),
@@ -63,7 +66,7 @@ def read_column(array: Any, column: SourceColumn, spec: SourceSpec, faults: list
         array = array.dictionary_decode()
     if column.separator is not None and is_string(array.type):
         texts = array.cast(pa.large_string())
-        array = pc.split_pattern(_without(texts, spec.missing), column.separator)
+        array = pc.split_pattern(Cleaning.of_files(spec).texts(texts), column.separator)
     offsets = None
     if _is_list(array.type):
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
@@ -74,7 +77,7 @@ def read_column(array: Any, column: SourceColumn, spec: SourceSpec, faults: list
     values, kind, bad = _read_values(array, column, spec)
     read = Column(values.type, values.values, values.missing, offsets)
     if bad is not None and bad.any():
-        expected = f"a time like {column.format!r}" if kind == "time" else _EXPECTED[kind]
+        expected = _EXPECTED[kind] if column.format is None or kind != "time" else f"a time like {column.format!r}"
         read, fields = without_bad(read, column, bad, kind, expected, array)
         faults.append(fields)
     return read
@@ -83,15 +86,18 @@ def read_column(array: Any, column: SourceColumn, spec: SourceSpec, faults: list
 def _read_values(array: Any, column: SourceColumn, spec: SourceSpec) -> tuple[Column, str, NDArray[np.bool_] | None]:
     """The values of a plain array, the kind of fault that they may have, and which do, bool[m]."""
     if is_string(array.type):
-        return _read_texts(_without(array.cast(pa.large_string()), spec.missing), column)
+        return _read_texts(Cleaning.of_files(spec).texts(array.cast(pa.large_string())), column)
     if column.type == "number":
-        numbers = from_arrow(array, "number").values
+        # Integers of more than 53 bits are rounded, as text is.
+        numbers = from_arrow(array.cast(pa.float64(), safe=False), "number").values
         infinite: NDArray[np.bool_] = np.isinf(numbers)
         return Column("number", np.where(infinite, np.nan, numbers)), "infinite", infinite
     if column.type == "time" and _is_moment(array.type):
         array = array.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
         micros = from_arrow(array, "integer")
         return Column("integer", micros.values // 1_000_000, micros.missing), "time", None
+    if pa.types.is_floating(array.type):
+        return _whole_numbers(array)
     kind, bad = "integer_range", None
     if column.type == "hex32" or array.type == pa.uint64():
         last = 2**63 - 1
@@ -101,7 +107,23 @@ def _read_values(array: Any, column: SourceColumn, spec: SourceSpec) -> tuple[Co
         beyond = pc.or_(pc.less(wide, pa.scalar(0, wide.type)), pc.greater(wide, pa.scalar(last, wide.type)))
         bad = pc.fill_null(beyond, False).to_numpy(zero_copy_only=False)
         array = pc.if_else(beyond, pa.scalar(None, type=wide.type), wide)
+    if column.type == "time":
+        seconds = from_arrow(array, "integer")
+        late = beyond_years(seconds.values)
+        if late.any():
+            missing = seconds.is_missing() | late
+            return Column("integer", np.where(late, 0, seconds.values), missing), "time", late
     return from_arrow(array, "hex32" if column.type == "hex32" else "integer"), kind, bad
+
+
+def _whole_numbers(array: Any) -> tuple[Column, str, NDArray[np.bool_]]:
+    """Integers that a table holds as floats, since some of them are missing."""
+    numbers = from_arrow(array.cast(pa.float64()), "number").values
+    missing = np.isnan(numbers)
+    good = (np.abs(numbers) < 2**53) & (np.floor(numbers) == numbers)
+    integers = np.where(good, numbers, 0).astype(np.int64)
+    bad: NDArray[np.bool_] = ~good & ~missing
+    return Column("integer", integers, None if good.all() else ~good), "integer", bad
 
 
 def _read_texts(texts: pa.LargeStringArray, column: SourceColumn) -> tuple[Column, str, NDArray[np.bool_] | None]:
@@ -113,13 +135,10 @@ def _read_texts(texts: pa.LargeStringArray, column: SourceColumn) -> tuple[Colum
         return Column("integer", seconds, missing if missing.any() else None), "time", unreadable
     kind = "integer" if column.type == "time" else column.type
     values, bad = parse_texts(texts, kind)
+    late = beyond_years(values.values) if column.type == "time" else None
+    if bad is None and late is not None and late.any():
+        return Column("integer", np.where(late, 0, values.values), values.is_missing() | late), "time", late
     return values, {"integer": "integer", "number": "number", "hex32": "hex"}[kind], bad
-
-
-def _without(texts: pa.LargeStringArray, words: tuple[str, ...]) -> pa.LargeStringArray:
-    """`texts` with null for the words that mean a missing value, "" among them."""
-    missing = pc.is_in(texts, value_set=pa.array(("", *words), type=pa.large_string()))
-    return pc.if_else(missing, pa.scalar(None, type=pa.large_string()), texts)
 
 
 def is_string(found: pa.DataType) -> bool:
@@ -129,6 +148,11 @@ def is_string(found: pa.DataType) -> bool:
 
 def _is_list(found: pa.DataType) -> bool:
     return bool(pa.types.is_list(found) or pa.types.is_large_list(found) or pa.types.is_fixed_size_list(found))
+
+
+def _is_integral(found: pa.DataType) -> bool:
+    """Whether values are integers, or floats, as which tables hold integers some of which are missing."""
+    return bool(pa.types.is_integer(found) or pa.types.is_floating(found))
 
 
 def _is_number(found: pa.DataType) -> bool:

@@ -15,6 +15,9 @@ Place = Literal["line", "row"]
 """What rows of a file are counted by: lines or, in files without lines, rows."""
 
 FAULTS_SHOWN = 10
+FATAL = "quote"
+"""The kind of fault that ends the reading under every policy: what stands behind a quote that is wrong may be the text
+of a field, and must not become a row."""
 _SHOWN_CHARACTERS = 40
 
 

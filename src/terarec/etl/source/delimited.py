@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import Column
-from terarec.etl.source.bad_input import InputFault, Place, show
+from terarec.etl.source.bad_input import FATAL, InputFault, Place, show
 from terarec.etl.source.delimited_columns import delimited_field, parsed_column
 from terarec.etl.source.files import SourceFile
 from terarec.etl.source.names import check_names
@@ -19,12 +19,13 @@ from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart
 from terarec.etl.source.settle import report_fault, settle
 from terarec.etl.source.text import BLOCK_BYTES, MAX_LINE_BYTES, check_rows, read_text, text_bytes
 from terarec.etl.source.text_rows import count_text_rows
-from terarec.kernels.cpu.delimited import count_rows, parse_delimited
+from terarec.kernels.cpu.delimited import count_rows, first_record_bytes, lines_of_rows, parse_delimited
 from terarec.kernels.delimited_types import (
     EXPECTED,
+    DelimitedField,
     DelimitedLayout,
     FieldFault,
-    ParsedLines,
+    Quoting,
 )
 from terarec.spec import BadInputPolicy, SourceSpec
 
@@ -44,27 +45,29 @@ class DelimitedReader:
         self._spec = spec
         self._block_bytes = block_bytes
         self._columns = {column.name: column for column in spec.columns}
+        self._quoting = Quoting(spec.delimiter.encode(), spec.quote, spec.trim)
         self._layouts: dict[Any, DelimitedLayout] = {}  # made once for each header, not for each block
 
     is_text = True
     place: Place = "line"
 
     def parts(self, file: SourceFile, after: RawPart | None = None) -> Iterator[RawPart]:
-        """The lines of `file` in blocks; ``content`` is the text and the names of the fields, None for others."""
-        names: tuple[str | None, ...] | None = None
+        """The lines of `file` in blocks; ``content`` is the text and the names of the fields."""
+        names: tuple[str, ...] | None = None
         if not self._spec.header:
             names = tuple(column.name for column in self._spec.columns)
         lines = rows = begin = 0
         if after is not None:
             text, names = after.content
-            lines, begin = after.before + count_rows(text)[0], after.text_end
-        for stored, read_bytes, end in read_text(file, self._block_bytes, begin):
+            lines, begin = after.before + count_rows(text, self._quoting).lines, after.text_end
+        for stored, read_bytes, end in read_text(file, self._block_bytes, begin, self._quoting):
             text = stored if self._spec.encoding == "utf-8" else stored.decode(self._spec.encoding).encode()
             if names is None:
-                header, text = _first_line(text)
-                names = self.fields(file.path, header)
-                lines = 1
-            num_lines, num_rows = count_rows(text)
+                first = first_record_bytes(text, self._quoting)
+                header, text = text[:first], text[first:]
+                names = self.fields(file.path, header.rstrip(b"\r\n"))
+                lines = count_rows(header).lines
+            num_lines, num_rows, _ = count_rows(text, self._quoting)
             yield RawPart(file.path, lines, num_rows, read_bytes, (text, names), end)
             lines += num_lines
             rows += num_rows
@@ -75,6 +78,8 @@ class DelimitedReader:
         """The columns of a block."""
         text, names = part.content
         parsed = parse_delimited(text, self._layout(names, policy))
+        if FATAL in parsed.fault_counts:
+            return ParsedPart({}, None, {FATAL: 1}, [_report(part, names, parsed.faults[-1])])
         columns: dict[str, Column] = {}
         found: list[FieldFaults] = []
         for name, values in zip(names, parsed.columns, strict=True):
@@ -86,19 +91,20 @@ class DelimitedReader:
         read = ParsedPart(ordered, parsed.kept, counts, faults)
 
         def fault_of(fields: FieldFaults, at: int) -> InputFault:
-            line = _line_of_row(text, parsed, int(fields.rows[at]))
+            row = int(fields.rows[at])
+            line = int(lines_of_rows(text, self._quoting)[row if parsed.kept is None else parsed.kept[row]])
             return report_fault(fields, at, path=part.path, number=part.before + line + 1)
 
         return settle(read, found, policy, fault_of)
 
     def numbers(self, part: RawPart, positions: NDArray[np.int64]) -> list[int]:
         """The lines of the file in which the rows at some positions of a part stand."""
-        numbers: list[int] = (lines_of_rows(part.content[0])[positions] + part.before + 1).tolist()
+        numbers: list[int] = (lines_of_rows(part.content[0], self._quoting)[positions] + part.before + 1).tolist()
         return numbers
 
     def count_rows(self, file: SourceFile, threads: int) -> int:
         """Rows of `file`, bad ones included."""
-        rows = count_text_rows(file, threads)
+        rows = count_text_rows(file, threads, self._quoting)
         if self._spec.header and rows:
             next(self.parts(file))  # refuses a header that does not fit
             rows -= 1
@@ -109,8 +115,8 @@ class DelimitedReader:
         """About the bytes of the text in `file`."""
         return text_bytes(file)
 
-    def fields(self, path: str, header: bytes) -> tuple[str | None, ...]:
-        """The names of the fields by the header of the file at `path`; None for one that is no column.
+    def fields(self, path: str, header: bytes) -> tuple[str, ...]:
+        """The names of the fields by the header of the file at `path`.
 
         Raises:
             ConfigError: it lacks a column.
@@ -123,15 +129,16 @@ class DelimitedReader:
                 f"delimiter {self._spec.delimiter!r}"
             )
         check_names(path, tuple(self._columns), names)
-        return tuple(name if name in self._columns else None for name in names)
+        return tuple(names)
 
-    def _layout(self, names: tuple[str | None, ...], policy: BadInputPolicy) -> DelimitedLayout:
+    def _layout(self, names: tuple[str, ...], policy: BadInputPolicy) -> DelimitedLayout:
         if (names, policy) not in self._layouts:
             self._layouts[names, policy] = DelimitedLayout(
-                fields=tuple(delimited_field(None if name is None else self._columns[name]) for name in names),
+                fields=tuple(delimited_field(self._columns.get(name)) for name in names),
                 delimiter=self._spec.delimiter.encode(),
                 quote=self._spec.quote,
                 trim=self._spec.trim,
+                trim_quoted=self._spec.trim and self._spec.cleaning == "values",
                 missing=tuple(word.encode() for word in self._spec.missing if word),
                 policy=policy,
                 max_line_bytes=MAX_LINE_BYTES,
@@ -153,21 +160,22 @@ def split_header(path: str, header: bytes, spec: SourceSpec) -> list[str]:
         line = header.decode()
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: line 1: byte {error.start} is not UTF-8, expected the names of columns") from None
-    if not spec.quote or not line:
+    if not spec.quote or b'"' not in header:
         return [field.strip() for field in line.split(spec.delimiter)]
+    quotes = DelimitedLayout((DelimitedField("skip"),), spec.delimiter.encode(), quote=True, trim=spec.trim)
+    if "quote" in parse_delimited(header, quotes).fault_counts:
+        raise FormatError(f"{path}: line 1: {show(header)}, expected {EXPECTED['quote']}")
     # The csv module takes one character.
     mark = spec.delimiter if len(spec.delimiter) == 1 else _MARK
     text = line.replace(spec.delimiter, mark)
-    fields = next(csv.reader([text], delimiter=mark, skipinitialspace=spec.trim))
+    try:
+        fields = next(csv.reader([text], delimiter=mark, skipinitialspace=spec.trim))
+    except csv.Error as error:
+        raise FormatError(f"{path}: line 1: {show(header)}, expected the names of columns ({error})") from None
     return [field.replace(mark, spec.delimiter).strip() for field in fields]
 
 
-def _first_line(text: bytes) -> tuple[bytes, bytes]:
-    end = text.find(b"\n") + 1 or len(text)
-    return text[:end].rstrip(b"\r\n"), text[end:]
-
-
-def _report(part: RawPart, names: tuple[str | None, ...], fault: FieldFault) -> InputFault:
+def _report(part: RawPart, names: tuple[str, ...], fault: FieldFault) -> InputFault:
     """A fault in a line, or in one of its fields."""
     column = None
     got, expected = show(fault.text), EXPECTED[fault.kind]
@@ -177,16 +185,6 @@ def _report(part: RawPart, names: tuple[str | None, ...], fault: FieldFault) -> 
     elif fault.kind == "oversized_line":
         expected = f"a line of at most {MAX_LINE_BYTES} bytes"
     else:
-        column = names[fault.field] or f"{fault.field + 1}"
+        column = names[fault.field] if fault.field < len(names) else None
     number = part.before + fault.line + 1
     return InputFault(path=part.path, number=number, kind=fault.kind, column=column, got=got, expected=expected)
-
-
-def _line_of_row(text: bytes, parsed: ParsedLines, row: int) -> int:
-    """Position of the line, from 0, that holds a kept row."""
-    return int(lines_of_rows(text)[row if parsed.kept is None else parsed.kept[row]])
-
-
-def lines_of_rows(text: bytes) -> NDArray[np.int64]:
-    """Positions of the lines that are not empty, int64[rows]."""
-    return np.array([at for at, line in enumerate(text.split(b"\n")) if line.removesuffix(b"\r")], dtype=np.int64)

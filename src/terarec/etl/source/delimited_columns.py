@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from terarec.etl.columns import Column
+from terarec.etl.columns import SECONDS, Column
 from terarec.etl.source.raw_block import FieldFaults
 from terarec.etl.source.settle import without_bad
-from terarec.etl.source.times import parse_times
+from terarec.etl.source.times import beyond_years, parse_times
 from terarec.kernels.delimited_types import DelimitedField, FieldType, ParsedColumn
 from terarec.spec import SourceColumn
 
@@ -32,9 +32,23 @@ def parsed_column(source: SourceColumn, values: ParsedColumn, found: list[FieldF
         return _times(source, values, found)
     if values.text_offsets is not None:
         return Column("text", _text_array(values), None, values.list_offsets)
-    kind = "integer" if source.type == "time" else source.type
+    if source.type == "time":
+        return _seconds(source, values, found)
+    kind = source.type
     missing = None if kind == "number" else values.missing
     return Column(kind, values.values, missing, values.list_offsets)
+
+
+def _seconds(source: SourceColumn, values: ParsedColumn, found: list[FieldFaults]) -> Column:
+    seconds, bad = values.values, beyond_years(values.values)
+    column = Column("integer", seconds, values.missing, values.list_offsets)
+    if not bad.any():
+        return column
+    missing = bad if values.missing is None else bad | values.missing
+    column = Column("integer", np.where(bad, 0, seconds), missing, values.list_offsets)
+    column, faults = without_bad(column, source, bad, "time", SECONDS, pa.array(seconds))
+    found.append(faults)
+    return column
 
 
 def _times(source: SourceColumn, values: ParsedColumn, found: list[FieldFaults]) -> Column:

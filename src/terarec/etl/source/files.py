@@ -6,6 +6,7 @@ import glob
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -14,6 +15,8 @@ from typing import NoReturn
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.etl.generated import SIDECAR, is_sidecar
 from terarec.formats.location import file_system, is_remote
+
+_READ_SEVERAL_TIMES = "the sources are read several times, which a pipe does not allow (save its rows to a file first)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ def find_files(paths: Sequence[str | Path]) -> tuple[SourceFile, ...]:
     shell that expands ``raw/*`` names it too.
 
     Raises:
-        ConfigError: no path, or a URL of a kind that fsspec does not know.
+        ConfigError: no path, a pipe or device, or a URL of a kind that fsspec does not know.
         DataNotFoundError: a path or a glob without a file.
         FormatError: a directory without a file, or an empty file.
         MissingDependencyError: a URL without fsspec, or without the library that it needs for this kind of URL.
@@ -63,6 +66,8 @@ def fingerprint(files: Sequence[SourceFile]) -> str:
 
 def _local(path: Path) -> Iterator[SourceFile]:
     found = [path]
+    if str(path) == "-":
+        raise ConfigError(f"sources: got '-' for standard input, expected a file: {_READ_SEVERAL_TIMES}")
     if not path.exists():
         if not glob.has_magic(str(path)):
             raise DataNotFoundError(f"{path}: no such file")
@@ -88,6 +93,8 @@ def _unreadable(error: OSError) -> NoReturn:
 
 def _local_file(path: Path) -> SourceFile:
     status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"{path}: is no regular file, expected one: {_READ_SEVERAL_TIMES}")
     return SourceFile(str(path), status.st_size, str(status.st_mtime_ns))
 
 

@@ -13,17 +13,19 @@ from pyarrow import json
 from terarec.etl.columns import Column
 from terarec.etl.source.arrow_values import read_column
 from terarec.etl.source.bad_input import InputFault, Place
-from terarec.etl.source.delimited import lines_of_rows
 from terarec.etl.source.files import SourceFile
 from terarec.etl.source.json_fields import read_objects
 from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart
 from terarec.etl.source.settle import report_fault, settle
 from terarec.etl.source.text import BLOCK_BYTES, MAX_LINE_BYTES, check_rows, read_text, text_bytes
 from terarec.etl.source.text_rows import count_text_rows
-from terarec.kernels.cpu.delimited import count_rows
+from terarec.kernels.cpu.delimited import count_rows, lines_of_rows
 from terarec.spec import BadInputPolicy, SourceColumn, SourceSpec
 
 _TYPES = {"text": pa.string(), "hex32": pa.string(), "integer": pa.int64(), "number": pa.float64()}
+
+_DEEP = 500
+"""Levels that Python's parser reads, whatever the stack below it."""
 
 
 class JsonLinesReader:
@@ -48,9 +50,9 @@ class JsonLinesReader:
         """The lines of `file` in blocks; ``content`` is the text."""
         lines = rows = begin = 0
         if after is not None:
-            lines, begin = after.before + count_rows(after.content)[0], after.text_end
+            lines, begin = after.before + count_rows(after.content).lines, after.text_end
         for text, read_bytes, end in read_text(file, self._block_bytes, begin):
-            num_lines, num_rows = count_rows(text)
+            num_lines, num_rows, _ = count_rows(text)
             yield RawPart(file.path, lines, num_rows, read_bytes, text, end)
             lines += num_lines
             rows += num_rows
@@ -93,6 +95,8 @@ class JsonLinesReader:
         """The block as Arrow's reader has it; None if it refuses it."""
         if len(part.content) > MAX_LINE_BYTES and max(map(len, part.content.split(b"\n"))) > MAX_LINE_BYTES:
             return None
+        if _may_be_deep(part):
+            return None
         try:
             part.content.decode()
         except UnicodeDecodeError:
@@ -110,6 +114,14 @@ class JsonLinesReader:
             if table.num_rows == part.num_rows and _is_finite(table):
                 return table
         return None
+
+
+def _may_be_deep(part: RawPart) -> bool:
+    """Whether a line may be nested too deeply for Python; Arrow passes over such a field that is not wanted."""
+    text: bytes = part.content
+    if text.count(b"[") + text.count(b"{") - part.num_rows < _DEEP:
+        return False
+    return any(len(line) > _DEEP and line.count(b"[") + line.count(b"{") > _DEEP for line in text.split(b"\n"))
 
 
 def _is_finite(table: pa.Table) -> bool:

@@ -37,7 +37,8 @@ def settle(
     bad = np.zeros(num_rows, dtype=np.bool_)
     for fields in sorted(found, key=lambda fields: (fields.column or "", fields.kind)):
         fresh = ~bad[fields.rows] if policy != "missing" else np.ones(len(fields.rows), dtype=np.bool_)
-        counts[fields.kind] += int(fresh.sum())
+        if fresh.any():
+            counts[fields.kind] += int(fresh.sum())
         faults += [fault_of(fields, int(at)) for at in np.flatnonzero(fresh)[:FAULTS_SHOWN] if at < len(fields.got)]
         bad[fields.rows] = True
     faults.sort(key=lambda fault: fault.number)

@@ -13,7 +13,7 @@ from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import Block, RowFaultError
 from terarec.etl.in_order import available_threads, map_in_order
 from terarec.etl.source.arrow_files import IpcReader, ParquetReader
-from terarec.etl.source.bad_input import BadInputLog, BadInputReport, InputFault
+from terarec.etl.source.bad_input import FATAL, BadInputLog, BadInputReport, InputFault
 from terarec.etl.source.delimited import DelimitedReader
 from terarec.etl.source.files import SourceFile, find_files, fingerprint
 from terarec.etl.source.json_lines import JsonLinesReader
@@ -70,11 +70,14 @@ class Source:
         """The rows of `raw` that are kept; any thread may call it.
 
         Raises:
-            FormatError: bad input, with the policy "raise": file, line or row, column, and what is accepted.
+            FormatError: bad input, with the policy "raise", or of a kind that no policy passes over: file, line or row,
+                column, and what is accepted.
         """
         parsed = self._reader.parse(raw.part, self._policy)
         if parsed.faults and self._policy == "raise":
             raise FormatError(str(parsed.faults[0]))
+        if FATAL in parsed.counts:
+            raise FormatError(str(next(fault for fault in parsed.faults if fault.kind == FATAL)))
         self._log.add(raw.first_row, parsed.counts, parsed.faults)
         return parsed.block(raw)
 

@@ -11,11 +11,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from terarec.etl.columns import text_buffers
+from terarec.etl.columns import FIRST_SECOND, LAST_SECOND, text_buffers
 
 _WIDTHS = {"Y": 4, "m": 2, "d": 2, "H": 2, "M": 2, "S": 2, "I": 2, "p": 2}
 _RANGES = {"Y": (1, 9999), "m": (1, 12), "d": (1, 31), "H": (0, 23), "M": (0, 59), "S": (0, 59), "I": (1, 12)}
 _PART = re.compile(r"%(.)|([^%]+)", re.DOTALL)
+
+
+def beyond_years(seconds: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of ``seconds int64[n]`` are no time, bool[n]; see `LAST_SECOND`."""
+    bad: NDArray[np.bool_] = (seconds < FIRST_SECOND) | (seconds > LAST_SECOND)
+    return bad
 
 
 def parse_times(texts: pa.LargeStringArray, form: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from terarec.errors import FormatError
 from terarec.etl.engine.phases import Result
 from terarec.etl.source import FAULTS_SHOWN
+from terarec.etl.source.bad_input import FATAL
 from terarec.spec import BadInputPolicy
 
 
@@ -37,11 +38,14 @@ def bad_input(policy: BadInputPolicy, parts: Sequence[BadRows]) -> Result:
     """What was found, as `terarec.etl.engine.side_tables.told` has it; of one line in the order of `parts`.
 
     Raises:
-        FormatError: something, and the policy is "raise".
+        FormatError: something, and the policy is "raise", or a fault that no policy passes over.
     """
     counts = sum((Counter(part.counts()) for part in parts), Counter[str]())
     found = [fault for part in parts for fault in part.first()]
     found.sort(key=lambda fault: fault[:3])
+    fatal = [part for part in parts if FATAL in part.counts()]
+    if fatal and policy != "raise":
+        raise FormatError(fatal[0].first()[0].told)
     if found and policy == "raise":
         raise FormatError(found[0].told)
     return {"counts": dict(sorted(counts.items())), "first": [fault.told for fault in found[:FAULTS_SHOWN]]}

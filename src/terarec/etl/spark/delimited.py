@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from terarec.etl.columns import SPACE
+from terarec.etl.source.bad_input import FATAL
 from terarec.etl.source.delimited import DelimitedReader
 from terarec.etl.source.text import MAX_LINE_BYTES
 from terarec.etl.spark.expressions import FILE, TEXT
@@ -74,12 +76,17 @@ def delimited_fields(
     fields = read_fields(source, texts, F.col(_VALID))
     is_long = F.col(_LONG)
     is_bad = is_long | (F.size(cut.contents) != _by_layout(layouts, lambda layout: F.lit(len(layout.names))))
-    if cut.badly_quoted is not None:
-        is_bad = is_bad | F.coalesce(F.array_contains(cut.badly_quoted, F.lit(True)), F.lit(False))
+    has_bad_quotes = F.lit(False)
+    if cut.badly_quoted is not None:  # what is behind a quote in a line that is too long stays unknown
+        has_bad_quotes = F.coalesce(
+            F.array_contains(cut.badly_quoted, F.lit(True)), is_long & F.col(TEXT).contains('"')
+        )
+        is_bad = is_bad | has_bad_quotes
 
     def kinds() -> Column:
-        faults = _by_layout(layouts, lambda layout: _faults(layout, cut, fields, policy))
-        return F.when(is_long, F.array(F.lit("oversized_line"))).otherwise(faults)
+        faults = _by_layout(layouts, lambda layout: _faults(layout, F.size(cut.contents), fields, policy))
+        faults = F.when(is_long, F.array(F.lit("oversized_line"))).otherwise(faults)
+        return F.when(has_bad_quotes, F.array(F.lit(FATAL))).otherwise(faults)
 
     return JudgedRows(frame, fields, is_bad, kinds)
 
@@ -94,7 +101,8 @@ def _layouts(source: SourceSpec, paths: Sequence[str], headers: Sequence[str | N
     for position, (path, header) in enumerate(zip(paths, headers, strict=True)):
         line = header or ""
         if line not in known:
-            known[line] = reader.fields(path, line.encode())
+            names = reader.fields(path, line.encode())
+            known[line] = tuple(name if source.column(name) else None for name in names)
         files.setdefault(known[line], []).append(position)
     layouts = [_Layout(names, tuple(positions)) for names, positions in files.items()]
     return sorted(layouts, key=lambda layout: len(layout.files))
@@ -112,12 +120,11 @@ def _placer(name: str) -> Callable[[_Layout], Column]:
     return lambda layout: F.lit(layout.names.index(name))
 
 
-def _faults(layout: _Layout, cut: _Cut, fields: Sequence[Field], policy: BadInputPolicy) -> Column:
+def _faults(layout: _Layout, count: Column, fields: Sequence[Field], policy: BadInputPolicy) -> Column:
     """The kinds of faults of a line that is not too long."""
     known = {field.name: field for field in fields}
-    each = [_fault(cut, place, known.get(name or "")) for place, name in enumerate(layout.names)]
+    each = [_fault(known.get(name or "")) for name in layout.names]
     parsed = [fault for fault in each if fault is not None]
-    count = F.size(cut.contents)
     length = F.when(count < len(layout.names), "short_line").when(count > len(layout.names), "long_line")
     late = [field.fault() for field in sorted(fields, key=lambda field: field.name) if field.read_late]
     times = [F.when(fault == "time", fault) for fault in late]
@@ -125,18 +132,16 @@ def _faults(layout: _Layout, cut: _Cut, fields: Sequence[Field], policy: BadInpu
         return F.array_compact(F.array(*parsed, length, *times))
     # Of a line that is dropped, too few or too many fields tell more than what stands in one.
     first = F.coalesce(*parsed, F.lit(None).cast("string"))
-    first = F.when((first == "quote") | length.isNull(), first).otherwise(length)
+    first = F.when(length.isNull(), first).otherwise(length)
     return F.slice(F.array_compact(F.array(first, *times)), 1, 1)
 
 
-def _fault(cut: _Cut, place: int, field: Field | None) -> Column | None:
-    """What the parser of lines finds wrong in the field at `place`; it leaves written times for later."""
+def _fault(field: Field | None) -> Column | None:
+    """What the parser of lines finds wrong in a field; it leaves written times for later."""
     fault = None if field is None else field.fault()
     if fault is not None and field is not None and field.read_late:
         fault = F.when(fault != "time", fault)
-    if cut.badly_quoted is None:
-        return fault
-    return F.when(cut.is_bad(F.lit(place)), "quote").otherwise(F.lit(None).cast("string") if fault is None else fault)
+    return fault
 
 
 def _cut(frame: DataFrame, line: Column, source: SourceSpec) -> tuple[DataFrame, _Cut]:
@@ -169,4 +174,4 @@ def _cut(frame: DataFrame, line: Column, source: SourceSpec) -> tuple[DataFrame,
 
 
 def _trimmed(part: Column, source: SourceSpec) -> Column:
-    return F.btrim(part, F.lit(" \t\n\x0b\x0c\r")) if source.trim else part
+    return F.btrim(part, F.lit(SPACE)) if source.trim else part

@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
 from terarec.etl.columns import ColumnType
-from terarec.etl.source.bad_input import FAULTS_SHOWN
+from terarec.etl.source.bad_input import FATAL, FAULTS_SHOWN
 from terarec.etl.source.told import line_faults, row_faults
 from terarec.etl.spark.bad_input import PlacedFault
 from terarec.etl.spark.counted import Counted
@@ -51,6 +51,10 @@ class FaultsOf:
             header = self.headers[row[FILE]] or ""
             faults = line_faults(self.source, path, number, bytes(row[TEXT]), header, self.policy)
         # Where only Spark finds fault with a value it tells at least the kind.
+        if FATAL in row[_KINDS]:
+            return [
+                f"{fault} (engine 'spark' reads no line end between quotes, engine 'local' does)" for fault in faults
+            ]
         return [str(fault) for fault in faults] or [f"{path}: {place} {number}: {kind}" for kind in row[_KINDS]]
 
 
@@ -104,7 +108,7 @@ class Faults:
         return self._told[0]
 
     def first(self) -> Sequence[PlacedFault]:
-        """The first ones."""
+        """The first ones; those of kind `FATAL` alone, if there are such that the policy would pass over."""
         told = ((row, line) for row in self._told[1] for line in self._of.told(row))
         return [PlacedFault(row[FILE], row[LINE], row[ROW], line) for row, line in islice(told, FAULTS_SHOWN)]
 
@@ -119,7 +123,10 @@ class Faults:
         bad.persist(StorageLevel.DISK_ONLY)
         try:
             found = bad.select(F.explode(_KINDS).alias(_KIND)).groupBy(_KIND).count().collect()
-            return {row[0]: row[1] for row in sorted(found)}, bad.orderBy(ROW).limit(FAULTS_SHOWN).collect()
+            counts = {row[0]: row[1] for row in sorted(found)}
+            if FATAL in counts and self._of.policy != "raise":
+                bad = bad.where(F.array_contains(_KINDS, FATAL))
+            return counts, bad.orderBy(ROW).limit(FAULTS_SHOWN).collect()
         finally:
             bad.unpersist()
 

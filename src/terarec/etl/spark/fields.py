@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from terarec.etl.columns import ColumnType
+from terarec.etl.columns import FIRST_SECOND, LAST_SECOND, SPACE, ColumnType
 from terarec.etl.spark.expressions import each, spark_type
 from terarec.etl.workflow.plan import source_types
 from terarec.spec import SourceColumn, SourceSpec
 
-_INTEGER = r"^-?[0-9]+\z"
+_INTEGER = r"^-?[0-9]+(\.0+)?\z"
 _NUMBER = r"^-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\z"
 _NAN = r"(?i)^-?nan\z"
 _INFINITE = r"(?i)^-?inf(inity)?\z"
@@ -31,7 +31,6 @@ _DIRECTIVES = {
 }
 """What `datetime.strptime` reads, and `datetime` then holds."""
 _REPLACEMENT = "\ufffd"
-_SPACES = " \t\n\x0b\x0c\r"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,7 @@ def judged(
         fault_of: the kind of its fault, null where there is none.
         is_missing: whether what is there and was not read is missing, and no fault.
     """
-    read_late = column.type == "time" and column.format is not None
+    read_late = column.type == "time"
     values = each(found, raw, read).cast(spark_type(found))
     if not found.is_list:
 
@@ -144,12 +143,14 @@ def _raw(text: Column, source: SourceSpec, column: SourceColumn) -> Column:
     if column.separator is None:
         return there
     items = F.split(there, literally(column.separator), -1)
-    items = F.transform(items, lambda item: present(F.btrim(item, F.lit(_SPACES)) if source.trim else item, source))
+    items = F.transform(items, lambda item: present(F.btrim(item, F.lit(SPACE)) if source.trim else item, source))
     return F.coalesce(items, F.array().cast("array<string>"))
 
 
 def present(text: Column, source: SourceSpec) -> Column:
-    """`text`, null where it is missing."""
+    """`text` as `Cleaning` leaves it, null where it is missing."""
+    if source.trim and source.cleaning == "values":
+        text = F.btrim(text, F.lit(SPACE))
     return F.when(~text.isin("", *source.missing), text)
 
 
@@ -159,7 +160,9 @@ def typed_value(text: Column, column: SourceColumn, valid: Column) -> Column:
         return F.when(valid | ~text.contains(_REPLACEMENT), text)
     if column.type == "time" and column.format is not None:
         return seconds_of(text, column.format)
-    return {"integer": integer_of, "time": integer_of, "hex32": hex_of, "number": number_of}[column.type](text)
+    if column.type == "time":
+        return year_second_of(integer_of(text))
+    return {"integer": integer_of, "hex32": hex_of, "number": number_of}[column.type](text)
 
 
 def fault_of_value(text: Column, column: SourceColumn, valid: Column) -> Column:
@@ -175,13 +178,20 @@ def fault_of_value(text: Column, column: SourceColumn, valid: Column) -> Column:
         return F.when(bad, "hex")
     if column.format is not None:
         return F.coalesce(not_utf8, F.when(bad, "time"))
-    return F.when(bad, F.when(text.rlike(_INTEGER), "integer_range").otherwise("integer"))
+    kind = F.when(text.rlike(_INTEGER), "integer_range").otherwise("integer")
+    return F.when(bad, F.when(integer_of(text).isNotNull(), "time").otherwise(kind))
 
 
 def integer_of(text: Column) -> Column:
     """The 64-bit integer that `text` spells, else null."""
-    integer = text.try_cast("bigint")  # takes "+1" and " 1", too, but writes no number so
-    return F.when((integer.cast("string") == text) | text.rlike(_INTEGER), integer)
+    digits = F.when(text.contains("."), F.regexp_replace(text, r"\.0+\z", "")).otherwise(text)
+    integer = digits.try_cast("bigint")  # takes "+1" and " 1", too, but writes no number so
+    return F.when((integer.cast("string") == digits) | text.rlike(_INTEGER), integer)
+
+
+def year_second_of(integer: Column) -> Column:
+    """An integer that is seconds since 1970, else null."""
+    return F.when(integer.between(FIRST_SECOND, LAST_SECOND), integer)
 
 
 def number_of(text: Column) -> Column:

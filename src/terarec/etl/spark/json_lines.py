@@ -6,6 +6,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from terarec.etl.columns import ColumnType
+from terarec.etl.source.json_fields import WELL_FORMED
 from terarec.etl.source.text import MAX_LINE_BYTES
 from terarec.etl.spark.expressions import TEXT
 from terarec.etl.spark.fields import (
@@ -34,6 +35,7 @@ def json_fields(source: SourceSpec, frame: DataFrame) -> JudgedRows:
     as variants, which tell a number from one in quotes.
     """
     is_broken = ~F.is_valid_utf8(TEXT) | F.col(_PARSED).getField(_CORRUPT).isNotNull()
+    is_broken = is_broken | (F.col(TEXT).contains("\\u") & ~F.col(TEXT).rlike(f"(?s)\\A{WELL_FORMED.pattern}\\z"))
     is_broken = is_broken | ~F.ltrim(F.col(TEXT)).startswith("{")
     frame = frame.withColumns(
         {
@@ -77,12 +79,18 @@ def _field(item: SourceColumn, found: ColumnType, source: SourceSpec) -> Field:
 def _value(text: Column, variant: Column, item: SourceColumn, source: SourceSpec) -> Column:
     """One value: text has to be in quotes, and a number must not be."""
     is_quoted = _kind(variant) == "STRING"
+    text = F.when(is_quoted, present(text, source)).otherwise(text)
     if item.type in ("text", "hex32") or item.format is not None:
-        is_there = text.isNotNull() & ~(is_quoted & present(text, source).isNull())
-        return F.when(is_there, _raw(text, F.when(~is_quoted, "text")))
+        return F.when(text.isNotNull(), _raw(text, F.when(~is_quoted, "text")))
     kind = "number" if item.type == "number" else "integer"
     # Spark spells a number that no double holds in quotes.
     spelled = F.when(text.isin('"Infinity"', '"-Infinity"'), F.btrim(text, F.lit('"'))).otherwise(text)
+    if kind == "integer":
+        # As the local engine has them: floats that are integers, whatever their spelling.
+        number = spelled.try_cast("double")
+        is_whole = (F.abs(number) < 2**53) & (F.floor(number) == number)
+        whole = F.when(is_whole, number.cast("bigint").cast("string")).otherwise("-")
+        spelled = F.when(spelled.rlike("[.eE]"), whole).otherwise(spelled)
     return F.when(text.isNotNull(), _raw(spelled, F.when(is_quoted, kind)))
 
 

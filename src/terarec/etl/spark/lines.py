@@ -16,7 +16,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from terarec.errors import ConfigError
+from terarec.errors import ConfigError, FormatError
+from terarec.etl.source.text import CARRIAGE_RETURNS
 from terarec.etl.spark.expressions import FILE, LINE, ROW, TEXT
 
 _PATH, _BLOCK, _COUNTER = "__terarec_path", "__terarec_block", "__terarec_counter"
@@ -67,6 +68,7 @@ def number_lines(spark: SparkSession, paths: Sequence[str], *, header: bool, enc
 
     Raises:
         ConfigError: a file occurs twice, or Spark passes over it.
+        FormatError: a file whose lines end in carriage returns alone.
     """
     lines = _read(spark, paths, encoding)
     is_row = (F.col(TEXT) != "").cast("bigint")
@@ -74,6 +76,9 @@ def number_lines(spark: SparkSession, paths: Sequence[str], *, header: bool, enc
     counted = lines.groupBy(_PATH, _BLOCK).agg(F.count("*"), F.sum(is_row), F.min(_COUNTER), head).collect()
     files = file_positions(paths, {row[0] for row in counted})
     blocks = sorted((_Block(files[row[0]], *row) for row in counted), key=lambda block: (block.file, block.start))
+    for block in blocks:
+        if block.lines == 1 and block.start == 0 and "\r" in (block.head or ""):
+            raise FormatError(f"{paths[block.file]}: {CARRIAGE_RETURNS}")
     numbered = lines.join(F.broadcast(spark.createDataFrame(_shifts(blocks, header=header))), [_PATH, _BLOCK])
     if header:
         numbered = numbered.where(F.col(_HEADER).isNull() | (F.col(_HEADER) != F.col(_COUNTER)))

@@ -23,7 +23,9 @@ from terarec.etl.spark.fields import (
     kinds_of,
     literally,
     number_of,
+    present,
     seconds_of,
+    year_second_of,
 )
 from terarec.etl.spark.lines import NumberedLines, escaped, file_positions
 from terarec.etl.workflow.plan import source_types
@@ -82,7 +84,7 @@ def _field(item: SourceColumn, kind: ColumnType, found: T.DataType, source: Sour
     element = found.elementType if isinstance(found, T.ArrayType) else found
     raw = column(item.name)
     if item.separator is not None and isinstance(found, T.StringType):
-        raw = F.coalesce(F.split(F.when(raw != "", raw), literally(item.separator), -1), F.array().cast(_TEXTS))
+        raw = F.coalesce(F.split(present(raw, source), literally(item.separator), -1), F.array().cast(_TEXTS))
     elif is_array is not kind.is_list:
         raise FormatError(f"{where}: column {item.name!r} holds {found.simpleString()}, expected {kind}")
     elif kind.is_list:
@@ -91,11 +93,12 @@ def _field(item: SourceColumn, kind: ColumnType, found: T.DataType, source: Sour
     if read is None:
         raise FormatError(f"{where}: column {item.name!r} holds {found.simpleString()}, expected values of {item.type}")
     if isinstance(element, T.StringType):
-        raw = each(kind, raw, lambda value: F.when(~value.isin("", *source.missing), value))
+        raw = each(kind, raw, lambda value: present(value, source))
     elif isinstance(element, T.FloatType | T.DoubleType):
         raw = each(kind, raw, lambda value: F.when(~F.isnan(value), value))
 
     kinds = _TEXT_FAULTS if isinstance(element, T.StringType) else _FAULTS
+    kinds = _FLOAT_FAULTS if isinstance(element, T.FloatType | T.DoubleType) else kinds
 
     def fault_of(value: Column) -> Column:
         return F.when(value.isNotNull() & read(value).isNull(), kinds[item.type])
@@ -104,6 +107,7 @@ def _field(item: SourceColumn, kind: ColumnType, found: T.DataType, source: Sour
 
 
 _FAULTS = {"text": "utf8", "integer": "integer_range", "time": "time", "number": "infinite", "hex32": "hex"}
+_FLOAT_FAULTS = {**_FAULTS, "integer": "integer"}
 _TEXT_FAULTS = {**_FAULTS, "integer": "integer", "number": "number"}
 
 
@@ -125,6 +129,12 @@ def _reader(item: SourceColumn, found: T.DataType) -> Callable[[Column], Column]
         return lambda value: seconds_of(value, layout)
     if item.type == "time" and isinstance(found, _TIMES):
         return lambda value: F.unix_seconds(value.cast("timestamp"))
-    if item.type in ("integer", "time") and isinstance(found, _INTEGERS):
+    if item.type == "time" and isinstance(found, _INTEGERS):
+        return lambda value: year_second_of(value.cast("bigint"))
+    if item.type == "integer" and isinstance(found, _INTEGERS):
         return lambda value: value.cast("bigint")
+    if item.type == "integer" and isinstance(found, T.FloatType | T.DoubleType):
+        return lambda value: F.when(
+            (F.abs(value.cast("double")) < 2**53) & (F.floor(value) == value), value.cast("bigint")
+        )
     return None

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from terarec.errors import FormatError
+from terarec.etl.source.text import compression_of
 from terarec.etl.spark.delimited import delimited_fields
 from terarec.etl.spark.expressions import FILE, LINE, ROW
 from terarec.etl.spark.faults import BAD, Faults, FaultsOf
@@ -60,6 +61,9 @@ def read_rows(spark: SparkSession, source: SourceSpec, paths: Sequence[str], pol
     if source.format == "parquet":
         numbered = number_rows(spark, source, paths)
     else:
+        for path in paths:
+            if (compression := compression_of(path)) in ("xz", "zip"):
+                raise FormatError(f"{path}: is a {compression} file, expected text, plain or gzip (engine 'spark')")
         header = source.format == "delimited" and source.header
         numbered = number_lines(spark, paths, header=header, encoding=source.encoding)
     for path, rows in zip(paths, numbered.file_rows, strict=True):

@@ -25,9 +25,9 @@ from terarec.spec import (
     LabelSpec,
 )
 
-PROBABILITY = "a number from 0 to 1, or positives"
+PROBABILITY = "a number from 0 to 1, or positives (--positive)"
 """What a label accepts that has to be a probability."""
-LABEL = "a label in every row (KeepRows leaves others out)"
+LABEL = "a label in every row (--bad-input skip, or a step KeepRows, leaves others out)"
 IN_FLOAT32 = "a number that float32 holds"
 NUMBER = f"{IN_FLOAT32}; FillMissing gives missing ones a value"
 """What a column of numbers accepts."""

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from terarec.etl.columns import ColumnType
+from terarec.etl.columns import Cleaning, ColumnType
 from terarec.etl.operators.plain_function import PlainLists, checked_integers, checked_texts
 from terarec.etl.operators.values import HEX_DIGITS
 from terarec.etl.workflow.raw_values import cut_text, time_reader
@@ -21,23 +21,27 @@ PlainReader: TypeAlias = Callable[[list[Any]], Any]
 """Makes plain values of raw ones, or raises `RefusedValueError`."""
 
 
-def plain_reader(found: ColumnType, source: SourceColumn | None, *, is_checked: bool) -> PlainReader | None:
+def plain_reader(
+    found: ColumnType, source: SourceColumn | None, cleaning: Cleaning, *, is_checked: bool
+) -> PlainReader | None:
     """What reads a column of raw values; None where they are plain values already.
 
     Args:
         found: the type that is wanted.
         source: how files spell the column, as for `read_column`.
+        cleaning: what is done to the items of lists.
         is_checked: whether what takes the values refuses those of another kind.
     """
-    is_time = source is not None and source.format is not None
+    is_time = source is not None and source.type == "time"
     items = None if is_checked and not is_time else _item_reader(found, source)
     if not found.is_list:
         return items
-    return partial(_read_lists, items, None if source is None else source.separator, found.max_length)
+    separator = None if source is None else source.separator
+    return partial(_read_lists, items, cleaning if cleaning.is_needed else None, separator, found.max_length)
 
 
 def _item_reader(found: ColumnType, source: SourceColumn | None) -> PlainReader:
-    if source is not None and source.format is not None:
+    if source is not None and source.type == "time":
         return partial(_read_times, time_reader(source.format))
     readers: dict[str, PlainReader] = {
         "number": numbers_of_list,
@@ -62,9 +66,17 @@ def _read_times(read: Callable[[Any], int], values: list[Any]) -> list[int | Non
         raise RefusedValueError(0) from None
 
 
-def _read_lists(items: PlainReader | None, separator: str | None, max_length: int | None, values: list[Any]) -> Any:
+def _read_lists(
+    items: PlainReader | None,
+    cleaning: Cleaning | None,
+    separator: str | None,
+    max_length: int | None,
+    values: list[Any],
+) -> Any:
     lists = [_listed(value, separator) for value in values]
     flat = list(chain.from_iterable(lists))
+    if cleaning is not None:
+        flat = cleaning.values(flat)
     lengths = list(map(len, lists))
     if max_length is not None and max(lengths, default=0) > max_length:
         raise RefusedValueError(0)

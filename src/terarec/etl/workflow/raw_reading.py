@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from terarec.etl.columns import ColumnType
+from terarec.etl.columns import Cleaning, ColumnType
 from terarec.etl.workflow.operations import NumberPlace, Operations, alone
 from terarec.etl.workflow.plain_reading import plain_reader
 from terarec.etl.workflow.plan import Plan
@@ -35,13 +35,17 @@ class RawReading:
         found, slot = self._types[name], self._slots[name]
         if found == ColumnType("number"):
             return self._operations.row(self.numbers(name))
-        reader = plain_reader(found, self._source(name), is_checked=is_checked)
+        source = self._source(name)
+        cleaning = Cleaning() if source is None else Cleaning.of_records(self._plan.spec.source)
+        if cleaning.is_needed:
+            slot = self._operations.once(("clean", name), [slot], alone(cleaning.values))
+        reader = plain_reader(found, source, cleaning, is_checked=is_checked)
         return slot if reader is None else self._operations.once(("raw", name, is_checked), [slot], alone(reader))
 
     def numbers(self, name: str) -> NumberPlace:
         """Where the numbers or integers of a raw column are, one a row, as numbers."""
         found, source = self._types[name], self._source(name)
-        if source is not None and source.format is not None:
+        if source is not None and source.type == "time":
             return self._operations.numbers(self.values(name, is_checked=False))
         rows, raw = self._rows[found.kind], self._slots[name]
         if raw not in rows:

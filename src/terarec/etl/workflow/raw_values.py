@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from terarec.etl.columns import Column, ColumnType
+from terarec.etl.columns import FIRST_SECOND, LAST_SECOND, SECONDS, Cleaning, Column, ColumnType
 from terarec.etl.operators.plain_function import checked_texts
 from terarec.etl.operators.values import HEX_DIGITS
 from terarec.etl.workflow.raw_column import RawColumn, RawValues
@@ -27,7 +27,9 @@ _ACCEPTED = {
 }
 
 
-def read_column(name: str, values: RawValues, found: ColumnType, source: SourceColumn | None) -> Column:
+def read_column(
+    name: str, values: RawValues, found: ColumnType, source: SourceColumn | None, cleaning: Cleaning
+) -> Column:
     """The column of n raw values.
 
     Args:
@@ -36,19 +38,31 @@ def read_column(name: str, values: RawValues, found: ColumnType, source: SourceC
         found: the type that is wanted.
         source: how files spell the column: its separator cuts text into a list, its format reads times; None for one
             that is in no file.
+        cleaning: what is done to texts first.
 
     Raises:
         ConfigError: a value of another type.
     """
     separator = source.separator if source is not None else None
-    raw = RawColumn(name, values)
+    raw = _cleaned(RawColumn(name, values), cleaning)
     if not found.is_list:
         return _read(raw, found.kind, source)
     if separator is not None:
         raw = _cut_texts(raw, separator)
     flat, offsets = raw.flatten(found.max_length)
-    column = _read(flat, found.kind, source)
+    column = _read(_cleaned(flat, cleaning), found.kind, source)
     return Column(column.type, column.values, column.missing, offsets)
+
+
+def _cleaned(raw: RawColumn, cleaning: Cleaning) -> RawColumn:
+    values: Any = raw.values
+    if not cleaning.is_needed:
+        return raw
+    if isinstance(values, list):
+        return RawColumn(raw.name, cleaning.values(values), raw.offsets)
+    if isinstance(values, pa.Array) and _is_text(values.type):
+        return RawColumn(raw.name, cleaning.texts(values), raw.offsets)
+    return raw
 
 
 def _cut_texts(raw: RawColumn, separator: str) -> RawColumn:
@@ -80,8 +94,8 @@ def _read(raw: RawColumn, kind: str, source: SourceColumn | None) -> Column:
         return Column("text", _texts(raw))
     if kind == "hex32":
         return _read_each(raw, "hex32", _hex, _ACCEPTED["hex32"], np.uint32)
-    if source is not None and source.format is not None:
-        accepted = f"a time such as {source.format!r} describes, or seconds since 1970"
+    if source is not None and source.type == "time":
+        accepted = SECONDS if source.format is None else f"a time such as {source.format!r} describes, or {SECONDS}"
         return _read_each(raw, "integer", time_reader(source.format), accepted, np.int64)
     if isinstance(raw.values, list):
         return _read_each(raw, "integer", _integer, _ACCEPTED["integer"], np.int64)
@@ -113,7 +127,7 @@ def _read_each(raw: RawColumn, kind: Any, read: Callable[[Any], int], accepted: 
     integers = np.zeros(len(values), dtype=dtype)
     missing = np.zeros(len(values), dtype=np.bool_)
     for row, value in enumerate(values):
-        if value is None or value == "":
+        if value is None or value == "" or value != value:  # NaN is what tables write for a missing integer
             missing[row] = True
             continue
         try:
@@ -130,18 +144,26 @@ def _hex(value: Any) -> int:
 
 
 def _integer(value: Any) -> int:
-    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not is_integer or not -(2**63) <= value < 2**63:
+    """An integer, or a float that is one, as tables with missing values hold them."""
+    if isinstance(value, float | np.floating):
+        number = float(value)
+        if not (number.is_integer() and abs(number) < 2**53):
+            raise ValueError
+        return int(number)
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or not -(2**63) <= int(value) < 2**63:
         raise ValueError
     return int(value)
 
 
-def time_reader(form: str) -> Callable[[Any], int]:
+def time_reader(form: str | None) -> Callable[[Any], int]:
     """What makes seconds of a time in this form, or of seconds; it raises ValueError for another value."""
 
     def read(value: Any) -> int:
-        if not isinstance(value, str):
-            return _integer(value)
+        if form is None or not isinstance(value, str):
+            seconds = _integer(value)
+            if not FIRST_SECOND <= seconds <= LAST_SECOND:
+                raise ValueError
+            return seconds
         moment = datetime.datetime.strptime(value, form).replace(tzinfo=datetime.UTC)
         return int(moment.timestamp())
 
@@ -152,6 +174,9 @@ def _integers(raw: RawColumn) -> Column:
     """The integers of a NumPy or Arrow column."""
     values: Any = raw.values
     missing: NDArray[np.bool_] | None = None
+    floats = pa.types.is_floating(values.type) if isinstance(values, pa.Array) else values.dtype.kind == "f"
+    if floats:
+        return _read_each(raw, "integer", _integer, _ACCEPTED["integer"], np.int64)
     if isinstance(values, pa.Array):
         if not pa.types.is_integer(values.type):
             raise raw.mistyped(_ACCEPTED["integer"])

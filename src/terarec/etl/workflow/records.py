@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from terarec.errors import ConfigError, FormatError
-from terarec.etl.columns import Block, ColumnType
+from terarec.etl.columns import Block, Cleaning, ColumnType
 from terarec.etl.operators import State
 from terarec.etl.workflow.data_set import data_set, dense_values, keys_of
 from terarec.etl.workflow.encoded_records import EncodedRecords
@@ -98,8 +98,9 @@ class RecordEncoder:
     def _run(self, columns: Mapping[str, RawValues], num_records: int) -> Block:
         source = self._plan.spec.source
         read = {
-            name: read_column(name, columns[name], found, source.column(name) if name in self._plan.types[0] else None)
+            name: read_column(name, columns[name], found, column, Cleaning.of_records(source) if column else Cleaning())
             for name, found in self.inputs.items()
+            for column in [source.column(name) if name in self._plan.types[0] else None]
         }
         block = Block(read, np.arange(num_records, dtype=np.int64))
         for step in self._serving.steps:

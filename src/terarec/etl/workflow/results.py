@@ -5,7 +5,7 @@ from __future__ import annotations
 from terarec.errors import ConfigError
 from terarec.etl.operators import ColumnTypes
 from terarec.etl.operators.values import value_of
-from terarec.spec import DropLowCardinality, WorkflowSpec
+from terarec.spec import Clip, DropLowCardinality, FillMissing, Rename, WorkflowSpec
 
 
 def results_read(spec: WorkflowSpec) -> tuple[str, ...]:
@@ -33,6 +33,32 @@ def check_results(spec: WorkflowSpec, types: ColumnTypes) -> None:
     for name in spec.keys:
         _check(types, "keys", name, ("integer",), lists=True)
     _check_dropped(spec)
+
+
+def check_times(spec: WorkflowSpec) -> None:
+    """Raise if a dense column is a time as the source has it.
+
+    float32 holds seconds since 1970 to 128 s only, so a step has to rescale them first, which works on float64.
+
+    Raises:
+        ConfigError: names the column.
+    """
+    times = {column.name for column in spec.source.columns if column.type == "time"}
+    for step in spec.steps:
+        made: dict[str, str] = {}
+        if isinstance(step, FillMissing | Clip):
+            made = dict(zip(step.writes, step.columns, strict=True))
+        elif isinstance(step, Rename):
+            made = {new: old for old, new in step.names.items()}
+        kept = {new for new, old in made.items() if old in times}
+        gone = set(step.names) if isinstance(step, Rename) else set(step.writes)
+        times = (times - gone) | kept
+    for name in spec.dense:
+        if name in times:
+            raise ConfigError(
+                f"dense: column {name!r} is a time in seconds since 1970, which float32 rounds to 128 s; expected a "
+                "step that rescales it before, such as Normalize, NormalizeMinMax, DifferenceLag or Bucketize"
+            )
 
 
 def _check_dropped(spec: WorkflowSpec) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.operators import State
 from terarec.etl.workflow.allowed_functions import check_functions
 from terarec.etl.workflow.plan import Plan
-from terarec.formats import open_envelope, write_envelope
+from terarec.formats import open_versioned, write_envelope
 from terarec.spec import WorkflowSpec, from_data, to_data
 
 FORMAT = "terarec.workflow"
-VERSION = 1
+VERSION = 2
+"""Version 1 had no `cleaning` in a source; it did what "fields" says."""
 STATES = "states"
 
 
@@ -29,13 +31,25 @@ def read_workflow(path: Path, allow_import: Sequence[str] = ()) -> WorkflowSpec:
         FormatError: not a workflow, or of a newer version.
         ConfigError: a field is wrong; the message has its JSON path. A step names a function that is not allowed.
     """
-    data = open_envelope(path, FORMAT, VERSION)
+    version, data = open_versioned(path, FORMAT, VERSION)
     for field in data:
         if field != "workflow":
             raise FormatError(f"{path}: $.{field}: unknown field, expected only 'workflow'")
+    if version == 1:
+        _add_cleaning(data.get("workflow"))
     spec: WorkflowSpec = from_data(WorkflowSpec, data.get("workflow"), f"{path}: $.workflow")
     check_functions(spec, allow_import, str(path))
     return spec
+
+
+def _add_cleaning(workflow: Any) -> None:
+    """Say of the sources in a workflow of version 1 how they clean values; what is no source is told by the codec."""
+    if not isinstance(workflow, dict):
+        return
+    tables = workflow.get("tables")
+    for source in (workflow.get("source"), *(tables.values() if isinstance(tables, dict) else ())):
+        if isinstance(source, dict):
+            source.setdefault("cleaning", "fields")
 
 
 def write_workflow(spec: WorkflowSpec, path: Path, *, replace: bool = True) -> None:

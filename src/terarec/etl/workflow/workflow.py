@@ -18,6 +18,7 @@ from terarec.etl.workflow.execution import state_of
 from terarec.etl.workflow.plan import Plan, plan
 from terarec.etl.workflow.raw_column import RawValues
 from terarec.etl.workflow.records import RecordEncoder
+from terarec.etl.workflow.results import check_times
 from terarec.etl.workflow.saved import load_states, read_workflow, save_states, write_workflow
 from terarec.formats import ColumnBlock
 from terarec.spec import DatasetSpec, LabelSpec, Operator, PrepareOptions, SourceSpec, Split, WorkflowSpec
@@ -165,6 +166,7 @@ class Workflow:
             FormatError: a damaged source, or bad input under the policy "raise".
             StorageError: the disk is full.
         """
+        self._check_times()
         chosen = options or PrepareOptions()
         fitted: Workflow = _engine(chosen).fit(self, sources, chosen, progress)
         return fitted
@@ -189,6 +191,7 @@ class Workflow:
             ConfigError: as for `fit`, or `out` holds something, or is being written.
             DataNotFoundError, FormatError, StorageError: as for `fit`.
         """
+        self._check_times()
         chosen = options or PrepareOptions()
         report: PrepareReport = _engine(chosen).prepare(self, sources, Path(out), chosen, progress)
         return report
@@ -253,6 +256,11 @@ class Workflow:
     @cached_property
     def _dataset(self) -> DatasetSpec:
         return self.dataset_spec()
+
+    def _check_times(self) -> None:
+        """Refuse times as numbers, unless this workflow has learnt: it goes on as it was fitted."""
+        if not self.states:
+            check_times(self.spec)
 
     def _check_fitted(self) -> None:
         if not self.is_fitted:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,19 +13,46 @@ from terarec.kernels.delimited_types import (
     FAULT_KINDS,
     FAULT_POLICIES,
     FIELD_TYPES,
+    UNQUOTED,
     DelimitedLayout,
     FieldFault,
     FieldType,
     ParsedColumn,
     ParsedLines,
+    Quoting,
 )
 
 _DTYPES = {kind: np.dtype(dtype) for kind, dtype in (("integer", "i8"), ("number", "f8"), ("hex32", "u4"))}
 
 
-def count_rows(text: bytes | memoryview) -> tuple[int, int]:
-    """Number of lines in `text`, a last one without its end included, and of those among them that are not empty."""
-    return _encoding.count_rows(np.frombuffer(text, dtype=np.uint8))
+class RowCount(NamedTuple):
+    """What a text holds.
+
+    Attributes:
+        lines: a last one without its end included.
+        rows: records that are not empty.
+        complete_bytes: to the end of the last record that has a line end.
+    """
+
+    lines: int
+    rows: int
+    complete_bytes: int
+
+
+def count_rows(text: bytes | memoryview, quoting: Quoting = UNQUOTED) -> RowCount:
+    """Count lines and rows."""
+    return RowCount(*_encoding.count_rows(np.frombuffer(text, dtype=np.uint8), _compiled_quoting(quoting)))
+
+
+def first_record_bytes(text: bytes, quoting: Quoting) -> int:
+    """Length of the first record of `text` with its line end."""
+    return _encoding.first_record_bytes(np.frombuffer(text, dtype=np.uint8), _compiled_quoting(quoting))
+
+
+def lines_of_rows(text: bytes, quoting: Quoting = UNQUOTED) -> NDArray[np.int64]:
+    """Positions, from 0, of the lines in which rows begin, int64[rows]."""
+    lines = _encoding.lines_of_rows(np.frombuffer(text, dtype=np.uint8), _compiled_quoting(quoting))
+    return np.array(lines, dtype=np.int64)
 
 
 def parse_delimited(text: bytes, layout: DelimitedLayout) -> ParsedLines:
@@ -68,7 +95,13 @@ def _compiled_layout(layout: DelimitedLayout) -> _encoding.DelimitedLayout:
         layout.delimiter,
         layout.quote,
         layout.trim,
+        layout.trim_quoted,
         list(layout.missing),
         FAULT_POLICIES.index(layout.policy),
         layout.max_line_bytes,
     )
+
+
+@lru_cache(maxsize=64)
+def _compiled_quoting(quoting: Quoting) -> _encoding.Quoting:
+    return _encoding.Quoting(quoting.delimiter, quoting.quote, quoting.trim)

@@ -6,22 +6,25 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from terarec.kernels.delimited_types import (
     FAULT_BYTES_KEPT,
     FAULTS_KEPT,
+    UNQUOTED,
     DelimitedField,
     DelimitedLayout,
     FaultKind,
     FieldFault,
     ParsedColumn,
     ParsedLines,
+    Quoting,
 )
 
-_INTEGER = re.compile(rb"-?[0-9]+")
+_INTEGER = re.compile(rb"(-?[0-9]+)(?:\.0+)?")
 _NUMBER = re.compile(rb"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _HEX = re.compile(rb"[0-9a-fA-F]{1,8}")
 _SPACE = b" \t\n\v\f\r"
@@ -38,25 +41,39 @@ class _FaultError(Exception):
         self.text = text
 
 
-def count_rows(text: bytes) -> tuple[int, int]:
-    """Number of lines in `text`, and of those among them that are not empty."""
-    lines = _lines(text)
-    return len(lines), sum(bool(line) for line in lines)
+def count_rows(text: bytes, quoting: Quoting = UNQUOTED) -> tuple[int, int, int]:
+    """Number of lines in `text`, of its records that are not empty, and of the bytes of those with a line end."""
+    records = _records(text, quoting)
+    complete = sum(len(record.whole) for record in records if record.is_complete)
+    return sum(record.lines for record in records), sum(bool(record.content) for record in records), complete
+
+
+def first_record_bytes(text: bytes, quoting: Quoting) -> int:
+    """Length of the first record of `text` with its line end."""
+    return len(_records(text, quoting)[0].whole) if text else 0
+
+
+def lines_of_rows(text: bytes, quoting: Quoting = UNQUOTED) -> list[int]:
+    """Positions, from 0, of the lines in which rows begin."""
+    records = _records(text, quoting)
+    before = [0, *accumulate(record.lines for record in records)]
+    return [line for line, record in zip(before, records, strict=False) if record.content]
 
 
 def parse_delimited(text: bytes, layout: DelimitedLayout) -> ParsedLines:
     """Parse whole lines; see `terarec.kernels.cpu.delimited.parse_delimited`."""
     parse = _Parse(layout)
-    lines = _lines(text)
     num_rows = num_lines = 0
-    for num_lines, line in enumerate(lines):
-        if line:
-            parse.take(num_lines, num_rows, line)
+    for record in _records(text, layout.quoting):
+        if record.bad_quotes is not None:
+            parse.refuse("quote", num_lines, *record.bad_quotes)
+            break
+        if record.content:
+            parse.take(num_lines, num_rows, record.content)
             if parse.faults and layout.policy == "raise":
                 break
             num_rows += 1
-    else:
-        num_lines = len(lines)
+        num_lines += record.lines
     return ParsedLines(
         columns=tuple(_column(spec, [row[at] for row in parse.rows]) for at, spec in enumerate(layout.fields)),
         num_lines=num_lines,
@@ -65,6 +82,58 @@ def parse_delimited(text: bytes, layout: DelimitedLayout) -> ParsedLines:
         fault_counts=dict(parse.counts),
         faults=tuple(parse.faults),
     )
+
+
+class _Record(NamedTuple):
+    """Some lines: with their ends, and without the last one's."""
+
+    whole: bytes
+    content: bytes
+    is_complete: bool
+    lines: int
+    bad_quotes: tuple[int, bytes] | None
+
+
+def _records(text: bytes, quoting: Quoting) -> list[_Record]:
+    records = []
+    while text:
+        stop, bad = _record_end(text, quoting)
+        whole = text[: stop + 1]
+        content = text[:stop].removesuffix(b"\r")
+        records.append(_Record(whole, content, stop < len(text), 1 + text[:stop].count(b"\n"), bad))
+        text = text[stop + 1 :]
+    return records
+
+
+def _record_end(text: bytes, quoting: Quoting) -> tuple[int, tuple[int, bytes] | None]:
+    """Where the line end of the first record stands, and the first field whose quotes are wrong."""
+    if not quoting.quote:
+        return len(text.partition(b"\n")[0]), None
+    delimiter, bad, at, field = re.escape(quoting.delimiter), None, 0, 0
+    space = rb"(?:(?!%b)[ \t\v\f\r])*" % delimiter if quoting.trim else b""
+    rest = rb"(?:(?!%b|\r?(?:\n|\Z)).)*" % delimiter
+    opening = re.compile(space + rb'"')
+    closing = re.compile(rb'(?:[^"]|"")*"(?!")')
+    end = re.compile(rb"%b(?:%b|(?=\r?(?:\n|\Z)))" % (space, delimiter), re.DOTALL)
+    unquoted = re.compile(rb"(%b)(?:(%b)|\r?(?:\n|\Z))" % (rest, delimiter), re.DOTALL)
+    while True:
+        quote = opening.match(text, at)
+        if quote:
+            closed = closing.match(text, quote.end())
+            if closed is None:
+                return len(text), bad or (field, text[quote.end() - 1 :])
+            at = closed.end()
+            found = end.match(text, at)
+            if found is None:
+                behind = unquoted.match(text, at)
+                assert behind is not None
+                bad = bad or (field, text[quote.end() - 1 : behind.end(1)])
+        tail = unquoted.match(text, at)
+        assert tail is not None
+        if tail[2] is None:
+            stop = text.find(b"\n", tail.end(1))
+            return (stop if stop >= 0 else len(text)), bad
+        at, field = tail.end(), field + 1
 
 
 @dataclass
@@ -77,15 +146,18 @@ class _Parse:
     counts: Counter[FaultKind] = field(default_factory=Counter)
     faults: list[FieldFault] = field(default_factory=list)
 
+    def refuse(self, kind: FaultKind, line_number: int, position: int, text: bytes) -> None:
+        self.counts[kind] += 1
+        if len(self.faults) < FAULTS_KEPT or kind == "quote":
+            self.faults.append(FieldFault(line_number, kind, position, text[:FAULT_BYTES_KEPT]))
+
     def take(self, line_number: int, row: int, line: bytes) -> None:
         found = _faults_and_values(line, self.layout)
         faults, values = found
         if faults and self.layout.policy != "missing":
             faults = faults[:1]
         for kind, position, text in faults:
-            self.counts[kind] += 1
-            if len(self.faults) < FAULTS_KEPT:
-                self.faults.append(FieldFault(line_number, kind, position, text[:FAULT_BYTES_KEPT]))
+            self.refuse(kind, line_number, position, text)
         if not faults or self.layout.policy == "missing":
             self.rows.append(values)
             self.kept.append(row)
@@ -108,18 +180,12 @@ def _faults_and_values(line: bytes, layout: DelimitedLayout) -> tuple[list[tuple
     if len(fields) == expected:
         return faults, values
     width: tuple[FaultKind, int, bytes] = ("short_line" if len(fields) < expected else "long_line", len(fields), line)
-    # A line that is dropped tells of its width, but for a quote, which may be what spoils the width.
-    first = layout.policy != "missing" and not (faults and faults[0][0] == "quote")
-    return [width, *faults] if first else [*faults, width], values
+    # A line that is dropped tells of its width, which says more than what stands in one field.
+    return [width, *faults] if layout.policy != "missing" else [*faults, width], values
 
 
-def _lines(text: bytes) -> list[bytes]:
-    lines = text.removesuffix(b"\n").split(b"\n") if text else []
-    return [line.removesuffix(b"\r") for line in lines]
-
-
-def _split(line: bytes, layout: DelimitedLayout) -> list[bytes | _FaultError]:
-    fields: list[bytes | _FaultError] = []
+def _split(line: bytes, layout: DelimitedLayout) -> list[bytes]:
+    fields: list[bytes] = []
     rest: bytes | None = line
     while rest is not None:
         content, rest = _next_field(rest, layout)
@@ -127,25 +193,18 @@ def _split(line: bytes, layout: DelimitedLayout) -> list[bytes | _FaultError]:
     return fields
 
 
-def _next_field(rest: bytes, layout: DelimitedLayout) -> tuple[bytes | _FaultError, bytes | None]:
+def _next_field(rest: bytes, layout: DelimitedLayout) -> tuple[bytes, bytes | None]:
     """The first field of `rest`, and what stands behind its delimiter, None if it has none."""
     start = _past_space(rest, layout) if layout.quote else rest
     if layout.quote and start.startswith(b'"'):
-        return _quoted_field(start, layout)
+        whole = re.match(rb'"((?:[^"]|"")*)"(?!")', start)
+        assert whole is not None
+        content, behind = whole[1].replace(b'""', b'"'), _past_space(start[whole.end() :], layout)
+        return content.strip(_SPACE) if layout.trim_quoted else content, behind[
+            len(layout.delimiter) :
+        ] if behind else None
     content, found, behind = rest.partition(layout.delimiter)
     return content.strip(_SPACE) if layout.trim else content, behind if found else None
-
-
-def _quoted_field(start: bytes, layout: DelimitedLayout) -> tuple[bytes | _FaultError, bytes | None]:
-    whole = re.match(rb'"((?:[^"]|"")*)"(?!")', start)
-    if not whole:
-        return _FaultError("quote", start), None
-    behind = _past_space(start[whole.end() :], layout)
-    if not behind or behind.startswith(layout.delimiter):
-        content = whole[1].replace(b'""', b'"')
-        return content, behind[len(layout.delimiter) :] if behind else None
-    tail, found, rest = behind.partition(layout.delimiter)
-    return _FaultError("quote", start[: len(start) - len(behind) + len(tail)]), rest if found else None
 
 
 def _past_space(text: bytes, layout: DelimitedLayout) -> bytes:
@@ -154,9 +213,7 @@ def _past_space(text: bytes, layout: DelimitedLayout) -> bytes:
     return text
 
 
-def _read_field(content: bytes | _FaultError, spec: DelimitedField, layout: DelimitedLayout) -> Any:
-    if isinstance(content, _FaultError):
-        raise content
+def _read_field(content: bytes, spec: DelimitedField, layout: DelimitedLayout) -> Any:
     missing = not content or content in layout.missing
     if spec.type == "skip" or missing:
         return [] if spec.separator else None
@@ -170,11 +227,12 @@ def _read_field(content: bytes | _FaultError, spec: DelimitedField, layout: Deli
 
 def _read_value(content: bytes, value_type: str, shown: bytes) -> Any:
     if value_type == "integer":
-        if not _INTEGER.fullmatch(content):
+        found = _INTEGER.fullmatch(content)
+        if not found:
             raise _FaultError("integer", shown)
-        if not -(2**63) <= int(content) < 2**63:
+        if not -(2**63) <= int(found[1]) < 2**63:
             raise _FaultError("integer_range", shown)
-        return int(content)
+        return int(found[1])
     if value_type == "number":
         return _read_number(content, shown)
     if value_type == "hex32":

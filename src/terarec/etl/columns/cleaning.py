@@ -1,0 +1,61 @@
+"""What is done to every raw value before anything else: in files of every format, and in records that are served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from terarec.spec import SourceSpec
+
+SPACE = " \t\n\v\f\r"
+"""ASCII white space, which trimming drops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaning:
+    """How texts are cleaned. The parser of delimited text and Spark's expressions do the same.
+
+    Attributes:
+        trim: whether white space around a text is dropped.
+        missing: texts that mean a missing value once they are trimmed; "" does so always.
+    """
+
+    trim: bool = False
+    missing: frozenset[str] = frozenset()
+
+    @classmethod
+    def of_files(cls, source: SourceSpec) -> Cleaning:
+        """What is done to the texts of files with types of their own; a parser has trimmed those of delimited text."""
+        return cls(source.trim and source.cleaning == "values", frozenset(source.missing) - {""})
+
+    @classmethod
+    def of_records(cls, source: SourceSpec) -> Cleaning:
+        """What is done to the raw values of records."""
+        return cls.of_files(source) if source.cleaning == "values" else cls()
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether it does more than to take "" as missing."""
+        return self.trim or bool(self.missing)
+
+    def value(self, value: Any) -> Any:
+        """A raw value, None if it is a text that means a missing one."""
+        if not isinstance(value, str):
+            return value
+        text = value.strip(SPACE) if self.trim else value
+        return None if text == "" or text in self.missing else text
+
+    def values(self, values: Sequence[Any]) -> list[Any]:
+        """Raw values."""
+        return list(map(self.value, values))
+
+    def texts(self, texts: Any) -> Any:
+        """An Arrow array of texts, null where they mean a missing value."""
+        if self.trim:
+            texts = pc.utf8_trim(texts, SPACE)
+        missing = pc.is_in(texts, value_set=pa.array(["", *self.missing], type=texts.type))
+        return pc.if_else(missing, pa.scalar(None, type=texts.type), texts)

@@ -1,0 +1,78 @@
+"""A9: an option that is given twice accumulates, or is refused in one line; the last value is never taken silently."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from terarec.cli.app import app
+from tests.cli.conftest import refused, terarec
+
+
+def options() -> list[tuple[tuple[str, ...], Any]]:
+    """All options of all commands, with the words that lead to them."""
+    found: list[tuple[tuple[str, ...], Any]] = []
+
+    def walk(command: Any, words: tuple[str, ...]) -> None:
+        found.extend((words, option) for option in command.params if option.param_type_name == "option")
+        for word, inner in getattr(command, "commands", {}).items():
+            walk(inner, (*words, word))
+
+    walk(get_command(app), ())
+    return found
+
+
+SINGLE = [(words, option) for words, option in options() if not option.multiple and not option.is_eager]
+
+
+@pytest.mark.parametrize(("words", "option"), SINGLE, ids=[f"{' '.join(w)} {o.opts[0]}" for w, o in SINGLE])
+def test_an_option_of_one_value_is_refused_twice(words: tuple[str, ...], option: Any) -> None:
+    assert not option.count
+    word = option.opts[0]
+    value = [] if option.is_flag else ["1"]
+    ended = terarec(*words, word, *value, word, *value)
+    assert ended.code == 2
+    assert ended.err == f"terarec: error: {word}: got it 2 times, expected it once\n"
+
+
+def test_every_list_that_commas_separate_may_be_repeated() -> None:
+    lists = {option.opts[0] for words, option in options() if words == ("prepare", "csv") and option.multiple}
+    separated = {
+        "--dense",
+        "--log",
+        "--categorical",
+        "--ids",
+        "--buckets",
+        "--keys",
+        "--positive",
+        "--names",
+        "--missing",
+    }
+    assert lists == separated | {"--valid", "--test", "--conf"}
+
+
+def test_repeated_columns_accumulate(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("y,a,b,c,d,e\n" + "no,1,2,x,NULL,1\nyes,2,4,z,?,2\nwell,3,5,x,q,3\n")
+    columns = ["--dense", "a", "--dense", "b", "--categorical", "c", "--categorical", "d", "--buckets", "e=2"]
+    marks = ["--missing", "NULL", "--missing", "?", "--positive", "yes", "--positive", "well"]
+    ended = terarec("prepare", "csv", table, "--out", tmp_path / "d", "--label", "y", *columns, *marks, "--json")
+    assert ended.code == 0, ended.err
+    assert [column["name"] for column in ended.figures["columns"]] == ["y", "a", "b", "c", "d", "e_bucket"]
+    assert next(column["missing"] for column in ended.figures["inputs"] if column["name"] == "d") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--buckets", "a=2", "--buckets", "a=3"], "--buckets: got 'a' twice"),
+        (["--dense", "a", "--conf", "x=1", "--conf", "x=2"], "--conf: got 'x' 2 times"),
+        (["--dense", "a", "--dense", "a"], "'a'"),
+    ],
+)
+def test_a_name_that_is_given_twice_is_refused(tmp_path: Path, arguments: list[str], message: str) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("y,a\n1,2\n")
+    told = refused("prepare", "csv", table, "--out", tmp_path / "d", "--label", "y", *arguments, code=2)
+    assert message in told

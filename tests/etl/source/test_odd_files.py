@@ -1,0 +1,146 @@
+"""C3, C4, D12, D13: unusual files are read right, or refused in one line under every policy."""
+
+import bz2
+import lzma
+import os
+import re
+import zipfile
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from terarec.errors import ConfigError, FormatError
+from terarec.etl.source import open_source
+from terarec.spec import BAD_INPUT_POLICIES, SourceColumn, SourceSpec
+from tests.etl.source.samples import rows_of
+
+TEXT = b"n,x\n" + b"".join(b"%d,%d.5\n" % (row, row) for row in range(2000))
+
+
+def spec(file_format="delimited", *, header=True, n="integer", x="number"):
+    columns = (SourceColumn(name="n", type=n), SourceColumn(name="x", type=x))
+    return SourceSpec(format=file_format, columns=columns, delimiter=",", header=header, quote=True)
+
+
+def zipped(path, members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["xz", "zip", "bz2"])
+def test_compressed_files_are_known_by_their_content(tmp_path, kind):
+    """D13."""
+    path = tmp_path / "log"
+    if kind == "zip":
+        zipped(path, {"folder/": b"", "folder/log.csv": TEXT})
+    else:
+        path.write_bytes((lzma if kind == "xz" else bz2).compress(TEXT))
+    source = open_source(spec(), [path], threads=2)
+    rows, columns = rows_of(source)
+    assert source.count_rows() == [2000]
+    assert rows == columns["n"] == list(range(2000))
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(FormatError, match=f"not a whole {kind} file"):
+        rows_of(open_source(spec(), [path]))
+
+
+def test_a_zip_file_holds_one_file(tmp_path):
+    """D13."""
+    path = zipped(tmp_path / "log.zip", {"a": TEXT, "b": TEXT})
+    with pytest.raises(FormatError, match="holds 2 files, expected one"):
+        rows_of(open_source(spec(), [path]))
+
+
+def test_pipes_and_devices_are_refused(tmp_path):
+    """D13: the file would be empty when it is read again."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "-", "/dev/null"):
+        with pytest.raises(ConfigError, match="read several times"):
+            open_source(spec(), [path])
+
+
+@pytest.mark.parametrize("policy", BAD_INPUT_POLICIES)
+@pytest.mark.parametrize(("file_format", "header"), [("delimited", True), ("delimited", False), ("json_lines", False)])
+def test_carriage_returns_alone_are_refused(tmp_path, policy, file_format, header):
+    """C4: no policy may pass over a file that is one line."""
+    path = tmp_path / "log"
+    path.write_bytes(
+        b'{"n": 1, "x": 2}\r' * 3 if file_format == "json_lines" else b"n,x\r1,2\r3,4\r"[0 if header else 4 :]
+    )
+    with pytest.raises(FormatError, match="carriage returns alone"):
+        rows_of(open_source(spec(file_format, header=header), [path], policy))
+
+
+def test_large_integers_of_parquet_are_rounded_as_numbers(tmp_path):
+    """C3: text is rounded to the nearest float64, too."""
+    values = [2**53 + 1, -(2**63), 2**63 - 1, None]
+    pq.write_table(pa.table({"n": [1] * 4, "x": pa.array(values, pa.int64())}), tmp_path / "log")
+    _, columns = rows_of(open_source(spec("parquet"), [tmp_path / "log"]))
+    assert columns["x"] == [None if value is None else float(value) for value in values]
+    pq.write_table(pa.table({"n": [1], "x": pa.array([2**64 - 1], pa.uint64())}), tmp_path / "log")
+    assert rows_of(open_source(spec("parquet"), [tmp_path / "log"]))[1]["x"] == [float(2**64 - 1)]
+
+
+@pytest.mark.parametrize("policy", ["skip", "missing"])
+def test_floats_that_are_integers_are_ids(tmp_path, policy):
+    """D12: pandas writes 12.0 where other ids of the column are missing, and floats into Parquet."""
+    csv = tmp_path / "log.csv"
+    csv.write_text("n,x\n12.0,1\n-3.00,1\n,1\n1.5,1\n9223372036854775808.0,1\n+3.5,1\n3.,1\n")
+    expected = [12, -3, None] + [None] * 4 * (policy == "missing")
+    source = open_source(spec(), [csv], policy)
+    assert rows_of(source)[1]["n"] == expected
+    assert source.bad_input.counts == {"integer": 3, "integer_range": 1}
+    values = [12.0, -3.0, None, 1.5, 2.0**60, float("inf"), -0.5]
+    pq.write_table(pa.table({"n": pa.array(values, pa.float64()), "x": [1.0] * 7}), tmp_path / "log.parquet")
+    source = open_source(spec("parquet"), [tmp_path / "log.parquet"], policy)
+    assert rows_of(source)[1]["n"] == expected
+    assert source.bad_input.counts == {"integer": 4}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [pa.array([True, False]), pa.array([b"a", b"b"]), pa.nulls(2), pa.array([1, 2], pa.time32("ms"))],
+    ids=["bool", "binary", "null", "time"],
+)
+@pytest.mark.parametrize("policy", BAD_INPUT_POLICIES)
+def test_columns_of_other_types_are_refused(tmp_path, values, policy):
+    """D12: with the column, its type and what is expected."""
+    pq.write_table(pa.table({"n": [1, 2], "x": values}), tmp_path / "log")
+    for kind in ("number", "integer", "text", "hex32"):
+        with pytest.raises(FormatError, match=re.escape(f"column 'x' is {values.type}, expected {kind}")):
+            rows_of(open_source(spec("parquet", x=kind), [tmp_path / "log"], policy))
+
+
+@pytest.mark.parametrize("policy", BAD_INPUT_POLICIES)
+def test_integers_beyond_64_bits_are_told(tmp_path, policy):
+    """D12: the message says which integers are taken."""
+    pq.write_table(pa.table({"n": pa.array([1, 2**63], pa.uint64()), "x": [1.0, 1.0]}), tmp_path / "log")
+    source = open_source(spec("parquet"), [tmp_path / "log"], policy)
+    if policy == "raise":
+        with pytest.raises(
+            FormatError, match=r"row 2, column 'n': got '9223372036854775808', expected a signed integer"
+        ):
+            rows_of(source)
+    else:
+        rows_of(source)
+        assert source.bad_input.counts == {"integer_range": 1}
+
+
+@pytest.mark.parametrize("policy", BAD_INPUT_POLICIES)
+@pytest.mark.parametrize(
+    "line", ['{"n": 1, "z": ' + "[" * 10**5 + "]" * 10**5 + "}", '{"n": ' + "[" * 1000, '{"n": "\\ud800"}']
+)
+def test_deep_and_half_text_is_no_object(tmp_path, policy, line):
+    """S3, C2: JSON that is nested to any depth, and half a surrogate pair."""
+    path = tmp_path / "log"
+    path.write_text(f'{{"n": 1, "x": 1}}\n{line}\n')
+    source = open_source(spec("json_lines"), [path], policy)
+    if policy == "raise":
+        with pytest.raises(FormatError, match=r"line 2: .*expected a JSON object in one line"):
+            rows_of(source)
+    else:
+        rows_of(source)
+        assert source.bad_input.counts == {"json": 1}

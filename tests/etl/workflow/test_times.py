@@ -1,0 +1,101 @@
+"""A15: times are seconds, are never milliseconds, and do not become float32 without a step that rescales them."""
+
+import datetime
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from terarec.errors import ConfigError, FormatError
+from terarec.etl.source import open_source
+from terarec.etl.workflow import Workflow
+from terarec.spec import (
+    Categorify,
+    Clip,
+    FillMissing,
+    LabelSpec,
+    Normalize,
+    NormalizeMinMax,
+    Rename,
+    SourceColumn,
+    SourceSpec,
+)
+from tests.etl.source.samples import rows_of
+
+MILLISECONDS = 1_700_000_000_000
+
+
+def source(file_format="delimited", *, separator=None):
+    columns = (SourceColumn(name="y", type="integer"), SourceColumn(name="t", type="time", separator=separator))
+    return SourceSpec(format=file_format, columns=columns, delimiter=",", header=True)
+
+
+def write(path: Path, file_format: str, times: list) -> Path:
+    if file_format == "delimited":
+        path.write_text("y,t\n" + "".join(f"0,{'' if time is None else time}\n" for time in times))
+    elif file_format == "json_lines":
+        path.write_text("".join(json.dumps({"y": 0, "t": time}) + "\n" for time in times))
+    else:
+        pq.write_table(pa.table({"y": [0] * len(times), "t": pa.array(times, pa.int64())}), path)
+    return path
+
+
+@pytest.mark.parametrize("file_format", ["delimited", "json_lines", "parquet"])
+def test_milliseconds_are_refused_in_every_format(tmp_path, file_format):
+    path = write(tmp_path / "log", file_format, [5, MILLISECONDS, None, 1_700_000_000])
+    with pytest.raises(FormatError, match=r"[23], column 't': got '1700000000000', expected seconds since 1970"):
+        rows_of(open_source(source(file_format), [path], "raise"))
+    assert rows_of(open_source(source(file_format), [path], "skip"))[1]["t"] == [5, None, 1_700_000_000]
+    assert rows_of(open_source(source(file_format), [path], "missing"))[1]["t"] == [5, None, None, 1_700_000_000]
+
+
+def test_a_list_with_milliseconds_is_refused(tmp_path):
+    path = tmp_path / "log"
+    path.write_text(f"y,t\n0,1|2\n0,1|{MILLISECONDS}\n")
+    with pytest.raises(FormatError, match=r"line 3, column 't'"):
+        rows_of(open_source(source(separator="|"), [path], "raise"))
+
+
+@pytest.mark.parametrize("steps", [[], [FillMissing(columns=("t",), value=0)], [Clip(columns=("t",), low=0)]])
+def test_a_time_without_a_step_that_rescales_it_is_no_dense_column(tmp_path, steps):
+    path = write(tmp_path / "log.csv", "delimited", [1_700_000_000, 1_700_000_001])
+    made = Workflow(steps, source=source(), labels=[LabelSpec(name="y")], dense=["t"])
+    with pytest.raises(ConfigError, match="dense: column 't' is a time"):
+        made.prepare([path], tmp_path / "data")
+    renamed = Workflow(
+        [*steps, Rename(names={"t": "when"})], source=source(), labels=[LabelSpec(name="y")], dense=["when"]
+    )
+    with pytest.raises(ConfigError, match="dense: column 'when' is a time"):
+        renamed.fit([path])
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_rescaled_time_keeps_its_seconds(tmp_path):
+    """12:00:00.5 in Parquet is its second, neither 64 s early nor late; records come to the same number."""
+    noon = datetime.datetime(2024, 1, 2, 12, 0, 0, 500_000)
+    moments = [noon + datetime.timedelta(seconds=second) for second in range(5)]
+    pq.write_table(pa.table({"y": [0] * 5, "t": pa.array(moments, pa.timestamp("ms"))}), tmp_path / "log")
+    made = Workflow(
+        [NormalizeMinMax(columns=("t",))], source=source("parquet"), labels=[LabelSpec(name="y")], dense=["t"]
+    ).fit([tmp_path / "log"])
+    block = next(open_source(made.spec.source, [tmp_path / "log"]).blocks())
+    assert block.columns["t"].values.tolist() == [1_704_196_800 + second for second in range(5)]
+    dense = made.encode_block(made.apply(block)).dense[:, 0]
+    np.testing.assert_allclose(dense, [0, 0.25, 0.5, 0.75, 1])
+    np.testing.assert_array_equal(
+        made.encode({"t": [1_704_196_800 + second for second in range(5)]}).dense[:, 0], dense
+    )
+
+
+@pytest.mark.parametrize("time", [MILLISECONDS, float(MILLISECONDS), -MILLISECONDS, "1700000000", True])
+def test_records_with_milliseconds_are_refused(tmp_path, time):
+    path = write(tmp_path / "log.csv", "delimited", [1_700_000_000, 1_700_000_001])
+    steps = [Categorify(columns=("t",), outputs=("id",)), Normalize(columns=("t",))]
+    steps.append(FillMissing(columns=("t",), value=0.0))
+    made = Workflow(steps, source=source(), labels=[LabelSpec(name="y")], dense=["t"], categorical=["id"]).fit([path])
+    with pytest.raises(ConfigError, match=r"column 't', row 1: got .*, expected seconds since 1970"):
+        made.encode({"t": [5, time]})
+    assert made.encode({"t": [1_700_000_000, 1_700_000_000.0, None]}).keys[0].tolist() == [2, 2, 0]
