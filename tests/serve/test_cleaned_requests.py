@@ -20,7 +20,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> InferenceSession:
     (root / "log.csv").write_text(f"y,c,u,x\n{rows}1,?,?,?\n")
     options = CsvOptions(label="y", categorical=("c",), ids=("u",), dense=("x",))
     Workflow.of(csv_workflow(options)).prepare([root / "log.csv"], root / "data")
-    training = TrainingSpec(batch_size=8, epochs=1, threads=1, eval_split="none")
+    training = TrainingSpec(batch_size=8, epochs=1, threads=1, eval_split=None)
     build(RunSpec(data=str(root / "data"), model=WideDeepSpec(), training=training), root / "run").fit()
     return InferenceSession.open(root / "run")
 

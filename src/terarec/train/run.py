@@ -95,7 +95,8 @@ class Run:
             ConfigError: the data set lacks the split, and it is not the default one.
         """
         split = self.spec.training.eval_split
-        if split is None or (split == DEFAULT_EVAL_SPLIT and split not in self.dataset.splits):
+        # Runs that were described before None was accepted turned the evaluation off by a split that is not there.
+        if split in (None, "none") or (split == DEFAULT_EVAL_SPLIT and split not in self.dataset.splits):
             if self.spec.training.patience is not None:
                 raise ConfigError(
                     f"training.patience: got {self.spec.training.patience} without a split to evaluate on, expected "

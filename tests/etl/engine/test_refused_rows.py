@@ -52,7 +52,7 @@ def test_rows_without_a_label_are_left_out_as_lines_that_are_no_rows(tmp_path: P
     report = prepare(shop_workflow(split), log, tmp_path / "b", PrepareOptions(bad_input=policy, shuffle=True))
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert report.bad_input.counts == {"label": 5}
-    place = f"{log[0]}: line {{}}, column 'bought': got a missing value, expected a label in every row (KeepRows"
+    place = f"{log[0]}: line {{}}, column 'bought': got a missing value, expected a label in every row (--bad-input"
     starts = [place.format(row + 1) for row in BAD_ROWS]
     assert [told.startswith(start) for told, start in zip(report.bad_input.first, starts, strict=True)] == [True] * 5
     by_name = {column.name: column.missing for column in report.inputs}

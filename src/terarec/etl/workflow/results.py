@@ -47,7 +47,7 @@ def check_times(spec: WorkflowSpec) -> None:
     for step in spec.steps:
         made: dict[str, str] = {}
         if isinstance(step, FillMissing | Clip):
-            made = dict(zip(step.writes, step.columns, strict=True))
+            made = dict(zip(step.outputs or step.columns, step.columns, strict=True))
         elif isinstance(step, Rename):
             made = {new: old for old, new in step.names.items()}
         kept = {new for new, old in made.items() if old in times}
