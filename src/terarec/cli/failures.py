@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from terarec.errors import ConfigError, RunInterruptedError, TerarecError
+from terarec.spec.quoting import one_line
 
 DATA = 1
 USAGE = 2
@@ -72,4 +73,4 @@ def _system(error: OSError) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return one_line(" ".join(text.split()))

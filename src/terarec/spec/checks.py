@@ -8,6 +8,7 @@ from types import UnionType
 from typing import NoReturn
 
 from terarec.spec.field_error import FieldError
+from terarec.spec.quoting import quoted
 
 
 def positive_int(owner: object, field: str, minimum: int = 1) -> None:
@@ -83,7 +84,7 @@ def distinct(owner: object, field: str, values: Sequence[str]) -> None:
     seen: set[str] = set()
     for value in values:
         if value in seen:
-            refuse(owner, field, f"the name {value!r} occurs twice, expected distinct names")
+            refuse(owner, field, f"the name {quoted(value)} occurs twice, expected distinct names")
         seen.add(value)
 
 
@@ -101,7 +102,7 @@ def fail(owner: object, field: str, expected: str) -> NoReturn:
     """Raise `FieldError`: ``owner.field`` is not what is `expected`."""
     value = getattr(owner, field)
     # A tuple is shown as the list that it is in a file.
-    refuse(owner, field, f"got {list(value) if isinstance(value, tuple) else value!r}, expected {expected}")
+    refuse(owner, field, f"got {quoted(list(value) if isinstance(value, tuple) else value)}, expected {expected}")
 
 
 def refuse(owner: object, field: str, problem: str) -> NoReturn:

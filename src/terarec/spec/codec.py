@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, Union
 
 from terarec.errors import ConfigError
 from terarec.spec.field_error import FieldError
+from terarec.spec.quoting import quoted, shortened
 
 Spec = TypeVar("Spec")
 
@@ -60,7 +61,9 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
     if origin is Literal:
         choices = typing.get_args(hint)
         if data not in choices:
-            raise ConfigError(f"{where}: got {_shown(data)}, expected one of {', '.join(map(repr, choices))}")
+            raise ConfigError(
+                f"{where}: got {quoted(data, is_json=True)}, expected one of {', '.join(map(repr, choices))}"
+            )
         return data
     if origin is tuple:
         if not isinstance(data, list):
@@ -100,7 +103,7 @@ def _decode_union(members: tuple[Any, ...], data: Any, where: str) -> Any:
         raise _mistyped(where, data, "an object")
     kind = data.get("kind")
     if not isinstance(kind, str) or kind not in specs:
-        got = f"got {_shown(kind)}" if "kind" in data else "missing"
+        got = f"got {quoted(kind, is_json=True)}" if "kind" in data else "missing"
         raise ConfigError(f"{_inside(where, 'kind')}: {got}, expected one of {', '.join(map(repr, specs))}")
     return _decode_spec(specs[kind], data, where)
 
@@ -137,11 +140,13 @@ def unknown_field(where: str, key: str, fields: Collection[str]) -> ConfigError:
     """The error that a spec with these `fields` has no field `key`; `where` is the path of the spec."""
     close = difflib.get_close_matches(key, fields, n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
-    return ConfigError(f"{_inside(where, key)}: unknown field{hint}, expected one of {', '.join(map(repr, fields))}")
+    return ConfigError(
+        f"{_inside(where, shortened(key))}: unknown field{hint}, expected one of {', '.join(map(repr, fields))}"
+    )
 
 
 def _mistyped(where: str, data: object, expected: str) -> ConfigError:
-    return ConfigError(f"{_root(where)}got {_shown(data)}, expected {expected}")
+    return ConfigError(f"{_root(where)}got {quoted(data, is_json=True)}, expected {expected}")
 
 
 def _inside(where: str, name: str) -> str:
@@ -150,14 +155,3 @@ def _inside(where: str, name: str) -> str:
 
 def _root(where: str) -> str:
     return f"{where}: " if where else ""
-
-
-def _shown(data: object) -> str:
-    """`data` as its file spells it."""
-    if data is None or isinstance(data, bool):
-        return {None: "null", True: "true", False: "false"}[data]
-    if isinstance(data, list | tuple):
-        return f"[{', '.join(map(_shown, data))}]"
-    if isinstance(data, dict):
-        return f"{{{', '.join(f'{_shown(key)}: {_shown(value)}' for key, value in data.items())}}}"
-    return repr(data)

@@ -12,7 +12,7 @@ from terarec.etl.columns.column import (
     text_buffers,
     text_lengths,
 )
-from terarec.etl.columns.row_fault import REFUSED_SHOWN, RowFaultError, shortened
+from terarec.etl.columns.row_fault import REFUSED_SHOWN, RowFaultError
 
 __all__ = [
     "ARROW_TYPES",
@@ -31,7 +31,6 @@ __all__ = [
     "concatenate_columns",
     "from_arrow",
     "offsets_of",
-    "shortened",
     "text_buffers",
     "text_lengths",
     "to_arrow",
