@@ -56,7 +56,8 @@ def serve(run_dir: Path, spec: ServingSpec, ready: Callable[[RunningServer], Non
             ready(RunningServer(host, port, server.stop))
 
     with _bind(spec) as bound:
-        server = HttpServer(create_app(InferenceService(InferenceSession.open(run_dir), spec)), started)
+        app = create_app(InferenceService(InferenceSession.open(run_dir), spec))
+        server = HttpServer(app, started, spec.receive_timeout_seconds)
         with _stopped_by_signals(server.stop):
             server.run(sockets=[bound])
 
