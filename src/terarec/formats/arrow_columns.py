@@ -46,6 +46,6 @@ def arrow_errors(where: str) -> Iterator[None]:
     """Turn PyArrow's errors about a damaged file into `FormatError`, whose message starts with `where`."""
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last from names of columns
         reason = str(error).splitlines()[0]
         raise FormatError(f"{where}: cannot be read as Parquet ({reason}), expected a whole Parquet file") from error

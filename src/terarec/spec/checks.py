@@ -65,18 +65,22 @@ def instance(owner: object, field: str, kinds: type | UnionType, expected: str) 
 
 def name(owner: object, field: str = "name") -> None:
     """Raise unless ``owner.field`` is a non-empty printable string without slashes (it becomes part of file names)."""
-    value = getattr(owner, field)
-    good = isinstance(value, str) and bool(value) and value.isprintable()
-    if not good or "/" in value or "\\" in value or value in {".", ".."}:
+    if not is_name(getattr(owner, field)):
         fail(owner, field, "a non-empty name without slashes")
 
 
+def is_name(value: object) -> bool:
+    """Whether `value` is what `name` accepts."""
+    good = isinstance(value, str) and bool(value) and value.isprintable()
+    return good and not ("/" in value or "\\" in value or value in {".", ".."})  # type: ignore[operator]
+
+
 def inner_path(owner: object, field: str) -> None:
-    """Raise unless ``owner.field`` is a path with forward slashes that stays inside the data set's directory."""
+    """Raise unless ``owner.field`` is a path with forward slashes that stays inside the directory it is relative to."""
     value = getattr(owner, field)
     good = isinstance(value, str) and bool(value) and value.isprintable()
     if not good or value.startswith("/") or ".." in value.split("/"):
-        fail(owner, field, "a relative path inside the data set")
+        fail(owner, field, "a relative path inside its directory")
 
 
 def distinct(owner: object, field: str, values: Sequence[str]) -> None:

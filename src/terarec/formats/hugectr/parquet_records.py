@@ -53,7 +53,9 @@ class ParquetRecordFile:
             self._footer = file.metadata
             schema = file.schema_arrow
         self.num_records: int = self._footer.num_rows
-        promised = metadata.num_rows[base_name(path)]
+        promised = metadata.num_rows.get(base_name(path))
+        if promised is None:
+            raise FormatError(f"{metadata.path}: names no file {base_name(path)!r}, expected its number of rows")
         if self.num_records != promised:
             raise FormatError(f"{path}: holds {self.num_records} rows, expected {promised} ({metadata.path})")
         sizes = [self._footer.row_group(group).num_rows for group in range(self._footer.num_row_groups)]
