@@ -119,7 +119,7 @@ def only_values_changed(original: bytes) -> Callable[[bytes], bool]:
 
     def fields(value: Any) -> Any:
         if isinstance(value, dict):
-            return {name: fields(item) for name, item in value.items()}
+            return [fields(item) for item in value.values()]  # names of splits and columns are values, too
         return [fields(item) for item in value] if isinstance(value, list) else None
 
     return lambda changed: bool(fields(json.loads(changed)) == fields(json.loads(original)))

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from torch import nn
 
-from terarec.checkpoint import Checkpoint, latest, load
+from terarec.checkpoint import Checkpoint, latest, load, whole
 from terarec.config import load_run
+from terarec.errors import FormatError
 from terarec.formats import read_dataset
 from terarec.models.build import build_model
 from terarec.models.state import load_dense_state, tables
@@ -45,10 +46,23 @@ def load_model(run_dir: Path) -> LoadedModel:
     """
     spec = load_run(run_dir / RUN_FILE)
     dataset = read_dataset(run_dir / DATASET_DIRECTORY)
-    checkpoint = load(latest(run_dir / CHECKPOINT_DIRECTORY))
     model = build_model(spec.model, dataset, seed=spec.training.seed)
-    load_weights(model, checkpoint, with_state=False)
-    return LoadedModel(model=model.eval(), spec=spec, dataset=dataset, step=checkpoint.step)
+    step = _load_latest(model, run_dir / CHECKPOINT_DIRECTORY)
+    return LoadedModel(model=model.eval(), spec=spec, dataset=dataset, step=step)
+
+
+def _load_latest(model: nn.Module, directory: Path) -> int:
+    """Copy the weights of the newest whole checkpoint into `model`; returns its step."""
+    while True:
+        path = latest(directory)
+        try:
+            checkpoint = load(path)
+            load_weights(model, checkpoint, with_state=False)
+            return checkpoint.step
+        except (FormatError, FileNotFoundError):
+            # A training that goes on there may have removed it for a newer one since it was found.
+            if path in whole(directory):
+                raise
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint, *, with_state: bool) -> None:
