@@ -165,7 +165,7 @@ def test_s3_a_damaged_file_of_a_run_is_found_harmless_or_refused(
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", RUN_FILES)
 def test_s3_many_damaged_files_of_a_run(workshop: Workshop, tmp_path: Path, pattern: str) -> None:
-    damage_run(workshop, tmp_path, pattern, seed=2, count=150)
+    damage_run(workshop, tmp_path, pattern, seed=2, count=60)
 
 
 DATA_FILES = (("data", "dataset.json"), ("data", "valid/*.parquet"), ("raw_format", "valid/*.bin"))
@@ -193,7 +193,7 @@ def test_s3_a_damaged_file_of_a_data_set_is_found_harmless_or_refused(
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "pattern"), DATA_FILES)
 def test_s3_many_damaged_files_of_a_data_set(workshop: Workshop, tmp_path: Path, kind: str, pattern: str) -> None:
-    damage_data(workshop, tmp_path, kind, pattern, seed=2, count=2_000)
+    damage_data(workshop, tmp_path, kind, pattern, seed=2, count=600)
 
 
 ELSEWHERE = ("../secret", "tables/../../../secret", "tables/../../../secret-00000.safetensors", "/etc/hostname", "")

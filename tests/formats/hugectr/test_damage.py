@@ -200,4 +200,4 @@ def test_s3_a_damaged_file_is_found_harmless_or_refused(tmp_path: Path, name: st
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("seed", [2, 3])
 def test_s3_many_damaged_files_are_found_harmless_or_refused(tmp_path: Path, name: str, seed: int) -> None:
-    check(tmp_path, KINDS[name], seed=seed, count=3000)
+    check(tmp_path, KINDS[name], seed=seed, count=400)
