@@ -13,6 +13,16 @@ from numpy.typing import NDArray
 from terarec.errors import FormatError
 
 
+def check_rows(table: pa.Table, expected: int, where: str) -> None:
+    """Check that as many rows were read as the file's footer, which no checksum covers, says.
+
+    Raises:
+        FormatError: They are more or fewer; the message starts with `where`.
+    """
+    if table.num_rows != expected:
+        raise FormatError(f"{where}: holds {table.num_rows} rows, expected {expected} as the file's footer says")
+
+
 def column_array(table: pa.Table, name: str, where: str) -> pa.Array:
     """The column `name` in one piece.
 
