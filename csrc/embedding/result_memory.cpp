@@ -1,5 +1,6 @@
 #include "embedding/result_memory.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -82,6 +83,8 @@ class ResultPool {
     }
   }
 
+  std::mutex& mutex() { return mutex_; }
+
  private:
   // Puts a new mapping before the idle ones; false if the system refuses it.
   bool map(size_t bytes) {
@@ -97,8 +100,13 @@ class ResultPool {
   size_t idle_bytes_ = 0;
 };
 
+// Never destroyed: results may outlive static objects. A fork waits until no thread is at work in it: in the child that
+// thread is gone, and would hold the mutex for ever.
 ResultPool& pool() {
-  static ResultPool* const only = new ResultPool;  // never destroyed: results may outlive static objects
+  static ResultPool* const only = [] {
+    pthread_atfork([] { pool().mutex().lock(); }, [] { pool().mutex().unlock(); }, [] { pool().mutex().unlock(); });
+    return new ResultPool;
+  }();
   return *only;
 }
 

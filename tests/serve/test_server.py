@@ -3,7 +3,6 @@
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -15,7 +14,7 @@ import terarec
 from terarec.batch import Batch
 from terarec.errors import MissingDependencyError
 from terarec.etl.workflow import Workflow
-from terarec.serve import InferenceService, InferenceSession, server
+from terarec.serve import InferenceService, InferenceSession
 from terarec.serve.server import create_app
 from terarec.spec import ServingSpec
 from tests.serve.conftest import CATEGORICAL, DENSE, TrainedRun
@@ -206,19 +205,6 @@ def test_an_unknown_output_is_told(call: Caller, trained: TrainedRun) -> None:
 def test_too_many_records_are_told(call: Caller, trained: TrainedRun) -> None:
     request = {"inputs": tensors(trained.records(0, 1001))}
     assert "got 1001 records, expected at most 1000" in call.refused("POST", INFER, 413, json=request)
-
-
-def test_too_many_bytes_are_told_before_they_are_all_read(call: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_BODY_BYTES", 1000)
-    sent: list[int] = []
-
-    async def endless() -> AsyncIterator[bytes]:
-        for _ in range(1000):
-            sent.append(400)
-            yield b" " * 400
-
-    assert "got more than 1000 bytes" in call.refused("POST", INFER, 413, content=endless())
-    assert len(sent) == 3
 
 
 class Broken(torch.nn.Module):

@@ -70,7 +70,7 @@ REFUSED = [
     (
         ShardSpec,
         {"file": "/etc/x", "rows": 1},
-        "ShardSpec.file: got '/etc/x', expected a relative path inside the data set",
+        "ShardSpec.file: got '/etc/x', expected a relative path inside its directory",
     ),
     (ShardSpec, {"file": "a/../../x", "rows": 1}, "ShardSpec.file: got"),
     (ShardSpec, {"file": "", "rows": 1}, "ShardSpec.file: got ''"),

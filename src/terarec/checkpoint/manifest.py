@@ -8,7 +8,7 @@ from pathlib import Path
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.formats import open_envelope, write_envelope
-from terarec.spec import from_data, to_data
+from terarec.spec import checks, from_data, to_data
 
 MANIFEST = "manifest.json"
 FORMAT = "terarec.checkpoint"
@@ -22,6 +22,10 @@ class FileEntry:
     file: str
     bytes: int
     sha256: str
+
+    def __post_init__(self) -> None:
+        checks.inner_path(self, "file")
+        checks.positive_int(self, "bytes", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,10 +67,13 @@ def read_manifest(checkpoint: Path) -> Manifest:
         manifest = from_data(Manifest, open_envelope(path, FORMAT, VERSION), f"{path}: $")
     except ConfigError as error:
         raise FormatError(str(error)) from None
+    inside = checkpoint.resolve()
     for entry in manifest.files:
         file = checkpoint / entry.file
         if not file.is_file():
             raise FormatError(f"{file}: missing, expected a file of {entry.bytes} bytes")
+        if not file.resolve().is_relative_to(inside):
+            raise FormatError(f"{file}: a link to {file.resolve()}, expected a file inside {checkpoint}")
         if file.stat().st_size != entry.bytes:
             raise FormatError(f"{file}: {file.stat().st_size} bytes, expected {entry.bytes}")
     return manifest

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from terarec.errors import ConfigError, FormatError
 from terarec.spec.json_text import parse_json
+from terarec.spec.quoting import shortened
 
 
 def flatten(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
@@ -51,8 +52,8 @@ def unflatten(tensors: Mapping[str, Tensor], text: str) -> dict[str, Any]:
             index, _, name = key.partition(".")
             state.setdefault(int(index), {})[name] = tensor
         groups = [{name: _unboxed(value) for name, value in group.items()} for group in rest["groups"]]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"optimizer state: damaged: {error!r}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise FormatError(f"optimizer state: damaged: {shortened(repr(error))}") from None
     return {"state": state, "param_groups": groups}
 
 

@@ -28,6 +28,7 @@ from terarec.checkpoint.optimizer_state import unflatten
 from terarec.errors import ConfigError, FormatError
 from terarec.formats import read_tensors
 from terarec.spec.json_text import parse_json
+from terarec.spec.quoting import shortened
 from terarec.storage import Rows, Store
 
 
@@ -45,7 +46,7 @@ class Checkpoint:
         self.path = path
         self._manifest = manifest
         self.step = manifest.step
-        self.rng = torch.frombuffer(bytearray(base64.b64decode(state["rng"])), dtype=torch.uint8)
+        self.rng = torch.frombuffer(state["rng"], dtype=torch.uint8)
         self.progress: dict[str, Any] = state["progress"]
 
     def dense(self) -> dict[str, Tensor]:
@@ -158,6 +159,7 @@ def _read_state(path: Path, entry: FileEntry) -> dict[str, Any]:
         raise FormatError(f"{path}: damaged: its SHA-256 is not the one in {MANIFEST}")
     try:
         state = parse_json(content)
-        return {"step": int(state["step"]), "progress": dict(state["progress"]), "rng": str(state["rng"])}
-    except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{path}: expected step, progress and rng ({error!r})") from None
+        rng = bytearray(base64.b64decode(str(state["rng"]), validate=True))
+        return {"step": int(state["step"]), "progress": dict(state["progress"]), "rng": rng}
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise FormatError(f"{path}: expected step, progress and rng ({shortened(repr(error))})") from None

@@ -11,6 +11,7 @@ import typer
 
 from terarec.errors import ConfigError, RunInterruptedError, TerarecError
 from terarec.spec.nearest import nearest
+from terarec.spec.quoting import one_line
 
 DATA = 1
 USAGE = 2
@@ -91,4 +92,4 @@ def _system(error: OSError) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return one_line(" ".join(text.split()))

@@ -21,6 +21,9 @@ class ServeOptions:
     port: Annotated[int, typer.Option(help="TCP port; 0 takes a free one.")] = 8000
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1"
     name: Annotated[str, typer.Option(help="The model's name in the URL.")] = "model"
+    max_request_bytes: Annotated[int, typer.Option(help="Longest body of a request.")] = 32 * 2**20
+    max_in_flight: Annotated[int, typer.Option(help="Most requests at once; others are answered with 503.")] = 64
+    receive_timeout_seconds: Annotated[float, typer.Option(help="How long a client may take to send a request.")] = 30.0
     checkpoint: CheckpointOption = None
     allow_import: AllowImport = None
 
@@ -30,7 +33,14 @@ def serve(options: ServeOptions, show: Show) -> None:
     from terarec.serve import run
     from terarec.spec import ServingSpec
 
-    spec = ServingSpec(name=options.name, host=options.host, port=options.port)
+    spec = ServingSpec(
+        name=options.name,
+        host=options.host,
+        port=options.port,
+        max_request_bytes=options.max_request_bytes,
+        max_in_flight=options.max_in_flight,
+        receive_timeout_seconds=options.receive_timeout_seconds,
+    )
 
     def ready(server: run.RunningServer) -> None:
         url = f"{server.url}/v2/models/{spec.name}"

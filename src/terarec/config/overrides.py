@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, Union
 from terarec.errors import ConfigError
 from terarec.spec import from_data, to_data
 from terarec.spec.codec import unknown_choice, unknown_field
+from terarec.spec.quoting import quoted
 
 Spec = TypeVar("Spec")
 
@@ -28,9 +29,9 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, str]:
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path.strip():
-            raise ConfigError(f"got {assignment!r}, expected path=value such as training.batch_size=4096")
+            raise ConfigError(f"got {quoted(assignment)}, expected path=value such as training.batch_size=4096")
         if path.strip() in changes:
-            raise ConfigError(f"{path.strip()}: got it twice, expected it once")
+            raise ConfigError(f"{quoted(path.strip())}: got it twice, expected it once")
         changes[path.strip()] = text.strip()
     return changes
 
@@ -123,13 +124,13 @@ def _read(hint: Any, text: str, path: str) -> Any:
     if type(None) in members and text.lower() in _NONE_WORDS:
         return None
     if any(dataclasses.is_dataclass(member) for member in members):
-        raise ConfigError(f"{path}: got {text!r}, expected one of its fields to be set, as in {path}.kind=...")
+        raise ConfigError(f"{path}: got {quoted(text)}, expected one of its fields to be set, as in {path}.kind=...")
     hint = _present(hint)
     if typing.get_origin(hint) is Mapping:
         item = typing.get_args(hint)[1]
         pairs = [word.rpartition(":") for word in text.split(",")] if text else []
         if not all(colon for _, colon, _ in pairs):
-            raise ConfigError(f"{path}: got {text!r}, expected name:value, as in a:0.5,b:0")
+            raise ConfigError(f"{path}: got {quoted(text)}, expected name:value, as in a:0.5,b:0")
         return {name.strip(): _read(item, value.strip(), path) for name, _, value in pairs}
     if typing.get_origin(hint) is tuple:
         item = typing.get_args(hint)[0]
@@ -153,4 +154,4 @@ def _read_number(hint: Any, text: str, path: str) -> bool | int | float:
             pass
         else:
             return number
-    raise ConfigError(f"{path}: got {text!r}, expected {expected}")
+    raise ConfigError(f"{path}: got {quoted(text)}, expected {expected}")

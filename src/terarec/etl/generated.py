@@ -9,6 +9,7 @@ from pathlib import Path
 from terarec.errors import FormatError
 from terarec.formats import is_remote
 from terarec.spec.json_text import parse_json
+from terarec.spec.quoting import quoted
 
 SIDECAR = "generated.json"
 
@@ -41,5 +42,5 @@ def read_best_auc(sources: Sequence[str | Path]) -> float | None:
         raise FormatError(f"{path}: not JSON ({error})") from error
     best_auc = content.get("best_auc") if isinstance(content, dict) else None
     if isinstance(best_auc, bool) or not isinstance(best_auc, int | float) or not 0 <= best_auc <= 1:
-        raise FormatError(f"{path}: $.best_auc: got {best_auc!r}, expected a number from 0 to 1")
+        raise FormatError(f"{path}: $.best_auc: got {quoted(best_auc)}, expected a number from 0 to 1")
     return float(best_auc)

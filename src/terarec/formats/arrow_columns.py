@@ -13,6 +13,16 @@ from numpy.typing import NDArray
 from terarec.errors import FormatError
 
 
+def check_rows(table: pa.Table, expected: int, where: str) -> None:
+    """Check that as many rows were read as the file's footer, which no checksum covers, says.
+
+    Raises:
+        FormatError: They are more or fewer; the message starts with `where`.
+    """
+    if table.num_rows != expected:
+        raise FormatError(f"{where}: holds {table.num_rows} rows, expected {expected} as the file's footer says")
+
+
 def column_array(table: pa.Table, name: str, where: str) -> pa.Array:
     """The column `name` in one piece.
 
@@ -46,6 +56,6 @@ def arrow_errors(where: str) -> Iterator[None]:
     """Turn PyArrow's errors about a damaged file into `FormatError`, whose message starts with `where`."""
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last from names of columns
         reason = str(error).splitlines()[0]
         raise FormatError(f"{where}: cannot be read as Parquet ({reason}), expected a whole Parquet file") from error

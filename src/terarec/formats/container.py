@@ -23,6 +23,7 @@ from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.atomic import AtomicFile
 from terarec.formats.bfloat16 import BFLOAT16
 from terarec.spec.json_text import parse_json
+from terarec.spec.quoting import quoted
 
 MAX_HEADER_BYTES = 100_000_000
 METADATA = "__metadata__"
@@ -174,7 +175,9 @@ def _entry(path: Path, name: str, described: Any) -> _Entry:
         raise FormatError(f"{path}: tensor {name!r} has bytes {start} to {stop}, expected {list(shape)} of {dtype}")
     # NumPy refuses an array without elements, too, if no memory could hold its other dimensions.
     if not whole or len(shape) > _MOST_DIMENSIONS or math.prod(filter(None, shape)) > _MOST_ELEMENTS:
-        raise FormatError(f"{path}: tensor {name!r} is described by {described!r}, expected dtype, shape, data_offsets")
+        raise FormatError(
+            f"{path}: tensor {name!r} is described by {quoted(described)}, expected dtype, shape, data_offsets"
+        )
     return _Entry(dtype, shape, start, stop)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.atomic import write_bytes
 from terarec.spec.json_text import parse_json
+from terarec.spec.quoting import quoted
 
 
 def write_envelope(path: Path, name: str, version: int, content: Mapping[str, Any], *, replace: bool = True) -> None:
@@ -43,10 +44,10 @@ def open_versioned(path: Path, name: str, version: int, *, oldest: int = 1) -> t
         raise FormatError(f"{path}: not JSON ({error}), expected a {name!r} file") from None
     found = data.get("format") if isinstance(data, dict) else None
     if found != name:
-        raise FormatError(f"{path}: $.format is {found!r}, expected {name!r}")
+        raise FormatError(f"{path}: $.format is {quoted(found)}, expected {name!r}")
     number = data.get("version")
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise FormatError(f"{path}: $.version is {number!r}, expected an integer >= 1")
+        raise FormatError(f"{path}: $.version is {quoted(number)}, expected an integer >= 1")
     if number > version:
         raise FormatError(f"{path}: {name} version {number} is newer than this terarec reads (up to {version})")
     if number < oldest:

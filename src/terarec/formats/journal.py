@@ -66,7 +66,10 @@ class Journal:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return open_envelope(path, FORMAT, VERSION)
+        found = open_envelope(path, FORMAT, VERSION)
+        if not all(isinstance(found.get(part), dict) for part in ("fingerprint", "phases")):
+            raise FormatError(f"{path}: expected the objects fingerprint and phases")
+        return found
     except FormatError as error:
         raise FormatError(f"{error}; restart (--restart) throws away what an interrupted run left there") from error
 

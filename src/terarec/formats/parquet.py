@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.formats.arrow_columns import arrow_errors, column_array, list_values
+from terarec.formats.arrow_columns import arrow_errors, check_rows, column_array, list_values
 from terarec.formats.block import ColumnBlock, Keys, check_keys
 from terarec.formats.group_buffer import GroupBuffer
 from terarec.formats.layout import default_group_rows, key_dtype
@@ -142,6 +142,7 @@ class ParquetShard:
         ):
             table = file.read_row_group(index, columns=list(spec.column_names), use_threads=False)
         num_rows = self.group_rows[index]
+        check_rows(table, num_rows, where)
         label = np.empty((num_rows, len(spec.labels)), dtype=np.float32)
         dense = np.empty((num_rows, len(spec.dense)), dtype=np.float32)
         floats = (*label.T, *dense.T)  # writable views of the matrices' columns

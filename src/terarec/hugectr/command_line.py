@@ -9,6 +9,7 @@ from pathlib import Path
 from terarec.errors import TerarecError
 from terarec.hugectr.runner import run_script
 from terarec.hugectr.tables.solver import RELEASES
+from terarec.spec.quoting import one_line
 
 HELP = """usage: terarec-hugectr --train CONFIG.json
        terarec-hugectr [--compat-release RELEASE] SCRIPT.py [ARGUMENTS]
@@ -78,5 +79,5 @@ def _version() -> str:
 
 
 def _tell(problem: str, code: int) -> int:
-    print(f"terarec-hugectr: error: {problem}", file=sys.stderr)
+    print(one_line(f"terarec-hugectr: error: {problem}"), file=sys.stderr)
     return code

@@ -10,6 +10,7 @@ from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongInputError
 from terarec.hugectr.tables.embedding_collection import PLAN_FILE, PLAN_MATRIX, PLANNER_LOOKUP
 from terarec.spec.json_text import parse_json
+from terarec.spec.quoting import shortened
 
 
 class EmbeddingPlanner:
@@ -70,7 +71,9 @@ def _plan_of_file(path: str, collection: EmbeddingCollectionConfig) -> tuple[Any
             for gpu in plan
         ]
     except (ValueError, KeyError, TypeError) as error:
-        raise BrokenFileError(f"{path}: not a plan: {error!r}; expected a list of groups for every GPU") from None
+        raise BrokenFileError(
+            f"{path}: not a plan: {shortened(repr(error))}; expected a list of groups for every GPU"
+        ) from None
     lookups = collection.lookups
     if any(not 0 <= lookup < len(lookups) for gpu in held for _, group in gpu for lookup in group):
         raise BrokenFileError(f"{path}: names a lookup beyond the {len(lookups)} of the collection")

@@ -12,6 +12,7 @@ from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongIn
 from terarec.hugectr.tables.kinds import Kind
 from terarec.hugectr.tables.table import REQUIRED
 from terarec.spec.json_text import parse_json
+from terarec.spec.quoting import quoted
 
 
 class JsonObject:
@@ -27,7 +28,7 @@ class JsonObject:
 
     def __init__(self, data: Any, where: str) -> None:
         if not isinstance(data, Mapping):
-            raise WrongInputError(f"{where}: got {data!r}, expected an object")
+            raise WrongInputError(f"{where}: got {quoted(data)}, expected an object")
         self.where = where
         self._data = data
         self._left = set(data)
@@ -51,7 +52,7 @@ class JsonObject:
             return kind.read(self._data[key])
         except (ValueError, TypeError):
             found = self._data[key]
-            raise WrongInputError(f"{self.where}.{key}: got {found!r}, expected {kind.expected}") from None
+            raise WrongInputError(f"{self.where}.{key}: got {quoted(found)}, expected {kind.expected}") from None
 
     def child(self, key: str) -> JsonObject:
         """The object of `key`; an empty one where there is none."""
@@ -67,7 +68,7 @@ class JsonObject:
         self._left.discard(key)
         found = self._data.get(key)
         if not isinstance(found, list):
-            raise WrongInputError(f"{self.where}.{key}: got {found!r}, expected a list")
+            raise WrongInputError(f"{self.where}.{key}: got {quoted(found)}, expected a list")
         return [JsonObject(item, f"{self.where}.{key}[{place}]") for place, item in enumerate(found)]
 
     def finish(self, ignored: Collection[str] = ()) -> None:

@@ -12,6 +12,7 @@ from terarec.hugectr.json_object import JsonObject
 from terarec.hugectr.tables.dense_layer import DENSE_LAYER, DenseLayer
 from terarec.hugectr.tables.kinds import TEXT, Kind, listed, named_member, one_or_list
 from terarec.hugectr.tables.layer_json import CLAUSES, LOSSES
+from terarec.spec.quoting import quoted
 
 _ROWS = {row.name: row for row in DENSE_LAYER.rows}
 _IGNORED = ("name",)
@@ -54,7 +55,9 @@ def read_layer(data: JsonObject, kind: str) -> DenseLayer:
     """
     layer_type = {**Layer_t.__members__, **LAYER_SYNONYMS}.get(kind)
     if layer_type is None:
-        raise WrongInputError(f"{data.where}.type: got {kind!r}, expected one of {', '.join(Layer_t.__members__)}")
+        raise WrongInputError(
+            f"{data.where}.type: got {quoted(kind)}, expected one of {', '.join(Layer_t.__members__)}"
+        )
     given: dict[str, Any] = {"layer_type": layer_type, "bottom_names": [], "top_names": []}
     for key in ("bottom", "top"):
         given[f"{key}_names"] = data.take(key, one_or_list(TEXT))

@@ -17,6 +17,7 @@ from terarec.hugectr.tables.kinds import TEXT, TRUTH, listed, named_member, one_
 from terarec.hugectr.tables.low_level import SolverConfig
 from terarec.hugectr.tables.optimizer import OptimizerWithSchedule
 from terarec.hugectr.tables.reader import DataReaderParams
+from terarec.spec.quoting import quoted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +136,7 @@ def _read_metrics(data: JsonObject) -> dict[MetricsType, float]:
         except ValueError:
             known = ", ".join(MetricsType.__members__)
             raise WrongInputError(
-                f"{data.where}.eval_metrics: got {text!r}, expected one of {known}, or 'AUC:0.8' for a target"
+                f"{data.where}.eval_metrics: got {quoted(text)}, expected one of {known}, or 'AUC:0.8' for a target"
             ) from None
     return found
 

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from torch import nn
 
-from terarec.checkpoint import Checkpoint, find, load
+from terarec.checkpoint import Checkpoint, find, load, whole
 from terarec.checkpoint.directory import best_step
 from terarec.config import load_run
+from terarec.errors import FormatError
 from terarec.formats import read_dataset
 from terarec.models.build import build_model
 from terarec.models.state import load_dense_state, tables
@@ -71,10 +72,17 @@ def load_model(run_dir: Path, checkpoint: int | str | None = None) -> LoadedMode
     """
     spec = load_run(run_dir / RUN_FILE)
     dataset = read_dataset(run_dir / DATASET_DIRECTORY)
-    opened = load(find_checkpoint(run_dir, spec, checkpoint))
     model = build_model(spec.model, dataset, seed=spec.training.seed)
-    load_weights(model, opened, with_state=False)
-    return LoadedModel(model=model.eval(), spec=spec, dataset=dataset, step=opened.step)
+    while True:
+        path = find_checkpoint(run_dir, spec, checkpoint)
+        try:
+            opened = load(path)
+            load_weights(model, opened, with_state=False)
+            return LoadedModel(model=model.eval(), spec=spec, dataset=dataset, step=opened.step)
+        except (FormatError, FileNotFoundError):
+            # A training that goes on there may have removed it for a newer one since it was found.
+            if path in whole(run_dir / CHECKPOINT_DIRECTORY):
+                raise
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint, *, with_state: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from terarec.errors import ConfigError
+from terarec.spec.quoting import quoted
 
 Elements: TypeAlias = Sequence[Any]
 """Elements in row-major order; None stands for a missing value.
@@ -35,7 +35,9 @@ def check_elements(values: Elements, datatype: str, where: str) -> Elements:
     """
     if not _fit(values, datatype):
         index = next(index for index, value in enumerate(values) if not _fit((value,), datatype))
-        raise ConfigError(f"{where}[{index}]: got {show(values[index])}, expected {_accepted(datatype)}")
+        raise ConfigError(
+            f"{where}[{index}]: got {quoted(values[index], is_json=True)}, expected {_accepted(datatype)}"
+        )
     return values
 
 
@@ -43,12 +45,6 @@ def float32_elements(values: npt.NDArray[np.float32]) -> list[float]:
     """`values` as the shortest decimals that read back as the same float32, which halves the JSON."""
     shortest: list[float] = values.reshape(-1).astype(str).astype(np.float64).tolist()
     return shortest
-
-
-def show(value: Any) -> str:
-    """`value` as JSON, cut to what fits into one line of an error."""
-    text = json.dumps(value, default=repr)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _fit(values: Elements, datatype: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -10,28 +11,43 @@ from itertools import chain
 from typing import Any, NoReturn
 
 from terarec.errors import ConfigError
-from terarec.serve.elements import DATATYPES, check_elements, show
+from terarec.serve.elements import DATATYPES, check_elements
 from terarec.serve.messages import (
     InferRequest,
     InferResponse,
     ModelMetadata,
     RequestedOutput,
+    RequestTooLargeError,
     Tensor,
     TensorMetadata,
 )
 from terarec.spec.json_text import TooDeepError, parse_json
+from terarec.spec.quoting import quoted
 
 _REQUEST_FIELDS = ("inputs", "outputs", "id", "parameters")
 _TENSOR_FIELDS = ("name", "shape", "datatype", "data", "parameters")
 _OUTPUT_FIELDS = ("name", "parameters")
 
+MAX_LISTS = 4_000_000
+"""Most ``[`` of a request: one for each of 65,536 records in 60 columns. Python takes 88 bytes for an empty list."""
 
-def decode_infer_request(body: bytes) -> InferRequest:
+MAX_OBJECTS = 500_000
+"""Most ``{`` of a request. Python takes 240 bytes for a small object."""
+
+MAX_DIMENSIONS = 32
+"""Longest shape, as in NumPy 1. The product of the sizes of a longer one can take minutes."""
+
+
+def decode_infer_request(body: bytes | bytearray) -> InferRequest:
     """Read an inference request.
 
     Raises:
+        RequestTooLargeError: more lists or objects than `MAX_LISTS` and `MAX_OBJECTS`.
         ConfigError: not JSON, or a field that is unknown, missing, mistyped or does not fit its shape.
     """
+    for bracket, limit, things in ((b"[", MAX_LISTS, "lists"), (b"{", MAX_OBJECTS, "objects")):
+        if body.count(bracket) > limit:
+            raise RequestTooLargeError(f"the body: got more than {limit} {things}, send fewer records at a time")
     data = _parse(body)
     _check_fields(data, "", _REQUEST_FIELDS, required=("inputs",))
     inputs = _list(data["inputs"], "inputs", "a list of tensors")
@@ -83,7 +99,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _parse(body: bytes) -> Any:
+def _parse(body: bytes | bytearray) -> Any:
+    is_collecting = gc.isenabled()
+    # The garbage collector would walk millions of new lists again and again: three quarters of the time, during which
+    # the interpreter's lock keeps the event loop from answering others.
+    gc.disable()
     try:
         return parse_json(body, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
@@ -96,6 +116,9 @@ def _parse(body: bytes) -> Any:
         raise ConfigError("the body is nested too deeply, expected an inference request in JSON") from None
     except ValueError:  # Python refuses to read an integer of more than 4,300 digits
         raise ConfigError("the body holds a number of too many digits") from None
+    finally:
+        if is_collecting:
+            gc.enable()
 
 
 def _refuse_constant(token: str) -> NoReturn:
@@ -106,11 +129,16 @@ def _tensor(data: Any, where: str) -> Tensor:
     _check_fields(data, where, _TENSOR_FIELDS, required=_TENSOR_FIELDS[:4])
     datatype = data["datatype"]
     if not isinstance(datatype, str) or datatype not in DATATYPES:
-        raise ConfigError(f"{where}.datatype: got {show(datatype)}, expected one of {', '.join(DATATYPES)}")
+        raise ConfigError(
+            f"{where}.datatype: got {quoted(datatype, is_json=True)}, expected one of {', '.join(DATATYPES)}"
+        )
     shape = _list(data["shape"], f"{where}.shape", "a list of sizes such as [2, 1]")
+    if len(shape) > MAX_DIMENSIONS:
+        raise ConfigError(f"{where}.shape: got {len(shape)} dimensions, expected at most {MAX_DIMENSIONS}")
     for index, size in enumerate(shape):
-        if type(size) is not int or size < 0:
-            raise ConfigError(f"{where}.shape[{index}]: got {show(size)}, expected an integer >= 0")
+        if type(size) is not int or not 0 <= size < 2**63:
+            got = quoted(size, is_json=True)
+            raise ConfigError(f"{where}.shape[{index}]: got {got}, expected an integer from 0 to 2^63 - 1")
     elements = _flatten(_list(data["data"], f"{where}.data", "a list"), shape, f"{where}.data")
     return Tensor(
         name=_text(data["name"], f"{where}.name"),
@@ -125,14 +153,16 @@ def _flatten(data: list[Any], shape: Sequence[int], where: str) -> list[Any]:
     """Row-major elements of `data`, which is flat already or nested as `shape` says."""
     if len(shape) > 1 and data and isinstance(data[0], list):
         if len(data) != shape[0]:
-            raise ConfigError(f"{where}: got {len(data)} rows, expected {shape[0]} for shape {list(shape)}")
+            raise ConfigError(f"{where}: got {len(data)} rows, expected {shape[0]} for shape {quoted(list(shape))}")
         rows = [
             _flatten(_list(row, f"{where}[{index}]", "a list as the rows before it"), shape[1:], f"{where}[{index}]")
             for index, row in enumerate(data)
         ]
         return list(chain.from_iterable(rows))
     if len(data) != math.prod(shape):
-        raise ConfigError(f"{where}: got {len(data)} elements, expected {math.prod(shape)} for shape {list(shape)}")
+        raise ConfigError(
+            f"{where}: got {len(data)} elements, expected {quoted(math.prod(shape))} for shape {quoted(list(shape))}"
+        )
     return data
 
 
@@ -153,7 +183,7 @@ def _check_fields(data: Any, where: str, known: Sequence[str], *, required: Sequ
     place = where or "the body"
     for name in _object(data, place):
         if name not in known:
-            raise ConfigError(f"{place}: unknown field {show(name)}, expected {', '.join(known)}")
+            raise ConfigError(f"{place}: unknown field {quoted(name, is_json=True)}, expected {', '.join(known)}")
     for name in required:
         if name not in data:
             raise ConfigError(f"{place}: field {name!r} is missing, expected {', '.join(required)}")
@@ -161,17 +191,17 @@ def _check_fields(data: Any, where: str, known: Sequence[str], *, required: Sequ
 
 def _object(data: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(data, dict):
-        raise ConfigError(f"{where}: got {show(data)}, expected an object")
+        raise ConfigError(f"{where}: got {quoted(data, is_json=True)}, expected an object")
     return data
 
 
 def _list(data: Any, where: str, expected: str) -> list[Any]:
     if not isinstance(data, list):
-        raise ConfigError(f"{where}: got {show(data)}, expected {expected}")
+        raise ConfigError(f"{where}: got {quoted(data, is_json=True)}, expected {expected}")
     return data
 
 
 def _text(data: Any, where: str) -> str:
     if not isinstance(data, str):
-        raise ConfigError(f"{where}: got {show(data)}, expected a string")
+        raise ConfigError(f"{where}: got {quoted(data, is_json=True)}, expected a string")
     return data

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from terarec.errors import ConfigError
+from terarec.errors import ConfigError, TerarecError
 from terarec.serve.elements import Elements
 
 
@@ -20,6 +20,14 @@ class UnknownModelError(ConfigError):
 
 class RequestTooLargeError(ConfigError):
     """A request holds more bytes or more records than the server takes."""
+
+
+class RequestTimeoutError(ConfigError):
+    """A request did not arrive in time."""
+
+
+class ServerBusyError(TerarecError, RuntimeError):
+    """The server holds as many requests as it takes at once; the client may try again."""
 
 
 class UnsupportedContentError(ConfigError):

@@ -67,7 +67,8 @@ def serve(
 
     with _bind(spec) as bound:
         session = InferenceSession.open(run_dir, checkpoint, allow_import=allow_import)
-        server = HttpServer(create_app(InferenceService(session, spec)), started)
+        app = create_app(InferenceService(session, spec))
+        server = HttpServer(app, started, spec.receive_timeout_seconds)
         with _stopped_by_signals(server.stop):
             server.run(sockets=[bound])
 

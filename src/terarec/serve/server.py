@@ -6,8 +6,15 @@ from functools import partial
 
 from terarec.errors import ConfigError, FormatError, MissingDependencyError, TerarecError
 from terarec.serve.json_form import decode_infer_request, encode
-from terarec.serve.messages import RequestTooLargeError, UnknownModelError, UnsupportedContentError
+from terarec.serve.messages import (
+    RequestTimeoutError,
+    RequestTooLargeError,
+    ServerBusyError,
+    UnknownModelError,
+    UnsupportedContentError,
+)
 from terarec.serve.service import InferenceService
+from terarec.spec.quoting import one_line, shortened
 
 try:
     from anyio import CapacityLimiter, to_thread
@@ -16,11 +23,10 @@ try:
     from starlette.requests import Request
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
+
+    from terarec.serve.intake import Intake
 except ModuleNotFoundError as error:
     raise MissingDependencyError(f"serving needs {error.name}: pip install 'terarec[serve]'") from error
-
-MAX_BODY_BYTES = 128 * 2**20
-"""Longest request body. 65,536 Criteo records, the default `ServingSpec.max_batch`, are 22 MB of JSON."""
 
 WORKERS = 1
 """Requests worked on at once. The model uses all cores already: with 4 connections and 1,024 Criteo records a request,
@@ -28,12 +34,17 @@ WORKERS = 1
 
 _STATUS: tuple[tuple[type[TerarecError], int], ...] = (
     (UnknownModelError, 404),
+    (RequestTimeoutError, 408),
     (RequestTooLargeError, 413),
     (UnsupportedContentError, 415),
     (ConfigError, 400),
     (FormatError, 400),
+    (ServerBusyError, 503),
     (TerarecError, 500),
 )
+
+_HEADERS = {408: {"Connection": "close"}, 503: {"Retry-After": "1"}}
+"""Headers of refusals. Nobody knows where the next request begins in what comes after half a body."""
 
 
 def create_app(service: InferenceService) -> Starlette:
@@ -63,6 +74,7 @@ class _Transport:
     def __init__(self, service: InferenceService) -> None:
         self._service = service
         self._workers = CapacityLimiter(WORKERS)
+        self._intake = Intake(service.spec)
 
     async def server_metadata(self, _: Request) -> Response:
         return _answer(encode(self._service.server_metadata()))
@@ -81,15 +93,22 @@ class _Transport:
         return JSONResponse({"name": metadata.name, "ready": True})
 
     async def infer(self, request: Request) -> Response:
+        async with self._intake.body(request, partial(self._check, request)) as body:
+            score = partial(_infer, self._service, body, **request.path_params)
+            return _answer(await to_thread.run_sync(score, limiter=self._workers))
+
+    def _check(self, request: Request) -> None:
         self._service.model_metadata(**request.path_params)
         _check_content(request)
-        body = await _read_body(request)
-        score = partial(_infer, self._service, body, **request.path_params)
-        return _answer(await to_thread.run_sync(score, limiter=self._workers))
 
 
-def _infer(service: InferenceService, body: bytes, name: str, version: str | None = None) -> bytes:
-    return encode(service.infer(decode_infer_request(body), name, version))
+def _infer(service: InferenceService, body: bytes | bytearray, name: str, version: str | None = None) -> bytes:
+    try:
+        return encode(service.infer(decode_infer_request(body), name, version))
+    except TerarecError as error:
+        # Tracebacks and contexts hold all that was parsed until the garbage collector finds them.
+        error.__context__ = None
+        raise error.with_traceback(None) from None
 
 
 def _check_content(request: Request) -> None:
@@ -104,31 +123,19 @@ def _check_content(request: Request) -> None:
         raise UnsupportedContentError(f"Content-Encoding: got {encoding}, expected identity")
 
 
-async def _read_body(request: Request) -> bytes:
-    """The body, never holding more than `MAX_BODY_BYTES`, whatever its announced length."""
-    chunks: list[bytes] = []
-    num_bytes = 0
-    async for chunk in request.stream():
-        num_bytes += len(chunk)
-        if num_bytes > MAX_BODY_BYTES:
-            raise RequestTooLargeError(f"the body: got more than {MAX_BODY_BYTES} bytes, send fewer records at a time")
-        chunks.append(chunk)
-    return b"".join(chunks)
-
-
 def _answer(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
 def _refused(_: Request, error: Exception) -> Response:
     status = next(status for kind, status in _STATUS if isinstance(error, kind))
-    return JSONResponse({"error": str(error)}, status_code=status)
+    return JSONResponse({"error": one_line(str(error))}, status_code=status, headers=_HEADERS.get(status))
 
 
 def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    return JSONResponse({"error": message}, status_code=error.status_code, headers=error.headers)
+    message = f"{request.method} {shortened(request.url.path)}: {error.detail}"
+    return JSONResponse({"error": one_line(message)}, status_code=error.status_code, headers=error.headers)
 
 
 def _broken(_: Request, error: Exception) -> Response:

@@ -20,6 +20,7 @@ from terarec.serve.messages import (
 )
 from terarec.serve.session import InferenceSession
 from terarec.spec import ServingSpec
+from terarec.spec.quoting import quoted
 
 SCORE = "score"
 """Name of the output: FP32 [B, L], the probability of each of the L labels."""
@@ -33,9 +34,14 @@ _DATATYPES: Mapping[ColumnKind, tuple[str, ...]] = {
 
 
 class InferenceService:
-    """Answers the protocol's requests for one model. Thread-safe."""
+    """Answers the protocol's requests for one model. Thread-safe.
+
+    Attributes:
+        spec: Name, address and limits.
+    """
 
     def __init__(self, session: InferenceSession, spec: ServingSpec) -> None:
+        self.spec = spec
         self._session = session
         self._max_batch = spec.max_batch
         self._metadata = _metadata(session, spec.name)
@@ -52,10 +58,10 @@ class InferenceService:
             UnknownModelError: it is not served under that name and version.
         """
         if name != self._metadata.name:
-            raise UnknownModelError(f"model {name!r} is not served here, expected {self._metadata.name!r}")
+            raise UnknownModelError(f"model {quoted(name)} is not served here, expected {self._metadata.name!r}")
         if version is not None and version not in self._metadata.versions:
             expected = ", ".join(map(repr, self._metadata.versions))
-            raise UnknownModelError(f"model {name!r} has no version {version!r}, expected {expected}")
+            raise UnknownModelError(f"model {name!r} has no version {quoted(version)}, expected {expected}")
         return self._metadata
 
     def infer(self, request: InferRequest, name: str, version: str | None = None) -> InferResponse:
@@ -69,7 +75,7 @@ class InferenceService:
         metadata = self.model_metadata(name, version)
         for index, wanted in enumerate(request.outputs):
             if wanted.name != SCORE:
-                raise ConfigError(f"outputs[{index}].name: got {wanted.name!r}, expected {SCORE!r}")
+                raise ConfigError(f"outputs[{index}].name: got {quoted(wanted.name)}, expected {SCORE!r}")
         scores = self._session.predict(self._columns(request))
         output = Tensor(name=SCORE, datatype="FP32", shape=scores.shape, data=float32_elements(scores))
         return InferResponse(
@@ -89,7 +95,7 @@ class InferenceService:
         """The raw column that `tensor` gives, if its datatype and shape are right."""
         column = self._inputs.get(tensor.name)
         if column is None:
-            raise ConfigError(f"{where}.name: got {tensor.name!r}, expected one of {', '.join(self._inputs)}")
+            raise ConfigError(f"{where}.name: got {quoted(tensor.name)}, expected one of {', '.join(self._inputs)}")
         accepted = _DATATYPES[column.kind]
         if tensor.datatype not in accepted:
             raise ConfigError(
@@ -99,7 +105,8 @@ class InferenceService:
             bound = "" if column.hotness is None else f" with n <= {column.hotness}"
             expected = "[B] or [B, 1]" if column.hotness == 1 else f"[B, n]{bound}"
             raise ConfigError(
-                f"{where}.shape: got {list(tensor.shape)} for {tensor.name!r}, expected {expected} for B records"
+                f"{where}.shape: got {quoted(list(tensor.shape))} for {tensor.name!r}, "
+                f"expected {expected} for B records"
             )
         if tensor.shape[0] > self._max_batch:
             raise RequestTooLargeError(

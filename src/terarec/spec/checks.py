@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from terarec.spec.field_error import FieldError
 from terarec.spec.nearest import did_you_mean
+from terarec.spec.quoting import quoted
 
 
 def positive_int(owner: object, field: str, minimum: int = 1) -> None:
@@ -67,18 +68,22 @@ def instance(owner: object, field: str, kinds: type | UnionType, expected: str) 
 
 def name(owner: object, field: str = "name") -> None:
     """Raise unless ``owner.field`` is a non-empty printable string without slashes (it becomes part of file names)."""
-    value = getattr(owner, field)
-    good = isinstance(value, str) and bool(value) and value.isprintable()
-    if not good or "/" in value or "\\" in value or value in {".", ".."}:
+    if not is_name(getattr(owner, field)):
         fail(owner, field, "a non-empty name without slashes")
 
 
+def is_name(value: object) -> bool:
+    """Whether `value` is what `name` accepts."""
+    good = isinstance(value, str) and bool(value) and value.isprintable()
+    return good and not ("/" in value or "\\" in value or value in {".", ".."})  # type: ignore[operator]
+
+
 def inner_path(owner: object, field: str) -> None:
-    """Raise unless ``owner.field`` is a path with forward slashes that stays inside the data set's directory."""
+    """Raise unless ``owner.field`` is a path with forward slashes that stays inside the directory it is relative to."""
     value = getattr(owner, field)
     good = isinstance(value, str) and bool(value) and value.isprintable()
     if not good or value.startswith("/") or ".." in value.split("/"):
-        fail(owner, field, "a relative path inside the data set")
+        fail(owner, field, "a relative path inside its directory")
 
 
 def distinct(owner: object, field: str, values: Sequence[str]) -> None:
@@ -86,7 +91,7 @@ def distinct(owner: object, field: str, values: Sequence[str]) -> None:
     seen: set[str] = set()
     for value in values:
         if value in seen:
-            refuse(owner, field, f"the name {value!r} occurs twice, expected distinct names")
+            refuse(owner, field, f"the name {quoted(value)} occurs twice, expected distinct names")
         seen.add(value)
 
 
@@ -104,7 +109,7 @@ def fail(owner: object, field: str, expected: str) -> NoReturn:
     """Raise `FieldError`: ``owner.field`` is not what is `expected`."""
     value = getattr(owner, field)
     # A tuple is shown as the list that it is in a file.
-    refuse(owner, field, f"got {list(value) if isinstance(value, tuple) else value!r}, expected {expected}")
+    refuse(owner, field, f"got {quoted(list(value) if isinstance(value, tuple) else value)}, expected {expected}")
 
 
 def refuse(owner: object, field: str, problem: str) -> NoReturn:

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, Union
 from terarec.errors import ConfigError
 from terarec.spec.field_error import FieldError
 from terarec.spec.nearest import did_you_mean
+from terarec.spec.quoting import quoted, shortened
 
 Spec = TypeVar("Spec")
 
@@ -137,17 +138,21 @@ def _decode_spec(spec_type: Any, data: Any, where: str) -> Any:
 def unknown_field(where: str, key: str, fields: Collection[str]) -> ConfigError:
     """The error that a spec with these `fields` has no field `key`; `where` is the path of the spec."""
     hint = did_you_mean(key, fields)
-    return ConfigError(f"{_inside(where, key)}: unknown field{hint}, expected one of {', '.join(map(repr, fields))}")
+    return ConfigError(
+        f"{_inside(where, shortened(key))}: unknown field{hint}, expected one of {', '.join(map(repr, fields))}"
+    )
 
 
 def unknown_choice(where: str, got: object, choices: Collection[object]) -> ConfigError:
     """The error that the field at the path `where` takes one of `choices` and not `got`."""
     hint = did_you_mean(got, (choice for choice in choices if isinstance(choice, str))) if isinstance(got, str) else ""
-    return ConfigError(f"{_root(where)}got {_shown(got)}{hint}, expected one of {', '.join(map(repr, choices))}")
+    return ConfigError(
+        f"{_root(where)}got {quoted(got, is_json=True)}{hint}, expected one of {', '.join(map(repr, choices))}"
+    )
 
 
 def _mistyped(where: str, data: object, expected: str) -> ConfigError:
-    return ConfigError(f"{_root(where)}got {_shown(data)}, expected {expected}")
+    return ConfigError(f"{_root(where)}got {quoted(data, is_json=True)}, expected {expected}")
 
 
 def _inside(where: str, name: str) -> str:
@@ -156,14 +161,3 @@ def _inside(where: str, name: str) -> str:
 
 def _root(where: str) -> str:
     return f"{where}: " if where else ""
-
-
-def _shown(data: object) -> str:
-    """`data` as its file spells it."""
-    if data is None or isinstance(data, bool):
-        return {None: "null", True: "true", False: "false"}[data]
-    if isinstance(data, list | tuple):
-        return f"[{', '.join(map(_shown, data))}]"
-    if isinstance(data, dict):
-        return f"{{{', '.join(f'{_shown(key)}: {_shown(value)}' for key, value in data.items())}}}"
-    return repr(data)

@@ -9,6 +9,7 @@ from typing import Literal
 from terarec.errors import ConfigError
 from terarec.spec import checks
 from terarec.spec.nearest import did_you_mean
+from terarec.spec.quoting import quoted
 
 MISSING_ID = 0
 """Id of a missing value in every column whose ids a workflow made."""
@@ -95,6 +96,9 @@ class DatasetSpec:
         checks.one_of(self, "storage", ("parquet", "raw"))
         if self.workflow is not None:
             checks.inner_path(self, "workflow")
+        for split in self.splits:
+            if not checks.is_name(split):
+                checks.refuse(self, "splits", f"got {quoted(split)}, expected a non-empty name without slashes")
         checks.distinct(self, "columns", self.column_names)
         if self.best_auc is not None:
             checks.finite_float(self, "best_auc", low=0.0, high=1.0)

@@ -11,6 +11,7 @@ from terarec.formats import write_bytes
 from terarec.metrics import Throughput
 from terarec.train.callback import Callback
 from terarec.train.evaluation import Evaluation
+from terarec.train.report_log import read_point
 from terarec.train.trainer import Trainer
 
 LOG_EVERY = 10
@@ -44,7 +45,7 @@ class MetricsLog(Callback):
     def on_start(self, trainer: Trainer) -> None:
         """Open the file, without what a run that was killed had logged beyond its checkpoint."""
         kept = _lines_until(self.path, trainer.step) if self.path.exists() else []
-        write_bytes(self.path, "".join(kept).encode())
+        write_bytes(self.path, b"".join(kept))
         self._file = self.path.open("a", encoding="utf-8")
         self._samples_logged = trainer.samples
         self._throughput.reset()
@@ -98,11 +99,11 @@ def _is_nan(value: object) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def _lines_until(path: Path, step: int) -> list[str]:
+def _lines_until(path: Path, step: int) -> list[bytes]:
     """The lines of steps up to `step`; a line cut short by a crash is the last one and goes too."""
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if not line.endswith("\n") or json.loads(line)["step"] > step:
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+        if not line.endswith(b"\n") or read_point(path, number, line)["step"] > step:
             break
         kept.append(line)
     return kept

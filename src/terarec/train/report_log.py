@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from terarec.errors import DataNotFoundError, FormatError
+from terarec.spec.json_text import parse_json
+from terarec.spec.quoting import quoted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,23 +42,31 @@ def read_log(path: Path) -> RunLog:
         FormatError: a line that is not a JSON object with a step and samples, with its number.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         raise DataNotFoundError(f"{path}: no such file, expected the log of a training run") from None
-    points = [_point(path, number, line) for number, line in enumerate(lines, start=1)]
+    points = [read_point(path, number, line) for number, line in enumerate(lines, start=1)]
     return RunLog(
         training=_last_of_each_step([point for point in points if "loss" in point]),
         evaluations=_last_of_each_step([point for point in points if "split" in point]),
     )
 
 
-def _point(path: Path, number: int, line: str) -> dict[str, Any]:
+def read_point(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    """Read one line of ``metrics.jsonl``, the `number`-th of `path`.
+
+    Raises:
+        FormatError: It is not a JSON object with a step and samples.
+    """
     try:
-        point = json.loads(line)
+        point = parse_json(line)
     except json.JSONDecodeError as error:
         raise FormatError(f"{path}: line {number} column {error.colno}: {error.msg}, expected JSON") from None
+    except ValueError as error:
+        raise FormatError(f"{path}: line {number}: {error}, expected JSON") from None
     if not isinstance(point, dict) or not all(isinstance(point.get(name), int) for name in ("step", "samples")):
-        raise FormatError(f"{path}: line {number}: got {line[:60]!r}, expected an object with step and samples")
+        got = quoted(line.decode(errors="backslashreplace"))
+        raise FormatError(f"{path}: line {number}: got {got}, expected an object with step and samples")
     return point
 
 

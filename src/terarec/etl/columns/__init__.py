@@ -13,7 +13,7 @@ from terarec.etl.columns.column import (
     text_buffers,
     text_lengths,
 )
-from terarec.etl.columns.row_fault import REFUSED_SHOWN, RowFaultError, shortened
+from terarec.etl.columns.row_fault import REFUSED_SHOWN, RowFaultError
 from terarec.etl.columns.seconds import FIRST_SECOND, LAST_SECOND, SECONDS
 
 __all__ = [
@@ -38,7 +38,6 @@ __all__ = [
     "concatenate_columns",
     "from_arrow",
     "offsets_of",
-    "shortened",
     "text_buffers",
     "text_lengths",
     "to_arrow",

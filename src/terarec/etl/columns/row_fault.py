@@ -1,4 +1,4 @@
-"""The error of rows that hold a value which a step, or the data set, refuses, and how messages cut long values."""
+"""The error of rows that hold a value which a step, or the data set, refuses."""
 
 from __future__ import annotations
 
@@ -11,11 +11,6 @@ from terarec.errors import FormatError
 
 REFUSED_SHOWN = 10
 """Refused values that an error tells at most."""
-
-
-def shortened(text: str, most: int = 60) -> str:
-    """A text as a message has it: of at most so many characters, with dots at the end of one that is cut."""
-    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 class RowFaultError(FormatError):

@@ -19,6 +19,7 @@ from terarec.etl.statistics.number_range import NumberRange
 from terarec.etl.statistics.number_sample import GrowingSample, NumberSample
 from terarec.kernels.cpu.hashes import xxh64_int64
 from terarec.spec import Operator
+from terarec.spec.quoting import quoted
 
 SAMPLE_SEED = 42
 """Of the hash of a row id that decides whether the row's number is in a sample."""
@@ -65,7 +66,7 @@ class LearntNumbers:
             if not _are_figures(found, figures):
                 expected = " and ".join(figures)
                 raise FormatError(
-                    f"{directory / name}.json: $.state.columns.{column}: got {found!r}, expected {expected}"
+                    f"{directory / name}.json: $.state.columns.{column}: got {quoted(found)}, expected {expected}"
                 )
         assert isinstance(columns, dict)
         return cls(spec.kind, {column: dict(map(_decoded, found.items())) for column, found in columns.items()})

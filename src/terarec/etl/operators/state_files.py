@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats import AtomicFile, open_envelope, write_envelope
+from terarec.formats.arrow_columns import arrow_errors
+from terarec.spec.quoting import quoted
 
 STATE_FORMAT = "terarec.state"
 STATE_VERSION = 1
@@ -36,10 +38,10 @@ def read_figures(directory: Path, name: str, kind: str) -> Mapping[str, Any]:
     path = directory / f"{name}.json"
     content = open_envelope(path, STATE_FORMAT, STATE_VERSION)
     if content.get("kind") != kind:
-        raise FormatError(f"{path}: $.kind is {content.get('kind')!r}, expected {kind!r}")
+        raise FormatError(f"{path}: $.kind is {quoted(content.get('kind'))}, expected {kind!r}")
     state = content.get("state")
     if not isinstance(state, dict):
-        raise FormatError(f"{path}: $.state is {state!r}, expected an object")
+        raise FormatError(f"{path}: $.state is {quoted(state)}, expected an object")
     return state
 
 
@@ -56,7 +58,7 @@ def write_table(path: Path, table: pa.Table) -> None:
     """
     file = AtomicFile(path)
     with file.guard():
-        pq.write_table(table, file.partial)
+        pq.write_table(table, file.partial, write_page_checksum=True)
     file.commit()
 
 
@@ -74,10 +76,8 @@ def read_table(path: Path, types: Mapping[str, Sequence[pa.DataType]], nullable:
     """
     if not path.is_file():
         raise DataNotFoundError(f"{path}: no such file")
-    try:
-        table = pq.read_table(path, partitioning=None)
-    except (pa.ArrowException, OSError) as error:
-        raise FormatError(f"{path}: cannot be read as Parquet ({str(error).splitlines()[0]})") from error
+    with arrow_errors(str(path)):
+        table = pq.read_table(path, partitioning=None, page_checksum_verification=True)
     fields = {field.name: field.type for field in table.schema}
     if fields.keys() != types.keys() or any(found not in types[name] for name, found in fields.items()):
         shown = ", ".join(f"{name}: {found}" for name, found in fields.items())

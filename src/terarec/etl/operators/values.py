@@ -10,8 +10,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import REFUSED_SHOWN, Block, Column, Kind, RowFaultError, shortened, text_buffers
+from terarec.etl.columns import REFUSED_SHOWN, Block, Column, Kind, RowFaultError, text_buffers
 from terarec.kernels.cpu.hashes import xxh64_int64, xxh64_text
+from terarec.spec.quoting import quoted
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 HEX_DIGITS = re.compile(r"[0-9a-fA-F]{1,8}", re.ASCII)
@@ -34,7 +35,7 @@ def refused(block: Block, name: str, wrong: NDArray[np.bool_], accepted: str) ->
 
 def _shown(column: Column, position: int) -> str:
     value = None if column.missing is not None and column.missing[position] else column.values[position]
-    return shortened(repr(value.as_py() if isinstance(value, pa.Scalar) else getattr(value, "item", lambda: value)()))
+    return quoted(value.as_py() if isinstance(value, pa.Scalar) else getattr(value, "item", lambda: value)())
 
 
 def accepted_list(max_length: int) -> str:
@@ -59,7 +60,7 @@ def value_of(kind: Kind, value: float | str) -> Any:
     if kind == "hex32" and isinstance(value, str) and HEX_DIGITS.fullmatch(value):
         return int(value, 16)
     spelled = {"text": "a text", "number": "a number", "hex32": "up to 8 hexadecimal digits as text"}
-    raise ConfigError(f"got {value!r}, expected {spelled.get(kind, 'a 64-bit integer')} for a column of {kind}")
+    raise ConfigError(f"got {quoted(value)}, expected {spelled.get(kind, 'a 64-bit integer')} for a column of {kind}")
 
 
 def hashes_of(column: Column, seed: int) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from terarec.etl.columns import shortened
+from terarec.spec.quoting import quoted
 
 Place = Literal["line", "row"]
 """What rows of a file are counted by: lines or, in files without lines, rows."""
@@ -64,7 +64,7 @@ class BadInputReport:
 def show(content: bytes | str) -> str:
     """The content of a field for a message, cut if it is long."""
     text = content.decode("utf-8", errors="backslashreplace") if isinstance(content, bytes) else content
-    return f"got {shortened(text, _SHOWN_CHARACTERS)!r}"
+    return f"got {quoted(text, most=_SHOWN_CHARACTERS + 2)}"
 
 
 class BadInputLog:

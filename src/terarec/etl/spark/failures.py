@@ -9,8 +9,8 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from terarec.errors import ClusterError, FormatError, StorageError, TerarecError
-from terarec.etl.columns import shortened
 from terarec.etl.spark.expressions import MARK
+from terarec.spec.quoting import shortened
 
 _SHOWN_CHARACTERS = 400
 _ADVICE = {

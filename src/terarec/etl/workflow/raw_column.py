@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import shortened
+from terarec.spec.quoting import quoted
 
 RawValues: TypeAlias = Sequence[Any] | NDArray[Any] | pa.Array | pa.ChunkedArray
 """A column of raw values, None (Arrow: null) or ``""`` being missing; lists of them for a multi-hot column."""
@@ -75,7 +75,7 @@ class RawColumn:
         if isinstance(value, pa.Scalar):
             value = value.as_py()
         record = row if self.offsets is None else int(np.searchsorted(self.offsets, row, side="right")) - 1
-        return ConfigError(f"column {self.name!r}, row {record}: got {shortened(repr(value))}, expected {accepted}")
+        return ConfigError(f"column {self.name!r}, row {record}: got {quoted(value)}, expected {accepted}")
 
     def mistyped(self, accepted: str) -> ConfigError:
         """The error for a column of another type as a whole."""

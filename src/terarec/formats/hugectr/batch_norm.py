@@ -65,7 +65,10 @@ def _statistics(layer: Any, where: str) -> BatchNormStatistics:
 def _array(values: Any, where: str) -> NDArray[np.float32]:
     if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
         raise FormatError(f"{where}: expected a list of numbers")
-    return np.array(values, np.float32)
+    try:
+        return np.array(values, np.float32)
+    except OverflowError:
+        raise FormatError(f"{where}: got an integer beyond float64, expected numbers that fit float32") from None
 
 
 def _numbers(array: NDArray[np.float32]) -> list[float]:

@@ -53,6 +53,13 @@ class NormFile:
         first = header_size(checksum=checksum)
         head = self._file.read(0, min(self._file.size, first))
         self.num_records = parse_header(head, layout, self._file.name, checksum=checksum)
+        # A damaged header can promise 2^62 records; what follows takes time and memory for each group of them.
+        least = 5 if checksum else max(1, 4 * (layout.label_dim + layout.dense_dim + layout.num_slots))
+        if self.num_records > max(self._file.size - first, 0) // least:
+            raise FormatError(
+                f"{path}: ends at byte {self._file.size}, expected at least {first + self.num_records * least} for the "
+                f"{self.num_records} records of its header: it is cut short, or the header is damaged"
+            )
         self._at_once = group_rows
         self.group_rows = [
             min(group_rows, self.num_records - start) for start in range(0, max(self.num_records, 1), group_rows)

@@ -12,6 +12,7 @@ from terarec.errors import FormatError
 from terarec.formats.atomic import write_bytes
 from terarec.formats.location import read_text
 from terarec.spec.json_text import parse_json
+from terarec.spec.quoting import quoted
 
 METADATA_FILE = "_metadata.json"
 
@@ -125,4 +126,4 @@ def _field(entry: Any, name: str, kind: type, where: str) -> Any:
 
 
 def _refuse(where: str, value: Any, expected: str) -> NoReturn:
-    raise FormatError(f"{where}: got {value!r}, expected {expected}")
+    raise FormatError(f"{where}: got {quoted(value)}, expected {expected}")

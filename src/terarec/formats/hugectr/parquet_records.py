@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
-from terarec.formats.arrow_columns import arrow_errors, column_array, is_list, list_values
+from terarec.formats.arrow_columns import arrow_errors, check_rows, column_array, is_list, list_values
 from terarec.formats.block import ColumnBlock, Keys
 from terarec.formats.hugectr.arguments import check_bag_lengths
 from terarec.formats.hugectr.parquet_metadata import ParquetMetadata, base_name
@@ -53,7 +53,9 @@ class ParquetRecordFile:
             self._footer = file.metadata
             schema = file.schema_arrow
         self.num_records: int = self._footer.num_rows
-        promised = metadata.num_rows[base_name(path)]
+        promised = metadata.num_rows.get(base_name(path))
+        if promised is None:
+            raise FormatError(f"{metadata.path}: names no file {base_name(path)!r}, expected its number of rows")
         if self.num_records != promised:
             raise FormatError(f"{path}: holds {self.num_records} rows, expected {promised} ({metadata.path})")
         sizes = [self._footer.row_group(group).num_rows for group in range(self._footer.num_row_groups)]
@@ -92,6 +94,7 @@ class ParquetRecordFile:
         with arrow_errors(where):
             table = self._table(row_group, piece)
         num_rows = self.group_rows[group]
+        check_rows(table, num_rows, where)
         dense = _floats(table, self._dense, num_rows, where)
         if dense.shape[1] != self._layout.dense_dim:
             raise FormatError(f"{where}: holds {dense.shape[1]} dense numbers, expected {self._layout.dense_dim}")

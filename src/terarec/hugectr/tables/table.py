@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.tables.kinds import Kind
 from terarec.spec.nearest import nearest
+from terarec.spec.quoting import quoted
 
 OLDEST, NEWEST = "2.3", "25.03"
 
@@ -76,9 +77,9 @@ class Parameter:
             found = self.kind.read(value)
         except (ValueError, TypeError, IndexError, OverflowError):
             expected = self.kind.expected
-            raise WrongInputError(f"{owner}: {self.name}: got {value!r}, expected {expected}") from None
+            raise WrongInputError(f"{owner}: {self.name}: got {quoted(value)}, expected {expected}") from None
         if self.status is Status.REFUSED and found != self.default:
-            raise WrongInputError(f"{owner}: {self.name}: got {value!r}, expected {self.default!r}: {self.why}")
+            raise WrongInputError(f"{owner}: {self.name}: got {quoted(value)}, expected {self.default!r}: {self.why}")
         return found
 
 

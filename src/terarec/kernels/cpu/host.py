@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from terarec.errors import KernelError
@@ -38,6 +40,13 @@ def select(name: str) -> None:
         raise KernelError(f"CPU kernels: got {name!r}, expected one of {', '.join(instruction_sets())}, 'auto'")
 
 
+def _use_one_thread() -> None:
+    """Leave the team of threads that a fork does not bring along; OpenMP would wait for it for ever."""
+    torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_use_one_thread)
 _embedding.use_exchange_api(torch.Tensor.__dlpack_c_exchange_api__)
 if (_forced := forced_cpu()) is not None:
     select(_forced)

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from terarec.spec import checks
 from terarec.spec.operators.mapped import InputColumns, column_named, columns_named
+from terarec.spec.quoting import quoted
 
 ValueType = Literal["text", "integer", "number", "hex32"]
 _VALUE_TYPES = ("text", "integer", "number", "hex32")
@@ -25,7 +26,7 @@ class Rename:
     def __post_init__(self) -> None:
         names = [*self.names, *self.names.values()]
         if not self.names or not all(isinstance(name, str) and name for name in names):
-            checks.refuse(self, "names", f"got {dict(self.names)!r}, expected old names with their new names")
+            checks.refuse(self, "names", f"got {quoted(dict(self.names))}, expected old names with their new names")
         checks.distinct(self, "names", tuple(self.names.values()))
 
     @property

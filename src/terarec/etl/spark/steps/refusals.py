@@ -10,7 +10,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from terarec import spec
-from terarec.etl.columns import Kind, shortened
+from terarec.etl.columns import Kind
 from terarec.etl.operators.explode import MAX_ITEMS, accepted_length
 from terarec.etl.operators.given_ids import accepted_id
 from terarec.etl.operators.log_op import accepted_number
@@ -22,6 +22,7 @@ from terarec.etl.spark.steps.step import Step
 from terarec.etl.workflow.data_set import IN_FLOAT32, LABEL, NUMBER, PROBABILITY
 from terarec.etl.workflow.plan import Plan
 from terarec.spec import LabelSpec
+from terarec.spec.quoting import quoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,6 @@ def _shower(kind: Kind) -> Callable[[str | None], str]:
     def shown(got: str | None) -> str:
         if kind == "number":
             return "nan" if got is None else repr(float(got))
-        return shortened(repr(got)) if kind == "text" else str(got)
+        return quoted(got) if kind == "text" else str(got)
 
     return shown

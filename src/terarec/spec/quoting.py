@@ -1,0 +1,79 @@
+"""Input as errors quote it: cut to a bound, on one line, without control characters."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+QUOTED_CHARACTERS = 60
+"""Longest quotation of one value."""
+
+MESSAGE_CHARACTERS = 2000
+"""Longest error that a program prints or a server answers with: room for the names of some dozen columns."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_SPELLED_BITS = 14_000
+"""Python spells integers of up to 4,300 digits."""
+
+
+def shortened(text: str, most: int = QUOTED_CHARACTERS) -> str:
+    """Cut a text to at most so many characters, with dots at the end of one that is cut."""
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def quoted(value: object, *, is_json: bool = False, most: int = QUOTED_CHARACTERS) -> str:
+    """Spell a value for an error, at most `most` characters long.
+
+    It looks at no more of the value than it shows, so that long lists cost no time and deep ones no recursion.
+
+    Args:
+        value: Received value.
+        is_json: Whether to spell None, True and False as JSON does.
+        most: Longest text.
+    """
+    text = ""
+    for piece in _pieces(value, is_json, most):
+        text += piece
+        if len(text) > most:
+            break
+    return shortened(text, most)
+
+
+def one_line(message: str) -> str:
+    """Escape the control characters of an error's message and cut it to `MESSAGE_CHARACTERS`."""
+    cut = shortened(message, MESSAGE_CHARACTERS)
+    return shortened(_CONTROL.sub(lambda found: repr(found.group())[1:-1], cut), MESSAGE_CHARACTERS)
+
+
+def _pieces(value: object, is_json: bool, most: int) -> Iterator[str]:
+    """The text of `value`; each level begins with a piece of its own, so that `most` bounds the depth."""
+    if is_json and (value is None or isinstance(value, bool)):
+        yield json.dumps(value)
+    elif isinstance(value, str | bytes):
+        yield repr(shortened(value, most - 2)) if isinstance(value, str) else repr(value[: most + 1])
+    elif type(value) is int:
+        yield repr(value) if value.bit_length() <= _SPELLED_BITS else f"an integer of {value.bit_length()} bits"
+    elif type(value) in (list, tuple, dict):
+        yield from _container(value, is_json, most)
+    else:
+        yield repr(value)
+
+
+def _container(value: object, is_json: bool, most: int) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield "{"
+        for index, (key, item) in enumerate(value.items()):
+            yield ", " if index else ""
+            yield from _pieces(key, is_json, most)
+            yield ": "
+            yield from _pieces(item, is_json, most)
+        yield "}"
+        return
+    assert isinstance(value, list | tuple)
+    is_list = is_json or isinstance(value, list)
+    yield "[" if is_list else "("
+    for index, item in enumerate(value):
+        yield ", " if index else ""
+        yield from _pieces(item, is_json, most)
+    yield ("," if len(value) == 1 and not is_list else "") + ("]" if is_list else ")")
