@@ -32,6 +32,11 @@ def test_the_python_runs_and_learns(prepared, capsys):
     assert auc > 0.6
 
 
+def test_e7_torch_for_cpus_is_installed_before_the_package():
+    (index,) = re.findall(r"^pip install torch --index-url (\S+/cpu)\b", README, re.MULTILINE)
+    assert README.index(index) < README.index("pip install '.[all]'")
+
+
 @pytest.mark.parametrize("command", sorted(set(re.findall(r"^terarec (\w+(?: criteo)?)", README, re.MULTILINE))))
 def test_every_command_exists(command, capsys):
     assert run([*command.split(), "--help"]) == 0

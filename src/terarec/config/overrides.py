@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, Union
 from terarec.errors import ConfigError
 from terarec.spec import from_data, to_data
 from terarec.spec.codec import unknown_choice, unknown_field
-from terarec.spec.quoting import quoted
+from terarec.spec.quoting import quoted, shortened
 
 Spec = TypeVar("Spec")
 
@@ -31,7 +31,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, str]:
         if not equals or not path.strip():
             raise ConfigError(f"got {quoted(assignment)}, expected path=value such as training.batch_size=4096")
         if path.strip() in changes:
-            raise ConfigError(f"{quoted(path.strip())}: got it twice, expected it once")
+            raise ConfigError(f"{shortened(path.strip())}: got it twice, expected it once")
         changes[path.strip()] = text.strip()
     return changes
 
