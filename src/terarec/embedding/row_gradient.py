@@ -48,6 +48,7 @@ class PendingGradients:
         arenas: the arenas that hold its rows.
         table_lr: float32[T] for each arena or None; tables with the factor 0 do not count in `norm`.
         is_unscaled: whether a `torch.amp.GradScaler` has divided the gradients by its scale.
+        was_dropped: whether the last `take` found that a ``zero_grad()`` had dropped all gradients before it.
 
     Args:
         parameter: as above.
@@ -62,7 +63,7 @@ class PendingGradients:
         self._names = tuple(names)
         self._held: list[list[BagGradient]] = []
         self._factor = 1.0
-        self.is_unscaled = False
+        self.is_unscaled = self.was_dropped = False
         self._marker: RowGradient | None = None
         self._has_warned = False
         self._lock = threading.RLock()
@@ -109,6 +110,7 @@ class PendingGradients:
         """
         with self._lock, torch._C.DisableTorchFunctionSubclass():
             grad = self.parameter.grad
+            self.was_dropped = grad is None and any(self._held)
             if grad is None:
                 taken, factor = self._empty(), 1.0
             else:
@@ -117,10 +119,6 @@ class PendingGradients:
                 self.parameter.grad = None
             self.zero_()
         return taken, factor
-
-    def was_dropped(self) -> bool:
-        """Return whether gradients came since the last `take` and were all dropped by a ``zero_grad()``."""
-        return any(self._held) and not any(self.held())
 
     def scale_(self, factor: float) -> None:
         """Multiply the gradients."""

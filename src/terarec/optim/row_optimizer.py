@@ -23,13 +23,17 @@ AnyTable = StaticTable | DynamicTable
 
 
 class PendingRows(Protocol):
-    """What a row optimizer does with the gradients that wait, apart from taking them."""
+    """What a row optimizer asks of the gradients that wait, apart from taking them.
+
+    Attributes:
+        table_lr: float32[T] of each arena or None; tables with the factor 0 do not count in a norm.
+        is_unscaled: whether a `torch.amp.GradScaler` has divided them by its scale.
+        was_dropped: whether a ``zero_grad()`` had dropped them all when they were taken last.
+    """
 
     table_lr: list[Tensor | None]
     is_unscaled: bool
-
-    def was_dropped(self) -> bool:
-        """Return whether gradients came since the last step and were all dropped by a ``zero_grad()``."""
+    was_dropped: bool
 
 
 @runtime_checkable
@@ -173,13 +177,12 @@ class RowOptimizer(optim.Optimizer):
                 loss = closure()
         self._check_is_owner()
         _check_is_alone()
-        was_dropped = any(owner.pending.was_dropped() for owner in self._owners)
         scales = [1.0 if owner.pending.is_unscaled else self._loss_scale() for owner in self._owners]
         taken = [owner.take_gradients() for owner in self._owners]
         gradients = [mine for lists, _ in taken for mine in lists]
         self.is_skipped = False
         if not any(gradients):
-            if was_dropped:
+            if any(owner.pending.was_dropped for owner in self._owners):
                 warnings.warn(
                     "RowOptimizer.step(): the gradients of the last backward pass were dropped by zero_grad() before "
                     "the step, no row is updated; call zero_grad() before backward() or after step()",
