@@ -1,6 +1,7 @@
 """Code written for PyTorch's modules and optimizers does the same with tables, or raises; findings by their number."""
 
 import copy
+import inspect
 import io
 import pickle
 
@@ -13,7 +14,7 @@ import terarec
 from terarec.batch import Jagged
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError, StorageError
-from terarec.optim import RowOptimizer
+from terarec.optim import RowOptimizer, RowParameters
 from terarec.spec import (
     AdaGradSpec,
     AdamSpec,
@@ -498,12 +499,19 @@ def test_d6_groups_have_learning_rates_of_their_own() -> None:
         lambda m: list(m.parameters()),
         lambda m: [{"params": m.first, "weight_decay": 0.1}],
         lambda m: [{"params": m.dense}],
+        lambda m: [{"lr": 0.1}],
+        lambda m: [{"params": [m.first, m.second.rows]}],
         lambda m: [],
     ],
 )
 def test_d6_groups_that_are_none_are_refused(groups) -> None:
-    with pytest.raises((ConfigError, ValueError)):
-        RowOptimizer(groups(Model("static")), SGDSpec())
+    model = Model("static")
+    first = RowOptimizer(model, SGDSpec(lr=0.1))
+    with pytest.raises(ConfigError, match="row optimizer: "):
+        RowOptimizer(groups(model), SGDSpec())
+    with pytest.raises(ConfigError, match=r"rows\.frozen"):
+        RowOptimizer(model, SGDSpec(rows=RowOptions(frozen=("nowhere",))))
+    train(model, first, range(1))  # what was refused has not taken the tables over
 
 
 def test_d6_step_takes_a_closure_and_runs_hooks() -> None:
@@ -600,3 +608,11 @@ def test_non_finite_options_and_scaler_agree() -> None:
     (model(keys()) * float("inf")).sum().backward()
     rows.step()
     assert rows.is_skipped
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_protocols_are_found_without_module_getattr(kind: str) -> None:
+    """From Python 3.12 on, `isinstance` with a protocol does not see what `nn.Module.__getattr__` gives."""
+    model = Model(kind)
+    for name in RowParameters.__annotations__:
+        assert inspect.getattr_static(model.first, name, None) is not None

@@ -45,14 +45,9 @@ class DropIn(nn.Module):
         return (self._arena,)
 
     @property
-    def rows(self) -> nn.Parameter:
-        """The weight: the parameter that a row optimizer's ``param_groups`` list."""
-        return cast(nn.Parameter, self.weight)
-
-    @property
     def pending(self) -> PendingGradients:
         """The gradients that wait for the row optimizer."""
-        return arena_of(self.rows).pending
+        return arena_of(cast(nn.Parameter, self.weight)).pending
 
     @property
     def tables(self) -> Mapping[str, AnyTable]:

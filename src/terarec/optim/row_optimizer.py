@@ -26,11 +26,13 @@ class PendingRows(Protocol):
     """What a row optimizer asks of the gradients that wait, apart from taking them.
 
     Attributes:
+        parameter: the parameter that stands for the rows in ``param_groups``.
         table_lr: float32[T] of each arena or None; tables with the factor 0 do not count in a norm.
         is_unscaled: whether a `torch.amp.GradScaler` has divided them by its scale.
         was_dropped: whether a ``zero_grad()`` had dropped them all when they were taken last.
     """
 
+    parameter: nn.Parameter
     table_lr: list[Tensor | None]
     is_unscaled: bool
     was_dropped: bool
@@ -43,13 +45,11 @@ class RowParameters(Protocol):
     Attributes:
         arenas: the arenas of the tables.
         tables: the tables by name.
-        rows: the parameter that stands for the rows in ``param_groups``.
         pending: the gradients that wait for a step.
     """
 
     arenas: tuple[Arena | DynamicArena, ...]
     tables: Mapping[str, AnyTable]
-    rows: nn.Parameter
     pending: PendingRows
 
     def take_gradients(self) -> tuple[list[list[BagGradient]], float]:
@@ -105,8 +105,12 @@ class RowOptimizer(optim.Optimizer):
         self._owners: list[RowParameters] = []
         self._group_of: list[int] = []  # the number of each owner's group
         self._tokens: list[tuple[Arena | DynamicArena, object]] = []  # which arenas are this optimizer's
-        super().__init__(_groups(module), {"lr": spec.lr})
-        check_tables(self._options, [name for owner in self._owners for name in owner.tables])
+        groups = _groups(module)
+        # Before an arena gets new state: what is refused here leaves an earlier optimizer as it was.
+        owners = {id(owner): owner for group in groups for owner in _owners(_roots(group))}
+        _check_names(list(owners.values()))
+        check_tables(self._options, [name for owner in owners.values() for name in owner.tables])
+        super().__init__(groups, {"lr": spec.lr})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Train further tables.
@@ -118,14 +122,10 @@ class RowOptimizer(optim.Optimizer):
             ConfigError: no tables, tables of a name that is there already, or an unknown option.
             StorageError: not enough memory for the state.
         """
-        unknown = sorted(set(param_group) - {"params", "lr"})
-        if unknown:
-            raise ConfigError(f"row optimizer: got a group with {unknown[0]!r}, expected 'params' and 'lr' alone")
-        roots = param_group["params"]
-        owners = _owners([roots] if isinstance(roots, nn.Module) else list(roots))
-        owners = [owner for owner in owners if all(owner is not held for held in self._owners)]
+        found = _owners(_roots(param_group))
+        owners = [owner for owner in found if all(owner is not held for held in self._owners)]
         _check_names([*self._owners, *owners])
-        parameters = {id(owner.rows): owner.rows for owner in owners if owner.arenas}
+        parameters = {id(owner.pending.parameter): owner.pending.parameter for owner in owners if owner.arenas}
         known = {id(parameter) for group in self.param_groups for parameter in group["params"]}
         fresh = [parameter for key, parameter in parameters.items() if key not in known]
         super().add_param_group({**param_group, "params": fresh})
@@ -304,7 +304,8 @@ class RowOptimizer(optim.Optimizer):
 
     def _numbered(self) -> list[tuple[int, RowParameters]]:
         numbers = {id(p): n for n, p in enumerate(p for group in self.param_groups for p in group["params"])}
-        return [(numbers[id(owner.rows)], owner) for owner in self._owners if id(owner.rows) in numbers]
+        keyed = [(id(owner.pending.parameter), owner) for owner in self._owners]
+        return [(numbers[key], owner) for key, owner in keyed if key in numbers]
 
     def _rule_of(self, group: int, factor: float) -> RowRule:
         """Return the rule of a group, for gradients that are to be multiplied by `factor`."""
@@ -375,13 +376,24 @@ def _groups(module: nn.Module | Iterable[nn.Module | Mapping[str, Any]]) -> list
     parts = list(module)
     if parts and all(isinstance(part, Mapping) for part in parts):
         return [dict(part) for part in parts if isinstance(part, Mapping)]
-    for part in parts:
-        if not isinstance(part, nn.Module):
+    return [{"params": parts}]
+
+
+def _roots(group: Mapping[str, Any]) -> list[nn.Module]:
+    """Return the modules of a group."""
+    unknown = sorted(set(group) - {"params", "lr"})
+    if unknown or "params" not in group:
+        got = f"a group with {unknown[0]!r}" if unknown else "a group without 'params'"
+        raise ConfigError(f"row optimizer: got {got}, expected 'params' and, if its rate is its own, 'lr'")
+    roots = group["params"]
+    roots = [roots] if isinstance(roots, nn.Module) else list(roots)
+    for root in roots:
+        if not isinstance(root, nn.Module):
             raise ConfigError(
-                f"row optimizer: got {type(part).__name__}, expected modules with tables, or groups "
+                f"row optimizer: got {type(root).__name__}, expected modules with tables, or groups "
                 '{"params": modules, "lr": rate}; parameters alone do not tell their tables'
             )
-    return [{"params": parts}]
+    return roots
 
 
 def _owners(roots: Sequence[nn.Module]) -> list[RowParameters]:
