@@ -76,3 +76,9 @@ def test_a_name_that_is_given_twice_is_refused(tmp_path: Path, arguments: list[s
     table.write_text("y,a\n1,2\n")
     told = refused("prepare", "csv", table, "--out", tmp_path / "d", "--label", "y", *arguments, code=2)
     assert message in told
+
+
+def test_a_line_that_a_shell_completes_may_repeat_an_option() -> None:
+    with get_command(app).make_context("terarec", ["train", "--epochs", "1"], resilient_parsing=True) as context:
+        train = context.command.commands["train"]
+        train.make_context("train", ["--epochs", "1", "--epochs"], parent=context, resilient_parsing=True)

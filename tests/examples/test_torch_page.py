@@ -1,5 +1,6 @@
 """docs/torch.md is true: its Python runs, and the errors that it lists are raised with the text that it shows."""
 
+import copy
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +59,15 @@ def two_row_optimizers() -> None:
     rows.step()
 
 
+def copied() -> None:
+    copy.deepcopy(trained()[1])
+
+
+def in_two_groups() -> None:
+    model, rows = trained()
+    rows.add_param_group({"params": model, "lr": 9.0})
+
+
 def two_optimizers() -> None:
     bag = terarec.EmbeddingBag(9, 4, mode="sum")
     RowOptimizer(bag, SGDSpec())
@@ -95,6 +105,8 @@ RAISES: dict[str, Callable[[], None]] = {
     "arithmetic on `model.parameters": penalty,
     "`clip_grad_value_`": clipped_by_value,
     "after another one was made": two_row_optimizers,
+    "`copy.deepcopy` or pickle": copied,
+    "the same module in two groups": in_two_groups,
     "a weight of a drop-in module": two_optimizers,
     "parameters in place of modules": parameters,
     "before the model's": loaded_too_early,

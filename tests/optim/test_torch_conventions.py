@@ -321,7 +321,9 @@ def test_a7_gradients_after_a_clip_are_not_clipped() -> None:
         lambda p: nn.utils.clip_grad_norm_(p, 1.0, norm_type=1.0),
         lambda p: nn.utils.clip_grad_value_(p, 1.0),
         lambda p: p[0].grad.abs().max(),
-        lambda p: p[0].grad.add_(1.0).sum(),
+        lambda p: p[0].grad.add_(1.0),
+        lambda p: p[0].grad.copy_(torch.zeros_like(p[0])),
+        lambda p: (p[0].grad * p[0].grad).sum(),
     ],
 )
 @pytest.mark.parametrize("kind", ["static", "drop_in"])
@@ -331,6 +333,39 @@ def test_a7_what_gradients_of_rows_cannot_do_raises(kind: str, use) -> None:
     backward(model)
     with pytest.raises(ConfigError, match=r"\.grad|norm of the gradients"):
         use([p for name, p in model.named_parameters() if not name.startswith("dense")])
+
+
+@torch.no_grad()
+def _averaged(model: Model, way: str) -> None:
+    """Average the weights in ways that are written by hand."""
+    shadow = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for name, p in model.named_parameters():
+        if way == "in place":
+            shadow[name].mul_(0.9).add_(p, alpha=0.1)
+        elif way == "data":
+            shadow[name].mul_(0.9).add_(p.data, alpha=0.1)
+        elif way == "lerp":
+            shadow[name].lerp_(p, 0.1)
+        elif way == "clone":
+            shadow[name] = p.data.clone()
+            p.data.copy_(shadow[name] * 0.9 + p.data * 0.1)
+        else:
+            p.data.copy_(shadow[name])
+
+
+@pytest.mark.parametrize("way", ["in place", "data", "lerp", "clone", "back"])
+def test_a5_an_average_by_hand_raises(way: str) -> None:
+    with pytest.raises(ConfigError, match="stands for embedding tables"):
+        _averaged(Model("static"), way)
+
+
+def test_a8_other_tensors_may_follow_type_and_device_of_a_parameter() -> None:
+    first = next(Model("static").parameters())
+    x = torch.ones(3, dtype=torch.float64)
+    for held in (x.to(first), x.type_as(first), first.new_ones(3)):
+        assert type(held) is Tensor
+        assert held.dtype == torch.float32
+        assert (held + 1).sum() == 6
 
 
 def test_a8_a_penalty_over_parameters_raises() -> None:
@@ -514,6 +549,35 @@ def test_d6_groups_that_are_none_are_refused(groups) -> None:
     train(model, first, range(1))  # what was refused has not taken the tables over
 
 
+def test_c7_tables_are_in_one_group() -> None:
+    model = Model("static")
+    with pytest.raises(ConfigError, match="earlier group"):
+        RowOptimizer([{"params": model.first, "lr": 1.0}, {"params": model.first}], SGDSpec())
+    rows = RowOptimizer(model.first, SGDSpec())
+    for group in ({"params": model, "lr": 9.0}, {"params": model.dense}):
+        with pytest.raises(ConfigError, match="row optimizer: "):
+            rows.add_param_group(group)
+    rows.add_param_group({"params": model.second, "lr": 9.0})
+    assert [len(group["params"]) for group in rows.param_groups] == [1, 1]
+    train(model, rows, range(2))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickle.dumps])
+def test_a2_a_row_optimizer_is_not_copied(duplicate) -> None:
+    model = Model("static")
+    rows = RowOptimizer(model, SGDSpec())
+    with pytest.raises(ConfigError, match="not copied or pickled"):
+        duplicate((model, rows))
+
+
+def test_a12_zero_grad_drops_a_gradient_from_elsewhere() -> None:
+    model = Model("drop_in")
+    rows = RowOptimizer(model, SGDSpec(lr=0.1))
+    model.first.weight.grad = torch.ones(ROWS, WIDTH)
+    rows.zero_grad()
+    train(model, rows, range(1))
+
+
 def test_d6_step_takes_a_closure_and_runs_hooks() -> None:
     model = Model("static")
     rows = RowOptimizer(model, SGDSpec(lr=0.1))
@@ -536,14 +600,17 @@ def test_d6_step_takes_a_closure_and_runs_hooks() -> None:
     assert rows.state_dict()["mine"] == 1
 
 
-@pytest.mark.parametrize(
-    "dense", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop]
-)
+@pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize("foreach", [False, True])
-def test_a_dense_optimizer_over_all_parameters_trains_the_dense_part_alone(dense, foreach: bool) -> None:
+@pytest.mark.parametrize("dense", ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adagrad", "RMSprop", "Adadelta"])
+def test_a_dense_optimizer_over_all_parameters_trains_the_dense_part_alone(
+    dense: str, foreach: bool, maximize: bool
+) -> None:
     model = Model("static")
     twin = copy.deepcopy(model)
-    optimizers = [dense(m.parameters(), lr=0.1, foreach=foreach, weight_decay=0.1) for m in (model, twin.dense)]
+    made = getattr(torch.optim, dense)
+    options = {"lr": 0.1, "foreach": foreach, "weight_decay": 0.1, "maximize": maximize}
+    optimizers = [made(m.parameters(), **options) for m in (model, twin.dense)]
     for step in range(3):
         for m, optimizer in zip((model, twin), optimizers, strict=True):
             optimizer.zero_grad()

@@ -5,7 +5,7 @@ import torch
 
 from terarec.batch import Batch
 from terarec.data import Reader
-from terarec.errors import ConfigError, TrainingError
+from terarec.errors import ConfigError, StorageError, TrainingError
 from terarec.metrics import AUC, LogLoss
 from terarec.models import build_model
 from terarec.optim import RowOptimizer, build_dense_optimizer
@@ -96,6 +96,22 @@ def test_callbacks_are_released_when_one_fails(spec):
     with pytest.raises(OSError, match="no more paper"):
         trainer.fit(reader)
     assert recorder.seen == [("start", 0), ("step", 1), ("error", 1), ("end", 1)]
+
+
+def test_the_first_error_is_raised_where_saving_after_it_fails_too(spec, caplog):
+    """B4: a full disk must not hide why the training ended."""
+
+    class Failing(Callback):
+        def on_step(self, trainer):
+            raise OSError("no more paper")
+
+        def on_error(self, trainer):
+            raise StorageError("the disk is full")
+
+    trainer, reader = make_trainer(spec, TrainingSpec(batch_size=500), [Failing()])
+    with pytest.raises(OSError, match="no more paper"):
+        trainer.fit(reader)
+    assert "the disk is full" in caplog.text
 
 
 def test_every_callback_is_released_though_another_one_fails_at_it(spec):

@@ -49,7 +49,7 @@ def refuse_repeated(command: Any, ctx: Any, args: Sequence[str]) -> None:
     Raises:
         ConfigError: names the option.
     """
-    if not args:
+    if not args or ctx.resilient_parsing:  # shells complete lines that are not whole yet
         return
     _, _, given = command.make_parser(ctx).parse_args(args=list(args))
     for parameter, times in Counter(given).items():

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 from terarec.cli.app import Frame, app
 from terarec.cli.failures import INTERRUPTED, Failure, failure_of
-from terarec.cli.figures import printable
 from terarec.cli.show import print_json
+from terarec.spec.quoting import printable
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import math
 
+from terarec.spec.quoting import printable
+
 _LABELS = {"auc": "AUC", "highest_auc": "highest AUC", "best_auc": "best reachable AUC"}
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def printable(words: str) -> str:
-    """`words`, where characters that would steer a terminal, break the line or hide are spelled out as in Python."""
-    if words.isprintable():
-        return words
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in words)
 
 
 def label(name: str) -> str:

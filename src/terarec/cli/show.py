@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from terarec.cli.figures import label, printable, text
+from terarec.cli.figures import label, text
+from terarec.spec.quoting import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -234,8 +234,9 @@ class RowGradient(Tensor):
         name = func.overloadpacket.__name__
         if name in _NORMS:
             return _norm(func, args, kwargs or {})
-        if name in _SCALINGS:
-            return _scale(func, name, args, kwargs or {})
+        of_rows = any(isinstance(held, RowGradient) for held in _listed(args[0]))
+        if name in _SCALINGS and of_rows:
+            return _scale(name, args)
         if name in ("zero_", "_foreach_zero_"):
             for held in _listed(args[0]):
                 held.pending.zero_() if isinstance(held, RowGradient) else held.zero_()
@@ -244,8 +245,14 @@ class RowGradient(Tensor):
             return _check_and_unscale(func, *args)
         if name in ("detach", "alias"):
             return args[0]
-        if name in _OF_OPTIMIZERS or name.startswith(("_fused_", "_foreach_")):
+        # Torch's optimizers work without autograd, and change a gradient in place only with those of other parameters;
+        # DistributedDataParallel copies gradients back.
+        is_changed = of_rows and name.endswith("_") and not name.startswith("_") and name != "copy_"
+        is_optimizers = name in {*_OF_OPTIMIZERS, *_SCALINGS} or name.startswith(("_fused_", "_foreach_"))
+        if is_optimizers and not is_changed and (name in _COPIES or not torch.is_grad_enabled()):
             return func(*_without_rows(args), **_without_rows(kwargs or {}))
+        if of_rows and name == "add_" and args[0].numel():  # what autograd does where the weight has another use
+            raise _other_use(args[0])
         raise ConfigError(
             f"{name} on the .grad of embedding tables: their gradients are kept by row, expected zero_grad(), "
             "torch.nn.utils.clip_grad_norm_ (of order 2), mul_() or div_() by a number, torch.amp.GradScaler, "
@@ -257,10 +264,11 @@ _IS_FINITE = (torch.isfinite, Tensor.isfinite)
 _FINITE_CHECKS = {*_IS_FINITE, torch.isnan, Tensor.isnan, torch.isinf, Tensor.isinf}
 _NORMS = {"linalg_vector_norm", "norm", "_foreach_norm"}
 _SCALINGS = {"mul_": False, "div_": True, "_foreach_mul_": False, "_foreach_div_": True}  # name -> whether it divides
+_COPIES = {"clone", "zeros_like", "empty_like", "ones_like", "full_like", "_to_copy"}
 # What the optimizers of torch do with a gradient and the tensors of its parameter, which are empty for tables.
 _OF_OPTIMIZERS = {
-    *("clone", "neg", "zeros_like", "empty_like", "ones_like", "full_like", "_to_copy"),
-    *("add", "add_", "sub", "sub_", "mul", "lerp", "lerp_", "addcmul", "addcmul_", "addcdiv", "addcdiv_", "copy_"),
+    *(*_COPIES, "neg", "add", "add_", "sub", "sub_", "mul", "div"),
+    *("lerp", "lerp_", "addcmul", "addcmul_", "addcdiv", "addcdiv_", "copy_"),
 }
 
 
@@ -279,7 +287,7 @@ def _norm(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return norms if isinstance(args[0], Sequence) else norms[0]
 
 
-def _scale(func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _scale(name: str, args: Sequence[Any]) -> Any:
     held, factors = _listed(args[0]), args[1]
     many = isinstance(factors, Sequence)
     for mine, factor in zip(held, factors if many else [factors] * len(held), strict=True):

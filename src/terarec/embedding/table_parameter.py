@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from terarec.embedding.row_gradient import RowGradient
 from terarec.errors import ConfigError
 
 # Functions whose result stands for the same tables.
@@ -15,7 +16,8 @@ _SAME = {"detach", "clone", "to", "cpu", "cuda", "float", "double", "half", "bfl
 # Functions that return a tensor without computing with weights.
 _HARMLESS = {
     *("__get__", "requires_grad_", "share_memory_", "pin_memory", "expand_as", "view_as"),
-    *("zeros_like", "empty_like", "ones_like", "full_like"),
+    *("zeros_like", "empty_like", "ones_like", "full_like", "type_as"),
+    *("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"),
 }
 # What torch's optimizers do to a parameter, together with its gradient and state. All of these are empty for tables.
 _OF_OPTIMIZERS = {"add_", "sub_", "mul_", "lerp_", "addcmul_", "addcdiv_", "copy_", "add", "sub", "mul", "lerp"}
@@ -42,7 +44,8 @@ class TableParameter(nn.Parameter):
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
             is_data = name == "__get__" and getattr(func, "__self__", None) is _DATA
-            if isinstance(result, Tensor) and (name in _SAME or is_data):
+            is_of_tables = bool(args) and isinstance(args[0], TableParameter)
+            if isinstance(result, Tensor) and is_of_tables and (name in _SAME or is_data):
                 return TableParameter(result.detach(), requires_grad=False)
         if _computes(name, args, kwargs, result):
             raise ConfigError(
@@ -78,6 +81,13 @@ def _computes(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result:
         return name not in ("view_as", "expand_as", "__set__", "is_same_size", "_has_compatible_shallow_copy_type")
     if name.startswith(("_fused_", "_foreach_")):
         return torch.is_grad_enabled() or name.startswith(_OF_AVERAGES)
-    if not isinstance(result, Tensor) or name in _HARMLESS:
+    is_other_tensors = not isinstance(args[0], TableParameter) if args else True
+    if not isinstance(result, Tensor) or name in _HARMLESS or (name in _SAME and is_other_tensors):
         return False
-    return torch.is_grad_enabled() or name not in _OF_OPTIMIZERS
+    if torch.is_grad_enabled() or name not in _OF_OPTIMIZERS:
+        return True
+    # A moving average that is kept elsewhere, `average.mul_(0.9).add_(parameter, alpha=0.1)`, and its way back into the
+    # parameter. An optimizer changes other tensors in place by the gradient alone, and adds weight decay out of place.
+    is_copied_from_elsewhere = name == "copy_" and not isinstance(args[1], RowGradient)
+    is_added_in_place = name.endswith("_") and is_other_tensors and not isinstance(args[0], RowGradient)
+    return is_copied_from_elsewhere or is_added_in_place

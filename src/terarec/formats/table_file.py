@@ -43,10 +43,15 @@ def table_file(path: Path, schema: pa.Schema, *, replace: bool = False) -> Itera
         replace: whether a file that is there is replaced.
 
     Raises:
-        ConfigError: another end of the name; a file is there that may not be replaced.
+        ConfigError: another end of the name; a file is there that may not be replaced; lists for a CSV file.
         StorageError: the disk is full.
     """
     check_suffix(path)
+    lists = [field.name for field in schema if pa.types.is_nested(field.type)] if path.suffix == ".csv" else []
+    if lists:
+        raise FieldError(
+            "", "out", f"got {path} for column {lists[0]!r}, which holds lists, expected .parquet or .jsonl"
+        )
     file = AtomicFile(path, replace=replace)
     with file.guard():
         if path.suffix == ".parquet":

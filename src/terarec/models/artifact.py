@@ -52,7 +52,9 @@ def find_checkpoint(run_dir: Path, spec: RunSpec, which: int | str | None = None
     """
     directory = run_dir / CHECKPOINT_DIRECTORY
     if which is None:
-        has_best = spec.training.patience is not None and best_step(directory) is not None
+        # A run that was resumed without keep_best may be past the best step that is marked.
+        wants_best = spec.training.patience is not None and spec.training.keep_best
+        has_best = wants_best and best_step(directory) is not None
         which = "best" if has_best else "last"
     return find(directory, which)
 

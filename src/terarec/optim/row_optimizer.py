@@ -107,9 +107,11 @@ class RowOptimizer(optim.Optimizer):
         self._tokens: list[tuple[Arena | DynamicArena, object]] = []  # which arenas are this optimizer's
         groups = _groups(module)
         # Before an arena gets new state: what is refused here leaves an earlier optimizer as it was.
-        owners = {id(owner): owner for group in groups for owner in _owners(_roots(group))}
-        _check_names(list(owners.values()))
-        check_tables(self._options, [name for owner in owners.values() for name in owner.tables])
+        per_group = [_owners(_roots(group)) for group in groups]
+        for owners in per_group:
+            _check_names(owners)
+        _check_distinct(per_group)
+        check_tables(self._options, [name for owners in per_group for owner in owners for name in owner.tables])
         super().__init__(groups, {"lr": spec.lr})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -119,16 +121,14 @@ class RowOptimizer(optim.Optimizer):
             param_group: "params", a module with tables or several; "lr" if it is not that of the spec.
 
         Raises:
-            ConfigError: no tables, tables of a name that is there already, or an unknown option.
+            ConfigError: no tables, tables that are trained already or of such a name, or an unknown option.
             StorageError: not enough memory for the state.
         """
-        found = _owners(_roots(param_group))
-        owners = [owner for owner in found if all(owner is not held for held in self._owners)]
-        _check_names([*self._owners, *owners])
+        owners = _owners(_roots(param_group))
+        _check_names(owners)
+        _check_distinct([self._owners, owners])
         parameters = {id(owner.pending.parameter): owner.pending.parameter for owner in owners if owner.arenas}
-        known = {id(parameter) for group in self.param_groups for parameter in group["params"]}
-        fresh = [parameter for key, parameter in parameters.items() if key not in known]
-        super().add_param_group({**param_group, "params": fresh})
+        super().add_param_group({**param_group, "params": list(parameters.values())})
         self._owners += owners
         self._group_of += [len(self.param_groups) - 1] * len(owners)
         for owner in owners:
@@ -218,7 +218,20 @@ class RowOptimizer(optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients since the last step."""
         for owner in self._owners:
-            owner.take_gradients()
+            owner.pending.parameter.grad = None  # of another use of a weight, too
+            if owner.arenas and all(arena.attached is not None for arena in owner.arenas):
+                owner.take_gradients()
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        """Refuse to be copied or pickled: the state lies in the tables of the modules.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "row optimizer: it is not copied or pickled, since its state lies beside the rows; expected a RowOptimizer "
+            "made for the copy of the model, with load_state_dict(optimizer.state_dict())"
+        )
 
     def step_state(self) -> dict[str, Any]:
         """Return kind, learning rates and numbers of steps as JSON data, without the state of rows.
@@ -290,6 +303,9 @@ class RowOptimizer(optim.Optimizer):
                 "(load_step_state() takes what step_state() returned)"
             )
         self._check_is_owner()
+        if len(state["param_groups"]) != len(self.param_groups):
+            got = len(state["param_groups"])
+            raise ConfigError(f"row optimizer: got {got} groups, expected {len(self.param_groups)}")
         writes = [write for number, owner in self._numbered() for write in _writes(owner, state["state"].get(number))]
         self.load_step_state(state["row_optimizer"])
         for target, rows, values in writes:
@@ -470,6 +486,19 @@ def _check_is_alone() -> None:
                 "not exchanged between ranks (DistributedDataParallel exchanges those of dense parameters alone), so "
                 "each rank would train tables of its own"
             )
+
+
+def _check_distinct(per_group: Sequence[Sequence[RowParameters]]) -> None:
+    """Raise `ConfigError` if groups share a table, or the name of one."""
+    seen: set[int] = set()
+    for owners in per_group:
+        mine = {id(arena) for owner in owners for arena in owner.arenas}
+        if mine & seen:
+            raise ConfigError("row optimizer: got a module whose tables are in an earlier group, expected each in one")
+        seen |= mine
+    every = [owner for owners in per_group for owner in owners]
+    if every:
+        _check_names(every)
 
 
 def _check_names(owners: Sequence[RowParameters]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 
 QUOTED_CHARACTERS = 60
@@ -12,7 +11,6 @@ QUOTED_CHARACTERS = 60
 MESSAGE_CHARACTERS = 2000
 """Longest error that a program prints or a server answers with: room for the names of some dozen columns."""
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _SPELLED_BITS = 14_000
 """Python spells integers of up to 4,300 digits."""
 
@@ -42,8 +40,14 @@ def quoted(value: object, *, is_json: bool = False, most: int = QUOTED_CHARACTER
 
 def one_line(message: str) -> str:
     """Escape the control characters of an error's message and cut it to `MESSAGE_CHARACTERS`."""
-    cut = shortened(message, MESSAGE_CHARACTERS)
-    return shortened(_CONTROL.sub(lambda found: repr(found.group())[1:-1], cut), MESSAGE_CHARACTERS)
+    return shortened(printable(shortened(message, MESSAGE_CHARACTERS)), MESSAGE_CHARACTERS)
+
+
+def printable(text: str) -> str:
+    """Escape what would steer a terminal, break the line, hide or turn the direction of a text."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def _pieces(value: object, is_json: bool, most: int) -> Iterator[str]:

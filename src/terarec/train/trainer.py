@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -10,7 +11,7 @@ from typing import Any, Protocol
 from torch import nn, optim
 
 from terarec.batch import Batch
-from terarec.errors import ConfigError, RunInterruptedError, TrainingError
+from terarec.errors import ConfigError, RunInterruptedError, TerarecError, TrainingError
 from terarec.kernels import memory
 from terarec.metrics import Throughput
 from terarec.nn import logistic_loss
@@ -22,6 +23,8 @@ from terarec.train.evaluation import Evaluation, evaluate
 from terarec.train.fit_report import FitReport
 from terarec.train.interrupt import Interrupts
 from terarec.train.precision import autocast, warn_if_slow
+
+_logger = logging.getLogger(__name__)
 
 
 class BatchReader(Protocol):
@@ -131,9 +134,12 @@ class Trainer:
                 self._run(train_reader, valid_reader)
         except RunInterruptedError:
             raise
-        except Exception:
+        except Exception as error:
             if not self._is_in_step:
-                self._call_all("on_error")
+                try:
+                    self._call_all("on_error")
+                except TerarecError as second:  # such as a full disk; the first error is the one to tell
+                    _logger.warning("after %s: %s", type(error).__name__, second)
             raise
         finally:
             self._is_in_step = False

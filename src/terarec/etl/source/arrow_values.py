@@ -150,11 +150,6 @@ def _is_list(found: pa.DataType) -> bool:
     return bool(pa.types.is_list(found) or pa.types.is_large_list(found) or pa.types.is_fixed_size_list(found))
 
 
-def _is_integral(found: pa.DataType) -> bool:
-    """Whether values are integers, or floats, as which tables hold integers some of which are missing."""
-    return bool(pa.types.is_integer(found) or pa.types.is_floating(found))
-
-
 def _is_number(found: pa.DataType) -> bool:
     return bool(pa.types.is_floating(found) or pa.types.is_integer(found) or pa.types.is_decimal(found))
 

@@ -72,6 +72,8 @@ def _is_within(module: str, packages: Sequence[str]) -> bool:
 def _is_there(module: str) -> bool:
     try:
         importlib.import_module(module)
-    except ImportError:
-        return False
+    except ModuleNotFoundError as error:
+        if _is_within(module, [error.name or ""]):
+            return False
+        raise ConfigError(f"module {module!r}: {error}, expected one that can be imported") from None
     return True
