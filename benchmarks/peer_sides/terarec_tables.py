@@ -116,7 +116,7 @@ class Tables:
 
     def _arena(self) -> tuple[Tensor, Tensor]:
         """The memory that all tables share, from the first of them on, and where in it each begins."""
-        tables = [self.collection.table(name) for name in self.names]
+        tables = [self.collection.table(name).detach() for name in self.names]
         starts = torch.tensor([table.storage_offset() // self.shape.width for table in tables])
         first = tables[int(starts.argmin())]
         rows = int(starts.max() - starts.min()) + self.shape.rows
@@ -126,4 +126,4 @@ class Tables:
         return self.forward().numpy()
 
     def tables(self) -> NDArray[np.float32]:
-        return np.stack([self.collection.table(name).numpy() for name in self.names])
+        return np.stack([self.collection.table(name).detach().numpy() for name in self.names])
