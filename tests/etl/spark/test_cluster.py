@@ -50,7 +50,7 @@ def test_two_workers_give_the_same_data_set(tmp_path: Path) -> None:
         command = [sys.executable, "-c", "from terarec.cli import main; main()", "prepare"]
         command += [str(tmp_path / "shop.json"), *map(str, paths)]
         command += ["--out", str(tmp_path / "spark"), "--engine", "spark", "--master", master]
-        command += ["--table", f"users={users}"]
+        command += ["--table", f"users={users}", "--allow-import", "tests.etl.spark.functions"]
         command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
         done = subprocess.run(command, env=_environment(), cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
