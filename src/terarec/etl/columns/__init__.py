@@ -2,7 +2,7 @@
 
 from terarec.etl.columns.arrow import ARROW_TYPES, from_arrow, to_arrow
 from terarec.etl.columns.block import SPLIT_NAMES, TEST, TRAIN, VALID, Block, concatenate_blocks
-from terarec.etl.columns.cleaning import SPACE, Cleaning
+from terarec.etl.columns.cleaning import FIRST_SECOND, LAST_SECOND, SECONDS, SPACE, Cleaning
 from terarec.etl.columns.column import (
     DTYPES,
     Column,
@@ -14,7 +14,6 @@ from terarec.etl.columns.column import (
     text_lengths,
 )
 from terarec.etl.columns.row_fault import REFUSED_SHOWN, RowFaultError
-from terarec.etl.columns.seconds import FIRST_SECOND, LAST_SECOND, SECONDS
 
 __all__ = [
     "ARROW_TYPES",
