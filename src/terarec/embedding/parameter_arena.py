@@ -24,9 +24,8 @@ class ParameterArena:
         num_defaults: 0, the rows at the begin that belong to no key.
         state: name -> optimizer state; empty until `attach_state`.
         attached: token of the row optimizer that the state belongs to.
-        is_attached: whether a row optimizer updates the rows; gradients are then kept in `pending`, and ``.grad`` is a
+        pending: gradients since the last step, while a row optimizer updates the rows; ``.grad`` is then a
             `terarec.embedding.row_gradient.RowGradient`.
-        pending: gradients since the last step.
     """
 
     table_names: tuple[str, ...] = ()
@@ -35,9 +34,13 @@ class ParameterArena:
     def __init__(self, parameter: nn.Parameter) -> None:
         self.parameter = parameter
         self.state: dict[str, Tensor] = {}
-        self.is_attached = False
         self.attached: object = None
         self.pending = PendingGradients(parameter, (self,), [f"a weight {list(parameter.shape)}"])
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a row optimizer updates the rows."""
+        return self.attached is not None
 
     @property
     def weights(self) -> Tensor:
@@ -62,7 +65,7 @@ class ParameterArena:
     def attach_state(
         self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fills: Mapping[str, float] | None = None
     ) -> None:
-        """Take an optimizer's state, in place of any former optimizer's; from now on gradients come here.
+        """Take an optimizer's state, in place of any former optimizer's.
 
         Args:
             shapes: name and shape of each state tensor, as ``ops.row_update.state_shapes`` gives them.
@@ -79,7 +82,6 @@ class ParameterArena:
             name: torch.full(shape, first.get(name, 0), dtype=state_dtype(name), device=self.device)
             for name, shape in shapes
         }
-        self.is_attached = True
 
     def take_gradients(self) -> tuple[list[BagGradient], float]:
         """Return the gradients since the last step and the factor that they are to be multiplied by, and forget them.

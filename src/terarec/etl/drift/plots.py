@@ -12,6 +12,7 @@ import numpy as np
 
 from terarec.errors import MissingDependencyError
 from terarec.etl.drift.compare import ColumnDrift
+from terarec.spec.quoting import shortened
 
 INK, MUTED, GRID, BLUE, ORANGE = "#1f2933", "#66727f", "#e4e8ec", "#2463b5", "#d9622b"
 _LONGEST_NAME, _LONGEST_SIDE = 18, 24
@@ -90,5 +91,4 @@ def _short_side(name: str) -> str:
 
 def _short(name: str, longest: int = _LONGEST_NAME) -> str:
     plain = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in name)
-    short = plain if len(plain) <= longest else plain[: longest - 3] + "..."
-    return short.replace("$", r"\$")  # matplotlib reads formulas between dollars
+    return shortened(plain, longest).replace("$", r"\$")  # matplotlib reads formulas between dollars
