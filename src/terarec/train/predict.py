@@ -13,6 +13,9 @@ from terarec.data import Reader
 from terarec.formats import check_new_file, check_suffix, table_file
 from terarec.metrics import Throughput
 from terarec.models.artifact import load_model
+from terarec.models.contract import score_names
+from terarec.nn.objectives import build_objective
+from terarec.spec import BinarySpec
 from terarec.train.columns import check_columns
 from terarec.train.run_dir import RunDirectory, check_run
 from terarec.train.scoring import score
@@ -75,11 +78,12 @@ def predict(
     reader = Reader(dataset, split=split, batch_size=training.batch_size, threads=training.reader_threads)
     check_columns(reader.spec, dataset, trained_on, RunDirectory(run_dir).dataset)
     names = [label.name for label in trained_on.labels]
-    scores = ["score"] if len(names) == 1 else [f"score_{name}" for name in names]
+    objective = build_objective(spec.objective or BinarySpec())
+    scores = score_names(names, objective.num_outputs(len(names)))
     schema = pa.schema([(name, pa.float32()) for name in (*scores, *names)])
     with table_file(out, schema, replace=replace) as writer:
         for batch, logits in score(model, reader, training.precision):
-            columns = torch.cat([logits.sigmoid(), batch.label], dim=1)
+            columns = torch.cat([objective.scores(logits), batch.label], dim=1)
             writer.write_table(pa.table([column.numpy() for column in columns.T.contiguous()], schema=schema))
             throughput.update(batch.batch_size)
             if progress is not None:

@@ -1,0 +1,128 @@
+"""The optimizers of a model: one for its layers, one for the rows of its tables, and the schedules of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn, optim
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from terarec.errors import ConfigError
+from terarec.optim import RowOptimizer, build_dense_optimizer
+from terarec.spec import DenseOptimizerSpec, SparseOptimizerSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """A learning-rate scheduler of torch and when the trainer advances it.
+
+    Attributes:
+        scheduler: Any scheduler of ``torch.optim.lr_scheduler``.
+        interval: "step" for after every step, "epoch" for after every epoch, "evaluation" for after every evaluation,
+            with the monitored metric where the scheduler takes one.
+    """
+
+    scheduler: LRScheduler | ReduceLROnPlateau
+    interval: Literal["step", "epoch", "evaluation"] = "step"
+
+
+class Optimizers:
+    """A dense optimizer, a row optimizer and the schedules of their learning rates.
+
+    Attributes:
+        dense: Any ``torch.optim.Optimizer`` over the layers' parameters; None for a model without any.
+        rows: The optimizer of the tables; None for a model without any.
+        schedules: The schedules.
+    """
+
+    def __init__(
+        self, dense: optim.Optimizer | None, rows: RowOptimizer | None, schedules: Sequence[Schedule] = ()
+    ) -> None:
+        self.dense = dense
+        self.rows = rows
+        self.schedules = list(schedules)
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        dense: DenseOptimizerSpec,
+        rows: SparseOptimizerSpec | Mapping[str, SparseOptimizerSpec],
+        *,
+        seed: int = 0,
+    ) -> Optimizers:
+        """Make the optimizers of `model`, on the device where it is.
+
+        Args:
+            model: Any module.
+            dense: Update rule of the layers.
+            rows: Update rule of the tables, or rules by the names that tables give as their ``optimizer``.
+            seed: Seed of the rounding of rows of 16 bits.
+
+        Raises:
+            ConfigError: A table names a rule that is not there.
+            StorageError: Not enough memory for the optimizers' state.
+        """
+        layers = [parameter for parameter in model.parameters() if parameter.numel()]
+        return cls(
+            build_dense_optimizer(dense, layers) if layers else None,
+            RowOptimizer(model, rows, seed=seed) if has_tables(model) else None,
+        )
+
+    def __iter__(self) -> Iterator[optim.Optimizer]:
+        """Iterate over those that are there: rows first, since only they can skip a step by themselves."""
+        yield from (optimizer for optimizer in (self.rows, self.dense) if optimizer is not None)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the first group; setting it gives all groups of all optimizers the same."""
+        for optimizer in (self.dense, self.rows):
+            if optimizer is not None:
+                return float(optimizer.param_groups[0]["lr"])
+        raise ConfigError("optimizers: got none, expected a model with parameters or tables")
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        if self.rows is not None:
+            self.rows.lr = value
+        if self.dense is not None:
+            for group in self.dense.param_groups:
+                group["lr"] = value
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for optimizer in self:
+            optimizer.zero_grad()
+
+    def advance(self, interval: Literal["step", "epoch", "evaluation"], value: float | None = None) -> None:
+        """Advance the schedules of `interval`; `value` is the monitored metric of an evaluation."""
+        for schedule in self.schedules:
+            if schedule.interval != interval:
+                continue
+            if isinstance(schedule.scheduler, ReduceLROnPlateau):
+                if value is not None:
+                    schedule.scheduler.step(value)
+            else:
+                schedule.scheduler.step()
+
+    def schedule_state(self) -> list[dict[str, Any]]:
+        """Return the state of each schedule as JSON data."""
+        return [dict(schedule.scheduler.state_dict()) for schedule in self.schedules]
+
+    def load_schedule_state(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Continue from what `schedule_state` returned.
+
+        Raises:
+            ConfigError: Another number of schedules.
+        """
+        if len(states) != len(self.schedules):
+            raise ConfigError(f"schedules: got the state of {len(states)}, expected {len(self.schedules)}")
+        for schedule, state in zip(self.schedules, states, strict=True):
+            schedule.scheduler.load_state_dict(dict(state))
+
+
+def has_tables(model: nn.Module) -> bool:
+    """Return whether a module of `model` holds embedding tables."""
+    return any(isinstance(getattr(module, "arenas", None), tuple) for module in model.modules())
