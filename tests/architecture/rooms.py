@@ -8,7 +8,7 @@ ALLOWED: dict[str, set[str]] = {
     "formats": {"spec"},
     "config": {"spec"},
     "batch": {"spec"},
-    "nn": {"spec", "ops"},
+    "nn": {"spec", "ops", "batch"},
     "etl": {"spec", "kernels", "formats"},
     "data": {"spec", "kernels", "formats", "batch"},
     "storage": {"spec", "kernels", "ops", "formats"},

@@ -73,6 +73,7 @@ runs = st.builds(
     model=models,
     dense_optimizer=optimizers,
     sparse_optimizer=optimizers | row_only,
+    row_optimizers=st.dictionaries(st.sampled_from(["wide", "deep"]), optimizers | row_only),
     training=trainings,
 )
 specs = st.one_of(
@@ -111,7 +112,11 @@ def test_none_is_left_out():
     assert "max_steps" not in data["training"]
     assert "rows" not in data["sparse_optimizer"]
     shape = {"width": 16, "bottom": [512, 256, 16], "top": [512, 256]}
-    assert data["model"] == {"kind": "dlrm", **shape, "tables": {"kind": "static", "dtype": "float32"}}
+    assert data["model"] == {
+        "kind": "dlrm",
+        **shape,
+        "tables": {"kind": "static", "dtype": "float32", "optimizers": {}},
+    }
 
 
 D = {"name": "d", "storage": "raw", "labels": [{"name": "y"}], "dense": [], "categorical": [{"name": "c", "rows": 2}]}
