@@ -126,7 +126,6 @@ def test_reset_forgets():
         ([0.0, math.nan], [0, 1], "NaN as the score of row 1"),
         ([0.0, 1.0], [0, 2], "label 2.0, expected 0 to 1"),
         ([0.0, 1.0], [0.5, -0.25], "label -0.25, expected 0 to 1"),
-        ([0.0, 1.0], [0.5, math.nan], "label nan, expected 0 to 1"),
         ([0.0, 1.0], [0], r"scores \[2\] and labels \[1\]"),
         ([[[0.0]]], [[[1.0]]], r"expected the same shape, \[B\] or \[B, L\]"),
     ],
