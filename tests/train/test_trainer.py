@@ -9,7 +9,7 @@ from terarec.errors import ConfigError, StorageError, TrainingError
 from terarec.metrics import AUC, LogLoss
 from terarec.models import build_model
 from terarec.spec import TrainingSpec
-from terarec.train import Callback, Optimizers, Trainer, evaluate
+from terarec.train import Callback, Evaluator, Optimizers, Trainer, evaluate
 from tests.train.small_run import assert_same, weights
 
 
@@ -159,7 +159,7 @@ def test_evaluation_gives_the_mode_back(spec):
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        evaluate(trainer.model, Reader(spec.data, "valid", batch_size=50), progress=stop)
+        Evaluator().evaluate(trainer.model, Reader(spec.data, "valid", batch_size=50), progress=stop)
     assert trainer.model.training
     trainer.model.eval()
     evaluate(trainer.model, Reader(spec.data, "valid", batch_size=50))

@@ -48,10 +48,10 @@ def test_a_warm_start_is_the_same_training_on_other_data(tmp_path, spec, next_da
 
     # The oracle: the objects of the first run, which have never been saved, trained further by hand.
     held = first.trainer
-    held.row_optimizer.lr = second_spec.sparse_optimizer.lr
+    held.optimizers.rows.lr = second_spec.sparse_optimizer.lr
     for group in held.optimizers.dense.param_groups:
         group["lr"] = second_spec.dense_optimizer.lr
-    by_hand = Trainer(first.model, second_spec.training, held.dense_optimizer, held.row_optimizer)
+    by_hand = Trainer(first.model, second_spec.training, held.optimizers)
     torch.manual_seed(spec.training.seed)
     by_hand.fit(Reader(next_day, batch_size=100, shuffle=True, seed=spec.training.seed))
     assert_same(weights(second.model), weights(first.model))

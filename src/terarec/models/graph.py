@@ -93,6 +93,14 @@ class GraphModel(nn.Module):
                 total = total + module.regularizer.penalty(self.layers.parameters(), batch_size)
         return total
 
+    def training_loss(self, output: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """Return `total_loss` of what `forward` gave for `batch`."""
+        return self.total_loss(output)
+
+    def output_logits(self, output: Mapping[str, Tensor]) -> Tensor:
+        """Return `label_logits` of what `forward` gave."""
+        return self.label_logits(output)
+
     def predictions(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Label -> its probabilities [B, n] under the loss that reads it, from what `forward` gave."""
         return {layer.bottoms[1]: module.predict(tensors[layer.bottoms[0]]) for layer, module in self._losses}

@@ -70,7 +70,7 @@ class TrainingSpec:
     loss_scale: float | str = 1.0
     clip_norm: float | None = None
     freeze: tuple[str, ...] = ()
-    schedule: ScheduleSpec | None = None
+    schedule: None = None
     metrics: tuple[str, ...] = ()
     group: str | None = None
     slices: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from terarec.metrics import higher_is_better
+from terarec.metrics import find_metric
 from terarec.spec import TrainingSpec
 
 
@@ -26,7 +26,7 @@ class EarlyStopping:
 
     def __init__(self, spec: TrainingSpec, monitor: str) -> None:
         self.monitor = monitor
-        self.is_higher_better = higher_is_better(monitor)
+        self.is_higher_better = find_metric(monitor).higher_is_better
         self.best_step: int | None = None
         self.best_value: float | None = None
         self._spec = spec

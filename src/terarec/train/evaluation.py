@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from terarec.batch import Batch, column
-from terarec.metrics import MetricResults, MetricSet, Throughput
+from terarec.metrics import MetricSet, Results, Throughput
 from terarec.nn.objectives import BinaryObjective, Objective
 from terarec.train.precision import Precision
 from terarec.train.scoring import score
@@ -27,14 +27,14 @@ class Evaluation:
         samples_per_second: rows / seconds.
     """
 
-    results: MetricResults
+    results: Results
     rows: int
     seconds: float
     samples_per_second: float
 
     def value(self, metric: str) -> float:
         """Return a metric, the mean over labels; NaN where it is undefined or was not computed."""
-        return self.results.overall.get(metric, math.nan)
+        return self.results.overall.values.get(metric, math.nan)
 
     @property
     def auc(self) -> float:
@@ -47,13 +47,19 @@ class Evaluation:
         return self.value("logloss")
 
     def figures(self) -> dict[str, Any]:
-        """Return all figures as JSON data; metrics by name."""
-        return {
-            **self.results.to_json(),
+        """Return all figures as JSON data: metrics by name, then "labels" and "slices" where there are several."""
+        found = self.results.to_json()
+        figures = {
+            **self.results.overall.values,
             "rows": self.rows,
             "seconds": self.seconds,
             "samples_per_second": self.samples_per_second,
         }
+        if len(self.results.overall.labels) > 1:
+            figures["labels"] = found["labels"]
+        if self.results.slices:
+            figures["slices"] = found["slices"]
+        return figures
 
 
 class Evaluator:
@@ -87,7 +93,7 @@ class Evaluator:
         self._objective: Objective = objective or BinaryObjective()
         self.metrics = tuple(metrics) or self._objective.default_metrics
         self._labels, self._group, self._slices, self._precision = tuple(labels), group, tuple(slices), precision
-        self._new_set()  # refuses what is wrong before the first evaluation
+        self._new_set(1)  # refuses what is wrong before the first evaluation
 
     def evaluate(
         self, model: nn.Module, batches: Iterable[Batch], *, progress: Callable[[int], None] | None = None
@@ -104,19 +110,23 @@ class Evaluator:
             ConfigError: A logit that is NaN, a label outside what a metric takes, a model that gives no logits, or a
                 column that the batches do not hold.
         """
-        found, throughput = self._new_set(), Throughput()
-        names = [name for name in (self._group, *self._slices) if name is not None]
+        found: MetricSet | None = None
+        throughput = Throughput()
         for batch, logits in score(model, batches, self._precision):
+            if found is None:
+                found = self._new_set(batch.label.shape[1])
             found.update(
-                logits,
-                self._objective.scores(logits) if found.reads_scores else logits,
-                batch.label,
-                batch.weight,
-                {name: column(batch, name) for name in names},
+                labels=batch.label,
+                logits=logits,
+                scores=self._objective.scores(logits) if "scores" in found.reads else None,
+                weights=batch.weight,
+                columns={name: column(batch, name) for name in found.columns},
             )
             throughput.update(batch.batch_size)
             if progress is not None:
                 progress(throughput.samples)
+        if found is None:
+            found = self._new_set(1)
         results = found.compute()
         seconds = throughput.seconds
         return Evaluation(
@@ -126,15 +136,11 @@ class Evaluator:
             samples_per_second=throughput.samples / seconds,
         )
 
-    def _new_set(self) -> MetricSet:
-        return MetricSet(self.metrics, labels=self._labels, group=self._group, slices=self._slices)
+    def _new_set(self, num_labels: int) -> MetricSet:
+        labels = self._labels or tuple(map(str, range(num_labels)))
+        return MetricSet(self.metrics, labels, group=self._group, slices=self._slices)
 
 
 def evaluate(model: nn.Module, batches: Iterable[Batch], *, precision: Precision = "fp32") -> Evaluation:
     """Compute AUC and logloss of a model of binary labels; `Evaluator` computes other metrics, too."""
     return Evaluator(precision=precision).evaluate(model, batches)
-
-
-def finite_values(values: Mapping[str, float]) -> dict[str, float]:
-    """Return `values` without those that are NaN or infinite, which JSON cannot hold."""
-    return {name: value for name, value in values.items() if math.isfinite(value)}

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from terarec.checkpoint import latest, load
-from terarec.data import BatchReader, open_reader
+from terarec.data import BatchReader, Reader
 from terarec.errors import ConfigError, RunInterruptedError
 from terarec.formats import read_dataset
 from terarec.models import build_model
@@ -24,7 +24,7 @@ from terarec.train.checkpointing import Checkpointing, restore
 from terarec.train.devices import resolve_device
 from terarec.train.fit_report import FitReport
 from terarec.train.metrics_log import MetricsLog
-from terarec.train.optimizers import Optimizers, build_schedules
+from terarec.train.optimizers import Optimizers
 from terarec.train.run_dir import RunDirectory
 from terarec.train.trainer import Trainer
 from terarec.train.warm_start import start_from
@@ -75,9 +75,7 @@ class Run:
         """The model, with first weights until `fit` has trained or restored it."""
         spec, dataset = self.spec, self.dataset
         num_outputs = self.objective.num_outputs(len(dataset.labels))
-        model = build_model(
-            spec.model, dataset, num_outputs=num_outputs, seed=spec.training.seed, allow_import=self._allow_import
-        )
+        model = build_model(spec.model, dataset, seed=spec.training.seed)
         return model.to(self.device)
 
     @cached_property
@@ -92,6 +90,7 @@ class Run:
             spec.training,
             optimizers,
             objective=self.objective,
+            labels=[label.name for label in self.dataset.labels],
             callbacks=(log, self._checkpointing, *self.callbacks),
         )
         if spec.training.schedule is not None:
@@ -103,7 +102,7 @@ class Run:
     def reader(self, split: str) -> BatchReader:
         """Return a reader of `split`: shuffled as the run asks if it is "train", else in input order."""
         training = self.spec.training
-        return open_reader(
+        return Reader(
             Path(self.spec.data),
             split,
             batch_size=training.batch_size,

@@ -20,7 +20,7 @@ from terarec.kernels import memory
 from terarec.metrics import Throughput
 from terarec.models.contract import training_loss
 from terarec.nn.objectives import BinaryObjective, Objective
-from terarec.optim import LossScaler, freeze
+from terarec.train._wip import LossScaler, freeze
 from terarec.spec import TrainingSpec
 from terarec.train.callback import Callback
 from terarec.train.devices import batches_on
@@ -55,6 +55,7 @@ class Trainer:
         spec: How long and how to train.
         optimizers: Optimizers over the model's parameters and tables, made where the model is.
         objective: The loss and the scores of models that return logits; binary cross entropy by default.
+        labels: Names of the labels in evaluations; numbers by default.
         callbacks: Callbacks, called in this order.
 
     Raises:
@@ -73,6 +74,7 @@ class Trainer:
         optimizers: Optimizers,
         *,
         objective: Objective | None = None,
+        labels: Sequence[str] = (),
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.model = model
@@ -84,6 +86,7 @@ class Trainer:
         self.evaluator = Evaluator(
             self.objective,
             metrics=spec.metrics,
+            labels=labels,
             group=spec.group,
             slices=spec.slices,
             precision=spec.precision,
