@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from terarec.errors import ConfigError
 from terarec.spec import checks
@@ -18,18 +18,26 @@ class StaticTablesSpec:
 
     Attributes:
         dtype: element type of the rows of every table.
+        initializer: Distribution of the first weights; None for a model's own, which is uniform for most.
+        init_scale: Half-width of the uniform, or standard deviation of the normal distribution; None for
+            1 / sqrt(rows).
     """
 
     kind: ClassVar[str] = "static"
     dtype: RowType = "float32"
+    initializer: Initializer | None = None
+    init_scale: float | None = None
 
     def __post_init__(self) -> None:
         checks.one_of(self, "dtype", ROW_TYPES)
+        checks.one_of(self, "initializer", (*get_args(Initializer), None))
+        if self.init_scale is not None:
+            checks.finite_float(self, "init_scale", low=0.0, open_low=True)
 
     def table(
-        self, name: str, *, rows: int | None, width: int, initializer: Initializer = "uniform"
+        self, name: str, *, rows: int | None, width: int, initializer: Initializer | None = None
     ) -> TableSpec | DynamicTableSpec:
-        """The table `name` for a column of ids ``0 <= id < rows``.
+        """The table `name` for a column of ids ``0 <= id < rows``; `initializer` goes before this spec's own.
 
         Raises:
             ConfigError: a column of any keys.
@@ -39,7 +47,14 @@ class StaticTablesSpec:
                 f"tables: got 'static', but the keys of table {name!r} are any integers, expected 'dynamic' "
                 "(--tables dynamic)"
             )
-        return TableSpec(name=name, rows=rows, width=width, initializer=initializer, dtype=self.dtype)
+        return TableSpec(
+            name=name,
+            rows=rows,
+            width=width,
+            initializer=initializer or self.initializer or "uniform",
+            init_scale=self.init_scale,
+            dtype=self.dtype,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +62,7 @@ class DynamicTablesSpec:
     """A row for each key that training meets; the fields are those of `DynamicTableSpec`, for every table.
 
     Attributes:
+        initializer: Distribution of the first weights; None for a model's own, which is uniform for most.
         init_scale: of the first weights.
         admit: which unseen keys get a row; None: all.
         evict: which rows go when a table is full; None: a full table is an error.
@@ -54,23 +70,25 @@ class DynamicTablesSpec:
     """
 
     kind: ClassVar[str] = "dynamic"
+    initializer: Initializer | None = None
     init_scale: float = 0.05
     admit: AdmissionSpec | None = None
     evict: LRUEviction | LFUEviction | TTLEviction | None = None
     max_rows: int | None = None
 
     def __post_init__(self) -> None:
+        checks.one_of(self, "initializer", (*get_args(Initializer), None))
         checks.finite_float(self, "init_scale", low=0.0, open_low=True)
         check_policies(self, self.evict, self.max_rows)
 
     def table(
-        self, name: str, *, rows: int | None, width: int, initializer: Initializer = "uniform"
+        self, name: str, *, rows: int | None, width: int, initializer: Initializer | None = None
     ) -> TableSpec | DynamicTableSpec:
-        """The table `name`; the column's number of ids is not needed."""
+        """The table `name`; the column's number of ids is not needed, and `initializer` goes before this spec's own."""
         return DynamicTableSpec(
             name=name,
             width=width,
-            initializer=initializer,
+            initializer=initializer or self.initializer or "uniform",
             init_scale=self.init_scale,
             admit=self.admit,
             evict=self.evict,
