@@ -17,8 +17,8 @@ from terarec.errors import ConfigError
 from terarec.etl.ready import READY, criteo
 from terarec.etl.workflow import Workflow, workflow_of
 from terarec.etl.workflow.allowed_functions import READY_FUNCTIONS
-from terarec.spec.named_code import imported
 from terarec.spec import LabelSpec, LambdaOp, SourceColumn, SourceSpec, WorkflowSpec
+from terarec.spec.named_code import imported
 
 system = os.system  # what another module defines
 
