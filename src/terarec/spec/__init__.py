@@ -20,6 +20,7 @@ from terarec.spec.dataset import (
     DatasetSpec,
     DenseColumn,
     LabelColumn,
+    MetadataColumn,
     ShardSpec,
 )
 from terarec.spec.eviction import (
@@ -176,6 +177,7 @@ __all__ = [
     "LambdaOp",
     "ListSlice",
     "LogOp",
+    "MetadataColumn",
     "ModelSpec",
     "MomentumSpec",
     "NesterovSpec",
