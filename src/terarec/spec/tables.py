@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from terarec.errors import ConfigError
 from terarec.spec import checks
@@ -30,20 +30,28 @@ class StaticTablesSpec:
         dtype: element type of the rows of every table.
         optimizers: pattern of table names, such as "item*" -> name of the rule that moves the tables it matches; the
             first pattern that matches a table counts, and "default" moves the tables that none matches.
+        initializer: Distribution of the first weights; None for a model's own, which is uniform for most.
+        init_scale: Half-width of the uniform, or standard deviation of the normal distribution; None for
+            1 / sqrt(rows).
     """
 
     kind: ClassVar[str] = "static"
     dtype: RowType = "float32"
     optimizers: Mapping[str, str] = field(default_factory=dict)
+    initializer: Initializer | None = None
+    init_scale: float | None = None
 
     def __post_init__(self) -> None:
         checks.one_of(self, "dtype", ROW_TYPES)
         _check_optimizers(self, self.optimizers)
+        checks.one_of(self, "initializer", (*get_args(Initializer), None))
+        if self.init_scale is not None:
+            checks.finite_float(self, "init_scale", low=0.0, open_low=True)
 
     def table(
-        self, name: str, *, rows: int | None, width: int, initializer: Initializer = "uniform"
+        self, name: str, *, rows: int | None, width: int, initializer: Initializer | None = None
     ) -> TableSpec | DynamicTableSpec:
-        """The table `name` for a column of ids ``0 <= id < rows``.
+        """The table `name` for a column of ids ``0 <= id < rows``; `initializer` goes before this spec's own.
 
         Raises:
             ConfigError: a column of any keys.
@@ -57,9 +65,10 @@ class StaticTablesSpec:
             name=name,
             rows=rows,
             width=width,
-            initializer=initializer,
-            dtype=self.dtype,
             optimizer=_optimizer_of(name, self.optimizers),
+            initializer=initializer or self.initializer or "uniform",
+            init_scale=self.init_scale,
+            dtype=self.dtype,
         )
 
 
@@ -68,6 +77,7 @@ class DynamicTablesSpec:
     """A row for each key that training meets; the fields are those of `DynamicTableSpec`, for every table.
 
     Attributes:
+        initializer: Distribution of the first weights; None for a model's own, which is uniform for most.
         init_scale: of the first weights.
         admit: which unseen keys get a row; None: all.
         evict: which rows go when a table is full; None: a full table is an error.
@@ -76,6 +86,7 @@ class DynamicTablesSpec:
     """
 
     kind: ClassVar[str] = "dynamic"
+    initializer: Initializer | None = None
     init_scale: float = 0.05
     admit: AdmissionSpec | None = None
     evict: LRUEviction | LFUEviction | TTLEviction | None = None
@@ -83,18 +94,19 @@ class DynamicTablesSpec:
     optimizers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        checks.one_of(self, "initializer", (*get_args(Initializer), None))
         checks.finite_float(self, "init_scale", low=0.0, open_low=True)
         _check_optimizers(self, self.optimizers)
         check_policies(self, self.evict, self.max_rows)
 
     def table(
-        self, name: str, *, rows: int | None, width: int, initializer: Initializer = "uniform"
+        self, name: str, *, rows: int | None, width: int, initializer: Initializer | None = None
     ) -> TableSpec | DynamicTableSpec:
-        """The table `name`; the column's number of ids is not needed."""
+        """The table `name`; the column's number of ids is not needed, and `initializer` goes before this spec's own."""
         return DynamicTableSpec(
             name=name,
             width=width,
-            initializer=initializer,
+            initializer=initializer or self.initializer or "uniform",
             init_scale=self.init_scale,
             admit=self.admit,
             evict=self.evict,

@@ -75,7 +75,9 @@ class Run:
         """The model, with first weights until `fit` has trained or restored it."""
         spec, dataset = self.spec, self.dataset
         num_outputs = self.objective.num_outputs(len(dataset.labels))
-        model = build_model(spec.model, dataset, seed=spec.training.seed)
+        model = build_model(
+            spec.model, dataset, num_outputs=num_outputs, seed=spec.training.seed, allow_import=self._allow_import
+        )
         return model.to(self.device)
 
     @cached_property

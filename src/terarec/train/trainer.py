@@ -20,8 +20,8 @@ from terarec.kernels import memory
 from terarec.metrics import Throughput
 from terarec.models.contract import training_loss
 from terarec.nn.objectives import BinaryObjective, Objective
-from terarec.train._wip import LossScaler, freeze
 from terarec.spec import TrainingSpec
+from terarec.train._wip import LossScaler, freeze
 from terarec.train.callback import Callback
 from terarec.train.devices import batches_on
 from terarec.train.early_stopping import EarlyStopping
@@ -360,9 +360,7 @@ class Trainer:
     def _validate(self, reader: BatchReader) -> None:
         """Score the validation split and call `on_evaluation`."""
         is_repeated = self._evaluated_step == self.step
-        evaluation = self.evaluator.evaluate(
-            self._module, reader, progress=lambda _samples: self._stop_if_asked()
-        )
+        evaluation = self.evaluator.evaluate(self._module, reader, progress=lambda _samples: self._stop_if_asked())
         self.evaluation, self._evaluated_step = evaluation, self.step
         self._evaluation_seconds += evaluation.seconds
         if not math.isnan(evaluation.auc):
