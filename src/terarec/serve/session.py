@@ -56,14 +56,20 @@ class InferenceSession:
 
     @classmethod
     def open(
-        cls, run_dir: Path, checkpoint: int | str | None = None, *, allow_import: Sequence[str] = ()
+        cls,
+        run_dir: Path,
+        checkpoint: int | str | None = None,
+        *,
+        device: torch.device | None = None,
+        allow_import: Sequence[str] = (),
     ) -> InferenceSession:
         """Load a checkpoint of a run, and its workflow.
 
         Args:
             run_dir: what training wrote.
             checkpoint: "last", "best" or a step; None for the last one, or the best one of a run with patience.
-            allow_import: packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
+            device: Where the model is to be; the CPU by default.
+            allow_import: Packages whose functions the workflow, and whose code the model may name.
 
         Raises:
             ConfigError: the workflow names a function that is not allowed, or the run holds no such checkpoint.
@@ -71,7 +77,7 @@ class InferenceSession:
             FormatError: a file of it is damaged.
             StorageError: not enough memory for the tables.
         """
-        model, run, dataset, step = load_model(run_dir, checkpoint)
+        model, run, dataset, step = load_model(run_dir, checkpoint, device=device, allow_import=allow_import)
         workflow = workflow_of(run_dir / DATASET_DIRECTORY, allow_import=allow_import)
         return cls(model, workflow, run, dataset, step=step)
 

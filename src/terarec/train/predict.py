@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +46,8 @@ def predict(
     *,
     checkpoint: int | str | None = None,
     replace: bool = False,
+    device: torch.device | None = None,
+    allow_import: Sequence[str] = (),
     progress: Callable[[int], None] | None = None,
 ) -> PredictReport:
     """Score every sample of `split` with a checkpoint of a run and write `out`, whole or not at all.
@@ -60,6 +62,8 @@ def predict(
         out: a file whose name ends in .parquet, .csv or .jsonl.
         checkpoint: "last", "best" or a step; None for the last one, or the best one of a run with patience.
         replace: whether a file at `out` is replaced.
+        device: Where the model is to be; the CPU by default.
+        allow_import: Packages whose code the model may name.
         progress: called after every batch with the samples done.
 
     Raises:
@@ -73,7 +77,7 @@ def predict(
     check_suffix(out)
     check_run(run_dir)
     throughput = Throughput()
-    model, spec, trained_on, step = load_model(run_dir, checkpoint)
+    model, spec, trained_on, step = load_model(run_dir, checkpoint, device=device, allow_import=allow_import)
     training = spec.training
     reader = Reader(dataset, split=split, batch_size=training.batch_size, threads=training.reader_threads)
     check_columns(reader.spec, dataset, trained_on, RunDirectory(run_dir).dataset)

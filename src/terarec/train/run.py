@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from terarec.checkpoint import latest, load
+from terarec.config.files import with_graph
 from terarec.data import BatchReader, Reader
 from terarec.errors import ConfigError, RunInterruptedError
 from terarec.formats import read_dataset
@@ -44,6 +45,7 @@ class Run:
     def __init__(
         self, spec: RunSpec, out: Path, callbacks: Sequence[Callback] = (), *, allow_import: Sequence[str] = ()
     ) -> None:
+        spec = with_graph(spec, Path.cwd())  # run.json holds the graph, since its file may change
         if spec.init_from is not None:  # run.json must name it from wherever it is read
             spec = dataclasses.replace(spec, init_from=str(Path(spec.init_from).absolute()))
         self.spec = spec
