@@ -1,10 +1,11 @@
 """Exact retrieval metrics of all users over all items, seen items masked, against torch and faiss.
 
-Ours is `terarec.metrics.evaluate_retrieval`, which computes Recall, NDCG, HitRate and MRR. The peers compute Recall alone,
-which the run compares: a script that masks the whole matrix of scores and takes `torch.topk`; the same by blocks with a
-full sort; and faiss' exact index (`IndexFlatIP`), searched for the list and as many items as the longest list of seen
-ones, which are then left out. Faiss runs where `.venv-peers` has it (``make peers``), in that interpreter. The limit is
-the product of the vectors alone, in the blocks of ours. Runs are in turns; the figure is the median.
+Ours is `terarec.metrics.evaluate_retrieval`, which computes Recall, NDCG, HitRate and MRR. The peers compute Recall
+alone, which the run compares: a script that masks the whole matrix of scores and takes `torch.topk`; the same by
+blocks with a full sort; and faiss' exact index (`IndexFlatIP`), searched for the list and as many items as the
+longest list of seen ones, which are then left out. Faiss runs where `.venv-peers` has it (``make peers``), in that
+interpreter. The limit is the product of the vectors alone, in the blocks of ours. Runs are in turns; the figure is
+the median.
 """
 
 import argparse
