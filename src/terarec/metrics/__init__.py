@@ -10,6 +10,7 @@ from terarec.metrics.ndcg import NDCG
 from terarec.metrics.registry import Metric, find_metric, metric_names
 from terarec.metrics.regression import MAE, MSE, RMSE, SMAPE
 from terarec.metrics.results import LabelValues, MetricValues, Results, SliceResults, SliceValues
+from terarec.metrics.retrieval import ItemLists, RetrievalResults, evaluate_retrieval
 from terarec.metrics.throughput import Throughput
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Accuracy",
     "AverageLoss",
     "HitRate",
+    "ItemLists",
     "LabelValues",
     "LogLoss",
     "Metric",
@@ -29,9 +31,11 @@ __all__ = [
     "MetricValues",
     "NormalizedEntropy",
     "Results",
+    "RetrievalResults",
     "SliceResults",
     "SliceValues",
     "Throughput",
+    "evaluate_retrieval",
     "find_metric",
     "metric_names",
 ]
