@@ -130,8 +130,7 @@ def main() -> None:
         described = json.dumps(dataclasses.asdict(make_job(options.files, Path(directory))))
         pythons = {OURS: Path(sys.executable), **dict.fromkeys(options.peer, options.python)}
         sides = {
-            name: JsonProcess(python, "peer_sides.frappe_worker", [name, described])
-            for name, python in pythons.items()
+            name: JsonProcess(python, "peer_sides.frappe_worker", [name, described]) for name, python in pythons.items()
         }
         answers = in_turns(sides, options)
         versions = {name: side.version for name, side in sides.items()}
