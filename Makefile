@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := .venv-peers
 PEERS_PREPARE := .venv-peers-prepare
+PEERS_FRAPPE := .venv-peers-frappe
 CORE := $(shell find CMakeLists.txt csrc -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name CMakeLists.txt)
 
-.PHONY: demo test test-all lint bench peers peers-prepare venv wheel clean help
+.PHONY: demo test test-all lint bench peers peers-prepare peers-frappe venv wheel clean help
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 16
@@ -48,6 +49,13 @@ $(PEERS_PREPARE)/.installed: constraints-peers-prepare.txt
 	$(PEERS_PREPARE)/bin/pip install --quiet --no-deps -r constraints-peers-prepare.txt
 	touch $@
 
+peers-frappe: $(PEERS_FRAPPE)/.installed ## .venv-peers-frappe with those of benchmarks/frappe_peers.py
+
+$(PEERS_FRAPPE)/.installed: constraints-peers-frappe.txt
+	test -x $(PEERS_FRAPPE)/bin/python || $(PYTHON) -m venv $(PEERS_FRAPPE)
+	$(PEERS_FRAPPE)/bin/pip install --quiet -c constraints-peers-frappe.txt torch fuxictr deepctr-torch
+	touch $@
+
 wheel: $(STAMP)  ## a wheel in dist/
 	$(BIN)/pip wheel --no-deps -w dist .
 
@@ -60,5 +68,5 @@ $(STAMP): pyproject.toml constraints.txt $(CORE)
 	touch $@
 
 clean:           ## remove what was built and written here
-	rm -rf $(VENV) $(PEERS) $(PEERS_PREPARE) build dist demo-output
+	rm -rf $(VENV) $(PEERS) $(PEERS_PREPARE) $(PEERS_FRAPPE) build dist demo-output
 	find src -name '*.so' -delete

@@ -7,6 +7,7 @@ ALLOWED: dict[str, set[str]] = {
     "ops": {"kernels"},
     "formats": {"spec"},
     "config": {"spec"},
+    "recipes": {"spec"},
     "batch": {"spec"},
     "nn": {"spec", "ops", "batch"},
     "etl": {"spec", "kernels", "formats"},

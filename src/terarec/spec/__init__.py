@@ -113,6 +113,7 @@ from terarec.spec.optimizer import (
     SparseOptimizerSpec,
 )
 from terarec.spec.prepare import BAD_INPUT_POLICIES, STORAGES, BadInputPolicy, PrepareOptions
+from terarec.spec.recipe import RECIPE_SPLITS, PublishedResult, RecipeDataSpec, RecipeSpec
 from terarec.spec.records import RECORD_KINDS, RecordLayout, RecordSplit, RecordsSpec, SparseInput
 from terarec.spec.row_options import RowOptions
 from terarec.spec.run import RunSpec, TrainingSpec
@@ -126,6 +127,7 @@ __all__ = [
     "BAD_INPUT_POLICIES",
     "MISSING_ID",
     "MISSING_KEY",
+    "RECIPE_SPLITS",
     "RECORD_KINDS",
     "STORAGES",
     "Activation",
@@ -201,8 +203,11 @@ __all__ = [
     "Pooling",
     "PrepareOptions",
     "ProbabilityAdmission",
+    "PublishedResult",
     "PythonModelSpec",
     "RMSPropSpec",
+    "RecipeDataSpec",
+    "RecipeSpec",
     "RecordLayout",
     "RecordSplit",
     "RecordsSpec",

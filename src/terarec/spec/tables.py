@@ -28,25 +28,25 @@ class StaticTablesSpec:
 
     Attributes:
         dtype: element type of the rows of every table.
-        optimizers: pattern of table names, such as "item*" -> name of the rule that moves the tables it matches; the
-            first pattern that matches a table counts, and "default" moves the tables that none matches.
         initializer: Distribution of the first weights; None for a model's own, which is uniform for most.
         init_scale: Half-width of the uniform, or standard deviation of the normal distribution; None for
             1 / sqrt(rows).
+        optimizers: pattern of table names, such as "item*" -> name of the rule that moves the tables it matches; the
+            first pattern that matches a table counts, and "default" moves the tables that none matches.
     """
 
     kind: ClassVar[str] = "static"
     dtype: RowType = "float32"
-    optimizers: Mapping[str, str] = field(default_factory=dict)
     initializer: Initializer | None = None
     init_scale: float | None = None
+    optimizers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         checks.one_of(self, "dtype", ROW_TYPES)
-        _check_optimizers(self, self.optimizers)
         checks.one_of(self, "initializer", (*get_args(Initializer), None))
         if self.init_scale is not None:
             checks.finite_float(self, "init_scale", low=0.0, open_low=True)
+        _check_optimizers(self, self.optimizers)
 
     def table(
         self, name: str, *, rows: int | None, width: int, initializer: Initializer | None = None
@@ -65,10 +65,10 @@ class StaticTablesSpec:
             name=name,
             rows=rows,
             width=width,
-            optimizer=_optimizer_of(name, self.optimizers),
             initializer=initializer or self.initializer or "uniform",
             init_scale=self.init_scale,
             dtype=self.dtype,
+            optimizer=_optimizer_of(name, self.optimizers),
         )
 
 
