@@ -5,5 +5,16 @@ from terarec.optim.dense_state import dense_states
 from terarec.optim.row_optimizer import RowOptimizer
 from terarec.optim.row_parameters import RowParameters
 from terarec.optim.schedule import LearningRateSchedule
+from terarec.optim.schedules import WarmupDecayLR, build_schedulers, load_scheduler_states, scheduler_states
 
-__all__ = ["LearningRateSchedule", "RowOptimizer", "RowParameters", "build_dense_optimizer", "dense_states"]
+__all__ = [
+    "LearningRateSchedule",
+    "RowOptimizer",
+    "RowParameters",
+    "WarmupDecayLR",
+    "build_dense_optimizer",
+    "build_schedulers",
+    "dense_states",
+    "load_scheduler_states",
+    "scheduler_states",
+]

@@ -11,6 +11,7 @@ from terarec.spec import checks
 from terarec.spec.model import DLRMSpec, ModelSpec
 from terarec.spec.objective import ObjectiveSpec
 from terarec.spec.optimizer import AdaGradSpec, AdamSpec, DenseOptimizerSpec, SparseOptimizerSpec
+from terarec.spec.schedule import ScheduleSpec
 from terarec.spec.table import DEFAULT_OPTIMIZER
 
 DEFAULT_EVAL_SPLIT = "valid"
@@ -70,7 +71,7 @@ class TrainingSpec:
     loss_scale: float | str = 1.0
     clip_norm: float | None = None
     freeze: tuple[str, ...] = ()
-    schedule: None = None
+    schedule: ScheduleSpec | None = None
     metrics: tuple[str, ...] = ()
     group: str | None = None
     slices: tuple[str, ...] = ()

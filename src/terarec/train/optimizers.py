@@ -10,8 +10,14 @@ from torch import nn, optim
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from terarec.errors import ConfigError
-from terarec.optim import RowOptimizer, build_dense_optimizer
-from terarec.spec import DenseOptimizerSpec, SparseOptimizerSpec
+from terarec.optim import (
+    RowOptimizer,
+    build_dense_optimizer,
+    build_schedulers,
+    load_scheduler_states,
+    scheduler_states,
+)
+from terarec.spec import DenseOptimizerSpec, PlateauSchedule, ScheduleSpec, SparseOptimizerSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +30,7 @@ class Schedule:
             with the monitored metric where the scheduler takes one.
     """
 
-    scheduler: LRScheduler | ReduceLROnPlateau
+    scheduler: LRScheduler
     interval: Literal["step", "epoch", "evaluation"] = "step"
 
 
@@ -107,20 +113,32 @@ class Optimizers:
             else:
                 schedule.scheduler.step()
 
-    def schedule_state(self) -> list[dict[str, Any]]:
-        """Return the state of each schedule as JSON data."""
-        return [dict(schedule.scheduler.state_dict()) for schedule in self.schedules]
+    def schedule_state(self) -> list[Any]:
+        """Return the state of each schedule as JSON data.
 
-    def load_schedule_state(self, states: Sequence[Mapping[str, Any]]) -> None:
+        Raises:
+            ConfigError: The state of a scheduler of the caller's that JSON cannot hold, such as one of functions.
+        """
+        return scheduler_states([schedule.scheduler for schedule in self.schedules])
+
+    def load_schedule_state(self, states: Sequence[Any]) -> None:
         """Continue from what `schedule_state` returned.
 
         Raises:
             ConfigError: Another number of schedules.
         """
-        if len(states) != len(self.schedules):
-            raise ConfigError(f"schedules: got the state of {len(states)}, expected {len(self.schedules)}")
-        for schedule, state in zip(self.schedules, states, strict=True):
-            schedule.scheduler.load_state_dict(dict(state))
+        load_scheduler_states([schedule.scheduler for schedule in self.schedules], states)
+
+    def follow(self, spec: ScheduleSpec, *, higher_is_better: bool) -> None:
+        """Let the rates of all optimizers follow a schedule.
+
+        Args:
+            spec: The schedule.
+            higher_is_better: Direction of the metric that a plateau is found by.
+        """
+        interval = "evaluation" if isinstance(spec, PlateauSchedule) else getattr(spec, "interval", "step")
+        schedulers = build_schedulers(spec, tuple(self), mode="max" if higher_is_better else "min")
+        self.schedules += [Schedule(scheduler=scheduler, interval=interval) for scheduler in schedulers]
 
 
 def has_tables(model: nn.Module) -> bool:

@@ -97,10 +97,9 @@ class Run:
             labels=[label.name for label in self.dataset.labels],
             callbacks=(log, self._checkpointing, *self.callbacks),
         )
-        if spec.training.schedule is not None:
-            optimizers.schedules += build_schedules(
-                spec.training.schedule, tuple(optimizers), higher_is_better=trainer.early_stopping.is_higher_better
-            )
+        schedule = spec.training.schedule
+        if schedule is not None:
+            optimizers.follow(schedule, higher_is_better=trainer.early_stopping.is_higher_better)
         return trainer
 
     def reader(self, split: str) -> BatchReader:
