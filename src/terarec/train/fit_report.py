@@ -16,6 +16,7 @@ class FitReport:
         steps: steps of the whole run, those before a resume included.
         samples: samples trained in this call.
         seconds: wall-clock time of this call without evaluations; reading and checkpoints included.
+        total_seconds: Wall-clock time of this call, evaluations included.
         samples_per_second: samples / seconds.
         loss: of the last step's batch; NaN if there was no step.
         device: Where the model trained.
@@ -30,6 +31,7 @@ class FitReport:
     steps: int
     samples: int
     seconds: float
+    total_seconds: float
     samples_per_second: float
     loss: float
     device: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ from torch import nn, optim
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from terarec.errors import ConfigError
+from terarec.metrics import find_metric
 from terarec.optim import (
     RowOptimizer,
     build_dense_optimizer,
@@ -27,11 +28,13 @@ class Schedule:
     Attributes:
         scheduler: Any scheduler of ``torch.optim.lr_scheduler``.
         interval: "step" for after every step, "epoch" for after every epoch, "evaluation" for after every evaluation,
-            with the monitored metric where the scheduler takes one.
+            with a metric where the scheduler takes one.
+        metric: Name of that metric; None for the one by which training compares evaluations.
     """
 
     scheduler: LRScheduler
     interval: Literal["step", "epoch", "evaluation"] = "step"
+    metric: str | None = None
 
 
 class Optimizers:
@@ -102,14 +105,21 @@ class Optimizers:
         for optimizer in self:
             optimizer.zero_grad()
 
-    def advance(self, interval: Literal["step", "epoch", "evaluation"], value: float | None = None) -> None:
-        """Advance the schedules of `interval`; `value` is the monitored metric of an evaluation."""
+    def advance(
+        self, interval: Literal["step", "epoch", "evaluation"], value_of: Callable[[str | None], float] | None = None
+    ) -> None:
+        """Advance the schedules of `interval`.
+
+        Args:
+            interval: What has just ended.
+            value_of: Function from a metric's name, or None for the monitored one, to its value in the evaluation.
+        """
         for schedule in self.schedules:
             if schedule.interval != interval:
                 continue
             if isinstance(schedule.scheduler, ReduceLROnPlateau):
-                if value is not None:
-                    schedule.scheduler.step(value)
+                if value_of is not None:
+                    schedule.scheduler.step(value_of(schedule.metric))
             else:
                 schedule.scheduler.step()
 
@@ -129,16 +139,22 @@ class Optimizers:
         """
         load_scheduler_states([schedule.scheduler for schedule in self.schedules], states)
 
-    def follow(self, spec: ScheduleSpec, *, higher_is_better: bool) -> None:
+    def follow(self, spec: ScheduleSpec, *, monitor: str) -> None:
         """Let the rates of all optimizers follow a schedule.
 
         Args:
             spec: The schedule.
-            higher_is_better: Direction of the metric that a plateau is found by.
+            monitor: Metric by which a plateau is found unless the schedule names another one.
+
+        Raises:
+            ConfigError: The schedule names an unknown metric.
         """
-        interval = "evaluation" if isinstance(spec, PlateauSchedule) else getattr(spec, "interval", "step")
-        schedulers = build_schedulers(spec, tuple(self), mode="max" if higher_is_better else "min")
-        self.schedules += [Schedule(scheduler=scheduler, interval=interval) for scheduler in schedulers]
+        is_plateau = isinstance(spec, PlateauSchedule)
+        metric = (spec.metric or monitor) if isinstance(spec, PlateauSchedule) else None
+        mode: Literal["min", "max"] = "min" if metric and not find_metric(metric).higher_is_better else "max"
+        interval = "evaluation" if is_plateau else getattr(spec, "interval", "step")
+        for scheduler in build_schedulers(spec, tuple(self), mode=mode):
+            self.schedules.append(Schedule(scheduler=scheduler, interval=interval, metric=metric))
 
 
 def has_tables(model: nn.Module) -> bool:

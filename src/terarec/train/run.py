@@ -99,7 +99,7 @@ class Run:
         )
         schedule = spec.training.schedule
         if schedule is not None:
-            optimizers.follow(schedule, higher_is_better=trainer.early_stopping.is_higher_better)
+            optimizers.follow(schedule, monitor=trainer.early_stopping.monitor)
         return trainer
 
     def reader(self, split: str) -> BatchReader:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from terarec.metrics import Throughput
 from terarec.models.contract import training_loss
 from terarec.nn.objectives import BinaryObjective, Objective
 from terarec.spec import TrainingSpec
+from terarec.spec.nearest import did_you_mean
 from terarec.train._wip import LossScaler, freeze
 from terarec.train.callback import Callback
 from terarec.train.devices import batches_on
@@ -95,9 +96,9 @@ class Trainer:
         self.output: object = None
         self.evaluation: Evaluation | None = None
         self.highest_auc: float | None = None
-        self.early_stopping = EarlyStopping(spec, spec.monitor or self.evaluator.metrics[0])
+        self.early_stopping = EarlyStopping(spec, self._monitor())
         self.reader: BatchReader | None = None
-        self._module = torch.compile(model) if spec.compile else model
+        self._module = cast(nn.Module, torch.compile(model)) if spec.compile else model
         self._parameters = list(model.parameters())
         self._scaler = LossScaler(spec.loss_scale)
         self._loss: Tensor | None = None
@@ -183,11 +184,13 @@ class Trainer:
         finally:
             self._is_in_step = False
             self._call_all("on_end")
-        samples, seconds = self.samples - samples_before, throughput.seconds - self._evaluation_seconds
+        samples, total_seconds = self.samples - samples_before, throughput.seconds
+        seconds = total_seconds - self._evaluation_seconds
         return FitReport(
             steps=self.step,
             samples=samples,
             seconds=seconds,
+            total_seconds=total_seconds,
             samples_per_second=samples / seconds,
             loss=self.loss,
             device=str(self.device),
@@ -228,6 +231,16 @@ class Trainer:
             self.optimizers.advance("step")
         self._loss = loss
         return loss
+
+    def _monitor(self) -> str:
+        monitor = self.spec.monitor or self.evaluator.metrics[0]
+        if monitor not in self.evaluator.metrics:
+            known = self.evaluator.metrics
+            raise ConfigError(
+                f"training.monitor: got {monitor!r}{did_you_mean(monitor, known)}, expected one of the metrics "
+                f"{', '.join(known)}"
+            )
+        return monitor
 
     def _backward(self, batch: Batch, share: float) -> Tensor:
         """Add the gradients of `batch`, which is `share` of the step's samples; return its share of the loss."""
@@ -370,7 +383,8 @@ class Trainer:
         value = evaluation.value(self.early_stopping.monitor)
         self.early_stopping.update(self.step, value, counts=counts)
         if counts:
-            self.optimizers.advance("evaluation", value)
+            monitor = self.early_stopping.monitor
+            self.optimizers.advance("evaluation", lambda metric: evaluation.value(metric or monitor))
         for callback in self.callbacks:
             callback.on_evaluation(self, evaluation)
 
