@@ -13,7 +13,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "optimizers.md").read_text()
 
 def test_the_python_runs_and_prints_what_its_comment_says(capsys):
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         exec(compile(block, "optimizers.md", "exec"), {})
         assert capsys.readouterr().out.splitlines() == re.findall(r"print\(.*\)\s+# (.+)", block)
