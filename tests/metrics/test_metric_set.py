@@ -147,9 +147,11 @@ def test_several_classes():
         held.update(logits=logits, scores=logits, labels=np.full(60, 3.0), columns={"half": slices})
     with pytest.raises(ConfigError, match="3 scores for 1 label"):
         MetricSet(["gauc"], ["kind"], group="u").update(logits=logits, labels=labels, columns={"u": slices})
-    for name in ("auc", "ne"):
-        with pytest.raises(ConfigError):
-            MetricSet([name], ["kind"]).update(logits=logits, labels=labels)
+    for name in ("auc", "ne", "rmse"):
+        for columns in ((), ("half",)):
+            held = MetricSet([name], ["kind"], slices=columns)
+            with pytest.raises(ConfigError, match="3"):
+                held.update(logits=logits, scores=logits, labels=labels, columns={"half": slices})
 
 
 @pytest.mark.parametrize(
@@ -162,7 +164,7 @@ def test_several_classes():
         (pa.array([3, 1, 3, None], pa.uint8()), [3, 1, None]),
         (pa.array([True, False, True, None]), [True, False, None]),
         (np.array([0.5, 0.25, 0.5, math.nan]), [0.5, 0.25, None]),
-        (torch.tensor([[0.5], [0.25], [0.5], [math.nan]]), [0.5, 0.25, None]),
+        (torch.tensor([[0.5], [0.25], [0.5], [math.nan]], dtype=torch.bfloat16), [0.5, 0.25, None]),
         (torch.tensor([7, -7, 7, 0]), [7, -7, 0]),
         (np.array(["b", "a", "b", "c"]), ["b", "a", "c"]),
     ],
@@ -174,6 +176,13 @@ def test_columns_of_every_kind(values, shown):
     found = held.compute().slices["column"]
     assert [of_value.value for of_value in found.values] == shown
     assert [of_value.found.values["mae"] for of_value in found.values] == [1.0, *([1.0, 3.0])]
+
+
+def test_a_column_has_one_type():
+    held = MetricSet(["mae"], ["x"], slices=["column"])
+    held.update(scores=np.zeros(1), labels=np.zeros(1), columns={"column": np.array([1])})
+    with pytest.raises(ConfigError, match="column 'column': got double values after int64 ones"):
+        held.update(scores=np.zeros(1), labels=np.zeros(1), columns={"column": np.array([1.5])})
 
 
 def test_the_results_are_json():

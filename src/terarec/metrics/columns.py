@@ -87,6 +87,13 @@ def check_class_numbers(metric: str, labels: FloatColumns, num_classes: int) -> 
         raise ConfigError(f"{metric}.update: got the label {labels[bad][0]}, expected {expected}")
 
 
+def check_one_score(metric: str, scores: FloatColumns, labels: FloatColumns) -> None:
+    """Raise `ConfigError` if scores [B, C] are those of several classes of one label."""
+    if scores.shape != labels.shape:
+        got = f"{scores.shape[1]} scores for {labels.shape[1]} label"
+        raise ConfigError(f"{metric}: got {got}, expected one score a label")
+
+
 def mean_over_labels(values: Sequence[float]) -> float:
     """The mean of one value a label; NaN for no label."""
     return sum(values) / len(values) if values else math.nan

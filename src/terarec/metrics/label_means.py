@@ -18,6 +18,7 @@ from terarec.metrics.columns import (
     as_weights,
     check_class_numbers,
     check_labels,
+    check_one_score,
     mean_over_labels,
 )
 
@@ -56,6 +57,8 @@ class LabelMeanMetric(ABC):
     def check(cls, predictions: FloatColumns, labels: FloatColumns) -> None:
         """Raise `ConfigError` if a label, or a prediction, is not what the metric accepts."""
         if predictions.shape != labels.shape:
+            if not cls.TAKES_CLASSES:
+                check_one_score(cls.NAME, predictions, labels)
             check_class_numbers(cls.NAME, labels, predictions.shape[1])
         else:
             check_labels(cls.NAME, labels, cls.LABELS)

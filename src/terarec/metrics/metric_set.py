@@ -125,7 +125,7 @@ class MetricSet:
         for name, values in given.items():
             if name in self.reads:
                 inputs[name], truth = as_columns(
-                    name, _given(name, values), labels if truth is None else truth, allow_classes=True
+                    "MetricSet", _given(name, values), labels if truth is None else truth, allow_classes=True
                 )
         if "loss" in self.reads:
             if loss is None:

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from terarec.errors import ConfigError
 from terarec.metrics.accuracy import Accuracy
 from terarec.metrics.auc import AUC
-from terarec.metrics.columns import FloatColumns, Floats, LabelRange, Values, check_labels
+from terarec.metrics.columns import FloatColumns, Floats, LabelRange, Values, check_labels, check_one_score
 from terarec.metrics.label_means import LabelMeanMetric
 from terarec.metrics.logloss import LogLoss, NormalizedEntropy
 from terarec.metrics.parts import PartedSamples
@@ -152,9 +152,7 @@ def _average_loss(name: str, k: int | None) -> Metric:
 
 def _one_score(name: str, accepted: LabelRange) -> Callable[[FloatColumns, FloatColumns], None]:
     def check(predictions: FloatColumns, labels: FloatColumns) -> None:
-        if predictions.shape != labels.shape:
-            got = f"{predictions.shape[1]} scores for {labels.shape[1]} label"
-            raise ConfigError(f"{name}: got {got}, expected one score a label")
+        check_one_score(name, predictions, labels)
         check_labels(name, labels, accepted)
 
     return check

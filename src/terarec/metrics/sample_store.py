@@ -54,6 +54,9 @@ class SampleStore:
         self._weights.append(np.ones(len(labels), np.float32) if weights is None else weights.copy())
         self._has_weights |= weights is not None
         for name, chunks in self._columns.items():
+            if chunks and chunks[0].type != columns[name].type:
+                got = f"{columns[name].type} values after {chunks[0].type} ones"
+                raise ConfigError(f"column {name!r}: got {got}, expected one type in all batches")
             chunks.append(columns[name])
 
     def join(self) -> None:
@@ -106,7 +109,8 @@ def column_array(name: str, values: ColumnValues, rows: int) -> pa.Array:
         ConfigError: not one value for each of the `rows` samples, or values of another type.
     """
     if isinstance(values, Tensor):
-        values = values.detach().cpu().numpy()
+        values = values.detach().cpu()
+        values = (values.double() if values.is_floating_point() else values).numpy()  # numpy has no bfloat16
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if not isinstance(values, pa.Array):
