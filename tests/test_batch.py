@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
 
 from terarec.batch import Batch, Jagged, first_keys, one_hot, select, slice_samples, to_device
 from terarec.errors import ConfigError
@@ -25,7 +27,8 @@ def batch_of(batch_size, features):
     names = tuple(f"f{index}" for index in range(len(features)))
     weights = torch.arange(keys.numel(), dtype=torch.float32)
     sparse = Jagged(names=names, keys=keys, offsets=offsets, weights=weights)
-    return Batch(dense=numbers * 10, label=numbers, sparse=sparse)
+    metadata = {"row": pa.array(range(batch_size), pa.int64())}
+    return Batch(dense=numbers * 10, label=numbers, sparse=sparse, weight=numbers[:, 0] / 2, metadata=metadata)
 
 
 def weights_in(jagged, batch_size):
@@ -52,6 +55,8 @@ def test_slices_hold_the_samples(data, bounds):
     assert part.batch_size == stop - start
     assert part.label[:, 0].tolist() == list(range(start, stop))
     assert part.dense[:, 0].tolist() == [10.0 * sample for sample in range(start, stop)]
+    assert part.weight.tolist() == [sample / 2 for sample in range(start, stop)]
+    assert part.metadata["row"].to_pylist() == list(range(start, stop))
     assert bags_in(part.sparse, stop - start) == [feature[start:stop] for feature in features]
     whole = weights_in(batch_of(batch_size, features).sparse, batch_size)
     assert weights_in(part.sparse, stop - start) == [feature[start:stop] for feature in whole]
@@ -126,6 +131,39 @@ def test_the_same_device_keeps_the_samples():
     assert torch.equal(moved.sparse.offsets, batch.sparse.offsets)
     assert moved.sparse.names == batch.sparse.names
     assert torch.equal(moved.sparse.weights, batch.sparse.weights)
+    assert torch.equal(moved.weight, batch.weight)
+    elsewhere = to_device(batch, "meta")
+    assert (elsewhere.weight.device, elsewhere.label.device) == (torch.device("meta"), torch.device("meta"))
+    assert elsewhere.metadata is batch.metadata
+
+
+def test_what_a_batch_refuses():
+    batch = batch_of(2, [[[1], [2]]])
+    for wrong in (torch.ones(3), torch.ones(2, 1), torch.ones(2, dtype=torch.float64)):
+        with pytest.raises(ConfigError, match=r"Batch: got weight .*, expected float32\[2\]"):
+            replace(batch, weight=wrong)
+    with pytest.raises(ConfigError, match="got weight on meta, label on cpu, expected them on one device"):
+        replace(batch, weight=torch.ones(2, device="meta"))
+    with pytest.raises(ConfigError, match="got 3 values of metadata 'user', expected 2"):
+        replace(batch, metadata={"user": pa.array(["a", "b", "c"])})
+
+
+def test_a_batch_is_a_tree_of_its_tensors():
+    batch = batch_of(2, [[[1], [2]]])
+    leaves, structure = pytree.tree_flatten(batch)
+    assert [leaf is tensor for leaf, tensor in zip(leaves, (batch.dense, batch.label), strict=False)] == [True, True]
+    assert leaves[-1] is batch.weight
+    again = pytree.tree_unflatten(leaves, structure)
+    assert again.weight is batch.weight
+    assert again.metadata == {}  # no tensor
+    doubled = pytree.tree_map(lambda tensor: tensor * 2, batch)
+    assert torch.equal(doubled.weight, batch.weight * 2)
+    without = replace(batch, weight=None, metadata={})
+    leaves, structure = pytree.tree_flatten(without)
+    assert structure.num_leaves == 5  # as in programs that were exported before there were weights
+    assert pytree.tree_unflatten(leaves, structure).weight is None
+    paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(batch)[0]]
+    assert paths == [".dense", ".label", ".sparse.keys", ".sparse.offsets", ".sparse.weights", ".weight"]
 
 
 @pytest.mark.parametrize(

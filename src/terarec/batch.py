@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from terarec.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,11 +67,29 @@ class Batch:
         dense: float32[B, F].
         label: float32[B, L].
         sparse: the keys of the S features.
+        weight: float32[B], how much each sample counts in the loss and in metrics, >= 0; None for ones.
+        metadata: name -> an Arrow array of B values, for columns that no model reads, such as the ids of users. They
+            stay in host memory.
     """
 
     dense: Tensor
     label: Tensor
     sparse: Jagged
+    weight: Tensor | None = None
+    metadata: Mapping[str, pa.Array] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        weight, size = self.weight, self.label.shape[0]
+        if weight is not None:
+            if weight.dtype != torch.float32 or weight.shape != (size,):
+                raise ConfigError(f"Batch: got weight {weight.dtype}{list(weight.shape)}, expected float32[{size}]")
+            if weight.device != self.label.device:
+                raise ConfigError(
+                    f"Batch: got weight on {weight.device}, label on {self.label.device}, expected them on one device"
+                )
+        for name, values in self.metadata.items():
+            if len(values) != size:
+                raise ConfigError(f"Batch: got {len(values)} values of metadata {name!r}, expected {size}")
 
     @property
     def batch_size(self) -> int:
@@ -77,35 +98,59 @@ class Batch:
 
 
 # As pytrees, batches are inputs of `torch.export` and of `torch.func`. These put placeholders in the place of tensors,
-# so the checks of `Jagged` do not apply.
-def _unchecked(kind: type[Any], names: Iterable[str], values: Iterable[object]) -> Any:
+# so the checks of `Jagged` and `Batch` do not apply.
+def _unchecked(kind: type[Any], values: Mapping[str, object]) -> Any:
     made = object.__new__(kind)
-    for name, value in zip(names, values, strict=True):
+    for name, value in values.items():
         object.__setattr__(made, name, value)
     return made
 
 
-def _register(kind: type[Any], fields: tuple[str, ...], constants: tuple[str, ...] = ()) -> None:
-    def values(held: Any) -> list[Any]:
-        return [getattr(held, name) for name in fields]
+def _jagged_children(jagged: Jagged) -> dict[str, Any]:
+    return {"keys": jagged.keys, "offsets": jagged.offsets, "weights": jagged.weights}
 
-    def context(held: Any) -> list[Any]:
-        return [list(getattr(held, name)) for name in constants]
 
+def _jagged_of(children: Iterable[Any], names: list[list[str]]) -> Any:
+    keys, offsets, weights = children
+    return _unchecked(Jagged, {"names": tuple(names[0]), "keys": keys, "offsets": offsets, "weights": weights})
+
+
+# A batch without weights has the three children that it had before there were weights: programs that were exported then
+# still take it. Metadata is left out: it is no tensor, and a constant of the structure would have to equal that of the
+# example inputs, which it does in no other batch.
+def _batch_children(batch: Batch) -> dict[str, Any]:
+    children = {"dense": batch.dense, "label": batch.label, "sparse": batch.sparse}
+    return children if batch.weight is None else {**children, "weight": batch.weight}
+
+
+def _batch_of(children: Iterable[Any], _: list[Any]) -> Any:
+    dense, label, sparse, *weight = children
+    return _unchecked(
+        Batch,
+        {"dense": dense, "label": label, "sparse": sparse, "weight": weight[0] if weight else None, "metadata": {}},
+    )
+
+
+def _register(
+    kind: type[Any],
+    children: Callable[[Any], dict[str, Any]],
+    context: Callable[[Any], list[Any]],
+    rebuilt: Callable[[Iterable[Any], list[Any]], Any],
+) -> None:
     pytree.register_pytree_node(
         kind,
-        lambda held: (values(held), context(held)),
-        lambda parts, held: _unchecked(kind, (*fields, *constants), (*parts, *map(tuple, held))),
+        lambda held: (list(children(held).values()), context(held)),
+        rebuilt,
         flatten_with_keys_fn=lambda held: (
-            [(pytree.GetAttrKey(name), value) for name, value in zip(fields, values(held), strict=True)],
+            [(pytree.GetAttrKey(name), value) for name, value in children(held).items()],
             context(held),
         ),
         serialized_type_name=f"terarec.{kind.__name__}",
     )
 
 
-_register(Jagged, ("keys", "offsets", "weights"), ("names",))
-_register(Batch, ("dense", "label", "sparse"))
+_register(Jagged, _jagged_children, lambda jagged: [list(jagged.names)], _jagged_of)
+_register(Batch, _batch_children, lambda _: [], _batch_of)
 # `torch.load` takes no other classes from a file, and an exported program holds its example inputs.
 torch.serialization.add_safe_globals([Batch, Jagged])
 
@@ -194,15 +239,27 @@ def slice_samples(batch: Batch, start: int, stop: int) -> Batch:
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         parts = [slice(int(starts[s, 0]), int(ends[s, -1])) for s in range(num_features)] if stop > start else []
         sliced = _with_parts(sparse, sparse.names, parts, offsets)
-    return Batch(dense=batch.dense[start:stop], label=batch.label[start:stop], sparse=sliced)
+    return Batch(
+        dense=batch.dense[start:stop],
+        label=batch.label[start:stop],
+        sparse=sliced,
+        weight=None if batch.weight is None else batch.weight[start:stop],
+        metadata={name: values[start:stop] for name, values in batch.metadata.items()},
+    )
 
 
 def to_device(batch: Batch, device: torch.device | str) -> Batch:
-    """`batch` with its tensors on `device`."""
+    """`batch` with its tensors on `device`; metadata stays in host memory."""
     held = batch.sparse
     weights = None if held.weights is None else held.weights.to(device)
     sparse = Jagged(names=held.names, keys=held.keys.to(device), offsets=held.offsets.to(device), weights=weights)
-    return Batch(dense=batch.dense.to(device), label=batch.label.to(device), sparse=sparse)
+    return Batch(
+        dense=batch.dense.to(device),
+        label=batch.label.to(device),
+        sparse=sparse,
+        weight=None if batch.weight is None else batch.weight.to(device),
+        metadata=batch.metadata,
+    )
 
 
 def _check_covered(jagged: Jagged) -> None:

@@ -85,8 +85,8 @@ def test_neither_file_nor_data_is_told() -> None:
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ({"model": "dcn"}, "model.kind: got 'dcn', expected one of 'dlrm', 'wide_deep'"),
-        ({"model": "wide_deep", "top": "8"}, "model.top: unknown field, expected one of 'width', 'hidden'"),
+        ({"model": "dcm"}, "model.kind: got 'dcm' (did you mean 'dcn'?), expected one of 'lr', 'fm'"),
+        ({"model": "wide_deep", "top": "8"}, "model.top: unknown field, expected one of 'width', 'pooling'"),
         ({"batch_size": 0}, "training.batch_size: got 0"),
         ({"dense_optimizer": "rowwise_adagrad"}, "dense_optimizer.kind: got 'rowwise_adagrad'"),
         ({"bottom": "16-x"}, "model.bottom: got 'x', expected an integer"),

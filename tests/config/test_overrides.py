@@ -97,7 +97,7 @@ def test_a_spec_that_is_not_a_run_can_be_overridden() -> None:
         ("nothing", "1", "nothing: unknown field, expected one of 'data'"),
         ("training", "1", "training: got '1', expected one of its fields"),
         ("model", "dlrm", "model: got 'dlrm', expected one of its fields"),
-        ("model.kind", "dcn", "model.kind: got 'dcn', expected one of 'dlrm', 'wide_deep'"),
+        ("model.kind", "dcm", "model.kind: got 'dcm' (did you mean 'dcn'?), expected one of 'lr', 'fm'"),
         ("training.kind", "x", "training.kind: unknown field"),
         ("data.x", "1", "data has no fields"),
         ("model.top", "8-x", "model.top: got 'x', expected an integer"),

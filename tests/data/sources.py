@@ -11,8 +11,8 @@ from tests.formats.samples import make_block, make_spec
 class TinyGroups:
     """Rows in groups of given sizes; a `Source` like any other."""
 
-    def __init__(self, sizes, hotness=(1, 3)):
-        self.spec = make_spec(hotness=hotness)
+    def __init__(self, sizes, hotness=(1, 3), **columns):
+        self.spec = make_spec(hotness=hotness, **columns)
         self.group_rows = tuple(sizes)
         self.block = make_block(self.spec, sum(sizes))
         self.reads = []
@@ -36,6 +36,9 @@ def assert_same_batches(found, expected):
         assert ours.sparse.names == theirs.sparse.names
         assert torch.equal(ours.sparse.keys, theirs.sparse.keys)
         assert torch.equal(ours.sparse.offsets, theirs.sparse.offsets)
+        assert (ours.weight is None) == (theirs.weight is None)
+        assert ours.weight is None or torch.equal(ours.weight, theirs.weight)
+        assert ours.metadata == theirs.metadata
 
 
 def assert_replays(make_reader, epochs=2):

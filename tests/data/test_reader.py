@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -10,8 +11,9 @@ from torch.utils.data import DataLoader
 from terarec.data import InMemorySource, Reader
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.formats import write_dataset
+from terarec.spec import MetadataColumn
 from tests.data.sources import TinyGroups, row_numbers
-from tests.formats.samples import make_block, make_spec, write_split
+from tests.formats.samples import METADATA, make_block, make_spec, write_split
 
 STORAGES = ("parquet", "raw")
 
@@ -42,6 +44,54 @@ def test_batches_hold_the_rows_feature_major(tmp_path, storage):
                 assert bag.tolist() == expected
         row += size
     assert row == 30
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_weights_and_metadata_stay_with_their_rows(tmp_path, storage):
+    metadata = METADATA if storage == "parquet" else ()
+    spec = make_spec(storage, weight="w", metadata=metadata)
+    block = make_block(spec, 40)
+    write_split(tmp_path, spec, block, cuts=(11, 23), rows_per_group=4)
+    in_memory = InMemorySource(
+        spec,
+        block.label,
+        block.dense,
+        block.keys,
+        weight=block.weight,
+        metadata={column.name: array for column, array in zip(metadata, block.metadata, strict=True)},
+    )
+    for source in (tmp_path, in_memory):
+        rows = []
+        for batch in Reader(source, batch_size=7, shuffle=True, threads=2):
+            found = batch.label[:, 0].long()
+            assert torch.equal(batch.weight, torch.from_numpy(block.weight)[found])
+            assert list(batch.metadata) == [column.name for column in metadata]
+            for name, array in zip(batch.metadata, block.metadata, strict=True):
+                assert batch.metadata[name].equals(array.take(pa.array(found.numpy())))
+            rows += found.tolist()
+        assert rows != sorted(rows)
+        assert sorted(rows) == list(range(40))
+
+
+def test_metadata_in_memory_may_be_lists_and_is_checked():
+    spec = make_spec(hotness=(1,), metadata=(MetadataColumn(name="user", type="string"),))
+    block = make_block(dataclasses.replace(spec, metadata=()), 3)
+
+    def source(**columns):
+        return InMemorySource(spec, block.label, block.dense, block.keys, **columns)
+
+    batch = next(iter(Reader(source(metadata={"user": ["a", None, "b"]}), batch_size=3)))
+    assert batch.metadata["user"].to_pylist() == ["a", None, "b"]
+    assert batch.weight is None
+    for given, message in (
+        ({}, r"got the metadata \[\], expected \['user'\]"),
+        ({"user": ["a"]}, "column 'user': got 1 values"),
+        ({"user": ["a", 1, "b"]}, "column 'user': .*, expected string values"),
+    ):
+        with pytest.raises(FormatError, match=message):
+            source(metadata=given)
+    with pytest.raises(FormatError, match="got weights, expected none"):
+        source(metadata={"user": ["a", None, "b"]}, weight=np.ones(3))
 
 
 @pytest.mark.parametrize(("dense", "hotness"), [(0, (1,)), (2, ()), (0, (4,))])

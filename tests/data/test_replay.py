@@ -1,13 +1,14 @@
 """A state saved after any batch replays the rest exactly: every configuration of the reader, every position."""
 
 import itertools
+import json
 
 import pytest
 
 from terarec.data import InMemorySource, Reader
 from terarec.errors import ConfigError
 from tests.data.sources import TinyGroups, assert_replays, assert_same_batches
-from tests.formats.samples import make_block, make_spec, write_split
+from tests.formats.samples import METADATA, make_block, make_spec, write_split
 
 GROUPS = (7, 3, 0, 5, 8, 1, 6, 4)
 
@@ -70,6 +71,35 @@ def test_an_epoch_left_early_starts_over():
     assert_same_batches([first], batches[:1])
     assert len(batches) == len(reader)
     assert reader.state_dict()["epoch"] == 1
+
+
+@pytest.mark.parametrize(("shuffle", "drop_last"), [(False, False), (True, False), (True, True)])
+def test_a_repeating_reader_gives_epoch_after_epoch_and_replays_across_their_borders(shuffle, drop_last):
+    source = TinyGroups(GROUPS, weight="w", metadata=METADATA)
+
+    def make(repeat):
+        return Reader(source, batch_size=6, shuffle=shuffle, drop_last=drop_last, repeat=repeat, seed=5)
+
+    epochs = make(repeat=False)
+    expected = [batch for _ in range(3) for batch in epochs]
+    reader = make(repeat=True)
+    assert (reader.repeat, len(reader)) == (True, len(epochs))
+    states, batches = [json.dumps(reader.state_dict())], []
+    for batch in itertools.islice(reader, len(expected)):
+        batches.append(batch)
+        states.append(json.dumps(reader.state_dict()))
+    assert_same_batches(batches, expected)
+    for position, state in enumerate(states):
+        resumed = make(repeat=True)
+        resumed.load_state_dict(json.loads(state))
+        rest = itertools.islice(resumed, len(expected) - position)
+        assert_same_batches(list(rest), batches[position:])
+        assert json.dumps(resumed.state_dict()) == states[-1]
+
+
+def test_a_repeating_reader_needs_a_batch():
+    with pytest.raises(ConfigError, match="repeat=True for 3 samples in batches of 4, expected at least one batch"):
+        Reader(TinyGroups((3,)), batch_size=4, drop_last=True, repeat=True)
 
 
 def test_resuming_reads_only_what_is_left():

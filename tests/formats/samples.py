@@ -5,24 +5,34 @@ import itertools
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from hypothesis import strategies as st
 
 from terarec.formats import ColumnBlock, Keys, ParquetShardWriter, create_shard, shard_path, slice_rows, write_dataset
-from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn
+from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, MetadataColumn
+
+METADATA = tuple(
+    MetadataColumn(name=name, type=kind) for name, kind in (("row", "int64"), ("price", "float64"), ("note", "string"))
+)
+"""What `make_block` makes metadata for."""
 
 
-def make_spec(storage="parquet", *, labels=1, dense=2, hotness=(1, 3), rows=50) -> DatasetSpec:
+def make_spec(
+    storage="parquet", *, labels=1, dense=2, hotness=(1, 3), rows=50, weight=None, metadata=()
+) -> DatasetSpec:
     return DatasetSpec(
         name="tiny",
         storage=storage,
         labels=tuple(LabelColumn(name=f"y{i}") for i in range(labels)),
         dense=tuple(DenseColumn(name=f"I{i}") for i in range(dense)),
         categorical=tuple(CategoricalColumn(name=f"C{i}", rows=rows + i, hotness=hot) for i, hot in enumerate(hotness)),
+        weight=weight,
+        metadata=metadata,
     )
 
 
 def make_block(spec: DatasetSpec, num_rows: int, seed: int = 0) -> ColumnBlock:
-    """Rows whose first label counts them, so that they can be told apart."""
+    """Rows whose first label counts them, so that they can be told apart, as do weights and `METADATA`."""
     rng = np.random.default_rng(seed)
     label = rng.random((num_rows, len(spec.labels)), dtype=np.float32)
     label[:, 0] = np.arange(num_rows)
@@ -35,7 +45,15 @@ def make_block(spec: DatasetSpec, num_rows: int, seed: int = 0) -> ColumnBlock:
         offsets = np.concatenate([[0], np.cumsum(rng.integers(low, column.hotness + 1, num_rows))]).astype(np.int64)
         keys.append((rng.integers(0, column.rows, offsets[-1]), offsets))
     dense = rng.standard_normal((num_rows, len(spec.dense))).astype(np.float32)
-    return ColumnBlock(label=label, dense=dense, keys=tuple(keys))
+    weight = None if spec.weight is None else (np.arange(num_rows) / 4).astype(np.float32)
+    numbers = range(num_rows)
+    values = {
+        "row": pa.array([None if row % 5 == 3 else row - 2**62 for row in numbers], pa.int64()),
+        "price": pa.array([None if row % 7 == 1 else row / 3 for row in numbers], pa.float64()),
+        "note": pa.array([None if row % 3 == 2 else f"ä{row}" * (row % 4) for row in numbers], pa.large_string()),
+    }
+    metadata = tuple(values[column.name] for column in spec.metadata)
+    return ColumnBlock(label=label, dense=dense, keys=tuple(keys), weight=weight, metadata=metadata)
 
 
 def write_split(directory: Path, spec: DatasetSpec, block: ColumnBlock, cuts=(), rows_per_group=None) -> DatasetSpec:
@@ -47,8 +65,7 @@ def write_split(directory: Path, spec: DatasetSpec, block: ColumnBlock, cuts=(),
         small = spec.storage == "parquet" and rows_per_group is not None
         writer = ParquetShardWriter(path, spec, rows_per_group=rows_per_group) if small else create_shard(spec, path)
         with writer:
-            part = slice_rows(block, start, stop)
-            writer.write(part.label, part.dense, part.keys)
+            writer.write_block(slice_rows(block, start, stop))
             shards.append(writer.close())
     spec = dataclasses.replace(spec, splits={"train": tuple(shards)})
     write_dataset(spec, directory)
@@ -67,6 +84,13 @@ def assert_same_rows(found: ColumnBlock, expected: ColumnBlock) -> None:
             np.testing.assert_array_equal(ours[1], theirs[1])
         else:
             np.testing.assert_array_equal(ours, theirs)
+    assert (found.weight is None) == (expected.weight is None)
+    if found.weight is not None:
+        np.testing.assert_array_equal(found.weight, expected.weight)
+        assert found.weight.dtype == np.float32
+    assert len(found.metadata) == len(expected.metadata)
+    for ours, theirs in zip(found.metadata, expected.metadata, strict=True):
+        assert ours.equals(theirs)
 
 
 @st.composite
@@ -79,4 +103,6 @@ def specs(draw, storage):
         dense=dense,
         hotness=tuple(hotness),
         rows=draw(st.integers(1, 2**31 - 9)),
+        weight=draw(st.sampled_from([None, "w"])),
+        metadata=tuple(draw(st.permutations(METADATA)))[: draw(st.integers(0, 3 if storage == "parquet" else 0))],
     )

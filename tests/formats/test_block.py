@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terarec.formats import merge, slice_rows
-from tests.formats.samples import make_block, make_spec
+from tests.formats.samples import METADATA, make_block, make_spec
 
 
 def rows_of(block):
@@ -19,7 +19,9 @@ def rows_of(block):
                 keys.append(values[offsets[row] : offsets[row + 1]].tolist())
             else:
                 keys.append(int(column[row]))
-        rows.append((block.label[row].tolist(), block.dense[row].tolist(), keys))
+        weight = None if block.weight is None else float(block.weight[row])
+        metadata = [array[row].as_py() for array in block.metadata]
+        rows.append((block.label[row].tolist(), block.dense[row].tolist(), keys, weight, metadata))
     return rows
 
 
@@ -30,7 +32,7 @@ def rows_of(block):
 )
 @settings(max_examples=80)
 def test_merge_takes_rows_in_the_order_asked_for(sizes, seed, hotness):
-    spec = make_spec(hotness=(1, *hotness))
+    spec = make_spec(hotness=(1, *hotness), weight="w" if seed % 2 else None, metadata=METADATA[: seed % 4])
     blocks = [make_block(spec, size, seed + index) for index, size in enumerate(sizes)]
     rows = [row for block in blocks for row in rows_of(block)]
     assert rows_of(merge(blocks)) == rows
@@ -40,7 +42,7 @@ def test_merge_takes_rows_in_the_order_asked_for(sizes, seed, hotness):
 
 @given(size=st.integers(0, 12), bounds=st.tuples(st.integers(0, 12), st.integers(0, 12)))
 def test_slices_are_rows(size, bounds):
-    block = make_block(make_spec(hotness=(1, 3)), size)
+    block = make_block(make_spec(hotness=(1, 3), weight="w", metadata=METADATA), size)
     start, stop = sorted(min(bound, size) for bound in bounds)
     assert rows_of(slice_rows(block, start, stop)) == rows_of(block)[start:stop]
 

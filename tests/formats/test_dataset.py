@@ -14,6 +14,7 @@ from terarec.spec import (
     DatasetSpec,
     DenseColumn,
     LabelColumn,
+    MetadataColumn,
     ShardSpec,
 )
 
@@ -34,11 +35,13 @@ SPEC = DatasetSpec(
         "valid": (),
     },
     best_auc=0.75,
+    weight="w",
+    metadata=(MetadataColumn(name="user", type="string"),),
 )
 
 GOLDEN = """{
   "format": "terarec.dataset",
-  "version": 2,
+  "version": 3,
   "dataset": {
     "name": "golden",
     "storage": "parquet",
@@ -77,7 +80,14 @@ GOLDEN = """{
       ],
       "valid": []
     },
-    "best_auc": 0.75
+    "best_auc": 0.75,
+    "weight": "w",
+    "metadata": [
+      {
+        "name": "user",
+        "type": "string"
+      }
+    ]
   }
 }
 """
@@ -104,11 +114,18 @@ def test_golden_files_for_hugectr(tmp_path):
 
 
 def test_raw_data_and_bare_descriptions_have_nothing_for_hugectr(tmp_path):
-    write_dataset(dataclasses.replace(SPEC, storage="raw"), tmp_path / "raw")
+    write_dataset(dataclasses.replace(SPEC, storage="raw", metadata=()), tmp_path / "raw")
     write_dataset(dataclasses.replace(SPEC, splits={}), tmp_path / "bare")
     assert [path.name for path in (tmp_path / "raw").iterdir()] == ["dataset.json"]
     assert [path.name for path in (tmp_path / "bare").iterdir()] == ["dataset.json"]
     assert read_dataset(tmp_path / "bare").splits == {}
+
+
+def test_a_description_of_version_2_has_neither_weight_nor_metadata(tmp_path):
+    old = {**json.loads(GOLDEN), "version": 2}
+    del old["dataset"]["weight"], old["dataset"]["metadata"]
+    (tmp_path / "dataset.json").write_text(json.dumps(old))
+    assert read_dataset(tmp_path) == dataclasses.replace(SPEC, weight=None, metadata=())
 
 
 @given(data=st.data())
@@ -152,7 +169,7 @@ BROKEN = {
     "not text": (lambda _: b"\xff\xfe\x00", "not JSON"),
     "a list": (lambda _: "[]", r"\$.format is None, expected 'terarec.dataset'"),
     "another format": (lambda d: {**d, "format": "terarec.checkpoint"}, r"\$.format is 'terarec.checkpoint', expected"),
-    "newer": (lambda d: {**d, "version": 3}, r"terarec.dataset version 3 is newer than this terarec reads \(up to 2\)"),
+    "newer": (lambda d: {**d, "version": 4}, r"terarec.dataset version 4 is newer than this terarec reads \(up to 3\)"),
     "older": (
         lambda d: {**d, "version": 1},
         "terarec.dataset version 1 was made by an earlier development state, expected version 2; make it again",

@@ -1,13 +1,17 @@
 """What every shard format promises: rows written are the rows read, however they are cut."""
 
+import dataclasses
+
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats import ParquetShardWriter, create_shard, merge, open_shard, shard_path, slice_rows
-from tests.formats.samples import assert_same_rows, make_block, make_spec, specs
+from tests.formats.samples import METADATA, assert_same_rows, make_block, make_spec, specs
 
 STORAGES = ("parquet", "raw")
 
@@ -15,8 +19,7 @@ STORAGES = ("parquet", "raw")
 def write_in_pieces(writer, block, cuts):
     with writer:
         for start, stop in zip([0, *cuts], [*cuts, block.num_rows], strict=True):
-            piece = slice_rows(block, start, stop)
-            writer.write(piece.label, piece.dense, piece.keys)
+            writer.write_block(slice_rows(block, start, stop))
         return writer.close()
 
 
@@ -140,6 +143,60 @@ def bad_arguments(block):
         (label, dense, (scalar, (values, crowded))),
         r"column 'C1': row 8 holds \d+ keys, expected 0 to 3",
     )
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("weight", [-1e-9, float("nan"), float("inf"), -float("inf")])
+def test_weights_are_finite_and_not_negative(tmp_path, storage, weight):
+    spec = make_spec(storage, weight="w")
+    block = make_block(spec, 9)
+    path = shard_path(tmp_path, spec, "train", 0)
+    bad = dataclasses.replace(block, weight=np.where(np.arange(9) == 4, np.float32(weight), block.weight))
+    message = r"column 'w': row 4 has the weight .*, expected a finite number >= 0"
+    with create_shard(spec, path) as writer:
+        with pytest.raises(FormatError, match=message):
+            writer.write_block(bad)
+        writer.write_block(block)
+        writer.close()
+    assert_same_rows(read_all(open_shard(spec, path)), block)
+    if storage == "parquet":
+        table = pq.read_table(path)
+        pq.write_table(table.set_column(table.column_names.index("w"), "w", pa.array(bad.weight)), path)
+    else:
+        content = bytearray(path.read_bytes())
+        record = len(content) // 9
+        content[record * 5 - 4 : record * 5] = np.float32(weight).tobytes()
+        path.write_bytes(content)
+    with pytest.raises(FormatError, match=f"row group 0, {message}"):
+        open_shard(spec, path).read_group(0)
+
+
+def wrong_sample_columns(block):
+    """(what is given as weight and metadata, message)."""
+    weight, metadata = block.weight, block.metadata
+    yield (None, metadata), "column 'w': got no weights, expected 9"
+    yield (weight[:4], metadata), r"column 'w': got weights float32\[4\], expected numbers\[9\]"
+    yield (weight.astype(object), metadata), r"column 'w': got weights object\[9\]"
+    yield (weight, metadata[:2]), "got 2 metadata columns, expected 3"
+    yield (weight, (metadata[0][:3], *metadata[1:])), "column 'row': got 3 values of int64, expected 9 values of int64"
+    yield (weight, (metadata[1], *metadata[1:])), "column 'row': got 9 values of double, expected 9 values of int64"
+
+
+@pytest.mark.parametrize("case", range(6))
+def test_weights_and_metadata_that_are_not_those_of_the_data_set(tmp_path, case):
+    spec = make_spec(weight="w", metadata=METADATA)
+    block = make_block(spec, 9)
+    (weight, metadata), message = list(wrong_sample_columns(block))[case]
+    with (
+        create_shard(spec, shard_path(tmp_path, spec, "train", 0)) as writer,
+        pytest.raises(FormatError, match=message),
+    ):
+        writer.write(block.label, block.dense, block.keys, weight, metadata)
+    with (
+        create_shard(make_spec(), shard_path(tmp_path, spec, "train", 0)) as writer,
+        pytest.raises(FormatError, match="got weights, expected none for a data set without a weight column"),
+    ):
+        writer.write(block.label, block.dense, block.keys, block.weight)
 
 
 @pytest.mark.parametrize("storage", STORAGES)

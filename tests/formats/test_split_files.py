@@ -18,8 +18,8 @@ class File:
         self.rows, self.closed, self.aborted = 0, False, False
         self._ready, self._error = ready, error
 
-    def write(self, label, dense, keys):
-        self.rows += len(label)
+    def write_block(self, block):
+        self.rows += block.num_rows
 
     def close(self):
         self._ready.wait(10)

@@ -104,6 +104,8 @@ def test_wide_and_deep_without_dense_or_without_categories() -> None:
     assert no_keys(Batch(dense=batch.dense, label=batch.label, sparse=empty)).shape == (9, 1)
 
 
-def test_dlrm_needs_dense_and_categorical_columns() -> None:
-    with pytest.raises(ConfigError, match="'planted' has no dense column"):
-        DLRM(DLRMSpec(), planted_dataset(num_dense=0))
+def test_one_vector_has_no_pair() -> None:
+    dataset = replace(planted_dataset(num_dense=0), categorical=planted_dataset().categorical[:1])
+    with pytest.raises(ConfigError, match="'planted' has one categorical and no dense column"):
+        DLRM(DLRMSpec(), dataset)
+    DLRM(DLRMSpec(interaction="cat"), dataset)

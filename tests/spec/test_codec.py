@@ -110,8 +110,7 @@ def test_none_is_left_out():
     data = to_data(RunSpec(data="d"))
     assert "max_steps" not in data["training"]
     assert "rows" not in data["sparse_optimizer"]
-    shape = {"width": 16, "bottom": [512, 256, 16], "top": [512, 256]}
-    assert data["model"] == {"kind": "dlrm", **shape, "tables": {"kind": "static", "dtype": "float32"}}
+    assert data["model"]["tables"] == {"kind": "static", "dtype": "float32", "optimizers": {}}
 
 
 D = {"name": "d", "storage": "raw", "labels": [{"name": "y"}], "dense": [], "categorical": [{"name": "c", "rows": 2}]}
@@ -154,11 +153,15 @@ MISTAKES = {
     ),
     "no list": (DLRMSpec, {"top": 5}, r"\$.top: got 5, expected a list"),
     "item": (DLRMSpec, {"top": [5, "6"]}, r"\$.top\[1\]: got '6', expected an integer"),
-    "no kind": (RunSpec, {"data": "d", "model": {}}, r"\$.model.kind: missing, expected one of 'dlrm', 'wide_deep'"),
+    "no kind": (
+        RunSpec,
+        {"data": "d", "model": {}},
+        r"\$.model.kind: missing, expected one of 'lr', 'fm', 'dnn', 'wide_deep'",
+    ),
     "another kind": (
         RunSpec,
-        {"data": "d", "model": {"kind": "dcn"}},
-        r"\$.model.kind: got 'dcn', expected one of 'dlrm'",
+        {"data": "d", "model": {"kind": "dcm"}},
+        r"\$.model.kind: got 'dcm' \(did you mean 'dcn'\?\), expected one of 'lr'",
     ),
     "kind of another type": (
         RunSpec,

@@ -24,6 +24,7 @@ from terarec.spec import (
     ServingSpec,
     SGDSpec,
     ShardSpec,
+    StaticTablesSpec,
     TableSpec,
     TrainingSpec,
     WideDeepSpec,
@@ -50,6 +51,19 @@ REFUSED = [
     (TableSpec, {"name": 3, "rows": 1, "width": 1}, "TableSpec.name: got 3"),
     (TableSpec, {"name": "t", "rows": 0, "width": 1}, "TableSpec.rows: got 0, expected an integer >= 1"),
     (TableSpec, {"name": "t", "rows": 1.0, "width": 1}, "TableSpec.rows: got 1.0"),
+    (TableSpec, {"name": "t", "rows": 1, "width": 1, "optimizer": ""}, "TableSpec.optimizer: got ''"),
+    (
+        StaticTablesSpec,
+        {"optimizers": {"a*": 3}},
+        "StaticTablesSpec.optimizers: got .*, expected a rule's name for each",
+    ),
+    (DynamicTablesSpec, {"optimizers": ["a"]}, "DynamicTablesSpec.optimizers: got .*, expected a rule"),
+    (RunSpec, {"data": "d", "row_optimizers": {"default": SGDSpec()}}, "RunSpec.row_optimizers: got 'default', exp"),
+    (
+        RunSpec,
+        {"data": "d", "row_optimizers": {"wide": "sgd"}},
+        "RunSpec.row_optimizers: got .*, expected an opt",
+    ),
     (TableSpec, {"name": "t", "rows": 1, "width": True}, "TableSpec.width: got True"),
     (
         TableSpec,
@@ -158,3 +172,10 @@ def test_the_error_of_a_field_tells_its_parts():
 def test_specs_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         SGDSpec().lr = 2.0
+
+
+@pytest.mark.parametrize("spec", [StaticTablesSpec, DynamicTablesSpec])
+def test_the_first_pattern_that_matches_a_table_names_its_rule(spec) -> None:
+    tables = spec(optimizers={"item_?": "wide", "item*": "deep"})
+    names = {name: tables.table(name, rows=3, width=2).optimizer for name in ("item_a", "items", "user", "Item_a")}
+    assert names == {"item_a": "wide", "items": "deep", "user": "default", "Item_a": "default"}

@@ -88,6 +88,8 @@ def test_tables_of_two_widths_or_types_are_refused() -> None:
     for other in (TableSpec(name="c", rows=3, width=4), TableSpec(name="c", rows=3, width=8, dtype="float16")):
         with pytest.raises(ConfigError, match=rf"\({other.width}, '{other.dtype}'\)"):
             Arena([SPECS[0], other])
+    with pytest.raises(ConfigError, match=r"of the optimizers \['default', 'wide'\], expected one"):
+        Arena([SPECS[0], replace(SPECS[0], name="c", optimizer="wide")])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

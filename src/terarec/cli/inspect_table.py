@@ -15,7 +15,7 @@ from terarec.cli.inspect_checkpoint import choose_checkpoint, row_norms, table_p
 from terarec.etl.workflow import IdValues, workflow_of
 from terarec.formats import read_dataset
 from terarec.models.artifact import DATASET_DIRECTORY
-from terarec.models.wide_deep import WIDE_SUFFIX
+from terarec.models.columns import WIDE_SUFFIX
 
 _PERCENTILES = (0, 1, 10, 50, 90, 99, 100)
 

@@ -1,4 +1,4 @@
-"""Run descriptions as JSON files."""
+"""Run descriptions, and graphs of models, as JSON files."""
 
 from __future__ import annotations
 
@@ -10,25 +10,51 @@ from pathlib import Path
 from typing import Any
 
 from terarec.errors import ConfigError, DataNotFoundError
-from terarec.spec import RunSpec, from_data, to_data
+from terarec.spec import GraphModelSpec, GraphSpec, RunSpec, from_data, to_data
 from terarec.spec.json_text import parse_json
 
 
 def load_run(path: Path | str) -> RunSpec:
     """Read a `RunSpec` from a JSON file.
 
-    A relative ``data`` or ``init_from`` path is taken from the folder that holds the file, so that a configuration and
-    its data set move together.
+    A relative ``data``, ``init_from`` or ``model.file`` path is taken from the folder that holds the file, so that a
+    configuration and its data set move together. The graph that ``model.file`` names is read, so that the run has it
+    whatever becomes of that file.
 
     Raises:
         DataNotFoundError: there is no such file.
         ConfigError: broken JSON (line and column), or an unknown, missing or mistyped field (JSON path).
     """
     path = Path(path)
-    run = from_data(RunSpec, _parse(path), where=f"{path}: $")
+    run = from_data(RunSpec, _parse(path, "a run description"), where=f"{path}: $")
     folder = path.parent.absolute()
     init_from = None if run.init_from is None else os.path.normpath(folder / run.init_from)
-    return dataclasses.replace(run, data=os.path.normpath(folder / run.data), init_from=init_from)
+    run = dataclasses.replace(run, data=os.path.normpath(folder / run.data), init_from=init_from)
+    return with_graph(run, folder)
+
+
+def with_graph(run: RunSpec, folder: Path) -> RunSpec:
+    """`run` with the graph that ``model.file`` names in its place; relative paths count from `folder`.
+
+    Raises:
+        DataNotFoundError: there is no such file.
+        ConfigError: it holds no graph.
+    """
+    model = run.model
+    if not isinstance(model, GraphModelSpec) or model.file is None:
+        return run
+    return dataclasses.replace(run, model=GraphModelSpec(graph=read_graph(folder / model.file)))
+
+
+def read_graph(path: Path | str) -> GraphSpec:
+    """Read a `GraphSpec` from a JSON file.
+
+    Raises:
+        DataNotFoundError: there is no such file.
+        ConfigError: broken JSON (line and column), or an unknown, missing or mistyped field (JSON path).
+    """
+    path = Path(path)
+    return from_data(GraphSpec, _parse(path, "a graph"), where=f"{path}: $")
 
 
 def save_run(run: RunSpec, path: Path | str) -> None:
@@ -42,19 +68,19 @@ def save_run(run: RunSpec, path: Path | str) -> None:
         beside.unlink(missing_ok=True)
 
 
-def _parse(path: Path) -> Any:
+def _parse(path: Path, what: str) -> Any:
     try:
         data = parse_json(path.read_text(encoding="utf-8"), object_pairs_hook=_distinct_fields)
     except FileNotFoundError:
-        raise DataNotFoundError(f"{path}: no such file, expected a run description in JSON") from None
+        raise DataNotFoundError(f"{path}: no such file, expected {what} in JSON") from None
     except IsADirectoryError:
-        raise ConfigError(f"{path}: got a directory, expected a run description in JSON") from None
+        raise ConfigError(f"{path}: got a directory, expected {what} in JSON") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start} is not UTF-8, expected a run description in JSON") from None
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8, expected {what} in JSON") from None
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}: line {error.lineno} column {error.colno}: {error.msg}, expected JSON") from None
     except ValueError as error:
-        raise ConfigError(f"{path}: {error}, expected a run description in JSON") from None
+        raise ConfigError(f"{path}: {error}, expected {what} in JSON") from None
     repeated = _find_repeated(data)
     if repeated is not None:
         raise ConfigError(f"{path}: {repeated}: the field occurs twice, expected it once")

@@ -1,6 +1,7 @@
 """Reading data sets as batches; `terarec.data.synthetic` generates some."""
 
+from terarec.data.batch_reader import BatchReader
 from terarec.data.reader import Reader
 from terarec.data.source import DatasetSource, InMemorySource, Source
 
-__all__ = ["DatasetSource", "InMemorySource", "Reader", "Source"]
+__all__ = ["BatchReader", "DatasetSource", "InMemorySource", "Reader", "Source"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
@@ -41,21 +42,28 @@ def cut(blocks: Iterable[ColumnBlock], batch_size: int, *, skip: int, drop_last:
         yield pieces
 
 
-def to_batch(names: Sequence[str], pieces: Sequence[ColumnBlock]) -> Batch:
+def to_batch(names: Sequence[str], pieces: Sequence[ColumnBlock], metadata: Sequence[str] = ()) -> Batch:
     """The rows of `pieces`, one after the other, as a batch of its own memory.
 
     Args:
         names: of the S categorical columns.
         pieces: at least one; together B rows.
+        metadata: names of the metadata columns.
 
     Returns:
-        dense float32[B, F], label float32[B, L], keys int64[N] and offsets int64[S * B + 1], feature-major.
+        dense float32[B, F], label float32[B, L], keys int64[N] and offsets int64[S * B + 1], feature-major; weight
+        float32[B] where the pieces have weights.
     """
+    weights = [piece.weight for piece in pieces if piece.weight is not None]
     keys, offsets = _jagged(len(names), pieces)
     return Batch(
         dense=torch.from_numpy(np.concatenate([piece.dense for piece in pieces])),
         label=torch.from_numpy(np.concatenate([piece.label for piece in pieces])),
         sparse=Jagged(names=tuple(names), keys=torch.from_numpy(keys), offsets=torch.from_numpy(offsets)),
+        weight=torch.from_numpy(np.concatenate(weights)) if weights else None,
+        metadata={
+            name: pa.concat_arrays([piece.metadata[index] for piece in pieces]) for index, name in enumerate(metadata)
+        },
     )
 
 

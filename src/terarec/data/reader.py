@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Generator, Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,14 @@ from terarec.spec import DatasetSpec
 
 
 class Reader(IterableDataset[Batch]):
-    """Batches of a split, one epoch per ``iter()``.
+    """Batches of a split: one epoch per ``iter()``, or with `repeat` an endless stream of epochs. A `BatchReader`.
 
     It is a `torch.utils.data.IterableDataset` of whole batches, for ``DataLoader(reader, batch_size=None)``. It reads
     ahead with threads of its own, so a `DataLoader` around it has no workers.
 
     The order depends on `seed`, the epoch and `shuffle` alone, never on `threads` or `prefetch`. An epoch that was left
     early (``break``, an error) starts over at the next ``iter()``; to go on instead, load the state that was saved. One
-    iteration at a time: a new one ends the one before.
+    iteration at a time: a new one ends the one before. A batch never holds samples of two epochs.
 
     Memory: about ``threads + 3`` windows of decoded rows (a row group each, four when shuffling; 10 MB a group
     for Criteo) and `prefetch` batches.
@@ -39,13 +40,14 @@ class Reader(IterableDataset[Batch]):
         shuffle: whether to shuffle, anew in every epoch; otherwise samples come in input order.
         seed: of the shuffling.
         drop_last: whether a last batch of fewer samples is left out.
+        repeat: whether ``iter()`` goes on with the next epoch, shuffled anew, after the last batch of one.
         threads: threads that read and decompress ahead; one more puts batches together.
         prefetch: batches ready ahead; 0 puts them together in the caller's thread.
 
     Raises:
         DataNotFoundError: no such directory, no ``dataset.json`` in it, or a shard is missing.
         FormatError: a file does not hold what ``dataset.json`` promises; also while iterating.
-        ConfigError: no such split, or an argument out of range.
+        ConfigError: no such split, an argument out of range, or `repeat` for a split without a batch.
 
     Example:
         >>> reader = Reader(Path("criteo"), batch_size=8192, shuffle=True)
@@ -62,6 +64,7 @@ class Reader(IterableDataset[Batch]):
         shuffle: bool = False,
         seed: int = 0,
         drop_last: bool = False,
+        repeat: bool = False,
         threads: int = 1,
         prefetch: int = 2,
     ) -> None:
@@ -76,6 +79,10 @@ class Reader(IterableDataset[Batch]):
         self._shuffle = shuffle
         self._seed = seed
         self._drop_last = drop_last
+        if repeat and not len(self):
+            got = f"{self.num_rows} samples in batches of {batch_size}"
+            raise ConfigError(f"reader: repeat=True for {got}, expected at least one batch")
+        self.repeat = repeat
         self._threads = threads
         self._prefetch = prefetch
         self._epoch = 0
@@ -90,6 +97,8 @@ class Reader(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of the current epoch: all, or after `load_state_dict` those that are left.
+
+        With `repeat` those of the next epochs follow, without end.
 
         Raises:
             ConfigError: a worker process of a `DataLoader` iterates: each worker would give every batch.
@@ -126,7 +135,8 @@ class Reader(IterableDataset[Batch]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on at the next ``iter()`` right after the batch after which `state` was taken.
 
-        If that was the last one of its epoch, the next ``iter()`` gives nothing and ends the epoch.
+        If that was the last one of its epoch, the next ``iter()`` gives nothing and ends the epoch; with `repeat` it
+        gives the next epoch.
 
         Raises:
             ConfigError: the state is of other data, another batch size or another kind of order, or is no state.
@@ -151,14 +161,23 @@ class Reader(IterableDataset[Batch]):
         }
 
     def _iterate(self) -> Generator[Batch, None, None]:
-        batches = prefetched(self._batches(self._epoch, self._batches_done * self.batch_size), self._prefetch)
+        batches = prefetched(self._epochs(self._epoch, self._batches_done * self.batch_size), self._prefetch)
         try:
             for batch in batches:
+                if self._batches_done == len(self):  # the stream of `repeat` has come to the next epoch
+                    self._epoch, self._batches_done = self._epoch + 1, 0
                 self._batches_done += 1
                 yield batch
             self._epoch, self._batches_done = self._epoch + 1, 0
         finally:
             batches.close()
+
+    def _epochs(self, epoch: int, skip: int) -> Generator[Batch, None, None]:
+        """The batches of `epoch` after its first `skip` samples, and with `repeat` those of all epochs after it."""
+        yield from self._batches(epoch, skip)
+        if self.repeat:
+            for later in count(epoch + 1):
+                yield from self._batches(later, 0)
 
     def _batches(self, epoch: int, skip: int) -> Generator[Batch, None, None]:
         """The batches of `epoch` after its first `skip` samples; whole windows before them are not read."""
@@ -172,10 +191,11 @@ class Reader(IterableDataset[Batch]):
             return merge([self._source.read(group) for group in window], sampler.order(epoch, index, window))
 
         names = [column.name for column in self.spec.categorical]
+        metadata = [column.name for column in self.spec.metadata]
         blocks = ordered_map(load, windows, self._threads)
         try:
             for pieces in cut(blocks, self.batch_size, skip=skip, drop_last=self._drop_last):
-                yield to_batch(names, pieces)
+                yield to_batch(names, pieces, metadata)
         finally:
             blocks.close()
 

@@ -58,7 +58,8 @@ class EmbeddingCollection(nn.Module):
         pending: the gradients that wait for the row optimizer.
 
     Args:
-        tables: the tables; the static ones of one width and element type share an arena, and so do the dynamic ones.
+        tables: the tables; the static ones of one width, element type and `optimizer` share an arena, and so do the
+            dynamic ones.
         features: the features; the order of the output's columns.
         seed: of the first weights, which depend on table name, row and seed only.
 

@@ -48,15 +48,15 @@ def check_names(tables: Sequence[AnyTableSpec], features: Sequence[FeatureSpec])
 
 
 def build_arenas(tables: Sequence[AnyTableSpec], *, seed: int) -> tuple[AnyArena, ...]:
-    """An arena for the static, and one for the dynamic tables of each width and element type.
+    """An arena for the static, and one for the dynamic tables of each width, element type and optimizer.
 
     They come in the order of their first tables.
     """
-    static: dict[tuple[int, str], list[TableSpec]] = {}
-    dynamic: dict[tuple[int, str], list[DynamicTableSpec]] = {}
-    order: dict[tuple[bool, tuple[int, str]], None] = {}
+    static: dict[tuple[int, str, str], list[TableSpec]] = {}
+    dynamic: dict[tuple[int, str, str], list[DynamicTableSpec]] = {}
+    order: dict[tuple[bool, tuple[int, str, str]], None] = {}
     for table in tables:
-        kind = (table.width, table.dtype)
+        kind = (table.width, table.dtype, table.optimizer)
         if isinstance(table, DynamicTableSpec):
             dynamic.setdefault(kind, []).append(table)
         else:

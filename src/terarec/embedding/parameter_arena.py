@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from terarec.embedding.row_gradient import PendingGradients
 from terarec.errors import ConfigError
 from terarec.ops.row_update import BagGradient, state_dtype
+from terarec.spec.table import DEFAULT_OPTIMIZER
 
 
 class ParameterArena:
@@ -21,6 +22,7 @@ class ParameterArena:
     Attributes:
         parameter: [V, D].
         table_names: none: the parameter's place in the model is its name.
+        optimizer: "default", the name of the rule that moves the rows.
         num_defaults: 0, the rows at the begin that belong to no key.
         state: name -> optimizer state; empty until `attach_state`.
         attached: token of the row optimizer that the state belongs to.
@@ -29,6 +31,7 @@ class ParameterArena:
     """
 
     table_names: tuple[str, ...] = ()
+    optimizer = DEFAULT_OPTIMIZER
     num_defaults = 0
 
     def __init__(self, parameter: nn.Parameter) -> None:

@@ -17,6 +17,7 @@ from terarec.formats.parquet import ParquetShard, ParquetShardWriter
 from terarec.formats.raw import RawShard, RawShardWriter
 from terarec.formats.remote import local_copy
 from terarec.formats.resumable_directory import resumable_directory
+from terarec.formats.sample_columns import METADATA_TYPES, check_weights
 from terarec.formats.shard import Shard, create_shard, open_shard, shard_path
 from terarec.formats.split_files import FileWriter, SplitFiles
 from terarec.formats.table_file import TABLE_SUFFIXES, check_suffix, table_file
@@ -25,6 +26,7 @@ from terarec.formats.writer import ShardWriter
 __all__ = [
     "BFLOAT16",
     "DATASET_FILE",
+    "METADATA_TYPES",
     "TABLE_SUFFIXES",
     "AtomicFile",
     "ColumnBlock",
@@ -41,6 +43,7 @@ __all__ = [
     "check_new_file",
     "check_rows",
     "check_suffix",
+    "check_weights",
     "create_shard",
     "default_group_rows",
     "even_sizes",

@@ -5,17 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pyarrow as pa
 
 from terarec.errors import FormatError
 from terarec.formats.block import Keys, check_keys
+from terarec.formats.sample_columns import check_sample_columns
 from terarec.spec import DatasetSpec
 
 
-def check_rows(spec: DatasetSpec, label: object, dense: object, keys: Sequence[Keys], where: str) -> int:
+def check_rows(
+    spec: DatasetSpec,
+    label: object,
+    dense: object,
+    keys: Sequence[Keys],
+    where: str,
+    *,
+    weight: object = None,
+    metadata: Sequence[pa.Array] = (),
+) -> int:
     """Number of rows n in ``label[n, L]``, ``dense[n, F]`` and `keys`, one entry per categorical column.
 
+    `weight` and `metadata` are as in `ColumnBlock`.
+
     Raises:
-        FormatError: a wrong shape, number of columns, kind of column or key; the message starts with `where`.
+        FormatError: a wrong shape, number of columns, kind of column, key or weight; the message starts with `where`.
     """
     if not isinstance(label, np.ndarray) or label.ndim != 2:
         raise FormatError(f"{where}: got label {_shape(label)}, expected an array [n, {len(spec.labels)}]")
@@ -32,6 +45,7 @@ def check_rows(spec: DatasetSpec, label: object, dense: object, keys: Sequence[K
             raise FormatError(f"{where}, column {column.name!r}: hotness is {column.hotness}, expected {expected}")
         _check_column_shape(column_keys, num_rows, f"{where}, column {column.name!r}")
         check_keys(column, column_keys, where)
+    check_sample_columns(spec, num_rows, weight, metadata, where)
     return num_rows
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
@@ -24,11 +25,15 @@ class ColumnBlock:
         label: float32[n, L].
         dense: float32[n, F].
         keys: per categorical column int32[n] or int64[n], or (values, offsets int64[n + 1]) for a list column.
+        weight: float32[n], sample weights; None for a data set without.
+        metadata: per metadata column an Arrow array of n int64, double or large_string.
     """
 
     label: NDArray[np.float32]
     dense: NDArray[np.float32]
     keys: tuple[Keys, ...]
+    weight: NDArray[np.float32] | None = None
+    metadata: tuple[pa.Array, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -45,7 +50,13 @@ def slice_rows(block: ColumnBlock, start: int, stop: int) -> ColumnBlock:
             keys.append((values[offsets[start] : offsets[stop]], offsets[start : stop + 1] - offsets[start]))
         else:
             keys.append(column[start:stop])
-    return ColumnBlock(label=block.label[start:stop], dense=block.dense[start:stop], keys=tuple(keys))
+    return ColumnBlock(
+        label=block.label[start:stop],
+        dense=block.dense[start:stop],
+        keys=tuple(keys),
+        weight=None if block.weight is None else block.weight[start:stop],
+        metadata=tuple(array[start:stop] for array in block.metadata),
+    )
 
 
 def merge(blocks: Sequence[ColumnBlock], order: NDArray[np.int64] | None = None) -> ColumnBlock:
@@ -63,7 +74,21 @@ def merge(blocks: Sequence[ColumnBlock], order: NDArray[np.int64] | None = None)
         keys=tuple(
             _merge_lists(list(column), order) if isinstance(column[0], tuple) else next(scalars) for column in columns
         ),
+        weight=_merge_weights(blocks, order),
+        metadata=tuple(
+            _merge_metadata(list(column), order) for column in zip(*(block.metadata for block in blocks), strict=True)
+        ),
     )
+
+
+def _merge_weights(blocks: Sequence[ColumnBlock], order: NDArray[np.int64] | None) -> NDArray[np.float32] | None:
+    weights = [block.weight for block in blocks if block.weight is not None]
+    return _merge_arrays(weights, order) if weights else None
+
+
+def _merge_metadata(arrays: list[pa.Array], order: NDArray[np.int64] | None) -> pa.Array:
+    whole = pa.concat_arrays(arrays)
+    return whole if order is None else whole.take(pa.array(order))
 
 
 def _merge_arrays(arrays: list[NDArray[Any]], order: NDArray[np.int64] | None) -> NDArray[Any]:

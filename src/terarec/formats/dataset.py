@@ -12,7 +12,9 @@ from terarec.spec import DatasetSpec, from_data, to_data
 
 DATASET_FILE = "dataset.json"
 FORMAT = "terarec.dataset"
-VERSION = 2
+VERSION = 3
+"""Version 2 had neither weight nor metadata."""
+_OLDEST = 2
 
 
 def read_dataset(directory: Path) -> DatasetSpec:
@@ -27,7 +29,7 @@ def read_dataset(directory: Path) -> DatasetSpec:
     path = directory / DATASET_FILE
     if not path.is_file():
         raise DataNotFoundError(f"{directory}: holds no {DATASET_FILE}, expected a data set made by 'terarec prepare'")
-    data = open_envelope(path, FORMAT, VERSION, oldest=VERSION)
+    data = open_envelope(path, FORMAT, VERSION, oldest=_OLDEST)
     for field in data:
         if field != "dataset":
             raise FormatError(f"{path}: $.{field}: unknown field, expected only 'dataset'")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.formats.block import Keys
+from terarec.formats.block import ColumnBlock
 from terarec.formats.layout import key_dtype
 from terarec.spec import DatasetSpec
 
@@ -31,20 +31,22 @@ class GroupBuffer:
         self._offsets = [
             np.zeros(capacity + 1, dtype=np.int32) if column.hotness > 1 else None for column in spec.categorical
         ]
+        self._weight = None if spec.weight is None else np.empty(capacity, dtype=np.float32)
+        self._metadata: list[list[pa.Array]] = [[] for _ in spec.metadata]
 
     @property
     def full(self) -> bool:
         """Whether no row fits in any more."""
         return self.num_rows == self.capacity
 
-    def fill(self, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys], start: int) -> int:
+    def fill(self, rows: ColumnBlock, start: int) -> int:
         """Copy rows from row `start` on, as many as fit; returns how many."""
-        count = min(self.capacity - self.num_rows, len(label) - start)
+        count = min(self.capacity - self.num_rows, rows.num_rows - start)
         here = slice(self.num_rows, self.num_rows + count)
         there = slice(start, start + count)
-        self._label[:, here] = label[there].T
-        self._dense[:, here] = dense[there].T
-        for values, offsets, column in zip(self._values, self._offsets, keys, strict=True):
+        self._label[:, here] = rows.label[there].T
+        self._dense[:, here] = rows.dense[there].T
+        for values, offsets, column in zip(self._values, self._offsets, rows.keys, strict=True):
             if isinstance(column, tuple):
                 assert offsets is not None
                 new_values, new_offsets = column
@@ -54,6 +56,10 @@ class GroupBuffer:
                 offsets[here.start + 1 : here.stop + 1] = new_offsets[start + 1 : start + count + 1] - (first - base)
             else:
                 values[here] = column[there]
+        if self._weight is not None:
+            self._weight[here] = rows.weight[there]  # type: ignore[index]
+        for pieces, array in zip(self._metadata, rows.metadata, strict=True):
+            pieces.append(array[there])
         self.num_rows += count
         return count
 
@@ -71,6 +77,13 @@ class GroupBuffer:
                 columns.append((values[: offsets[self.num_rows]], offsets[: self.num_rows + 1]))
         return columns
 
+    def sample_columns(self) -> list[pa.Array]:
+        """The weight column as a view that the next `fill` overwrites, if there is one, and metadata columns."""
+        weight = [] if self._weight is None else [pa.array(self._weight[: self.num_rows])]
+        return weight + [pa.concat_arrays(pieces) for pieces in self._metadata]
+
     def clear(self) -> None:
         """Forget the rows."""
         self.num_rows = 0
+        for pieces in self._metadata:
+            pieces.clear()

@@ -23,8 +23,9 @@ def key_dtype(spec: DatasetSpec) -> np.dtype[Any]:
 
 
 def record_words(spec: DatasetSpec) -> int:
-    """Four-byte words of a raw record: labels, dense, and ``hotness`` keys of each categorical column."""
-    return len(spec.labels) + len(spec.dense) + sum(column.hotness for column in spec.categorical)
+    """Four-byte words of a raw record: labels, dense, ``hotness`` keys of each categorical column, and the weight."""
+    keys = sum(column.hotness for column in spec.categorical)
+    return len(spec.labels) + len(spec.dense) + keys + (spec.weight is not None)
 
 
 def default_group_rows(spec: DatasetSpec) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from terarec.formats.arrow_columns import arrow_errors, check_rows, column_array
 from terarec.formats.block import ColumnBlock, Keys, check_keys
 from terarec.formats.group_buffer import GroupBuffer
 from terarec.formats.layout import default_group_rows, key_dtype
+from terarec.formats.sample_columns import METADATA_TYPES, check_weights, metadata_array
 from terarec.formats.writer import ShardWriter
 from terarec.spec import CategoricalColumn, DatasetSpec
 
@@ -24,13 +24,20 @@ _KEY_TYPES = (pa.int32(), pa.int64())
 
 
 def arrow_schema(spec: DatasetSpec) -> pa.Schema:
-    """Schema of a Parquet shard: labels and dense float32, keys int32 or int64, lists of them where hotness > 1."""
+    """Schema of a Parquet shard.
+
+    Labels, dense columns and the weight are float32, keys int32 or int64 (lists of them where hotness > 1), metadata
+    int64, double or text; metadata alone may be null.
+    """
     key_type = pa.from_numpy_dtype(key_dtype(spec))
     floats = spec.column_names[: len(spec.labels) + len(spec.dense)]
     fields = [pa.field(name, pa.float32(), nullable=False) for name in floats]
     for column in spec.categorical:
         listed = pa.list_(pa.field("element", key_type, nullable=False))
         fields.append(pa.field(column.name, listed if column.hotness > 1 else key_type, nullable=False))
+    if spec.weight is not None:
+        fields.append(pa.field(spec.weight, pa.float32(), nullable=False))
+    fields += [pa.field(column.name, METADATA_TYPES[column.type]) for column in spec.metadata]
     return pa.schema(fields)
 
 
@@ -44,7 +51,8 @@ def _writer_options(spec: DatasetSpec) -> dict[str, Any]:
     paths = {column: column.name + ".list.element" * (column.hotness > 1) for column in spec.categorical}
     packed = [path for column, path in paths.items() if column.rows is not None]
     floats = spec.column_names[: len(spec.labels) + len(spec.dense)]
-    in_dictionaries = [*floats, *(path for column, path in paths.items() if column.rows is None)]
+    any_keys = (path for column, path in paths.items() if column.rows is None)
+    in_dictionaries = [*floats, *any_keys, *spec.file_columns[len(spec.column_names) :]]
     return {
         "compression": dict.fromkeys(in_dictionaries, "snappy"),
         "use_dictionary": in_dictionaries,
@@ -71,10 +79,10 @@ class ParquetShardWriter(ShardWriter):
         with self._file.guard():
             self._writer = pq.ParquetWriter(self._file.partial, self._schema, **_writer_options(spec))
 
-    def _append(self, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys]) -> None:
+    def _append(self, rows: ColumnBlock) -> None:
         done = 0
-        while done < len(label):
-            done += self._buffer.fill(label, dense, keys, done)
+        while done < rows.num_rows:
+            done += self._buffer.fill(rows, done)
             if self._buffer.full:
                 self._write_group()
 
@@ -91,7 +99,8 @@ class ParquetShardWriter(ShardWriter):
     def _write_group(self) -> None:
         arrays = [pa.array(column) for column in self._buffer.float_columns()]
         arrays += [_to_arrow(keys) for keys in self._buffer.key_columns()]
-        arrays = [array.cast(field.type) for array, field in zip(arrays, self._schema, strict=True)]
+        arrays = [array.cast(field.type) for array, field in zip(arrays, self._schema, strict=False)]
+        arrays += self._buffer.sample_columns()
         table = pa.Table.from_arrays(arrays, schema=self._schema)
         with self._file.guard():
             self._writer.write_table(table, row_group_size=table.num_rows)
@@ -131,7 +140,8 @@ class ParquetShard:
         """The rows of row group `index`, checked.
 
         Raises:
-            FormatError: a damaged page, a null, a key outside its column's rows, too many keys.
+            FormatError: a damaged page, a null, a key outside its column's rows, too many keys, or a weight that is
+                negative or not finite.
         """
         where = f"{self.path}: row group {index}"
         spec = self._spec
@@ -140,7 +150,7 @@ class ParquetShard:
             arrow_errors(where),
             pq.ParquetFile(self.path, metadata=self._metadata, page_checksum_verification=True) as file,
         ):
-            table = file.read_row_group(index, columns=list(spec.column_names), use_threads=False)
+            table = file.read_row_group(index, columns=list(spec.file_columns), use_threads=False)
         num_rows = self.group_rows[index]
         check_rows(table, num_rows, where)
         label = np.empty((num_rows, len(spec.labels)), dtype=np.float32)
@@ -149,7 +159,12 @@ class ParquetShard:
         for name, target in zip(spec.column_names, floats, strict=False):
             target[:] = column_array(table, name, where).to_numpy()
         keys = tuple(_keys(column_array(table, column.name, where), column, where) for column in spec.categorical)
-        return ColumnBlock(label=label, dense=dense, keys=keys)
+        weight = None
+        if spec.weight is not None:
+            weight = column_array(table, spec.weight, where).to_numpy()
+            check_weights(spec.weight, weight, where)
+        metadata = tuple(metadata_array(table.column(column.name), column, where) for column in spec.metadata)
+        return ColumnBlock(label=label, dense=dense, keys=keys, weight=weight, metadata=metadata)
 
 
 def _to_arrow(keys: NDArray[Any] | tuple[NDArray[Any], NDArray[np.int32]]) -> pa.Array:
@@ -166,13 +181,17 @@ def _keys(array: pa.Array, column: CategoricalColumn, where: str) -> Keys:
 
 def _check_schema(schema: pa.Schema, spec: DatasetSpec, where: str) -> None:
     hotness = {column.name: column.hotness for column in spec.categorical}
-    for name in spec.column_names:
+    metadata = {column.name: column.type for column in spec.metadata}
+    for name in spec.file_columns:
         count = len(schema.get_all_field_indices(name))
         if count != 1:
             found = "missing" if count == 0 else f"there {count} times"
             raise FormatError(f"{where}, column {name!r}: {found}, expected the columns of dataset.json")
         found_type = schema.field(name).type
-        if name not in hotness:
+        if name in metadata:
+            accepted = {METADATA_TYPES[metadata[name]]} | ({pa.string()} if metadata[name] == "string" else set())
+            good, expected = found_type in accepted, str(metadata[name])
+        elif name not in hotness:
             good, expected = found_type == pa.float32(), "float"
         elif hotness[name] == 1:
             good, expected = found_type in _KEY_TYPES, "int32 or int64"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.block import ColumnBlock, Keys, check_keys
 from terarec.formats.layout import INT32_ROWS, default_group_rows, record_words
+from terarec.formats.sample_columns import check_weights
 from terarec.formats.writer import ShardWriter
 from terarec.spec import CategoricalColumn, DatasetSpec
 
@@ -37,13 +37,16 @@ class RawShardWriter(ShardWriter):
         with self._file.guard():
             self._stream = self._file.partial.open("wb", buffering=0)
 
-    def _append(self, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys]) -> None:
-        records = np.empty((len(label), self._words), dtype=_KEY)
+    def _append(self, rows: ColumnBlock) -> None:
+        records = np.empty((rows.num_rows, self._words), dtype=_KEY)
         floats = records.view(_FLOAT)
-        first_key = label.shape[1] + dense.shape[1]
-        floats[:, : label.shape[1]] = label
-        floats[:, label.shape[1] : first_key] = dense
-        for column, column_keys in zip(self._spec.categorical, keys, strict=True):
+        num_labels = rows.label.shape[1]
+        first_key = num_labels + rows.dense.shape[1]
+        floats[:, :num_labels] = rows.label
+        floats[:, num_labels:first_key] = rows.dense
+        if rows.weight is not None:
+            floats[:, -1] = rows.weight
+        for column, column_keys in zip(self._spec.categorical, rows.keys, strict=True):
             stop = first_key + column.hotness
             records[:, first_key:stop] = _fixed_width(column, column_keys, str(self._file.path))
             first_key = stop
@@ -91,7 +94,8 @@ class RawShard:
         """The rows of group `index`, checked.
 
         Raises:
-            FormatError: the file was cut short meanwhile, or a key is outside its column's rows.
+            FormatError: the file was cut short meanwhile, a key is outside its column's rows, or a weight is negative
+                or not finite.
         """
         where = f"{self.path}: row group {index}"
         records = np.empty((self.group_rows[index], self._words), dtype=_KEY)
@@ -112,7 +116,11 @@ class RawShard:
             offsets = np.arange(len(records) + 1, dtype=np.int64) * column.hotness
             keys.append((values, offsets) if column.hotness > 1 else values)
             check_keys(column, keys[-1], where)
-        return ColumnBlock(label=label, dense=dense, keys=tuple(keys))
+        weight = None
+        if self._spec.weight is not None:
+            weight = np.ascontiguousarray(floats[:, -1])
+            check_weights(self._spec.weight, weight, where)
+        return ColumnBlock(label=label, dense=dense, keys=tuple(keys), weight=weight)
 
 
 def _check_representable(spec: DatasetSpec, where: str) -> None:

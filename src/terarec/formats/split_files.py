@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from numpy.typing import NDArray
-
-from terarec.formats.block import ColumnBlock, Keys, slice_rows
+from terarec.formats.block import ColumnBlock, slice_rows
 
 
 class FileWriter(Protocol):
     """Writes one file, which appears when it is closed."""
 
-    def write(self, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys]) -> None:
-        """Append rows."""
+    def write_block(self, block: ColumnBlock) -> None:
+        """Append the rows of `block`."""
         ...
 
     def close(self) -> object:
@@ -65,8 +63,7 @@ class SplitFiles:
                 self._open = self._create(len(self.files))
                 self._size = next(self._sizes)
             count = min(self._size - self._rows, block.num_rows - start)
-            part = slice_rows(block, start, start + count)
-            self._open[1].write(part.label, part.dense, part.keys)
+            self._open[1].write_block(slice_rows(block, start, start + count))
             start += count
             self._rows += count
             if self._rows == self._size:

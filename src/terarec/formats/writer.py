@@ -8,11 +8,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.formats.arguments import check_rows
 from terarec.formats.atomic import AtomicFile
-from terarec.formats.block import Keys
+from terarec.formats.block import ColumnBlock, Keys
 from terarec.spec import DatasetSpec, ShardSpec
 
 
@@ -30,20 +31,42 @@ class ShardWriter(ABC):
         self._num_rows = 0
         self._open = True
 
-    def write(self, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys]) -> None:
-        """Append n rows. The arrays are copied and may be used again.
+    def write(
+        self,
+        label: NDArray[Any],
+        dense: NDArray[Any],
+        keys: Sequence[Keys],
+        weight: NDArray[Any] | None = None,
+        metadata: Sequence[pa.Array] = (),
+    ) -> None:
+        """Append n rows. The NumPy arrays are copied and may be used again.
 
         Args:
             label: float32[n, L].
             dense: float32[n, F]; any strides.
             keys: per categorical column integers[n], or (values, offsets int64[n + 1]) where hotness > 1.
+            weight: float32[n], where the data set has a weight column.
+            metadata: per metadata column an Arrow array of n int64, double or large_string.
 
         Raises:
-            FormatError: a wrong shape, or a key outside its column's rows; nothing was appended.
+            FormatError: a wrong shape, a key outside its column's rows, or a weight that is negative or not finite;
+                nothing was appended.
             StorageError: the disk is full; the partial file is gone.
         """
-        num_rows = check_rows(self._spec, label, dense, keys, str(self._file.path))
-        self._append(label, dense, keys)
+        self.write_block(
+            ColumnBlock(label=label, dense=dense, keys=tuple(keys), weight=weight, metadata=tuple(metadata))
+        )
+
+    def write_block(self, block: ColumnBlock) -> None:
+        """Append the rows of `block`; see `write`.
+
+        Raises:
+            FormatError, StorageError: as `write`.
+        """
+        where = str(self._file.path)
+        weight, metadata = block.weight, block.metadata
+        num_rows = check_rows(self._spec, block.label, block.dense, block.keys, where, weight=weight, metadata=metadata)
+        self._append(block)
         self._num_rows += num_rows
 
     def close(self) -> ShardSpec:
@@ -77,7 +100,7 @@ class ShardWriter(ABC):
         self.abort()
 
     @abstractmethod
-    def _append(self, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys]) -> None:
+    def _append(self, rows: ColumnBlock) -> None:
         """Write or buffer checked rows."""
 
     @abstractmethod

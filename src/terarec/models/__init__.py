@@ -1,8 +1,30 @@
-"""Models: one single-device file each."""
+"""Models: single-device code, one file a family; `registry` has a row for each."""
 
-from terarec.models.build import build_model
+from terarec.models.autoint import AutoInt
+from terarec.models.dcn import DCN
+from terarec.models.deepfm import DeepFM, XDeepFM
+from terarec.models.din import DIN
 from terarec.models.dlrm import DLRM
 from terarec.models.graph import GraphModel
-from terarec.models.wide_deep import WideDeep
+from terarec.models.linear import FM, LR
+from terarec.models.registry import MODELS, build_model
+from terarec.models.two_tower import TowerVectors, TwoTower
+from terarec.models.wide_deep import DNN, WideDeep
 
-__all__ = ["DLRM", "GraphModel", "WideDeep", "build_model"]
+__all__ = [
+    "DCN",
+    "DIN",
+    "DLRM",
+    "DNN",
+    "FM",
+    "LR",
+    "MODELS",
+    "AutoInt",
+    "DeepFM",
+    "GraphModel",
+    "TowerVectors",
+    "TwoTower",
+    "WideDeep",
+    "XDeepFM",
+    "build_model",
+]

@@ -12,7 +12,7 @@ from terarec.checkpoint.directory import best_step
 from terarec.config import load_run
 from terarec.errors import FormatError
 from terarec.formats import read_dataset
-from terarec.models.build import build_model
+from terarec.models.registry import build_model
 from terarec.models.state import load_dense_state, tables
 from terarec.spec import DatasetSpec, RunSpec
 

@@ -6,41 +6,65 @@ import torch
 from torch import Tensor, nn
 
 from terarec.batch import Batch
-from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError
-from terarec.nn import MLP, DotInteraction
-from terarec.spec import DatasetSpec, DLRMSpec, FeatureSpec
+from terarec.models.columns import embeddings, mlp
+from terarec.nn import DotInteraction
+from terarec.spec import DatasetSpec, DLRMSpec
 
 
 class DLRM(nn.Module):
-    """Bottom MLP over the dense columns, one table a categorical column, pairwise dots, top MLP.
+    """Bottom MLP over the dense columns, one table a categorical column, interaction, top MLP.
+
+    Without dense columns there is no bottom MLP, and the vectors of the categorical ones interact alone; without
+    categorical columns the top MLP reads the bottom one. Dropout is in the top MLP.
 
     Args:
-        spec: widths.
-        dataset: columns; each categorical one gets a table of its name and rows, summed over the sample's keys.
-        seed: of the first weights.
+        spec: Widths and layers.
+        dataset: Columns; each categorical one gets a table of its name.
+        num_outputs: Number of outputs C; None for one a label.
+        seed: Seed of the first weights.
 
     Raises:
-        ConfigError: a data set without dense or without categorical columns.
+        ConfigError: One vector alone for the interaction "dot".
     """
 
-    def __init__(self, spec: DLRMSpec, dataset: DatasetSpec, *, seed: int = 0) -> None:
+    def __init__(self, spec: DLRMSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0) -> None:
         super().__init__()
-        if not dataset.dense or not dataset.categorical:
-            missing = "categorical" if dataset.dense else "dense"
-            raise ConfigError(f"DLRM: data set {dataset.name!r} has no {missing} column, expected at least one")
+        outputs, num_keys, num_dense = num_outputs or len(dataset.labels), len(dataset.categorical), len(dataset.dense)
+        num_vectors = num_keys + bool(num_dense)
+        is_dot = spec.interaction == "dot" and num_keys > 0
+        if is_dot and num_vectors < 2:
+            raise ConfigError(
+                f"dlrm: data set {dataset.name!r} has one categorical and no dense column, whose vector has no pair, "
+                "expected two columns, or interaction 'cat'"
+            )
         generator = torch.Generator().manual_seed(seed)
-        self.bottom = MLP(len(dataset.dense), spec.bottom, generator=generator, relus=(True,) * len(spec.bottom))
-        self.embedding = EmbeddingCollection(
-            [spec.tables.table(column.name, rows=column.rows, width=spec.width) for column in dataset.categorical],
-            [FeatureSpec(name=column.name, table=column.name) for column in dataset.categorical],
-            seed=seed,
-        )
-        self.interaction = DotInteraction(len(dataset.categorical) + 1, spec.width)
-        self.top = MLP(self.interaction.out_width, (*spec.top, len(dataset.labels)), generator=generator)
+        self.bottom = mlp(spec, num_dense, spec.bottom, None, generator) if num_dense else None
+        if self.bottom is not None:
+            self.bottom.dropout = 0.0
+        self.embedding = embeddings(spec, dataset, seed=seed)
+        self.interaction = DotInteraction(num_vectors, spec.width) if is_dot else None
+        width = num_vectors * spec.width if self.interaction is None else self.interaction.out_width
+        if self.interaction is not None and self.bottom is None:
+            width -= spec.width
+        self.width = spec.width
+        self.top = mlp(spec, width, spec.top, outputs, generator)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits float[B, L]."""
-        pooled = self.embedding(batch.sparse).pooled
-        logits: Tensor = self.top(self.interaction(self.bottom(batch.dense), pooled))
+        """Logits float[B, C]."""
+        logits: Tensor = self.top(self._interact(batch))
         return logits
+
+    def _interact(self, batch: Batch) -> Tensor:
+        first: Tensor | None = None if self.bottom is None else self.bottom(batch.dense)
+        if self.embedding is None:
+            assert first is not None  # a data set has columns
+            return first
+        pooled: Tensor = self.embedding(batch.sparse).pooled
+        if self.interaction is None:
+            return pooled if first is None else torch.cat([first.to(pooled.dtype), pooled], dim=1)
+        if first is not None:
+            interacted: Tensor = self.interaction(first, pooled)
+            return interacted
+        dots: Tensor = self.interaction(pooled[:, : self.width], pooled[:, self.width :])
+        return dots[:, self.width :]  # behind the first vector itself, which stands for no dense columns here

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from terarec.batch import Batch
+from terarec.config import read_graph
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError
 from terarec.models.graph_embedding import Embeddings, build_collection, embed, embedding_shapes
 from terarec.nn.layer import Layer, TensorShape
 from terarec.nn.losses import Loss
 from terarec.nn.registry import build_layer
-from terarec.spec import GraphLabel, GraphLayer, GraphSpec
+from terarec.spec import DatasetSpec, GraphLabel, GraphLayer, GraphModelSpec, GraphSpec, TableSpec
+from terarec.spec.nearest import did_you_mean
 
 
 class GraphModel(nn.Module):
@@ -118,6 +121,14 @@ class GraphModel(nn.Module):
             columns.append(logits if logits.shape[1] == label.dim else logits[:, 1:] - logits[:, :1])
         return torch.cat(columns, dim=1)
 
+    def training_loss(self, output: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """`total_loss` of what `forward` gave for `batch`."""
+        return self.total_loss(output)
+
+    def output_logits(self, output: Mapping[str, Tensor]) -> Tensor:
+        """`label_logits` of what `forward` gave."""
+        return self.label_logits(output)
+
     def loss(self, batch: Batch) -> Tensor:
         """`total_loss` of `batch`."""
         return self.total_loss(self(batch))
@@ -162,6 +173,56 @@ class GraphModel(nn.Module):
         for embedding in spec.embeddings:
             tensors |= embed(embedding, self.collection(embedding.name), batch.sparse)
         return tensors
+
+
+def graph_model(
+    spec: GraphModelSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0
+) -> GraphModel:
+    """The model of a graph that reads the columns of a data set.
+
+    Args:
+        spec: The graph, or its file.
+        dataset: Columns; the graph's labels and dense inputs are these in their order.
+        num_outputs: Number of the graph's label columns, or None.
+        seed: Seed of the first weights.
+
+    Raises:
+        ConfigError: The graph reads columns that the data set does not have, or does not fit together itself.
+        DataNotFoundError: There is no such file.
+    """
+    graph = spec.graph if spec.file is None else read_graph(Path(spec.file))
+    assert graph is not None  # the spec has one of them
+    _check_dataset(graph, dataset, num_outputs)
+    return GraphModel(graph, seed=seed)
+
+
+def _check_dataset(graph: GraphSpec, dataset: DatasetSpec, num_outputs: int | None) -> None:
+    outputs = sum(label.dim for label in graph.labels)
+    expected = len(dataset.labels) if num_outputs is None else num_outputs
+    for what, got, wanted in (
+        ("label columns", outputs, expected),
+        ("dense columns", graph.dense_dim, len(dataset.dense)),
+    ):
+        if got != wanted and (what == "label columns" or got):
+            raise ConfigError(f"graph: reads {got} {what}, data set {dataset.name!r} gives {wanted}, expected as many")
+    columns = {column.name: column for column in dataset.categorical}
+    for embedding in graph.embeddings:
+        rows = {table.name: table.rows for table in embedding.tables if isinstance(table, TableSpec)}
+        for feature in embedding.features:
+            column = columns.get(feature.read_column)
+            if column is None:
+                raise ConfigError(
+                    f"graph: feature {feature.name!r} reads {feature.read_column!r}, which data set {dataset.name!r} "
+                    f"does not have{did_you_mean(feature.read_column, columns)}, expected one of "
+                    f"{', '.join(columns) or 'its categorical columns, which are none'}"
+                )
+            held = rows.get(feature.table)
+            if held is not None and (column.rows is None or column.rows > held):
+                ids = "any keys" if column.rows is None else f"{column.rows} ids"
+                raise ConfigError(
+                    f"graph: table {feature.table!r} has {held} rows, column {column.name!r} {ids}, expected a row for "
+                    "each id"
+                )
 
 
 def _loss_weights(spec: GraphSpec, losses: list[GraphLayer]) -> dict[str, float]:

@@ -13,6 +13,7 @@ from terarec.embedding import EmbeddingCollection, EmbeddingOutput, pad_sequence
 from terarec.errors import ConfigError
 from terarec.nn.layer import TensorShape
 from terarec.spec import FeatureSpec, GraphEmbedding
+from terarec.spec.table import DEFAULT_OPTIMIZER
 
 
 class Embeddings(nn.ModuleDict):
@@ -29,7 +30,7 @@ class Embeddings(nn.ModuleDict):
 
 
 def build_collection(spec: GraphEmbedding, *, seed: int) -> EmbeddingCollection:
-    """The tables of `spec` with the features that read them."""
+    """Build the tables of `spec`, each with the name of its rule, and the features that read them."""
     features = [
         FeatureSpec(
             name=feature.name,
@@ -39,7 +40,11 @@ def build_collection(spec: GraphEmbedding, *, seed: int) -> EmbeddingCollection:
         )
         for feature in spec.features
     ]
-    return EmbeddingCollection(spec.tables, features, seed=seed)
+    tables = [
+        dataclasses.replace(table, optimizer=spec.optimizer) if table.optimizer == DEFAULT_OPTIMIZER else table
+        for table in spec.tables
+    ]
+    return EmbeddingCollection(tables, features, seed=seed)
 
 
 def embedding_shapes(spec: GraphEmbedding) -> dict[str, TensorShape]:

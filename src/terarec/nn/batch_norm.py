@@ -13,6 +13,22 @@ from terarec.nn.layer import FileTensor, TensorShape, WeightedLayer, whole
 from terarec.nn.layer_option import number
 
 
+class BatchNorm1d(nn.BatchNorm1d):
+    """torch's batch norm over [B, n], which takes batches of fewer than two rows in training, too.
+
+    Such a batch has no variance. It is normalized by the running statistics, which it leaves as they are: the last
+    batch of an epoch may have one row.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """float[B, n] -> float[B, n]."""
+        if self.training and input.shape[0] < 2:
+            return batch_norm(
+                input, self.running_mean, self.running_var, weight=self.weight, bias=self.bias, eps=self.eps
+            )
+        return super().forward(input)
+
+
 class BatchNorm(WeightedLayer):
     """Columns with the mean and variance of the batch taken out (Ioffe and Szegedy 2015).
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -111,6 +112,26 @@ def linear_distributions(
         bias_init, default=normal(math.sqrt(1.0 / fan_out)), uniform=uniform(1.0 / fan_out), fans=(0, fan_out)
     )
     return weight, bias
+
+
+def dense_distributions(init: str) -> Callable[[int, int], tuple[Distribution, Distribution]]:
+    """Function (fan_in, fan_out) -> first weight and bias of a fully connected layer, by the name of a model's `init`.
+
+    Args:
+        init: "default" (see `linear_distributions`); "xavier_normal" or "xavier_uniform" with biases 0 (Glorot and
+            Bengio 2010); "kaiming_uniform", weight and bias uniform within 1 / sqrt(in), which is what
+            `torch.nn.Linear` takes; "normal", standard deviation 0.01 with biases 0.
+    """
+    return _DENSE[init]
+
+
+_DENSE: dict[str, Callable[[int, int], tuple[Distribution, Distribution]]] = {
+    "default": linear_distributions,
+    "xavier_normal": lambda fan_in, fan_out: (xavier_normal(fan_in, fan_out), constant(0.0)),
+    "xavier_uniform": lambda fan_in, fan_out: (xavier_uniform(fan_in, fan_out), constant(0.0)),
+    "kaiming_uniform": lambda fan_in, _: (uniform(fan_in**-0.5), uniform(fan_in**-0.5)),
+    "normal": lambda *_: (normal(0.01), constant(0.0)),
+}
 
 
 def new_linear(

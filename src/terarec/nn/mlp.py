@@ -9,6 +9,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from terarec.nn.activation import new_activation
+from terarec.nn.batch_norm import BatchNorm1d
 from terarec.nn.dropout import dropout
 from terarec.nn.initializers import (
     Distribution,
@@ -25,16 +27,18 @@ ACTIVATIONS = ("relu", "none")
 
 
 class MLP(nn.Module):
-    """Linear layers with ReLU between them.
+    """Linear layers with an activation between them; batch norm goes before it, dropout behind it.
 
     Args:
         in_width: width of the input.
         widths: width of each layer's output.
         generator: source of the first weights.
-        relus: whether ReLU follows each layer; by default all but the last.
+        relus: whether the activation follows each layer; by default all but the last.
         biases: whether each layer has a bias; by default all have.
-        dropout: probability of zeroing a hidden unit while training.
+        dropout: probability of zeroing a unit behind an activation while training.
         initial: (fan_in, fan_out) -> distributions of a layer's first weight and bias.
+        activation: name of the activation, one of `terarec.nn.activation.ACTIVATIONS`.
+        batch_norm: whether what goes into an activation is normalized over the batch.
     """
 
     def __init__(
@@ -47,6 +51,8 @@ class MLP(nn.Module):
         biases: Sequence[bool] | None = None,
         dropout: float = 0.0,
         initial: Callable[[int, int], tuple[Distribution, Distribution]] = linear_distributions,
+        activation: str = "relu",
+        batch_norm: bool = False,
     ) -> None:
         super().__init__()
         self.relus = [True] * (len(widths) - 1) + [False] if relus is None else list(relus)
@@ -57,16 +63,22 @@ class MLP(nn.Module):
             weight, bias = initial(fan_in, fan_out)
             drawn = new_linear(fan_in, fan_out, weight=weight, bias=bias if with_bias else None, generator=generator)
             self.layers.append(drawn)
+        active = [width if relu else None for width, relu in zip(widths, self.relus, strict=True)]
+        self.norms = nn.ModuleList(
+            BatchNorm1d(width) if batch_norm and width is not None else nn.Identity() for width in active
+        )
+        self.activations = nn.ModuleList(
+            nn.Identity() if width is None else new_activation(activation, width) for width in active
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """float[B, in_width] -> float[B, widths[-1]]."""
-        last = len(self.layers) - 1
-        for index, (layer, relu) in enumerate(zip(self.layers, self.relus, strict=True)):
+        for layer, norm, activation, relu in zip(self.layers, self.norms, self.activations, self.relus, strict=True):
             x = layer(x)
             if relu:
-                x = nn.functional.relu_(x)
-            if self.training and self.dropout and index < last:
-                x = dropout(x, self.dropout)
+                x = activation(norm(x))
+                if self.training and self.dropout:
+                    x = dropout(x, self.dropout)
         return x
 
 

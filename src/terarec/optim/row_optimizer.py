@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn, optim
@@ -15,45 +15,27 @@ from torch import Tensor, nn, optim
 from terarec.errors import ConfigError, TrainingError
 from terarec.ops import BagGradient, RowRule, row_gradient_norm, row_update_, state_shapes
 from terarec.ops.finite import find_non_finite
-from terarec.optim.rules import check_spec, check_tables, row_options, row_rule, table_factors
+from terarec.optim.row_parameters import RowParameters, check_distinct, check_names, groups_of, owners_of, roots_of
+from terarec.optim.row_state import state_of, state_writes
+from terarec.optim.rules import check_options, check_tables, table_factors, table_rules
 from terarec.spec import SparseOptimizerSpec
-from terarec.storage import Arena, DynamicArena, DynamicTable, StaticTable
-
-AnyTable = StaticTable | DynamicTable
-
-
-class PendingRows(Protocol):
-    """What a row optimizer asks of the gradients that wait, apart from taking them.
-
-    Attributes:
-        parameter: the parameter that stands for the rows in ``param_groups``.
-        table_lr: float32[T] of each arena or None; tables with the factor 0 do not count in a norm.
-        is_unscaled: whether a `torch.amp.GradScaler` has divided them by its scale.
-        was_dropped: whether a ``zero_grad()`` had dropped them all when they were taken last.
-    """
-
-    parameter: nn.Parameter
-    table_lr: list[Tensor | None]
-    is_unscaled: bool
-    was_dropped: bool
+from terarec.spec.nearest import did_you_mean
+from terarec.spec.table import DEFAULT_OPTIMIZER
+from terarec.storage import Arena, DynamicArena
 
 
-@runtime_checkable
-class RowParameters(Protocol):
-    """A module with tables, such as `terarec.embedding.EmbeddingCollection`.
+class _Part(NamedTuple):
+    """The share of an arena in a step."""
 
-    Attributes:
-        arenas: the arenas of the tables.
-        tables: the tables by name.
-        pending: the gradients that wait for a step.
-    """
+    arena: Arena | DynamicArena
+    gradients: Sequence[BagGradient]
+    rule: RowRule
+    table_lr: Tensor | None
 
-    arenas: tuple[Arena | DynamicArena, ...]
-    tables: Mapping[str, AnyTable]
-    pending: PendingRows
-
-    def take_gradients(self) -> tuple[list[list[BagGradient]], float]:
-        """Return the gradients since the last step, one list per arena, and a factor for them; and forget them."""
+    @property
+    def learns(self) -> bool:
+        """Whether any table of the arena does."""
+        return self.table_lr is None or bool(self.table_lr.any())
 
 
 class RowOptimizer(optim.Optimizer):
@@ -66,9 +48,16 @@ class RowOptimizer(optim.Optimizer):
     The state of each row lies beside the weights, so a table has one row optimizer: a later one starts with fresh
     state, and the earlier one raises from then on.
 
+    One rule moves all tables, or several rules by name those whose specs name them as their `optimizer`. Several rules
+    in one optimizer do what as many optimizers would, each for the tables of one rule: options, counts of steps and
+    ``clip_global_norm`` are those of a rule. But a step that one rule skips or refuses, because a gradient is not
+    finite, is no step of any rule.
+
     Attributes:
-        spec: the update rule and what gradients go through.
-        param_groups: one dict for each group with "lr" and with "params", the parameters that stand for the tables.
+        spec: the update rule and what gradients go through; or several such rules by name.
+        param_groups: one dict for each group and rule with "lr", with "params", the parameters that stand for the
+            tables, and for rules by name with "optimizer", the name. The parameter of a collection whose tables follow
+            several rules is in the group of its first table; the other groups may be without parameters.
         num_steps: steps done.
         num_skipped: steps dropped because a gradient was not finite.
         is_skipped: whether the last step was dropped so.
@@ -76,12 +65,12 @@ class RowOptimizer(optim.Optimizer):
     Args:
         module: a model or collection, or several of them, or groups of them as dicts
             ``{"params": module or modules, "lr": rate}``.
-        spec: the update rule; its `lr` is that of the groups without one.
+        spec: the update rule, or rules by name; the `lr` of a rule is that of the groups without one.
         seed: Seed of the random bits with which rows of 16 bits are rounded.
 
     Raises:
-        ConfigError: `spec` is no such rule, no tables in `module`, two tables of one name, or options for a table that
-            is not there.
+        ConfigError: `spec` is no such rule, no tables in `module`, two tables of one name, a table of a rule that is
+            not there, or options for a table that the rule does not move.
         StorageError: not enough memory for the state.
     """
 
@@ -91,65 +80,96 @@ class RowOptimizer(optim.Optimizer):
     def __init__(
         self,
         module: nn.Module | Iterable[nn.Module | Mapping[str, Any]],
-        spec: SparseOptimizerSpec,
+        spec: SparseOptimizerSpec | Mapping[str, SparseOptimizerSpec],
         *,
         seed: int = 0,
     ) -> None:
-        check_spec("row optimizer", spec, SparseOptimizerSpec)
+        self._rules = table_rules(spec)
+        self._is_by_name = isinstance(spec, Mapping)
         self.spec = spec
         self.num_steps = self.num_skipped = 0
         self.is_skipped = False
         self._seed = seed
-        self._rule = row_rule(spec)
-        self._options = row_options(spec)
+        self._rule_steps: Counter[str] = Counter()
+        self._frozen: frozenset[str] = frozenset()
         self._owners: list[RowParameters] = []
-        self._group_of: list[int] = []  # the number of each owner's group
+        self._groups_of: list[Mapping[str, int]] = []  # for each owner: name of a rule -> number of the group
         self._tokens: list[tuple[Arena | DynamicArena, object]] = []  # which arenas are this optimizer's
-        groups = _groups(module)
+        groups = groups_of(module)
         # Before an arena gets new state: what is refused here leaves an earlier optimizer as it was.
-        per_group = [_owners(_roots(group)) for group in groups]
+        per_group = [owners_of(roots_of(group)) for group in groups]
         for owners in per_group:
-            _check_names(owners)
-        _check_distinct(per_group)
-        check_tables(self._options, [name for owners in per_group for owner in owners for name in owner.tables])
-        super().__init__(groups, {"lr": spec.lr})
+            check_names(owners)
+        check_distinct(per_group)
+        tables = self._tables_by_rule([owner for owners in per_group for owner in owners])
+        for name, rule in self._rules.items():
+            check_options(rule.options, tables.get(name, []))
+        super().__init__(groups, {"lr": next(iter(self._rules.values())).spec.lr})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Train further tables.
 
         Args:
-            param_group: "params", a module with tables or several; "lr" if it is not that of the spec.
+            param_group: "params", a module with tables or several; "lr", the rate of all of them, if it is not that of
+                their rules.
 
         Raises:
-            ConfigError: no tables, tables that are trained already or of such a name, or an unknown option.
+            ConfigError: no tables, tables that are trained already or of such a name, a table of a rule that is not
+                there, or an unknown option.
             StorageError: not enough memory for the state.
         """
-        owners = _owners(_roots(param_group))
-        _check_names(owners)
-        _check_distinct([self._owners, owners])
-        parameters = {id(owner.pending.parameter): owner.pending.parameter for owner in owners if owner.arenas}
-        super().add_param_group({**param_group, "params": list(parameters.values())})
+        owners = owners_of(roots_of(param_group))
+        check_names(owners)
+        check_distinct([self._owners, owners])
+        numbers: dict[str, int] = {}
+        for name in self._tables_by_rule(owners):
+            first = [owner for owner in owners if owner.arenas and self._rule_name(owner.arenas[0]) == name]
+            parameters = {id(owner.pending.parameter): owner.pending.parameter for owner in first}
+            group = {"lr": self._rules[name].spec.lr, **param_group, "params": list(parameters.values())}
+            super().add_param_group(group | ({"optimizer": name} if self._is_by_name else {}))
+            numbers[name] = len(self.param_groups) - 1
         self._owners += owners
-        self._group_of += [len(self.param_groups) - 1] * len(owners)
-        for owner in owners:
-            for arena in owner.arenas:
-                if any(arena is held for held, _ in self._tokens):
-                    continue  # modules may share a weight
-                shapes = state_shapes(self._rule.kind, arena.num_rows, arena.width, mode=self._rule.mode)
-                arena.attach_state(shapes, fills={"sum": getattr(self.spec, "initial_accumulator", 0.0)})
-                arena.attached = object()
-                self._tokens.append((arena, arena.attached))
-            owner.pending.table_lr = [table_factors(self._options, arena.table_names) for arena in owner.arenas]
+        self._groups_of += [numbers] * len(owners)
+        for arena in (arena for owner in owners for arena in owner.arenas):
+            if any(arena is held for held, _ in self._tokens):
+                continue  # modules may share a weight
+            spec, _, rule = self._rules[self._rule_name(arena)]
+            shapes = state_shapes(rule.kind, arena.num_rows, arena.width, mode=rule.mode)
+            arena.attach_state(shapes, fills={"sum": getattr(spec, "initial_accumulator", 0.0)})
+            arena.attached = object()
+            self._tokens.append((arena, arena.attached))
+        self._tell_factors()
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next step, that of the first group; setting it sets that of all groups."""
+        """The learning rate of the next step, that of the first group.
+
+        Setting it sets that of all groups, and so of all rules.
+        """
         return float(self.param_groups[0]["lr"])
 
     @lr.setter
     def lr(self, value: float) -> None:
         for group in self.param_groups:
             group["lr"] = float(value)
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """The tables whose rows and state stay as they are, beside those that the rules' options freeze.
+
+        It may be set before any step. A rule whose tables are all frozen does not count the step. ``state_dict()`` does
+        not hold it.
+
+        Raises:
+            ConfigError: set to a table that is not there.
+        """
+        return self._frozen
+
+    @frozen.setter
+    def frozen(self, tables: Collection[str]) -> None:
+        check_tables("row optimizer: frozen", tables, [name for owner in self._owners for name in owner.tables])
+        self._frozen = frozenset(tables)
+        self._tell_factors()
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -165,7 +185,7 @@ class RowOptimizer(optim.Optimizer):
 
         Returns:
             What `closure` returned. `is_skipped` tells whether the step was skipped because a gradient is not finite,
-            as ``spec.rows.non_finite`` or a `torch.amp.GradScaler` asks for.
+            as ``spec.rows.non_finite`` of its rule or a `torch.amp.GradScaler` asks for.
 
         Raises:
             TrainingError: a gradient is not finite and ``spec.rows.non_finite`` is "raise"; nothing is changed.
@@ -189,30 +209,22 @@ class RowOptimizer(optim.Optimizer):
                     stacklevel=3,
                 )
             return loss
-        if self._found_inf() or not self._accepts(gradients):
+        arenas = self._arenas()
+        names = [self._rule_name(arena) for arena in arenas]
+        if self._found_inf() or not self._accepts(names, gradients):
             self.num_skipped += 1
             self.is_skipped = True
             return loss
-        self.num_steps += 1
-        arenas = self._arenas()
-        rules = [
-            self._rule_of(group, factor / scale)
-            for group, scale, (lists, factor) in zip(self._group_of, scales, taken, strict=True)
-            for _ in lists
+        numbers = [groups for groups, (lists, _) in zip(self._groups_of, taken, strict=True) for _ in lists]
+        factors = [factor / scale for scale, (lists, factor) in zip(scales, taken, strict=True) for _ in lists]
+        parts = [
+            _Part(arena, mine, self._row_rule(name, groups[name], factor), self._table_lr(name, arena))
+            for arena, mine, name, groups, factor in zip(arenas, gradients, names, numbers, factors, strict=True)
         ]
-        clipping = self._clipping(arenas, gradients, rules)
-        for index, (arena, mine, rule) in enumerate(zip(arenas, gradients, rules, strict=True)):
-            row_update_(
-                arena.weights,
-                tuple(arena.state.values()),
-                mine,
-                rule if clipping == 1.0 else replace(rule, grad_scale=rule.grad_scale * clipping),
-                step=self.num_steps,
-                table_lr=table_factors(self._options, arena.table_names),
-                rounding_seed=(self._seed * 2**16 + index) % 2**63,
-            )
-            if mine and isinstance(arena, DynamicArena):
-                arena.settle()
+        moved = False
+        for name in dict.fromkeys(names):
+            moved |= self._move(name, [part for part, of in zip(parts, names, strict=True) if of == name])
+        self.num_steps += moved
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -238,27 +250,35 @@ class RowOptimizer(optim.Optimizer):
 
         A checkpoint of `terarec.checkpoint` holds this, and the state of rows with the tables.
         """
-        rates = [float(group["lr"]) for group in self.param_groups]
-        steps = {"num_steps": self.num_steps, "num_skipped": self.num_skipped}
-        return {"kind": self.spec.kind, "lr": rates[0] if len(rates) == 1 else rates, **steps}
+        kinds, rates = self._kinds(), [float(group["lr"]) for group in self.param_groups]
+        state: dict[str, Any] = {
+            "kind": kinds if len(kinds) > 1 else next(iter(kinds.values())),
+            "lr": rates if len(rates) > 1 else rates[0],
+            "num_steps": self.num_steps,
+            "num_skipped": self.num_skipped,
+        }
+        return state | ({"rule_steps": {name: self._rule_steps[name] for name in kinds}} if len(kinds) > 1 else {})
 
     def load_step_state(self, state: Mapping[str, Any]) -> None:
         """Continue from what `step_state` returned.
 
         Raises:
-            ConfigError: the state of another kind of optimizer, or of other groups.
+            ConfigError: the state of other kinds of optimizers, or of other groups. Nothing is changed.
         """
         missing = {"kind", "lr", "num_steps", "num_skipped"} - set(state)
         if missing:
             raise ConfigError(f"row optimizer: got a state without {', '.join(sorted(missing))}, expected all of them")
-        if state["kind"] != self.spec.kind:
-            raise ConfigError(f"row optimizer: got the state of {state['kind']!r}, expected {self.spec.kind!r}")
+        mine, kinds = self._kinds(), state["kind"]
+        if (dict.fromkeys(mine, kinds) if isinstance(kinds, str) else kinds) != mine:
+            raise ConfigError(f"row optimizer: got the state of {_listed(kinds)}, expected {_listed(mine)}")
         rates = state["lr"] if isinstance(state["lr"], list) else [state["lr"]]
         if len(rates) != len(self.param_groups):
             raise ConfigError(f"row optimizer: got {len(rates)} groups, expected {len(self.param_groups)}")
         for group, rate in zip(self.param_groups, rates, strict=True):
             group["lr"] = float(rate)
         self.num_steps, self.num_skipped = int(state["num_steps"]), int(state["num_skipped"])
+        steps = state.get("rule_steps", {})
+        self._rule_steps = Counter({name: int(steps.get(name, self.num_steps)) for name in mine})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the optimizer and of all rows, in the form of `torch.optim.Optimizer.state_dict`.
@@ -274,7 +294,7 @@ class RowOptimizer(optim.Optimizer):
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
         self._check_is_owner()
-        state = {number: _state_of(owner) for number, owner in self._numbered()}
+        state = {number: state_of(owner) for number, owner in self._numbered()}
         groups, first = [], 0
         for group in self.param_groups:
             count = len(group["params"])
@@ -306,7 +326,9 @@ class RowOptimizer(optim.Optimizer):
         if len(state["param_groups"]) != len(self.param_groups):
             got = len(state["param_groups"])
             raise ConfigError(f"row optimizer: got {got} groups, expected {len(self.param_groups)}")
-        writes = [write for number, owner in self._numbered() for write in _writes(owner, state["state"].get(number))]
+        writes = [
+            write for number, owner in self._numbered() for write in state_writes(owner, state["state"].get(number))
+        ]
         self.load_step_state(state["row_optimizer"])
         for target, rows, values in writes:
             if rows is None:
@@ -323,12 +345,67 @@ class RowOptimizer(optim.Optimizer):
         keyed = [(id(owner.pending.parameter), owner) for owner in self._owners]
         return [(numbers[key], owner) for key, owner in keyed if key in numbers]
 
-    def _rule_of(self, group: int, factor: float) -> RowRule:
-        """Return the rule of a group, for gradients that are to be multiplied by `factor`."""
-        rule, rate = self._rule, float(self.param_groups[group]["lr"])
+    def _rule_name(self, arena: Arena | DynamicArena) -> str:
+        return arena.optimizer if self._is_by_name else DEFAULT_OPTIMIZER
+
+    def _tables_by_rule(self, owners: Sequence[RowParameters]) -> dict[str, list[str]]:
+        """Return the tables of each rule that arenas of `owners` name, rules in the order of the arenas.
+
+        Raises:
+            ConfigError: a rule that is not there.
+        """
+        tables: dict[str, list[str]] = {}
+        for arena in (arena for owner in owners for arena in owner.arenas):
+            name = self._rule_name(arena)
+            if name not in self._rules:
+                raise ConfigError(
+                    f"row optimizer: {_described(arena)}: got the optimizer {name!r}"
+                    f"{did_you_mean(name, self._rules)}, expected one of {', '.join(map(repr, self._rules))}"
+                )
+            tables.setdefault(name, [])
+        for table in (table for owner in owners for table in owner.tables.values()):
+            tables[self._rule_name(table.arena)].append(table.name)
+        return tables
+
+    def _kinds(self) -> dict[str, str]:
+        """Return the kind of each rule that moves tables."""
+        names = dict.fromkeys(name for groups in self._groups_of for name in groups)
+        return {name: self._rules[name].row_rule.kind for name in names}
+
+    def _table_lr(self, name: str, arena: Arena | DynamicArena) -> Tensor | None:
+        return table_factors(self._rules[name].options, arena.table_names, self._frozen)
+
+    def _tell_factors(self) -> None:
+        """Let the joint norm of `torch.nn.utils.clip_grad_norm_` leave out the frozen tables."""
+        for owner in self._owners:
+            owner.pending.table_lr = [self._table_lr(self._rule_name(arena), arena) for arena in owner.arenas]
+
+    def _row_rule(self, name: str, group: int, factor: float) -> RowRule:
+        """Return the rule `name` at the rate of a group, for gradients that are to be multiplied by `factor`."""
+        rule, rate = self._rules[name].row_rule, float(self.param_groups[group]["lr"])
         if rate == rule.lr and factor == 1.0:  # a new rule is checked, which takes as long as a small update
             return rule
         return replace(rule, lr=rate, grad_scale=rule.grad_scale * factor)
+
+    def _move(self, name: str, parts: Sequence[_Part]) -> bool:
+        """Move the arenas of the rule `name`; return whether there was anything to move."""
+        if not any(part.gradients and part.learns for part in parts):
+            return False
+        self._rule_steps[name] += 1
+        clipping = self._clipping(self._rules[name].options.clip_global_norm, parts)
+        for index, (arena, gradients, rule, table_lr) in enumerate(parts):
+            row_update_(
+                arena.weights,
+                tuple(arena.state.values()),
+                gradients,
+                rule if clipping == 1.0 else replace(rule, grad_scale=rule.grad_scale * clipping),
+                step=self._rule_steps[name],
+                table_lr=table_lr,
+                rounding_seed=(self._seed * 2**16 + index) % 2**63,
+            )
+            if gradients and isinstance(arena, DynamicArena):
+                arena.settle()
+        return True
 
     # `torch.amp.GradScaler` sets the two attributes around a step.
     def _loss_scale(self) -> float:
@@ -342,41 +419,33 @@ class RowOptimizer(optim.Optimizer):
     def _check_is_owner(self) -> None:
         for arena, token in self._tokens:
             if arena.attached is not token:
-                names = ", ".join(map(repr, arena.table_names[:3])) or f"of a weight {[arena.num_rows, arena.width]}"
                 raise ConfigError(
-                    f"row optimizer: the tables {names} were given to a later RowOptimizer, which replaced their "
-                    "state; expected one row optimizer for each collection: options for single tables are table_lr and "
-                    "frozen"
+                    f"row optimizer: {_described(arena)} were given to a later RowOptimizer, which replaced their "
+                    "state; expected one row optimizer for each collection: tables that name an optimizer follow rules "
+                    "of their own, and options for single tables are table_lr and frozen"
                 )
 
-    def _accepts(self, gradients: Sequence[Sequence[BagGradient]]) -> bool:
-        """Whether the step is to be done; asks no more of the gradients than the spec asks for."""
-        if self._options.non_finite == "pass":
-            return True
-        found = next(filter(None, map(find_non_finite, gradients)), None)
-        if found is not None and self._options.non_finite == "raise":
-            raise TrainingError(f"step {self.num_steps + 1}: {found}, expected finite numbers")
-        return found is None
+    def _accepts(self, names: Sequence[str], gradients: Sequence[Sequence[BagGradient]]) -> bool:
+        """Whether the step is to be done; asks no more of the gradients than the rules of these `names` ask for."""
+        accepted = True
+        for name, mine in zip(names, gradients, strict=True):
+            policy = self._rules[name].options.non_finite
+            found = None if policy == "pass" else find_non_finite(mine)
+            if found is not None and policy == "raise":
+                raise TrainingError(f"step {self.num_steps + 1}: {found}, expected finite numbers")
+            accepted &= found is None
+        return accepted
 
-    def _clipping(
-        self,
-        arenas: Sequence[Arena | DynamicArena],
-        gradients: Sequence[Sequence[BagGradient]],
-        rules: Sequence[RowRule],
-    ) -> float:
-        """What the gradients are multiplied by for ``clip_global_norm``, as `torch.nn.utils.clip_grad_norm_` does."""
-        bound = self._options.clip_global_norm
+    def _clipping(self, bound: float | None, parts: Sequence[_Part]) -> float:
+        """Return what the gradients are multiplied by for a global norm of at most `bound`.
+
+        The formula is that of `torch.nn.utils.clip_grad_norm_`.
+        """
         if bound is None:
             return 1.0
         norms = [
-            row_gradient_norm(
-                arena.weights,
-                mine,
-                rule,
-                table_lr=table_factors(self._options, arena.table_names),
-                first_row=arena.num_defaults,
-            )
-            for arena, mine, rule in zip(arenas, gradients, rules, strict=True)
+            row_gradient_norm(arena.weights, mine, rule, table_lr=table_lr, first_row=arena.num_defaults)
+            for arena, mine, rule, table_lr in parts
         ]
         norm = math.hypot(*norms)
         return min(1.0, bound / (norm + 1e-6)) if math.isfinite(norm) else 1.0
@@ -385,95 +454,19 @@ class RowOptimizer(optim.Optimizer):
         return [arena for owner in self._owners for arena in owner.arenas]
 
 
-def _groups(module: nn.Module | Iterable[nn.Module | Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the groups that the optimizer is made for, each a dict with "params"."""
-    if isinstance(module, nn.Module):
-        return [{"params": module}]
-    parts = list(module)
-    if parts and all(isinstance(part, Mapping) for part in parts):
-        return [dict(part) for part in parts if isinstance(part, Mapping)]
-    return [{"params": parts}]
+def _described(arena: Arena | DynamicArena) -> str:
+    """Name the first tables of `arena` for an error."""
+    return "the tables " + (
+        ", ".join(map(repr, arena.table_names[:3])) or f"of a weight {[arena.num_rows, arena.width]}"
+    )
 
 
-def _roots(group: Mapping[str, Any]) -> list[nn.Module]:
-    """Return the modules of a group."""
-    unknown = sorted(set(group) - {"params", "lr"})
-    if unknown or "params" not in group:
-        got = f"a group with {unknown[0]!r}" if unknown else "a group without 'params'"
-        raise ConfigError(f"row optimizer: got {got}, expected 'params' and, if its rate is its own, 'lr'")
-    roots = group["params"]
-    roots = [roots] if isinstance(roots, nn.Module) else list(roots)
-    for root in roots:
-        if not isinstance(root, nn.Module):
-            raise ConfigError(
-                f"row optimizer: got {type(root).__name__}, expected modules with tables, or groups "
-                '{"params": modules, "lr": rate}; parameters alone do not tell their tables'
-            )
-    return roots
-
-
-def _owners(roots: Sequence[nn.Module]) -> list[RowParameters]:
-    found = {id(child): child for root in roots for child in root.modules() if isinstance(child, RowParameters)}
-    return list(found.values())
-
-
-def _state_of(owner: RowParameters) -> dict[str, Any]:
-    """Return the state of the rows of `owner` for ``state_dict()``."""
-    if not owner.tables:
-        return {name: tensor for arena in owner.arenas for name, tensor in arena.state.items()}
-    return {"tables": {name: _state_of_table(table) for name, table in owner.tables.items()}}
-
-
-def _state_of_table(table: AnyTable) -> dict[str, Tensor]:
-    pieces = list(table.export_chunks(max(1, len(table))))
-    if not table.is_dynamic:
-        return dict(pieces[0].state)
-    # An index lists keys in an order of its own, which differs from process to process.
-    keys, order = torch.cat([piece.keys for piece in pieces]).sort()
-    states = {name: torch.cat([piece.state[name] for piece in pieces])[order] for name in table.state_names}
-    return {"keys": keys, **states}
-
-
-def _writes(owner: RowParameters, loaded: Any) -> list[tuple[Tensor, Tensor | None, Tensor]]:
-    """Return what `loaded` changes: a tensor, the rows of it or None for all, and their values."""
-    if not isinstance(loaded, Mapping):
-        raise ConfigError("row optimizer: got no state for a parameter, expected that of each collection")
-    if not owner.tables:
-        held = {name: tensor for arena in owner.arenas for name, tensor in arena.state.items()}
-        _check_shapes("a weight", held, loaded)
-        return [(tensor, None, loaded[name]) for name, tensor in held.items()]
-    found = loaded.get("tables", {})
-    if set(found) != set(owner.tables):
-        raise ConfigError(
-            f"row optimizer: got the state of tables {', '.join(sorted(found)) or 'none'}, expected "
-            f"{', '.join(sorted(owner.tables))}"
-        )
-    return [write for name, table in owner.tables.items() for write in _writes_of_table(table, found[name])]
-
-
-def _writes_of_table(table: AnyTable, loaded: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor | None, Tensor]]:
-    what = f"table {table.name!r}"
-    held = _state_of_table(table)
-    if not table.is_dynamic:
-        _check_shapes(what, held, loaded)
-        return [(tensor, None, loaded[name]) for name, tensor in held.items()]
-    keys = loaded.get("keys")
-    if not isinstance(keys, Tensor) or not torch.equal(keys.to(held["keys"].device), held["keys"]):
-        got = keys.numel() if isinstance(keys, Tensor) else 0
-        raise ConfigError(
-            f"row optimizer: {what}: got the state of {got:,} keys, expected that of the {held['keys'].numel():,} keys "
-            "which the table holds: load the model's state_dict() first"
-        )
-    _check_shapes(what, held, loaded)
-    rows = table.rows(held.pop("keys"), train=False)
-    return [(table.arena.state[name], rows, loaded[name]) for name in held]
-
-
-def _check_shapes(what: str, held: Mapping[str, Tensor], loaded: Mapping[str, Any]) -> None:
-    got = {name: list(value.shape) if isinstance(value, Tensor) else None for name, value in loaded.items()}
-    expected = {name: list(tensor.shape) for name, tensor in held.items()}
-    if got != expected:
-        raise ConfigError(f"row optimizer: {what}: got state of {got}, expected {expected}")
+def _listed(kinds: Any) -> str:
+    """Name the kinds of optimizers for an error."""
+    if not isinstance(kinds, Mapping):
+        return repr(kinds)
+    distinct = set(kinds.values())
+    return repr(distinct.pop()) if len(distinct) == 1 else ", ".join(f"{name} {kind!r}" for name, kind in kinds.items())
 
 
 def _check_is_alone() -> None:
@@ -486,25 +479,3 @@ def _check_is_alone() -> None:
                 "not exchanged between ranks (DistributedDataParallel exchanges those of dense parameters alone), so "
                 "each rank would train tables of its own"
             )
-
-
-def _check_distinct(per_group: Sequence[Sequence[RowParameters]]) -> None:
-    """Raise `ConfigError` if groups share a table, or the name of one."""
-    seen: set[int] = set()
-    for owners in per_group:
-        mine = {id(arena) for owner in owners for arena in owner.arenas}
-        if mine & seen:
-            raise ConfigError("row optimizer: got a module whose tables are in an earlier group, expected each in one")
-        seen |= mine
-    every = [owner for owners in per_group for owner in owners]
-    if every:
-        _check_names(every)
-
-
-def _check_names(owners: Sequence[RowParameters]) -> None:
-    if not any(owner.arenas for owner in owners):
-        raise ConfigError("row optimizer: got a module without embedding tables, expected an EmbeddingCollection in it")
-    counts = Counter(name for owner in owners for name in owner.tables)
-    name, count = max(counts.items(), key=lambda item: item[1], default=("", 0))
-    if count > 1:
-        raise ConfigError(f"row optimizer: {count} tables are named {name!r}, expected distinct names")

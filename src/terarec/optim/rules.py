@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import UnionType
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from terarec.errors import ConfigError
 from terarec.ops import RowRule
 from terarec.spec import AdamSpec, RowOptions, SparseOptimizerSpec
 from terarec.spec.nearest import did_you_mean
+from terarec.spec.table import DEFAULT_OPTIMIZER
 
 # Numbers of specs -> the fields of `RowRule` that they are.
 _NUMBERS = {
@@ -38,6 +39,35 @@ def check_spec(what: str, spec: object, accepted: UnionType) -> None:
         raise ConfigError(f"{what}: got {got}, expected {', '.join(names[:-1])} or {names[-1]}")
 
 
+class TableRule(NamedTuple):
+    """A spec in the forms that a row optimizer needs.
+
+    Attributes:
+        spec: the spec.
+        options: its options for rows.
+        row_rule: what kernels take.
+    """
+
+    spec: SparseOptimizerSpec
+    options: RowOptions
+    row_rule: RowRule
+
+
+def table_rules(spec: SparseOptimizerSpec | Mapping[str, SparseOptimizerSpec]) -> dict[str, TableRule]:
+    """Return the rules by name; one spec is the rule "default".
+
+    Raises:
+        ConfigError: no rule, or what is not the spec of one.
+    """
+    specs = spec if isinstance(spec, Mapping) else {DEFAULT_OPTIMIZER: spec}
+    if not specs:
+        raise ConfigError("row optimizer: got no rule, expected at least one, such as {'default': AdamSpec()}")
+    for name, each in specs.items():
+        what = f"row optimizer: rule {name!r}" if isinstance(spec, Mapping) else "row optimizer"
+        check_spec(what, each, SparseOptimizerSpec)
+    return {name: TableRule(each, row_options(each), row_rule(each)) for name, each in specs.items()}
+
+
 def row_options(spec: SparseOptimizerSpec) -> RowOptions:
     """The options of `spec`, or those that hold without any."""
     return RowOptions() if spec.rows is None else spec.rows
@@ -60,19 +90,24 @@ def row_rule(spec: SparseOptimizerSpec) -> RowRule:
     )
 
 
-def table_factors(options: RowOptions, tables: Sequence[str]) -> Tensor | None:
+def table_factors(options: RowOptions, tables: Sequence[str], frozen: Collection[str] = ()) -> Tensor | None:
     """float32[T], factors of the learning rate for `tables`, 0 for frozen ones; None if all are 1."""
-    if not (options.frozen or options.table_lr):
+    if not (options.frozen or options.table_lr or frozen):
         return None
-    factors = [0.0 if table in options.frozen else options.table_lr.get(table, 1.0) for table in tables]
+    stay = {*options.frozen, *frozen}
+    factors = [0.0 if table in stay else options.table_lr.get(table, 1.0) for table in tables]
     return None if all(factor == 1.0 for factor in factors) else torch.tensor(factors)
 
 
-def check_tables(options: RowOptions, tables: Sequence[str]) -> None:
-    """Raise `ConfigError` if `options` name a table that is not among `tables`."""
-    for field, names in (("table_lr", options.table_lr), ("frozen", options.frozen)):
-        for name in names:
-            if name not in tables:
-                known = f"one of {', '.join(map(repr, tables))}" if tables else "none, as no weight is a table"
-                hint = did_you_mean(name, tables)
-                raise ConfigError(f"rows.{field}: got table {name!r}{hint}, expected {known}")
+def check_options(options: RowOptions, tables: Sequence[str]) -> None:
+    """Raise `ConfigError` if `options` name a table that is not among `tables`, which they are for."""
+    check_tables("rows.table_lr", options.table_lr, tables)
+    check_tables("rows.frozen", options.frozen, tables)
+
+
+def check_tables(what: str, names: Collection[str], tables: Sequence[str]) -> None:
+    """Raise `ConfigError` if `names`, given as `what`, has one that is not among `tables`."""
+    for name in names:
+        if name not in tables:
+            known = f"one of {', '.join(map(repr, tables))}" if tables else "none, as no weight is a table"
+            raise ConfigError(f"{what}: got table {name!r}{did_you_mean(name, tables)}, expected {known}")

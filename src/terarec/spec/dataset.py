@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias, get_args
 
 from terarec.errors import ConfigError
 from terarec.spec import checks
@@ -15,6 +15,7 @@ MISSING_ID = 0
 """Id of a missing value in every column whose ids a workflow made."""
 MISSING_KEY = -(2**63)
 """Key of a missing value in a column whose keys are the raw integers."""
+MetadataType: TypeAlias = Literal["int64", "float64", "string"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +60,22 @@ class CategoricalColumn:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MetadataColumn:
+    """A value per sample that no model reads, such as the id of a user; missing values are null.
+
+    Attributes:
+        type: "int64", "float64" or "string".
+    """
+
+    name: str
+    type: MetadataType
+
+    def __post_init__(self) -> None:
+        checks.name(self)
+        checks.one_of(self, "type", get_args(MetadataType))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ShardSpec:
     """One data file: path relative to dataset.json with forward slashes, and its number of samples."""
 
@@ -80,6 +97,8 @@ class DatasetSpec:
         best_auc: the AUC of the model that generated the labels, for synthetic data.
         workflow: directory of the feature workflow that made the columns, relative to dataset.json. None: raw values
             are what the columns hold.
+        weight: name of the column of sample weights, float32 and >= 0; None: every sample counts alike.
+        metadata: columns that no model reads, such as ids; for "parquet" only.
     """
 
     name: str
@@ -90,6 +109,8 @@ class DatasetSpec:
     splits: Mapping[str, tuple[ShardSpec, ...]] = field(default_factory=dict)
     best_auc: float | None = None
     workflow: str | None = None
+    weight: str | None = None
+    metadata: tuple[MetadataColumn, ...] = ()
 
     def __post_init__(self) -> None:
         checks.name(self)
@@ -99,7 +120,14 @@ class DatasetSpec:
         for split in self.splits:
             if not checks.is_name(split):
                 checks.refuse(self, "splits", f"got {quoted(split)}, expected a non-empty name without slashes")
-        checks.distinct(self, "columns", self.column_names)
+        if self.weight is not None:
+            checks.name(self, "weight")
+        if self.metadata and self.storage == "raw":
+            names = ", ".join(repr(column.name) for column in self.metadata)
+            checks.refuse(
+                self, "metadata", f"got {names} for storage 'raw', whose records hold none; expected 'parquet'"
+            )
+        checks.distinct(self, "columns", self.file_columns)
         if self.best_auc is not None:
             checks.finite_float(self, "best_auc", low=0.0, high=1.0)
         if not self.labels:
@@ -109,12 +137,18 @@ class DatasetSpec:
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """Labels, dense and categorical columns, in the order in which files hold them."""
+        """Labels, dense and categorical columns: what a model reads or predicts, in the order of the files."""
         return (
             *(column.name for column in self.labels),
             *(column.name for column in self.dense),
             *(column.name for column in self.categorical),
         )
+
+    @property
+    def file_columns(self) -> tuple[str, ...]:
+        """All columns in the order in which files hold them: `column_names`, the weight, metadata."""
+        weight = () if self.weight is None else (self.weight,)
+        return (*self.column_names, *weight, *(column.name for column in self.metadata))
 
     def shards(self, split: str) -> tuple[ShardSpec, ...]:
         """The shards of `split`; raises `ConfigError` with the nearest name and all splits if there is none."""

@@ -84,7 +84,7 @@ class GraphEmbedding:
         features: in the order of the output.
         output: "stacked" gives [B, S, D], for which all vectors must have one width; "flat" [B, sum of widths];
             "apart" one top [B, 1, width] for each feature, with the feature's name.
-        optimizer: which of the row optimizers handed to the trainer moves these tables.
+        optimizer: name of the rule that moves those of these tables which name none themselves.
     """
 
     name: str

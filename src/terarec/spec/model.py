@@ -1,60 +1,462 @@
-"""What a model is: its shape, apart from the data set that gives it features and row counts."""
+"""What a model is: its shape, apart from the data set that gives it columns and row counts.
+
+One frozen class for each kind of model; ``terarec.models`` builds them. docs/models.md has the formulas.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 from terarec.spec import checks
+from terarec.spec.graph import GraphSpec
+from terarec.spec.table import Initializer
 from terarec.spec.tables import StaticTablesSpec, TablesSpec
+
+Activation = Literal["relu", "gelu", "silu", "tanh", "sigmoid", "prelu", "dice"]
+DenseInit = Literal["default", "xavier_normal", "xavier_uniform", "kaiming_uniform", "normal"]
+ColumnPooling = Literal["sum", "mean"]
+
+_FLAGS = (False, True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DLRMSpec:
-    """DLRM (Naumov et al. 2019): bottom MLP, pairwise dot interaction, top MLP.
+class _Embedded:
+    """What all models with embeddings have.
 
     Attributes:
-        width: length D of every embedding vector, and of the bottom MLP's output.
-        bottom: widths of the bottom MLP's layers; the last must equal `width`.
-        top: widths of the top MLP's hidden layers; the layer to the logit is added.
-        tables: static, as large as the data set says, or dynamic.
+        width: Length D of every embedding vector.
+        pooling: How the vectors of a list column become one; an empty list gives zeros.
+        tables: Static, as large as the data set says, or dynamic; and the first weights of their rows.
     """
 
-    kind: ClassVar[str] = "dlrm"
     width: int = 16
-    bottom: tuple[int, ...] = (512, 256, 16)
-    top: tuple[int, ...] = (512, 256)
+    pooling: ColumnPooling = "sum"
     tables: TablesSpec = field(default_factory=StaticTablesSpec)
 
     def __post_init__(self) -> None:
         checks.positive_int(self, "width")
-        checks.widths(self, "bottom")
-        checks.widths(self, "top")
-        if self.bottom[-1] != self.width:
-            checks.fail(self, "bottom", f"a last layer as wide as the embedding ({self.width})")
+        checks.one_of(self, "pooling", get_args(ColumnPooling))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WideDeepSpec:
-    """Wide & Deep (Cheng et al. 2016): a linear part over all features beside an MLP over their embeddings.
+class _Network(_Embedded):
+    """What all models with dense layers have. A hidden layer is: linear, batch norm, activation, dropout.
 
     Attributes:
-        width: length D of every embedding vector of the deep part (the wide part's are 1 long).
-        hidden: widths of the MLP's hidden layers.
-        dropout: probability of zeroing a hidden unit while training.
-        tables: static, as large as the data set says, or dynamic.
+        activation: What follows each hidden layer.
+        batch_norm: Whether hidden layers are normalized over the batch (Ioffe and Szegedy 2015).
+        dropout: Probability of zeroing a hidden unit in training.
+        init: First weights of the dense layers. "default": Xavier-normal with normal biases of variance 1 / out, as in
+            DLRM's code; "xavier_normal" and "xavier_uniform" with zero biases; "kaiming_uniform": torch's own, uniform
+            within 1 / sqrt(in); "normal": standard deviation 0.01, with zero biases.
+    """
+
+    activation: Activation = "relu"
+    batch_norm: bool = False
+    dropout: float = 0.0
+    init: DenseInit = "default"
+
+    def __post_init__(self) -> None:
+        _Embedded.__post_init__(self)
+        checks.one_of(self, "activation", get_args(Activation))
+        checks.one_of(self, "batch_norm", _FLAGS)
+        checks.finite_float(self, "dropout", low=0.0, high=0.95)
+        checks.one_of(self, "init", get_args(DenseInit))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LRSpec:
+    """Logistic regression: one weight for each key and each dense column.
+
+    Attributes:
+        pooling: How the weights of a list column become one.
+        tables: Static or dynamic.
+        wide_initializer: First weights of the keys; None for those of `tables`.
+    """
+
+    kind: ClassVar[str] = "lr"
+    pooling: ColumnPooling = "sum"
+    tables: TablesSpec = field(default_factory=StaticTablesSpec)
+    wide_initializer: Initializer | None = "zeros"
+
+    def __post_init__(self) -> None:
+        checks.one_of(self, "pooling", get_args(ColumnPooling))
+        _check_wide(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FMSpec(_Embedded):
+    """Factorization machine (Rendle 2010): linear terms and the dots of all pairs of columns' vectors.
+
+    Attributes:
+        wide_initializer: First weights of the keys in the linear terms; None for those of `tables`.
+    """
+
+    kind: ClassVar[str] = "fm"
+    wide_initializer: Initializer | None = "zeros"
+
+    def __post_init__(self) -> None:
+        _Embedded.__post_init__(self)
+        _check_wide(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DNNSpec(_Network):
+    """An MLP over the dense columns and all embeddings (Covington et al. 2016).
+
+    Attributes:
+        hidden: Widths of the hidden layers.
+    """
+
+    kind: ClassVar[str] = "dnn"
+    hidden: tuple[int, ...] = (256, 128)
+
+    def __post_init__(self) -> None:
+        _Network.__post_init__(self)
+        checks.widths(self, "hidden")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WideDeepSpec(_Network):
+    """Wide & Deep (Cheng et al. 2016): a linear part over all columns beside an MLP over their embeddings.
+
+    Attributes:
+        hidden: Widths of the hidden layers.
+        wide_initializer: First weights of the keys in the linear part; None for those of `tables`.
     """
 
     kind: ClassVar[str] = "wide_deep"
     width: int = 8
     hidden: tuple[int, ...] = (256, 128)
-    dropout: float = 0.0
-    tables: TablesSpec = field(default_factory=StaticTablesSpec)
+    wide_initializer: Initializer | None = "zeros"
 
     def __post_init__(self) -> None:
-        checks.positive_int(self, "width")
+        _Network.__post_init__(self)
         checks.widths(self, "hidden")
-        checks.finite_float(self, "dropout", low=0.0, high=0.95)
+        _check_wide(self)
 
 
-ModelSpec = DLRMSpec | WideDeepSpec
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeepFMSpec(_Network):
+    """DeepFM (Guo et al. 2017): a factorization machine and an MLP over the same vectors.
+
+    Attributes:
+        hidden: Widths of the hidden layers.
+        wide_initializer: First weights of the keys in the linear terms; None for those of `tables`.
+    """
+
+    kind: ClassVar[str] = "deepfm"
+    hidden: tuple[int, ...] = (256, 128)
+    wide_initializer: Initializer | None = "zeros"
+
+    def __post_init__(self) -> None:
+        _Network.__post_init__(self)
+        checks.widths(self, "hidden")
+        _check_wide(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class XDeepFMSpec(_Network):
+    """xDeepFM (Lian et al. 2018): linear terms, a compressed interaction network, and an MLP.
+
+    Attributes:
+        cin: Number of feature maps of each layer of the compressed interaction network.
+        hidden: Widths of the MLP's hidden layers; empty for no MLP.
+        wide_initializer: First weights of the keys in the linear terms; None for those of `tables`.
+    """
+
+    kind: ClassVar[str] = "xdeepfm"
+    cin: tuple[int, ...] = (64, 64)
+    hidden: tuple[int, ...] = (256, 128)
+    wide_initializer: Initializer | None = "zeros"
+
+    def __post_init__(self) -> None:
+        _Network.__post_init__(self)
+        checks.widths(self, "cin")
+        checks.widths(self, "hidden", allow_empty=True)
+        _check_wide(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DCNSpec(_Network):
+    """Deep & Cross Network (Wang et al. 2017): rank-one cross layers and an MLP side by side.
+
+    Attributes:
+        cross_layers: Number of cross layers.
+        hidden: Widths of the MLP's hidden layers; empty for no MLP.
+    """
+
+    kind: ClassVar[str] = "dcn"
+    cross_layers: int = 3
+    hidden: tuple[int, ...] = (256, 128)
+
+    def __post_init__(self) -> None:
+        _Network.__post_init__(self)
+        checks.positive_int(self, "cross_layers")
+        checks.widths(self, "hidden", allow_empty=True)
+
+
+Structure = Literal["parallel", "stacked", "stacked_parallel", "cross_only"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DCNV2Spec(_Network):
+    """DCN V2 (Wang et al. 2021): cross layers with whole or low-rank kernels, and an MLP.
+
+    Attributes:
+        structure: "parallel": the MLP beside the cross layers; "stacked": behind them; "stacked_parallel": one MLP on
+            each of the two ways; "cross_only": no MLP.
+        cross_layers: Number of cross layers.
+        rank: Rank of the kernels; None for whole ones.
+        experts: Number of low-rank experts that a gate mixes in each layer; 1 for plain low-rank kernels.
+        hidden: Widths of the MLP's hidden layers.
+    """
+
+    kind: ClassVar[str] = "dcn_v2"
+    structure: Structure = "parallel"
+    cross_layers: int = 3
+    rank: int | None = None
+    experts: int = 1
+    hidden: tuple[int, ...] = (256, 128)
+
+    def __post_init__(self) -> None:
+        _Network.__post_init__(self)
+        checks.one_of(self, "structure", get_args(Structure))
+        checks.positive_int(self, "cross_layers")
+        checks.positive_int(self, "experts")
+        if self.rank is not None:
+            checks.positive_int(self, "rank")
+        elif self.experts > 1:
+            checks.fail(self, "rank", "an integer >= 1 for several experts")
+        checks.widths(self, "hidden", allow_empty=self.structure == "cross_only")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AutoIntSpec(_Network):
+    """AutoInt (Song et al. 2019): self-attention among the columns' vectors; with an MLP beside it AutoInt+.
+
+    Attributes:
+        layers: Number of attention layers.
+        heads: Attention heads of a layer.
+        attention_width: Width of a layer's output, all heads together.
+        residual: Whether a layer's input is added to its output, projected where the widths differ.
+        scale: Whether scores are divided by the root of a head's width.
+        layer_norm: Whether a layer's output is normalized before its ReLU.
+        hidden: Widths of the MLP's hidden layers; empty for no MLP (AutoInt).
+        wide: Whether linear terms are added.
+        wide_initializer: First weights of the keys in the linear terms; None for those of `tables`.
+    """
+
+    kind: ClassVar[str] = "autoint"
+    layers: int = 3
+    heads: int = 2
+    attention_width: int = 64
+    residual: bool = True
+    scale: bool = False
+    layer_norm: bool = False
+    hidden: tuple[int, ...] = (256, 128)
+    wide: bool = False
+    wide_initializer: Initializer | None = "zeros"
+
+    def __post_init__(self) -> None:
+        _Network.__post_init__(self)
+        for count in ("layers", "heads", "attention_width"):
+            checks.positive_int(self, count)
+        for flag in ("residual", "scale", "layer_norm", "wide"):
+            checks.one_of(self, flag, _FLAGS)
+        if self.attention_width % self.heads:
+            checks.fail(self, "attention_width", f"a multiple of the heads ({self.heads})")
+        checks.widths(self, "hidden", allow_empty=True)
+        _check_wide(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DLRMSpec(_Network):
+    """DLRM (Naumov et al. 2019): bottom MLP, interaction, top MLP.
+
+    Attributes:
+        bottom: Widths of the bottom MLP's layers; the last must equal `width`. Not used without dense columns.
+        top: Widths of the top MLP's hidden layers; the layer to the logit is added.
+        interaction: "dot": the dots of all pairs of vectors, behind the bottom MLP's output; "cat": the vectors.
+    """
+
+    kind: ClassVar[str] = "dlrm"
+    bottom: tuple[int, ...] = (512, 256, 16)
+    top: tuple[int, ...] = (512, 256)
+    interaction: Literal["dot", "cat"] = "dot"
+
+    def __post_init__(self) -> None:
+        _Network.__post_init__(self)
+        checks.widths(self, "bottom")
+        checks.widths(self, "top")
+        checks.one_of(self, "interaction", ("dot", "cat"))
+        if self.bottom[-1] != self.width:
+            checks.fail(self, "bottom", f"a last layer as wide as the embedding ({self.width})")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetHistory:
+    """A column of candidates and the list column of what the user met before, which share a table.
+
+    Attributes:
+        target: A column of one key a sample.
+        history: A list column of the same keys.
+    """
+
+    target: str
+    history: str
+
+    def __post_init__(self) -> None:
+        checks.name(self, "target")
+        checks.name(self, "history")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DINSpec(_Network):
+    """Deep Interest Network (Zhou et al. 2018): histories pooled by attention to a target, and an MLP.
+
+    Attributes:
+        sequences: Targets and their histories.
+        attention: Widths of the hidden layers of the attention's MLP.
+        attention_activation: What follows each of these.
+        softmax: Whether the weights of a history are normalized by a softmax; the paper leaves them as they are.
+        mask_missing: Whether keys that stand for a missing value are left out of histories.
+        hidden: Widths of the hidden layers.
+    """
+
+    kind: ClassVar[str] = "din"
+    sequences: tuple[TargetHistory, ...]
+    attention: tuple[int, ...] = (64,)
+    attention_activation: Activation = "dice"
+    softmax: bool = False
+    mask_missing: bool = True
+    activation: Activation = "dice"
+    hidden: tuple[int, ...] = (200, 80)
+
+    def __post_init__(self) -> None:
+        _Network.__post_init__(self)
+        if not self.sequences:
+            checks.fail(self, "sequences", "at least one pair of a target and a history")
+        checks.distinct(self, "sequences", [pair.history for pair in self.sequences])
+        both = {pair.target for pair in self.sequences} & {pair.history for pair in self.sequences}
+        if both:
+            checks.refuse(self, "sequences", f"{min(both)!r} is a target and a history, expected one of them")
+        checks.widths(self, "attention")
+        checks.one_of(self, "attention_activation", get_args(Activation))
+        checks.one_of(self, "softmax", _FLAGS)
+        checks.one_of(self, "mask_missing", _FLAGS)
+        checks.widths(self, "hidden")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TwoTowerSpec(_Network):
+    """Two towers for retrieval (Yi et al. 2019): a vector of the user and one of the item, compared by their dot.
+
+    Attributes:
+        user: Columns of the user's tower.
+        item: Columns of the item's tower.
+        item_key: The column of `item` that tells items apart; None for the first categorical one.
+        hidden: Widths of each tower's hidden layers; empty for one linear layer.
+        vector_width: Length of the vectors that the towers give.
+        similarity: "dot", or "cosine" of the two vectors.
+        temperature: Divisor of the similarity.
+        correct_sampling: Whether the loss corrects for the items' frequencies in batches (log-Q).
+        frequency_decay: Weight of a new interval in the estimated interval between two batches with an item.
+        frequency_buckets: Size of the hash array of the estimates where the number of items is unknown.
+    """
+
+    kind: ClassVar[str] = "two_tower"
+    user: tuple[str, ...]
+    item: tuple[str, ...]
+    item_key: str | None = None
+    hidden: tuple[int, ...] = (128,)
+    vector_width: int = 64
+    similarity: Literal["dot", "cosine"] = "dot"
+    temperature: float = 1.0
+    correct_sampling: bool = True
+    frequency_decay: float = 0.05
+    frequency_buckets: int = 1_048_576
+
+    def __post_init__(self) -> None:
+        _Network.__post_init__(self)
+        for tower in ("user", "item"):
+            if not getattr(self, tower):
+                checks.fail(self, tower, "at least one column")
+        checks.distinct(self, "item", (*self.user, *self.item))
+        if self.item_key is not None:
+            checks.one_of(self, "item_key", self.item)
+        checks.widths(self, "hidden", allow_empty=True)
+        checks.positive_int(self, "vector_width")
+        checks.one_of(self, "similarity", ("dot", "cosine"))
+        checks.finite_float(self, "temperature", low=0.0, open_low=True)
+        checks.one_of(self, "correct_sampling", _FLAGS)
+        checks.finite_float(self, "frequency_decay", low=0.0, high=1.0, open_low=True)
+        checks.positive_int(self, "frequency_buckets")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphModelSpec:
+    """A model made of named tensors: either of the two fields describes it.
+
+    Attributes:
+        file: A JSON file of a `GraphSpec`; a relative path counts from the file that names it.
+        graph: The graph itself.
+    """
+
+    kind: ClassVar[str] = "graph"
+    file: str | None = None
+    graph: GraphSpec | None = None
+
+    def __post_init__(self) -> None:
+        if (self.file is None) == (self.graph is None):
+            got = "neither file nor graph" if self.file is None else "both file and graph"
+            checks.refuse(self, "", f"got {got}, expected one of them")
+        if self.file is not None and (not isinstance(self.file, str) or not self.file):
+            checks.fail(self, "file", "the path of a JSON file")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PythonModelSpec:
+    """A model of the user's own code, which is imported only where the caller allows its package.
+
+    Attributes:
+        factory: ``package.module:name`` of a class or function, called as
+            ``factory(dataset, num_outputs=..., seed=..., **options)``, that returns a `torch.nn.Module`.
+        options: Its other arguments, as JSON values.
+    """
+
+    kind: ClassVar[str] = "python"
+    factory: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        module, colon, name = self.factory.partition(":") if isinstance(self.factory, str) else ("", "", "")
+        if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+            checks.fail(self, "factory", "package.module:name")
+        taken = {"dataset", "num_outputs", "seed"} & set(self.options)
+        if taken:
+            checks.refuse(self, "options", f"got {min(taken)!r}, which every factory is given, expected other names")
+
+
+def _check_wide(owner: object) -> None:
+    checks.one_of(owner, "wide_initializer", (*get_args(Initializer), None))
+
+
+ModelSpec = (
+    LRSpec
+    | FMSpec
+    | DNNSpec
+    | WideDeepSpec
+    | DeepFMSpec
+    | XDeepFMSpec
+    | DCNSpec
+    | DCNV2Spec
+    | AutoIntSpec
+    | DLRMSpec
+    | DINSpec
+    | TwoTowerSpec
+    | GraphModelSpec
+    | PythonModelSpec
+)

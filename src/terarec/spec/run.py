@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from terarec.spec import checks
 from terarec.spec.model import DLRMSpec, ModelSpec
 from terarec.spec.optimizer import AdaGradSpec, AdamSpec, DenseOptimizerSpec, SparseOptimizerSpec
+from terarec.spec.table import DEFAULT_OPTIMIZER
 
 DEFAULT_EVAL_SPLIT = "valid"
 
@@ -77,7 +79,8 @@ class RunSpec:
         data: a prepared data set.
         model: the model.
         dense_optimizer: of the layers.
-        sparse_optimizer: of the tables.
+        sparse_optimizer: of the tables that name no other rule.
+        row_optimizers: further rules for tables by name; ``model.tables.optimizers`` says which tables they move.
         training: how long and how to train.
         init_from: another run, or a checkpoint in one, whose weights and optimizer states the first step starts from.
             Its model, columns and ids are the same; data, learning rates and length may be others.
@@ -91,8 +94,10 @@ class RunSpec:
     training: TrainingSpec = field(default_factory=TrainingSpec)
     init_from: str | None = None
     reset_optimizer: bool = False
+    row_optimizers: Mapping[str, SparseOptimizerSpec] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._check_row_optimizers()
         if not isinstance(self.data, str) or not self.data:
             checks.fail(self, "data", "the path of a prepared data set")
         if self.init_from is not None and (not isinstance(self.init_from, str) or not self.init_from):
@@ -100,3 +105,13 @@ class RunSpec:
         checks.one_of(self, "reset_optimizer", (False, True))
         if self.reset_optimizer and self.init_from is None:
             checks.refuse(self, "reset_optimizer", "got true without init_from, expected both")
+
+    def _check_row_optimizers(self) -> None:
+        checks.instance(self, "row_optimizers", Mapping, "an optimizer for each name")
+        for name, optimizer in self.row_optimizers.items():
+            if not checks.is_name(name) or not isinstance(optimizer, SparseOptimizerSpec):
+                checks.fail(self, "row_optimizers", "an optimizer of tables for each name")
+        if DEFAULT_OPTIMIZER in self.row_optimizers:
+            checks.refuse(
+                self, "row_optimizers", f"got {DEFAULT_OPTIMIZER!r}, expected other names: it is sparse_optimizer"
+            )

@@ -13,6 +13,8 @@ from terarec.spec.eviction import EvictionSpec, TTLEviction
 Initializer = Literal["uniform", "normal", "zeros"]
 RowType = Literal["float32", "bfloat16", "float16"]
 ROW_TYPES: tuple[RowType, ...] = get_args(RowType)
+DEFAULT_OPTIMIZER = "default"
+"""Name of the rule that moves a table which names no other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +29,7 @@ class TableSpec:
         init_scale: half-width of the uniform, or standard deviation of the normal distribution; None takes
             1 / sqrt(rows), as the DLRM paper's code does (Naumov et al. 2019).
         dtype: element type of the rows; lookups give float32 whatever it is.
+        optimizer: name of the rule that moves the rows, where `terarec.optim.RowOptimizer` is given rules by name.
     """
 
     kind: ClassVar[str] = "static"
@@ -36,9 +39,11 @@ class TableSpec:
     initializer: Initializer = "uniform"
     init_scale: float | None = None
     dtype: RowType = "float32"
+    optimizer: str = DEFAULT_OPTIMIZER
 
     def __post_init__(self) -> None:
         checks.name(self)
+        checks.name(self, "optimizer")
         checks.positive_int(self, "rows")
         checks.positive_int(self, "width")
         checks.one_of(self, "initializer", ("uniform", "normal", "zeros"))
@@ -65,6 +70,7 @@ class DynamicTableSpec:
         track_uses: count each row's occurrences and note its last batch even if `evict` needs no such thing, for
             calls of ``evict`` with other policies. 12 bytes a row.
         report_evicted: keep the keys that went until ``take_evicted`` is called. 8 bytes a key.
+        optimizer: name of the rule that moves the rows, where `terarec.optim.RowOptimizer` is given rules by name.
     """
 
     kind: ClassVar[str] = "dynamic"
@@ -79,9 +85,11 @@ class DynamicTableSpec:
     max_rows: int | None = None
     track_uses: bool = False
     report_evicted: bool = True
+    optimizer: str = DEFAULT_OPTIMIZER
 
     def __post_init__(self) -> None:
         checks.name(self)
+        checks.name(self, "optimizer")
         checks.positive_int(self, "width")
         checks.one_of(self, "initializer", ("uniform", "normal", "zeros"))
         checks.finite_float(self, "init_scale", low=0.0, open_low=True)

@@ -23,9 +23,10 @@ class Arena:
     """Rows of several tables, table after table.
 
     Attributes:
-        specs: the tables, all of one width and element type.
+        specs: the tables, all of one width, element type and optimizer.
         width: length D of a vector.
         dtype: element type of the weights: float32, bfloat16 or float16.
+        optimizer: name of the rule that moves the tables.
         num_rows: rows V of all tables together.
         generation: 0, as no row changes its key (`DynamicArena`).
         num_defaults: 0, the rows at the arena's begin that belong to no key.
@@ -42,13 +43,13 @@ class Arena:
             table rounded to the nearest.
 
     Raises:
-        ConfigError: no table, or tables of several widths or element types.
+        ConfigError: no table, or tables of several widths, element types or optimizers.
         StorageError: not enough memory; nothing was allocated then.
     """
 
     def __init__(self, specs: Sequence[TableSpec], *, seed: int = 0) -> None:
         self.specs = tuple(specs)
-        self.width, self.dtype = shared_row_type(specs)
+        self.width, self.dtype, self.optimizer = shared_row_type(specs)
         self.table_names = tuple(spec.name for spec in specs)
         self.table_rows = tuple(spec.rows for spec in specs)
         self.table_base = (0, *accumulate(self.table_rows))[:-1]

@@ -31,9 +31,10 @@ class DynamicArena:
     are lent out only afterwards.
 
     Attributes:
-        specs: the T tables, all of one width and element type.
+        specs: the T tables, all of one width, element type and optimizer.
         width: length D of a vector.
         dtype: element type of the weights.
+        optimizer: name of the rule that moves the tables.
         table_names: the tables' names.
         seed: of the first weights.
         num_rows: rows V that have memory.
@@ -50,13 +51,13 @@ class DynamicArena:
         seed: of the first weights, which depend on table name, key and seed only.
 
     Raises:
-        ConfigError: no table, or tables of several widths or element types.
+        ConfigError: no table, or tables of several widths, element types or optimizers.
         StorageError: not enough memory.
     """
 
     def __init__(self, specs: Sequence[DynamicTableSpec], *, seed: int = 0) -> None:
         self.specs = tuple(specs)
-        self.width, self.dtype = shared_row_type(specs)
+        self.width, self.dtype, self.optimizer = shared_row_type(specs)
         self.table_names = tuple(spec.name for spec in specs)
         self.seed = seed
         self.num_rows = 0

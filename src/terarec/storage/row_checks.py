@@ -12,17 +12,20 @@ from terarec.spec import DynamicTableSpec, TableSpec
 from terarec.storage.protocol import Rows
 
 
-def shared_row_type(specs: Sequence[TableSpec | DynamicTableSpec]) -> tuple[int, torch.dtype]:
-    """The width and element type of all tables of an arena.
+def shared_row_type(specs: Sequence[TableSpec | DynamicTableSpec]) -> tuple[int, torch.dtype, str]:
+    """The width, element type and optimizer's name of all tables of an arena.
 
     Raises:
-        ConfigError: no table, or tables of several widths or element types.
+        ConfigError: no table, or tables of several widths, element types or optimizers.
     """
     kinds = {(spec.width, spec.dtype) for spec in specs}
     if len(kinds) != 1:
         raise ConfigError(f"arena: got tables of widths and types {sorted(kinds)}, expected tables of one of them")
+    optimizers = {spec.optimizer for spec in specs}
+    if len(optimizers) != 1:
+        raise ConfigError(f"arena: got tables of the optimizers {sorted(optimizers)}, expected one optimizer")
     width, dtype = kinds.pop()
-    return width, getattr(torch, dtype)
+    return width, getattr(torch, dtype), optimizers.pop()
 
 
 def check_has_memory(device: torch.device) -> None:

@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 import pytest
 
 from terarec.errors import ConfigError
-from terarec.etl.operators.lambda_op import imported
 from terarec.etl.ready import READY, criteo
 from terarec.etl.workflow import Workflow, workflow_of
 from terarec.etl.workflow.allowed_functions import READY_FUNCTIONS
 from terarec.spec import LabelSpec, LambdaOp, SourceColumn, SourceSpec, WorkflowSpec
+from terarec.spec.named_code import imported
 
 system = os.system  # what another module defines
 

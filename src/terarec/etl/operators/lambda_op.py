@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ from terarec.etl.operators.plain_function import PlainFunction
 from terarec.etl.operators.step_code import StepCode
 from terarec.kernels.encoding_types import RefusedValueError
 from terarec.spec import LambdaOp
+from terarec.spec.named_code import imported
 
 
 class LambdaOpCode(StepCode[LambdaOp]):
@@ -87,22 +87,3 @@ class LambdaOpCode(StepCode[LambdaOp]):
         if kind == "number" and np.isinf(column.values).any():
             raise ConfigError(f"{self.spec.function}: returned an infinite number, expected finite ones or null")
         return column
-
-
-def imported(function: str) -> Callable[..., Any]:
-    """The function that ``"package.module:name"`` names.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    module, _, name = function.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"function {function!r}: cannot be imported ({error}), expected 'package.module:name'"
-        ) from None
-    if not callable(found):
-        raise ConfigError(f"function {function!r}: is no function")
-    result: Callable[..., Any] = found
-    return result

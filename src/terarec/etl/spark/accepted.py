@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from terarec.errors import ConfigError
-from terarec.etl.operators.lambda_op import imported
 from terarec.spec import LambdaOp, WorkflowSpec
+from terarec.spec.named_code import imported
 
 
 def check_accepted(spec: WorkflowSpec) -> None:

@@ -7,12 +7,11 @@ package. A workflow that is made in Python names what its author could call anyw
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 
 from terarec.errors import ConfigError
-from terarec.etl.operators.lambda_op import imported
 from terarec.spec import LambdaOp, WorkflowSpec
+from terarec.spec.named_code import check_allowed
 
 _ROW_FUNCTIONS = "terarec.etl.ready.row_functions"
 _NAMES = ("hour_and_weekday", "avazu_hour_and_weekday", "length", "modulo_10_million", "modulo_40_million")
@@ -44,36 +43,5 @@ def check_functions(spec: WorkflowSpec, allow_import: Sequence[str], where: str)
         for field in FIELDS:
             function = getattr(step, field)
             if function is not None and function not in READY_FUNCTIONS:
-                _check_function(function, allow_import, f"{where}: steps[{position}] LambdaOp: {field} {function!r}")
-
-
-def _check_function(function: str, packages: Sequence[str], what: str) -> None:
-    module = function.partition(":")[0]
-    top = module.partition(".")[0]
-    if not _is_within(module, packages):
-        raise ConfigError(
-            f"{what} is not run, as its package is not allowed; --allow-import {top} allows it, in Python "
-            f"allow_import=({top!r},)"
-        )
-    if not _is_there(module):  # a function for Spark may need a library that only Spark's machines have
-        return
-    home = getattr(imported(function), "__module__", None)
-    if not isinstance(home, str) or not _is_within(home, packages):
-        allowed = ", ".join(packages)
-        raise ConfigError(
-            f"{what} is defined in {home}, expected a function that is defined in what is allowed: {allowed}"
-        )
-
-
-def _is_within(module: str, packages: Sequence[str]) -> bool:
-    return any(module == package or module.startswith(f"{package}.") for package in packages)
-
-
-def _is_there(module: str) -> bool:
-    try:
-        importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if _is_within(module, [error.name or ""]):
-            return False
-        raise ConfigError(f"module {module!r}: {error}, expected one that can be imported") from None
-    return True
+                # One for Spark may need a library that only Spark's machines have: then it is not looked into here.
+                check_allowed(function, allow_import, f"{where}: steps[{position}] LambdaOp: {field} {function!r}")

@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from terarec.formats.block import Keys
 from terarec.formats.hugectr.field_types import raw_async_types, raw_types
 from terarec.formats.hugectr.fixed_record_writer import FixedRecordWriter
 from terarec.formats.hugectr.norm_writer import NormWriter
 from terarec.formats.parquet import ParquetShardWriter
-from terarec.formats.split_files import FileWriter
 from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, RecordLayout, RecordsSpec
 
 
-class RecordWriter(FileWriter, AbstractContextManager[FileWriter], Protocol):
-    """Writes samples: ``label[n, L]``, ``dense[n, F]``, and the keys of each slot."""
+class RecordWriter(Protocol):
+    """Writes one file of samples, which appears when it is closed."""
+
+    def write(self, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys]) -> None:
+        """Append samples: ``label[n, L]``, ``dense[n, F]``, and the keys of each slot."""
+        ...
+
+    def close(self) -> object:
+        """Finish the file."""
+        ...
+
+    def abort(self) -> None:
+        """Give the file up."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
 
 
 def create_writer(path: Path, spec: RecordsSpec) -> RecordWriter:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
-from typing import Any
 
-from numpy.typing import NDArray
-
-from terarec.formats.block import ColumnBlock, Keys
+from terarec.formats.block import ColumnBlock
 from terarec.formats.hugectr.dataset_records import FILE_LIST, has_offsets, is_listed
 from terarec.formats.hugectr.file_list import write_file_list
 from terarec.formats.hugectr.keyset import write_keyset
@@ -96,11 +93,11 @@ class _Part:
         self._keys = None if split_keys is None else SeenKeys(sum(records.layout.slot_sizes))
         self._writer = create_writer(path, records)
 
-    def write(self, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys]) -> None:
-        final = final_keys(keys, self._records.layout)
-        self._writer.write(label, dense, final if self._records.kind == "norm" else keys)
+    def write_block(self, block: ColumnBlock) -> None:
+        final = final_keys(block.keys, self._records.layout)
+        self._writer.write(block.label, block.dense, final if self._records.kind == "norm" else block.keys)
         if self._keys is not None:
-            self._keys.add(final if has_offsets(self._records.kind) else keys)
+            self._keys.add(final if has_offsets(self._records.kind) else block.keys)
 
     def close(self) -> None:
         self._writer.close()

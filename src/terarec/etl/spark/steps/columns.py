@@ -9,11 +9,11 @@ from pyspark.sql import functions as F
 
 from terarec.errors import ConfigError
 from terarec.etl.operators.explode import ITEM_BITS
-from terarec.etl.operators.lambda_op import imported
 from terarec.etl.operators.values import value_of
 from terarec.etl.spark.expressions import ROW, SPARK_TYPES, column
 from terarec.etl.spark.fields import hex_of, integer_of, literally, number_of
 from terarec.etl.spark.steps.step import Step
+from terarec.spec.named_code import imported
 
 _READERS = {"integer": integer_of, "hex32": hex_of, "number": number_of}
 

@@ -1,0 +1,197 @@
+"""What models read of a batch: the vectors of its columns, and linear terms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from terarec.batch import Batch
+from terarec.embedding import EmbeddingCollection
+from terarec.nn import MLP
+from terarec.nn.initializers import Distribution, dense_distributions, normal, uniform
+from terarec.spec import (
+    AutoIntSpec,
+    CategoricalColumn,
+    ColumnPooling,
+    DatasetSpec,
+    DCNSpec,
+    DCNV2Spec,
+    DeepFMSpec,
+    DINSpec,
+    DLRMSpec,
+    DNNSpec,
+    FeatureSpec,
+    FMSpec,
+    Initializer,
+    LRSpec,
+    TablesSpec,
+    TwoTowerSpec,
+    WideDeepSpec,
+    XDeepFMSpec,
+)
+
+WIDE_SUFFIX = ".wide"
+
+NetworkSpec = (
+    DNNSpec
+    | WideDeepSpec
+    | DeepFMSpec
+    | XDeepFMSpec
+    | DCNSpec
+    | DCNV2Spec
+    | AutoIntSpec
+    | DLRMSpec
+    | DINSpec
+    | TwoTowerSpec
+)
+"""The specs of models with dense layers."""
+LinearSpec = LRSpec | FMSpec | WideDeepSpec | DeepFMSpec | XDeepFMSpec | AutoIntSpec
+"""The specs of models with linear terms."""
+
+
+def collection(
+    columns: Sequence[CategoricalColumn],
+    tables: TablesSpec,
+    *,
+    width: int,
+    pooling: ColumnPooling,
+    seed: int,
+    suffix: str = "",
+    initializer: Initializer | None = None,
+) -> EmbeddingCollection | None:
+    """A table for each column, pooled; None where there is no column.
+
+    Args:
+        columns: The columns, in the order of the output.
+        tables: The kind of the tables.
+        width: Length of a vector.
+        pooling: How the vectors of a list become one.
+        seed: Seed of the first weights.
+        suffix: What the tables' names have behind those of the columns.
+        initializer: First weights; None for those of `tables`.
+    """
+    if not columns:
+        return None
+    return EmbeddingCollection(
+        [tables.table(c.name + suffix, rows=c.rows, width=width, initializer=initializer) for c in columns],
+        [FeatureSpec(name=c.name, table=c.name + suffix, pooling=pooling) for c in columns],
+        seed=seed,
+    )
+
+
+def embeddings(spec: NetworkSpec | FMSpec, dataset: DatasetSpec, *, seed: int) -> EmbeddingCollection | None:
+    """A table of `spec.width` for each categorical column, of its name."""
+    return collection(dataset.categorical, spec.tables, width=spec.width, pooling=spec.pooling, seed=seed)
+
+
+def side_by_side(embedding: EmbeddingCollection | None, batch: Batch) -> Tensor:
+    """The dense columns and the pooled vectors: float[B, F + S * D]."""
+    if embedding is None:
+        return batch.dense
+    pooled: Tensor = embedding(batch.sparse).pooled
+    return join(batch.dense, pooled)
+
+
+def join(dense: Tensor, pooled: Tensor) -> Tensor:
+    """The dense columns and `pooled` side by side, without a copy where there are no dense columns."""
+    return torch.cat([dense, pooled], dim=1) if dense.shape[1] else pooled
+
+
+def input_width(spec: NetworkSpec, dataset: DatasetSpec) -> int:
+    """Width of what `side_by_side` gives."""
+    return len(dataset.dense) + spec.width * len(dataset.categorical)
+
+
+def mlp(
+    spec: NetworkSpec, in_width: int, hidden: Sequence[int], outputs: int | None, generator: torch.Generator
+) -> MLP:
+    """Hidden layers as `spec` describes them, and a linear layer to so many outputs; without it for None."""
+    widths = tuple(hidden) if outputs is None else (*hidden, outputs)
+    return MLP(
+        in_width,
+        widths,
+        generator=generator,
+        relus=(True,) * len(hidden) + (False,) * (len(widths) - len(hidden)),
+        dropout=spec.dropout,
+        initial=dense_distributions(spec.init),
+        activation=spec.activation,
+        batch_norm=spec.batch_norm,
+    )
+
+
+class LinearTerms(nn.Module):
+    """Weights of keys and of dense columns, and a bias, for each output.
+
+    A categorical column ``c`` has a table ``c.wide`` with one weight a key and output.
+
+    Args:
+        spec: Pooling, tables and first weights.
+        dataset: Columns.
+        num_outputs: Number of outputs C.
+        seed: Seed of the first weights.
+    """
+
+    def __init__(self, spec: LinearSpec, dataset: DatasetSpec, num_outputs: int, *, seed: int) -> None:
+        super().__init__()
+        self.num_outputs = num_outputs
+        self.wide = collection(
+            dataset.categorical,
+            spec.tables,
+            width=num_outputs,
+            pooling=spec.pooling,
+            seed=seed,
+            suffix=WIDE_SUFFIX,
+            initializer=spec.wide_initializer,
+        )
+        self.linear_weight = nn.Parameter(torch.zeros(num_outputs, len(dataset.dense)))
+        self.linear_bias = nn.Parameter(torch.zeros(num_outputs))
+
+    def linear_terms(self, batch: Batch) -> Tensor:
+        """The sum of all weights: float[B, C]."""
+        logits = linear(batch.dense, self.linear_weight, self.linear_bias)
+        if self.wide is not None:
+            logits = logits + self.wide(batch.sparse).pooled.unflatten(1, (-1, self.num_outputs)).sum(dim=1)
+        return logits
+
+
+class ColumnVectors(nn.Module):
+    """One vector a column: that of its keys, and for a dense column its value times a learned vector.
+
+    So dense columns are in interactions, too (Rendle 2010; Song et al. 2019, eq. 3). These vectors start as a table's
+    rows do.
+
+    Args:
+        spec: Width, pooling, tables.
+        dataset: Columns.
+        generator: Source of the first vectors of the dense columns.
+        seed: Seed of the tables' first weights.
+    """
+
+    def __init__(
+        self, spec: NetworkSpec | FMSpec, dataset: DatasetSpec, *, generator: torch.Generator, seed: int
+    ) -> None:
+        super().__init__()
+        self.width = spec.width
+        self.num_vectors = len(dataset.categorical) + len(dataset.dense)
+        self.embedding = embeddings(spec, dataset, seed=seed)
+        self.dense_vectors = nn.Parameter(torch.empty(len(dataset.dense), spec.width))
+        _first_vectors(spec.tables).fill_(self.dense_vectors, generator)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """float[B, S + F, D]; and what an MLP reads, the dense columns and the pooled vectors: float[B, F + S * D]."""
+        scaled = batch.dense.unsqueeze(2) * self.dense_vectors
+        if self.embedding is None:
+            return scaled, batch.dense
+        pooled = self.embedding(batch.sparse).pooled
+        vectors = pooled.unflatten(1, (-1, self.width))
+        if not self.dense_vectors.shape[0]:
+            return vectors, pooled
+        return torch.cat([vectors, scaled.to(vectors.dtype)], dim=1), join(batch.dense, pooled)
+
+
+def _first_vectors(tables: TablesSpec) -> Distribution:
+    scale = tables.init_scale or 0.05
+    return normal(scale) if tables.initializer == "normal" else uniform(scale)

@@ -1,0 +1,71 @@
+"""DeepFM (Guo et al. 2017, arXiv 1703.04247) and xDeepFM (Lian et al. 2018, arXiv 1803.05170)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from terarec.batch import Batch
+from terarec.models.columns import ColumnVectors, LinearTerms, input_width, mlp
+from terarec.models.linear import PairProducts
+from terarec.nn.compressed_interaction import CompressedInteraction
+from terarec.nn.initializers import dense_distributions, new_linear
+from terarec.spec import DatasetSpec, DeepFMSpec, XDeepFMSpec
+
+
+class DeepFM(LinearTerms):
+    """The sum of a factorization machine and an MLP over the same vectors.
+
+    Args:
+        spec: Widths and layers.
+        dataset: Columns.
+        num_outputs: Number of outputs C; None for one a label.
+        seed: Seed of the first weights.
+    """
+
+    def __init__(
+        self, spec: DeepFMSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0
+    ) -> None:
+        outputs = num_outputs or len(dataset.labels)
+        super().__init__(spec, dataset, outputs, seed=seed)
+        generator = torch.Generator().manual_seed(seed)
+        self.vectors = ColumnVectors(spec, dataset, generator=generator, seed=seed)
+        self.products = PairProducts(spec.width, outputs)
+        self.deep = mlp(spec, input_width(spec, dataset), spec.hidden, outputs, generator)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits float[B, C]."""
+        vectors, flat = self.vectors(batch)
+        logits: Tensor = self.linear_terms(batch) + self.products(vectors) + self.deep(flat)
+        return logits
+
+
+class XDeepFM(LinearTerms):
+    """The sum of linear terms, a compressed interaction network with a linear layer, and an MLP.
+
+    Args:
+        spec: Widths and layers.
+        dataset: Columns.
+        num_outputs: Number of outputs C; None for one a label.
+        seed: Seed of the first weights.
+    """
+
+    def __init__(
+        self, spec: XDeepFMSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0
+    ) -> None:
+        outputs = num_outputs or len(dataset.labels)
+        super().__init__(spec, dataset, outputs, seed=seed)
+        generator = torch.Generator().manual_seed(seed)
+        initial = dense_distributions(spec.init)
+        self.vectors = ColumnVectors(spec, dataset, generator=generator, seed=seed)
+        self.cin = CompressedInteraction(self.vectors.num_vectors, spec.cin, generator=generator, initial=initial)
+        weight, bias = initial(self.cin.out_width, outputs)
+        self.cin_output = new_linear(self.cin.out_width, outputs, weight=weight, bias=bias, generator=generator)
+        width = input_width(spec, dataset)
+        self.deep = mlp(spec, width, spec.hidden, outputs, generator) if spec.hidden else None
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits float[B, C]."""
+        vectors, flat = self.vectors(batch)
+        logits: Tensor = self.linear_terms(batch) + self.cin_output(self.cin(vectors))
+        return logits if self.deep is None else logits + self.deep(flat)

@@ -1,0 +1,80 @@
+"""The models by their specs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import nn
+
+from terarec.models.autoint import AutoInt
+from terarec.models.dcn import DCN
+from terarec.models.deepfm import DeepFM, XDeepFM
+from terarec.models.din import DIN
+from terarec.models.dlrm import DLRM
+from terarec.models.graph import graph_model
+from terarec.models.linear import FM, LR
+from terarec.models.python_model import python_model
+from terarec.models.two_tower import TwoTower
+from terarec.models.wide_deep import DNN, WideDeep
+from terarec.spec import (
+    AutoIntSpec,
+    DatasetSpec,
+    DCNSpec,
+    DCNV2Spec,
+    DeepFMSpec,
+    DINSpec,
+    DLRMSpec,
+    DNNSpec,
+    FMSpec,
+    GraphModelSpec,
+    LRSpec,
+    ModelSpec,
+    PythonModelSpec,
+    TwoTowerSpec,
+    WideDeepSpec,
+    XDeepFMSpec,
+)
+
+MODELS: dict[type, Callable[..., nn.Module]] = {
+    LRSpec: LR,
+    FMSpec: FM,
+    DNNSpec: DNN,
+    WideDeepSpec: WideDeep,
+    DeepFMSpec: DeepFM,
+    XDeepFMSpec: XDeepFM,
+    DCNSpec: DCN,
+    DCNV2Spec: DCN,
+    AutoIntSpec: AutoInt,
+    DLRMSpec: DLRM,
+    DINSpec: DIN,
+    TwoTowerSpec: TwoTower,
+    GraphModelSpec: graph_model,
+    PythonModelSpec: python_model,
+}
+"""Spec -> what is called with (spec, dataset, *, num_outputs, seed) to make the model."""
+
+
+def build_model(
+    spec: ModelSpec,
+    dataset: DatasetSpec,
+    *,
+    num_outputs: int | None = None,
+    seed: int = 0,
+    allow_import: Sequence[str] = (),
+) -> nn.Module:
+    """The model that `spec` describes, with tables as large as `dataset` needs.
+
+    Args:
+        spec: The model.
+        dataset: Columns.
+        num_outputs: Number of outputs C; None for one a label.
+        seed: Seed of the first weights.
+        allow_import: Packages whose code a `PythonModelSpec` may name.
+
+    Raises:
+        ConfigError: A data set that the model cannot read, or code that is not allowed.
+        StorageError: Not enough memory for the tables.
+    """
+    if isinstance(spec, PythonModelSpec):
+        return python_model(spec, dataset, num_outputs=num_outputs, seed=seed, allow_import=allow_import)
+    return MODELS[type(spec)](spec, dataset, num_outputs=num_outputs, seed=seed)

@@ -1,0 +1,168 @@
+"""Two towers for retrieval (Yi et al. 2019, "Sampling-bias-corrected neural modeling", RecSys)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from terarec.batch import Batch, select
+from terarec.errors import ConfigError
+from terarec.models.columns import collection, join, mlp
+from terarec.nn.in_batch_softmax import in_batch_softmax
+from terarec.nn.item_frequency import ItemFrequency
+from terarec.spec import CategoricalColumn, DatasetSpec, TwoTowerSpec
+from terarec.spec.nearest import did_you_mean
+
+
+class TowerVectors(NamedTuple):
+    """What the towers give for a batch.
+
+    Attributes:
+        user: float[B, vector_width].
+        item: float[B, vector_width].
+    """
+
+    user: Tensor
+    item: Tensor
+
+
+class TwoTower(nn.Module):
+    """A vector of the user and one of the item, whose dot is the score.
+
+    ``forward`` gives both vectors; ``output_logits`` makes scores of them, ``training_loss`` the in-batch softmax, so
+    that one pass serves both. Samples with a label above 0 are the queries of the loss; the items of all samples are
+    its candidates.
+
+    Args:
+        spec: Columns and layers of the towers.
+        dataset: Columns, with one label.
+        num_outputs: Number of outputs, which is 1; None for one a label.
+        seed: Seed of the first weights.
+
+    Raises:
+        ConfigError: A column that is not there, an item key that is none, or several outputs.
+    """
+
+    def __init__(
+        self, spec: TwoTowerSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0
+    ) -> None:
+        super().__init__()
+        outputs = num_outputs or len(dataset.labels)
+        if outputs != 1:
+            raise ConfigError(f"two_tower: got {outputs} labels in data set {dataset.name!r}, expected 1")
+        _check_columns(spec, dataset)
+        generator = torch.Generator().manual_seed(seed)
+        self.user = Tower(spec, spec.user, dataset, generator=generator, seed=seed)
+        self.item = Tower(spec, spec.item, dataset, generator=generator, seed=seed)
+        key = _item_key(spec, dataset)
+        self.item_key = key.name
+        self.is_cosine = spec.similarity == "cosine"
+        self.temperature = spec.temperature
+        self.frequency: ItemFrequency | None = None
+        if spec.correct_sampling:
+            self.frequency = ItemFrequency(key.rows, buckets=spec.frequency_buckets, decay=spec.frequency_decay)
+
+    def forward(self, batch: Batch) -> TowerVectors:
+        """Both vectors of each sample."""
+        return TowerVectors(self.user_vectors(batch), self.item_vectors(batch))
+
+    def user_vectors(self, batch: Batch) -> Tensor:
+        """The users' vectors float[B, vector_width], divided by the temperature; only the user's columns are read.
+
+        The dot of one of them with one of `item_vectors` is the logit of the pair.
+        """
+        return self._scaled(self.user(batch)) / self.temperature
+
+    def item_vectors(self, batch: Batch) -> Tensor:
+        """The items' vectors float[B, vector_width]; only the item's columns are read."""
+        return self._scaled(self.item(batch))
+
+    def output_logits(self, output: TowerVectors) -> Tensor:
+        """The score of each sample's own user and item: float[B, 1]."""
+        return (output.user * output.item).sum(1, keepdim=True)
+
+    def training_loss(self, output: TowerVectors, batch: Batch) -> Tensor:
+        """In-batch softmax, a scalar in nats; in training mode the items' frequencies are updated first."""
+        keys = select(batch.sparse, [self.item_key]).keys
+        if keys.shape[0] != batch.batch_size:
+            raise ConfigError(
+                f"two_tower: got {keys.shape[0]} keys of {self.item_key!r} for {batch.batch_size} samples, "
+                "expected one for each"
+            )
+        log_q = None
+        if self.frequency is not None:
+            if self.training:
+                self.frequency.update(keys)
+            log_q = self.frequency.log_probability(keys)
+        weights = (batch.label[:, 0] > 0).float()
+        if batch.weight is not None:
+            weights = weights * batch.weight
+        return in_batch_softmax(output.user, output.item, keys, log_q=log_q, weights=weights)
+
+    def _scaled(self, vectors: Tensor) -> Tensor:
+        return nn.functional.normalize(vectors, dim=1) if self.is_cosine else vectors
+
+
+class Tower(nn.Module):
+    """An MLP over some columns.
+
+    Args:
+        spec: Layers.
+        names: Names of the columns.
+        dataset: All columns.
+        generator: Source of the first weights.
+        seed: Seed of the tables' first weights.
+    """
+
+    _dense: Tensor
+
+    def __init__(
+        self,
+        spec: TwoTowerSpec,
+        names: tuple[str, ...],
+        dataset: DatasetSpec,
+        *,
+        generator: torch.Generator,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        columns = [column for column in dataset.categorical if column.name in names]
+        dense = [index for index, column in enumerate(dataset.dense) if column.name in names]
+        self.register_buffer("_dense", torch.tensor(dense, dtype=torch.int64), persistent=False)
+        self.embedding = collection(columns, spec.tables, width=spec.width, pooling=spec.pooling, seed=seed)
+        in_width = len(dense) + spec.width * len(columns)
+        self.mlp = mlp(spec, in_width, spec.hidden, spec.vector_width, generator)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """float[B, vector_width]."""
+        x = batch.dense.index_select(1, self._dense)
+        if self.embedding is not None:
+            x = join(x, self.embedding(batch.sparse).pooled)
+        vectors: Tensor = self.mlp(x)
+        return vectors
+
+
+def _check_columns(spec: TwoTowerSpec, dataset: DatasetSpec) -> None:
+    known = [*(column.name for column in dataset.dense), *(column.name for column in dataset.categorical)]
+    for tower in ("user", "item"):
+        for name in getattr(spec, tower):
+            if name not in known:
+                raise ConfigError(
+                    f"two_tower: {tower}: data set {dataset.name!r} has no column {name!r}{did_you_mean(name, known)}, "
+                    f"expected some of {', '.join(known)}"
+                )
+
+
+def _item_key(spec: TwoTowerSpec, dataset: DatasetSpec) -> CategoricalColumn:
+    """The column that tells items apart."""
+    columns = {column.name: column for column in dataset.categorical if column.name in spec.item}
+    wanted = spec.item_key or next(iter(name for name in spec.item if name in columns), None)
+    if wanted is None or wanted not in columns or columns[wanted].hotness > 1:
+        single = [name for name, column in columns.items() if column.hotness == 1]
+        raise ConfigError(
+            f"two_tower: item_key: got {wanted!r}, expected a categorical column of one key a sample in item"
+            + (f": {', '.join(single)}" if single else "")
+        )
+    return columns[wanted]
