@@ -95,7 +95,7 @@ class Batch:
     @property
     def batch_size(self) -> int:
         """Number of samples B."""
-        return int(self.label.shape[0])
+        return self.label.shape[0]  # without int(), which would fix the size of an exported program
 
 
 # As pytrees, batches are inputs of `torch.export` and of `torch.func`. These put placeholders in the place of tensors,
