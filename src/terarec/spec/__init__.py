@@ -78,10 +78,12 @@ from terarec.spec.optimizer import (
     FTRLSpec,
     MomentumSpec,
     NesterovSpec,
+    OptimizerSpec,
     RMSPropSpec,
     RowWiseAdaGradSpec,
     SGDSpec,
     SparseOptimizerSpec,
+    TorchOptimizerSpec,
 )
 from terarec.spec.prepare import BAD_INPUT_POLICIES, STORAGES, BadInputPolicy, PrepareOptions
 from terarec.spec.records import RECORD_KINDS, RecordLayout, RecordSplit, RecordsSpec, SparseInput
@@ -167,6 +169,7 @@ __all__ = [
     "NormalizeMinMax",
     "OneSplit",
     "Operator",
+    "OptimizerSpec",
     "Pad",
     "PlateauSchedule",
     "Pooling",
@@ -204,6 +207,7 @@ __all__ = [
     "TableSpec",
     "TablesSpec",
     "TargetEncoding",
+    "TorchOptimizerSpec",
     "TrainingSpec",
     "WarmupDecaySchedule",
     "WideDeepSpec",
