@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, Union
 from terarec.errors import ConfigError
 from terarec.spec import from_data, to_data
 from terarec.spec.codec import unknown_choice, unknown_field
+from terarec.spec.json_text import parse_json
 from terarec.spec.quoting import quoted, shortened
 
 Spec = TypeVar("Spec")
@@ -137,9 +138,19 @@ def _read(hint: Any, text: str, path: str) -> Any:
         # A minus sign cannot be told from a dash, so only integers (all positive in our specs) take dashes.
         words = text.replace("-", ",").split(",") if item is int else text.split(",")
         return [_read(item, word.strip(), path) for word in words] if text else []
+    if hint is Any:
+        return _read_json(text)
     if hint is str or typing.get_origin(hint) is Literal:
         return text
     return _read_number(hint, text, path)
+
+
+def _read_json(text: str) -> Any:
+    """The value that `text` is in JSON, such as 0.1 or true; the text itself if it is none."""
+    try:
+        return parse_json(text)
+    except ValueError:
+        return text
 
 
 def _read_number(hint: Any, text: str, path: str) -> bool | int | float:
