@@ -31,13 +31,13 @@ bench: $(STAMP)  ## every measurement of the README; appends rows to benchmarks/
 	$(BIN)/pip install --quiet -c constraints.txt polars
 	$(BIN)/python benchmarks/all.py
 
-peers: $(PEERS)/.installed  ## .venv-peers with the systems that benchmarks/peers.py compares with
+peers: $(PEERS)/.installed  ## .venv-peers with the systems that benchmarks/peers.py and retrieval.py compare with
 
 # FBGEMM's libraries load with the one torch they were built against. TorchRec comes without its dependencies, since it
 # asks for FBGEMM's CUDA build by name.
 $(PEERS)/.installed: constraints-peers.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/pip install --quiet -c constraints-peers.txt torch fbgemm-gpu-cpu tensorflow-cpu polars \
+	$(PEERS)/bin/pip install --quiet -c constraints-peers.txt torch fbgemm-gpu-cpu tensorflow-cpu polars faiss-cpu \
 		tensordict torchmetrics tqdm pyre-extensions
 	$(PEERS)/bin/pip install --quiet --no-deps -c constraints-peers.txt torchrec
 	touch $@

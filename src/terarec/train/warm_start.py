@@ -97,12 +97,13 @@ def _state_kind(spec: SparseOptimizerSpec) -> tuple[object, ...]:
 
 def _load(trainer: Trainer, checkpoint: Checkpoint, *, with_dense: bool, with_rows: bool) -> None:
     load_weights(trainer.model, checkpoint, with_state=with_rows)
-    if with_dense:
-        _load_state(trainer.dense_optimizer, checkpoint.optimizer())
-    if with_rows and trainer.row_optimizer is not None:
-        lr = trainer.row_optimizer.lr
-        trainer.row_optimizer.load_step_state(checkpoint.progress["row_optimizer"])
-        trainer.row_optimizer.lr = lr
+    dense, rows = trainer.optimizers.dense, trainer.optimizers.rows
+    if with_dense and dense is not None:
+        _load_state(dense, checkpoint.optimizer())
+    if with_rows and rows is not None:
+        lr = rows.lr
+        rows.load_step_state(checkpoint.progress["row_optimizer"])
+        rows.lr = lr
 
 
 def _load_state(optimizer: optim.Optimizer, state: Mapping[str, Any]) -> None:
