@@ -97,7 +97,7 @@ def test_any_class_of_torch_goes_by_its_name(name: str, options: dict) -> None:
     [
         (TorchOptimizerSpec(name="AdmaW"), r"got 'AdmaW' \(did you mean 'AdamW'\?\), expected one of ASGD, Adadelta"),
         (TorchOptimizerSpec(name="LBFGS"), "got 'LBFGS', which calls the model itself"),
-        (TorchOptimizerSpec(name="Optimizer"), "got 'Optimizer', expected one of|did you mean"),
+        (TorchOptimizerSpec(name="Optimizer"), r"got 'Optimizer'.*, expected one of ASGD"),
         (
             TorchOptimizerSpec(name="Adam", options={"wd": 1}),
             r"torch.optim.Adam refuses \{'wd': 1\}: .*unexpected keyword",
