@@ -7,8 +7,9 @@ ALLOWED: dict[str, set[str]] = {
     "ops": {"kernels"},
     "formats": {"spec"},
     "config": {"spec"},
+    "recipes": {"spec"},
     "batch": {"spec"},
-    "nn": {"spec", "ops"},
+    "nn": {"spec", "ops", "batch"},
     "etl": {"spec", "kernels", "formats"},
     "data": {"spec", "kernels", "formats", "batch"},
     "storage": {"spec", "kernels", "ops", "formats"},
@@ -20,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 ALLOWED["train"] = set(ALLOWED) - {"etl"}
 ALLOWED["serve"] = {"spec", "formats", "batch", "etl", "embedding", "models", "checkpoint"}
-ALLOWED["export"] = {"spec", "formats", "nn", "embedding", "storage", "models"}
+ALLOWED["export"] = {"spec", "formats", "batch", "nn", "embedding", "storage", "models"}
 ALLOWED["cli"] = set(ALLOWED)
 ALLOWED["hugectr"] = set(ALLOWED) - {"cli"}
 

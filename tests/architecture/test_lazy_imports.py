@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "pyspark", "matplotlib", "starlette", "uvicorn", "onnx", "onnxruntime")
+HEAVY = ("torch", "pyspark", "matplotlib", "starlette", "uvicorn", "onnx", "onnxruntime", "onnxscript")
 
 
 @pytest.mark.parametrize(

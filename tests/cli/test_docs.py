@@ -26,7 +26,7 @@ def unnamed(told: dict[str, Any], command: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "command", ["generate", "prepare", "convert", "train", "evaluate", "predict", "inspect", "doctor"]
+    "command", ["generate", "prepare", "convert", "train", "evaluate", "predict", "export", "inspect", "doctor"]
 )
 def test_every_figure_is_on_the_page(workshop: Workshop, tmp_path: Path, command: str) -> None:
     told = {
@@ -39,6 +39,7 @@ def test_every_figure_is_on_the_page(workshop: Workshop, tmp_path: Path, command
         "train": lambda: workshop.trained,
         "evaluate": lambda: figures("evaluate", workshop.run, "--data", workshop.data),
         "predict": lambda: figures("predict", workshop.run, "--data", workshop.data, "--out", tmp_path / "s.parquet"),
+        "export": lambda: figures("export", workshop.run, "--out", tmp_path / "exported"),
         "inspect": lambda: {
             **figures("inspect", workshop.data),
             **figures("inspect", workshop.data, "--column", "C1"),

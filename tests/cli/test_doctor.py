@@ -21,7 +21,8 @@ def test_doctor_tells_what_is_there() -> None:
     assert {row["op"]: (row["implementation"], row["why"]) for row in told["kernels"]} == {
         row["op"]: (active(row["op"], "cpu").implementation, active(row["op"], "cpu").why) for row in told["kernels"]
     }
-    assert {row["library"] for row in told["extras"]} == {"starlette", "uvicorn", "matplotlib", "onnx", "onnxruntime"}
+    libraries = {"starlette", "uvicorn", "matplotlib", "onnx", "onnxruntime", "onnxscript"}
+    assert {row["library"] for row in told["extras"]} == libraries
 
 
 def test_the_compiled_core_is_right_on_this_machine() -> None:

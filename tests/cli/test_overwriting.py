@@ -23,6 +23,7 @@ def commands(workshop: Workshop, out: Path) -> dict[str, tuple[list[Any], Path, 
         "convert": (["convert", workshop.data, "--to", "norm"], out / "norm", []),
         "drift": (["drift", workshop.data, workshop.raw_format], page, [page, out / "page.json"]),
         "train": (["train", "--model", "dlrm", "--data", workshop.data, *small], out / "run", []),
+        "export": (["export", workshop.run], out / "exported", []),
         "predict": (["predict", workshop.run, "--data", workshop.data], out / "s.parquet", [out / "s.parquet"]),
         "predict raw": (["predict", workshop.run, day], out / "s.csv", [out / "s.csv"]),
     }

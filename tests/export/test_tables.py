@@ -118,6 +118,14 @@ def test_any_set_of_keys_is_found(tmp_path_factory, keys, absent):
     close(run(path, {"a": padded(bags, 1)})["label"], model.predict(batch(bags, 4)))
 
 
+def test_an_absent_key_gives_the_tables_default(tmp_path):
+    table = DynamicTableSpec(name="t", width=2, default=(0.5, -2.0))
+    model = graph(GraphEmbedding(name="e", tables=(table,), features=(feature("a"),)), elements=2)
+    export_onnx(model, tmp_path / "x.onnx")
+    bags = {"a": [[7], [5, 6], [], [5, 7, -3]]}
+    close(run(tmp_path / "x.onnx", {"a": padded(bags, 3)})["label"], model.predict(batch(bags, 2)))
+
+
 def test_static_tables_need_no_search(tmp_path):
     import onnx
 

@@ -13,6 +13,7 @@ from terarec.cli import (
     doctor,
     drift,
     evaluate,
+    export,
     generate,
     predict,
     prepare_criteo,
@@ -36,6 +37,7 @@ ORDER = (
     "train",
     "evaluate",
     "predict",
+    "export",
     "serve",
     "inspect",
     "doctor",
@@ -124,6 +126,7 @@ add(app, "drift", drift.drift, panel=DATA)
 add(app, "train", train.train, panel=MODEL)
 add(app, "evaluate", evaluate.evaluate, panel=MODEL)
 add(app, "predict", predict.predict, panel=MODEL)
+add(app, "export", export.export, panel=MODEL)
 add(app, "serve", serve.serve, panel=SERVING, describes=["ServingSpec"])
 add(app, "inspect", inspect_command.inspect, panel=LOOKING)
 add(app, "doctor", doctor.doctor, panel=LOOKING)

@@ -9,7 +9,7 @@ from typing import Any
 import terarec
 
 _LIBRARIES = ("numpy", "pyarrow", "safetensors", "typer", "rich")
-EXTRAS = {"serve": ("starlette", "uvicorn"), "report": ("matplotlib",), "onnx": ("onnx", "onnxruntime")}
+EXTRAS = {"serve": ("starlette", "uvicorn"), "report": ("matplotlib",), "onnx": ("onnx", "onnxruntime", "onnxscript")}
 """Optional extra -> what it installs, as pyproject.toml has it."""
 
 

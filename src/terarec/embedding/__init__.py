@@ -3,6 +3,7 @@
 from terarec.embedding.bag import EmbeddingBag
 from terarec.embedding.collection import EmbeddingCollection
 from terarec.embedding.output import EmbeddingOutput, Sequences
+from terarec.embedding.padded import PaddedKeys, PaddedSequences, pad_sequences
 from terarec.embedding.quantized import QuantizedCollection
 from terarec.embedding.replace import replace_embeddings
 from terarec.embedding.table import Embedding
@@ -12,7 +13,10 @@ __all__ = [
     "EmbeddingBag",
     "EmbeddingCollection",
     "EmbeddingOutput",
+    "PaddedKeys",
+    "PaddedSequences",
     "QuantizedCollection",
     "Sequences",
+    "pad_sequences",
     "replace_embeddings",
 ]

@@ -13,6 +13,7 @@ import numpy as np
 
 from terarec.errors import ConfigError
 from terarec.export.embeddings import emit_embedding
+from terarec.export.graph_inputs import default_key_inputs, graph_inputs, needed_layers, read_embeddings
 from terarec.export.key_input import KeyInput
 from terarec.export.layers import emit
 from terarec.export.onnx_graph import OnnxGraph, onnx_library
@@ -20,7 +21,7 @@ from terarec.formats.flush import flush, flush_tree
 from terarec.models.graph import GraphModel
 from terarec.nn.layer import Layer
 from terarec.nn.registry import LAYERS
-from terarec.spec import GraphLayer, GraphSpec
+from terarec.spec import GraphLayer
 
 _MOST_BYTES = 2**31 - 2**20
 """A protobuf message holds 2 GiB; constants beyond go into a file of their own."""
@@ -55,58 +56,20 @@ def export_onnx(
     """
     if not isinstance(model, GraphModel):
         raise ConfigError(
-            f"export_onnx: got a {type(model).__name__}, expected a GraphModel; torch.export.export(model, (batch,)) "
-            "takes any model"
+            f"export_onnx: got a {type(model).__name__}, expected a GraphModel; terarec.export.export_model takes any "
+            "model"
         )
     graph = OnnxGraph()
-    needed = _needed_layers(model.spec)
-    read = {bottom for layer in needed for bottom in layer.bottoms}
+    needed = needed_layers(model.spec)
     values: dict[str, str] = {}
-    if model.spec.dense_dim:
-        values[model.spec.dense_name] = graph.input(model.spec.dense_name, np.float32, [model.spec.dense_dim])
+    sources = key_inputs or default_key_inputs(model.spec) if embeddings else ()
+    for given in graph_inputs(model, sources if embeddings else None):
+        values[given.name] = graph.input(given.name, np.dtype(given.dtype).type, given.dims)
     if embeddings:
-        values |= _with_tables(graph, model, read, key_inputs or _key_inputs(model.spec, read))
-    else:
-        tops = [top for embedding in model.spec.embeddings for top in embedding.tops if top in read]
-        values |= {top: graph.input(top, np.float32, model.shapes[top].dims) for top in tops}
+        for embedding in read_embeddings(model.spec):
+            values |= emit_embedding(graph, embedding, model.collection(embedding.name), sources)
     _emit_layers(graph, model, needed, values)
     _save(graph.model(name), path)
-
-
-def _needed_layers(spec: GraphSpec) -> list[GraphLayer]:
-    """The layers that predictions depend on, the losses among them."""
-    wanted: set[str] = set()
-    needed = []
-    for layer in reversed(spec.layers):
-        if LAYERS[layer.kind].is_loss:
-            wanted.add(layer.bottoms[0])
-        elif wanted.isdisjoint(layer.tops):
-            continue
-        else:
-            wanted.update(layer.bottoms)
-        needed.append(layer)
-    return needed[::-1]
-
-
-def _key_inputs(spec: GraphSpec, read: set[str]) -> list[KeyInput]:
-    """An input for each column; its length is fixed where vectors are laid side by side."""
-    most: dict[str, int | None] = {}
-    for embedding in spec.embeddings:
-        for feature in embedding.features if not read.isdisjoint(embedding.tops) else ():
-            limit = feature.vectors if feature.pooling == "concat" else None
-            known = most.get(feature.read_column)
-            most[feature.read_column] = max(limit, known) if limit and known else limit or known
-    return [KeyInput(name=column, columns=(column,), max_keys=limit) for column, limit in most.items()]
-
-
-def _with_tables(graph: OnnxGraph, model: GraphModel, read: set[str], inputs: Sequence[KeyInput]) -> dict[str, str]:
-    for source in inputs:
-        graph.input(source.name, np.int64, [len(source.columns), source.max_keys])
-    values: dict[str, str] = {}
-    for embedding in model.spec.embeddings:
-        if not read.isdisjoint(embedding.tops):
-            values |= emit_embedding(graph, embedding, model.collection(embedding.name), inputs)
-    return values
 
 
 def _emit_layers(graph: OnnxGraph, model: GraphModel, needed: list[GraphLayer], values: dict[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -17,17 +18,16 @@ IR_VERSION = 8
 """The one that came with opset 18, so that runtimes of its time open the file."""
 
 
-def onnx_library() -> ModuleType:
-    """The ``onnx`` package.
+def onnx_library(name: str = "onnx") -> ModuleType:
+    """A package that the extra ``onnx`` brings: "onnx", "onnxruntime" or "onnxscript".
 
     Raises:
         MissingDependencyError: it is not installed.
     """
     try:
-        import onnx
+        return importlib.import_module(name)
     except ImportError:
-        raise MissingDependencyError("onnx: not installed, expected pip install 'terarec[onnx]'") from None
-    return onnx
+        raise MissingDependencyError(f"{name}: not installed, expected pip install 'terarec[onnx]'") from None
 
 
 class OnnxGraph:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from terarec.export.key_input import NO_KEY
 from terarec.export.onnx_graph import OnnxGraph
-from terarec.storage import Store
+from terarec.storage import DynamicTable, Store
 
 _FLOAT = 1  # element type, as an attribute of Cast
 
@@ -31,19 +32,28 @@ class OnnxTable:
         self._count = len(keys)
         self._is_dense = bool((keys[order] == np.arange(self._count)).all())
         weights = np.concatenate([piece.weights.float().cpu().numpy() for piece in pieces])
-        absent = np.zeros((1, self.width), np.float32)
+        default = table.spec.default if isinstance(table, DynamicTable) else 0.0
+        absent = np.zeros((2, self.width), np.float32)  # of no key, and of a key that is not there
+        absent[1] = default
+        self._has_default = bool(absent.any())
         self._rows = graph.constant(np.concatenate([absent, weights[order]]))
         if not self._is_dense:
             self._keys = graph.constant(_padded(keys[order]))
 
     def look_up(self, keys: str) -> str:
-        """float32[..., D] for the keys ``int64[...]``; zeros for a key that the table does not hold."""
+        """float32[..., D] for the keys ``int64[...]``; the default for one that the table does not hold.
+
+        `NO_KEY` gives zeros.
+        """
         graph = self._graph
-        if not self._count:
-            rows = graph.node("Sub", keys, keys)
-        else:
+        rows = graph.node("Sub", keys, keys)
+        if self._has_default:
+            rows = graph.node(
+                "Where", graph.node("Equal", keys, graph.integers(NO_KEY)), graph.integers(0), graph.integers(1)
+            )
+        if self._count:
             found, places = self._dense_places(keys) if self._is_dense else self._search(keys)
-            rows = graph.node("Where", found, graph.node("Add", places, graph.integers(1)), graph.integers(0))
+            rows = graph.node("Where", found, graph.node("Add", places, graph.integers(2)), rows)
         return graph.node("Gather", self._rows, rows, axis=0)
 
     def _dense_places(self, keys: str) -> tuple[str, str]:

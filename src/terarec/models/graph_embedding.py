@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from terarec.batch import Jagged, select
-from terarec.embedding import EmbeddingCollection, EmbeddingOutput, Sequences
+from terarec.embedding import EmbeddingCollection, EmbeddingOutput, pad_sequences
 from terarec.errors import ConfigError
 from terarec.nn.layer import TensorShape
-from terarec.spec import FeatureSpec, GraphEmbedding, GraphFeature
+from terarec.spec import FeatureSpec, GraphEmbedding
 from terarec.spec.table import DEFAULT_OPTIMIZER
 
 
@@ -85,7 +85,7 @@ def _side_by_side(spec: GraphEmbedding, output: EmbeddingOutput, batch_size: int
     columns = [
         pooled[feature.name]
         if feature.pooling != "concat"
-        else _padded(output.sequences[feature.name], feature, batch_size)
+        else pad_sequences(output.sequences[feature.name], feature.vectors).values.view(batch_size, -1)
         for feature in spec.features
     ]
     return torch.cat(columns, dim=1)
@@ -95,15 +95,3 @@ def _pooled_columns(spec: GraphEmbedding, pooled: Tensor) -> Mapping[str, Tensor
     members = [feature for feature in spec.features if feature.pooling != "concat"]
     parts = torch.split(pooled, [spec.width_of(feature) for feature in members], dim=1) if members else ()
     return {feature.name: part for feature, part in zip(members, parts, strict=True)}
-
-
-def _padded(sequences: Sequences, feature: GraphFeature, batch_size: int) -> Tensor:
-    """The vectors of each sample side by side, zeros behind them: [B, max_keys * D]."""
-    values, most = sequences.values, feature.vectors
-    width = values.shape[1]
-    if values.shape[0] == batch_size * most:  # no bag holds more, so each holds as many
-        return values.reshape(batch_size, most * width)
-    lengths = sequences.offsets.diff()
-    starts = torch.arange(batch_size, device=values.device) * most - sequences.offsets[:-1]
-    places = torch.arange(values.shape[0], device=values.device) + starts.repeat_interleave(lengths)
-    return values.new_zeros(batch_size * most, width).index_copy(0, places, values).view(batch_size, most * width)

@@ -234,6 +234,11 @@ class RowOptimizer(optim.Optimizer):
             if owner.arenas and all(arena.attached is not None for arena in owner.arenas):
                 owner.take_gradients()
 
+    def unscale_(self, scale: float) -> None:
+        """Divide the gradients since the last step by the `scale` of their loss, unless that was done already."""
+        for owner in self._owners:
+            owner.pending.unscale_(1.0 / scale)
+
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         """Refuse to be copied or pickled: the state lies in the tables of the modules.
 

@@ -66,7 +66,7 @@ def scoring_plan(plan: Plan, results: Sequence[str]) -> ScoringPlan:
         steps.append(step)
         grouped += [step] if code.stage == "grouped" else []
     rows = len(plan.row_steps)
-    nothing = Judging(reads=frozenset(), steps=(), labels=(), dense=())
+    nothing = Judging(reads=frozenset(), steps=(), labels=(), dense=(), weight=None)
     unlabelled = dataclasses.replace(
         plan,
         spec=dataclasses.replace(plan.spec, split=None),

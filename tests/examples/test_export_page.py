@@ -1,11 +1,11 @@
-"""docs/onnx.md keeps its word: its Python runs."""
+"""docs/export.md keeps its word: its Python runs."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-PAGE = (Path(__file__).parents[2] / "docs" / "onnx.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
 
 
 def test_the_python_runs(tmp_path, monkeypatch):
@@ -14,5 +14,5 @@ def test_the_python_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names = {}
-    exec(compile(block, "onnx.md", "exec"), names)
+    exec(compile(block, "export.md", "exec"), names)
     assert names["click"].shape == (1, 1)

@@ -1,0 +1,282 @@
+"""`export_model` and `export_run`: a directory with a model in a file of another runtime, and what describes it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from terarec.batch import Batch
+from terarec.errors import ConfigError
+from terarec.export.graph_inputs import default_key_inputs, graph_inputs, needed_layers
+from terarec.export.inputs import ModelInput
+from terarec.export.key_input import NO_KEY, KeyInput
+from terarec.export.onnx_file import export_onnx
+from terarec.export.onnx_graph import OPSET, onnx_library
+from terarec.export.parity import BATCH_SIZES, Run, max_difference, onnx_runner, random_batches, torch_runner
+from terarec.export.program import save_onnx, save_torch, trace
+from terarec.export.scoring import Scores, Scoring, collections
+from terarec.formats import new_directory, write_envelope
+from terarec.formats.new_directory import check_replaceable
+from terarec.models import GraphModel
+from terarec.models.artifact import load_model
+from terarec.nn.registry import LAYERS
+from terarec.spec import CategoricalColumn, DatasetSpec
+from terarec.spec.nearest import did_you_mean
+from terarec.spec.quoting import quoted
+from terarec.storage import Store
+
+EXPORT_FILE = "export.json"
+FORMATS: Mapping[str, str] = {"onnx": "model.onnx", "torch": "model.pt2"}
+"""Format -> name of the file with the model."""
+_NAME, _VERSION = "terarec.export", 1
+_LIBRARIES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "torch": ()}
+_LIST_LENGTH = 4
+"""Most keys of the random bags for columns of a graph, which does not say how long bags are."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportReport:
+    """What was exported.
+
+    Attributes:
+        file: the model's file.
+        step: training steps behind the weights; None for a model that is of no run.
+        model: class of the model.
+        tables: whether the tables are in the file.
+        inputs: names of the inputs, in order.
+        outputs: names of the outputs, in order.
+        max_abs_difference: largest difference between the file's scores and the model's on random batches.
+        bytes: size of the directory's files.
+    """
+
+    file: Path
+    step: int | None
+    model: str
+    tables: bool
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    max_abs_difference: float
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Written:
+    """A file, its signature, and what it is compared with."""
+
+    inputs: Sequence[ModelInput]
+    outputs: Sequence[str]
+    run: Run
+    expected: Callable[[Batch], Sequence[Tensor]]
+    batches: Sequence[Batch]
+
+
+def export_run(
+    run_dir: Path,
+    out: Path,
+    *,
+    format: str = "onnx",  # noqa: A002
+    tables: bool = True,
+    checkpoint: int | str | None = None,
+    scores: Scores = torch.sigmoid,
+) -> ExportReport:
+    """Write the model of a run into the new directory `out`; see `export_model`.
+
+    Args:
+        run_dir: what training wrote.
+        out: directory to make.
+        format: "onnx" or "torch".
+        tables: whether the tables are in the file.
+        checkpoint: "last", "best" or a step; None as in `terarec.models.artifact.find_checkpoint`.
+        scores: of logits.
+
+    Raises:
+        DataNotFoundError: `run_dir` is no run, or holds no whole checkpoint.
+    """
+    _check(out, format)
+    loaded = load_model(run_dir, checkpoint)
+    return export_model(
+        loaded.model,
+        out,
+        dataset=loaded.dataset,
+        format=format,
+        tables=tables,
+        scores=scores,
+        run=run_dir,
+        step=loaded.step,
+    )
+
+
+def export_model(
+    model: nn.Module,
+    out: Path,
+    *,
+    dataset: DatasetSpec | None = None,
+    format: str = "onnx",  # noqa: A002
+    tables: bool = True,
+    key_inputs: Sequence[KeyInput] = (),
+    scores: Scores = torch.sigmoid,
+    run: Path | None = None,
+    step: int | None = None,
+) -> ExportReport:
+    """Write `model` in evaluation into the new directory `out`, and compare the file with it on random batches.
+
+    `out` gets ``model.onnx`` or ``model.pt2`` and `EXPORT_FILE`, which names inputs and outputs (docs/export.md).
+
+    Args:
+        model: takes a `Batch`, on the CPU; put into evaluation mode.
+        out: directory to make.
+        dataset: the columns that the model reads; a `GraphModel` needs none.
+        format: "onnx", or "torch" for a program of `torch.export`.
+        tables: whether the tables are in the file; else the vectors that they give are inputs.
+        key_inputs: where keys come from; by default an input for each column.
+        scores: of logits; a `GraphModel` gives the predictions of its losses.
+        run: the run that the model is from.
+        step: training steps behind its weights.
+
+    Raises:
+        ConfigError: `out` holds something, an unknown format, a layer or an operation that the format cannot hold, or
+            scores of the file that are not the model's.
+        MissingDependencyError: a library of the extra "onnx" is not installed.
+        StorageError: the disk is full; nothing is left behind.
+    """
+    _check(out, format)
+    model.eval()
+    with new_directory(out) as partial:
+        path = partial / FORMATS[format]
+        if isinstance(model, GraphModel):
+            written = _write_graph(model, path, format, tables, key_inputs)
+        elif dataset is None:
+            raise ConfigError(
+                f"export: got a {type(model).__name__} without dataset, expected the columns that it reads"
+            )
+        else:
+            written = _write_native(model, dataset, path, format, tables, key_inputs, scores)
+        difference = max_difference(written.run, written.inputs, written.expected, written.batches)
+        content = {
+            "run": None if run is None else str(run),
+            "step": step,
+            "model": type(model).__name__,
+            "file": path.name,
+            "file_format": format,
+            "tables": tables,
+            "no_key": NO_KEY,
+            "inputs": [_described(given) for given in written.inputs],
+            "outputs": list(written.outputs),
+            "max_abs_difference": difference,
+            "compared_samples": sum(BATCH_SIZES),
+            "versions": _versions(format),
+        }
+        write_envelope(partial / EXPORT_FILE, _NAME, _VERSION, content)
+        size = sum(file.stat().st_size for file in partial.iterdir())
+    return ExportReport(
+        file=out / path.name,
+        step=step,
+        model=type(model).__name__,
+        tables=tables,
+        inputs=tuple(given.name for given in written.inputs),
+        outputs=tuple(written.outputs),
+        max_abs_difference=difference,
+        bytes=size,
+    )
+
+
+def _check(out: Path, format: str) -> None:  # noqa: A002
+    """What would fail late, before a large model is loaded."""
+    if format not in FORMATS:
+        hint = did_you_mean(format, FORMATS)
+        raise ConfigError(f"format: got {quoted(format)}{hint}, expected one of {', '.join(FORMATS)}")
+    for library in _LIBRARIES[format]:
+        onnx_library(library)
+    check_replaceable(out)
+
+
+def _write_native(
+    model: nn.Module,
+    dataset: DatasetSpec,
+    path: Path,
+    format: str,  # noqa: A002
+    tables: bool,
+    key_inputs: Sequence[KeyInput],
+    scores: Scores,
+) -> _Written:
+    scoring = Scoring(model, dataset, tables=tables, key_inputs=key_inputs, scores=scores)
+    program = trace(scoring, tables=tables)
+    if format == "onnx":
+        save_onnx(program, scoring, path)
+    else:
+        save_torch(program, path)
+    readers: dict[str, list[Store]] = {}
+    for collection in collections(model).values():
+        for feature in collection.features:
+            readers.setdefault(feature.name, []).append(collection.tables[feature.table])
+    return _Written(
+        inputs=scoring.inputs,
+        outputs=scoring.outputs,
+        run=onnx_runner(path) if format == "onnx" else torch_runner(path, scoring.inputs),
+        expected=scoring.scores_of,
+        batches=random_batches(
+            dataset.categorical, readers, num_dense=len(dataset.dense), num_labels=len(dataset.labels)
+        ),
+    )
+
+
+def _write_graph(
+    model: GraphModel,
+    path: Path,
+    format: str,  # noqa: A002
+    tables: bool,
+    key_inputs: Sequence[KeyInput],
+) -> _Written:
+    if format != "onnx":
+        raise ConfigError(f"format: got {format!r} for a GraphModel, expected 'onnx'")
+    export_onnx(model, path, embeddings=tables, key_inputs=key_inputs)
+    spec = model.spec
+    longest: dict[str, int] = {}
+    readers: dict[str, list[Store]] = {}
+    for embedding in spec.embeddings:
+        for feature in embedding.features:
+            column = feature.read_column
+            limit = feature.vectors if feature.pooling == "concat" else _LIST_LENGTH
+            longest[column] = min(limit, longest.get(column, limit))
+            readers.setdefault(column, []).append(model.collection(embedding.name).tables[feature.table])
+    for source in key_inputs:
+        for column in source.columns:
+            longest[column] = min(longest[column], source.max_keys or _LIST_LENGTH)
+    return _Written(
+        inputs=graph_inputs(model, (key_inputs or default_key_inputs(spec)) if tables else None),
+        outputs=[layer.bottoms[1] for layer in needed_layers(spec) if LAYERS[layer.kind].is_loss],
+        run=onnx_runner(path),
+        expected=lambda batch: list(model.predictions(model(batch)).values()),
+        batches=random_batches(
+            [CategoricalColumn(name=column, hotness=most) for column, most in longest.items()],
+            readers,
+            num_dense=spec.dense_dim,
+            num_labels=sum(label.dim for label in spec.labels),
+        ),
+    )
+
+
+def _described(given: ModelInput) -> dict[str, object]:
+    return {
+        "name": given.name,
+        "dtype": given.dtype,
+        "shape": ["batch", *given.dims],
+        "columns": list(given.columns),
+    }
+
+
+def _versions(format: str) -> dict[str, object]:  # noqa: A002
+    """Of what wrote the file."""
+    found: dict[str, object] = {"python": platform.python_version()}
+    for library in ("terarec", "torch", *_LIBRARIES[format]):
+        try:
+            found[library] = version(library)
+        except PackageNotFoundError:
+            found[library] = None
+    return {**found, "opset": OPSET} if format == "onnx" else found

@@ -1,0 +1,129 @@
+"""The inputs of an exported model, and their values for a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from terarec.batch import Batch, Jagged, select
+from terarec.embedding import EmbeddingCollection, EmbeddingOutput, PaddedSequences, pad_sequences
+from terarec.export.key_input import NO_KEY, KeyInput
+from terarec.spec import FeatureSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelInput:
+    """An input [B, ...dims] of an exported model.
+
+    Attributes:
+        name: of the input.
+        dtype: "float32", "int64" or "bool".
+        dims: lengths behind the batch; None for an open one.
+        columns: the data set's columns that it holds, in order; empty for vectors of tables.
+        read: its value for a batch.
+    """
+
+    name: str
+    dtype: str
+    dims: tuple[int | None, ...]
+    columns: tuple[str, ...]
+    read: Callable[[Batch], NDArray[np.generic]]
+
+
+def dense_input(name: str, columns: Sequence[str], *, width: int | None = None) -> ModelInput:
+    """The dense columns float32[B, F]; F is `width` where the columns have no names."""
+    return ModelInput(
+        name=name,
+        dtype="float32",
+        dims=(len(columns) if width is None else width,),
+        columns=tuple(columns),
+        read=lambda batch: batch.dense.detach().cpu().numpy(),
+    )
+
+
+def key_input(source: KeyInput) -> ModelInput:
+    """The keys int64[B, n, K] of `source`."""
+    return ModelInput(
+        name=source.name,
+        dtype="int64",
+        dims=(len(source.columns), source.max_keys),
+        columns=source.columns,
+        read=lambda batch: padded_keys(batch.sparse, source),
+    )
+
+
+def padded_keys(jagged: Jagged, source: KeyInput) -> NDArray[np.int64]:
+    """The keys int64[B, n, K] of the columns of `source`; K is the length of the longest bag where it is open."""
+    part = select(jagged, source.columns)
+    keys, offsets = part.keys.cpu().numpy(), part.offsets.cpu().numpy()
+    lengths = np.diff(offsets)
+    most = source.max_keys or max(1, int(lengths.max(initial=1)))
+    places = np.arange(len(keys)) - np.repeat(offsets[:-1], lengths)
+    kept = places < most
+    padded = np.full((len(lengths), most), NO_KEY, np.int64)
+    padded[np.repeat(np.arange(len(lengths)), lengths)[kept], places[kept]] = keys[kept]
+    return np.ascontiguousarray(padded.reshape(len(source.columns), -1, most).transpose(1, 0, 2))
+
+
+def vector_inputs(model: nn.Module, path: str, collection: EmbeddingCollection) -> list[ModelInput]:
+    """What the collection at `path` of `model` gives: pooled vectors under `path`, then each sequence and its mask.
+
+    A sequence ``<path>.<feature>`` float32[B, K, D] has zeros where ``<path>.<feature>.mask`` bool[B, K] is False.
+    """
+    found = []
+    if collection.output_width:
+        found.append(
+            ModelInput(
+                name=path,
+                dtype="float32",
+                dims=(collection.output_width,),
+                columns=tuple(feature.name for feature in collection.features if feature.pooling != "none"),
+                read=lambda batch: _looked_up(model, collection, batch).pooled.numpy(),
+            )
+        )
+    for feature in collection.features:
+        if feature.pooling == "none":
+            found += _sequence_inputs(model, path, collection, feature)
+    return found
+
+
+def _sequence_inputs(
+    model: nn.Module, path: str, collection: EmbeddingCollection, feature: FeatureSpec
+) -> list[ModelInput]:
+    def padded(batch: Batch) -> PaddedSequences:
+        return pad_sequences(_looked_up(model, collection, batch).sequences[feature.name])
+
+    width = collection.tables[feature.table].width
+    return [
+        ModelInput(
+            name=f"{path}.{feature.name}",
+            dtype="float32",
+            dims=(None, width),
+            columns=(feature.name,),
+            read=lambda batch: padded(batch).values.numpy(),
+        ),
+        ModelInput(
+            name=f"{path}.{feature.name}.mask",
+            dtype="bool",
+            dims=(None,),
+            columns=(feature.name,),
+            read=lambda batch: padded(batch).mask.numpy(),
+        ),
+    ]
+
+
+def _looked_up(model: nn.Module, collection: EmbeddingCollection, batch: Batch) -> EmbeddingOutput:
+    """What `collection` gives when `model` scores `batch`; the model may leave out keys before."""
+    found: list[EmbeddingOutput] = []
+    handle = collection.register_forward_hook(lambda module, arguments, output: found.append(output))
+    try:
+        with torch.no_grad():
+            model(batch)
+    finally:
+        handle.remove()
+    return found[-1]

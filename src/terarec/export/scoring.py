@@ -1,0 +1,189 @@
+"""A model's scores from plain tensors: what `torch.export` traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from terarec.batch import Batch, Jagged
+from terarec.embedding import EmbeddingCollection, EmbeddingOutput, PaddedKeys, PaddedSequences
+from terarec.errors import ConfigError
+from terarec.export.inputs import ModelInput, dense_input, key_input, vector_inputs
+from terarec.export.key_input import NO_KEY, KeyInput
+from terarec.export.lookup import CollectionLookup, padded_output
+from terarec.spec import DatasetSpec
+
+Scores = Callable[[Tensor], Tensor]
+"""Logits float[B, C] -> scores float[B, C], such as `torch.sigmoid`."""
+
+
+class Scoring(nn.Module):
+    """Turns the values of `inputs` into the scores of each label. It can run inside the block of `exportable` alone.
+
+    Attributes:
+        inputs: what `forward` takes, in this order.
+        outputs: the labels, in the order in which `forward` returns their scores.
+
+    Args:
+        model: takes a `Batch`; in evaluation mode.
+        dataset: the columns that it reads.
+        tables: whether the tables are part of the module; else the vectors that they give are inputs.
+        key_inputs: where keys come from; by default an input for each column that the model reads.
+        scores: of logits.
+
+    Raises:
+        ConfigError: key inputs that lack a column, or name one twice.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dataset: DatasetSpec,
+        *,
+        tables: bool,
+        key_inputs: Sequence[KeyInput],
+        scores: Scores,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.outputs = tuple(column.name for column in dataset.labels)
+        self._scores = scores
+        self._has_dense = bool(dataset.dense)
+        self._single = frozenset(column.name for column in dataset.categorical if column.hotness == 1)
+        self._sources = _key_inputs(model, dataset, key_inputs) if tables else []
+        self._paths = [] if tables else list(collections(model))
+        found = [dense_input(_dense_name(dataset), [column.name for column in dataset.dense])] if dataset.dense else []
+        found += [key_input(source) for source in self._sources]
+        for path in self._paths:
+            found += vector_inputs(model, path, collections(model)[path])
+        self.inputs: tuple[ModelInput, ...] = tuple(found)
+        self._features = {path: collection.features for path, collection in collections(model).items()}
+
+    def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
+        """Scores float32[B, n] of each label: n is 1, or the number of classes of a single label."""
+        rest = list(values)
+        dense = rest.pop(0) if self._has_dense else rest[0].new_zeros(rest[0].shape[0], 0, dtype=torch.float32)
+        label = dense.new_zeros(dense.shape[0], len(self.outputs))
+        # The modules that stand in the place of collections take it as it is.
+        sparse = cast(Jagged, self._vectors(rest) if self._paths else self._keys(rest))
+        return self.scores_of(Batch(dense=dense, label=label, sparse=sparse))
+
+    def scores_of(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Scores float32[B, n] of each label by the model as it is."""
+        output = self.model(batch)
+        output_logits = getattr(self.model, "output_logits", None)
+        scores = self._scores(output if output_logits is None else output_logits(output)).float()
+        return (scores,) if len(self.outputs) == 1 else torch.split(scores, 1, dim=1)
+
+    def _keys(self, values: Sequence[Tensor]) -> PaddedKeys:
+        keys, masks = {}, {}
+        for source, value in zip(self._sources, values, strict=True):
+            for place, column in enumerate(source.columns):
+                is_single = column in self._single  # its key may be any integer
+                keys[column] = value[:, place, :1] if is_single else value[:, place]
+                masks[column] = torch.ones_like(keys[column], dtype=torch.bool) if is_single else keys[column] != NO_KEY
+        return PaddedKeys(keys, masks)
+
+    def _vectors(self, values: Sequence[Tensor]) -> _GivenOutputs:
+        rest = iter(values)
+        found: dict[str, EmbeddingOutput] = {}
+        for path in self._paths:
+            features = self._features[path]
+            pools = any(feature.pooling != "none" for feature in features)
+            pooled = next(rest) if pools else values[0].new_zeros(values[0].shape[0], 0)
+            sequences = {
+                feature.name: PaddedSequences(values=next(rest), mask=next(rest))
+                for feature in features
+                if feature.pooling == "none"
+            }
+            found[path] = padded_output(pooled, sequences)
+        return _GivenOutputs(found)
+
+
+class _GivenOutputs(PaddedKeys):
+    """Stands in the place of keys where the vectors of collections are inputs."""
+
+    def __init__(self, outputs: Mapping[str, EmbeddingOutput]) -> None:
+        super().__init__({}, {})
+        self.outputs = outputs
+
+    def without(self, dropped: Mapping[str, int]) -> _GivenOutputs:
+        """These: the masks that are inputs leave out what the model drops."""
+        return self
+
+
+class _GivenVectors(nn.Module):
+    """Stands in the place of the collection at `path` where its vectors are inputs."""
+
+    def __init__(self, path: str, collection: EmbeddingCollection) -> None:
+        super().__init__()
+        self.features = collection.features
+        self.output_width = collection.output_width
+        self._path = path
+
+    def forward(self, given: _GivenOutputs) -> EmbeddingOutput:
+        return given.outputs[self._path]
+
+
+@contextmanager
+def exportable(model: nn.Module, *, tables: bool) -> Iterator[None]:
+    """While the block runs, lookups that a program can hold stand in the place of the model's collections.
+
+    Args:
+        model: the model.
+        tables: as `Scoring` has it.
+    """
+    places = [
+        (parent, name, f"{path}.{name}" if path else name, child)
+        for path, parent in model.named_modules()
+        for name, child in parent.named_children()
+        if isinstance(child, EmbeddingCollection)
+    ]
+    made: dict[EmbeddingCollection, nn.Module] = {}
+    for _, _, path, collection in places:
+        if collection not in made:
+            made[collection] = CollectionLookup(collection) if tables else _GivenVectors(path, collection)
+    try:
+        for parent, name, _, collection in places:
+            parent._modules[name] = made[collection]
+        yield
+    finally:
+        for parent, name, _, collection in places:
+            parent._modules[name] = collection
+
+
+def collections(model: nn.Module) -> dict[str, EmbeddingCollection]:
+    """Path in `model` -> its collections."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, EmbeddingCollection)}
+
+
+def _key_inputs(model: nn.Module, dataset: DatasetSpec, given: Sequence[KeyInput]) -> list[KeyInput]:
+    """`given`, or one for each column that a collection reads; of a column of one key a sample the length is fixed."""
+    read = {feature.name for collection in collections(model).values() for feature in collection.features}
+    if not given:
+        return [
+            KeyInput(name=column.name, columns=(column.name,), max_keys=1 if column.hotness == 1 else None)
+            for column in dataset.categorical
+            if column.name in read
+        ]
+    known = {column.name for column in dataset.categorical}
+    columns = [column for source in given for column in source.columns]
+    for column in (*columns, *read):
+        if column not in known or columns.count(column) != 1:
+            raise ConfigError(
+                f"key inputs: got column {column!r} {columns.count(column)} times, expected each of the columns that "
+                f"the model reads once: {', '.join(sorted(read))}"
+            )
+    return list(given)
+
+
+def _dense_name(dataset: DatasetSpec) -> str:
+    """Name of the input with the dense columns: "dense", unless a column has it."""
+    name = "dense"
+    while name in dataset.column_names:
+        name += "_columns"
+    return name

@@ -1,0 +1,68 @@
+"""``terarec export``: the file gives the scores that ``terarec predict`` writes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from terarec.formats import read_dataset
+from tests.cli.conftest import Workshop, figures, refused
+
+runtime = pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
+
+
+def samples(workshop: Workshop) -> pa.Table:
+    """The samples of the split "valid", in order."""
+    shards = read_dataset(workshop.data).shards("valid")
+    return pa.concat_tables([pq.read_table(workshop.data / shard.file) for shard in shards])
+
+
+def feed_of(description: dict, table: pa.Table) -> dict[str, np.ndarray]:
+    feed = {}
+    for given in description["inputs"]:
+        columns = [table[name].to_numpy() for name in given["columns"]]
+        if given["dtype"] == "float32":
+            feed[given["name"]] = np.stack(columns, axis=1).astype(np.float32)
+        else:
+            feed[given["name"]] = np.stack(columns, axis=1).astype(np.int64)[:, :, None]
+    return feed
+
+
+@pytest.mark.parametrize("file_format", ["onnx", "torch"])
+def test_scores_are_those_of_predict(workshop: Workshop, tmp_path: Path, file_format: str) -> None:
+    out = tmp_path / "exported"
+    told = figures("export", workshop.run, "--out", out, "--format", file_format)
+    description = json.loads((out / "export.json").read_text())
+    assert (description["step"], description["run"]) == (told["step"], str(workshop.run))
+    assert told["max_abs_difference"] == description["max_abs_difference"] < 1e-5
+    feed = feed_of(description, samples(workshop))
+    if file_format == "onnx":
+        session = runtime.InferenceSession(told["file"], providers=["CPUExecutionProvider"])
+        (found,) = session.run(None, feed)
+    else:
+        program = torch.export.load(told["file"]).module()
+        found = program(*(torch.from_numpy(feed[name]) for name in told["inputs"]))[0].detach().numpy()
+    figures("predict", workshop.run, "--data", workshop.data, "--out", tmp_path / "scores.parquet")
+    scores = pq.read_table(tmp_path / "scores.parquet")["score"].to_numpy()
+    np.testing.assert_allclose(found[:, 0], scores, rtol=0, atol=1e-5)
+    assert sorted(path.name for path in out.iterdir()) == ["export.json", Path(told["file"]).name]
+
+
+def test_without_tables(workshop: Workshop, tmp_path: Path) -> None:
+    told = figures("export", workshop.run, "--out", tmp_path / "dense", "--no-tables")
+    assert told["tables"] is False
+    assert told["inputs"] == ["dense", "embedding"]
+
+
+def test_what_is_refused(workshop: Workshop, tmp_path: Path) -> None:
+    out = tmp_path / "exported"
+    assert "format: got 'onx' (did you mean 'onnx'?)" in refused(
+        "export", workshop.run, "--out", out, "--format", "onx", code=2
+    )
+    assert "expected a RUN" in refused("export", workshop.data, "--out", out, code=1)
+    refused("export", workshop.run, "--out", out, "--checkpoint", "123456", code=2)
+    assert list(tmp_path.iterdir()) == []
