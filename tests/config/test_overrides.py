@@ -18,6 +18,7 @@ from terarec.spec import (
     SGDSpec,
     TableSpec,
     TargetHistory,
+    TorchOptimizerSpec,
     TrainingSpec,
     WideDeepSpec,
     freq,
@@ -201,3 +202,13 @@ def test_lists_of_specs_and_objects_of_any_values_are_json() -> None:
 def test_wrong_json_names_its_path(changes: dict[str, str], told: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(told)):
         override(RunSpec(data="d"), changes)
+
+
+def test_options_of_a_class_of_torch_are_set_by_name() -> None:
+    changes = {
+        "dense_optimizer.kind": "torch",
+        "dense_optimizer.name": "Adam",
+        "dense_optimizer.options": "weight_decay:0.1,amsgrad:true",
+    }
+    changed = override(RunSpec(data="d"), changes)
+    assert changed.dense_optimizer == TorchOptimizerSpec(name="Adam", options={"weight_decay": 0.1, "amsgrad": True})

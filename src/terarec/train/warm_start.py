@@ -16,7 +16,15 @@ from terarec.errors import ConfigError, DataNotFoundError, StorageError
 from terarec.formats import read_dataset
 from terarec.models.artifact import RUN_FILE, find_checkpoint
 from terarec.models.state import load_dense_state, tables
-from terarec.spec import DatasetSpec, RowOptions, RunSpec, SparseOptimizerSpec, to_data
+from terarec.spec import (
+    DatasetSpec,
+    DenseOptimizerSpec,
+    RowOptions,
+    RunSpec,
+    SparseOptimizerSpec,
+    TorchOptimizerSpec,
+    to_data,
+)
 from terarec.train.columns import check_columns
 from terarec.train.run_dir import RunDirectory, check_run, differences
 from terarec.train.trainer import Trainer
@@ -94,8 +102,10 @@ def _left_out(old: RunSpec, new: RunSpec) -> list[str]:
     ]
 
 
-def _state_kind(spec: SparseOptimizerSpec) -> tuple[object, ...]:
+def _state_kind(spec: DenseOptimizerSpec | SparseOptimizerSpec) -> tuple[object, ...]:
     """What the meaning of an optimizer's state depends on."""
+    if isinstance(spec, TorchOptimizerSpec):
+        return spec.kind, spec.name
     options = RowOptions() if spec.rows is None else spec.rows
     return spec.kind, options.mode, getattr(spec, "lr_in_momentum", False)
 
