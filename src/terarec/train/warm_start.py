@@ -14,7 +14,8 @@ from terarec.checkpoint import MANIFEST, Checkpoint, load
 from terarec.config import load_run
 from terarec.errors import ConfigError, DataNotFoundError, StorageError
 from terarec.formats import read_dataset
-from terarec.models.artifact import RUN_FILE, find_checkpoint, load_weights
+from terarec.models.artifact import RUN_FILE, find_checkpoint
+from terarec.models.state import load_dense_state, tables
 from terarec.spec import (
     DatasetSpec,
     DenseOptimizerSpec,
@@ -68,6 +69,10 @@ def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Path:
         _logger.warning("init_from: the state of %s was not loaded", " and ".join(left_out))
     with_rows = "sparse_optimizer" not in left_out
     try:
+        load_dense_state(trainer.model, checkpoint.dense())
+    except ConfigError as error:
+        raise ConfigError(f"init_from: {checkpoint.path}: {error}") from None
+    try:
         _load(trainer, checkpoint, with_dense="dense_optimizer" not in left_out, with_rows=with_rows)
     except (ConfigError, StorageError) as error:
         hint = "; --reset-optimizer loads the weights alone" if with_rows else ""
@@ -106,7 +111,7 @@ def _state_kind(spec: DenseOptimizerSpec | SparseOptimizerSpec) -> tuple[object,
 
 
 def _load(trainer: Trainer, checkpoint: Checkpoint, *, with_dense: bool, with_rows: bool) -> None:
-    load_weights(trainer.model, checkpoint, with_state=with_rows)
+    checkpoint.load_tables(tables(trainer.model), with_state=with_rows)
     dense, rows = trainer.optimizers.dense, trainer.optimizers.rows
     if with_dense and dense is not None:
         _load_state(dense, checkpoint.optimizer())
