@@ -61,7 +61,7 @@ def _predict_dataset(options: PredictOptions, data: Path, show: Show) -> None:
     from terarec.formats import read_dataset
     from terarec.train.predict import predict as score
 
-    _check_unset(options, "a data set", ("keep", "bad_input", "threads", "allow_import"))
+    _check_unset(options, "a data set", ("keep", "bad_input", "threads"))
     split = options.split or "valid"
     total = read_dataset(data).num_rows(split)
     with show.progress("predicting", "samples") as progress:
@@ -73,6 +73,7 @@ def _predict_dataset(options: PredictOptions, data: Path, show: Show) -> None:
             checkpoint=options.checkpoint,
             replace=options.force,
             progress=lambda done: progress(done, total),
+            allow_import=options.allow_import or (),
         )
     _show(options, {"split": split, **dataclasses.asdict(report)}, show)
 

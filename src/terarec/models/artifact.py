@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,22 +60,23 @@ def find_checkpoint(run_dir: Path, spec: RunSpec, which: int | str | None = None
     return find(directory, which)
 
 
-def load_model(run_dir: Path, checkpoint: int | str | None = None) -> LoadedModel:
+def load_model(run_dir: Path, checkpoint: int | str | None = None, *, allow_import: Sequence[str] = ()) -> LoadedModel:
     """The model of a run.
 
     Args:
         run_dir: what training wrote.
         checkpoint: "last", "best" or a step; None for the one of `find_checkpoint`.
+        allow_import: Packages whose code a model of the kind "python" may name.
 
     Raises:
         DataNotFoundError: `run_dir` is no run, or holds no whole checkpoint.
-        ConfigError: it holds no such checkpoint.
+        ConfigError: it holds no such checkpoint, or its model is of a package that is not allowed.
         FormatError: a file of it is damaged.
         StorageError: not enough memory for the tables.
     """
     spec = load_run(run_dir / RUN_FILE)
     dataset = read_dataset(run_dir / DATASET_DIRECTORY)
-    model = build_model(spec.model, dataset, seed=spec.training.seed)
+    model = build_model(spec.model, dataset, seed=spec.training.seed, allow_import=allow_import)
     while True:
         path = find_checkpoint(run_dir, spec, checkpoint)
         try:

@@ -57,7 +57,7 @@ class InferenceSession:
         Args:
             run_dir: what training wrote.
             checkpoint: "last", "best" or a step; None for the last one, or the best one of a run with patience.
-            allow_import: packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
+            allow_import: packages whose code the workflow or the model may name.
 
         Raises:
             ConfigError: the workflow names a function that is not allowed, or the run holds no such checkpoint.
@@ -65,7 +65,7 @@ class InferenceSession:
             FormatError: a file of it is damaged.
             StorageError: not enough memory for the tables.
         """
-        model, run, dataset, step = load_model(run_dir, checkpoint)
+        model, run, dataset, step = load_model(run_dir, checkpoint, allow_import=allow_import)
         workflow = workflow_of(run_dir / DATASET_DIRECTORY, allow_import=allow_import)
         return cls(model, workflow, run, dataset, step=step)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +44,7 @@ def predict(
     checkpoint: int | str | None = None,
     replace: bool = False,
     progress: Callable[[int], None] | None = None,
+    allow_import: Sequence[str] = (),
 ) -> PredictReport:
     """Score every sample of `split` with a checkpoint of a run and write `out`, whole or not at all.
 
@@ -58,6 +59,7 @@ def predict(
         checkpoint: "last", "best" or a step; None for the last one, or the best one of a run with patience.
         replace: whether a file at `out` is replaced.
         progress: called after every batch with the samples done.
+        allow_import: Packages whose code the model may name.
 
     Raises:
         ConfigError: the data set lacks the split, or its columns are not those of the run; the run holds no such
@@ -70,7 +72,7 @@ def predict(
     check_suffix(out)
     check_run(run_dir)
     throughput = Throughput()
-    model, spec, trained_on, step = load_model(run_dir, checkpoint)
+    model, spec, trained_on, step = load_model(run_dir, checkpoint, allow_import=allow_import)
     training = spec.training
     reader = Reader(dataset, split=split, batch_size=training.batch_size, threads=training.reader_threads)
     check_columns(reader.spec, dataset, trained_on, RunDirectory(run_dir).dataset)

@@ -39,7 +39,9 @@ class Run:
         initial: the checkpoint of another run that this one started from in this process, if any.
     """
 
-    def __init__(self, spec: RunSpec, out: Path, callbacks: Sequence[Callback] = ()) -> None:
+    def __init__(
+        self, spec: RunSpec, out: Path, callbacks: Sequence[Callback] = (), *, allow_import: Sequence[str] = ()
+    ) -> None:
         if spec.init_from is not None:  # run.json must name it from wherever it is read
             spec = dataclasses.replace(spec, init_from=str(Path(spec.init_from).absolute()))
         self.spec = spec
@@ -47,6 +49,7 @@ class Run:
         self.dataset: DatasetSpec = read_dataset(Path(spec.data))
         self.directory = RunDirectory(out)
         self.callbacks = list(callbacks)
+        self._allow_import = tuple(allow_import)
         training = spec.training
         self._checkpointing = Checkpointing(
             self.directory.checkpoints,
@@ -58,7 +61,7 @@ class Run:
     @cached_property
     def model(self) -> nn.Module:
         """The model, with first weights until `fit` has trained or restored it."""
-        return build_model(self.spec.model, self.dataset, seed=self.spec.training.seed)
+        return build_model(self.spec.model, self.dataset, seed=self.spec.training.seed, allow_import=self._allow_import)
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -164,6 +167,7 @@ def build(
     *,
     init_from: Path | str | None = None,
     reset_optimizer: bool = False,
+    allow_import: Sequence[str] = (),
 ) -> Run:
     """A run of `spec` in the directory `out`.
 
@@ -173,6 +177,7 @@ def build(
         callbacks: called after those that log and save, for example a `ProgressBar`.
         init_from: ``spec.init_from``, if given here: a RUN or a checkpoint in one to start from.
         reset_optimizer: ``spec.reset_optimizer`` with it: take its weights alone.
+        allow_import: Packages from which the model may come by name.
 
     Raises:
         DataNotFoundError: ``spec.data`` is no data set.
@@ -180,4 +185,4 @@ def build(
     """
     if init_from is not None:
         spec = dataclasses.replace(spec, init_from=str(init_from), reset_optimizer=reset_optimizer)
-    return Run(spec, Path(out), callbacks)
+    return Run(spec, Path(out), callbacks, allow_import=allow_import)

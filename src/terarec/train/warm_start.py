@@ -21,8 +21,8 @@ from terarec.train.run_dir import RunDirectory, check_run, differences
 from terarec.train.trainer import Trainer
 
 _logger = logging.getLogger(__name__)
-_SHAPING = {"kind", "width", "bottom", "top", "hidden", "tables.kind", "tables.dtype"}
-"""Fields of a model that its weights depend on."""
+_SAME = {"kind", "tables.kind", "tables.dtype"}
+"""Fields that have to be equal though the shapes of weights, which loading compares, do not tell them."""
 
 
 def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Path:
@@ -48,7 +48,7 @@ def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Path:
     run_dir, checkpoint = _find(Path(spec.init_from))
     old = load_run(run_dir / RUN_FILE)
     for path, before, now in differences(to_data(old.model), to_data(spec.model)):
-        if path in _SHAPING:
+        if path in _SAME:
             raise ConfigError(
                 f"init_from: model.{path} is {json.dumps(before)} in {run_dir / RUN_FILE}, got {json.dumps(now)}, "
                 "expected the same model"
