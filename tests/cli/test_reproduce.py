@@ -56,7 +56,7 @@ def test_every_figure_is_on_the_page(told: dict[str, Any]):
 
 
 def test_what_is_there_is_kept_unless_it_is_to_be_gone_on_with(told: dict[str, Any], files: Path, out: Path):
-    assert str(out / "data") in refused(*ask(files, "--seeds", 2, "--out", out), code=2)
+    assert str(out / "dnn") in refused(*ask(files, "--seeds", 2, "--out", out), code=2)
     again = figures(*ask(files, "--seeds", 2, "--out", out, "--resume"))
     assert again == told
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,42 +30,29 @@ class ReproduceOptions:
         Path | None, typer.Option(help="Directory for the data set and the runs; none is kept without it.")
     ] = None
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in --out.")] = False
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N; that of the recipe if not given.")] = (
-        None
-    )
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of the compute.")] = None
 
 
 def reproduce(options: ReproduceOptions, show: Show) -> None:
     """Train by the settings of a published result, and compare the figures."""
-    from terarec.etl.workflow import Workflow
-    from terarec.formats import DATASET_FILE
-    from terarec.recipes import find_recipe_files, load_recipe, load_recipe_data
+    from terarec.recipes.reproduce import reproduce as run_recipe
     from terarec.train.progress import ProgressBar
-    from terarec.train.seeds import fit_seeds
 
-    recipe, source = load_recipe(options.recipe, options.model), load_recipe_data(options.recipe)
-    files = find_recipe_files(source, options.data)
     with _directory(options.out) as out:
-        data = out / "data"
-        if not (options.resume and (data / DATASET_FILE).is_file()):
-            show.line(f"preparing {', '.join(file.name for file in files)}")
-            Workflow.of(source.workflow).prepare(files, data)
-        training = dataclasses.replace(recipe.run.training, threads=options.threads)
-        if options.device is not None:
-            training = dataclasses.replace(training, device=options.device)
-        report = fit_seeds(
-            dataclasses.replace(recipe.run, data=str(data), training=training),
-            out / options.model,
-            options.seeds,
-            "test",
-            callbacks=lambda: [ProgressBar(show.progress_console)],
+        found = run_recipe(
+            options.recipe,
+            options.model,
+            options.data,
+            out,
+            seeds=options.seeds,
+            threads=options.threads,
             resume=options.resume,
+            callbacks=lambda: [ProgressBar(show.progress_console)],
         )
-    runs = _runs(report)
+    runs = _runs(found.seeds)
     show.table(f"{options.model} on {options.recipe}", runs)
-    title = f"Reproduced {options.model} on {options.recipe}"
-    show.result(title, {**_figures(options, recipe, report), "files": [str(file) for file in files], "runs": runs})
+    figures = _figures(options, found.recipe, found.seeds)
+    show.result(f"Reproduced {options.model} on {options.recipe}", {**figures, "runs": runs})
 
 
 @contextmanager
