@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := .venv-peers
 PEERS_PREPARE := .venv-peers-prepare
+PEERS_FRAPPE := .venv-peers-frappe
 CORE := $(shell find CMakeLists.txt csrc -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name CMakeLists.txt)
 
-.PHONY: demo test test-all lint bench peers peers-prepare venv wheel clean help
+.PHONY: demo test test-all lint bench peers peers-prepare peers-frappe venv wheel clean help
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 16
@@ -30,13 +31,13 @@ bench: $(STAMP)  ## every measurement of the README; appends rows to benchmarks/
 	$(BIN)/pip install --quiet -c constraints.txt polars
 	$(BIN)/python benchmarks/all.py
 
-peers: $(PEERS)/.installed  ## .venv-peers with the systems that benchmarks/peers.py compares with
+peers: $(PEERS)/.installed  ## .venv-peers with the systems that benchmarks/peers.py and retrieval.py compare with
 
 # FBGEMM's libraries load with the one torch they were built against. TorchRec comes without its dependencies, since it
 # asks for FBGEMM's CUDA build by name.
 $(PEERS)/.installed: constraints-peers.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/pip install --quiet -c constraints-peers.txt torch fbgemm-gpu-cpu tensorflow-cpu polars \
+	$(PEERS)/bin/pip install --quiet -c constraints-peers.txt torch fbgemm-gpu-cpu tensorflow-cpu polars faiss-cpu \
 		tensordict torchmetrics tqdm pyre-extensions
 	$(PEERS)/bin/pip install --quiet --no-deps -c constraints-peers.txt torchrec
 	touch $@
@@ -46,6 +47,13 @@ peers-prepare: $(PEERS_PREPARE)/.installed ## .venv-peers-prepare with those of 
 $(PEERS_PREPARE)/.installed: constraints-peers-prepare.txt
 	test -x $(PEERS_PREPARE)/bin/python || $(PYTHON) -m venv $(PEERS_PREPARE)
 	$(PEERS_PREPARE)/bin/pip install --quiet --no-deps -r constraints-peers-prepare.txt
+	touch $@
+
+peers-frappe: $(PEERS_FRAPPE)/.installed ## .venv-peers-frappe with those of benchmarks/frappe_peers.py
+
+$(PEERS_FRAPPE)/.installed: constraints-peers-frappe.txt
+	test -x $(PEERS_FRAPPE)/bin/python || $(PYTHON) -m venv $(PEERS_FRAPPE)
+	$(PEERS_FRAPPE)/bin/pip install --quiet -c constraints-peers-frappe.txt torch fuxictr deepctr-torch
 	touch $@
 
 wheel: $(STAMP)  ## a wheel in dist/
@@ -60,5 +68,5 @@ $(STAMP): pyproject.toml constraints.txt $(CORE)
 	touch $@
 
 clean:           ## remove what was built and written here
-	rm -rf $(VENV) $(PEERS) $(PEERS_PREPARE) build dist demo-output
+	rm -rf $(VENV) $(PEERS) $(PEERS_PREPARE) $(PEERS_FRAPPE) build dist demo-output
 	find src -name '*.so' -delete

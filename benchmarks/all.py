@@ -14,6 +14,7 @@ SCRIPTS = (
     "reader.py",
     "hugectr_reader.py",
     "fit.py",
+    "retrieval.py",
     "source.py",
     "prepare.py",
 )

@@ -22,7 +22,6 @@ from terarec.data import Reader
 from terarec.formats import ParquetShardWriter, write_dataset
 from terarec.models import build_model
 from terarec.models.state import tables
-from terarec.optim import RowOptimizer, build_dense_optimizer
 from terarec.spec import (
     AdaGradSpec,
     CategoricalColumn,
@@ -35,7 +34,7 @@ from terarec.spec import (
     ShardSpec,
     TrainingSpec,
 )
-from terarec.train import Trainer, build
+from terarec.train import Optimizers, Trainer, build
 from terarec.train.allocator import keep_freed_memory
 from terarec.train.metrics_log import MetricsLog
 
@@ -97,12 +96,12 @@ def time_case(case: Case, repeats: int) -> Row:
         directory = Path(folder)
         spec = write_data(directory, case)
         model = build_model(case.model, spec)
-        dense = build_dense_optimizer(SGDSpec(), model.parameters())
-        rows = RowOptimizer(model, SGDSpec())
+        optimizers = Optimizers.of(model, SGDSpec(), SGDSpec())
 
         def trainer() -> Trainer:
             training = TrainingSpec(batch_size=case.batch)
-            return Trainer(model, training, dense, rows, [MetricsLog(directory / "metrics.jsonl", "valid")])
+            log = MetricsLog(directory / "metrics.jsonl", "valid")
+            return Trainer(model, training, optimizers, callbacks=[log])
 
         reader = Reader(directory, batch_size=case.batch, shuffle=True)
         in_memory = list(Reader(directory, batch_size=case.batch, shuffle=True))

@@ -94,10 +94,11 @@ def time_both(batch: int, iterations: int, repeats: int) -> Row:
         trainer = GraphTrainer(GraphModel(spec, seed=1), adam, rules)
         source = RawSource(path, layout(), num_samples=samples, float_label_dense=True)
         reader = RecordReader(source, batch_size=batch, repeat=True, drop_last=True, threads=1)
+        batches = iter(reader)
 
         def native() -> None:
             for _ in range(iterations):
-                trainer.step(reader.next_batch())
+                trainer.step(next(batches))
 
         def fit() -> None:
             with contextlib.redirect_stdout(io.StringIO()):
@@ -111,7 +112,7 @@ def time_both(batch: int, iterations: int, repeats: int) -> Row:
                 if turn:  # the first warms up, and inserts the keys
                     seconds[name].append(time.perf_counter() - start)
         reader.close()
-        if trainer.step(reader.next_batch()) != _next_loss(model):
+        if trainer.step(next(iter(reader))) != _next_loss(model):
             raise SystemExit("hugectr_fit: the two sides have trained different models, expected the same bits")
         reader.close()
     return Row(

@@ -98,8 +98,7 @@ def open_source(kind: str, path: Path, rows: int) -> RecordSource:
 
 def drain(source: RecordSource, batch_size: int) -> None:
     reader = RecordReader(source, batch_size=batch_size, repeat=False, drop_last=False, threads=2)
-    while reader.next_batch() is not None:
-        pass
+    drain_all(iter(reader))
 
 
 def scan(kind: str, files: list[Path]) -> None:

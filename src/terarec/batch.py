@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from terarec.errors import ConfigError
+from terarec.spec.nearest import did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -248,18 +249,63 @@ def slice_samples(batch: Batch, start: int, stop: int) -> Batch:
     )
 
 
-def to_device(batch: Batch, device: torch.device | str) -> Batch:
-    """`batch` with its tensors on `device`; metadata stays in host memory."""
+def to_device(batch: Batch, device: torch.device | str, *, pin: bool = False) -> Batch:
+    """Return `batch` with its tensors on `device`; metadata stays in host memory.
+
+    Args:
+        batch: The batch.
+        device: The device.
+        pin: Whether to copy by way of pinned memory without waiting for the copy, for a GPU.
+    """
+
+    def moved(held: Tensor) -> Tensor:
+        return held.pin_memory().to(device, non_blocking=True) if pin else held.to(device)
+
     held = batch.sparse
-    weights = None if held.weights is None else held.weights.to(device)
-    sparse = Jagged(names=held.names, keys=held.keys.to(device), offsets=held.offsets.to(device), weights=weights)
+    weights = None if held.weights is None else moved(held.weights)
+    sparse = Jagged(names=held.names, keys=moved(held.keys), offsets=moved(held.offsets), weights=weights)
     return Batch(
-        dense=batch.dense.to(device),
-        label=batch.label.to(device),
+        dense=moved(batch.dense),
+        label=moved(batch.label),
         sparse=sparse,
-        weight=None if batch.weight is None else batch.weight.to(device),
+        weight=None if batch.weight is None else moved(batch.weight),
         metadata=batch.metadata,
     )
+
+
+def column(batch: Batch, name: str) -> Tensor | pa.Array:
+    """Return the values of a metadata column or the keys int64[B] of a feature with one key a sample.
+
+    Raises:
+        ConfigError: No such column, or a feature with more or fewer keys than samples.
+    """
+    if name in batch.metadata:
+        return batch.metadata[name]
+    sparse = batch.sparse
+    if name not in sparse.names:
+        known = (*batch.metadata, *sparse.names)
+        raise ConfigError(
+            f"column {name!r} is not in the batch{did_you_mean(name, known)}, expected one of {', '.join(known)}"
+        )
+    batch_size, first = batch.batch_size, sparse.names.index(name) * batch.batch_size
+    offsets = sparse.offsets[first : first + batch_size + 1]
+    if not torch.equal(offsets - offsets[0], torch.arange(batch_size + 1, device=offsets.device)):
+        raise ConfigError(f"column {name!r}: got lists of keys, expected a column of one key a sample")
+    start = int(offsets[0])
+    return sparse.keys[start : start + batch_size]
+
+
+def column_codes(batch: Batch, name: str) -> Tensor:
+    """Return numbers int64[B] that are equal where the values of a column are, as `column` finds it.
+
+    Raises:
+        ConfigError: See `column`.
+    """
+    values = column(batch, name)
+    if isinstance(values, Tensor):
+        return values
+    codes = values.dictionary_encode().indices.fill_null(-1)  # a missing value is a value of its own
+    return torch.from_numpy(codes.to_numpy(zero_copy_only=False).astype("int64"))
 
 
 def _check_covered(jagged: Jagged) -> None:

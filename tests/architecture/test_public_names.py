@@ -36,6 +36,7 @@ ROOMS = [
     "nn",
     "ops",
     "optim",
+    "recipes",
     "serve",
     "spec",
     "storage",

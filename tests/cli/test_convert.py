@@ -3,8 +3,10 @@
 from pathlib import Path
 
 from terarec.data import Reader
-from tests.cli.conftest import Workshop, figures, refused
+from terarec.formats import read_dataset
+from tests.cli.conftest import Workshop, figures, refused, terarec
 from tests.data.sources import assert_same_batches
+from tests.formats.samples import METADATA, make_block, make_spec, write_split
 
 
 def test_there_and_back(workshop: Workshop, tmp_path: Path) -> None:
@@ -17,6 +19,19 @@ def test_there_and_back(workshop: Workshop, tmp_path: Path) -> None:
     for split in ("train", "valid"):
         found, expected = (list(Reader(path, split, batch_size=500)) for path in (tmp_path / "again", workshop.data))
         assert_same_batches(found, expected)
+
+
+def test_columns_that_the_files_cannot_hold_are_left_out_and_named(tmp_path: Path) -> None:
+    spec = make_spec(hotness=(1,), weight="w", metadata=METADATA)
+    write_split(tmp_path / "data", spec, make_block(spec, 20))
+    ended = terarec("convert", tmp_path / "data", "--to", "parquet", "--out", tmp_path / "files")
+    assert ended.code == 0
+    told = [line for line in ended.out.splitlines() if "left out" in line]
+    assert told == ["left out, as HugeCTR's files hold neither weights nor metadata: w, row, price, note"]
+    figures("convert", tmp_path / "files", "--to", "dataset", "--out", tmp_path / "again")
+    again = read_dataset(tmp_path / "again")
+    assert (again.weight, again.metadata) == (None, ())
+    assert again.num_rows("train") == 20
 
 
 def test_what_is_refused(workshop: Workshop, tmp_path: Path) -> None:

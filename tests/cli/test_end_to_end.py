@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -97,6 +98,35 @@ def test_what_is_shown_to_people_goes_to_stdout_without_json(workshop: Workshop)
     assert ended.code == 0
     assert ended.err == ""
     assert f"{figures('evaluate', workshop.run, '--data', workshop.data)['auc']:.5f}" in ended.out
+
+
+def test_weights_and_ids_from_a_csv_to_its_scores(tmp_path: Path) -> None:
+    path = tmp_path / "visits.csv"
+    lines = [f"{row % 3},u{row % 5},{row // 9 % 4},{row % 2},{row / 10}" for row in range(200)]
+    path.write_text("\n".join(["shop,user,hour,bought,w", *lines]) + "\n")
+    columns = ["--label", "bought", "--ids", "shop", "--categorical", "user", "--dense", "hour"]
+    beside = ["--weight", "w", "--metadata", "user,shop"]
+    figures("prepare", "csv", path, "--out", tmp_path / "data", *columns, *beside)
+    spec = read_dataset(tmp_path / "data")
+    assert (spec.weight, [column.type for column in spec.metadata]) == ("w", ["string", "int64"])
+    shape = ["--model", "wide_deep", "--width", 2, "--hidden", 4, "--batch-size", 50, "--epochs", 1]
+    figures("train", *shape, "--data", tmp_path / "data", "--out", tmp_path / "run")
+    told = figures("inspect", tmp_path / "data")
+    assert [column["role"] for column in told["columns"]][-3:] == ["weight", "metadata", "metadata"]
+    # Of the run's own workflow, for the rows of a later day; other metadata are in the place of those of the training.
+    later = ["--split", "test", "--metadata", "hour,user", "--out", tmp_path / "later"]
+    figures("prepare", tmp_path / "run", path, *later)
+    scoring = ["predict", tmp_path / "run", "--data", tmp_path / "later", "--split", "test", "--out"]
+    scoring.append(tmp_path / "scores.parquet")
+    figures(*scoring, "--keep", "user, w,hour,shop")
+    scores = pq.read_table(tmp_path / "scores.parquet")
+    assert scores.column_names == ["user", "w", "hour", "shop", "score", "bought"]
+    assert scores["user"].to_pylist() == [f"u{row % 5}" for row in range(200)]
+    assert scores["hour"].to_pylist() == [row // 9 % 4 for row in range(200)]
+    assert scores["shop"].type == pa.int64()  # the ids, as later rows hold no metadata of this name
+    assert "did you mean 'user'?" in refused(*scoring, "--force", "--keep", "usr", code=2)
+    taken = ["prepare", "csv", path, "--out", tmp_path / "x", *columns, "--weight", "hour"]
+    assert "--weight: column 'hour' is in another list as well" in refused(*taken, code=2)
 
 
 def test_a_csv_of_ones_own(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_an_error_while_reading_reaches_the_consumer(threads, prefetch):
     with pytest.raises(FormatError, match="row group 3 is damaged"):
         seen.extend(reader)
     assert row_numbers(seen) == list(range(30))
-    assert reader.state_dict()["batches"] == 3
+    assert reader.state_dict()["rows_read"] == 30
 
 
 def test_break_ends_the_threads():

@@ -105,9 +105,22 @@ def test_a_repeating_reader_needs_a_batch():
 def test_resuming_reads_only_what_is_left():
     source = TinyGroups((10,) * 8)
     reader = Reader(source, batch_size=10)
-    reader.load_state_dict({**reader.state_dict(), "batches": 6})
+    reader.load_state_dict({**reader.state_dict(), "rows_read": 60})
     assert len(list(reader)) == 2
     assert source.reads == [6, 7]
+
+
+def test_states_of_earlier_versions_count_batches():
+    """Checkpoints made before `rows_read` was saved continue where they were."""
+    reader = Reader(TinyGroups(GROUPS), batch_size=5, shuffle=True, seed=3)
+    whole = list(reader)
+    old = {"epoch": 0, "batches": 2, "seed": 3, "shuffle": True, "batch_size": 5, "drop_last": False, "rows": 34}
+    reader.load_state_dict(old)
+    assert_same_batches(list(reader), whole[2:])
+    reader.load_state_dict({**old, "batches": 7})
+    assert list(reader) == []
+    with pytest.raises(ConfigError, match="batches is 8, expected at most 7"):
+        reader.load_state_dict({**old, "batches": 8})
 
 
 WRONG = {
@@ -115,7 +128,8 @@ WRONG = {
     "batch_size": ({"batch_size": 6}, "batch_size is 6, expected 5"),
     "shuffle": ({"shuffle": True}, "shuffle is True, expected False"),
     "drop_last": ({"drop_last": None}, "drop_last is None, expected False"),
-    "too far": ({"batches": 8}, "batches is 8, expected at most 7"),
+    "too far": ({"rows_read": 35}, "rows_read is 35, expected at most 34"),
+    "repeat": ({"repeat": True}, "repeat is True, expected False"),
     "negative": ({"epoch": -1}, r"state\['epoch'\] is -1, expected an integer >= 0"),
     "mistyped": ({"seed": "0"}, r"state\['seed'\] is '0', expected an integer >= 0"),
 }

@@ -13,16 +13,20 @@ PAGE = (Path(__file__).parents[2] / "docs" / "optimizers.md").read_text()
 
 def test_the_python_runs_and_prints_what_its_comment_says(capsys):
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 4
     for block in blocks:
         exec(compile(block, "optimizers.md", "exec"), {})
         assert capsys.readouterr().out.splitlines() == re.findall(r"print\(.*\)\s+# (.+)", block)
 
 
-def test_the_run_description_is_one():
-    (block,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
-    options = RowOptions(mode="lazy_global", clip_global_norm=1.0)
-    assert from_data(RunSpec, json.loads(block)).sparse_optimizer == AdamSpec(lr=0.01, rows=options)
+def test_the_run_descriptions_are_some():
+    blocks = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    options, named = (from_data(RunSpec, json.loads(block)) for block in blocks)
+    rows = RowOptions(mode="lazy_global", clip_global_norm=1.0)
+    assert options.sparse_optimizer == AdamSpec(lr=0.01, rows=rows)
+    tables = named.model.tables
+    assert tables.table("item_id", rows=3, width=2).optimizer in named.row_optimizers
+    assert tables.table("user_id", rows=3, width=2).optimizer == "default"
 
 
 def test_the_command_line_sets_the_same_fields():

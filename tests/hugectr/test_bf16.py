@@ -22,10 +22,10 @@ def auc_of(spec, precision, sources):
         for source in sources
     )
     for _ in range(3):
-        while (batch := train.next_batch()) is not None:
+        for batch in train:
             trainer.step(batch)
     auc = AUC()
-    while (batch := valid.next_batch()) is not None:
+    for batch in valid:
         _, tensors = trainer.evaluate(batch)
         (scores,) = trainer.model.predictions(tensors).values()
         auc.update(scores, batch.label)

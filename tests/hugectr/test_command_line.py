@@ -75,7 +75,7 @@ def test_generated_data_is_what_the_file_reads(tmp_path, monkeypatch, capsys):
         reader = RecordReader(
             NormSource(name, layout, checksum=True), batch_size=10_000, repeat=False, drop_last=False, threads=1
         )
-        batch = reader.next_batch()
+        batch = next(iter(reader))
         reader.close()
         assert batch.batch_size == samples
         assert int(batch.sparse.keys.max()) < 80
@@ -96,7 +96,7 @@ def test_release_3_0_1_names_the_size_of_each_slot(tmp_path, monkeypatch):
         reader = RecordReader(
             NormSource(name, layout, checksum=True), batch_size=10_000, repeat=False, drop_last=False, threads=1
         )
-        keys = reader.next_batch().sparse.keys.view(4, 1000)
+        keys = next(iter(reader)).sparse.keys.view(4, 1000)
         reader.close()
         assert keys.amin(1).tolist() == [0, 30, 50, 60]
         assert (keys.amax(1) < keys.new_tensor([30, 50, 60, 61])).all()

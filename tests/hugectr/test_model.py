@@ -1,5 +1,6 @@
 """`Model` as scripts use it: it learns, its calls have HugeCTR's meaning, and misuse is told."""
 
+import itertools
 import math
 
 import numpy as np
@@ -104,9 +105,9 @@ def test_the_module_may_be_trained_in_a_loop_of_ones_own(planted):
         NormSource(planted[0], layout(), checksum=True), batch_size=500, repeat=True, drop_last=True, threads=1
     )
     losses = []
-    for _ in range(30):
+    for batch in itertools.islice(reader, 30):
         dense.zero_grad()
-        loss = module.loss(reader.next_batch())
+        loss = module.loss(batch)
         loss.backward()
         dense.step()
         rows.step()

@@ -35,7 +35,7 @@ def layout(key_bytes=4):
 
 def whole(source):
     reader = RecordReader(source, batch_size=100_000, repeat=False, drop_last=False, threads=1)
-    batch = reader.next_batch()
+    batch = next(iter(reader))
     reader.close()
     return batch
 

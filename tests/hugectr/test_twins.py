@@ -1,5 +1,7 @@
 """The same model by the facade's calls, from JSON and described natively: one loss curve, bit for bit."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -127,7 +129,7 @@ def native_losses(spec, source, of_file):
     )
     records = NormSource(source, of_file, checksum=True)
     reader = RecordReader(records, batch_size=500, repeat=True, drop_last=True, threads=1)
-    found = [float(trainer.step(reader.next_batch())) for _ in range(STEPS)]
+    found = [float(trainer.step(batch)) for batch in itertools.islice(reader, STEPS)]
     reader.close()
     return found
 

@@ -53,6 +53,56 @@ def test_a_label_between_counts_on_both_sides(samples, cut):
     assert metric.compute() == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
+weighted = st.tuples(
+    st.integers(-3, 3), st.sampled_from([0.0, 0.25, 1.0, math.nan]), st.sampled_from([0.0, 0.3, 1.0, 7.5])
+)
+
+
+@given(st.lists(weighted, min_size=1, max_size=30), st.integers(0, 30))
+def test_a_pair_counts_by_the_product_of_its_weights(samples, cut):
+    scores, labels, weights = (np.array(column, np.float32) for column in zip(*samples, strict=True))
+    wins = pairs = 0.0
+    for score, label, weight in zip(scores, labels.astype(float), weights.astype(float), strict=True):
+        for other, its, its_weight in zip(scores, labels.astype(float), weights.astype(float), strict=True):
+            if not (math.isnan(label) or math.isnan(its)):
+                mass = weight * label * its_weight * (1 - its)
+                pairs += mass
+                wins += mass * (0.5 if score == other else score > other)
+    expected = wins / pairs if pairs else math.nan
+    metric = AUC().update(scores[:cut], labels[:cut], weights[:cut])
+    metric.merge(AUC().update(scores[cut:], labels[cut:], torch.from_numpy(weights[cut:])))
+    assert metric.compute() == pytest.approx(expected, abs=1e-12, nan_ok=True)
+
+
+@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 1), st.integers(0, 4)), min_size=1, max_size=30))
+def test_a_whole_weight_is_so_many_samples(samples):
+    scores, labels, weights = (np.array(column) for column in zip(*samples, strict=True))
+    repeated = AUC().update(np.repeat(scores, weights), np.repeat(labels, weights)).compute()
+    assert AUC().update(scores, labels, weights).compute() == pytest.approx(repeated, abs=1e-14, nan_ok=True)
+
+
+def test_batches_with_and_without_weights_mix():
+    rng = np.random.default_rng(3)
+    scores, labels = rng.integers(0, 9, 100).astype(np.float32), rng.integers(0, 2, 100)
+    metric = AUC().update(scores[:50], labels[:50]).update(scores[50:], labels[50:], np.full(50, 2.0))
+    again = np.concatenate([np.arange(100), np.arange(50, 100)])
+    assert metric.compute() == pytest.approx(pairwise_auc(scores[again], labels[again]), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1.0, -1.0], r"weight -1\.0, expected finite numbers >= 0"),
+        ([1.0, math.nan], "weight nan"),
+        ([1.0, math.inf], "weight inf"),
+        ([1.0], r"weights \[1\] for 2 samples"),
+    ],
+)
+def test_bad_weights_are_named(weights, message):
+    with pytest.raises(ConfigError, match=message):
+        AUC().update(np.zeros(2), np.array([0, 1]), np.array(weights))
+
+
 @pytest.mark.parametrize(
     ("scores", "labels", "expected"),
     [
@@ -126,7 +176,6 @@ def test_reset_forgets():
         ([0.0, math.nan], [0, 1], "NaN as the score of row 1"),
         ([0.0, 1.0], [0, 2], "label 2.0, expected 0 to 1"),
         ([0.0, 1.0], [0.5, -0.25], "label -0.25, expected 0 to 1"),
-        ([0.0, 1.0], [0.5, math.nan], "label nan, expected 0 to 1"),
         ([0.0, 1.0], [0], r"scores \[2\] and labels \[1\]"),
         ([[[0.0]]], [[[1.0]]], r"expected the same shape, \[B\] or \[B, L\]"),
     ],

@@ -49,6 +49,8 @@ def test_a_built_wheel_works_without_the_source_tree(tmp_path: Path) -> None:
     program = (
         "import terarec, torch, terarec.kernels.cpu._embedding, terarec.kernels.cpu._encoding;"
         "from terarec.kernels.registry import active; assert active('bag_lookup', 'cpu').implementation == 'cpu';"
+        "from terarec.recipes import load_recipe_data, recipe_names; list(map(load_recipe_data, recipe_names()));"
+        "assert recipe_names();"
         "print(terarec.__file__)"
     )
     environment = {"PATH": "/usr/bin:/bin"}

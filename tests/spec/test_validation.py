@@ -18,6 +18,7 @@ from terarec.spec import (
     FieldError,
     FTRLSpec,
     LabelColumn,
+    MetadataColumn,
     MomentumSpec,
     RowOptions,
     RunSpec,
@@ -156,6 +157,20 @@ def test_what_a_data_set_says_of_itself():
     shards = (ShardSpec(file="train/a", rows=3), ShardSpec(file="train/b", rows=4))
     spec = DatasetSpec(**DATASET, splits={"train": shards, "valid": ()})
     assert spec.column_names == ("y", "I1", "C1")
+    columns = (MetadataColumn(name="C1", type="string"), MetadataColumn(name="user", type="int64"))
+    wider = dataclasses.replace(spec, weight="w", metadata=columns)
+    assert wider.column_names == spec.column_names
+    assert wider.file_columns == ("y", "I1", "C1", "w", "metadata.C1", "user")
+    for changes, message in (
+        ({"weight": "I1"}, "columns: the name 'I1' occurs twice"),
+        ({"weight": ""}, "weight: got '', expected a non-empty name"),
+        ({"metadata": columns[:1] * 2}, "metadata: the name 'C1' occurs twice"),
+        ({"metadata": columns, "storage": "raw"}, "metadata: got 'C1', 'user' for storage 'raw'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            dataclasses.replace(wider, **changes)
+    with pytest.raises(ConfigError, match=r"type: got 'int32' \(did you mean 'int64'\?\), expected one of 'int64', "):
+        MetadataColumn(name="user", type="int32")
     assert spec.shards("train") == shards
     assert (spec.num_rows("train"), spec.num_rows("valid")) == (7, 0)
     with pytest.raises(ConfigError, match=r"data set 'd' has no split 'test', expected one of 'train', 'valid'$"):

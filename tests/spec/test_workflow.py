@@ -114,6 +114,8 @@ def test_a_workflow_comes_back_from_json(step_list: list[object], split: object)
         labels=(LabelSpec(name="y", column="bought", at_least=3.0),),
         dense=("d",),
         keys=("k",),
+        weight="w",
+        metadata=("t",),
     )
     data = json.loads(json.dumps(to_data(spec)))
     assert from_data(WorkflowSpec, data) == spec
@@ -126,6 +128,17 @@ def test_a_shift_to_learn_is_not_the_default_one() -> None:
         "outputs": [],
         "shift": None,
     }
+
+
+def beside(**columns: object) -> WorkflowSpec:
+    """A workflow with a weight or metadata."""
+    kinds = {"t": "integer", "user": "text", "tags": "text", "h": "hex32"}
+    found = (
+        SourceColumn(name=name, type=kind, separator="|" if name == "tags" else None)  # type: ignore[arg-type]
+        for name, kind in kinds.items()
+    )
+    labels = (LabelSpec(name="y"),)
+    return WorkflowSpec(name="w", source=source(*found), labels=labels, dense=("a",), **columns)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -186,6 +199,14 @@ def test_a_shift_to_learn_is_not_the_default_one() -> None:
             ),
             r"steps\[0\].table: got 't', expected one of tables: none",
         ),
+        (lambda: beside(weight="a"), "the name 'a' occurs twice"),
+        (lambda: beside(metadata=("t", "t")), "metadata: the name 't' occurs twice"),
+        (
+            lambda: beside(metadata=("usr",)),
+            r"metadata: got 'usr' \(did you mean 'user'\?\), expected a column of the source: t, user, tags, h",
+        ),
+        (lambda: beside(metadata=("tags",)), "metadata: column 'tags' holds lists of text, expected one text"),
+        (lambda: beside(metadata=("h",)), "metadata: column 'h' holds hex32, expected one text, integer, number or"),
     ],
 )
 def test_a_wrong_field_is_named_with_what_is_accepted(make: object, problem: str) -> None:

@@ -11,20 +11,16 @@ import pytest
 from terarec.checkpoint import find, load, mark_best, whole
 from terarec.errors import ConfigError, FormatError, RunInterruptedError
 from terarec.spec import TrainingSpec
-from terarec.train import Callback, Evaluation, build
+from terarec.train import Callback, build
 from terarec.train.early_stopping import EarlyStopping
 from tests.train.small_run import assert_same, changed, weights
 
 
-def evaluation(auc=0.5, logloss=0.5):
-    return Evaluation(auc=auc, logloss=logloss, rows=1, seconds=1.0, samples_per_second=1.0)
-
-
 def fed(values, **training):
     """An `EarlyStopping` after evaluations of these values at steps 1, 2, ..., and the step at which it was over."""
-    stopping = EarlyStopping(TrainingSpec(**training))
+    stopping = EarlyStopping(TrainingSpec(**training), training.get("monitor", "auc"))
     for step, value in enumerate(values, start=1):
-        stopping.update(step, evaluation(auc=value, logloss=value), counts=True)
+        stopping.update(step, value, counts=True)
         if stopping.is_over:
             return stopping, step
     return stopping, None
@@ -50,9 +46,9 @@ def test_patience_counts_evaluations_without_an_improvement(values, training, be
 
 def test_its_state_survives():
     stopping, _ = fed([0.6, 0.7, 0.65], patience=2)
-    other = EarlyStopping(TrainingSpec(patience=2))
+    other = EarlyStopping(TrainingSpec(patience=2), "auc")
     other.load_state_dict(json.loads(json.dumps(stopping.state_dict())))
-    other.update(4, evaluation(auc=0.7), counts=True)
+    other.update(4, 0.7, counts=True)
     assert (other.best_step, other.best_value, other.is_over) == (2, 0.7, True)
 
 
@@ -124,7 +120,7 @@ def test_a_run_that_stopped_early_may_go_on_with_more_patience(tmp_path, stoppin
     again = build(stopping_spec, tmp_path).fit(resume=True)
     assert (again.steps, again.samples, again.stopped_early) == (16, 0, True)
     assert build(changed(stopping_spec, patience=4), tmp_path).fit(resume=True).steps == 20
-    with pytest.raises(ConfigError, match=re.escape('training.monitor is "auc", got "logloss"')):
+    with pytest.raises(ConfigError, match=re.escape('training.monitor is null, got "logloss"')):
         build(changed(stopping_spec, monitor="logloss"), tmp_path).fit(resume=True)
 
 

@@ -59,5 +59,5 @@ def test_what_gives_no_logits_is_one_clear_line():
         def forward(self, batch):
             return batch.label, batch.dense
 
-    with pytest.raises(ConfigError, match=r"Pairs: got tuple from it, expected logits \[B, L\]"):
+    with pytest.raises(ConfigError, match=r"Pairs: got tuple from it, expected logits \[B, C\]"):
         evaluate(Pairs(), BATCHES)

@@ -2,6 +2,8 @@ import dataclasses
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 from terarec.config import load_run
 from terarec.data import Reader
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, TrainingError
-from terarec.formats import ParquetShardWriter, read_dataset, write_dataset
+from terarec.formats import ParquetShard, ParquetShardWriter, read_dataset, write_dataset
 from terarec.metrics import AUC
 from terarec.models.artifact import load_model
 from terarec.spec import (
@@ -17,6 +19,7 @@ from terarec.spec import (
     DatasetSpec,
     DenseColumn,
     LabelColumn,
+    MetadataColumn,
     RunSpec,
     SGDSpec,
     ShardSpec,
@@ -24,6 +27,7 @@ from terarec.spec import (
     WideDeepSpec,
 )
 from terarec.train import build, predict
+from terarec.train.columns import check_columns
 from tests.train.small_run import changed
 
 
@@ -111,6 +115,78 @@ def test_predictions_of_several_labels(tmp_path, odd_data):
     odd_run(odd_data, tmp_path / "RUN").fit()
     predict(tmp_path / "RUN", odd_data, "train", tmp_path / "scores.parquet")
     assert pq.read_table(tmp_path / "scores.parquet").column_names == ["score_click", "score_buy", "click", "buy"]
+
+
+def test_predictions_keep_columns_in_the_order_that_is_asked_for(tmp_path, odd_data):
+    odd_run(odd_data, tmp_path / "RUN").fit()
+    spec = read_dataset(odd_data)
+    users = pa.array([None if row % 4 == 0 else f"u{row}" for row in range(90)], pa.large_string())
+    days = pa.array(range(90), pa.int64())
+    columns = (MetadataColumn(name="user", type="string"), MetadataColumn(name="day", type="int64"))
+    splits = {"test": (ShardSpec(file="test/part-00000.parquet", rows=90),)}
+    other = dataclasses.replace(spec, weight="w", metadata=columns, splits=splits)
+    shard = ParquetShard(odd_data / "train/part-00000.parquet", spec).read_group(0)
+    weight = np.linspace(0, 1, 90, dtype=np.float32)
+    with ParquetShardWriter(tmp_path / "new/test/part-00000.parquet", other) as writer:
+        writer.write_block(dataclasses.replace(shard, weight=weight, metadata=(users, days)))
+        writer.close()
+    (tmp_path / "new/workflow").symlink_to(odd_data / "workflow")
+    write_dataset(other, tmp_path / "new")
+
+    def scores(*keep, name="scores.parquet"):
+        predict(tmp_path / "RUN", tmp_path / "new", "test", tmp_path / name, keep=keep, replace=True)
+        return pq.read_table(tmp_path / name) if name.endswith(".parquet") else pacsv.read_csv(tmp_path / name)
+
+    bare = scores()
+    kept = scores("day", "city", "user", "w")
+    assert kept.column_names == ["day", "city", "user", "w", *bare.column_names]
+    assert kept.select(bare.column_names).equals(bare)
+    assert kept["day"].to_pylist() == list(range(90))
+    assert kept["user"].to_pylist() == users.to_pylist()
+    assert kept["city"].to_pylist() == shard.keys[0].tolist()
+    assert kept.schema.field("city").type == pa.int64()
+    np.testing.assert_array_equal(kept["w"], weight)
+    assert scores("user", name="scores.csv")["user"].to_pylist()[:2] == ["", "u1"]
+    for keep, message in (
+        (["usr"], r"no column 'usr' \(did you mean 'user'\?\) to keep, expected metadata, .*: city, w, user, day"),
+        (["day", "day"], "got 'day', expected other columns than day, score_click"),
+        (["click"], "got 'click', expected other columns than score_click, score_buy, click, buy"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            scores(*keep)
+
+
+def test_lists_of_keys_are_not_kept(tmp_path, spec):
+    build(changed(spec, max_steps=1), tmp_path / "RUN").fit()
+    with pytest.raises(ConfigError, match="column 'tags' holds lists of 3 keys, expected one value a sample"):
+        predict(tmp_path / "RUN", spec.data, "valid", tmp_path / "scores.parquet", keep=["tags"])
+
+
+def test_data_may_have_other_weights_and_metadata_than_that_of_the_training(tmp_path):
+    """Workflows of version 2, which had neither, are those of version 3 without; other steps are still refused."""
+    spec = DatasetSpec(
+        name="odd",
+        storage="parquet",
+        labels=(LabelColumn(name="click"),),
+        dense=(),
+        categorical=(CategoricalColumn(name="city", rows=9),),
+        workflow="workflow",
+    )
+    texts = {}
+    for name, version, more in (("old", 2, {}), ("new", 3, {"weight": "w", "metadata": ["user"]})):
+        held = {"steps": [], "split": None, **more}
+        texts[name] = {"format": "terarec.workflow", "version": version, "workflow": held}
+    texts["other"] = {**texts["new"], "workflow": {**texts["new"]["workflow"], "steps": [{"kind": "log_op"}]}}
+    texts["oldest"] = {**texts["old"], "version": 1}
+    for name, text in texts.items():
+        (tmp_path / name / "workflow").mkdir(parents=True)
+        (tmp_path / name / "workflow/workflow.json").write_text(json.dumps(text))
+    wider = dataclasses.replace(spec, weight="w", metadata=(MetadataColumn(name="user", type="string"),))
+    check_columns(wider, tmp_path / "new", spec, tmp_path / "old")
+    check_columns(spec, tmp_path / "old", wider, tmp_path / "new")
+    for name in ("other", "oldest"):
+        with pytest.raises(ConfigError, match=r"workflow\.json is not that of the training"):
+            check_columns(wider, tmp_path / name, spec, tmp_path / "old")
 
 
 def test_predicting_other_data_or_a_damaged_file_leaves_nothing(tmp_path, spec, odd_data):

@@ -8,9 +8,8 @@ from terarec.data import Reader
 from terarec.errors import ConfigError, StorageError, TrainingError
 from terarec.metrics import AUC, LogLoss
 from terarec.models import build_model
-from terarec.optim import RowOptimizer, build_dense_optimizer
 from terarec.spec import TrainingSpec
-from terarec.train import Callback, Trainer, evaluate
+from terarec.train import Callback, Evaluator, Optimizers, Trainer, evaluate
 from tests.train.small_run import assert_same, weights
 
 
@@ -45,8 +44,8 @@ class Recorder(Callback):
 def make_trainer(spec, training, callbacks=()):
     reader = Reader(spec.data, batch_size=training.batch_size, shuffle=True, seed=1)
     model = build_model(spec.model, reader.spec, seed=1)
-    dense = build_dense_optimizer(spec.dense_optimizer, model.parameters())
-    return Trainer(model, training, dense, RowOptimizer(model, spec.sparse_optimizer), callbacks), reader
+    optimizers = Optimizers.of(model, spec.dense_optimizer, spec.sparse_optimizer)
+    return Trainer(model, training, optimizers, callbacks=callbacks), reader
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -160,7 +159,7 @@ def test_evaluation_gives_the_mode_back(spec):
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        evaluate(trainer.model, Reader(spec.data, "valid", batch_size=50), progress=stop)
+        Evaluator().evaluate(trainer.model, Reader(spec.data, "valid", batch_size=50), progress=stop)
     assert trainer.model.training
     trainer.model.eval()
     evaluate(trainer.model, Reader(spec.data, "valid", batch_size=50))

@@ -48,10 +48,10 @@ def test_a_warm_start_is_the_same_training_on_other_data(tmp_path, spec, next_da
 
     # The oracle: the objects of the first run, which have never been saved, trained further by hand.
     held = first.trainer
-    held.row_optimizer.lr = second_spec.sparse_optimizer.lr
-    for group in held.dense_optimizer.param_groups:
+    held.optimizers.rows.lr = second_spec.sparse_optimizer.lr
+    for group in held.optimizers.dense.param_groups:
         group["lr"] = second_spec.dense_optimizer.lr
-    by_hand = Trainer(first.model, second_spec.training, held.dense_optimizer, held.row_optimizer)
+    by_hand = Trainer(first.model, second_spec.training, held.optimizers)
     torch.manual_seed(spec.training.seed)
     by_hand.fit(Reader(next_day, batch_size=100, shuffle=True, seed=spec.training.seed))
     assert_same(weights(second.model), weights(first.model))
@@ -112,10 +112,10 @@ def test_states_that_do_not_fit_are_left_out_with_one_line(
     for name, tensor in expected.items():
         if not name.endswith(states) or "sparse_optimizer" not in left_out:
             assert torch.equal(found[name], tensor)
-    assert bool(second.trainer.dense_optimizer.state) == ("dense_optimizer" not in left_out)
-    assert second.trainer.row_optimizer.num_steps == (0 if "sparse_optimizer" in left_out else 8)
-    assert second.trainer.row_optimizer.lr == sparse.lr
-    assert {group["lr"] for group in second.trainer.dense_optimizer.param_groups} == {dense.lr}
+    assert bool(second.trainer.optimizers.dense.state) == ("dense_optimizer" not in left_out)
+    assert second.trainer.optimizers.rows.num_steps == (0 if "sparse_optimizer" in left_out else 8)
+    assert second.trainer.optimizers.rows.lr == sparse.lr
+    assert {group["lr"] for group in second.trainer.optimizers.dense.param_groups} == {dense.lr}
     told = [record.getMessage() for record in caplog.records]
     assert told == ([f"init_from: the state of {' and '.join(left_out)} was not loaded"] if left_out else [])
 
@@ -124,8 +124,15 @@ def test_states_that_do_not_fit_are_left_out_with_one_line(
     ("model", "told"),
     [
         (WIDE_DEEP, 'model.kind is "dlrm" in {first}/run.json, got "wide_deep"'),
-        (DLRMSpec(width=8, bottom=(8, 8), top=(8,)), "model.width is 4 in {first}/run.json, got 8"),
-        (DLRMSpec(width=4, bottom=(8, 4), top=(9,)), "model.top is [8] in {first}/run.json, got [9]"),
+        (
+            DLRMSpec(width=8, bottom=(8, 8), top=(8,)),
+            "{first}/checkpoints/step-00000001: weights 'bottom.layers.1.weight': got shape [4, 8], expected [8, 8]; "
+            "was the model described otherwise?",
+        ),
+        (
+            DLRMSpec(width=4, bottom=(8, 4), top=(9,)),
+            "{first}/checkpoints/step-00000001: weights 'top.layers.0.weight': got shape [8, 16], expected [9, 16]",
+        ),
         (
             DLRMSpec(width=4, bottom=(8, 4), top=(8,), tables=StaticTablesSpec(dtype="bfloat16")),
             'model.tables.dtype is "float32" in {first}/run.json, got "bfloat16"',

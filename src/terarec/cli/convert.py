@@ -60,6 +60,7 @@ def _check(options: ConvertOptions) -> None:
 
 def _to_records(options: ConvertOptions, show: Show) -> dict[str, Any]:
     from terarec.data.records import RecordOptions, write_as_records
+    from terarec.formats import read_dataset
 
     asked = RecordOptions(
         kind=_KINDS[options.to],  # type: ignore[arg-type]  # the words are checked
@@ -67,6 +68,10 @@ def _to_records(options: ConvertOptions, show: Show) -> dict[str, Any]:
         checksum=not options.no_checksum,
         keysets=options.keysets,
     )
+    spec = read_dataset(options.data)
+    dropped = (*(() if spec.weight is None else (spec.weight,)), *(column.name for column in spec.metadata))
+    if dropped:
+        show.line(f"left out, as HugeCTR's files hold neither weights nor metadata: {', '.join(dropped)}")
     with show.progress("converting", "rows") as progress:
         records: RecordsSpec = write_as_records(options.data, options.out, asked, progress)
     return {

@@ -46,6 +46,8 @@ def describe_dataset(path: Path, *, allow_import: Sequence[str] = ()) -> dict[st
                 _key_column(column, IdValues(workflow, column.name), None if sample is None else sample.keys[position])
                 for position, column in enumerate(spec.categorical)
             ),
+            *([] if spec.weight is None else [_number_column("weight", spec.weight, None)]),
+            *(_number_column("metadata", column.name, None) for column in spec.metadata),
         ],
     }
 

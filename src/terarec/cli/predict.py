@@ -35,7 +35,7 @@ class PredictOptions:
     split: Annotated[str | None, typer.Option(help="Which part of the data set; valid if unset.")] = None
     checkpoint: CheckpointOption = None
     keep: Annotated[
-        str, typer.Option(metavar="A,B,...", help="Columns of the raw files to write beside the scores.")
+        str, typer.Option(metavar="A,B,...", help="Columns of the raw files, or of the data set, to write too.")
     ] = ""
     bad_input: Annotated[
         str,
@@ -58,12 +58,12 @@ def predict(options: PredictOptions, show: Show) -> None:
 
 
 def _predict_dataset(options: PredictOptions, data: Path, show: Show) -> None:
-    from terarec.formats import read_dataset
+    from terarec.data import read_spec
     from terarec.train.predict import predict as score
 
-    _check_unset(options, "a data set", ("keep", "bad_input", "threads"))
+    _check_unset(options, "a data set", ("bad_input", "threads"))
     split = options.split or "valid"
-    total = read_dataset(data).num_rows(split)
+    total = read_spec(data).num_rows(split)
     with show.progress("predicting", "samples") as progress:
         report = score(
             options.run,
@@ -71,6 +71,7 @@ def _predict_dataset(options: PredictOptions, data: Path, show: Show) -> None:
             split,
             options.out,
             checkpoint=options.checkpoint,
+            keep=_names(options.keep),
             replace=options.force,
             progress=lambda done: progress(done, total),
             allow_import=options.allow_import or (),
@@ -98,7 +99,7 @@ def _predict_raw(options: PredictOptions, raw: list[str], show: Show) -> None:
             session,
             raw,
             options.out,
-            keep=tuple(word.strip() for word in options.keep.split(",")) if options.keep else (),
+            keep=_names(options.keep),
             options=PrepareOptions(
                 bad_input=options.bad_input,  # type: ignore[arg-type]  # the options check the word
                 threads=options.threads,
@@ -109,6 +110,10 @@ def _predict_raw(options: PredictOptions, raw: list[str], show: Show) -> None:
     for line in report.first_bad_input:
         show.line(line)
     _show(options, dataclasses.asdict(report), show)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",")) if text else ()
 
 
 def _check_unset(options: PredictOptions, what: str, names: tuple[str, ...]) -> None:

@@ -47,6 +47,10 @@ class PrepareCsvOptions(PreparationOptions):
     keys: Annotated[
         list[str] | None, typer.Option(metavar=_NAMES, help="Columns of integers: keys of dynamic tables.")
     ] = None
+    weight: Annotated[str | None, typer.Option(metavar="NAME", help="A column of numbers >= 0: sample weights.")] = None
+    metadata: Annotated[
+        list[str] | None, typer.Option(metavar=_NAMES, help="Columns to keep as they are, beside what models read.")
+    ] = None
     min_count: Annotated[int, typer.Option(min=1, help="Values rarer than this share one id.")] = 1
     valid_fraction: Annotated[float, typer.Option(help="Share of the rows, from the end, for the valid split.")] = 0.0
     valid: Annotated[list[str] | None, typer.Option(metavar="FILE", help="A file of the valid split; repeatable.")] = (
@@ -77,6 +81,8 @@ def prepare_csv(options: PrepareCsvOptions, show: Show) -> None:
         ids=comma_separated(options.ids),
         buckets=_buckets(options.buckets),
         keys=comma_separated(options.keys),
+        weight=options.weight,
+        metadata=comma_separated(options.metadata),
         min_count=options.min_count,
         split=_split(options),
         delimiter="\t" if options.delimiter == "tab" else options.delimiter,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from terarec.cli.command import comma_separated
 from terarec.cli.preparation import PreparationOptions, pairs, prepare
 from terarec.cli.shared_options import AllowImport
 from terarec.cli.show import Show
@@ -38,6 +39,16 @@ class PrepareWorkflowOptions(PreparationOptions):
         Literal["train", "valid", "test"] | None,
         typer.Option(help="Put all rows into this split, in the place of the workflow's own splits."),
     ] = None
+    weight: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A column of numbers >= 0: sample weights, in the place of the workflow's."),
+    ] = None
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="A,B,...", help="Columns of the files to keep as they are, in the place of the workflow's."
+        ),
+    ] = None
     allow_import: AllowImport = None
 
 
@@ -46,6 +57,11 @@ def prepare_workflow(options: PrepareWorkflowOptions, show: Show) -> None:
     workflow = _find(options.workflow, options.allow_import or ())
     if options.split is not None:
         workflow = workflow.with_split(OneSplit(split=options.split))
+    if options.weight is not None or options.metadata is not None:
+        workflow = workflow.with_sample_columns(
+            weight=workflow.spec.weight if options.weight is None else options.weight,
+            metadata=workflow.spec.metadata if options.metadata is None else comma_separated(options.metadata),
+        )
     tables = {name: tuple(values) for name, values in pairs("--table", options.table or ()).items()}
     prepare(workflow, options.raw, options, show, tables)
 

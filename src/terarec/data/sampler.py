@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +13,6 @@ SHUFFLE_GROUPS = 4
 
 _GROUP_STREAM = 0
 _ROW_STREAM = 1
-
-
-def group_order(num_groups: int, *, seed: int, epoch: int) -> list[int]:
-    """The groups in random order, another one in every epoch."""
-    order: list[int] = _permutation(num_groups, seed, epoch, _GROUP_STREAM, 0).tolist()
-    return order
 
 
 class Sampler:
@@ -30,29 +25,57 @@ class Sampler:
         group_rows: samples in each row group, in input order.
         shuffle: whether to shuffle, anew in every epoch.
         seed: of the shuffling, 0 <= seed < 2^64.
+        runs: Lengths of the runs of groups that stay in order when shuffling, such as the pieces of a large row group
+            of a Parquet file, which can only be decoded from its start. None if each group is a run of its own.
+        mixes_rows: Whether shuffling mixes the samples of a window. Otherwise a window is one group, its samples stay
+            in order.
     """
 
-    def __init__(self, group_rows: Sequence[int], *, shuffle: bool, seed: int) -> None:
+    def __init__(
+        self,
+        group_rows: Sequence[int],
+        *,
+        shuffle: bool,
+        seed: int,
+        runs: Sequence[int] | None = None,
+        mixes_rows: bool = True,
+    ) -> None:
         self._group_rows = tuple(group_rows)
         self._shuffle = shuffle
         self._seed = seed
+        self._runs = None if runs is None else tuple(runs)
+        self._mixes_rows = mixes_rows
 
     def windows(self, epoch: int) -> list[tuple[int, ...]]:
         """The row groups of each window of `epoch`, in order."""
         if not self._shuffle:
             return [(group,) for group in range(len(self._group_rows))]
-        order = group_order(len(self._group_rows), seed=self._seed, epoch=epoch)
-        return [tuple(order[start : start + SHUFFLE_GROUPS]) for start in range(0, len(order), SHUFFLE_GROUPS)]
+        order = self._group_order(epoch)
+        size = SHUFFLE_GROUPS if self._mixes_rows else 1
+        return [tuple(order[start : start + size]) for start in range(0, len(order), size)]
 
     def window_rows(self, window: Sequence[int]) -> int:
         """Number of samples in the row groups of `window`."""
         return sum(self._group_rows[group] for group in window)
 
-    def order(self, epoch: int, index: int, window: Sequence[int]) -> NDArray[np.int64] | None:
-        """Order int64[n] of the n samples of `window`, the `index`-th of `epoch`; None for input order."""
-        if not self._shuffle:
+    def order(self, epoch: int, index: int, num_rows: int) -> NDArray[np.int64] | None:
+        """Order int64[n] of the `num_rows` samples in the `index`-th window of `epoch`; None for input order."""
+        if not (self._shuffle and self._mixes_rows):
             return None
-        return _permutation(self.window_rows(window), self._seed, epoch, _ROW_STREAM, index)
+        return _permutation(num_rows, self._seed, epoch, _ROW_STREAM, index)
+
+    def _group_order(self, epoch: int) -> list[int]:
+        if self._runs is None:
+            return _random_order(len(self._group_rows), self._seed, epoch)
+        ends = list(accumulate(self._runs))
+        runs = [range(end - length, end) for end, length in zip(ends, self._runs, strict=True)]
+        return [group for run in _random_order(len(runs), self._seed, epoch) for group in runs[run]]
+
+
+def _random_order(size: int, seed: int, epoch: int) -> list[int]:
+    """The groups, or the runs of them, in random order, another one in every epoch."""
+    order: list[int] = _permutation(size, seed, epoch, _GROUP_STREAM, 0).tolist()
+    return order
 
 
 def _permutation(size: int, seed: int, epoch: int, stream: int, index: int) -> NDArray[np.int64]:

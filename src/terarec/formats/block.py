@@ -66,13 +66,15 @@ def merge(blocks: Sequence[ColumnBlock], order: NDArray[np.int64] | None = None)
     """
     if len(blocks) == 1 and order is None:
         return blocks[0]
-    columns = list(zip(*(block.keys for block in blocks), strict=True))
-    scalars = iter(_merge_scalars([list(column) for column in columns if not isinstance(column[0], tuple)], order))
+    columns = [list(column) for column in zip(*(block.keys for block in blocks), strict=True)]
+    is_list = [any(isinstance(keys, tuple) for keys in column) for column in columns]
+    scalars = iter(_merge_scalars([column for column, lists in zip(columns, is_list, strict=True) if not lists], order))
     return ColumnBlock(
         label=_merge_arrays([block.label for block in blocks], order),
         dense=_merge_arrays([block.dense for block in blocks], order),
         keys=tuple(
-            _merge_lists(list(column), order) if isinstance(column[0], tuple) else next(scalars) for column in columns
+            _merge_lists([bags_of(keys) for keys in column], order) if lists else next(scalars)
+            for column, lists in zip(columns, is_list, strict=True)
         ),
         weight=_merge_weights(blocks, order),
         metadata=tuple(
@@ -128,6 +130,11 @@ def _merge_lists(columns: list[Any], order: NDArray[np.int64] | None) -> Keys:
     return np.take(values, index), shuffled
 
 
+def bags_of(keys: Keys) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """(values, offsets int64[n + 1]) of one slot's keys, also where they came as one key a sample."""
+    return keys if isinstance(keys, tuple) else (keys, np.arange(len(keys) + 1, dtype=np.int64))
+
+
 def offsets_of(lengths: NDArray[Any]) -> NDArray[np.int64]:
     """Offsets int64[n + 1] of bags of ``lengths[n]`` keys."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
@@ -135,13 +142,14 @@ def offsets_of(lengths: NDArray[Any]) -> NDArray[np.int64]:
     return offsets
 
 
-def check_keys(column: CategoricalColumn, keys: Keys, where: str) -> None:
+def check_keys(column: CategoricalColumn, keys: Keys, where: str, *, promise: str = "rows in dataset.json") -> None:
     """Raise `FormatError` if a key of `column` is not 0 <= key < rows, where it has rows, or a list is too long.
 
     Args:
         column: what is promised.
         keys: the column's keys.
         where: start of the message, for example ``"train/part-00000.parquet: row group 3"``.
+        promise: What says how many rows the column has.
     """
     values = keys
     if isinstance(keys, tuple):
@@ -158,7 +166,7 @@ def check_keys(column: CategoricalColumn, keys: Keys, where: str) -> None:
         position = int(np.argmax((values < 0) | (values >= column.rows)))
         raise FormatError(
             f"{where}, column {column.name!r}: key {int(values[position])} at position {position}, "
-            f"expected 0 <= key < {column.rows} (rows in dataset.json)"
+            f"expected 0 <= key < {column.rows} ({promise})"
         )
 
 

@@ -37,7 +37,8 @@ def arrow_schema(spec: DatasetSpec) -> pa.Schema:
         fields.append(pa.field(column.name, listed if column.hotness > 1 else key_type, nullable=False))
     if spec.weight is not None:
         fields.append(pa.field(spec.weight, pa.float32(), nullable=False))
-    fields += [pa.field(column.name, METADATA_TYPES[column.type]) for column in spec.metadata]
+    metadata = zip(spec.metadata_file_columns, spec.metadata, strict=True)
+    fields += [pa.field(name, METADATA_TYPES[column.type]) for name, column in metadata]
     return pa.schema(fields)
 
 
@@ -163,7 +164,10 @@ class ParquetShard:
         if spec.weight is not None:
             weight = column_array(table, spec.weight, where).to_numpy()
             check_weights(spec.weight, weight, where)
-        metadata = tuple(metadata_array(table.column(column.name), column, where) for column in spec.metadata)
+        metadata = tuple(
+            metadata_array(table.column(name), column, where)
+            for name, column in zip(spec.metadata_file_columns, spec.metadata, strict=True)
+        )
         return ColumnBlock(label=label, dense=dense, keys=keys, weight=weight, metadata=metadata)
 
 
@@ -181,7 +185,7 @@ def _keys(array: pa.Array, column: CategoricalColumn, where: str) -> Keys:
 
 def _check_schema(schema: pa.Schema, spec: DatasetSpec, where: str) -> None:
     hotness = {column.name: column.hotness for column in spec.categorical}
-    metadata = {column.name: column.type for column in spec.metadata}
+    metadata = {name: column.type for name, column in zip(spec.metadata_file_columns, spec.metadata, strict=True)}
     for name in spec.file_columns:
         count = len(schema.get_all_field_indices(name))
         if count != 1:

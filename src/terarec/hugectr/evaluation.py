@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -10,33 +11,11 @@ from torch import Tensor
 from terarec.hugectr.enums import MetricsType
 from terarec.hugectr.errors import WrongInputError
 from terarec.metrics import AUC, NDCG, SMAPE, AverageLoss, HitRate
-from terarec.metrics.columns import mean_over_labels
 
+_UNKNOWN = -0.5  # labels up to here are unknown in HugeCTR's AUC
 
-class _ColumnAUCs:
-    """An AUC for each label's column, over the samples whose label there is known (above -1/2)."""
-
-    def __init__(self) -> None:
-        self._columns: list[AUC] = []
-
-    def update(self, scores: Tensor, labels: Tensor) -> None:
-        self._columns = self._columns or [AUC() for _ in range(labels.shape[1])]
-        for number, auc in enumerate(self._columns):
-            known = labels[:, number] > -0.5
-            auc.update(scores[known, number], labels[known, number])
-
-    def per_label(self) -> tuple[float, ...]:
-        return tuple(auc.compute() for auc in self._columns)
-
-    def compute(self) -> float:
-        return mean_over_labels(self.per_label())
-
-    def reset(self) -> None:
-        self._columns = []
-
-
-_KINDS: dict[MetricsType, type[_ColumnAUCs | AverageLoss | HitRate | NDCG | SMAPE]] = {
-    MetricsType.AUC: _ColumnAUCs,
+_KINDS: dict[MetricsType, type[AUC | AverageLoss | HitRate | NDCG | SMAPE]] = {
+    MetricsType.AUC: AUC,
     MetricsType.AverageLoss: AverageLoss,
     MetricsType.HitRate: HitRate,
     MetricsType.NDCG: NDCG,
@@ -75,13 +54,15 @@ class Evaluation:
         for metric in self._metrics.values():
             if isinstance(metric, AverageLoss):
                 metric.update(loss)
+            elif isinstance(metric, AUC):
+                metric.update(scores, truth.masked_fill(truth <= _UNKNOWN, math.nan))
             else:
                 metric.update(scores, truth)
 
     def finish(self) -> list[tuple[str, float]]:
         """Name and value of each metric since the last call, in the solver's order; they start anew."""
         auc = self._metrics.get(MetricsType.AUC)
-        self.class_aucs = auc.per_label() if isinstance(auc, _ColumnAUCs) else ()
+        self.class_aucs = auc.per_label() if isinstance(auc, AUC) else ()
         found = [(kind.name, float(metric.compute())) for kind, metric in self._metrics.items()]
         for metric in self._metrics.values():
             metric.reset()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from terarec.batch import Batch
@@ -27,14 +28,18 @@ OpenSource = Callable[[str], RecordSource]
 class DataReader:
     """One of the two readers of a model, as `Model.get_data_reader_train` and ``..._eval`` hand them out.
 
+    Attributes:
+        name: Name of the data to read.
+        records: The reader of the data, a `terarec.data.BatchReader`; None until `set_source` is called.
+
     Args:
-        open_source: opens the data of a name.
-        name: of the first data.
-        batch_size: samples of a batch.
-        repeat: whether the data starts over at its end.
-        drop_last: whether a short last batch is left out.
-        threads: threads that read.
-        shuffle_seed: of the order of the groups of records; None keeps that of the files.
+        open_source: Opens the data of a name.
+        name: Name of the first data.
+        batch_size: Samples in a batch.
+        repeat: Whether the data starts over at its end.
+        drop_last: Whether a short last batch is left out.
+        threads: Threads that read.
+        shuffle_seed: Seed of the order of the groups of records; None keeps that of the files.
     """
 
     def __init__(
@@ -48,16 +53,20 @@ class DataReader:
         threads: int,
         shuffle_seed: int | None = None,
     ) -> None:
-        self._open = open_source
         self.name = name
-        self._options: dict[str, Any] = {
-            "batch_size": batch_size,
-            "repeat": repeat,
-            "drop_last": drop_last,
-            "threads": min(threads, os.cpu_count() or 1),
-            "shuffle_seed": shuffle_seed,
-        }
-        self._reader: RecordReader | None = None
+        self.records: RecordReader | None = None
+        self._open = open_source
+        self._make = partial(
+            RecordReader,
+            batch_size=batch_size,
+            shuffle=shuffle_seed is not None,
+            shuffles_rows=False,  # HugeCTR's reader keeps the order inside a block, too
+            seed=shuffle_seed or 0,
+            drop_last=drop_last,
+            repeat=repeat,
+            threads=min(threads, os.cpu_count() or 1),
+        )
+        self._batches: Iterator[Batch] | None = None
         self._is_eof = False
 
     def set_source(self, file_name: str = "") -> None:
@@ -69,11 +78,11 @@ class DataReader:
         """
         with as_hugectr_errors("set_source"):
             source = self._open(file_name or self.name)
-            if self._reader is None:
-                self._reader = RecordReader(source, **self._options)
+            if self.records is None:
+                self.records = self._make(source)
             else:
-                self._reader.set_source(source)
-        self.name, self._is_eof = file_name or self.name, False
+                self.records.set_source(source)
+        self.name, self._batches, self._is_eof = file_name or self.name, None, False
 
     def set_file_list_source(self, file_list: str = "") -> None:
         """`set_source` under the name of release 2.3."""
@@ -81,12 +90,12 @@ class DataReader:
 
     def is_started(self) -> bool:
         """Whether there is data to read."""
-        return self._reader is not None
+        return self.records is not None
 
     @property
     def num_skipped(self) -> int:
         """Records left out so far because their checksum failed."""
-        return 0 if self._reader is None else self._reader.num_skipped
+        return 0 if self.records is None else self.records.num_skipped
 
     def is_eof(self) -> bool:
         """Whether the last batch asked for was behind the end of the data."""
@@ -96,19 +105,26 @@ class DataReader:
         """The next batch; None from the end of the data on, until `set_source` starts over.
 
         Raises:
-            BrokenFileError: a file is damaged.
+            BrokenFileError: a file is damaged. The next call starts over.
         """
-        if self._reader is None or self._is_eof:
+        if self.records is None or self._is_eof:
             return None
+        if self._batches is None:
+            self._batches = iter(self.records)
         with as_hugectr_errors("read"):
-            batch = self._reader.next_batch()
+            try:
+                batch = next(self._batches, None)
+            except BaseException:
+                self._batches = None
+                raise
         self._is_eof = batch is None
         return batch
 
     def close(self) -> None:
-        """End the threads that read."""
-        if self._reader is not None:
-            self._reader.close()
+        """Stop the threads that read."""
+        self._batches = None
+        if self.records is not None:
+            self.records.close()
 
 
 def record_layout(solver: Any, reader: Any, inputs: Any, *, adds_offsets: bool) -> RecordLayout:

@@ -1,4 +1,4 @@
-"""Area under the ROC curve, exact, ties counted by half."""
+"""Area under the ROC curve: exact, weighted, ties counted by half; of all samples, of parts of them, and of groups."""
 
 from __future__ import annotations
 
@@ -7,18 +7,28 @@ import math
 import numpy as np
 
 from terarec.errors import ConfigError
-from terarec.metrics.columns import FloatColumns, Values, as_columns, mean_over_labels
+from terarec.metrics.columns import (
+    FloatColumns,
+    Floats,
+    Integers,
+    Values,
+    as_columns,
+    as_weights,
+    check_labels,
+    mean_over_labels,
+)
 
 
 class AUC:
     """Exact streaming AUC: the share of (positive, negative) pairs that the scores order rightly, a tie counting 1/2.
 
-    A label y strictly between 0 and 1 counts as y of a positive and 1 - y of a negative sample, as in HugeCTR's AUC.
+    A pair counts by the product of the weights of its samples. A label y strictly between 0 and 1 counts as y of a
+    positive and 1 - y of a negative sample, as in HugeCTR's AUC. A sample whose label is unknown (NaN) does not count.
     Any monotone score will do; logits keep apart what float32 probabilities round together near 0 and 1.
 
-    Memory: 4 bytes a score with labels 0 and 1; `compute` needs as much again for sorting, and 24 bytes for each score
-    of one block of positives. A score with a label in between takes 8 bytes; with any of these `compute` needs about 50
-    for each score of one label.
+    Memory: 4 bytes a score with labels 0 and 1 and weight 1; `compute` needs as much again for sorting, and 24 bytes
+    for each score of one block of positives. A score with another label or weight takes 12 bytes; with any of these
+    `compute` needs about 100 for each score of one label. Weights are added in float64.
 
     With L labels, each has its own AUC. A label without any positive or any negative part has none: its AUC is NaN, and
     so is the mean.
@@ -27,6 +37,8 @@ class AUC:
         >>> AUC().update(np.array([0.1, 0.4, 0.4, 0.8]), np.array([0, 0, 1, 1])).compute()
         0.875
         >>> AUC().update(np.array([0.2, 0.8]), np.array([0.25, 0.75])).compute()
+        0.75
+        >>> AUC().update(np.array([0.1, 0.3, 0.2]), np.array([0, 0, 1]), np.array([3.0, 1.0, 5.0])).compute()
         0.75
     """
 
@@ -37,20 +49,19 @@ class AUC:
         """Forget every score."""
         self._labels = []
 
-    def update(self, scores: Values, labels: Values) -> AUC:
-        """Take in a batch: `scores` and `labels` (in [0, 1]), each [B] or [B, L].
+    def update(self, scores: Values, labels: Values, weights: Values | None = None) -> AUC:
+        """Take in a batch: `scores` and `labels` (in [0, 1]; NaN is unknown), each [B] or [B, L], and `weights` [B].
 
         Raises:
-            ConfigError: a NaN score, a label outside [0, 1], or shapes that do not match (this batch or an earlier
-                one).
+            ConfigError: a NaN score, a label outside [0, 1], a weight that is not a finite number >= 0, or shapes that
+                do not match (this batch or an earlier one).
         """
         score_columns, label_columns = as_columns("AUC", scores, labels)
-        outside = ~((label_columns >= 0) & (label_columns <= 1))
-        if outside.any():
-            raise ConfigError(f"AUC.update: got the label {label_columns[outside][0]}, expected 0 to 1")
+        sample_weights = as_weights("AUC", weights, len(score_columns))
+        check_labels("AUC", label_columns, "share")
         self._expect_labels(score_columns.shape[1])
         for label, held in enumerate(self._labels):
-            held.add(score_columns[:, label], label_columns[:, label])
+            held.add(score_columns[:, label], label_columns[:, label], sample_weights)
         return self
 
     def merge(self, other: AUC) -> AUC:
@@ -76,41 +87,85 @@ class AUC:
             raise ConfigError(f"AUC.update: got {num_labels} labels, expected {len(self._labels)} as before")
 
 
+def auc_by_group(
+    scores: FloatColumns, labels: FloatColumns, weights: FloatColumns | None, group: Integers, groups: int
+) -> Floats:
+    """The weighted AUC of each group of samples, float64[groups]; NaN where one side is empty.
+
+    Sums are exact as long as float64 holds the sum of all weights, which it does for whole weights up to 2**53.
+
+    Args:
+        scores: Scores [N].
+        labels: Labels in [0, 1], [N].
+        weights: Weights [N]; None for ones.
+        group: Group of each sample, int64[N] in [0, groups).
+        groups: Number of groups.
+    """
+    if not len(scores):
+        return np.full(groups, np.nan)
+    order = np.lexsort((scores, group)) if groups > 1 else np.argsort(scores, kind="stable")
+    ranked, group = scores[order], group[order]
+    positive = labels[order].astype(np.float64)
+    negative = 1.0 - positive
+    if weights is not None:
+        positive *= weights[order]
+        negative *= weights[order]
+    is_first = np.concatenate([[True], (ranked[1:] != ranked[:-1]) | (group[1:] != group[:-1])])
+    firsts = np.flatnonzero(is_first)  # of each run of equal scores in a group
+    run_group = group[firsts]
+    positives, negatives = np.add.reduceat(positive, firsts), np.add.reduceat(negative, firsts)
+    # Negatives below a run: those before it, less those before its group.
+    before = negatives.cumsum() - negatives
+    is_group_start = np.concatenate([[True], run_group[1:] != run_group[:-1]])
+    starts = np.flatnonzero(is_group_start)
+    below = before - before[starts][is_group_start.cumsum() - 1]
+    wins = np.bincount(run_group, positives * (below + negatives / 2), groups)
+    pairs = np.bincount(run_group, positives, groups) * np.bincount(run_group, negatives, groups)
+    areas: Floats = np.divide(wins, pairs, out=np.full(groups, np.nan), where=pairs > 0)
+    return areas
+
+
 class _Scores:
-    """The scores of one label's samples: positive ones, negative ones, and those between with their labels."""
+    """The scores of one label's samples: positive ones, negative ones, and the rest with their labels and weights."""
 
     def __init__(self) -> None:
         self._positive: list[FloatColumns] = []
         self._negative: list[FloatColumns] = []
-        self._between: list[FloatColumns] = []
-        self._between_labels: list[FloatColumns] = []
+        self._rest: list[FloatColumns] = []  # [3, n] each: score, label, weight
 
-    def add(self, scores: FloatColumns, labels: FloatColumns) -> None:
-        """Take in scores [B] with their labels [B] in [0, 1]."""
+    def add(self, scores: FloatColumns, labels: FloatColumns, weights: FloatColumns | None) -> None:
+        """Take in scores [B] with their labels [B] in [0, 1] or NaN."""
         is_positive, is_negative = labels == 1, labels == 0
+        if weights is not None:
+            is_one = weights == 1
+            is_positive &= is_one
+            is_negative &= is_one
         self._positive.append(scores[is_positive])
         self._negative.append(scores[is_negative])
-        is_between = ~(is_positive | is_negative)
-        if is_between.any():
-            self._between.append(scores[is_between])
-            self._between_labels.append(labels[is_between])
+        is_rest = ~(is_positive | is_negative)
+        if is_rest.any():
+            sample_weights = np.ones_like(scores) if weights is None else weights
+            is_rest &= ~np.isnan(labels) & (sample_weights > 0)
+            self._rest.append(np.stack([scores[is_rest], labels[is_rest], sample_weights[is_rest]]))
 
     def extend(self, other: _Scores) -> None:
         """Take in what `other` holds."""
         self._positive.extend(other._positive)
         self._negative.extend(other._negative)
-        self._between.extend(other._between)
-        self._between_labels.extend(other._between_labels)
+        self._rest.extend(other._rest)
 
     def auc(self) -> float:
         """The AUC; NaN if there is nothing on one side."""
         for scores in (self._positive, self._negative):
             scores[:] = [np.sort(np.concatenate(scores))]  # later calls sort what is sorted
         positive, negative = self._positive[0], self._negative[0]
-        if not self._between:
+        if not self._rest:
             return _sorted_auc(positive, negative)
-        labels = [np.ones_like(positive), np.zeros_like(negative), *self._between_labels]
-        return _weighted_auc(np.concatenate([positive, negative, *self._between]), np.concatenate(labels))
+        rest_scores, rest_labels, rest_weights = np.concatenate(self._rest, axis=1)
+        labels = np.concatenate([np.ones_like(positive), np.zeros_like(negative), rest_labels])
+        weights = np.concatenate([np.ones(len(positive) + len(negative), np.float32), rest_weights])
+        scores_of_all = np.concatenate([positive, negative, rest_scores])
+        return float(auc_by_group(scores_of_all, labels, weights, np.zeros(len(labels), np.int64), 1)[0])
 
 
 _BLOCK = 1 << 20  # positives ranked at a time, which bounds the memory of `searchsorted`'s int64 results
@@ -127,15 +182,3 @@ def _sorted_auc(positive: FloatColumns, negative: FloatColumns) -> float:
         below_or_tied = np.searchsorted(negative, block, side="right")
         half_wins += int(below.sum()) + int(below_or_tied.sum())
     return half_wins / (2 * pairs)
-
-
-def _weighted_auc(scores: FloatColumns, labels: FloatColumns) -> float:
-    """The AUC of samples that are positive by their labels' share and negative by the rest, in float64."""
-    order = np.argsort(scores, kind="stable")
-    ranked, positive = scores[order], labels[order].astype(np.float64)
-    firsts = np.flatnonzero(np.concatenate([[True], ranked[1:] != ranked[:-1]]))  # of each group of equal scores
-    positives, sizes = np.add.reduceat(positive, firsts), np.diff(np.append(firsts, ranked.size))
-    negatives = sizes - positives
-    pairs = float(positives.sum()) * float(negatives.sum())
-    wins = positives * (negatives.cumsum() - negatives / 2)
-    return float(wins.sum()) / pairs if pairs else math.nan

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from terarec.checkpoint import Checkpoint, find, load, whole
@@ -15,7 +16,8 @@ from terarec.errors import FormatError
 from terarec.formats import read_dataset
 from terarec.models.registry import build_model
 from terarec.models.state import load_dense_state, tables
-from terarec.spec import DatasetSpec, RunSpec
+from terarec.nn.objectives import build_objective
+from terarec.spec import BinarySpec, DatasetSpec, RunSpec
 
 RUN_FILE = "run.json"
 DATASET_DIRECTORY = "dataset"
@@ -60,13 +62,20 @@ def find_checkpoint(run_dir: Path, spec: RunSpec, which: int | str | None = None
     return find(directory, which)
 
 
-def load_model(run_dir: Path, checkpoint: int | str | None = None, *, allow_import: Sequence[str] = ()) -> LoadedModel:
-    """The model of a run.
+def load_model(
+    run_dir: Path,
+    checkpoint: int | str | None = None,
+    *,
+    device: torch.device | None = None,
+    allow_import: Sequence[str] = (),
+) -> LoadedModel:
+    """Load the model of a run.
 
     Args:
-        run_dir: what training wrote.
+        run_dir: What training wrote.
         checkpoint: "last", "best" or a step; None for the one of `find_checkpoint`.
-        allow_import: Packages whose code a model of the kind "python" may name.
+        device: Where the model is to be; the CPU by default, wherever it was trained.
+        allow_import: Packages whose code the model may name.
 
     Raises:
         DataNotFoundError: `run_dir` is no run, or holds no whole checkpoint.
@@ -76,7 +85,12 @@ def load_model(run_dir: Path, checkpoint: int | str | None = None, *, allow_impo
     """
     spec = load_run(run_dir / RUN_FILE)
     dataset = read_dataset(run_dir / DATASET_DIRECTORY)
-    model = build_model(spec.model, dataset, seed=spec.training.seed, allow_import=allow_import)
+    num_outputs = build_objective(spec.objective or BinarySpec()).num_outputs(len(dataset.labels))
+    model = build_model(
+        spec.model, dataset, num_outputs=num_outputs, seed=spec.training.seed, allow_import=allow_import
+    )
+    if device is not None:
+        model = model.to(device)
     while True:
         path = find_checkpoint(run_dir, spec, checkpoint)
         try:

@@ -2,8 +2,24 @@
 
 from terarec.optim.dense import build_dense_optimizer
 from terarec.optim.dense_state import dense_states
+from terarec.optim.freezing import freeze, unfreeze
+from terarec.optim.loss_scaler import LossScaler
 from terarec.optim.row_optimizer import RowOptimizer
 from terarec.optim.row_parameters import RowParameters
 from terarec.optim.schedule import LearningRateSchedule
+from terarec.optim.schedules import WarmupDecayLR, build_schedulers, load_scheduler_states, scheduler_states
 
-__all__ = ["LearningRateSchedule", "RowOptimizer", "RowParameters", "build_dense_optimizer", "dense_states"]
+__all__ = [
+    "LearningRateSchedule",
+    "LossScaler",
+    "RowOptimizer",
+    "RowParameters",
+    "WarmupDecayLR",
+    "build_dense_optimizer",
+    "build_schedulers",
+    "dense_states",
+    "freeze",
+    "load_scheduler_states",
+    "scheduler_states",
+    "unfreeze",
+]

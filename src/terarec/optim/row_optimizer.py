@@ -234,6 +234,11 @@ class RowOptimizer(optim.Optimizer):
             if owner.arenas and all(arena.attached is not None for arena in owner.arenas):
                 owner.take_gradients()
 
+    def unscale_(self, scale: float) -> None:
+        """Divide the gradients since the last step by the `scale` of their loss, unless that was done already."""
+        for owner in self._owners:
+            owner.pending.unscale_(1.0 / scale)
+
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         """Refuse to be copied or pickled: the state lies in the tables of the modules.
 
@@ -421,8 +426,8 @@ class RowOptimizer(optim.Optimizer):
             if arena.attached is not token:
                 raise ConfigError(
                     f"row optimizer: {_described(arena)} were given to a later RowOptimizer, which replaced their "
-                    "state; expected one row optimizer for each collection: tables that name an optimizer follow rules "
-                    "of their own, and options for single tables are table_lr and frozen"
+                    "state; expected one row optimizer for each collection: options for single tables are table_lr and "
+                    "frozen"
                 )
 
     def _accepts(self, names: Sequence[str], gradients: Sequence[Sequence[BagGradient]]) -> bool:

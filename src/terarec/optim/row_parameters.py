@@ -30,6 +30,9 @@ class PendingRows(Protocol):
     is_unscaled: bool
     was_dropped: bool
 
+    def unscale_(self, inverse_scale: float) -> None:
+        """Multiply the gradients by the inverse of a loss scale, unless that was done."""
+
 
 @runtime_checkable
 class RowParameters(Protocol):

@@ -23,7 +23,7 @@ from terarec.spec import ServingSpec
 from terarec.spec.quoting import quoted
 
 SCORE = "score"
-"""Name of the output: FP32 [B, L], the probability of each of the L labels."""
+"""Name of the output: FP32 [B, C], the scores of the run's objective, such as the probability of each label."""
 
 _DATATYPES: Mapping[ColumnKind, tuple[str, ...]] = {
     "string": ("BYTES",),
@@ -142,5 +142,5 @@ def _metadata(session: InferenceSession, name: str) -> ModelMetadata:
         versions=(str(session.step),),
         platform=f"terarec_{session.run.model.kind}",
         inputs=inputs,
-        outputs=(TensorMetadata(name=SCORE, datatype="FP32", shape=(-1, len(session.labels))),),
+        outputs=(TensorMetadata(name=SCORE, datatype="FP32", shape=(-1, len(session.score_names))),),
     )

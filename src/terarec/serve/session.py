@@ -8,13 +8,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from terarec.batch import Batch, Jagged
+from terarec.batch import Batch, Jagged, to_device
 from terarec.etl.workflow import EncodedRecords, RawValues, Workflow, workflow_of
 from terarec.models.artifact import DATASET_DIRECTORY, load_model
+from terarec.models.contract import logits_of, score_names
+from terarec.nn.objectives import build_objective
 from terarec.serve.inputs import input_columns
-from terarec.spec import DatasetSpec, RunSpec
+from terarec.spec import BinarySpec, DatasetSpec, RunSpec
 
 
 class InferenceSession:
@@ -25,7 +27,8 @@ class InferenceSession:
         step: training steps behind its weights.
         workflow: encodes raw values as they were for training.
         inputs: the raw columns that a record has, all of which `predict` needs.
-        labels: names of the L probabilities.
+        labels: Names of the L labels.
+        device: Where the model is.
 
     Example:
         >>> session = InferenceSession.open(Path("RUN"))
@@ -34,6 +37,9 @@ class InferenceSession:
 
     def __init__(self, model: nn.Module, workflow: Workflow, run: RunSpec, dataset: DatasetSpec, *, step: int) -> None:
         self._model = model.eval()
+        held = next(model.parameters(), None)
+        self.device = torch.device("cpu") if held is None else held.device
+        self._objective = build_objective(run.objective or BinarySpec())
         self.workflow = workflow
         self._features = tuple(column.name for column in dataset.categorical)
         made = [column.name for column in workflow.dataset_spec().categorical]
@@ -45,19 +51,25 @@ class InferenceSession:
 
     @property
     def score_names(self) -> tuple[str, ...]:
-        """What the L probabilities are called in a file: ``score``, or ``score_<label>`` for several labels."""
-        return ("score",) if len(self.labels) == 1 else tuple(f"score_{label}" for label in self.labels)
+        """Names of the C scores: ``score`` for one, else ``score_<label>`` or ``score_<class>``."""
+        return score_names(self.labels, self._objective.num_outputs(len(self.labels)))
 
     @classmethod
     def open(
-        cls, run_dir: Path, checkpoint: int | str | None = None, *, allow_import: Sequence[str] = ()
+        cls,
+        run_dir: Path,
+        checkpoint: int | str | None = None,
+        *,
+        device: torch.device | None = None,
+        allow_import: Sequence[str] = (),
     ) -> InferenceSession:
         """Load a checkpoint of a run, and its workflow.
 
         Args:
             run_dir: what training wrote.
             checkpoint: "last", "best" or a step; None for the last one, or the best one of a run with patience.
-            allow_import: packages whose code the workflow or the model may name.
+            device: Where the model is to be; the CPU by default.
+            allow_import: Packages whose functions the workflow, and whose code the model may name.
 
         Raises:
             ConfigError: the workflow names a function that is not allowed, or the run holds no such checkpoint.
@@ -65,7 +77,7 @@ class InferenceSession:
             FormatError: a file of it is damaged.
             StorageError: not enough memory for the tables.
         """
-        model, run, dataset, step = load_model(run_dir, checkpoint, allow_import=allow_import)
+        model, run, dataset, step = load_model(run_dir, checkpoint, device=device, allow_import=allow_import)
         workflow = workflow_of(run_dir / DATASET_DIRECTORY, allow_import=allow_import)
         return cls(model, workflow, run, dataset, step=step)
 
@@ -77,7 +89,7 @@ class InferenceSession:
                 as they were for training; None, null or "" is missing.
 
         Returns:
-            float32[B, L]: the probability of each label.
+            float32[B, C]: the scores of the run's objective, such as the probability of each label.
 
         Raises:
             ConfigError: a column that is missing, unknown or of another length than the first, or a value that
@@ -87,11 +99,12 @@ class InferenceSession:
 
     def score(self, records: EncodedRecords) -> npt.NDArray[np.float32]:
         """Score B records that `workflow` has encoded; as `predict`."""
-        batch = self._batch(records)
-        half = self.run.training.precision == "bf16"
-        with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
-            logits: Tensor = self._model(batch)
-        scores: npt.NDArray[np.float32] = logits.float().sigmoid().numpy()
+        batch = to_device(self._batch(records), self.device)
+        precision = self.run.training.precision
+        dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+        with torch.inference_mode(), torch.autocast(self.device.type, dtype=dtype, enabled=precision != "fp32"):
+            output = self._model(batch)
+        scores: npt.NDArray[np.float32] = self._objective.scores(logits_of(self._model, output)).cpu().numpy()
         return scores
 
     def _batch(self, records: EncodedRecords) -> Batch:

@@ -63,6 +63,8 @@ class CategoricalColumn:
 class MetadataColumn:
     """A value per sample that no model reads, such as the id of a user; missing values are null.
 
+    It may have the name of a column that a model reads: that holds what a workflow made of the values.
+
     Attributes:
         type: "int64", "float64" or "string".
     """
@@ -127,6 +129,7 @@ class DatasetSpec:
             checks.refuse(
                 self, "metadata", f"got {names} for storage 'raw', whose records hold none; expected 'parquet'"
             )
+        checks.distinct(self, "metadata", tuple(column.name for column in self.metadata))
         checks.distinct(self, "columns", self.file_columns)
         if self.best_auc is not None:
             checks.finite_float(self, "best_auc", low=0.0, high=1.0)
@@ -147,8 +150,17 @@ class DatasetSpec:
     @property
     def file_columns(self) -> tuple[str, ...]:
         """All columns in the order in which files hold them: `column_names`, the weight, metadata."""
-        weight = () if self.weight is None else (self.weight,)
-        return (*self.column_names, *weight, *(column.name for column in self.metadata))
+        return (*self._beside_metadata, *self.metadata_file_columns)
+
+    @property
+    def metadata_file_columns(self) -> tuple[str, ...]:
+        """The file column of each metadata column: its name, after ``metadata.`` where another column has that name."""
+        taken = self._beside_metadata
+        return tuple(f"metadata.{column.name}" if column.name in taken else column.name for column in self.metadata)
+
+    @property
+    def _beside_metadata(self) -> tuple[str, ...]:
+        return self.column_names if self.weight is None else (*self.column_names, self.weight)
 
     def shards(self, split: str) -> tuple[ShardSpec, ...]:
         """The shards of `split`; raises `ConfigError` with the nearest name and all splits if there is none."""

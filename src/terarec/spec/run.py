@@ -2,52 +2,82 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from terarec.spec import checks
 from terarec.spec.model import DLRMSpec, ModelSpec
+from terarec.spec.objective import ObjectiveSpec
 from terarec.spec.optimizer import AdaGradSpec, AdamSpec, DenseOptimizerSpec, SparseOptimizerSpec
+from terarec.spec.schedule import ScheduleSpec
 from terarec.spec.table import DEFAULT_OPTIMIZER
 
 DEFAULT_EVAL_SPLIT = "valid"
+DEVICE_PATTERN = r"auto|cpu|cuda(:\d+)?"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingSpec:
-    """How long and how to train.
+    """How long, where and how to train.
 
     Attributes:
-        batch_size: samples B in a step.
-        epochs: passes over the train split.
-        max_steps: stop after so many steps, whatever the epochs; None for no limit.
-        seed: of the first weights, the data order and dropout.
-        shuffle: whether the train split is shuffled anew in every epoch.
-        precision: "fp32", or "bf16" for the dense layers' matrix products.
-        eval_split: the split scored after every epoch; None for no evaluation. A data set may lack the default one,
+        batch_size: Samples B in a batch.
+        epochs: Passes over the train split.
+        max_steps: Stop after so many steps, whatever the epochs; None for no limit.
+        accumulate: Batches whose gradients are added up for one step.
+        seed: Seed of the first weights, the data order and dropout.
+        shuffle: Whether the train split is shuffled anew in every epoch.
+        repeat: Whether the train split is one endless stream, in which batches cross the borders of epochs and all are
+            full; `max_steps` ends it.
+        drop_last: Whether a last batch of fewer samples is left out of each epoch.
+        device: "cpu", "cuda", "cuda:N", or "auto" for a GPU where there is one and the CPU elsewhere.
+        compile: Whether ``torch.compile`` compiles the layers.
+        precision: "fp32", or "bf16" or "fp16" for the dense layers' matrix products.
+        loss_scale: Factor of the loss before the backward pass, by which gradients are divided again; "dynamic" for
+            one that follows their range. For "fp16".
+        clip_norm: Bound of the L2 norm of all gradients together, those of rows included; None for none.
+        freeze: Patterns of names of parameters and tables that are not trained, such as "bottom.*".
+        schedule: Learning rates over the steps; None for constant ones.
+        metrics: Metrics of evaluations by name, such as "auc" or "ndcg@10"; empty for those of the objective.
+        group: Column by which "gauc" and ranking metrics group samples, such as a user; None for no such metric.
+        slices: Columns for whose values metrics are computed, too.
+        eval_split: The split scored after every epoch; None for no evaluation. A data set may lack the default one,
             which then has no evaluation either.
-        eval_every: also after every so many steps; None for epochs only.
-        monitor: the figure by which evaluations are compared: "auc", the higher the better, or "logloss", the lower.
-        patience: stop after so many evaluations in a row without an improvement, counting those after epochs and every
-            `eval_every` steps; None for no early stopping.
-        min_delta: by how much a figure must be better to be an improvement.
-        checkpoint_every: steps between checkpoints; None for one at every epoch's end.
-        keep_checkpoints: how many of the newest checkpoints stay.
-        keep_best: whether the step of the best evaluation is saved, too, and stays.
+        eval_every: Steps between further evaluations; None for epochs' ends only.
+        monitor: Metric by which evaluations are compared; None for the first of `metrics`.
+        patience: Evaluations in a row without an improvement after which training stops, counting those after epochs
+            and every `eval_every` steps; None for no early stopping.
+        min_delta: Least difference that is an improvement.
+        checkpoint_every: Steps between checkpoints; None for one at every epoch's end.
+        keep_checkpoints: Number of the newest checkpoints that stay.
+        keep_best: Whether the step of the best evaluation is saved, too, and stays.
         threads: CPU threads of the compute; None leaves torch's setting.
-        reader_threads: threads that read and decode ahead.
+        reader_threads: Threads that read and decode ahead.
     """
 
     batch_size: int = 2048
     epochs: int = 1
     max_steps: int | None = None
+    accumulate: int = 1
     seed: int = 0
     shuffle: bool = True
-    precision: Literal["fp32", "bf16"] = "fp32"
+    repeat: bool = False
+    drop_last: bool = False
+    device: str = "auto"
+    compile: bool = False
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    loss_scale: float | str = 1.0
+    clip_norm: float | None = None
+    freeze: tuple[str, ...] = ()
+    schedule: ScheduleSpec | None = None
+    metrics: tuple[str, ...] = ()
+    group: str | None = None
+    slices: tuple[str, ...] = ()
     eval_split: str | None = DEFAULT_EVAL_SPLIT
     eval_every: int | None = None
-    monitor: Literal["auc", "logloss"] = "auc"
+    monitor: str | None = None
     patience: int | None = None
     min_delta: float = 0.0
     checkpoint_every: int | None = None
@@ -57,18 +87,31 @@ class TrainingSpec:
     reader_threads: int = 1
 
     def __post_init__(self) -> None:
-        checks.positive_int(self, "batch_size")
-        checks.positive_int(self, "epochs")
+        for name in ("batch_size", "epochs", "accumulate", "keep_checkpoints", "reader_threads"):
+            checks.positive_int(self, name)
         checks.positive_int(self, "seed", minimum=0)
-        checks.positive_int(self, "keep_checkpoints")
-        checks.positive_int(self, "reader_threads")
-        checks.one_of(self, "precision", ("fp32", "bf16"))
-        checks.one_of(self, "monitor", ("auc", "logloss"))
+        checks.one_of(self, "precision", ("fp32", "bf16", "fp16"))
+        if not isinstance(self.device, str) or not re.fullmatch(DEVICE_PATTERN, self.device):
+            checks.fail(self, "device", "'auto', 'cpu', 'cuda' or 'cuda:N'")
+        if self.loss_scale != "dynamic":
+            if isinstance(self.loss_scale, str):
+                checks.fail(self, "loss_scale", "a number above 0, or 'dynamic'")
+            checks.finite_float(self, "loss_scale", low=0.0, open_low=True)
+        if self.clip_norm is not None:
+            checks.finite_float(self, "clip_norm", low=0.0, open_low=True)
         checks.finite_float(self, "min_delta", low=0.0)
-        checks.one_of(self, "keep_best", (False, True))
+        for name in ("keep_best", "shuffle", "repeat", "drop_last", "compile"):
+            checks.one_of(self, name, (False, True))
+        for name in ("freeze", "metrics", "slices"):
+            checks.distinct(self, name, getattr(self, name))
+        for name in ("monitor", "group"):
+            if getattr(self, name) is not None:
+                checks.name(self, name)
         for optional in ("max_steps", "patience", "eval_every", "checkpoint_every", "threads"):
             if getattr(self, optional) is not None:
                 checks.positive_int(self, optional)
+        if self.repeat and self.max_steps is None:
+            checks.refuse(self, "max_steps", "got none with repeat, expected the number of steps that ends the stream")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +121,8 @@ class RunSpec:
     Attributes:
         data: a prepared data set.
         model: the model.
+        objective: What is minimised and what scores are; None for what is natural for the model: binary cross entropy
+            unless it brings its own loss.
         dense_optimizer: of the layers.
         sparse_optimizer: of the tables that name no other rule.
         row_optimizers: further rules for tables by name; ``model.tables.optimizers`` says which tables they move.
@@ -89,6 +134,7 @@ class RunSpec:
 
     data: str
     model: ModelSpec = field(default_factory=DLRMSpec)
+    objective: ObjectiveSpec | None = None
     dense_optimizer: DenseOptimizerSpec = field(default_factory=AdamSpec)
     sparse_optimizer: SparseOptimizerSpec = field(default_factory=AdaGradSpec)
     training: TrainingSpec = field(default_factory=TrainingSpec)

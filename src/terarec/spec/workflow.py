@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from terarec.spec import checks
+from terarec.spec.nearest import did_you_mean
 from terarec.spec.operators import JoinTable, Operator
+from terarec.spec.quoting import quoted
 from terarec.spec.split import Split
 
 SourceType = Literal["text", "integer", "number", "hex32", "time"]
@@ -147,6 +149,9 @@ class WorkflowSpec:
         dense: number (or integer) columns, as they stand after all steps.
         categorical: id columns, scalar or lists.
         keys: integer columns whose values are the keys of dynamic tables.
+        weight: number (or integer) column of sample weights, as it stands after all steps; None for none.
+        metadata: columns of the source that the data set holds as they were read, whatever steps do to them: ids of
+            users, or slices of an evaluation.
         version: the user's own count of this workflow's versions.
     """
 
@@ -159,6 +164,8 @@ class WorkflowSpec:
     dense: tuple[str, ...] = ()
     categorical: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
+    weight: str | None = None
+    metadata: tuple[str, ...] = ()
     version: int = 1
 
     def __post_init__(self) -> None:
@@ -169,8 +176,24 @@ class WorkflowSpec:
         names = (*(label.name for label in self.labels), *self.dense, *self.categorical, *self.keys)
         if len(names) == len(self.labels):
             checks.refuse(self, "", "got no dense, categorical or key column, expected at least one")
-        checks.distinct(self, "", names)
+        checks.distinct(self, "", names if self.weight is None else (*names, self.weight))
+        checks.distinct(self, "metadata", self.metadata)
+        for name in self.metadata:
+            self._check_metadata(name)
         for index, step in enumerate(self.steps):
             if isinstance(step, JoinTable) and step.table not in self.tables:
                 known = ", ".join(map(repr, self.tables)) or "none"
                 checks.refuse(self, f"steps[{index}].table", f"got {step.table!r}, expected one of tables: {known}")
+
+    def _check_metadata(self, name: str) -> None:
+        column = self.source.column(name)
+        if column is None:
+            there = tuple(found.name for found in self.source.columns)
+            hint = did_you_mean(name, there)
+            expected = f"a column of the source: {', '.join(there)}"
+            checks.refuse(self, "metadata", f"got {quoted(name)}{hint}, expected {expected}")
+        if column.separator is not None or column.type == "hex32":
+            held = column.type if column.separator is None else f"lists of {column.type}"
+            checks.refuse(
+                self, "metadata", f"column {name!r} holds {held}, expected one text, integer, number or time a row"
+            )

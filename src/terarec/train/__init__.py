@@ -1,23 +1,26 @@
 """Training: one step, the loop around it, a run in a directory, evaluation, prediction, the report."""
 
 from terarec.train.callback import Callback
-from terarec.train.evaluation import Evaluation, evaluate
+from terarec.train.evaluation import Evaluation, Evaluator, evaluate
 from terarec.train.fit_report import FitReport
 from terarec.train.graph import GraphTrainer
+from terarec.train.optimizers import Optimizers, Schedule
 from terarec.train.predict import PredictReport, predict
 from terarec.train.progress import ProgressBar
 from terarec.train.run import Run, build
-from terarec.train.trainer import BatchReader, Trainer
+from terarec.train.trainer import Trainer
 
 __all__ = [
-    "BatchReader",
     "Callback",
     "Evaluation",
+    "Evaluator",
     "FitReport",
     "GraphTrainer",
+    "Optimizers",
     "PredictReport",
     "ProgressBar",
     "Run",
+    "Schedule",
     "Trainer",
     "build",
     "evaluate",

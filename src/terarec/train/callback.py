@@ -20,6 +20,9 @@ class Callback:
     def on_start(self, trainer: Trainer) -> None:
         """`fit` begins, perhaps continuing a restored run."""
 
+    def on_step_start(self, trainer: Trainer) -> None:
+        """A batch is there and its step follows; learning rates may still be set for it."""
+
     def on_step(self, trainer: Trainer) -> None:
         """A step is done, its weights are updated; if an evaluation was due, that is done too."""
 

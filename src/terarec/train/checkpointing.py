@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from terarec.checkpoint import MANIFEST, Checkpoint, TrainState, mark_best, save
 from terarec.checkpoint.directory import keep_newest, step_path
+from terarec.data.batch_reader import BatchReader
 from terarec.errors import ConfigError
 from terarec.models.artifact import load_weights
 from terarec.models.state import dense_state, tables
 from terarec.train.callback import Callback
 from terarec.train.evaluation import Evaluation
-from terarec.train.trainer import BatchReader, Trainer
+from terarec.train.trainer import Trainer
+
+NO_OPTIMIZER: Mapping[str, Any] = {"state": {}, "param_groups": []}
+"""State of a model without dense parameters."""
 
 
 class Checkpointing(Callback):
@@ -97,17 +103,16 @@ class Checkpointing(Callback):
 
 def capture(trainer: Trainer) -> TrainState:
     """The state of a running `Trainer.fit` between two steps; nothing is copied."""
-    assert trainer.reader is not None, "only a running fit has a reader to save"
-    rows = trainer.row_optimizer
+    dense, rows = trainer.optimizers.dense, trainer.optimizers.rows
     return TrainState(
         step=trainer.step,
         dense=dense_state(trainer.model),
         tables=tables(trainer.model),
-        optimizer=trainer.dense_optimizer.state_dict(),
+        optimizer=NO_OPTIMIZER if dense is None else dense.state_dict(),
         rng=torch.get_rng_state(),
         progress={
             "trainer": trainer.state_dict(),
-            "reader": trainer.reader.state_dict(),
+            "reader": trainer.reader_state(),
             "row_optimizer": None if rows is None else rows.step_state(),
         },
     )
@@ -121,10 +126,12 @@ def restore(trainer: Trainer, reader: BatchReader, checkpoint: Checkpoint) -> No
         FormatError: a damaged file.
     """
     load_weights(trainer.model, checkpoint, with_state=True)
-    trainer.dense_optimizer.load_state_dict(checkpoint.optimizer())
     progress = checkpoint.progress
-    if trainer.row_optimizer is not None:
-        trainer.row_optimizer.load_step_state(progress["row_optimizer"])
+    dense, rows = trainer.optimizers.dense, trainer.optimizers.rows
+    if dense is not None:
+        dense.load_state_dict(checkpoint.optimizer())
+    if rows is not None:
+        rows.load_step_state(progress["row_optimizer"])
     try:
         reader.load_state_dict(progress["reader"])
     except ConfigError as error:

@@ -11,12 +11,15 @@ from terarec.formats import workflow_files
 from terarec.spec import CategoricalColumn, DatasetSpec
 from terarec.spec.json_text import parse_json
 
+_FREE = ("split", "weight", "metadata")
+"""Fields of a workflow that change nothing of what a model reads."""
+
 
 def check_columns(dataset: DatasetSpec, directory: Path, trained_on: DatasetSpec, trained_directory: Path) -> None:
     """Raise `ConfigError` unless `dataset` has the columns of `trained_on`: names, order, rows, hotness, workflow.
 
     Equal rows are not enough: ids that were learnt on other logs mean other things. So what workflows learnt is
-    compared to the byte, and their steps; how rows were split changes neither.
+    compared to the byte, and their steps; how rows were split, sample weights and metadata change neither.
 
     Args:
         dataset: what is to be read.
@@ -47,24 +50,26 @@ def check_columns(dataset: DatasetSpec, directory: Path, trained_on: DatasetSpec
 
 
 def _are_alike(path: Path, known: Path) -> bool:
-    """Whether two files of workflows hold the same, apart from the split."""
+    """Whether two files of workflows hold the same, apart from what no model depends on."""
     if filecmp.cmp(path, known, shallow=False):
         return True
     if path.name != "workflow.json":
         return False
-    one, other = _without_split(path), _without_split(known)
+    one, other = _encoding(path), _encoding(known)
     return one is not None and one == other
 
 
-def _without_split(path: Path) -> dict[str, Any] | None:
-    """The content of a ``workflow.json`` apart from the split; None for a file that is none."""
+def _encoding(path: Path) -> dict[str, Any] | None:
+    """What of a ``workflow.json`` decides how values become what a model reads; None for a file that is none."""
     try:
         content = parse_json(path.read_bytes())
     except ValueError:
         return None
     if not isinstance(content, dict) or not isinstance(content.get("workflow"), dict):
         return None
-    return {**content, "workflow": {name: value for name, value in content["workflow"].items() if name != "split"}}
+    if content.get("version") == 2:
+        content["version"] = 3  # which has added `weight` and `metadata` alone
+    return {**content, "workflow": {name: value for name, value in content["workflow"].items() if name not in _FREE}}
 
 
 def _shape(column: CategoricalColumn) -> str:

@@ -6,22 +6,27 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from terarec.metrics import find_metric
 from terarec.spec import TrainingSpec
-from terarec.train.evaluation import Evaluation
 
 
 class EarlyStopping:
-    """Compares evaluations by ``monitor`` and counts those in a row that bring no improvement.
+    """Compares evaluations by a metric and counts those in a row that bring no improvement.
 
     Attributes:
-        best_step: step of the best evaluation; None before the first one.
-        best_value: its AUC or logloss.
+        monitor: Name of the metric.
+        is_higher_better: Whether the best value is the highest.
+        best_step: Step of the best evaluation; None before the first one.
+        best_value: Its metric.
 
     Args:
-        spec: ``monitor``, ``patience`` and ``min_delta``.
+        spec: ``patience`` and ``min_delta``.
+        monitor: Name of the metric.
     """
 
-    def __init__(self, spec: TrainingSpec) -> None:
+    def __init__(self, spec: TrainingSpec, monitor: str) -> None:
+        self.monitor = monitor
+        self.is_higher_better = find_metric(monitor).higher_is_better
         self.best_step: int | None = None
         self.best_value: float | None = None
         self._spec = spec
@@ -34,15 +39,14 @@ class EarlyStopping:
         patience = self._spec.patience
         return patience is not None and self._num_without_improvement >= patience
 
-    def update(self, step: int, evaluation: Evaluation, *, counts: bool) -> None:
-        """Take in the evaluation after `step` steps.
+    def update(self, step: int, value: float, *, counts: bool) -> None:
+        """Take in the metric `value` after `step` steps; NaN is no improvement.
 
         Args:
-            step: steps done.
-            evaluation: of the model then; one whose figure is NaN is no improvement.
-            counts: whether it uses up patience. It may be the best one in any case.
+            step: Steps done.
+            value: The metric of the model then.
+            counts: Whether the evaluation uses up patience. It may be the best one in any case.
         """
-        value = evaluation.auc if self._spec.monitor == "auc" else evaluation.logloss
         if self._is_better(value, self.best_value, 0.0):
             self.best_step, self.best_value = step, value
         if not counts:
@@ -71,4 +75,4 @@ class EarlyStopping:
             return False
         if than is None:
             return True
-        return value > than + by if self._spec.monitor == "auc" else value < than - by
+        return value > than + by if self.is_higher_better else value < than - by

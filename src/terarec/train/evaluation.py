@@ -2,67 +2,145 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
-from terarec.batch import Batch
-from terarec.metrics import AUC, LogLoss, Throughput
+from terarec.batch import Batch, column
+from terarec.metrics import MetricSet, Results, Throughput
+from terarec.nn.objectives import BinaryObjective, Objective
 from terarec.train.precision import Precision
 from terarec.train.scoring import score
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """What `evaluate` found.
+    """What an `Evaluator` found.
 
     Attributes:
-        auc: area under the ROC curve, mean over labels; NaN if a label has one class only.
-        logloss: mean binary cross-entropy in nats; NaN without samples.
-        rows: samples scored.
-        seconds: wall-clock time, reading included.
+        results: The metrics, per label and per slice where there are several.
+        rows: Samples scored.
+        seconds: Wall-clock time, reading included.
         samples_per_second: rows / seconds.
     """
 
-    auc: float
-    logloss: float
+    results: Results
     rows: int
     seconds: float
     samples_per_second: float
 
+    def value(self, metric: str) -> float:
+        """Return a metric, the mean over labels; NaN where it is undefined or was not computed."""
+        return self.results.overall.values.get(metric, math.nan)
 
-def evaluate(
-    model: nn.Module,
-    batches: Iterable[Batch],
-    *,
-    precision: Precision = "fp32",
-    progress: Callable[[int], None] | None = None,
-) -> Evaluation:
-    """Score `batches` with `model` in evaluation mode.
+    @property
+    def auc(self) -> float:
+        """Area under the ROC curve, the mean over labels; NaN if a label has one class only."""
+        return self.value("auc")
+
+    @property
+    def logloss(self) -> float:
+        """Mean cross entropy in nats; NaN without samples."""
+        return self.value("logloss")
+
+    def figures(self) -> dict[str, Any]:
+        """Return all figures as JSON data: metrics by name, then "labels" and "slices" where there are several."""
+        found = self.results.to_json()
+        figures: dict[str, Any] = {
+            **self.results.overall.values,
+            "rows": self.rows,
+            "seconds": self.seconds,
+            "samples_per_second": self.samples_per_second,
+        }
+        if len(self.results.overall.labels) > 1:
+            figures["labels"] = found["labels"]
+        if self.results.slices:
+            figures["slices"] = found["slices"]
+        return figures
+
+
+class Evaluator:
+    """Computes metrics of a model over a stream of batches.
+
+    Attributes:
+        metrics: Names of the metrics.
 
     Args:
-        model: Batch -> logits [B, L]; or a `GraphModel`, whose losses say which tensors are logits.
-        batches: for example a `terarec.data.Reader`.
-        precision: of the dense layers' matrix products.
-        progress: called after every batch with the samples scored so far; what it raises ends the evaluation.
+        objective: What scores are; binary cross entropy's by default.
+        metrics: Names of the metrics; empty for the objective's.
+        labels: Names of the labels; numbers by default.
+        group: Column by which "gauc" and ranking metrics group samples.
+        slices: Columns for whose values metrics are computed, too.
+        precision: Precision of the dense layers' matrix products.
 
     Raises:
-        ConfigError: a logit that is NaN, a label outside [0, 1], or a model that gives no logits.
+        ConfigError: An unknown metric, or one that needs a group.
     """
-    auc, logloss, throughput = AUC(), LogLoss(), Throughput()
-    for batch, logits in score(model, batches, precision):
-        auc.update(logits, batch.label)
-        logloss.update(logits, batch.label)
-        throughput.update(batch.batch_size)
-        if progress is not None:
-            progress(throughput.samples)
-    auc_value, logloss_value = auc.compute(), logloss.compute()
-    seconds = throughput.seconds
-    return Evaluation(
-        auc=auc_value,
-        logloss=logloss_value,
-        rows=throughput.samples,
-        seconds=seconds,
-        samples_per_second=throughput.samples / seconds,
-    )
+
+    def __init__(
+        self,
+        objective: Objective | None = None,
+        *,
+        metrics: Sequence[str] = (),
+        labels: Sequence[str] = (),
+        group: str | None = None,
+        slices: Sequence[str] = (),
+        precision: Precision = "fp32",
+    ) -> None:
+        self._objective: Objective = objective or BinaryObjective()
+        self.metrics = tuple(metrics) or self._objective.default_metrics
+        self._labels, self._group, self._slices, self._precision = tuple(labels), group, tuple(slices), precision
+        self._new_set(1)  # refuses what is wrong before the first evaluation
+
+    def evaluate(
+        self, model: nn.Module, batches: Iterable[Batch], *, progress: Callable[[int], None] | None = None
+    ) -> Evaluation:
+        """Score `batches` with `model` in evaluation mode, where its parameters are.
+
+        Args:
+            model: A model as `terarec.models.contract` describes it.
+            batches: The batches, such as a `terarec.data.Reader`.
+            progress: Function called after every batch with the samples scored so far; what it raises ends the
+                evaluation.
+
+        Raises:
+            ConfigError: A logit that is NaN, a label outside what a metric takes, a model that gives no logits, or a
+                column that the batches do not hold.
+        """
+        found: MetricSet | None = None
+        throughput = Throughput()
+        for batch, logits in score(model, batches, self._precision):
+            if found is None:
+                found = self._new_set(batch.label.shape[1])
+            found.update(
+                labels=batch.label,
+                logits=logits,
+                scores=self._objective.scores(logits) if "scores" in found.reads else None,
+                weights=batch.weight,
+                columns={name: column(batch, name) for name in found.columns},
+            )
+            throughput.update(batch.batch_size)
+            if progress is not None:
+                progress(throughput.samples)
+        if found is None:
+            found = self._new_set(1)
+        results = found.compute()
+        seconds = throughput.seconds
+        return Evaluation(
+            results=results,
+            rows=throughput.samples,
+            seconds=seconds,
+            samples_per_second=throughput.samples / seconds,
+        )
+
+    def _new_set(self, num_labels: int) -> MetricSet:
+        labels = self._labels or tuple(map(str, range(num_labels)))
+        return MetricSet(self.metrics, labels, group=self._group, slices=self._slices)
+
+
+def evaluate(model: nn.Module, batches: Iterable[Batch], *, precision: Precision = "fp32") -> Evaluation:
+    """Compute AUC and logloss of a model of binary labels; `Evaluator` computes other metrics, too."""
+    return Evaluator(precision=precision).evaluate(model, batches)

@@ -16,8 +16,10 @@ class FitReport:
         steps: steps of the whole run, those before a resume included.
         samples: samples trained in this call.
         seconds: wall-clock time of this call without evaluations; reading and checkpoints included.
+        total_seconds: Wall-clock time of this call, evaluations included.
         samples_per_second: samples / seconds.
         loss: of the last step's batch; NaN if there was no step.
+        device: Where the model trained.
         evaluation: the last one; None without a validation split.
         highest_auc: the highest AUC of all evaluations of the run, or None.
         best_step: step of the evaluation that was best by ``training.monitor``, or None.
@@ -29,8 +31,10 @@ class FitReport:
     steps: int
     samples: int
     seconds: float
+    total_seconds: float
     samples_per_second: float
     loss: float
+    device: str
     evaluation: Evaluation | None
     highest_auc: float | None
     best_step: int | None

@@ -9,10 +9,16 @@ from pathlib import Path
 import pyarrow as pa
 import torch
 
-from terarec.data import Reader
-from terarec.formats import check_new_file, check_suffix, table_file
+from terarec.batch import Batch, select
+from terarec.data import open_reader, read_spec
+from terarec.formats import METADATA_TYPES, check_new_file, check_suffix, table_file
 from terarec.metrics import Throughput
 from terarec.models.artifact import load_model
+from terarec.models.contract import score_names
+from terarec.nn.objectives import build_objective
+from terarec.spec import BinarySpec, DatasetSpec, FieldError
+from terarec.spec.nearest import did_you_mean
+from terarec.spec.quoting import quoted
 from terarec.train.columns import check_columns
 from terarec.train.run_dir import RunDirectory, check_run
 from terarec.train.scoring import score
@@ -42,14 +48,16 @@ def predict(
     out: Path,
     *,
     checkpoint: int | str | None = None,
+    keep: Sequence[str] = (),
     replace: bool = False,
-    progress: Callable[[int], None] | None = None,
+    device: torch.device | None = None,
     allow_import: Sequence[str] = (),
+    progress: Callable[[int], None] | None = None,
 ) -> PredictReport:
     """Score every sample of `split` with a checkpoint of a run and write `out`, whole or not at all.
 
-    `out` has a row per sample in input order: the probability of each label as float32, named ``score`` if there is one
-    label and else ``score_<label>``, then the labels themselves under their names.
+    `out` has a row per sample in input order: the columns of `keep`; the probability of each label as float32, named
+    ``score`` if there is one label and else ``score_<label>``; then the labels themselves under their names.
 
     Args:
         run_dir: what training wrote.
@@ -57,13 +65,16 @@ def predict(
         split: its split.
         out: a file whose name ends in .parquet, .csv or .jsonl.
         checkpoint: "last", "best" or a step; None for the last one, or the best one of a run with patience.
+        keep: columns of the data set to write before the scores: metadata as it is, the weight, and categorical columns
+            of one key a sample as int64. A name of both is that of the metadata.
         replace: whether a file at `out` is replaced.
-        progress: called after every batch with the samples done.
+        device: Where the model is to be; the CPU by default.
         allow_import: Packages whose code the model may name.
+        progress: called after every batch with the samples done.
 
     Raises:
         ConfigError: the data set lacks the split, or its columns are not those of the run; the run holds no such
-            checkpoint; `out` is there, or its name has another end.
+            checkpoint; a name of `keep` is unknown; `out` is there, or its name has another end.
         DataNotFoundError: `run_dir` is no run, or holds no whole checkpoint.
         FormatError: a damaged file.
         StorageError: the disk is full.
@@ -72,17 +83,22 @@ def predict(
     check_suffix(out)
     check_run(run_dir)
     throughput = Throughput()
-    model, spec, trained_on, step = load_model(run_dir, checkpoint, allow_import=allow_import)
+    model, spec, trained_on, step = load_model(run_dir, checkpoint, device=device, allow_import=allow_import)
     training = spec.training
-    reader = Reader(dataset, split=split, batch_size=training.batch_size, threads=training.reader_threads)
-    check_columns(reader.spec, dataset, trained_on, RunDirectory(run_dir).dataset)
+    reader = open_reader(dataset, split, batch_size=training.batch_size, threads=training.reader_threads)
+    described = read_spec(dataset)
+    check_columns(described, dataset, trained_on, RunDirectory(run_dir).dataset)
     names = [label.name for label in trained_on.labels]
-    scores = ["score"] if len(names) == 1 else [f"score_{name}" for name in names]
-    schema = pa.schema([(name, pa.float32()) for name in (*scores, *names)])
+    objective = build_objective(spec.objective or BinarySpec())
+    scores = score_names(names, objective.num_outputs(len(names)))
+    kept = _kept_columns(described, keep, reserved=(*scores, *names))
+    schema = pa.schema([*kept.items(), *((name, pa.float32()) for name in (*scores, *names))])
     with table_file(out, schema, replace=replace) as writer:
         for batch, logits in score(model, reader, training.precision):
-            columns = torch.cat([logits.sigmoid(), batch.label], dim=1)
-            writer.write_table(pa.table([column.numpy() for column in columns.T.contiguous()], schema=schema))
+            columns = torch.cat([objective.scores(logits), batch.label], dim=1)
+            arrays = [_kept(batch, described, name) for name in kept]
+            arrays += [pa.array(column.numpy()) for column in columns.T.contiguous()]
+            writer.write_table(pa.table(arrays, schema=schema))
             throughput.update(batch.batch_size)
             if progress is not None:
                 progress(throughput.samples)
@@ -90,3 +106,48 @@ def predict(
     return PredictReport(
         step=step, rows=throughput.samples, seconds=seconds, samples_per_second=throughput.samples / seconds
     )
+
+
+def _kept_columns(dataset: DatasetSpec, keep: Sequence[str], *, reserved: Sequence[str]) -> dict[str, pa.DataType]:
+    """The columns of `keep` and the Arrow types in which they are written beside scores.
+
+    Args:
+        dataset: that has them.
+        keep: their names.
+        reserved: names of other columns of the file.
+
+    Raises:
+        ConfigError: a name that is unknown, there twice or `reserved`, or that of a column of lists.
+    """
+    types: dict[str, pa.DataType] = {column.name: pa.int64() for column in dataset.categorical if column.hotness == 1}
+    if dataset.weight is not None:
+        types[dataset.weight] = pa.float32()
+    types |= {column.name: METADATA_TYPES[column.type] for column in dataset.metadata}
+    lists = {column.name: column.hotness for column in dataset.categorical if column.hotness > 1}
+    kept: dict[str, pa.DataType] = {}
+    for name in keep:
+        if name in kept or name in reserved:
+            others = ", ".join((*kept, *reserved))
+            raise FieldError("", "keep", f"got {name!r}, expected other columns than {others}")
+        if name not in types and name in lists:
+            held = f"lists of {lists[name]} keys"
+            raise FieldError("", "keep", f"column {name!r} holds {held}, expected one value a sample")
+        if name not in types:
+            there = ", ".join(types) or "none"
+            raise FieldError(
+                "",
+                "keep",
+                f"data set {dataset.name!r} has no column {quoted(name)}{did_you_mean(name, types)} to keep, expected "
+                f"metadata, the weight or categorical columns of one key: {there}",
+            )
+        kept[name] = types[name]
+    return kept
+
+
+def _kept(batch: Batch, dataset: DatasetSpec, name: str) -> pa.Array:
+    if name in batch.metadata:
+        return batch.metadata[name]
+    if name == dataset.weight:
+        assert batch.weight is not None
+        return pa.array(batch.weight.numpy())
+    return pa.array(select(batch.sparse, (name,)).keys.numpy())

@@ -11,18 +11,20 @@ import torch
 from torch import nn
 
 from terarec.checkpoint import latest, load
-from terarec.data import Reader
+from terarec.config.files import with_graph
+from terarec.data import BatchReader, open_reader, read_spec
 from terarec.errors import ConfigError, RunInterruptedError
-from terarec.formats import read_dataset
 from terarec.models import build_model
-from terarec.optim import RowOptimizer, build_dense_optimizer
-from terarec.spec import DatasetSpec, RunSpec
+from terarec.nn.objectives import Objective, build_objective
+from terarec.spec import BinarySpec, DatasetSpec, RunSpec
 from terarec.spec.run import DEFAULT_EVAL_SPLIT
 from terarec.train.allocator import keep_freed_memory
 from terarec.train.callback import Callback
 from terarec.train.checkpointing import Checkpointing, restore
+from terarec.train.devices import resolve_device
 from terarec.train.fit_report import FitReport
 from terarec.train.metrics_log import MetricsLog
+from terarec.train.optimizers import Optimizers
 from terarec.train.run_dir import RunDirectory
 from terarec.train.trainer import Trainer
 from terarec.train.warm_start import start_from
@@ -42,11 +44,12 @@ class Run:
     def __init__(
         self, spec: RunSpec, out: Path, callbacks: Sequence[Callback] = (), *, allow_import: Sequence[str] = ()
     ) -> None:
+        spec = with_graph(spec, Path.cwd())  # run.json holds the graph, since its file may change
         if spec.init_from is not None:  # run.json must name it from wherever it is read
             spec = dataclasses.replace(spec, init_from=str(Path(spec.init_from).absolute()))
         self.spec = spec
         self.initial: Path | None = None
-        self.dataset: DatasetSpec = read_dataset(Path(spec.data))
+        self.dataset: DatasetSpec = read_spec(spec.data)
         self.directory = RunDirectory(out)
         self.callbacks = list(callbacks)
         self._allow_import = tuple(allow_import)
@@ -59,39 +62,60 @@ class Run:
         )
 
     @cached_property
+    def objective(self) -> Objective:
+        """What is minimised, and what scores are."""
+        return build_objective(self.spec.objective or BinarySpec())
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where the model, its optimizers and its batches are."""
+        return resolve_device(self.spec.training.device)
+
+    @cached_property
     def model(self) -> nn.Module:
         """The model, with first weights until `fit` has trained or restored it."""
-        return build_model(self.spec.model, self.dataset, seed=self.spec.training.seed, allow_import=self._allow_import)
+        spec, dataset = self.spec, self.dataset
+        num_outputs = self.objective.num_outputs(len(dataset.labels))
+        model = build_model(
+            spec.model, dataset, num_outputs=num_outputs, seed=spec.training.seed, allow_import=self._allow_import
+        )
+        return model.to(self.device)
 
     @cached_property
     def trainer(self) -> Trainer:
         """The loop around `model`."""
         spec = self.spec
         log = MetricsLog(self.directory.metrics, split=spec.training.eval_split or DEFAULT_EVAL_SPLIT)
-        rows = None
-        if self.dataset.categorical:
-            rows = RowOptimizer(self.model, spec.sparse_optimizer, seed=spec.training.seed)
-        return Trainer(
+        rules = {"default": spec.sparse_optimizer, **spec.row_optimizers}
+        optimizers = Optimizers.of(self.model, spec.dense_optimizer, rules, seed=spec.training.seed)
+        trainer = Trainer(
             self.model,
             spec.training,
-            build_dense_optimizer(spec.dense_optimizer, self.model.parameters()),
-            rows,
+            optimizers,
+            objective=self.objective,
+            labels=[label.name for label in self.dataset.labels],
             callbacks=(log, self._checkpointing, *self.callbacks),
         )
+        schedule = spec.training.schedule
+        if schedule is not None:
+            optimizers.follow(schedule, monitor=trainer.early_stopping.monitor)
+        return trainer
 
-    def reader(self, split: str) -> Reader:
-        """A reader of `split`: shuffled as the run asks if it is "train", else in input order."""
+    def reader(self, split: str) -> BatchReader:
+        """Return a reader of `split`: shuffled as the run asks if it is "train", else in input order."""
         training = self.spec.training
-        return Reader(
+        return open_reader(
             Path(self.spec.data),
-            split=split,
+            split,
             batch_size=training.batch_size,
             shuffle=training.shuffle and split == "train",
             seed=training.seed,
             threads=training.reader_threads,
+            repeat=training.repeat and split == "train",
+            drop_last=training.drop_last and split == "train",
         )
 
-    def _valid_reader(self) -> Reader | None:
+    def _valid_reader(self) -> BatchReader | None:
         """A reader of the split to evaluate on, or None if there is none.
 
         Raises:

@@ -4,107 +4,154 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol
+from itertools import islice
+from typing import Any, cast
 
-from torch import nn, optim
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
 
 from terarec.batch import Batch
+from terarec.data.batch_reader import BatchReader
 from terarec.errors import ConfigError, RunInterruptedError, TerarecError, TrainingError
 from terarec.kernels import memory
 from terarec.metrics import Throughput
-from terarec.nn import logistic_loss
-from terarec.optim import RowOptimizer
+from terarec.models.contract import training_loss
+from terarec.nn.objectives import BinaryObjective, Objective
+from terarec.optim import LossScaler, freeze
 from terarec.spec import TrainingSpec
+from terarec.spec.nearest import did_you_mean
 from terarec.train.callback import Callback
+from terarec.train.devices import batches_on
 from terarec.train.early_stopping import EarlyStopping
-from terarec.train.evaluation import Evaluation, evaluate
+from terarec.train.evaluation import Evaluation, Evaluator
 from terarec.train.fit_report import FitReport
 from terarec.train.interrupt import Interrupts
+from terarec.train.optimizers import Optimizers
 from terarec.train.precision import autocast, warn_if_slow
+
+FIRST_DYNAMIC_SCALE = 65536.0
+"""What `torch.amp.GradScaler` starts with."""
 
 _logger = logging.getLogger(__name__)
 
 
-class BatchReader(Protocol):
-    """What `Trainer.fit` needs of a reader such as `terarec.data.Reader`: one epoch per ``iter``, replayable."""
-
-    def __iter__(self) -> Iterator[Batch]:
-        """The batches of an epoch, or of the rest of one after `load_state_dict`."""
-
-    def __len__(self) -> int:
-        """Batches in an epoch."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The place after the last batch given, as JSON data."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from such a place at the next ``iter``."""
-
-
 class Trainer:
-    """Trains a model: dense parameters through `torch.optim`, table rows through `RowOptimizer`.
+    """Trains a model: its layers by a `torch.optim` optimizer, the rows of its tables by a `RowOptimizer`.
+
+    It trains where the model is: batches are copied there, on a GPU ahead of the compute.
 
     Attributes:
-        step: steps done.
-        epoch: epochs done.
-        samples: samples done.
-        loss: of the last step's batch.
-        evaluation: the last one of this object, or None.
-        highest_auc: highest AUC so far, or None.
-        early_stopping: the best evaluation so far, and whether training stops for want of a better one.
-        reader: the train reader while `fit` runs.
+        step: Steps done.
+        epoch: Epochs done.
+        samples: Samples done.
+        output: What the model returned for the last step's last batch.
+        evaluation: The last one of this object, or None.
+        highest_auc: Highest AUC so far, or None.
+        early_stopping: The best evaluation so far, and whether training stops for want of a better one.
+        evaluator: Computes the metrics of a split.
+        reader: The train reader while `fit` runs.
 
     Args:
-        model: Batch -> logits [B, L].
-        spec: how long and how to train.
-        dense_optimizer: over ``model.parameters()``.
-        row_optimizer: over the model's tables; None for a model without.
-        callbacks: called in this order.
+        model: Batch -> logits [B, C]; `terarec.models.contract` lists what else a model may have.
+        spec: How long and how to train.
+        optimizers: Optimizers over the model's parameters and tables, made where the model is.
+        objective: The loss and the scores of models that return logits; binary cross entropy by default.
+        labels: Names of the labels in evaluations; numbers by default.
+        callbacks: Callbacks, called in this order.
+
+    Raises:
+        ConfigError: A metric or a pattern of frozen names that nothing has.
+
+    Example:
+        >>> model = build_model(DeepFMSpec(), reader.spec)
+        >>> optimizers = Optimizers.of(model, AdamSpec(lr=1e-3), AdaGradSpec(lr=1e-2))
+        >>> Trainer(model, TrainingSpec(epochs=2), optimizers).fit(reader, valid_reader)
     """
 
     def __init__(
         self,
         model: nn.Module,
         spec: TrainingSpec,
-        dense_optimizer: optim.Optimizer,
-        row_optimizer: RowOptimizer | None,
+        optimizers: Optimizers,
+        *,
+        objective: Objective | None = None,
+        labels: Sequence[str] = (),
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.model = model
         self.spec = spec
-        self.dense_optimizer = dense_optimizer
-        self.row_optimizer = row_optimizer
+        self.optimizers = optimizers
+        self.objective: Objective = objective or BinaryObjective()
         self.callbacks = list(callbacks)
+        self.device = device_of(model)
+        self.evaluator = Evaluator(
+            self.objective,
+            metrics=spec.metrics,
+            labels=labels,
+            group=spec.group,
+            slices=spec.slices,
+            precision=spec.precision,
+        )
         self.step = self.epoch = self.samples = 0
-        self.loss = math.nan
+        self.output: object = None
         self.evaluation: Evaluation | None = None
         self.highest_auc: float | None = None
-        self.early_stopping = EarlyStopping(spec)
+        self.early_stopping = EarlyStopping(spec, self._monitor())
         self.reader: BatchReader | None = None
+        self._module = cast(nn.Module, torch.compile(model)) if spec.compile else model
+        self._parameters = list(model.parameters())
+        self._is_scale_dynamic = spec.loss_scale == "dynamic"
+        self._scaler = LossScaler(
+            FIRST_DYNAMIC_SCALE if isinstance(spec.loss_scale, str) else spec.loss_scale,
+            dynamic=self._is_scale_dynamic,
+            device=self.device.type,
+        )
+        self._loss: Tensor | None = None
+        self._reader_state: dict[str, Any] | None = None
+        self._steps_in_epoch: int | None = 0
         self._evaluated_step = -1
-        self._is_in_step = False
+        self._is_in_step = self._is_stopped = False
         self._evaluation_seconds = 0.0
         self._interrupts = Interrupts()
+        self._stepped = tuple(optimizers)
+        if spec.freeze:
+            freeze(model, spec.freeze, rows=optimizers.rows)
+
+    @property
+    def loss(self) -> float:
+        """The loss of the last step's batch; NaN before the first step."""
+        return math.nan if self._loss is None else float(self._loss)
+
+    @property
+    def last_loss(self) -> Tensor | None:
+        """The loss of the last step as a scalar on the model's device, which reads without waiting for a GPU."""
+        return self._loss
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in an epoch; 0 before `fit`."""
+        return 0 if self.reader is None else -(-len(self.reader) // self.spec.accumulate)
 
     @property
     def total_steps(self) -> int:
         """Steps that the whole run will have; 0 before `fit`."""
-        if self.reader is None:
-            return 0
-        by_epochs = self.spec.epochs * len(self.reader)
-        return by_epochs if self.spec.max_steps is None else min(by_epochs, self.spec.max_steps)
+        by_epochs, most = self.spec.epochs * self.steps_per_epoch, self.spec.max_steps
+        if self.spec.repeat:
+            return most or 0
+        return by_epochs if most is None else min(by_epochs, most)
 
     @property
     def last_epoch(self) -> int:
         """The epoch of the last step, counted from 1; 0 before the first step."""
-        return 0 if self.reader is None else -(-self.step // len(self.reader))
+        return self.epoch + (not self.is_epoch_end) if self.step else 0
 
     @property
     def is_epoch_end(self) -> bool:
         """Whether the last step was the last one of an epoch."""
-        return self.reader is not None and self.step > 0 and self.step % len(self.reader) == 0
+        return self.step > 0 and self._steps_in_epoch == self.steps_per_epoch
 
     def fit(self, train_reader: BatchReader, valid_reader: BatchReader | None = None) -> FitReport:
         """Train until ``spec.epochs``, ``spec.max_steps`` or the end of ``spec.patience``, whichever comes first.
@@ -114,18 +161,21 @@ class Trainer:
         second one acts at once.
 
         Args:
-            train_reader: one epoch per ``iter``; after a restore, at the place that belongs to it.
-            valid_reader: the validation split, unshuffled.
+            train_reader: One epoch per ``iter``, or an endless stream; after a restore, at its place then.
+            valid_reader: The validation split, unshuffled.
 
         Raises:
             ConfigError: `train_reader` gives no batch.
-            TrainingError: the loss is NaN or infinite.
-            RunInterruptedError: a signal stopped the training after a whole step.
+            TrainingError: The loss is NaN or infinite.
+            RunInterruptedError: A signal stopped the training after a whole step.
         """
         if len(train_reader) == 0:
             raise ConfigError("fit: the train split gives no batch, expected at least one")
-        warn_if_slow(self.spec.precision)
-        self.reader = train_reader
+        warn_if_slow(self.spec.precision, self.device)
+        self.reader, self._reader_state = train_reader, None
+        if self._steps_in_epoch is None:  # restored from a checkpoint that did not hold it
+            self._steps_in_epoch = (self.step - 1) % self.steps_per_epoch + 1 if self.step else 0
+        self._is_stopped = False
         self._evaluation_seconds = 0.0
         samples_before, throughput = self.samples, Throughput()
         try:
@@ -144,13 +194,16 @@ class Trainer:
         finally:
             self._is_in_step = False
             self._call_all("on_end")
-        samples, seconds = self.samples - samples_before, throughput.seconds - self._evaluation_seconds
+        samples, total_seconds = self.samples - samples_before, throughput.seconds
+        seconds = total_seconds - self._evaluation_seconds
         return FitReport(
             steps=self.step,
             samples=samples,
             seconds=seconds,
+            total_seconds=total_seconds,
             samples_per_second=samples / seconds,
             loss=self.loss,
+            device=str(self.device),
             evaluation=self.evaluation,
             highest_auc=self.highest_auc,
             best_step=self.early_stopping.best_step,
@@ -158,62 +211,120 @@ class Trainer:
             peak_memory_bytes=memory.peak_bytes(),
         )
 
-    def train_step(self, batch: Batch) -> float:
-        """Forward, backward, update of the dense parameters and of the touched rows.
+    def train_step(self, *batches: Batch) -> Tensor:
+        """Do one step: forward, backward, and the update of the layers and of the touched rows.
+
+        Args:
+            batches: One batch, or several whose gradients are added up as if they were one.
 
         Returns:
-            The mean loss of `batch` before the update.
+            The mean loss before the update, a scalar without gradient.
 
         Raises:
-            TrainingError: the loss is NaN or infinite; nothing was updated.
+            TrainingError: The loss is NaN or infinite. On the CPU nothing was updated. On a GPU the loss of the step
+                before is checked, so that the processor need not wait for this one's.
         """
-        self.dense_optimizer.zero_grad()
-        if self.row_optimizer is not None:
-            self.row_optimizer.zero_grad()
-        with autocast(self.spec.precision):
-            logits = self.model(batch)
-        loss = logistic_loss(logits, batch.label)
+        self.output = None  # frees the last step's tensors before this one's are made
+        if not self.model.training:
+            self.model.train()
+        self.optimizers.zero_grad()
+        before = self._loss
+        total = sum(batch.batch_size for batch in batches)
+        parts = [self._backward(batch, batch.batch_size / total) for batch in batches]
+        loss = parts[0] if len(parts) == 1 else torch.stack(parts).sum()
+        if self.device.type != "cpu" and before is not None:
+            self._check_finite(before, self.step)
+        if self.spec.clip_norm is not None:
+            self._scaler.unscale_(self._stepped)
+            clip_grad_norm_(self._parameters, self.spec.clip_norm)
+        is_done = self._scaler.step(self._stepped)
+        self._scaler.update()
+        if is_done:
+            self.optimizers.advance("step")
+        self._loss = loss
+        return loss
+
+    def _monitor(self) -> str:
+        monitor = self.spec.monitor or self.evaluator.metrics[0]
+        if monitor not in self.evaluator.metrics:
+            known = self.evaluator.metrics
+            raise ConfigError(
+                f"training.monitor: got {monitor!r}{did_you_mean(monitor, known)}, expected one of the metrics "
+                f"{', '.join(known)}"
+            )
+        return monitor
+
+    def _backward(self, batch: Batch, share: float) -> Tensor:
+        """Add the gradients of `batch`, which is `share` of the step's samples; return its share of the loss."""
+        with autocast(self.spec.precision, self.device):
+            output = self._module(batch)
+            loss = training_loss(self.model, output, batch, self.objective)
+        if share != 1.0:
+            loss = loss * share
+        value = loss.detach()
+        if self.device.type == "cpu" and not self._is_scale_dynamic:
+            self._check_finite(value, self.step + 1)
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.output = output
+        return value
+
+    def _check_finite(self, loss: Tensor, step: int) -> None:
         value = loss.item()
         if not math.isfinite(value):
+            self.optimizers.zero_grad()
             raise TrainingError(
-                f"step {self.step + 1} (epoch {self.epoch + 1}): the loss is {value}, expected a finite number; "
+                f"step {step} (epoch {self.epoch + 1}): the loss is {value}, expected a finite number; "
                 "a lower learning rate may help"
             )
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self.row_optimizer is not None:
-            self.row_optimizer.step()
-        if self.row_optimizer is None or not self.row_optimizer.is_skipped:
-            self.dense_optimizer.step()
-        return value
+
+    def stop(self) -> None:
+        """Let a running `fit` end after the present step, as if it were the last one. For callbacks."""
+        self._is_stopped = True
 
     def evaluate(self, reader: BatchReader) -> Evaluation:
         """Score all batches of `reader` with the model as it is."""
-        return evaluate(self.model, reader, precision=self.spec.precision)
+        return self.evaluator.evaluate(self._module, reader)
+
+    def reader_state(self) -> dict[str, Any]:
+        """Return the state of the train reader after the last step's batch, as JSON data."""
+        assert self.reader is not None, "only a running fit has a reader to save"
+        return self.reader.state_dict() if self._reader_state is None else self._reader_state
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the training is, as JSON data."""
+        """Return how far the training is, as JSON data."""
         return {
             "step": self.step,
             "epoch": self.epoch,
             "samples": self.samples,
+            "steps_in_epoch": self._steps_in_epoch,
             "highest_auc": self.highest_auc,
             "evaluated_step": self._evaluated_step,
             "early_stopping": self.early_stopping.state_dict(),
+            "schedules": self.optimizers.schedule_state(),
+            "loss_scaler": self._scaler.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` gave."""
+        """Continue from what `state_dict` returned, or an older version's, which held less.
+
+        Raises:
+            ConfigError: Another number of schedules.
+        """
+        self.optimizers.load_schedule_state(state.get("schedules", []))
         self.step, self.epoch, self.samples = state["step"], state["epoch"], state["samples"]
+        self._steps_in_epoch = state.get("steps_in_epoch")
         self.highest_auc = state["highest_auc"]
-        self._evaluated_step = state.get("evaluated_step", self.step)  # older checkpoints lack it
+        self._evaluated_step = state.get("evaluated_step", self.step)
         if "early_stopping" in state:
             self.early_stopping.load_state_dict(state["early_stopping"])
+        if "loss_scaler" in state:
+            self._scaler.load_state_dict(state["loss_scaler"])
 
     def _run(self, train_reader: BatchReader, valid_reader: BatchReader | None) -> None:
         try:
             if valid_reader is not None and self._is_evaluation_due and self._evaluated_step != self.step:
                 self._validate(valid_reader)  # a signal had stopped this evaluation
-            while self.step < self.total_steps and not self.early_stopping.is_over:
+            while not self._is_over():
                 self._run_epoch(train_reader, valid_reader)
             if valid_reader is not None and (self.evaluation is None or self._evaluated_step != self.step):
                 self._validate(valid_reader)
@@ -224,15 +335,28 @@ class Trainer:
             ) from None
         self._call("on_finish")
 
+    def _is_over(self) -> bool:
+        spec = self.spec
+        is_last = spec.max_steps is not None and self.step >= spec.max_steps
+        # One stream over all epochs ends by its number of steps, since its batches cross the epochs' borders.
+        is_past = not spec.repeat and self.epoch >= spec.epochs
+        return is_last or is_past or self._is_stopped or self.early_stopping.is_over
+
     def _run_epoch(self, train_reader: BatchReader, valid_reader: BatchReader | None) -> None:
-        """The batches that are left of an epoch, or fewer if ``max_steps`` comes first."""
-        for batch in train_reader:
+        """Train on the batches that are left of an epoch, or on fewer if ``max_steps`` comes first."""
+        batches = batches_on(train_reader, self.device)
+        while group := list(islice(batches, self.spec.accumulate)):
+            if self.is_epoch_end:
+                self._steps_in_epoch = 0
+            self._call("on_step_start")
             self._is_in_step = True
-            self.model.train()
-            self.loss = self.train_step(batch)
+            self.train_step(*(batch for batch, _ in group))
+            self._reader_state = group[-1][1]
             self.step += 1
-            self.samples += batch.batch_size
-            self.epoch += self.is_epoch_end
+            self._steps_in_epoch = (self._steps_in_epoch or 0) + 1
+            self.samples += sum(batch.batch_size for batch, _ in group)
+            if self.is_epoch_end:
+                self._count_epoch()
             self._is_in_step = False
             if valid_reader is not None and (self._is_evaluation_due or self.step >= self.total_steps):
                 self._validate(valid_reader)
@@ -240,8 +364,18 @@ class Trainer:
             if self.is_epoch_end:
                 self._call("on_epoch_end")
             self._stop_if_asked()
-            if self.step >= self.total_steps or self.early_stopping.is_over:
+            if self._is_over():
                 return
+        if not self.is_epoch_end:  # the reader left damaged records out, so it gave fewer batches than its length
+            self._steps_in_epoch = self.steps_per_epoch
+            self._count_epoch()
+            if valid_reader is not None and self.step:
+                self._validate(valid_reader)
+            self._call("on_epoch_end")
+
+    def _count_epoch(self) -> None:
+        self.epoch += 1
+        self.optimizers.advance("epoch")
 
     @property
     def _is_evaluation_due(self) -> bool:
@@ -251,15 +385,18 @@ class Trainer:
     def _validate(self, reader: BatchReader) -> None:
         """Score the validation split and call `on_evaluation`."""
         is_repeated = self._evaluated_step == self.step
-        evaluation = evaluate(
-            self.model, reader, precision=self.spec.precision, progress=lambda _samples: self._stop_if_asked()
-        )
+        evaluation = self.evaluator.evaluate(self._module, reader, progress=lambda _samples: self._stop_if_asked())
         self.evaluation, self._evaluated_step = evaluation, self.step
         self._evaluation_seconds += evaluation.seconds
         if not math.isnan(evaluation.auc):
             self.highest_auc = max(evaluation.auc, self.highest_auc or 0.0)
         # An evaluation that only max_steps made due is none of a longer run, whose patience must be the same.
-        self.early_stopping.update(self.step, evaluation, counts=self._is_evaluation_due and not is_repeated)
+        counts = self._is_evaluation_due and not is_repeated
+        value = evaluation.value(self.early_stopping.monitor)
+        self.early_stopping.update(self.step, value, counts=counts)
+        if counts:
+            monitor = self.early_stopping.monitor
+            self.optimizers.advance("evaluation", lambda metric: evaluation.value(metric or monitor))
         for callback in self.callbacks:
             callback.on_evaluation(self, evaluation)
 
@@ -280,3 +417,9 @@ class Trainer:
 
 class _StopRequestedError(Exception):
     """A signal came; unwinds to `Trainer._run`."""
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return where the parameters of `model`, and so its tables, are; the CPU for a model without any."""
+    held = next(model.parameters(), None)
+    return torch.device("cpu") if held is None else held.device

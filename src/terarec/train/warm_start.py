@@ -14,8 +14,17 @@ from terarec.checkpoint import MANIFEST, Checkpoint, load
 from terarec.config import load_run
 from terarec.errors import ConfigError, DataNotFoundError, StorageError
 from terarec.formats import read_dataset
-from terarec.models.artifact import RUN_FILE, find_checkpoint, load_weights
-from terarec.spec import DatasetSpec, RowOptions, RunSpec, SparseOptimizerSpec, to_data
+from terarec.models.artifact import RUN_FILE, find_checkpoint
+from terarec.models.state import load_dense_state, tables
+from terarec.spec import (
+    DatasetSpec,
+    DenseOptimizerSpec,
+    RowOptions,
+    RunSpec,
+    SparseOptimizerSpec,
+    TorchOptimizerSpec,
+    to_data,
+)
 from terarec.train.columns import check_columns
 from terarec.train.run_dir import RunDirectory, check_run, differences
 from terarec.train.trainer import Trainer
@@ -60,6 +69,10 @@ def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Path:
         _logger.warning("init_from: the state of %s was not loaded", " and ".join(left_out))
     with_rows = "sparse_optimizer" not in left_out
     try:
+        load_dense_state(trainer.model, checkpoint.dense())
+    except ConfigError as error:
+        raise ConfigError(f"init_from: {checkpoint.path}: {error}") from None
+    try:
         _load(trainer, checkpoint, with_dense="dense_optimizer" not in left_out, with_rows=with_rows)
     except (ConfigError, StorageError) as error:
         hint = "; --reset-optimizer loads the weights alone" if with_rows else ""
@@ -89,20 +102,23 @@ def _left_out(old: RunSpec, new: RunSpec) -> list[str]:
     ]
 
 
-def _state_kind(spec: SparseOptimizerSpec) -> tuple[object, ...]:
+def _state_kind(spec: DenseOptimizerSpec | SparseOptimizerSpec) -> tuple[object, ...]:
     """What the meaning of an optimizer's state depends on."""
+    if isinstance(spec, TorchOptimizerSpec):
+        return spec.kind, spec.name
     options = RowOptions() if spec.rows is None else spec.rows
     return spec.kind, options.mode, getattr(spec, "lr_in_momentum", False)
 
 
 def _load(trainer: Trainer, checkpoint: Checkpoint, *, with_dense: bool, with_rows: bool) -> None:
-    load_weights(trainer.model, checkpoint, with_state=with_rows)
-    if with_dense:
-        _load_state(trainer.dense_optimizer, checkpoint.optimizer())
-    if with_rows and trainer.row_optimizer is not None:
-        lr = trainer.row_optimizer.lr
-        trainer.row_optimizer.load_step_state(checkpoint.progress["row_optimizer"])
-        trainer.row_optimizer.lr = lr
+    checkpoint.load_tables(tables(trainer.model), with_state=with_rows)
+    dense, rows = trainer.optimizers.dense, trainer.optimizers.rows
+    if with_dense and dense is not None:
+        _load_state(dense, checkpoint.optimizer())
+    if with_rows and rows is not None:
+        lr = rows.lr
+        rows.load_step_state(checkpoint.progress["row_optimizer"])
+        rows.lr = lr
 
 
 def _load_state(optimizer: optim.Optimizer, state: Mapping[str, Any]) -> None:

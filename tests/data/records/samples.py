@@ -37,11 +37,3 @@ def break_checksum(path, record):
         byte += struct.unpack_from("<i", content, byte)[0] + 5
     content[byte + 4] ^= 1
     path.write_bytes(bytes(content))
-
-
-def drained(reader):
-    """Batches until the data ends."""
-    batches = []
-    while (batch := reader.next_batch()) is not None:
-        batches.append(batch)
-    return batches

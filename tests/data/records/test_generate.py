@@ -19,7 +19,6 @@ from terarec.data.records import (
 )
 from terarec.data.records.generated_rows import RowSource, draw_keys
 from terarec.errors import ConfigError
-from tests.data.records.samples import drained
 from tests.formats.hugectr.samples import make_layout
 
 LAYOUT = make_layout(slots=((1, True), (3, True)), sizes=(20, 30))
@@ -32,7 +31,7 @@ def generator(kind="norm", layout=LAYOUT, **changes):
 
 def whole(source):
     """All samples as one batch."""
-    (batch,) = drained(RecordReader(source, batch_size=10**6, repeat=False, drop_last=False, threads=2))
+    (batch,) = list(RecordReader(source, batch_size=10**6, repeat=False, drop_last=False, threads=2))
     return batch
 
 

@@ -6,14 +6,14 @@ import pytest
 from terarec.data.records import RawSource, RecordReader, distinct_keys
 from terarec.errors import ConfigError
 from terarec.formats.hugectr import FixedRecordWriter, raw_types
-from tests.data.records.samples import drained, norm_source
+from tests.data.records.samples import norm_source
 from tests.formats.hugectr.samples import make_layout, make_rows
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_norm(tmp_path, threads):
     source = norm_source(tmp_path, (40, 0, 300, 7))
-    batches = drained(RecordReader(source, batch_size=50, repeat=False, drop_last=False, threads=1))
+    batches = list(RecordReader(source, batch_size=50, repeat=False, drop_last=False, threads=1))
     expected = sorted({key for batch in batches for key in batch.sparse.keys.tolist()})
     found = distinct_keys(source, threads=threads)
     assert found.dtype == np.int64

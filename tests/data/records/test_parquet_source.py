@@ -9,7 +9,6 @@ import pytest
 from terarec.data.records import ParquetSource, RecordLayout, RecordReader, SparseInput
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.hugectr import write_file_list
-from tests.data.records.samples import drained
 from tests.data.sources import row_numbers
 from tests.formats.samples import make_block, make_spec, write_split
 
@@ -31,7 +30,7 @@ def split(tmp_path):
 
 
 def read_all(source, batch_size=9, threads=2):
-    return drained(RecordReader(source, batch_size=batch_size, repeat=False, drop_last=False, threads=threads))
+    return list(RecordReader(source, batch_size=batch_size, repeat=False, drop_last=False, threads=threads))
 
 
 def test_a_data_set_of_terarec_is_read_as_it_is(split):

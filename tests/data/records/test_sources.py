@@ -7,7 +7,6 @@ import pytest
 from terarec.data.records import RawAsyncSource, RawSource, RecordLayout, RecordReader, SparseInput
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.formats.hugectr import FixedRecordWriter, raw_async_types, raw_types
-from tests.data.records.samples import drained
 from tests.data.sources import row_numbers
 from tests.formats.hugectr.samples import make_layout, make_rows
 
@@ -15,7 +14,7 @@ ONE_HOT = make_layout(slots=((1, True),) * 3, sizes=(1000, 1000, 1000))
 
 
 def read_all(source, batch_size):
-    return drained(RecordReader(source, batch_size=batch_size, repeat=False, drop_last=False, threads=2))
+    return list(RecordReader(source, batch_size=batch_size, repeat=False, drop_last=False, threads=2))
 
 
 def raw_file(path, rows, *, floats=True):

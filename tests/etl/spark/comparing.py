@@ -22,6 +22,11 @@ def assert_same(spark: Path, local: Path) -> None:
         np.testing.assert_array_max_ulp(got.dense, wanted.dense, maxulp=1)
         for column, ours, theirs in zip(expected.categorical, got.keys, wanted.keys, strict=True):
             assert _plain(ours) == _plain(theirs), (split, column.name)
+        assert (got.weight is None) == (wanted.weight is None)
+        if wanted.weight is not None:
+            np.testing.assert_array_equal(got.weight, wanted.weight)
+        for ours, theirs in zip(got.metadata, wanted.metadata, strict=True):
+            assert ours.equals(theirs)
 
 
 def _plain(keys: Any) -> Any:

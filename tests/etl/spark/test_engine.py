@@ -86,6 +86,44 @@ def test_exploded_rows_split_by_time_are_the_same(tmp_path: Path) -> None:
     both(exploded(SplitByTime(column="time", valid=0.2, test=0.1)), write_log(tmp_path, rows=150), tmp_path)
 
 
+@pytest.mark.slow
+def test_weights_and_metadata_are_the_same(tmp_path: Path) -> None:
+    spec = exploded(SplitByTime(column="time", valid=0.2, test=0.1))
+    beside = ("user", "time", "price", "stock")
+    spec = dataclasses.replace(spec, weight="bought", labels=(LabelSpec(name="y", column="bought"),), metadata=beside)
+    both(spec, write_log(tmp_path, rows=150), tmp_path, shuffle=True, rows_per_shard=40)
+    spec = dataclasses.replace(one_of_each(), metadata=beside)
+    tables = {"users": (str(write_users(tmp_path / "users.tsv")),)}
+    log = write_log(tmp_path, rows=150)
+    both(spec, log, tmp_path / "each", tables=tables)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bad", ["-2", "", "1e39"])
+def test_bad_weights_are_told_and_left_out_as_by_the_local_engine(tmp_path: Path, bad: str) -> None:
+    log = tmp_path / "log.tsv"
+    weights = [str(row / 4) for row in range(30)]
+    weights[11] = bad
+    log.write_text("".join(f"{row % 2}\t{row / 3}\t{weight}\n" for row, weight in enumerate(weights)))
+    columns = tuple(SourceColumn(name=name, type="number") for name in ("label", "price", "w"))
+    spec = WorkflowSpec(
+        name="weighted",
+        source=SourceSpec(format="delimited", columns=columns),
+        labels=(LabelSpec(name="label"),),
+        dense=("price",),
+        weight="w",
+    )
+    told = []
+    for engine, asked in ((prepare, PrepareOptions()), (spark_engine.prepare, on_spark(PrepareOptions()))):
+        with pytest.raises(FormatError, match="line 12, column 'w'") as caught:
+            engine(Workflow.of(spec), [log], tmp_path / "refused", asked)
+        told.append(str(caught.value))
+    assert told[0] == told[1]
+    ours, theirs = both(spec, [log], tmp_path, bad_input="skip")
+    assert ours.bad_input == theirs.bad_input
+    assert ours.rows == 29
+
+
 def test_a_fitted_workflow_transforms_only(tmp_path: Path) -> None:
     log = shop_files(tmp_path / "raw")
     prepare(shop_workflow(), log[:1], tmp_path / "fitted", PrepareOptions())

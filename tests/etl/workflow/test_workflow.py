@@ -103,7 +103,30 @@ def test_json_and_directory_round_trips(tmp_path: Path) -> None:
     assert loaded.spec == made.spec
     assert loaded.is_fitted
     content = json.loads((tmp_path / "saved" / "workflow.json").read_text())
-    assert (content["format"], content["version"]) == ("terarec.workflow", 2)
+    assert (content["format"], content["version"]) == ("terarec.workflow", 3)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_older_versions_have_neither_weight_nor_metadata(tmp_path: Path, version: int) -> None:
+    made = workflow()
+    made.save(tmp_path)
+    data = json.loads((tmp_path / "workflow.json").read_text())
+    del data["workflow"]["metadata"]
+    assert "weight" not in data["workflow"]
+    (tmp_path / "workflow.json").write_text(json.dumps({**data, "version": version}))
+    assert Workflow.load(tmp_path).spec == made.spec
+
+
+def test_sample_columns_can_be_exchanged() -> None:
+    made = workflow()
+    name = made.spec.source.columns[0].name
+    changed = made.with_sample_columns(weight=None, metadata=[name])
+    assert (changed.spec.metadata, changed.is_fitted) == ((name,), True)
+    assert changed.dataset_spec().column_names == made.dataset_spec().column_names
+    with pytest.raises(ConfigError, match="metadata: got 'nothing', expected a column of the source: "):
+        made.with_sample_columns(weight=None, metadata=["nothing"])
+    with pytest.raises(ConfigError, match="weight: column 'nothing' does not exist after the last step"):
+        made.with_sample_columns(weight="nothing", metadata=())
 
 
 def test_what_no_workflow_is_read_from(tmp_path: Path) -> None:
@@ -112,8 +135,8 @@ def test_what_no_workflow_is_read_from(tmp_path: Path) -> None:
     path = tmp_path / "workflow.json"
     workflow().to_json(path)
     data = json.loads(path.read_text())
-    path.write_text(json.dumps({**data, "version": 3}))
-    with pytest.raises(FormatError, match="version 3 is newer"):
+    path.write_text(json.dumps({**data, "version": 4}))
+    with pytest.raises(FormatError, match="version 4 is newer"):
         Workflow.load(tmp_path)
     path.write_text(json.dumps({**data, "states": {}}))
     with pytest.raises(FormatError, match=r"\$.states: unknown field"):

@@ -93,17 +93,17 @@ def test_large_row_groups_come_in_pieces_in_any_order(tmp_path):
         piece = slice_rows(expected, start, start + cut.group_rows[group])
         assert_same_rows(cut.read(group), piece.label, piece.dense, piece.keys)
     reader = RecordReader(_Cut(cut), batch_size=1000, repeat=False, drop_last=False, threads=4)
-    np.testing.assert_array_equal(reader.next_batch().label, expected.label)
+    np.testing.assert_array_equal(next(iter(reader)).label, expected.label)
     reader.close()
 
 
 class _Cut:
     """The file as a source."""
 
-    layout = LAYOUT
+    layout, names = LAYOUT, LAYOUT.slot_names
 
     def __init__(self, file):
-        self.group_rows = file.group_rows
+        self.group_rows, self.runs = file.group_rows, file.runs
         self.read = lambda group: (file.read(group), 0)
 
 

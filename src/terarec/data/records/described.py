@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from terarec.data.records.sources import NormSource, ParquetSource, RawAsyncSource, RawSource, RecordSource
 from terarec.errors import FormatError
+from terarec.formats.block import ColumnBlock, Keys, bags_of, check_keys
+from terarec.formats.hugectr import final_keys
 from terarec.formats.location import is_remote
-from terarec.spec import RecordsSpec
+from terarec.spec import CategoricalColumn, RecordLayout, RecordsSpec
 
 
 def open_split(spec: RecordsSpec, split: str, directory: Path) -> RecordSource:
@@ -38,3 +42,46 @@ def open_split(spec: RecordsSpec, split: str, directory: Path) -> RecordSource:
     if found != entry.rows:
         raise FormatError(f"{path}: holds {found} samples, expected {entry.rows} of split {split!r} (records.json)")
     return source
+
+
+class ColumnSource:
+    """The samples of a split as a data set holds them: the keys of each slot start at 0.
+
+    Args:
+        spec: The content of a ``records.json``.
+        split: For example "train".
+        directory: Directory of the ``records.json``, from which relative paths count.
+        columns: The columns of the slots; keys are checked against their rows.
+
+    Raises:
+        ConfigError: No such split.
+        DataNotFoundError: A file is missing.
+        FormatError: A file does not hold what `spec` promises.
+    """
+
+    def __init__(self, spec: RecordsSpec, split: str, directory: Path, columns: Sequence[CategoricalColumn]) -> None:
+        self.layout: RecordLayout = spec.layout
+        self.names = spec.key_names
+        self._where = str(directory / spec.split(split).path)
+        self._columns = tuple(columns)
+        # Norm files alone hold keys with offsets. For the other kinds, none are added in the first place.
+        self._removes_offsets = spec.kind == "norm" and bool(spec.layout.slot_sizes)
+        if spec.kind != "norm":
+            spec = dataclasses.replace(spec, layout=dataclasses.replace(spec.layout, slot_sizes=()))
+        self._source = open_split(spec, split, directory)
+        self.group_rows = self._source.group_rows
+        self.runs = self._source.runs
+
+    def read(self, group: int) -> tuple[ColumnBlock, int]:
+        """Read the records of a group, and the number of those left out.
+
+        Raises:
+            FormatError: A damaged file, or a key outside its slot.
+        """
+        block, left_out = self._source.read(group)
+        keys = final_keys(block.keys, self.layout, sign=-1) if self._removes_offsets else block.keys
+        columns: list[Keys] = []
+        for column, column_keys in zip(self._columns, keys, strict=True):
+            check_keys(column, column_keys, self._where, promise="slot_sizes in records.json")
+            columns.append(bags_of(column_keys) if column.hotness > 1 else column_keys)
+        return dataclasses.replace(block, keys=tuple(columns)), left_out

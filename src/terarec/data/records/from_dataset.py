@@ -28,7 +28,8 @@ def write_as_records(dataset: Path, out: Path, options: RecordOptions, progress:
     """Write every split of a data set as HugeCTR's files, and ``records.json``, which says what they hold.
 
     Each categorical column becomes a slot, an input of its own, in the data set's order; its rows are the slot's size.
-    Labels and dense numbers are float32, but labels of RawAsync files int32.
+    Labels and dense numbers are float32, but labels of RawAsync files int32. Weights and metadata are left out, as the
+    files have no place for them.
 
     Args:
         dataset: directory with ``dataset.json``.

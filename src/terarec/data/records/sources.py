@@ -33,11 +33,16 @@ class RecordSource(Protocol):
 
     Attributes:
         layout: what a sample holds.
+        names: Names of the slots as features; those of the layout, unless the source has others.
         group_rows: records in each group, in input order, before any are left out.
+        runs: Lengths of the runs of groups that can only be read one after the other, so that shuffling keeps their
+            order; None if each group can be read by itself.
     """
 
     layout: RecordLayout
+    names: tuple[str, ...]
     group_rows: Sequence[int]
+    runs: Sequence[int] | None
 
     def read(self, group: int) -> tuple[ColumnBlock, int]:
         """The records of a group, keys final, and how many failed their checksum; safe from any thread."""
@@ -58,7 +63,8 @@ class NormSource:
     """
 
     def __init__(self, file_list: str | Path, layout: RecordLayout, *, checksum: bool) -> None:
-        self.layout = layout
+        self.layout, self.names = layout, layout.slot_names
+        self.runs: Sequence[int] | None = None
         self._files = [NormFile(path, layout, checksum=checksum) for path in read_file_list(file_list)]
         self._first_group = list(accumulate((len(file.group_rows) for file in self._files), initial=0))
         self.group_rows: Sequence[int] = [rows for file in self._files for rows in file.group_rows]
@@ -73,7 +79,8 @@ class _FixedSource:
     def __init__(self, path: str | Path, layout: RecordLayout, types: FieldTypes, num_samples: int) -> None:
         if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
             raise ConfigError(f"num_samples is {num_samples!r}, expected an integer >= 1")
-        self.layout = layout
+        self.layout, self.names = layout, layout.slot_names
+        self.runs: Sequence[int] | None = None
         self._file = FixedRecordFile(path, layout, types, num_samples)
         self.group_rows: Sequence[int] = [
             min(_GROUP_ROWS, num_samples - start) for start in range(0, num_samples, _GROUP_ROWS)
@@ -151,7 +158,7 @@ class ParquetSource:
     """
 
     def __init__(self, file_list: str | Path, layout: RecordLayout) -> None:
-        self.layout = layout
+        self.layout, self.names = layout, layout.slot_names
         paths = read_file_list(file_list)
         if not paths:
             raise FormatError(f"{file_list}: names no files, expected Parquet files")
@@ -164,6 +171,7 @@ class ParquetSource:
         self._files = [ParquetRecordFile(path, layout, metadata) for path in kept]
         self._first_group = list(accumulate((len(file.group_rows) for file in self._files), initial=0))
         self.group_rows: Sequence[int] = [rows for file in self._files for rows in file.group_rows]
+        self.runs: Sequence[int] | None = [length for file in self._files for length in file.runs]
 
     def read(self, group: int) -> tuple[ColumnBlock, int]:
         """The rows of group `group`, counted over all files; none are ever left out."""

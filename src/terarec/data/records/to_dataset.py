@@ -10,19 +10,17 @@ from typing import Literal
 
 from terarec.data.decode import cut
 from terarec.data.prefetch import ordered_map
-from terarec.data.records.described import open_split
+from terarec.data.records.described import ColumnSource
 from terarec.data.records.sources import RecordSource
 from terarec.formats import (
     ColumnBlock,
-    Keys,
     create_shard,
     new_directory,
     shard_path,
     write_dataset,
 )
-from terarec.formats.hugectr import final_keys, read_records
-from terarec.formats.hugectr.arguments import bags_of
-from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, RecordsSpec, ShardSpec
+from terarec.formats.hugectr import describe_dataset, read_records
+from terarec.spec import DatasetSpec, ShardSpec
 
 _ROWS_PER_SHARD = 1 << 20
 _THREADS = 2
@@ -65,66 +63,32 @@ def write_as_dataset(
         StorageError: the disk is full.
     """
     spec = read_records(records)
-    dataset = _describe(spec, out.name, storage)
+    dataset = describe_dataset(spec, out.name, storage, {})
     total = sum(entry.rows for entry in spec.splits.values())
     done = num_skipped = 0
     with new_directory(out) as partial:
         splits: dict[str, tuple[ShardSpec, ...]] = {}
         for split in spec.splits:
-            imported = _Import(open_split(spec, split, records.parent), spec, dataset)
+            source = ColumnSource(spec, split, records.parent, dataset.categorical)
+            left_out: list[int] = []
             shards: list[ShardSpec] = []
-            for pieces in cut(imported.blocks(), _ROWS_PER_SHARD, skip=0, drop_last=False):
+            for pieces in cut(_blocks(source, left_out), _ROWS_PER_SHARD, skip=0, drop_last=False):
                 shards.append(_write_shard(shard_path(partial, dataset, split, len(shards)), pieces, dataset))
                 done += shards[-1].rows
                 if progress is not None:
                     progress(done, total)
             splits[split] = tuple(shards)
-            num_skipped += imported.num_skipped
+            num_skipped += sum(left_out)
         dataset = dataclasses.replace(dataset, splits=splits)
         write_dataset(dataset, partial, location=out)
     return ImportedRecords(dataset=dataset, num_skipped=num_skipped)
 
 
-def _describe(spec: RecordsSpec, name: str, storage: Literal["parquet", "raw"]) -> DatasetSpec:
-    layout = spec.layout
-    sizes = layout.slot_sizes[: layout.num_slots] or (None,) * layout.num_slots
-    hotness = (1,) * layout.num_slots if spec.kind == "raw" else layout.most_keys
-    return DatasetSpec(
-        name=name,
-        storage=storage,
-        labels=tuple(LabelColumn(name=column) for column in spec.label_names),
-        dense=tuple(DenseColumn(name=column) for column in spec.dense_names),
-        categorical=tuple(
-            CategoricalColumn(name=column, rows=size, hotness=most)
-            for column, size, most in zip(spec.key_names, sizes, hotness, strict=True)
-        ),
-    )
-
-
-class _Import:
-    """The samples of a source as a data set holds them.
-
-    Attributes:
-        num_skipped: records left out so far.
-    """
-
-    def __init__(self, source: RecordSource, spec: RecordsSpec, dataset: DatasetSpec) -> None:
-        self.num_skipped = 0
-        self._source = source
-        self._spec = spec
-        self._dataset = dataset
-
-    def blocks(self) -> Iterator[ColumnBlock]:
-        """Groups of samples, their keys from 0 on in each column of known rows."""
-        for block, left_out in ordered_map(self._source.read, range(len(self._source.group_rows)), _THREADS):
-            self.num_skipped += left_out
-            has_offsets = self._spec.kind != "raw_async"
-            keys = final_keys(block.keys, self._spec.layout, sign=-1) if has_offsets else block.keys
-            columns: list[Keys] = [
-                bags_of(column_keys) if column.hotness > 1 else column_keys
-                for column, column_keys in zip(self._dataset.categorical, keys, strict=True)
-            ]
-            yield dataclasses.replace(block, keys=tuple(columns))
+def _blocks(source: RecordSource, left_out: list[int]) -> Iterator[ColumnBlock]:
+    """The groups of `source`; appends the number of records left out of each to `left_out`."""
+    for block, skipped in ordered_map(source.read, range(len(source.group_rows)), _THREADS):
+        left_out.append(skipped)
+        yield block
 
 
 def _write_shard(path: Path, pieces: Sequence[ColumnBlock], dataset: DatasetSpec) -> ShardSpec:

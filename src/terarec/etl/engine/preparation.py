@@ -16,6 +16,7 @@ from terarec.etl.engine.progress import OnProgress
 from terarec.etl.engine.report import BadInput, InputColumn, PrepareReport, output_columns, table_sizes
 from terarec.etl.engine.side_tables import bad_input, check_tables
 from terarec.etl.generated import read_best_auc
+from terarec.etl.sink import RECORD_KINDS
 from terarec.etl.source import Source, open_source
 from terarec.etl.workflow import Workflow
 from terarec.formats import Journal, resumable_directory
@@ -97,11 +98,18 @@ def prepare_by(
 
 
 def _check_storage(workflow: Workflow, options: PrepareOptions) -> None:
-    """Raise where keys are asked for in files that hold ids alone, before anything is learnt."""
+    """Raise where files cannot hold columns of the workflow, before anything is learnt."""
     if workflow.spec.keys and options.storage != "parquet":
         names = ", ".join(map(repr, workflow.spec.keys))
         problem = f"got {options.storage!r}, which holds no keys of 64 bits ({names}), expected 'parquet'"
         raise FieldError("", "storage", problem)
+    if workflow.spec.metadata and options.storage != "parquet":
+        names = ", ".join(map(repr, workflow.spec.metadata))
+        problem = f"got {options.storage!r}, which holds no metadata ({names}), expected 'parquet'"
+        raise FieldError("", "storage", problem)
+    if workflow.spec.weight is not None and options.storage in RECORD_KINDS:
+        problem = f"got {options.storage!r}, which holds no weights ({workflow.spec.weight!r})"
+        raise FieldError("", "storage", f"{problem}, expected 'parquet' or 'raw'")
 
 
 def fit_by(

@@ -25,13 +25,13 @@ class OutputColumn:
 
     Attributes:
         name: of the column.
-        role: "label", "dense", "categorical" or "key".
+        role: "label", "dense", "categorical", "key", "weight" or "metadata".
         rows: ids, the reserved ones included: the rows that a table for it needs; None where there are no ids.
         hotness: most ids a row.
     """
 
     name: str
-    role: Literal["label", "dense", "categorical", "key"]
+    role: Literal["label", "dense", "categorical", "key", "weight", "metadata"]
     rows: int | None = None
     hotness: int = 1
 
@@ -131,6 +131,9 @@ def output_columns(spec: DatasetSpec) -> tuple[OutputColumn, ...]:
     for column in spec.categorical:
         role: Literal["categorical", "key"] = "key" if column.rows is None else "categorical"
         columns.append(OutputColumn(name=column.name, role=role, rows=column.rows, hotness=column.hotness))
+    if spec.weight is not None:
+        columns.append(OutputColumn(name=spec.weight, role="weight"))
+    columns += [OutputColumn(name=column.name, role="metadata") for column in spec.metadata]
     return tuple(columns)
 
 

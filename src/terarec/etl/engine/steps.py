@@ -16,6 +16,7 @@ from terarec.etl.operators import State, Statistic
 from terarec.etl.workflow import Pass, Plan, run_steps
 from terarec.etl.workflow.execution import state_of
 from terarec.etl.workflow.judge import judge
+from terarec.etl.workflow.metadata import with_metadata
 from terarec.spec import Explode
 
 
@@ -35,7 +36,7 @@ class Steps:
 
     def enter(self, work: Pass, rows: ReadRows) -> Block:
         """The rows that take part, with their splits: those that row steps keep, and of which nothing is refused."""
-        block, is_exploded = rows.block, False
+        block, is_exploded = with_metadata(rows.block, work.metadata), False
         for step in work.row_steps:
             do = partial(self.plan.codes[step].apply, state=state_of(self.plan, step, self.states))
             block = rows.refusals.leave_out(do, block, is_exploded=is_exploded)[0]

@@ -37,6 +37,9 @@ class CsvOptions:
         buckets: columns of numbers -> at most so many intervals of about equal counts; the interval of column x becomes
             an id in the column ``x_bucket``. x may be a number or an integer of the lists above as well.
         keys: columns of integers that stay as they are, any int64: keys of dynamic tables.
+        weight: a column of numbers >= 0, how much each row counts; None: all alike.
+        metadata: columns that the data set holds as they are, for reports and scores, such as user ids. They may be
+            among the other lists as well; one that is in no other list is read as text.
         min_count: a category's values that occur less often in the training part share one id.
         split: which rows are for validation and test; None for none.
         delimiter: between the fields; white space around a field is dropped, and it may stand between double quotes.
@@ -53,6 +56,8 @@ class CsvOptions:
     ids: tuple[str, ...] = ()
     buckets: Mapping[str, int] = field(default_factory=dict)
     keys: tuple[str, ...] = ()
+    weight: str | None = None
+    metadata: tuple[str, ...] = ()
     min_count: int = 1
     split: Split | None = None
     delimiter: str = ","
@@ -75,6 +80,8 @@ class CsvOptions:
                 "got no column to learn from, expected dense, log, categorical, ids, buckets or keys "
                 "(--dense, --log, --categorical, --ids, --buckets or --keys)",
             )
+        if self.weight in (self.label, *self.categorical, *self.integers, *self.numbers):
+            checks.refuse(self, "weight", f"column {self.weight!r} is in another list as well, expected one of its own")
         for column, count in self.buckets.items():
             if isinstance(count, bool) or not isinstance(count, int) or count < 2:
                 checks.refuse(self, "buckets", f"got {count!r} for {column!r}, expected an integer >= 2")
@@ -96,7 +103,8 @@ class CsvOptions:
     def columns(self) -> tuple[str, ...]:
         """The distinct columns to read from the files."""
         named = (self.label, *self.dense, *self.log, *self.categorical, *self.ids, *self.buckets, *self.keys)
-        return tuple(dict.fromkeys(named))
+        weight = () if self.weight is None else (self.weight,)
+        return tuple(dict.fromkeys((*named, *weight, *self.metadata)))
 
     def id_name(self, column: str) -> str:
         """The column that holds the ids of the integers of `column`."""
@@ -132,13 +140,15 @@ def csv_workflow(options: CsvOptions) -> WorkflowSpec:
             *(f"{column}_bucket" for column in options.buckets),
         ),
         keys=options.keys,
+        weight=options.weight,
+        metadata=options.metadata,
     )
 
 
 def _type(options: CsvOptions, column: str) -> SourceType:
     if column in options.integers:
         return "integer"
-    is_number = column in options.numbers or (column == options.label and not options.positives)
+    is_number = column in (*options.numbers, options.weight) or (column == options.label and not options.positives)
     return "number" if is_number else "text"
 
 

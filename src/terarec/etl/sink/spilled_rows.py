@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from terarec.formats import ColumnBlock, Keys
 
-ROW, PLACE, FLOATS, KEYS = "row", "place", "floats", "keys"
+ROW, PLACE, FLOATS, KEYS, WEIGHT = "row", "place", "floats", "keys", "weight"
 
 
 def to_batch(rows: NDArray[np.int64], place: NDArray[np.uint64], block: ColumnBlock) -> pa.RecordBatch:
@@ -23,6 +23,9 @@ def to_batch(rows: NDArray[np.int64], place: NDArray[np.uint64], block: ColumnBl
     for index, keys in enumerate(block.keys):
         if isinstance(keys, tuple):
             columns[f"list{index}"] = pa.LargeListArray.from_arrays(pa.array(keys[1]), pa.array(keys[0]))
+    if block.weight is not None:
+        columns[WEIGHT] = pa.array(block.weight)
+    columns |= {f"metadata{index}": array for index, array in enumerate(block.metadata)}
     return pa.record_batch(columns)
 
 
@@ -38,7 +41,13 @@ def from_table(table: pa.Table, like: ColumnBlock) -> ColumnBlock:
             keys.append((lists.flatten().to_numpy(), _offsets(lists)))
         else:
             keys.append(np.ascontiguousarray(next(scalars)))
-    return ColumnBlock(label=floats[:, :num_labels], dense=floats[:, num_labels:], keys=tuple(keys))
+    return ColumnBlock(
+        label=floats[:, :num_labels],
+        dense=floats[:, num_labels:],
+        keys=tuple(keys),
+        weight=None if like.weight is None else table.column(WEIGHT).to_numpy(),
+        metadata=tuple(table.column(f"metadata{index}").combine_chunks() for index in range(len(like.metadata))),
+    )
 
 
 def _matrix(values: NDArray[Any]) -> pa.Array:

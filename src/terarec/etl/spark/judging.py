@@ -17,6 +17,7 @@ from terarec.etl.spark.steps.refusals import (
     first_refusal,
     label_refusals,
     step_refusals,
+    weight_refusal,
 )
 from terarec.etl.spark.steps.step import Step
 from terarec.etl.workflow.plan import Plan
@@ -122,6 +123,8 @@ class Judge:
             marked = self._run_step(marked, step)
         of_results = [refusal for label in plan.judging.labels for refusal in label_refusals(label, plan)]
         of_results += [dense_refusal(name, plan.types[-1][name].kind) for name in plan.judging.dense]
+        weight = plan.judging.weight
+        of_results += [] if weight is None else [weight_refusal(weight, plan.types[-1][weight].kind)]
         marked = _also(marked, refusals, of_results)
         if not refusals:
             return frame

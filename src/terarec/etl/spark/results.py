@@ -8,19 +8,27 @@ from pyspark.sql import functions as F
 from terarec.etl.engine.positive_rows import SHOWN, no_positives
 from terarec.etl.operators.values import value_of
 from terarec.etl.spark.expressions import column
-from terarec.etl.spark.steps.refusals import dense_refusal, label_refusals, refuse_rows
+from terarec.etl.spark.steps.refusals import Refusal, dense_refusal, label_refusals, refuse_rows, weight_refusal
+from terarec.etl.workflow.metadata import metadata_name
 from terarec.etl.workflow.plan import Plan
 from terarec.formats.layout import key_dtype
 from terarec.spec import MISSING_KEY, CategoricalColumn, DatasetSpec, LabelSpec
 
 
 def result_columns(plan: Plan, dataset: DatasetSpec) -> list[Column]:
-    """Labels, dense and categorical columns in the types of a data set's shards, none of them nullable."""
+    """The columns of a data set in the types of its shards; values of metadata alone may be null."""
     key_type = "int" if key_dtype(dataset).itemsize == 4 else "bigint"
     made = [_label(label, plan).alias(label.name) for label in plan.spec.labels]
-    made += [_number(item.name, plan).alias(item.name) for item in dataset.dense]
+    made += [
+        _float(item.name, dense_refusal(item.name, plan.types[-1][item.name].kind)).alias(item.name)
+        for item in dataset.dense
+    ]
     made += [_keys(item, plan, key_type).alias(item.name) for item in dataset.categorical]
-    return made
+    if dataset.weight is not None:
+        refusal = weight_refusal(dataset.weight, plan.types[-1][dataset.weight].kind)
+        made.append(_float(dataset.weight, refusal).alias(dataset.weight))
+    metadata = enumerate(dataset.metadata_file_columns)
+    return [*made, *(column(metadata_name(index)).alias(name) for index, name in metadata)]
 
 
 def check_positives(training: DataFrame, plan: Plan) -> None:
@@ -52,9 +60,8 @@ def _label(label: LabelSpec, plan: Plan) -> Column:
     return F.coalesce(refuse_rows(label_refusals(label, plan), number), F.lit(0.0).cast("float"))
 
 
-def _number(name: str, plan: Plan) -> Column:
-    refusals = [dense_refusal(name, plan.types[-1][name].kind)]
-    return F.coalesce(refuse_rows(refusals, column(name).cast("float")), F.lit(0.0).cast("float"))
+def _float(name: str, refusal: Refusal) -> Column:
+    return F.coalesce(refuse_rows([refusal], column(name).cast("float")), F.lit(0.0).cast("float"))
 
 
 def _keys(item: CategoricalColumn, plan: Plan, key_type: str) -> Column:

@@ -35,6 +35,7 @@ from terarec.etl.spark.storing import store
 from terarec.etl.spark.tables import Tables
 from terarec.etl.spark.watch import JobWatch
 from terarec.etl.workflow import Pass, Workflow, source_types
+from terarec.etl.workflow.metadata import metadata_name
 from terarec.etl.workflow.results import results_read
 from terarec.formats import is_remote
 from terarec.spec import DatasetSpec, PrepareOptions
@@ -135,8 +136,10 @@ class SparkRun:
         typed = read_rows(self._spark, self._plan.spec.source, paths, self._options.bad_input)
         self._watch.num_rows = sum(typed.file_rows)
         judge = Judge(self._plan, paths, self._step, partial(run_step, tables=self._tables))
-        frame = self._steps(judge.enter(typed.frame), range(len(self._plan.row_steps), self._head))
-        wanted = [name for name in self._columns_read() if name in frame.columns]
+        metadata = {metadata_name(index): column(name) for index, name in enumerate(self._plan.spec.metadata)}
+        frame = judge.enter(typed.frame.withColumns(metadata) if metadata else typed.frame)
+        frame = self._steps(frame, range(len(self._plan.row_steps), self._head))
+        wanted = [*(name for name in self._columns_read() if name in frame.columns), *metadata]
         directory = self._fresh("rows")
         frame.select(ROW, *map(column, wanted)).write.parquet(str(directory))
         for refused in judge.refused:

@@ -67,7 +67,7 @@ class RowOrder:
         placed = encoded.withColumns({_SHARD: self._shard(rows, sizes), _KEY: self._key})
         gathered = placed.repartition(sum(map(len, sizes.values())), SPLIT, _SHARD)
         ordered = gathered.sortWithinPartitions(SPLIT, _SHARD, _KEY, ROW)
-        writer = ordered.select(SPLIT, _SHARD, *map(column, spec.column_names)).write
+        writer = ordered.select(SPLIT, _SHARD, *map(column, spec.file_columns)).write
         writer = writer.option("parquet.block.row.count.limit", default_group_rows(spec))
         writer.option("parquet.block.size", _LARGEST_GROUP).partitionBy(SPLIT, _SHARD).parquet(str(directory))
         return OrderedRows(

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from terarec.etl.columns import REFUSED_SHOWN, Block, Column, RowFaultError
+from terarec.etl.columns import REFUSED_SHOWN, Block, Column, RowFaultError, to_arrow
 from terarec.etl.operators import State
 from terarec.etl.operators.values import refused, value_of
+from terarec.etl.workflow.metadata import metadata_columns, metadata_name
 from terarec.etl.workflow.plan import Plan
 from terarec.formats import ColumnBlock, Keys
 from terarec.spec import (
@@ -31,6 +32,8 @@ LABEL = "a label in every row (--bad-input skip, or a step KeepRows, leaves othe
 IN_FLOAT32 = "a number that float32 holds"
 NUMBER = f"{IN_FLOAT32}; FillMissing gives missing ones a value"
 """What a column of numbers accepts."""
+WEIGHT = "a number >= 0 that float32 holds"
+"""What the column of sample weights accepts."""
 
 WORKFLOW_DIRECTORY = "workflow"
 """Where a data set has the workflow that made it, beside ``dataset.json``."""
@@ -57,6 +60,8 @@ def data_set(plan: Plan, states: Mapping[int, State], storage: Literal["parquet"
             *(categorical(name, None) for name in spec.keys if name not in dropped),
         ),
         workflow=WORKFLOW_DIRECTORY,
+        weight=spec.weight,
+        metadata=metadata_columns(spec, plan.types[0]),
     )
 
 
@@ -78,13 +83,17 @@ def column_block(plan: Plan, dataset: DatasetSpec, block: Block) -> ColumnBlock:
     """The rows of a block after the last step as a data set's shards hold them.
 
     Raises:
-        FormatError: a missing label or number, or a number that float32 does not hold, with its column and row.
+        FormatError: a missing label, number or weight, a number that float32 does not hold, or a negative weight, with
+            its column and row.
     """
+    weight, metadata = plan.spec.weight, range(len(plan.spec.metadata))
     labels = [label_values(label, block) for label in plan.spec.labels]
     return ColumnBlock(
         label=np.stack(labels, axis=1),
         dense=dense_values([column.name for column in dataset.dense], block),
         keys=tuple(_keys(plan, block, column.name) for column in dataset.categorical),
+        weight=None if weight is None else weight_values(weight, block),
+        metadata=tuple(to_arrow(block.columns[metadata_name(index)]) for index in metadata),
     )
 
 
@@ -136,6 +145,20 @@ def label_values(label: LabelSpec, block: Block) -> NDArray[np.float32]:
     if label.is_probability and (outside := (numbers < 0) | (numbers > 1)).any():
         raise refused(block, label.source, outside, PROBABILITY)
     return numbers
+
+
+def weight_values(name: str, block: Block) -> NDArray[np.float32]:
+    """float32[n], the sample weights of the column `name`.
+
+    Raises:
+        FormatError: one that is missing, negative, or beyond what float32 holds.
+    """
+    with np.errstate(over="ignore"):
+        weights = block.columns[name].numbers().astype(np.float32)
+    right = (weights >= 0) & (weights < np.inf)
+    if not right.all():
+        raise refused(block, name, ~right, WEIGHT)
+    return weights
 
 
 def _is_among(column: Column, values: tuple[str, ...]) -> NDArray[np.bool_]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from terarec.etl.columns import Block
-from terarec.etl.workflow.data_set import dense_values, label_values
+from terarec.etl.workflow.data_set import dense_values, label_values, weight_values
 from terarec.etl.workflow.plan import Plan
 
 
@@ -20,3 +20,5 @@ def judge(plan: Plan, block: Block) -> None:
     for label in plan.judging.labels:
         label_values(label, block)
     dense_values(plan.judging.dense, block)
+    if plan.judging.weight is not None:
+        weight_values(plan.judging.weight, block)

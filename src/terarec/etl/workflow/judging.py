@@ -19,12 +19,14 @@ class Judging:
         steps: to do for it, in order: none of them learns, or looks at other rows.
         labels: made by these steps, or by none.
         dense: columns of numbers that are, too.
+        weight: the column of sample weights, if it is, too.
     """
 
     reads: frozenset[str]
     steps: tuple[int, ...]
     labels: tuple[LabelSpec, ...]
     dense: tuple[str, ...]
+    weight: str | None
 
 
 def judging(spec: WorkflowSpec, codes: Sequence[OperatorCode], rows: int, columns: Collection[str]) -> Judging:
@@ -39,7 +41,8 @@ def judging(spec: WorkflowSpec, codes: Sequence[OperatorCode], rows: int, column
     steps, known = _known_steps(codes, rows, columns)
     labels = tuple(label for label in spec.labels if label.source in known)
     dense = tuple(name for name in spec.dense if name in known - _may_be_dropped(spec))
-    needed, wanted = {*dense, *(label.source for label in labels)}, []
+    weight = spec.weight if spec.weight in known else None
+    needed, wanted = {*dense, *(label.source for label in labels), *(() if weight is None else (weight,))}, []
     used = set(results_read(spec))  # a step that nothing uses is never done, and refuses nothing
     for step in reversed(range(rows, len(codes))):
         code, writes, reads = codes[step], set(codes[step].writes), set(codes[step].reads)
@@ -49,7 +52,7 @@ def judging(spec: WorkflowSpec, codes: Sequence[OperatorCode], rows: int, column
         if step in steps and (needed & writes or (code.refuses and is_used)):
             wanted.append(step)
             needed = (needed - writes) | reads
-    return Judging(reads=frozenset(needed), steps=tuple(reversed(wanted)), labels=labels, dense=dense)
+    return Judging(reads=frozenset(needed), steps=tuple(reversed(wanted)), labels=labels, dense=dense, weight=weight)
 
 
 def _known_steps(codes: Sequence[OperatorCode], rows: int, columns: Collection[str]) -> tuple[set[int], set[str]]:

@@ -23,6 +23,7 @@ class Pass:
         grouped: grouped steps whose outputs the pass needs, made beforehand.
         steps: steps to do after the split, in order; those of `grouped` are among them.
         observes: steps whose statistics look at the block that stands right before each of them.
+        metadata: columns of the source that are handed on as they were read.
     """
 
     reads: tuple[str, ...]
@@ -30,6 +31,7 @@ class Pass:
     grouped: tuple[int, ...]
     steps: tuple[int, ...]
     observes: tuple[int, ...] = ()
+    metadata: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,9 +76,15 @@ class Plan:
 
     def transform_pass(self) -> Pass:
         """The pass that makes the data set."""
-        return self._pass(results_read(self.spec), ())
+        return self._pass(results_read(self.spec), (), metadata=self.spec.metadata)
 
-    def _pass(self, results: Collection[str], observes: Sequence[int], stop: int | None = None) -> Pass:
+    def _pass(
+        self,
+        results: Collection[str],
+        observes: Sequence[int],
+        stop: int | None = None,
+        metadata: tuple[str, ...] = (),
+    ) -> Pass:
         """Walks back from `results`, after step `stop` - 1, and keeps the steps that they depend on."""
         needed = set(results)
         steps: list[int] = []
@@ -92,6 +100,7 @@ class Plan:
                 needed |= set(code.reads)
         if not rows:
             needed |= _split_columns(self.spec) | self.judging.reads
+        needed |= set(metadata)
         grouped = tuple(step for step in self.grouped_steps if step in steps)
         return Pass(
             reads=tuple(column.name for column in self.spec.source.columns if column.name in needed),
@@ -99,6 +108,7 @@ class Plan:
             grouped=grouped,
             steps=tuple(step for step in reversed(steps) if step >= rows),
             observes=tuple(observes),
+            metadata=metadata,
         )
 
 

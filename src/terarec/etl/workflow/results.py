@@ -9,9 +9,10 @@ from terarec.spec import Clip, DropLowCardinality, FillMissing, Rename, Workflow
 
 
 def results_read(spec: WorkflowSpec) -> tuple[str, ...]:
-    """The distinct columns that labels, dense, categorical and key columns are made from."""
+    """The distinct columns that labels, dense, categorical and key columns and weights are made from."""
     labels = (label.source for label in spec.labels)
-    return tuple(dict.fromkeys((*labels, *spec.dense, *spec.categorical, *spec.keys)))
+    weight = () if spec.weight is None else (spec.weight,)
+    return tuple(dict.fromkeys((*labels, *spec.dense, *spec.categorical, *spec.keys, *weight)))
 
 
 def check_results(spec: WorkflowSpec, types: ColumnTypes) -> None:
@@ -32,6 +33,8 @@ def check_results(spec: WorkflowSpec, types: ColumnTypes) -> None:
         _check(types, "categorical", name, ("id",), lists=True)
     for name in spec.keys:
         _check(types, "keys", name, ("integer",), lists=True)
+    if spec.weight is not None:
+        _check(types, "weight", spec.weight, ("number", "integer"))
     _check_dropped(spec)
 
 

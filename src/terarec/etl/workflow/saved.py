@@ -14,8 +14,8 @@ from terarec.formats import open_versioned, write_envelope
 from terarec.spec import WorkflowSpec, from_data, to_data
 
 FORMAT = "terarec.workflow"
-VERSION = 2
-"""Version 1 had no `cleaning` in a source; it did what "fields" says."""
+VERSION = 3
+"""Version 2 had no `weight` and `metadata`. Version 1 had no `cleaning` in a source; it did what "fields" says."""
 STATES = "states"
 
 

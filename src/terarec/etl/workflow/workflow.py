@@ -15,6 +15,7 @@ from terarec.etl.operators import State
 from terarec.etl.workflow.data_set import column_block, data_set
 from terarec.etl.workflow.encoded_records import EncodedRecords
 from terarec.etl.workflow.execution import state_of
+from terarec.etl.workflow.metadata import with_metadata
 from terarec.etl.workflow.plan import Plan, plan
 from terarec.etl.workflow.raw_column import RawValues
 from terarec.etl.workflow.records import RecordEncoder
@@ -35,7 +36,8 @@ class Workflow:
         plan: the order of its work.
         states: step -> what it learnt, for the steps that learn; empty before the workflow is fitted.
 
-    Args: the fields of `WorkflowSpec` but its version, which `of` takes along; lists are taken as tuples.
+    Args: the fields of `WorkflowSpec`; lists are taken as tuples. `of` takes its version along, and
+        `with_sample_columns` adds weight and metadata.
 
     Raises:
         ConfigError: a field is wrong, or steps do not fit together.
@@ -141,6 +143,18 @@ class Workflow:
         """
         return Workflow.of(dataclasses.replace(self.spec, split=split), self.states)
 
+    def with_sample_columns(self, *, weight: str | None, metadata: Sequence[str]) -> Workflow:
+        """This workflow with what it learnt, and with other columns beside those that models read.
+
+        Args:
+            weight: as for `WorkflowSpec`.
+            metadata: as for `WorkflowSpec`.
+
+        Raises:
+            ConfigError: a column that is not there, or of another type.
+        """
+        return Workflow.of(dataclasses.replace(self.spec, weight=weight, metadata=tuple(metadata)), self.states)
+
     @property
     def is_fitted(self) -> bool:
         """Whether every step that learns has learnt."""
@@ -205,6 +219,7 @@ class Workflow:
             ConfigError: a step among them is not fitted.
             FormatError: a value that a step refuses, with its column and row.
         """
+        block = with_metadata(block, self.spec.metadata)
         for step in range(len(self.plan.codes) if upto is None else upto):
             block = self.plan.codes[step].apply(block, state_of(self.plan, step, self.states))
         return block
@@ -219,10 +234,11 @@ class Workflow:
         return data_set(self.plan, self.states, storage)
 
     def encode_block(self, block: Block) -> ColumnBlock:
-        """Labels, dense and categorical columns of a block after the last step, as a data set holds them.
+        """The columns of a data set, made of a block after the last step.
 
         Raises:
-            FormatError: a missing label or number, or a number that float32 does not hold, with its column and row.
+            FormatError: a missing label, number or weight, a number that float32 does not hold, or a negative weight,
+                with its column and row.
         """
         return column_block(self.plan, self._dataset, block)
 

@@ -9,7 +9,13 @@ from terarec.formats.hugectr.collection_dump import (
     open_collection,
     write_collection,
 )
-from terarec.formats.hugectr.dataset_records import ROWS_PER_FILE, RecordKind, RecordOptions, describe_records
+from terarec.formats.hugectr.dataset_records import (
+    ROWS_PER_FILE,
+    RecordKind,
+    RecordOptions,
+    describe_dataset,
+    describe_records,
+)
 from terarec.formats.hugectr.dense_model import read_floats, write_floats
 from terarec.formats.hugectr.field_types import FieldTypes, raw_async_types, raw_types
 from terarec.formats.hugectr.file_list import read_file_list, write_file_list
@@ -67,6 +73,7 @@ __all__ = [
     "StateLayout",
     "base_name",
     "create_writer",
+    "describe_dataset",
     "describe_records",
     "final_keys",
     "open_collection",

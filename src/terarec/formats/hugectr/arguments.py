@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
-from terarec.formats.block import Keys
+from terarec.formats.block import Keys, bags_of
 from terarec.formats.hugectr.key_types import check_key_range
 from terarec.spec import RecordLayout
 
@@ -48,8 +48,3 @@ def check_bag_lengths(lengths: NDArray[Any], most: int, where: str) -> None:
     if wrong.any():
         record = int(np.argmax(wrong))
         raise FormatError(f"{where}: record {record} holds {int(lengths[record])} keys, expected 0 to {most}")
-
-
-def bags_of(keys: Keys) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """(values, offsets int64[n + 1]) of one slot's keys, also where they came as one key a sample."""
-    return keys if isinstance(keys, tuple) else (keys, np.arange(len(keys) + 1, dtype=np.int64))

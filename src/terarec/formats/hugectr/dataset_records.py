@@ -1,4 +1,4 @@
-"""How the columns of a data set become the samples of HugeCTR's files."""
+"""How the columns of a data set become the samples of HugeCTR's files, and the other way round."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from terarec.errors import ConfigError
-from terarec.spec import DatasetSpec, RecordLayout, RecordSplit, RecordsSpec, SparseInput
+from terarec.spec import (
+    CategoricalColumn,
+    DatasetSpec,
+    DenseColumn,
+    LabelColumn,
+    RecordLayout,
+    RecordSplit,
+    RecordsSpec,
+    ShardSpec,
+    SparseInput,
+)
 
 RecordKind = Literal["norm", "parquet", "raw", "raw_async"]
 """One of `terarec.spec.RECORD_KINDS`."""
@@ -70,6 +80,39 @@ def describe_records(spec: DatasetSpec, options: RecordOptions, rows: Mapping[st
         label_names=tuple(column.name for column in spec.labels),
         dense_names=tuple(column.name for column in spec.dense),
         checksum=options.checksum,
+    )
+
+
+def describe_dataset(
+    records: RecordsSpec, name: str, storage: Literal["parquet", "raw"], splits: Mapping[str, tuple[ShardSpec, ...]]
+) -> DatasetSpec:
+    """Describe the samples of HugeCTR's files as a data set: each slot is a categorical column.
+
+    A column has as many rows as its slot has keys where the layout gives the slots' sizes. Otherwise it holds any int64
+    keys, for dynamic tables.
+
+    Args:
+        records: What the files hold.
+        name: Name of the data set.
+        storage: Format of its shards.
+        splits: Split name -> its shards.
+
+    Raises:
+        ConfigError: Names or sizes that a data set cannot have.
+    """
+    layout = records.layout
+    sizes = layout.slot_sizes[: layout.num_slots] or (None,) * layout.num_slots
+    hotness = (1,) * layout.num_slots if records.kind == "raw" else layout.most_keys
+    return DatasetSpec(
+        name=name,
+        storage=storage,
+        labels=tuple(LabelColumn(name=column) for column in records.label_names),
+        dense=tuple(DenseColumn(name=column) for column in records.dense_names),
+        categorical=tuple(
+            CategoricalColumn(name=column, rows=size, hotness=most)
+            for column, size, most in zip(records.key_names, sizes, hotness, strict=True)
+        ),
+        splits=splits,
     )
 
 

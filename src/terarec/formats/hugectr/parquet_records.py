@@ -36,6 +36,7 @@ class ParquetRecordFile:
     Attributes:
         num_records: its rows.
         group_rows: rows of each group.
+        runs: Groups of each row group, which are decoded one after the other.
 
     Raises:
         DataNotFoundError: no such file.
@@ -62,6 +63,7 @@ class ParquetRecordFile:
         starts = [(group, start) for group, rows in enumerate(sizes) for start in range(0, rows, piece_rows)]
         self._groups = [(group, start // piece_rows) for group, start in starts]
         self.group_rows = tuple(min(piece_rows, sizes[group] - start) for group, start in starts)
+        self.runs = tuple(len(range(0, rows, piece_rows)) for rows in sizes)
         self._labels = _fields(schema, metadata.labels, path)
         self._dense = _fields(schema, metadata.dense, path)
         self._keys = _fields(schema, metadata.keys, path)

@@ -19,7 +19,7 @@ from terarec.etl.operators.values import accepted_list
 from terarec.etl.spark.expressions import ROW, column, refuse
 from terarec.etl.spark.steps.columns import text_part, typed_part
 from terarec.etl.spark.steps.step import Step
-from terarec.etl.workflow.data_set import IN_FLOAT32, LABEL, NUMBER, PROBABILITY
+from terarec.etl.workflow.data_set import IN_FLOAT32, LABEL, NUMBER, PROBABILITY, WEIGHT
 from terarec.etl.workflow.plan import Plan
 from terarec.spec import LabelSpec
 from terarec.spec.quoting import quoted
@@ -91,6 +91,12 @@ def dense_refusal(name: str, kind: Kind) -> Refusal:
     """What is refused of a column of numbers of the data set."""
     number = column(name).cast("float")
     return _refusal(name, number.isNull() | (F.abs(number) == float("inf")), NUMBER, _shower(kind))
+
+
+def weight_refusal(name: str, kind: Kind) -> Refusal:
+    """What is refused of the column of sample weights."""
+    number = column(name).cast("float")
+    return _refusal(name, number.isNull() | (number < 0) | (number == float("inf")), WEIGHT, _shower(kind))
 
 
 def _log_op(step: Step) -> list[Refusal]:

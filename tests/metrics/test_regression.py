@@ -44,7 +44,6 @@ def test_labels_are_kept_apart_and_merge_adds():
         ([-0.5], [1], r"got the prediction -0\.5, expected finite numbers >= 0"),
         ([math.inf], [1], "got the prediction inf"),
         ([0.5], [-1], r"got the label -1\.0"),
-        ([0.5], [math.nan], "got the label nan"),
         ([math.nan], [1], "NaN as the score of row 0"),
     ],
 )

@@ -1,0 +1,74 @@
+"""The recipes of a data set, each with several seeds, by the command that users have: ``terarec reproduce``.
+
+``python benchmarks/accuracy.py frappe_x1 DIR`` with the directory of the files that the recipes need. Afterwards
+``python benchmarks/accuracy_page.py`` writes docs/accuracy.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from record import Row, append_rows
+
+from terarec.recipes import load_recipe, recipe_names
+
+TERAREC = Path(sys.executable).with_name("terarec")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyRow(Row):
+    """The test AUC of one seed, and what else the run told."""
+
+    data: str
+    model: str
+    seed: int
+    logloss: float
+    published_logloss: float
+    epochs: int
+    seconds: float
+
+
+def rows_of(data: str, model: str, directory: Path, seeds: int) -> Iterator[AccuracyRow]:
+    """Train a recipe's model with the seeds from 0 on; a row for each."""
+    published = load_recipe(data, model).published
+    command = [TERAREC, "reproduce", data, "--model", model, "--data", directory, "--seeds", seeds, "--json"]
+    told = subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE, text=True).stdout
+    for run in json.loads(told)["runs"]:
+        yield AccuracyRow(
+            case=f"{data}, {model}, seed {run['seed']}",
+            metric="test AUC",
+            value=run["auc"],
+            unit="",
+            peer="published",
+            peer_value=published.auc,
+            data=data,
+            model=model,
+            seed=run["seed"],
+            logloss=run["logloss"],
+            published_logloss=published.logloss,
+            epochs=run["epochs"],
+            seconds=run["seconds"],
+        )
+
+
+def main() -> None:
+    names = recipe_names()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", choices=names, help="name of the data")
+    parser.add_argument("directory", type=Path, help="the directory of their files")
+    parser.add_argument("--model", nargs="+", help="all that have a recipe by default")
+    parser.add_argument("--seeds", type=int, default=3, help="how many models are trained by each recipe")
+    parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
+    options = parser.parse_args()
+    for model in options.model or names[options.data]:
+        append_rows("accuracy", rows_of(options.data, model, options.directory, options.seeds), dry=options.dry)
+
+
+if __name__ == "__main__":
+    main()

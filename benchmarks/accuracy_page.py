@@ -1,0 +1,123 @@
+"""The recipes and the newest rows of results/accuracy.csv as the tables of docs/accuracy.md, which it rewrites.
+
+Run it after `accuracy.py`: ``python benchmarks/accuracy_page.py``.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from terarec.recipes import load_recipe, recipe_names
+from terarec.spec import RecipeSpec
+
+HERE = Path(__file__).resolve().parent
+ROWS, PAGE = HERE / "results" / "accuracy.csv", HERE.parent / "docs" / "accuracy.md"
+BEGIN, END = "<!-- accuracy: written by benchmarks/accuracy_page.py -->", "<!-- end of accuracy -->"
+_SAME_FOR_ALL = {"tables", "init", "wide_initializer", "pooling", "activation"}
+
+Found = Mapping[str, str]
+
+
+def newest(rows: Sequence[Found]) -> dict[tuple[str, str], list[Found]]:
+    """(data, model) -> the rows of the version that trained it last, one for each seed."""
+    found: dict[tuple[str, str], dict[str, Found]] = {}
+    for row in rows:
+        seeds = found.setdefault((row["data"], row["model"]), {})
+        if any(other["terarec"] != row["terarec"] for other in seeds.values()):
+            seeds.clear()
+        seeds[row["seed"]] = row
+    return {recipe: list(seeds.values()) for recipe, seeds in found.items()}
+
+
+def page_tables(rows: Sequence[Found]) -> str:
+    """Markdown: for each data set a heading, a table of the figures and one of the settings."""
+    runs = newest(rows)
+    return "\n\n".join("\n".join(_section(data, models, runs)) for data, models in recipe_names().items())
+
+
+def _section(data: str, models: Sequence[str], runs: Mapping[tuple[str, str], Sequence[Found]]) -> Iterator[str]:
+    recipes = {model: load_recipe(data, model) for model in models}
+    order = sorted(models, key=lambda model: recipes[model].published.auc)
+    yield f"## {data}\n"
+    yield "| model | published AUC | its mean | AUC | least | difference | published logloss | logloss | time a run |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for model in order:
+        name = f"[`{model}`]({recipes[model].published.source})"
+        yield f"| {' | '.join((name, *_figures(recipes[model], runs.get((data, model), ()))))} |"
+    yield ""
+    machines = sorted({_machine(row) for model in order for row in runs.get((data, model), ())})
+    if machines:
+        yield f"Measured with {'; '.join(machines)}.\n"
+    yield "| model | settings |"
+    yield "|---|---|"
+    for model in order:
+        yield f"| `{model}` | {settings(recipes[model])} |"
+
+
+def _figures(recipe: RecipeSpec, runs: Sequence[Found]) -> tuple[str, ...]:
+    published = recipe.published
+    mean_auc = "" if published.mean_auc is None else f"{published.mean_auc:.4f}"
+    if not runs:
+        return (f"{published.auc:.4f}", mean_auc, "", "", "", f"{published.logloss:.4f}", "", "")
+    aucs, loglosses, seconds = ([float(row[name]) for row in runs] for name in ("value", "logloss", "seconds"))
+    return (
+        f"{published.auc:.4f}",
+        mean_auc,
+        _spread(aucs),
+        f"{min(aucs):.4f}",
+        f"{statistics.mean(aucs) - published.auc:+.4f}",
+        f"{published.logloss:.4f}",
+        _spread(loglosses),
+        f"{statistics.mean(seconds):.0f} s",
+    )
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation of the seeds."""
+    deviation = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.4f}{deviation}"
+
+
+def _machine(row: Found) -> str:
+    return f"terarec {row['terarec']}, torch {row['torch']}, {row['cores']} cores of {row['cpu']}"
+
+
+def settings(recipe: RecipeSpec) -> str:
+    """The fields of the model in which recipes differ, and the rule of its tables."""
+    run = recipe.run
+    told = [
+        f"{field.name} {_plain(getattr(run.model, field.name))}"
+        for field in fields(run.model)
+        if field.name not in _SAME_FOR_ALL
+    ]
+    rows = run.sparse_optimizer.rows
+    l2 = f", L2 {rows.l2:g}" if rows is not None and rows.l2 else ""
+    return "; ".join((*told, f"tables: {run.sparse_optimizer.kind} {run.sparse_optimizer.lr:g}{l2}"))
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, tuple):
+        return "-".join(map(str, value)) or "none"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def rewritten(page: str, tables: str) -> str:
+    """The page with `tables` between its marks."""
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{rest.split(END)[1]}"
+
+
+def read_rows() -> list[Found]:
+    """All rows of the results, oldest first; none where nothing was measured yet."""
+    if not ROWS.exists():
+        return []
+    with ROWS.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rewritten(PAGE.read_text(), page_tables(read_rows())))

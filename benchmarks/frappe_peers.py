@@ -1,0 +1,153 @@
+"""DeepFM on Frappe_x1: the wall time of a training against FuxiCTR and DeepCTR-Torch.
+
+``make peers-frappe``, then ``python benchmarks/frappe_peers.py DIR`` with the directory of the three files. Every side
+runs in a process of its own, in the interpreter that has its libraries, with the same keys, settings, number of epochs
+and threads, and trains in turns with the others: from a new model to the last epoch, with an evaluation after each.
+The peers have the data in memory in the form that their loaders take; terarec reads its files in every epoch. The
+program ends if a side's test AUC after enough epochs is not that of the published model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from json_process import HERE, JsonProcess, threads
+from peer_sides.frappe_job import LABEL, SPLITS, FrappeJob
+from record import Row, append_rows
+
+from terarec.data import Reader
+from terarec.etl.workflow import Workflow
+from terarec.recipes import find_recipe_files, load_recipe, load_recipe_data
+from terarec.spec import DeepFMSpec, StaticTablesSpec
+
+DATA, MODEL = "frappe_x1", "deepfm"
+
+OURS = "terarec"
+PEERS = {"fuxictr": "FuxiCTR", "deepctr": "DeepCTR-Torch"}
+FRAPPE_PYTHON = HERE.parent / ".venv-peers-frappe" / "bin" / "python"
+LEAST_AUC, LEAST_EPOCHS = 0.98, 10  # the published AUC is 0.9842, that of FM 0.967
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrappePeerRow(Row):
+    """A row with the fastest runs, the number of runs, what the models score on the test split, and the versions."""
+
+    minimum: float
+    peer_minimum: float
+    runs: int
+    auc: float
+    peer_auc: float
+    logloss: float
+    peer_logloss: float
+    peer_version: str
+
+
+def make_job(files: Path, folder: Path) -> FrappeJob:
+    """Prepare the data set and write its keys for the peers."""
+    data, source, run = folder / "data", load_recipe_data(DATA), load_recipe(DATA, MODEL).run
+    Workflow.of(source.workflow).prepare(find_recipe_files(source, files), data)
+    for split in SPLITS:
+        reader = Reader(data, split, batch_size=1 << 20)
+        (batch,) = reader
+        # Every field has one key a sample, so that the keys are a matrix [S, B].
+        keys = batch.sparse.keys.numpy().reshape(len(batch.sparse.names), -1)
+        labels = batch.label[:, 0].numpy()
+        np.savez(folder / f"{split}.npz", **{LABEL: labels}, **dict(zip(batch.sparse.names, keys, strict=True)))
+    rows = run.sparse_optimizer.rows
+    assert isinstance(run.model, DeepFMSpec)
+    tables = run.model.tables
+    assert isinstance(tables, StaticTablesSpec)
+    assert tables.init_scale is not None
+    assert rows is not None
+    return FrappeJob(
+        folder=str(folder),
+        data=str(data),
+        rows={column.name: column.rows or 1 for column in reader.spec.categorical},
+        width=run.model.width,
+        hidden=run.model.hidden,
+        dropout=run.model.dropout,
+        init_scale=tables.init_scale,
+        l2=rows.l2,
+        lr=run.sparse_optimizer.lr,
+        batch_size=run.training.batch_size,
+        threads=threads(),
+    )
+
+
+Answers = Mapping[str, Sequence[Mapping[str, float]]]
+"""By side, what each training took and gave."""
+
+
+def in_turns(sides: Mapping[str, JsonProcess], options: argparse.Namespace) -> Answers:
+    """Train every side again and again."""
+    answers: dict[str, list[Mapping[str, float]]] = {name: [] for name in sides}
+    for name in sides:
+        sides[name].ask("train", seed=0, epochs=1)
+    for seed in range(options.repeats):
+        for name in sides:
+            answer = sides[name].ask("train", seed=seed, epochs=options.epochs)
+            print(f"{name}, seed {seed}: {answer}", flush=True)
+            if options.epochs >= LEAST_EPOCHS and answer["auc"] < LEAST_AUC:
+                raise SystemExit(f"{name}: got a test AUC of {answer['auc']:.4f}, expected at least {LEAST_AUC}")
+            answers[name].append(answer)
+    return answers
+
+
+def rows_of(answers: Answers, versions: Mapping[str, str], options: argparse.Namespace) -> Iterator[FrappePeerRow]:
+    """A row for each peer."""
+    for peer in options.peer:
+        yield FrappePeerRow(
+            case=f"DeepFM, Frappe_x1, {options.epochs} epochs, {threads()} threads",
+            metric="training with an evaluation an epoch",
+            value=_median(answers[OURS], "seconds"),
+            unit="s",
+            peer=PEERS[peer],
+            peer_value=_median(answers[peer], "seconds"),
+            minimum=min(answer["seconds"] for answer in answers[OURS]),
+            peer_minimum=min(answer["seconds"] for answer in answers[peer]),
+            runs=options.repeats,
+            auc=_median(answers[OURS], "auc"),
+            peer_auc=_median(answers[peer], "auc"),
+            logloss=_median(answers[OURS], "logloss"),
+            peer_logloss=_median(answers[peer], "logloss"),
+            peer_version=versions[peer],
+        )
+
+
+def _median(answers: Sequence[Mapping[str, float]], figure: str) -> float:
+    return statistics.median(answer[figure] for answer in answers)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", type=Path, help="the directory of the three files")
+    parser.add_argument("--peer", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--epochs", type=int, default=15, help="of every training; the published run had 15")
+    parser.add_argument("--repeats", type=int, default=3, help="trainings of each side")
+    parser.add_argument("--python", type=Path, default=FRAPPE_PYTHON, help="the interpreter that has the peers")
+    parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="terarec-frappe-") as directory:
+        described = json.dumps(dataclasses.asdict(make_job(options.files, Path(directory))))
+        pythons = {OURS: Path(sys.executable), **dict.fromkeys(options.peer, options.python)}
+        sides = {
+            name: JsonProcess(python, "peer_sides.frappe_worker", [name, described]) for name, python in pythons.items()
+        }
+        answers = in_turns(sides, options)
+        versions = {name: side.version for name, side in sides.items()}
+        append_rows("frappe_peers", rows_of(answers, versions, options), dry=options.dry)
+        for side in sides.values():
+            side.close()
+
+
+if __name__ == "__main__":
+    main()

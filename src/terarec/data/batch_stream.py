@@ -1,0 +1,315 @@
+"""`BatchStream`: batches from a position on, read ahead by threads. What `Reader` and `RecordReader` share."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, count
+
+from terarec.batch import Batch
+from terarec.data.decode import cut
+from terarec.data.prefetch import ordered_map, prefetched
+from terarec.data.sampler import Sampler
+from terarec.errors import ConfigError, FormatError
+from terarec.formats import ColumnBlock, merge
+
+ReadGroup = Callable[[int], tuple[ColumnBlock, int]]
+"""Group number -> its rows, and how many more were left out; called from several threads."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamOptions:
+    """How a stream is cut, ordered and read ahead.
+
+    Attributes:
+        batch_size: Samples B in a batch.
+        shuffle: Whether the order is random, a new one in every epoch.
+        seed: Shuffle seed.
+        drop_last: Whether a last batch of fewer samples is left out. A stream that repeats has none.
+        repeat: Whether each epoch follows the one before without an end.
+        threads: Threads that read and decode.
+        prefetch: Batches ready ahead; 0 for none, without a thread.
+    """
+
+    batch_size: int
+    shuffle: bool
+    seed: int
+    drop_last: bool
+    repeat: bool
+    threads: int
+    prefetch: int
+
+    def __post_init__(self) -> None:
+        for name, minimum in (("batch_size", 1), ("seed", 0), ("threads", 1), ("prefetch", 0)):
+            _check_int(name, getattr(self, name), minimum)
+        for name in ("shuffle", "drop_last", "repeat"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"reader: {name} is {getattr(self, name)!r}, expected True or False")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Feed:
+    """What a stream reads.
+
+    Attributes:
+        group_rows: Rows of each group, before any are left out.
+        read: Reads a group.
+        to_batch: Rows -> batch.
+        runs: Lengths of the runs of groups that stay in order when shuffling; None if each group is a run.
+        mixes_rows: Whether shuffling mixes the rows of several groups; otherwise it moves whole groups.
+    """
+
+    group_rows: Sequence[int]
+    read: ReadGroup
+    to_batch: Callable[[Sequence[ColumnBlock]], Batch]
+    runs: Sequence[int] | None = None
+    mixes_rows: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Position:
+    """A position between two batches.
+
+    Attributes:
+        epoch: Finished epochs.
+        rows: Rows read of the current epoch: all rows of a finished window, left out or not, and of the window that is
+            begun those that batches hold. So it does not depend on what is left out later.
+        skipped: Rows left out so far, in all epochs.
+    """
+
+    epoch: int = 0
+    rows: int = 0
+    skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Groups that are read together. `start`: rows of the epoch before them."""
+
+    epoch: int
+    index: int
+    groups: tuple[int, ...]
+    start: int
+
+
+@dataclass(slots=True)
+class _Held:
+    """A window in memory: rows that it holds, and how many of them batches hold already."""
+
+    window: _Window
+    kept: int
+    taken: int
+
+
+class BatchStream:
+    """The iteration of a reader, at most one at a time, with a position that can be saved after any batch.
+
+    Args:
+        feed: What to read.
+        options: How to cut and order it.
+
+    Raises:
+        FormatError: No rows that could repeat.
+    """
+
+    def __init__(self, feed: Feed, options: StreamOptions) -> None:
+        self.options = options
+        self._feed = _checked(feed, options)
+        self._position = _Position()
+        self._restored = False
+        # Weak, so that leaving a for loop drops the last reference to its iterator, which closes it.
+        self._running: weakref.ref[Generator[Batch, None, None]] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of an epoch, before any are left out."""
+        return sum(self._feed.group_rows)
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of an epoch, before any rows are left out."""
+        size = self.options.batch_size
+        return self.num_rows // size if self.options.drop_last else -(-self.num_rows // size)
+
+    @property
+    def num_skipped(self) -> int:
+        """Rows left out so far, up to the last batch given."""
+        return self._position.skipped
+
+    def replace_feed(self, feed: Feed) -> None:
+        """Read `feed` from its start on; the running iteration ends.
+
+        Raises:
+            FormatError: No rows that could repeat; the feed before stays.
+        """
+        feed = _checked(feed, self.options)
+        self.close()
+        self._feed, self._restored = feed, False
+
+    def start(self) -> Iterator[Batch]:
+        """Iterate from the restored position, or from the start of the current epoch on."""
+        self.close()
+        if not self._restored:
+            self._position = replace(self._position, rows=0)
+        self._restored = False
+        iterator = self._iterate()
+        self._running = weakref.ref(iterator)
+        return iterator
+
+    def close(self) -> None:
+        """End the running iteration and its threads."""
+        iterator = self._running() if self._running is not None else None
+        if iterator is not None:
+            iterator.close()
+        self._running = None
+
+    def state_dict(self) -> dict[str, int | bool]:
+        """Return the position and what it depends on: small JSON data."""
+        at = self._position
+        return {
+            "epoch": at.epoch,
+            "rows_read": at.rows,
+            "rows_skipped": at.skipped,
+            "seed": self.options.seed,
+            **self._cut(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Continue from `state` at the next `start`.
+
+        States of earlier versions have ``batches`` (of the epoch) in the place of ``rows_read``, and no ``repeat``.
+
+        Raises:
+            ConfigError: The state is of other data or other options, or is no state.
+        """
+        state = {"repeat": False, "rows_skipped": 0, **state}
+        for field, here in self._cut().items():
+            if state.get(field) != here:
+                raise ConfigError(f"reader state: {field} is {state.get(field)!r}, expected {here!r} as in this reader")
+        if "rows_read" not in state:
+            batches = _check_int("state['batches']", state.get("batches"), 0)
+            if batches > self.num_batches:
+                raise ConfigError(f"reader state: batches is {batches}, expected at most {self.num_batches}")
+            state["rows_read"] = min(batches * self.options.batch_size, self.num_rows)
+        epoch, rows, skipped, seed = (
+            _check_int(f"state[{field!r}]", state.get(field), 0)
+            for field in ("epoch", "rows_read", "rows_skipped", "seed")
+        )
+        if rows > self.num_rows:
+            raise ConfigError(f"reader state: rows_read is {rows}, expected at most {self.num_rows}")
+        self.close()
+        self._position = _Position(epoch=epoch, rows=rows, skipped=skipped)
+        self.options = replace(self.options, seed=seed)
+        self._restored = True
+
+    def _cut(self) -> dict[str, int | bool]:
+        options = self.options
+        return {
+            "shuffle": options.shuffle,
+            "batch_size": options.batch_size,
+            "drop_last": options.drop_last,
+            "repeat": options.repeat,
+            "rows": self.num_rows,
+        }
+
+    def _iterate(self) -> Generator[Batch, None, None]:
+        batches = prefetched(_batches(self._feed, self.options, self._position), self.options.prefetch)
+        try:
+            for batch, self._position in batches:
+                if batch is not None:
+                    yield batch
+        finally:
+            batches.close()
+
+
+def _batches(
+    feed: Feed, options: StreamOptions, position: _Position
+) -> Generator[tuple[Batch | None, _Position], None, None]:
+    """Each batch after `position` with the position after it; in the end None with the start of the next epoch.
+
+    It holds no reader, so that a reader that nobody keeps ends its threads.
+    """
+    sampler = Sampler(
+        feed.group_rows, shuffle=options.shuffle, seed=options.seed, runs=feed.runs, mixes_rows=feed.mixes_rows
+    )
+
+    def load(window: _Window) -> tuple[_Window, ColumnBlock, int]:
+        read = [feed.read(group) for group in window.groups]
+        blocks = [block for block, _ in read]
+        order = sampler.order(window.epoch, window.index, sum(block.num_rows for block in blocks))
+        return window, merge(blocks, order), sum(left_out for _, left_out in read)
+
+    held: deque[_Held] = deque()
+    epoch, kept, skipped = position.epoch, position.rows, position.skipped
+
+    def blocks() -> Iterator[ColumnBlock]:
+        nonlocal epoch, kept, skipped
+        for window, block, left_out in loaded:
+            if window.epoch > epoch:
+                if not kept:
+                    raise FormatError("reader: the checksum of every record fails, expected some to repeat")
+                epoch, kept = window.epoch, 0
+            kept += block.num_rows
+            taken = _taken(window, position)
+            if not taken:  # otherwise they were counted before the position was saved
+                skipped += left_out
+            held.append(_Held(window, block.num_rows, min(taken, block.num_rows)))
+            yield block
+
+    windows = _windows(sampler, position, repeat=options.repeat)
+    first = next(windows, None)
+    loaded = ordered_map(load, () if first is None else chain((first,), windows), options.threads)
+    skip = 0 if first is None else _taken(first, position)
+    try:
+        for pieces in cut(blocks(), options.batch_size, skip=skip, drop_last=options.drop_last):
+            at, rows = _advance(held, sampler, sum(piece.num_rows for piece in pieces))
+            yield feed.to_batch(pieces), _Position(epoch=at, rows=rows, skipped=skipped)
+        yield None, _Position(epoch=position.epoch + 1, skipped=skipped)
+    finally:
+        loaded.close()
+
+
+def _windows(sampler: Sampler, position: _Position, *, repeat: bool) -> Iterator[_Window]:
+    """The windows that are not finished at `position`, in order; those before it are never read."""
+    for epoch in count(position.epoch) if repeat else (position.epoch,):
+        start = 0
+        for index, groups in enumerate(sampler.windows(epoch)):
+            rows = sampler.window_rows(groups)
+            if epoch > position.epoch or start + rows > position.rows:
+                yield _Window(epoch, index, groups, start)
+            start += rows
+
+
+def _taken(window: _Window, position: _Position) -> int:
+    """Rows of `window` that batches before `position` hold."""
+    return max(0, position.rows - window.start) if window.epoch == position.epoch else 0
+
+
+def _advance(held: deque[_Held], sampler: Sampler, rows: int) -> tuple[int, int]:
+    """Take the next `rows` rows out of the windows `held`; returns the epoch after them, and its rows read."""
+    epoch = at = 0
+    # Windows of which nothing was kept count as read as soon as they are held, because what they left out is counted.
+    while held and (rows or held[0].taken == held[0].kept):
+        first = held[0]
+        step = min(rows, first.kept - first.taken)
+        first.taken += step
+        rows -= step
+        epoch, at = first.window.epoch, first.window.start + first.taken
+        if first.taken == first.kept:
+            at = first.window.start + sampler.window_rows(first.window.groups)
+            held.popleft()
+    return epoch, at
+
+
+def _checked(feed: Feed, options: StreamOptions) -> Feed:
+    if options.repeat and not sum(feed.group_rows):
+        raise FormatError("reader: the source holds no records, expected some to repeat")
+    return feed
+
+
+def _check_int(name: str, value: object, minimum: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**64:
+        raise ConfigError(f"reader: {name} is {value!r}, expected an integer >= {minimum}")
+    return value

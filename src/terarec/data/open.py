@@ -1,0 +1,99 @@
+"""Opens data of either kind: a prepared data set, or HugeCTR's files that a ``records.json`` describes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from terarec.data.batch_reader import BatchReader
+from terarec.data.reader import Reader
+from terarec.data.records.described import ColumnSource
+from terarec.data.records.reader import RecordReader
+from terarec.formats import DATASET_FILE, read_dataset
+from terarec.formats.hugectr import RECORDS_FILE, base_name, describe_dataset, read_records
+from terarec.spec import DatasetSpec, ShardSpec
+
+
+def read_spec(path: str | Path) -> DatasetSpec:
+    """Read which columns and splits the data at `path` has. Samples are not touched.
+
+    A slot of HugeCTR's files is a categorical column, named as in a data set that `terarec convert` makes of them:
+    ``<input>.<slot>``, or ``<input>`` if the input has one slot. A split has one shard, its file list or file.
+
+    Args:
+        path: Directory of a prepared data set, directory with a ``records.json``, or such a file.
+
+    Raises:
+        DataNotFoundError: No such path, or a directory without either description.
+        FormatError: The description is damaged.
+    """
+    records = _records_file(Path(path))
+    if records is None:
+        return read_dataset(Path(path))
+    spec = read_records(records)
+    splits = {
+        split: (ShardSpec(file=f"{split}/{base_name(entry.path)}", rows=entry.rows),)
+        for split, entry in spec.splits.items()
+    }
+    name = records.resolve().parent.name or "records"
+    return describe_dataset(spec, name, "parquet" if spec.kind == "parquet" else "raw", splits)
+
+
+def open_reader(
+    path: str | Path,
+    split: str = "train",
+    *,
+    batch_size: int,
+    shuffle: bool = False,
+    seed: int = 0,
+    drop_last: bool = False,
+    threads: int = 1,
+    repeat: bool = False,
+) -> BatchReader:
+    """Open a split of a prepared data set or of HugeCTR's files.
+
+    Batches have the columns that `read_spec` describes, with keys from 0 on in each column of known rows.
+
+    Args:
+        path: Directory of a prepared data set, directory with a ``records.json``, or such a file.
+        split: Split to read.
+        batch_size: Samples B in a batch.
+        shuffle: Whether the order is random, a new one in every epoch.
+        seed: Shuffle seed.
+        drop_last: Whether a last batch of fewer samples is left out.
+        threads: Threads that read and decode ahead.
+        repeat: Whether each epoch follows the one before without an end.
+
+    Raises:
+        DataNotFoundError: No such path, a directory without either description, or a file is missing.
+        FormatError: A file does not hold what the description promises; also while iterating. No samples to repeat.
+        ConfigError: No such split, or an argument out of range.
+    """
+    records = _records_file(Path(path))
+    if records is None:
+        return Reader(
+            path,
+            split,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last,
+            repeat=repeat,
+            threads=threads,
+        )
+    return RecordReader(
+        ColumnSource(read_records(records), split, records.parent, read_spec(records).categorical),
+        batch_size=batch_size,
+        shuffle=shuffle,
+        seed=seed,
+        drop_last=drop_last,
+        repeat=repeat,
+        threads=threads,
+    )
+
+
+def _records_file(path: Path) -> Path | None:
+    """The description of HugeCTR's files at `path`; None for a data set, or for what is neither."""
+    if path.is_file():
+        return path
+    found = path / RECORDS_FILE
+    return found if found.is_file() and not (path / DATASET_FILE).is_file() else None

@@ -1,0 +1,227 @@
+"""Metrics by name over the batches of an evaluation: overall, by label and by slice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from terarec.errors import ConfigError
+from terarec.metrics.average_loss import AverageLoss
+from terarec.metrics.columns import FloatColumns, Integers, Values, as_columns, as_weights, mean_over_labels
+from terarec.metrics.parts import PartedSamples
+from terarec.metrics.registry import Reads, find_metric
+from terarec.metrics.results import LabelValues, MetricValues, Results
+from terarec.metrics.sample_store import ColumnValues, SampleStore, column_array
+from terarec.metrics.slices import Slices
+
+MAX_SLICES = 1000
+"""Values of a column that are reported; the samples with other values are taken together."""
+
+
+class MetricSet:
+    """Metrics by name over the batches of an evaluation.
+
+    A sample whose label is NaN does not count for that label; one with weight 0 does not count at all. Without slices
+    and groups the metrics are streamed; otherwise every sample is kept, once (`SampleStore`), until `compute`.
+
+    Args:
+        metrics: Names of metrics, such as ``auc`` or ``ndcg@10`` (`metric_names`).
+        labels: Names of the labels.
+        slices: Columns for whose values the metrics are reported, too.
+        group: Column that says which samples belong together (a user, a query); for the metrics that need groups.
+        max_slices: Values of a slice column to report, the most frequent ones.
+
+    Raises:
+        ConfigError: an unknown metric or one that occurs twice, a metric that needs groups without `group`, no label,
+            or slices for which there is no metric.
+
+    Example:
+        >>> held = MetricSet(["auc", "logloss"], ["click"])
+        >>> held.update(logits=np.array([[0.0], [1.0]]), labels=np.array([[0.0], [1.0]]))
+        >>> held.compute()["auc"]
+        1.0
+    """
+
+    def __init__(
+        self,
+        metrics: Sequence[str],
+        labels: Sequence[str],
+        *,
+        slices: Sequence[str] = (),
+        group: str | None = None,
+        max_slices: int = MAX_SLICES,
+    ) -> None:
+        for what, names in (("metrics", metrics), ("labels", labels), ("slices", slices)):
+            repeated = [name for number, name in enumerate(names) if name in names[:number]]
+            if repeated:
+                raise ConfigError(f"{what}: {repeated[0]!r} occurs twice, expected distinct names")
+        if not labels:
+            raise ConfigError("labels: got none, expected at least one")
+        if max_slices < 1:
+            raise ConfigError(f"max_slices: got {max_slices}, expected at least 1")
+        self._metrics = tuple(find_metric(name) for name in metrics)
+        grouped = [metric.name for metric in self._metrics if metric.needs_group]
+        if grouped and group is None:
+            raise ConfigError(f"metric {grouped[0]!r}: got no group column, expected one, such as the user's id")
+        self._labels, self._slices, self._max_slices = tuple(labels), tuple(slices), max_slices
+        self._group = group if grouped else None
+        self.reset()
+
+    @property
+    def reads(self) -> frozenset[Reads]:
+        """What `update` needs: "logits", "scores" and "loss" where a metric reads them."""
+        return frozenset(metric.reads for metric in self._metrics)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that `update` needs."""
+        group = () if self._group is None or self._group in self._slices else (self._group,)
+        return (*self._slices, *group)
+
+    def reset(self) -> None:
+        """Forget every batch."""
+        keeps_samples = bool(self.columns)
+        self._store = SampleStore(self.columns) if keeps_samples else None
+        self._streams = {
+            metric.name: metric.streaming()
+            for metric in self._metrics
+            if metric.streaming is not None and not keeps_samples
+        }
+        self._loss = AverageLoss()
+        self._rows = 0
+        self._label_rows = np.zeros(len(self._labels), np.int64)
+
+    def update(
+        self,
+        *,
+        labels: Values,
+        logits: Values | None = None,
+        scores: Values | None = None,
+        weights: Values | None = None,
+        columns: Mapping[str, ColumnValues] | None = None,
+        loss: float | Values | None = None,
+    ) -> None:
+        """Take in a batch of B samples.
+
+        Args:
+            labels: Labels [B, L], or [B] for one label; NaN for unknown ones.
+            logits: Logits [B, L], or [B, C] for one label whose values are the numbers of C classes.
+            scores: Probabilities or values, of the shape of `logits`.
+            weights: Weights [B]; None for ones.
+            columns: Column -> its values [B]: at least those that `columns` names.
+            loss: Mean loss of the batch.
+
+        Raises:
+            ConfigError: an input that `reads` or `columns` names is missing, NaN among logits or scores, a label or
+                weight that a metric does not accept, or shapes that do not match.
+        """
+        inputs: dict[Reads, FloatColumns] = {}
+        truth: FloatColumns | None = None
+        given: dict[Reads, Values | None] = {"logits": logits, "scores": scores}
+        for name, values in given.items():
+            if name in self.reads:
+                inputs[name], truth = as_columns(
+                    "MetricSet", _given(name, values), labels if truth is None else truth, allow_classes=True
+                )
+        if "loss" in self.reads:
+            if loss is None:
+                raise ConfigError("MetricSet.update: got no loss, expected the mean loss of the batch")
+            self._loss.update(float(loss))
+        if truth is None:
+            return
+        if truth.shape[1] != len(self._labels):
+            expected = f"{len(self._labels)}: {', '.join(self._labels)}"
+            raise ConfigError(f"MetricSet.update: got {truth.shape[1]} labels, expected {expected}")
+        held = as_weights("MetricSet", weights, len(truth))
+        arrays = {name: column_array(name, _column(name, columns), len(truth)) for name in self.columns}
+        if held is not None and not held.all():
+            counts = held > 0
+            inputs = {name: values[counts] for name, values in inputs.items()}
+            truth, held = truth[counts], held[counts]
+            arrays = {name: array.filter(pa.array(counts)) for name, array in arrays.items()}
+        self._take(inputs, truth, held, arrays)
+
+    def compute(self) -> Results:
+        """The metrics of all samples since the last `reset`, by label and by slice."""
+        overall, slices = self._streamed(), {}
+        if self._store is not None and self._rows:
+            group = None if self._group is None else self._store.column(self._group)[0]
+            overall = self._by_part(np.zeros(self._rows, np.int64), 1, group)[0]
+            for name in self._slices:
+                parted = Slices(*self._store.column(name), self._max_slices)
+                slices[name] = parted.results(self._by_part(parted.part, parted.parts, group))
+        # The loss of a batch belongs to no label and to no slice.
+        loss = {metric.name: self._loss.compute() for metric in self._metrics if metric.reads == "loss"}
+        values = overall.values | loss
+        in_order = {metric.name: values[metric.name] for metric in self._metrics}
+        return Results(overall=replace(overall, values=in_order), slices=slices)
+
+    def _take(
+        self,
+        inputs: Mapping[Reads, FloatColumns],
+        labels: FloatColumns,
+        weights: FloatColumns | None,
+        columns: Mapping[str, pa.Array],
+    ) -> None:
+        if self._store is None:
+            for metric in self._metrics:
+                if metric.name in self._streams:
+                    self._streams[metric.name].update(inputs[metric.reads], labels, weights)
+        else:
+            for metric in self._metrics:
+                if metric.check is not None:
+                    metric.check(inputs[metric.reads], labels)
+            self._store.add(inputs.get("logits"), inputs.get("scores"), labels, weights, columns)
+        self._rows += len(labels)
+        self._label_rows += (~np.isnan(labels)).sum(axis=0)
+
+    def _streamed(self) -> MetricValues:
+        """The metrics of the streams; NaN for those that have seen nothing."""
+        values: list[dict[str, float]] = [{} for _ in self._labels]
+        for name, stream in self._streams.items():
+            for of_label, value in zip(values, stream.per_label(), strict=False):
+                of_label[name] = value
+        return self._values(self._rows, self._label_rows, values)
+
+    def _by_part(self, part: Integers, parts: int, group: Integers | None) -> list[MetricValues]:
+        """The metrics of each part of the samples."""
+        assert self._store is not None
+        computed = {metric.name: metric.by_part for metric in self._metrics if metric.by_part is not None}
+        values: list[list[dict[str, float]]] = [[{} for _ in self._labels] for _ in range(parts)]
+        label_rows = np.zeros((len(self._labels), parts), np.int64)
+        for label in range(len(self._labels)):
+            samples, known = self._store.samples(label, group)
+            held = PartedSamples(samples, part[known], parts)
+            label_rows[label] = np.bincount(held.part, minlength=parts)
+            for name, by_part in computed.items():
+                for number, value in enumerate(by_part(held).tolist()):
+                    values[number][label][name] = value
+        rows = np.bincount(part, minlength=parts)
+        return [self._values(int(rows[number]), label_rows[:, number], values[number]) for number in range(parts)]
+
+    def _values(self, rows: int, label_rows: Integers, values: Sequence[Mapping[str, float]]) -> MetricValues:
+        """The metrics of some samples from those of each label."""
+        names = [metric.name for metric in self._metrics if metric.reads != "loss"]
+        labels = {
+            label: LabelValues(rows=int(count), values={name: of_label.get(name, math.nan) for name in names})
+            for label, count, of_label in zip(self._labels, label_rows, values, strict=True)
+        }
+        means = {name: mean_over_labels([held.values[name] for held in labels.values()]) for name in names}
+        return MetricValues(rows=rows, values=means, labels=labels)
+
+
+def _given(name: str, values: Values | None) -> Values:
+    if values is None:
+        raise ConfigError(f"MetricSet.update: got no {name}, expected {name}, which a metric reads")
+    return values
+
+
+def _column(name: str, columns: Mapping[str, ColumnValues] | None) -> ColumnValues:
+    if columns is None or name not in columns:
+        got = ", ".join(columns or ()) or "none"
+        raise ConfigError(f"MetricSet.update: got the columns {got}, expected {name!r} among them")
+    return columns[name]

@@ -1,0 +1,173 @@
+"""Metrics by name: what each reads, which values are better, and how it is computed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from terarec.errors import ConfigError
+from terarec.metrics.accuracy import Accuracy
+from terarec.metrics.auc import AUC
+from terarec.metrics.columns import FloatColumns, Floats, LabelRange, Values, check_labels, check_one_score
+from terarec.metrics.label_means import LabelMeanMetric
+from terarec.metrics.logloss import LogLoss, NormalizedEntropy
+from terarec.metrics.parts import PartedSamples
+from terarec.metrics.ranking import RANKING_METRICS
+from terarec.metrics.regression import MAE, MSE, RMSE, SMAPE
+from terarec.spec.nearest import did_you_mean
+
+Reads = Literal["logits", "scores", "loss"]
+"""Input of a metric: logits, the objective's scores (probabilities, or values), or the mean loss of the batch."""
+
+
+class StreamingMetric(Protocol):
+    """A metric that needs no group, taken batch by batch."""
+
+    def update(self, predictions: Values, labels: Values, weights: Values | None = None, /) -> object:
+        """Take in a batch."""
+
+    def per_label(self) -> tuple[float, ...]:
+        """The value of every label; empty before the first update."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One metric by its name.
+
+    Attributes:
+        name: Name with its k, such as ``ndcg@10``.
+        reads: Input.
+        higher_is_better: Whether a higher value is better: the direction for early stopping and plateaus.
+        needs_group: Whether it is computed in groups of samples, such as the samples of a user.
+        streaming: Maker of the streaming form; None for a metric that needs groups or reads the loss.
+        by_part: Function from samples of one label to a value for each part; None for a metric that reads the loss.
+        check: Function of predictions and labels that raises `ConfigError` for what the metric does not accept.
+    """
+
+    name: str
+    reads: Reads
+    higher_is_better: bool
+    needs_group: bool = False
+    streaming: Callable[[], StreamingMetric] | None = None
+    by_part: Callable[[PartedSamples], Floats] | None = None
+    check: Callable[[FloatColumns, FloatColumns], None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kind:
+    """A row of the registry."""
+
+    make: Callable[[str, int | None], Metric]
+    k: Literal["none", "optional", "required"] = "none"
+
+
+def find_metric(name: str) -> Metric:
+    """The metric called `name`, such as ``auc``, ``ndcg@10`` or ``mrr``.
+
+    Raises:
+        ConfigError: an unknown name (the nearest one is named), or a k that is missing, not accepted or not >= 1.
+    """
+    base, has_k, text = name.partition("@")
+    kind = _KINDS.get(base)
+    if kind is None:
+        hint = did_you_mean(base, _KINDS)
+        raise ConfigError(f"metric: got {name!r}{hint}, expected one of {', '.join(metric_names())}")
+    if has_k and not (kind.k != "none" and re.fullmatch("[1-9][0-9]{0,8}", text)):
+        expected = f"{base!r} alone" if kind.k == "none" else f"a whole number >= 1 after {base + '@'!r}"
+        raise ConfigError(f"metric: got {name!r}, expected {expected}")
+    if kind.k == "required" and not has_k:
+        raise ConfigError(f"metric: got {name!r}, expected the length of the list, such as {base + '@10'!r}")
+    return kind.make(name, int(text) if has_k else None)
+
+
+def metric_names() -> tuple[str, ...]:
+    """The names of all metrics; ``@K`` stands for the length of a list."""
+    suffix = {"none": "", "optional": "[@K]", "required": "@K"}
+    return tuple(base + suffix[kind.k] for base, kind in _KINDS.items())
+
+
+def _mean(metric: type[LabelMeanMetric], reads: Reads, *, higher_is_better: bool = False) -> _Kind:
+    def by_part(held: PartedSamples) -> Floats:
+        samples = held.samples
+        predictions = samples.logits if reads == "logits" else samples.scores
+        assert predictions is not None
+        return metric.by_part(predictions, samples.labels[:, None], samples.weights, held.part, held.parts)
+
+    def make(name: str, k: int | None) -> Metric:
+        return Metric(
+            name=name,
+            reads=reads,
+            higher_is_better=higher_is_better,
+            streaming=metric,
+            by_part=by_part,
+            check=metric.check,
+        )
+
+    return _Kind(make=make)
+
+
+def _ranking(base: str) -> _Kind:
+    function = RANKING_METRICS[base]
+
+    def make(name: str, k: int | None) -> Metric:
+        return Metric(
+            name=name,
+            reads="logits",
+            higher_is_better=True,
+            needs_group=True,
+            by_part=lambda held: held.ranking(function(held.ranks, k)),
+            check=_one_score(name, "gain"),
+        )
+
+    return _Kind(make=make, k="optional" if base in ("mrr", "map") else "required")
+
+
+def _auc(name: str, k: int | None) -> Metric:
+    return Metric(
+        name=name,
+        reads="logits",
+        higher_is_better=True,
+        streaming=AUC,
+        by_part=PartedSamples.auc,
+        check=_one_score(name, "share"),
+    )
+
+
+def _gauc(name: str, k: int | None) -> Metric:
+    return Metric(
+        name=name,
+        reads="logits",
+        higher_is_better=True,
+        needs_group=True,
+        by_part=PartedSamples.gauc,
+        check=_one_score(name, "share"),
+    )
+
+
+def _average_loss(name: str, k: int | None) -> Metric:
+    return Metric(name=name, reads="loss", higher_is_better=False)
+
+
+def _one_score(name: str, accepted: LabelRange) -> Callable[[FloatColumns, FloatColumns], None]:
+    def check(predictions: FloatColumns, labels: FloatColumns) -> None:
+        check_one_score(name, predictions, labels)
+        check_labels(name, labels, accepted)
+
+    return check
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "auc": _Kind(make=_auc),
+    "gauc": _Kind(make=_gauc),
+    "logloss": _mean(LogLoss, "logits"),
+    "ne": _mean(NormalizedEntropy, "logits"),
+    "rmse": _mean(RMSE, "scores"),
+    "mae": _mean(MAE, "scores"),
+    "mse": _mean(MSE, "scores"),
+    "smape": _mean(SMAPE, "scores"),
+    "accuracy": _mean(Accuracy, "scores", higher_is_better=True),
+    **{base: _ranking(base) for base in RANKING_METRICS},
+    "average_loss": _Kind(make=_average_loss),
+}

@@ -1,0 +1,59 @@
+"""What training, evaluation and serving take from a model besides ``forward``.
+
+A model is a module that turns a `Batch` into logits float[B, C]. One whose ``forward`` returns something else has
+``output_logits(output) -> Tensor``; one with a loss of its own has ``training_loss(output, batch) -> Tensor``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from terarec.batch import Batch
+from terarec.errors import ConfigError
+from terarec.nn.objectives import Objective
+
+
+def training_loss(model: nn.Module, output: object, batch: Batch, objective: Objective) -> Tensor:
+    """Return what training minimises, a scalar: the model's own loss where it has one, else the objective's.
+
+    Args:
+        model: The model.
+        output: What its ``forward`` returned for `batch`.
+        batch: The batch.
+        objective: The loss for models that return logits.
+
+    Raises:
+        ConfigError: Logits of another shape than the objective takes, or no logits.
+    """
+    own = getattr(model, "training_loss", None)
+    loss: Tensor = objective.loss(logits_of(model, output), batch) if own is None else own(output, batch)
+    return loss
+
+
+def logits_of(model: nn.Module, output: object) -> Tensor:
+    """Return the logits float[B, C] in what the ``forward`` of `model` returned.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    find = getattr(model, "output_logits", None)
+    logits = output if find is None else find(output)
+    if not isinstance(logits, Tensor):
+        raise ConfigError(
+            f"{type(model).__name__}: got {type(logits).__name__} from it, expected logits [B, C], or a method "
+            "output_logits(output) that returns them"
+        )
+    return logits
+
+
+def score_names(labels: Sequence[str], num_scores: int) -> tuple[str, ...]:
+    """Return the names of a sample's scores in files.
+
+    They are ``score`` for one, ``score_<label>`` for one a label, and ``score_<class>`` for those of classes.
+    """
+    if num_scores == 1:
+        return ("score",)
+    names = labels if len(labels) == num_scores else map(str, range(num_scores))
+    return tuple(f"score_{name}" for name in names)

@@ -1,0 +1,249 @@
+"""Objectives: what training minimises, and what scores are, for models that return logits.
+
+A sample's weight multiplies its loss; the mean is over the samples of the batch and not over the sum of their weights,
+as in ``torch.nn.functional.binary_cross_entropy_with_logits(weight=...)``.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import (
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    huber_loss,
+    l1_loss,
+    logsigmoid,
+    mse_loss,
+)
+
+from terarec.batch import Batch, column_codes
+from terarec.errors import ConfigError
+from terarec.spec.objective import (
+    BinarySpec,
+    MultiClassSpec,
+    ObjectiveSpec,
+    PairwiseSpec,
+    RegressionSpec,
+    SampledSoftmaxSpec,
+)
+
+
+class Objective(Protocol):
+    """A loss over logits with the scores that belong to it.
+
+    Attributes:
+        default_metrics: Metrics that evaluation computes unless others are named; training monitors the first.
+    """
+
+    default_metrics: ClassVar[tuple[str, ...]]
+
+    def num_outputs(self, num_labels: int) -> int:
+        """Return the number of logits C of a sample."""
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return the mean loss of a batch, a scalar float32, for logits [B, C]."""
+
+    def scores(self, logits: Tensor) -> Tensor:
+        """Return what a model answers for logits [B, C]: probabilities or values, float32[B, C]."""
+
+
+class BinaryObjective:
+    """Binary cross entropy in nats, the mean over samples and labels.
+
+    Args:
+        spec: Weights of the labels.
+    """
+
+    default_metrics: ClassVar[tuple[str, ...]] = ("auc", "logloss")
+
+    def __init__(self, spec: BinarySpec | None = None) -> None:
+        self._weights = () if spec is None else spec.label_weights
+
+    def num_outputs(self, num_labels: int) -> int:
+        """Return one logit a label."""
+        if self._weights and len(self._weights) != num_labels:
+            raise ConfigError(
+                f"objective.label_weights: got {len(self._weights)}, expected one for each of {num_labels} labels"
+            )
+        return num_labels
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return the mean of log(1 + exp(x)) - x y for labels y in [0, 1]."""
+        _check_shape(logits, batch.label)
+        weight = None if batch.weight is None else batch.weight.unsqueeze(1)
+        if self._weights:
+            factors = torch.tensor(self._weights, device=logits.device)
+            weight = factors if weight is None else weight * factors
+        return binary_cross_entropy_with_logits(logits.float(), batch.label, weight=weight)
+
+    def scores(self, logits: Tensor) -> Tensor:
+        """Return the probability of each label."""
+        return logits.float().sigmoid()
+
+
+class MultiClassObjective:
+    """Cross entropy in nats.
+
+    Args:
+        spec: Number of classes and label smoothing.
+    """
+
+    default_metrics: ClassVar[tuple[str, ...]] = ("accuracy", "logloss")
+
+    def __init__(self, spec: MultiClassSpec) -> None:
+        self._spec = spec
+
+    def num_outputs(self, num_labels: int) -> int:
+        """Return one logit a class.
+
+        Raises:
+            ConfigError: Several label columns.
+        """
+        if num_labels != 1:
+            raise ConfigError(f"objective: got 'multi_class' for {num_labels} labels, expected one, the class")
+        return self._spec.classes
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return the mean of -log softmax(x)[class]."""
+        classes = batch.label[:, 0].long()
+        if bool(((classes < 0) | (classes >= self._spec.classes) | (classes != batch.label[:, 0])).any()):
+            raise ConfigError(f"label: got a value that is no class, expected integers 0 to {self._spec.classes - 1}")
+        losses = cross_entropy(logits.float(), classes, label_smoothing=self._spec.label_smoothing, reduction="none")
+        return _weighted_mean(losses, batch)
+
+    def scores(self, logits: Tensor) -> Tensor:
+        """Return the probability of each class."""
+        return logits.float().softmax(1)
+
+
+class RegressionObjective:
+    """Squared, absolute or Huber loss.
+
+    Args:
+        spec: Which loss.
+    """
+
+    default_metrics: ClassVar[tuple[str, ...]] = ("rmse", "mae")
+
+    def __init__(self, spec: RegressionSpec) -> None:
+        self._spec = spec
+
+    def num_outputs(self, num_labels: int) -> int:
+        """Return one output a label."""
+        return num_labels
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return the mean loss over samples and labels."""
+        values = logits.float()
+        _check_shape(values, batch.label)
+        if self._spec.loss == "mse":
+            losses = mse_loss(values, batch.label, reduction="none")
+        elif self._spec.loss == "mae":
+            losses = l1_loss(values, batch.label, reduction="none")
+        else:
+            losses = huber_loss(values, batch.label, reduction="none", delta=self._spec.delta)
+        return _weighted_mean(losses.mean(1), batch)
+
+    def scores(self, logits: Tensor) -> Tensor:
+        """Return the outputs as they are."""
+        return logits.float()
+
+
+class PairwiseObjective:
+    """The mean of log(1 + exp(-(x_i - x_j))) over the pairs with y_i > y_j, each with the weight of i.
+
+    A batch without such a pair has the loss 0.
+
+    Args:
+        spec: Column of the groups.
+    """
+
+    default_metrics: ClassVar[tuple[str, ...]] = ("auc",)
+
+    def __init__(self, spec: PairwiseSpec) -> None:
+        self._group = spec.group
+
+    def num_outputs(self, num_labels: int) -> int:
+        """Return one score a label."""
+        return num_labels
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return the mean over pairs, and over labels."""
+        _check_shape(logits, batch.label)
+        same = None
+        if self._group is not None:
+            codes = column_codes(batch, self._group).to(logits.device)
+            same = codes.unsqueeze(1) == codes
+        return torch.stack(
+            [
+                self._label_loss(scores, labels, same, batch.weight)
+                for scores, labels in zip(logits.float().T, batch.label.T, strict=True)
+            ]
+        ).mean()
+
+    def _label_loss(self, scores: Tensor, labels: Tensor, same: Tensor | None, weight: Tensor | None) -> Tensor:
+        is_pair = labels.unsqueeze(1) > labels
+        if same is not None:
+            is_pair = is_pair & same
+        first, second = is_pair.nonzero(as_tuple=True)
+        losses = -logsigmoid(scores[first] - scores[second])
+        if weight is not None:
+            losses = losses * weight[first]
+        return losses.sum() / max(1, losses.numel())
+
+    def scores(self, logits: Tensor) -> Tensor:
+        """Return the logistic function of the scores, which keeps their order."""
+        return logits.float().sigmoid()
+
+
+class SampledSoftmaxObjective:
+    """Cross entropy of the positive item, in the first column, among sampled ones.
+
+    Args:
+        spec: Temperature.
+    """
+
+    default_metrics: ClassVar[tuple[str, ...]] = ("auc",)
+
+    def __init__(self, spec: SampledSoftmaxSpec) -> None:
+        self._temperature = spec.temperature
+
+    def num_outputs(self, num_labels: int) -> int:
+        """Return one logit: that of the item at hand; sampled ones come in training alone."""
+        return 1
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return the mean of -log softmax(x / temperature)[0]."""
+        if logits.dim() != 2 or logits.shape[1] < 2:
+            raise ConfigError(f"sampled_softmax: got logits {list(logits.shape)}, expected [B, 1 + N] with N >= 1")
+        losses = -(logits.float() / self._temperature).log_softmax(1)[:, 0]
+        return _weighted_mean(losses, batch)
+
+    def scores(self, logits: Tensor) -> Tensor:
+        """Return the logistic function of the first column."""
+        return logits[:, :1].float().sigmoid()
+
+
+def build_objective(spec: ObjectiveSpec) -> Objective:
+    """Return the objective that `spec` describes."""
+    if isinstance(spec, BinarySpec):
+        return BinaryObjective(spec)
+    if isinstance(spec, MultiClassSpec):
+        return MultiClassObjective(spec)
+    if isinstance(spec, RegressionSpec):
+        return RegressionObjective(spec)
+    if isinstance(spec, PairwiseSpec):
+        return PairwiseObjective(spec)
+    return SampledSoftmaxObjective(spec)
+
+
+def _weighted_mean(losses: Tensor, batch: Batch) -> Tensor:
+    return losses.mean() if batch.weight is None else (losses * batch.weight).mean()
+
+
+def _check_shape(logits: Tensor, label: Tensor) -> None:
+    if logits.shape != label.shape:
+        raise ConfigError(f"model: got logits {list(logits.shape)}, expected {list(label.shape)} as the labels have")

@@ -1,0 +1,182 @@
+"""Learning-rate schedulers of torch from their specs, for dense and row optimizers alike, and their state as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from torch import Tensor, optim
+from torch.optim.lr_scheduler import (
+    ExponentialLR,
+    LambdaLR,
+    LRScheduler,
+    MultiStepLR,
+    ReduceLROnPlateau,
+    StepLR,
+)
+
+from terarec.errors import ConfigError
+from terarec.optim.schedule import LearningRateSchedule
+from terarec.spec.schedule import (
+    ConstantSchedule,
+    CosineSchedule,
+    ExponentialSchedule,
+    LinearSchedule,
+    MultiStepSchedule,
+    PlateauSchedule,
+    ScheduleSpec,
+    StepSchedule,
+    WarmupDecaySchedule,
+)
+
+
+class WarmupDecayLR(LRScheduler):
+    """The rates of `LearningRateSchedule`, with that of each group at the start as its base rate.
+
+    Args:
+        optimizer: any optimizer.
+        spec: the numbers.
+    """
+
+    def __init__(self, optimizer: optim.Optimizer, spec: WarmupDecaySchedule) -> None:
+        self._spec = spec
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | Tensor]:
+        """Return the rate of the next interval for each group."""
+        spec = self._spec
+        return [
+            LearningRateSchedule(
+                base_lr=float(base),
+                warmup_steps=spec.warmup_steps,
+                decay_start=spec.decay_start,
+                decay_steps=spec.decay_steps,
+                decay_power=spec.decay_power,
+                end_lr=spec.end_lr,
+            ).lr(self.last_epoch + 1)
+            for base in self.base_lrs
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far the schedule is; the numbers of the spec are not part of it."""
+        return {name: value for name, value in super().state_dict().items() if name != "_spec"}
+
+
+def build_schedulers(
+    spec: ScheduleSpec, optimizers: Sequence[optim.Optimizer], *, mode: Literal["min", "max"] = "max"
+) -> list[LRScheduler]:
+    """Build a scheduler for each optimizer; none for the constant schedule.
+
+    The caller calls ``step()`` after each ``spec.interval``; for a `PlateauSchedule`, whose schedulers are
+    `torch.optim.lr_scheduler.ReduceLROnPlateau`, ``step(value)`` after each evaluation.
+
+    Args:
+        spec: the schedule.
+        optimizers: any optimizers of torch, `terarec.optim.RowOptimizer` among them.
+        mode: whether lower or higher values of the metric of a `PlateauSchedule` are better.
+
+    Raises:
+        ConfigError: `spec` is no schedule.
+    """
+    if not isinstance(spec, ScheduleSpec):
+        names = [kind.__name__ for kind in get_args(ScheduleSpec)]
+        raise ConfigError(f"schedule: got {type(spec).__name__}, expected {', '.join(names[:-1])} or {names[-1]}")
+    if isinstance(spec, ConstantSchedule):
+        return []
+    return [_scheduler(spec, optimizer, mode) for optimizer in optimizers]
+
+
+def scheduler_states(schedulers: Sequence[LRScheduler]) -> list[Any]:
+    """Return the states of any schedulers of torch as JSON data.
+
+    Raises:
+        ConfigError: a state that JSON cannot hold, such as that of a schedule of functions.
+    """
+    return [_encoded(type(scheduler).__name__, scheduler.state_dict()) for scheduler in schedulers]
+
+
+def load_scheduler_states(schedulers: Sequence[LRScheduler], states: Sequence[Any]) -> None:
+    """Continue from what `scheduler_states` returned. The rates themselves are the optimizers' state.
+
+    Raises:
+        ConfigError: as many states as schedulers are expected. Nothing is changed.
+    """
+    if len(schedulers) != len(states):
+        raise ConfigError(f"schedulers: got the state of {len(states)}, expected that of {len(schedulers)}")
+    for scheduler, state in zip(schedulers, states, strict=True):
+        scheduler.load_state_dict(_decoded(state))
+
+
+def _scheduler(
+    spec: WarmupDecaySchedule
+    | StepSchedule
+    | MultiStepSchedule
+    | ExponentialSchedule
+    | CosineSchedule
+    | LinearSchedule
+    | PlateauSchedule,
+    optimizer: optim.Optimizer,
+    mode: Literal["min", "max"],
+) -> LRScheduler:
+    if isinstance(spec, WarmupDecaySchedule):
+        return WarmupDecayLR(optimizer, spec)
+    if isinstance(spec, StepSchedule):
+        return StepLR(optimizer, spec.step_size, gamma=spec.gamma)
+    if isinstance(spec, MultiStepSchedule):
+        return MultiStepLR(optimizer, list(spec.milestones), gamma=spec.gamma)
+    if isinstance(spec, ExponentialSchedule):
+        return ExponentialLR(optimizer, gamma=spec.gamma)
+    if isinstance(spec, PlateauSchedule):
+        return ReduceLROnPlateau(
+            optimizer,
+            mode=mode,
+            factor=spec.factor,
+            patience=spec.patience,
+            threshold=spec.threshold,
+            min_lr=spec.min_lr,
+            eps=0.0,
+        )
+    return LambdaLR(optimizer, _RiseAndFall(spec))
+
+
+class _RiseAndFall:
+    """The factor of the base rate. `LambdaLR` saves the attributes of an object, and nothing of a function."""
+
+    def __init__(self, spec: CosineSchedule | LinearSchedule) -> None:
+        self.is_cosine = isinstance(spec, CosineSchedule)
+        self.t_max, self.min_factor, self.warmup = spec.t_max, spec.min_factor, spec.warmup
+
+    def __call__(self, done: int) -> float:
+        if done < self.warmup:
+            return (done + 1) / self.warmup
+        share = min(1.0, (done - self.warmup) / self.t_max)
+        left = (1.0 + math.cos(math.pi * share)) / 2.0 if self.is_cosine else 1.0 - share
+        return self.min_factor + (1.0 - self.min_factor) * left
+
+
+# JSON has neither infinity nor keys that are numbers.
+def _encoded(what: str, value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        name = "counter" if isinstance(value, Counter) else "mapping"
+        return {name: [[_encoded(what, key), _encoded(what, item)] for key, item in value.items()]}
+    if isinstance(value, list | tuple):
+        return [_encoded(what, item) for item in value]
+    raise ConfigError(f"{what}: got {type(value).__name__} in its state_dict(), expected numbers, strings and lists")
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((name, held),) = value.items()
+    if name == "float":
+        return float(held)
+    pairs = {_decoded(key): _decoded(item) for key, item in held}
+    return Counter(pairs) if name == "counter" else pairs

@@ -1,0 +1,200 @@
+"""How the learning rates of all optimizers change while a model trains.
+
+The rate of an optimizer's group at its making is its base rate. A schedule counts intervals: steps or epochs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from terarec.spec import checks
+
+Interval = Literal["step", "epoch"]
+"""What a schedule counts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConstantSchedule:
+    """Keep the base rate."""
+
+    kind: ClassVar[str] = "constant"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmupDecaySchedule:
+    """Rise to the base rate linearly, stay, and fall by a power: `terarec.optim.LearningRateSchedule`, HugeCTR's.
+
+    Attributes:
+        warmup_steps: intervals until the base rate; 0 and 1 both start on it.
+        decay_start: last interval at the base rate; 0 for no fall.
+        decay_steps: intervals of the fall.
+        decay_power: exponent of the fall, at least 1.
+        end_lr: the rate after the fall, and the least during it.
+        interval: what is counted.
+    """
+
+    kind: ClassVar[str] = "warmup_decay"
+    warmup_steps: int = 1
+    decay_start: int = 0
+    decay_steps: int = 1
+    decay_power: float = 2.0
+    end_lr: float = 0.0
+    interval: Interval = "step"
+
+    def __post_init__(self) -> None:
+        checks.positive_int(self, "warmup_steps", minimum=0)
+        checks.positive_int(self, "decay_start", minimum=0)
+        checks.positive_int(self, "decay_steps")
+        checks.finite_float(self, "decay_power", low=1.0)
+        checks.finite_float(self, "end_lr", low=0.0)
+        _check_interval(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSchedule:
+    """Multiply the rate by `gamma` every `step_size` intervals, as `torch.optim.lr_scheduler.StepLR`."""
+
+    kind: ClassVar[str] = "step"
+    step_size: int
+    gamma: float = 0.1
+    interval: Interval = "epoch"
+
+    def __post_init__(self) -> None:
+        checks.positive_int(self, "step_size")
+        checks.finite_float(self, "gamma", low=0.0, open_low=True)
+        _check_interval(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MultiStepSchedule:
+    """Multiply the rate by `gamma` after each of `milestones` intervals, as `torch.optim.lr_scheduler.MultiStepLR`."""
+
+    kind: ClassVar[str] = "multi_step"
+    milestones: tuple[int, ...]
+    gamma: float = 0.1
+    interval: Interval = "epoch"
+
+    def __post_init__(self) -> None:
+        given = self.milestones
+        good = isinstance(given, tuple) and all(isinstance(m, int) and not isinstance(m, bool) for m in given)
+        if not good or not given or given[0] < 1 or list(given) != sorted(set(given)):
+            checks.fail(self, "milestones", "rising numbers of intervals such as [10, 20]")
+        checks.finite_float(self, "gamma", low=0.0, open_low=True)
+        _check_interval(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExponentialSchedule:
+    """Multiply the rate by `gamma` after each interval, as `torch.optim.lr_scheduler.ExponentialLR`."""
+
+    kind: ClassVar[str] = "exponential"
+    gamma: float
+    interval: Interval = "epoch"
+
+    def __post_init__(self) -> None:
+        checks.finite_float(self, "gamma", low=0.0, open_low=True)
+        _check_interval(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CosineSchedule:
+    """Rise to the base rate linearly in `warmup` intervals, then fall along a cosine (Loshchilov & Hutter 2017).
+
+    After n intervals since the warm-up the rate is the base rate times
+    ``min_factor + (1 - min_factor) (1 + cos(pi n / t_max)) / 2``, and from `t_max` on `min_factor`.
+
+    Attributes:
+        t_max: intervals of the fall.
+        min_factor: last rate over base rate.
+        warmup: intervals of the rise.
+        interval: what is counted.
+    """
+
+    kind: ClassVar[str] = "cosine"
+    t_max: int
+    min_factor: float = 0.0
+    warmup: int = 0
+    interval: Interval = "step"
+
+    def __post_init__(self) -> None:
+        _check_fall(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinearSchedule:
+    """Rise to the base rate linearly in `warmup` intervals, then fall linearly.
+
+    After n intervals since the warm-up the rate is the base rate times ``1 - (1 - min_factor) n / t_max``, and from
+    `t_max` on `min_factor`.
+
+    Attributes:
+        t_max: intervals of the fall.
+        min_factor: last rate over base rate.
+        warmup: intervals of the rise.
+        interval: what is counted.
+    """
+
+    kind: ClassVar[str] = "linear"
+    t_max: int
+    min_factor: float = 0.0
+    warmup: int = 0
+    interval: Interval = "step"
+
+    def __post_init__(self) -> None:
+        _check_fall(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlateauSchedule:
+    """Multiply the rate by `factor` when a metric stops improving, as `torch.optim.lr_scheduler.ReduceLROnPlateau`.
+
+    It counts evaluations.
+
+    Attributes:
+        factor: below 1.
+        patience: evaluations in a row without an improvement that are borne.
+        threshold: by what share of the best value a value must be better to be an improvement.
+        min_lr: least rate.
+        metric: name of the metric; None for the one by which training compares evaluations.
+    """
+
+    kind: ClassVar[str] = "plateau"
+    factor: float = 0.1
+    patience: int = 10
+    threshold: float = 1e-4
+    min_lr: float = 0.0
+    metric: str | None = None
+
+    def __post_init__(self) -> None:
+        checks.finite_float(self, "factor", low=0.0, open_low=True)
+        if self.factor >= 1.0:
+            checks.fail(self, "factor", "a number above 0 and below 1")
+        checks.positive_int(self, "patience", minimum=0)
+        checks.finite_float(self, "threshold", low=0.0)
+        checks.finite_float(self, "min_lr", low=0.0)
+        if self.metric is not None:
+            checks.name(self, "metric")
+
+
+ScheduleSpec = (
+    ConstantSchedule
+    | WarmupDecaySchedule
+    | StepSchedule
+    | MultiStepSchedule
+    | ExponentialSchedule
+    | CosineSchedule
+    | LinearSchedule
+    | PlateauSchedule
+)
+
+
+def _check_fall(spec: object) -> None:
+    checks.positive_int(spec, "t_max")
+    checks.finite_float(spec, "min_factor", low=0.0, high=1.0)
+    checks.positive_int(spec, "warmup", minimum=0)
+    _check_interval(spec)
+
+
+def _check_interval(spec: object) -> None:
+    checks.one_of(spec, "interval", ("step", "epoch"))

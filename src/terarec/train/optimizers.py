@@ -1,0 +1,168 @@
+"""The optimizers of a model: one for its layers, one for the rows of its tables, and the schedules of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn, optim
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from terarec.errors import ConfigError
+from terarec.metrics import find_metric
+from terarec.optim import (
+    RowOptimizer,
+    build_dense_optimizer,
+    build_schedulers,
+    load_scheduler_states,
+    scheduler_states,
+)
+from terarec.spec import ConstantSchedule, DenseOptimizerSpec, PlateauSchedule, ScheduleSpec, SparseOptimizerSpec
+
+Interval = Literal["step", "epoch", "evaluation"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """A learning-rate scheduler of torch and when the trainer advances it.
+
+    Attributes:
+        scheduler: Any scheduler of ``torch.optim.lr_scheduler``.
+        interval: "step" for after every step, "epoch" for after every epoch, "evaluation" for after every evaluation,
+            with a metric where the scheduler takes one.
+        metric: Name of that metric; None for the one by which training compares evaluations.
+    """
+
+    scheduler: LRScheduler
+    interval: Interval = "step"
+    metric: str | None = None
+
+
+class Optimizers:
+    """A dense optimizer, a row optimizer and the schedules of their learning rates.
+
+    Attributes:
+        dense: Any ``torch.optim.Optimizer`` over the layers' parameters; None for a model without any.
+        rows: The optimizer of the tables; None for a model without any.
+        schedules: The schedules.
+    """
+
+    def __init__(
+        self, dense: optim.Optimizer | None, rows: RowOptimizer | None, schedules: Sequence[Schedule] = ()
+    ) -> None:
+        self.dense = dense
+        self.rows = rows
+        self.schedules = list(schedules)
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        dense: DenseOptimizerSpec,
+        rows: SparseOptimizerSpec | Mapping[str, SparseOptimizerSpec],
+        *,
+        seed: int = 0,
+    ) -> Optimizers:
+        """Make the optimizers of `model`, on the device where it is.
+
+        Args:
+            model: Any module.
+            dense: Update rule of the layers.
+            rows: Update rule of the tables, or rules by the names that tables give as their ``optimizer``.
+            seed: Seed of the rounding of rows of 16 bits.
+
+        Raises:
+            ConfigError: A table names a rule that is not there.
+            StorageError: Not enough memory for the optimizers' state.
+        """
+        layers = [parameter for parameter in model.parameters() if parameter.numel()]
+        return cls(
+            build_dense_optimizer(dense, layers) if layers else None,
+            RowOptimizer(model, rows, seed=seed) if has_tables(model) else None,
+        )
+
+    def __iter__(self) -> Iterator[optim.Optimizer]:
+        """Iterate over those that are there: rows first, since only they can skip a step by themselves."""
+        yield from (optimizer for optimizer in (self.rows, self.dense) if optimizer is not None)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the first group; setting it gives all groups of all optimizers the same."""
+        for optimizer in (self.dense, self.rows):
+            if optimizer is not None:
+                return float(optimizer.param_groups[0]["lr"])
+        raise ConfigError("optimizers: got none, expected a model with parameters or tables")
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        if self.rows is not None:
+            self.rows.lr = value
+        if self.dense is not None:
+            for group in self.dense.param_groups:
+                group["lr"] = value
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for optimizer in self:
+            optimizer.zero_grad()
+
+    def advance(self, interval: Interval, value_of: Callable[[str | None], float] | None = None) -> None:
+        """Advance the schedules of `interval`.
+
+        Args:
+            interval: What has just ended.
+            value_of: Function from a metric's name, or None for the monitored one, to its value in the evaluation.
+        """
+        for schedule in self.schedules:
+            if schedule.interval != interval:
+                continue
+            if isinstance(schedule.scheduler, ReduceLROnPlateau):
+                if value_of is not None:
+                    schedule.scheduler.step(value_of(schedule.metric))
+            else:
+                schedule.scheduler.step()
+
+    def schedule_state(self) -> list[Any]:
+        """Return the state of each schedule as JSON data.
+
+        Raises:
+            ConfigError: The state of a scheduler of the caller's that JSON cannot hold, such as one of functions.
+        """
+        return scheduler_states([schedule.scheduler for schedule in self.schedules])
+
+    def load_schedule_state(self, states: Sequence[Any]) -> None:
+        """Continue from what `schedule_state` returned.
+
+        Raises:
+            ConfigError: Another number of schedules.
+        """
+        load_scheduler_states([schedule.scheduler for schedule in self.schedules], states)
+
+    def follow(self, spec: ScheduleSpec, *, monitor: str) -> None:
+        """Let the rates of all optimizers follow a schedule.
+
+        Args:
+            spec: The schedule.
+            monitor: Metric by which a plateau is found unless the schedule names another one.
+
+        Raises:
+            ConfigError: The schedule names an unknown metric.
+        """
+        if isinstance(spec, ConstantSchedule):
+            return
+        interval: Interval
+        metric: str | None = None
+        mode: Literal["min", "max"] = "max"
+        if isinstance(spec, PlateauSchedule):
+            interval, metric = "evaluation", spec.metric or monitor
+            mode = "max" if find_metric(metric).higher_is_better else "min"
+        else:
+            interval = spec.interval
+        for scheduler in build_schedulers(spec, tuple(self), mode=mode):
+            self.schedules.append(Schedule(scheduler=scheduler, interval=interval, metric=metric))
+
+
+def has_tables(model: nn.Module) -> bool:
+    """Return whether a module of `model` holds embedding tables."""
+    return any(isinstance(getattr(module, "arenas", None), tuple) for module in model.modules())

@@ -1,0 +1,52 @@
+"""The tables of docs/accuracy.md are those that the recipes and the rows of results/ give."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROW = {
+    "terarec": "1+a",
+    "torch": "2",
+    "cores": "2",
+    "cpu": "some CPU",
+    "data": "frappe_x1",
+    "model": "deepfm",
+    "seed": "0",
+    "value": "0.98",
+    "logloss": "0.15",
+    "seconds": "50",
+}
+
+
+@pytest.fixture(scope="module")
+def script() -> dict[str, object]:
+    return runpy.run_path(str(BENCHMARKS / "accuracy_page.py"))
+
+
+def row_of(text: str, model: str) -> list[str]:
+    (line,) = [line for line in text.splitlines() if line.startswith(f"| [`{model}`]")]
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+def test_the_page_holds_the_newest_rows(script):
+    page = script["PAGE"].read_text()
+    assert script["rewritten"](page, script["page_tables"](script["read_rows"]())) == page
+
+
+def test_seeds_of_the_newest_version_become_a_mean_a_deviation_and_the_least(script):
+    old = ROW | {"terarec": "1+old", "value": "0.5"}
+    rows = [old, ROW | {"value": "0.1"}, ROW, ROW | {"seed": "1", "value": "0.984", "logloss": "0.16", "seconds": "70"}]
+    cells = row_of(script["page_tables"](rows), "deepfm")
+    # Of 0.980 and 0.984: mean 0.982, deviation 0.004 / sqrt(2); 0.984243 is published.
+    assert cells[2:5] == ["0.9820 ± 0.0028", "0.9800", "-0.0022"]
+    assert cells[6:] == ["0.1550 ± 0.0071", "60 s"]
+
+
+def test_a_recipe_without_rows_has_its_published_figures_and_settings(script):
+    text = script["page_tables"]([ROW])
+    cells = row_of(text, "dcn")
+    assert cells == ["0.9839", "0.9834", "", "", "", "0.1527", "", ""]
+    assert "cross_layers 3" in text
+    assert "adam 0.001, L2 0.05" in text
