@@ -121,7 +121,7 @@ def check(out: Path, model: nn.Module, *batches: Batch) -> None:
 
 
 ALWAYS = ("deepfm", "din", "dlrm", "graph", "two_tower")
-"""Tried in every way in each run of the suite; the others as ONNX files with tables, and in the long run in all ways."""
+"""Tried in every way in each run of the suite; the others as ONNX files with tables, and in the long run in all."""
 
 
 def case(name: str, file_format: str, *, tables: bool) -> Any:

@@ -25,8 +25,9 @@ from terarec.formats import new_directory, write_envelope
 from terarec.formats.new_directory import check_replaceable
 from terarec.models import GraphModel
 from terarec.models.artifact import load_model
+from terarec.nn.objectives import build_objective
 from terarec.nn.registry import LAYERS
-from terarec.spec import CategoricalColumn, DatasetSpec
+from terarec.spec import BinarySpec, CategoricalColumn, DatasetSpec
 from terarec.spec.nearest import did_you_mean
 from terarec.spec.quoting import quoted
 from terarec.storage import Store
@@ -83,7 +84,7 @@ def export_run(
     format: str = "onnx",  # noqa: A002
     tables: bool = True,
     checkpoint: int | str | None = None,
-    scores: Scores = torch.sigmoid,
+    scores: Scores | None = None,
     allow_import: Sequence[str] = (),
 ) -> ExportReport:
     """Write the model of a run into the new directory `out`; see `export_model`.
@@ -94,7 +95,7 @@ def export_run(
         format: "onnx" or "torch".
         tables: whether the tables are in the file.
         checkpoint: "last", "best" or a step; None as in `terarec.models.artifact.find_checkpoint`.
-        scores: of logits.
+        scores: of logits; None for those of the run's objective.
         allow_import: packages whose code a model of the kind "python" may name.
 
     Raises:
@@ -108,7 +109,7 @@ def export_run(
         dataset=loaded.dataset,
         format=format,
         tables=tables,
-        scores=scores,
+        scores=scores or build_objective(loaded.spec.objective or BinarySpec()).scores,
         run=run_dir,
         step=loaded.step,
     )
