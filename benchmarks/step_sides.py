@@ -182,12 +182,16 @@ def plain_step(workload: Workload, precision: Precision, *, is_compiled: bool = 
     return step
 
 
-def floor_step(workload: Workload, precision: Precision) -> Callable[[Batch], object]:
+def floor_step(
+    workload: Workload, precision: Precision, device: torch.device | None = None
+) -> Callable[[Batch], object]:
     """The matrix products of a step, written to memory that is already there. The rows come on top."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    products = [product for shape in _layers(workload) for product in _layer_products(workload.batch, *shape, dtype)]
+    products = [product for shape in _layers(workload) for product in _layer_products(workload.batch, *shape)]
     if workload.bottom:
-        products += _interaction_products(workload, dtype)
+        products += _interaction_products(workload)
+    # The product of a transposed gradient reads it transposed, so the views go as they are.
+    products = [tuple(tensor.to(device, dtype) for tensor in product) for product in products]
 
     def step(_: Batch) -> None:
         for left, right, out in products:
@@ -205,19 +209,16 @@ def _layers(workload: Workload) -> list[tuple[int, int, bool]]:
     return [(fan_in, fan_out, fan_in != NUM_DENSE) for fan_in, fan_out in sizes]
 
 
-def _layer_products(
-    batch: int, fan_in: int, fan_out: int, needs_gradient: bool, dtype: torch.dtype
-) -> list[tuple[Tensor, Tensor, Tensor]]:
-    x, y = torch.randn(batch, fan_in).to(dtype), torch.randn(batch, fan_out).to(dtype)
-    weight = torch.randn(fan_out, fan_in).to(dtype)
+def _layer_products(batch: int, fan_in: int, fan_out: int, needs_gradient: bool) -> list[tuple[Tensor, ...]]:
+    x, y, weight = torch.randn(batch, fan_in), torch.randn(batch, fan_out), torch.randn(fan_out, fan_in)
     products = [(x, weight.T, torch.empty_like(y)), (y.T, x, torch.empty_like(weight))]
     return [*products, (y, weight, torch.empty_like(x))] if needs_gradient else products
 
 
-def _interaction_products(workload: Workload, dtype: torch.dtype) -> list[tuple[Tensor, Tensor, Tensor]]:
+def _interaction_products(workload: Workload) -> list[tuple[Tensor, ...]]:
     count = workload.features + 1
-    vectors = torch.randn(workload.batch, count, workload.width).to(dtype)
-    dots = torch.randn(workload.batch, count, count).to(dtype)
+    vectors = torch.randn(workload.batch, count, workload.width)
+    dots = torch.randn(workload.batch, count, count)
     return [(vectors, vectors.transpose(1, 2), torch.empty_like(dots)), (dots, vectors, torch.empty_like(vectors))]
 
 
