@@ -7,7 +7,6 @@ ALLOWED: dict[str, set[str]] = {
     "ops": {"kernels"},
     "formats": {"spec"},
     "config": {"spec"},
-    "recipes": {"spec"},
     "batch": {"spec"},
     "nn": {"spec", "ops", "batch"},
     "etl": {"spec", "kernels", "formats"},
@@ -20,6 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"spec", "formats", "config", "batch", "nn", "embedding", "checkpoint"},
 }
 ALLOWED["train"] = set(ALLOWED) - {"etl"}
+ALLOWED["recipes"] = {"spec", "formats", "etl", "train"}
 ALLOWED["serve"] = {"spec", "formats", "batch", "etl", "embedding", "models", "checkpoint"}
 ALLOWED["export"] = {"spec", "formats", "batch", "nn", "embedding", "storage", "models"}
 ALLOWED["cli"] = set(ALLOWED)

@@ -62,6 +62,28 @@ class SeedsReport:
         values = [result.metrics[metric] for result in self.results]
         return statistics.stdev(values) if len(values) > 1 else math.nan
 
+    def figures(self) -> dict[str, Any]:
+        """Return all figures as JSON data.
+
+        A metric's name has its mean over the seeds, the name with "_deviation" its standard deviation, "seconds" the
+        time of all seeds, and "seeds" a list with the figures of each.
+        """
+        figures: dict[str, Any] = {}
+        for name in self.results[0].metrics:
+            figures |= {name: self.mean(name), f"{name}_deviation": self.deviation(name)}
+        figures["seconds"] = math.fsum(result.seconds for result in self.results)
+        figures["seeds"] = [
+            {
+                "seed": result.seed,
+                **result.metrics,
+                "steps": result.steps,
+                "seconds": result.seconds,
+                "out": str(result.out),
+            }
+            for result in self.results
+        ]
+        return figures
+
 
 def fit_seeds(
     spec: RunSpec,

@@ -1,0 +1,68 @@
+"""``terarec reproduce``: a published result from its recipe and the public data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from terarec.cli.show import Show
+
+if TYPE_CHECKING:
+    from terarec.train.seeds import SeedResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceOptions:
+    """What ``terarec reproduce`` takes."""
+
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Name of the data, such as frappe_x1.")]
+    model: Annotated[str, typer.Option(help="Name of the model, such as deepfm.")]
+    data: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the public files.")]
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs, with the seeds 0, 1, ...")] = 1
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory to write; ./RECIPE by default.")] = None
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of the training.")] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Keep finished runs, and go on with an interrupted one.")] = (
+        False
+    )
+
+
+def reproduce(options: ReproduceOptions, show: Show) -> None:
+    """Train a model with the settings of a published result, and print both results."""
+    from terarec.recipes.reproduce import TEST_SPLIT
+    from terarec.recipes.reproduce import reproduce as run_recipe
+    from terarec.train.progress import ProgressBar
+
+    out = options.out or Path(options.recipe)
+
+    def tell(result: SeedResult) -> None:
+        found = ", ".join(f"{name} {value:.6f}" for name, value in result.metrics.items())
+        show.line(f"{options.model}, seed {result.seed}: {found} in {result.seconds:,.0f} s")
+
+    report = run_recipe(
+        options.recipe,
+        options.model,
+        options.data,
+        out,
+        seeds=options.seeds,
+        threads=options.threads,
+        resume=options.resume,
+        callbacks=lambda: (ProgressBar(show.progress_console),),
+        on_result=tell,
+    )
+    seeds, published = report.seeds, report.recipe.published
+    figures: dict[str, Any] = {
+        "recipe": options.recipe,
+        "model": options.model,
+        "out": str(out),
+        "split": TEST_SPLIT,
+        **seeds.figures(),
+        "published_auc": published.auc,
+        "published_logloss": published.logloss,
+        "published_mean_auc": published.mean_auc,
+        "published_mean_logloss": published.mean_logloss,
+        "source": published.source,
+    }
+    show.result(f"{options.model} on {options.recipe}", figures)
