@@ -19,9 +19,9 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"spec", "formats", "config", "batch", "nn", "embedding", "checkpoint"},
 }
 ALLOWED["train"] = set(ALLOWED) - {"etl"}
-ALLOWED["recipes"] = {"spec", "formats", "etl", "train"}
-ALLOWED["serve"] = {"spec", "formats", "batch", "etl", "embedding", "models", "checkpoint"}
+ALLOWED["serve"] = {"spec", "formats", "batch", "etl", "nn", "embedding", "models", "checkpoint"}
 ALLOWED["export"] = {"spec", "formats", "batch", "nn", "embedding", "storage", "models"}
+ALLOWED["recipes"] = {"spec", "formats", "etl", "train"}
 ALLOWED["cli"] = set(ALLOWED)
 ALLOWED["hugectr"] = set(ALLOWED) - {"cli"}
 

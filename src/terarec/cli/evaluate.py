@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from terarec.cli.checkpoint_option import CheckpointOption
+from terarec.cli.shared_options import AllowImport
 from terarec.cli.show import Show
 
 
@@ -20,6 +21,7 @@ class EvaluateOptions:
     data: Annotated[Path, typer.Option(help="A prepared data set.")]
     split: Annotated[str, typer.Option(help="Which part of the data set.")] = "valid"
     checkpoint: CheckpointOption = None
+    allow_import: AllowImport = None
 
 
 def evaluate(options: EvaluateOptions, show: Show) -> None:
@@ -34,7 +36,7 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     from terarec.train.run_dir import RunDirectory, check_run
 
     check_run(options.run)
-    model, spec, trained_on, step = load_model(options.run, options.checkpoint)
+    model, spec, trained_on, step = load_model(options.run, options.checkpoint, allow_import=options.allow_import or ())
     training, described = spec.training, read_spec(options.data)
     check_columns(described, options.data, trained_on, RunDirectory(options.run).dataset)
     reader = open_reader(options.data, options.split, batch_size=training.batch_size, threads=training.reader_threads)

@@ -264,7 +264,7 @@ class Trainer:
         value = loss.detach()
         if self.device.type == "cpu" and not self._is_scale_dynamic:
             self._check_finite(value, self.step + 1)
-        self._scaler.scale(loss).backward()
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self.output = output
         return value
 
