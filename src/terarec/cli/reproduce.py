@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from terarec.cli.show import Show
-
-if TYPE_CHECKING:
-    from terarec.train.seeds import SeedResult
+from terarec.cli.train import tell_seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +35,6 @@ def reproduce(options: ReproduceOptions, show: Show) -> None:
 
     out = options.out or Path(options.recipe)
 
-    def tell(result: SeedResult) -> None:
-        found = ", ".join(f"{name} {value:.6f}" for name, value in result.metrics.items())
-        show.line(f"{options.model}, seed {result.seed}: {found} in {result.seconds:,.0f} s")
-
     report = run_recipe(
         options.recipe,
         options.model,
@@ -50,7 +44,7 @@ def reproduce(options: ReproduceOptions, show: Show) -> None:
         threads=options.threads,
         resume=options.resume,
         callbacks=lambda: (ProgressBar(show.progress_console),),
-        on_result=tell,
+        on_result=lambda result: tell_seed(result, show),
     )
     seeds, published = report.seeds, report.recipe.published
     figures: dict[str, Any] = {
