@@ -84,6 +84,7 @@ def export_run(
     tables: bool = True,
     checkpoint: int | str | None = None,
     scores: Scores = torch.sigmoid,
+    allow_import: Sequence[str] = (),
 ) -> ExportReport:
     """Write the model of a run into the new directory `out`; see `export_model`.
 
@@ -94,12 +95,13 @@ def export_run(
         tables: whether the tables are in the file.
         checkpoint: "last", "best" or a step; None as in `terarec.models.artifact.find_checkpoint`.
         scores: of logits.
+        allow_import: Packages whose code the model may name.
 
     Raises:
         DataNotFoundError: `run_dir` is no run, or holds no whole checkpoint.
     """
     _check(out, format)
-    loaded = load_model(run_dir, checkpoint)
+    loaded = load_model(run_dir, checkpoint, allow_import=allow_import)
     return export_model(
         loaded.model,
         out,
