@@ -1,71 +1,80 @@
-"""``terarec reproduce`` on small files in the format of a recipe's data."""
+"""``terarec reproduce`` prepares, trains every seed by the recipe, and tells its figures beside the published ones."""
 
-import math
 import statistics
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
-from terarec.recipes import load_recipe, load_recipe_data
-from tests.cli.conftest import figures, refused, terarec
-
-ROWS = {"train": 400, "valid": 150, "test": 200}
+from terarec.recipes import load_recipe
+from tests.cli.conftest import figures, refused
+from tests.cli.test_docs import unnamed
+from tests.recipes.frappe import write_planted
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files whose label depends on the user and the item."""
-    folder = tmp_path_factory.mktemp("frappe")
-    columns = [column.name for column in load_recipe_data("frappe_x1").workflow.source.columns]
-    rng = np.random.default_rng(0)
-    for split, rows in ROWS.items():
-        values = rng.integers(0, 8, (rows, len(columns) - 1))
-        odds = 1 / (1 + np.exp(-(values[:, 0] + values[:, 1] - 7.0)))
-        labels = (rng.random(rows) < odds).astype(int)
-        lines = [",".join(map(str, [label, *row])) for label, row in zip(labels, values, strict=True)]
-        (folder / f"{split}.csv").write_text("\n".join([",".join(columns), *lines]) + "\n")
-    return folder
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_planted(tmp_path_factory.mktemp("reproduce") / "files")
 
 
-def test_the_figures_are_the_means_of_the_seeds_beside_the_published_ones(directory: Path, tmp_path: Path) -> None:
-    found = figures("reproduce", "frappe_x1", "--model", "lr", "--data", directory, "--out", tmp_path, "--seeds", 2)
-    published = load_recipe("frappe_x1", "lr").published
-    assert (found["published_auc"], found["published_logloss"]) == (published.auc, published.logloss)
-    runs = found["seeds"]
-    assert [run["seed"] for run in runs] == [0, 1]
-    for name in ("auc", "logloss"):
-        values = [run[name] for run in runs]
-        assert found[name] == pytest.approx(statistics.fmean(values))
-        assert found[f"{name}_deviation"] == pytest.approx(statistics.stdev(values))
-    assert found["seconds"] == pytest.approx(sum(run["seconds"] for run in runs))
-    for run in runs:
-        evaluated = figures("evaluate", run["out"], "--data", tmp_path / "data", "--split", "test")
-        assert (evaluated["rows"], evaluated["auc"]) == (ROWS["test"], pytest.approx(run["auc"]))
-        assert evaluated["logloss"] == pytest.approx(run["logloss"])
+@pytest.fixture(scope="module")
+def out(files: Path) -> Path:
+    return files.parent / "out"
 
 
-def test_further_seeds_join_the_finished_ones_with_resume(
-    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def ask(files: Path, *more: object) -> list[object]:
+    return ["reproduce", "frappe_x1", "--model", "dnn", "--data", files, *more]
+
+
+@pytest.fixture(scope="module")
+def told(files: Path, out: Path) -> dict[str, Any]:
+    return figures(*ask(files, "--seeds", 2, "--out", out))
+
+
+def test_the_figures_are_the_means_of_the_test_split(told: dict[str, Any], out: Path):
+    assert [run["seed"] for run in told["runs"]] == [0, 1]
+    for run in told["runs"]:
+        scored = figures("evaluate", out / "dnn" / f"seed-{run['seed']}", "--data", out / "data", "--split", "test")
+        assert (run["auc"], run["logloss"]) == pytest.approx((scored["auc"], scored["logloss"]))
+        assert scored["rows"] == 300
+    for metric in ("auc", "logloss"):
+        values = [run[metric] for run in told["runs"]]
+        assert told[metric] == pytest.approx(statistics.fmean(values))
+        assert told[f"{metric}_deviation"] == pytest.approx(statistics.stdev(values))
+    assert told["seconds"] == pytest.approx(sum(run["seconds"] for run in told["runs"]))
+
+
+def test_the_published_figures_stand_beside_them(told: dict[str, Any]):
+    published = load_recipe("frappe_x1", "dnn").published
+    assert (told["published_auc"], told["published_logloss"]) == (published.auc, published.logloss)
+    assert told["published"] == published.source
+
+
+def test_every_figure_is_on_the_page(told: dict[str, Any]):
+    assert unnamed(told, "reproduce") == set()
+    assert unnamed(told["runs"][0], "reproduce") == set()
+
+
+def test_what_is_there_is_kept_unless_it_is_to_be_gone_on_with(told: dict[str, Any], files: Path, out: Path):
+    assert str(out / "dnn") in refused(*ask(files, "--seeds", 2, "--out", out), code=2)
+    again = figures(*ask(files, "--seeds", 2, "--out", out, "--resume"))
+    assert again == told
+
+
+def test_further_seeds_join_finished_ones_in_the_directory_of_the_data(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
-    arguments = ["reproduce", "frappe_x1", "--model", "fm", "--data", directory]
-    one = figures(*arguments, "--threads", 1)
-    assert math.isclose(one["auc"], one["seeds"][0]["auc"])
-    assert one["auc_deviation"] is None
-    assert (tmp_path / "frappe_x1" / "fm" / "seed-0" / "run.json").is_file()
-    assert "--resume" in refused(*arguments, "--seeds", 2, code=2)
-    two = figures(*arguments, "--seeds", 2, "--resume")
-    assert two["seeds"][0] == one["seeds"][0]
-    assert len(two["seeds"]) == 2
+    ask_lr = ["reproduce", "frappe_x1", "--model", "lr", "--data", files]
+    one = figures(*ask_lr, "--threads", 1)
+    assert (one["auc"], one["auc_deviation"]) == (one["runs"][0]["auc"], None)
+    assert (tmp_path / "frappe_x1" / "lr" / "seed-0" / "run.json").is_file()
+    two = figures(*ask_lr, "--seeds", 2, "--resume")
+    assert two["runs"][0] == one["runs"][0]
+    assert len(two["runs"]) == two["seeds"] == 2
 
 
-def test_an_unknown_recipe_and_missing_files_are_refused(directory: Path, tmp_path: Path) -> None:
-    assert "did you mean 'deepfm'" in refused(
-        "reproduce", "frappe_x1", "--model", "deepfn", "--data", directory, code=2
-    )
-    arguments = ["reproduce", "frappe_x1", "--model", "lr", "--data", tmp_path, "--out", tmp_path / "out"]
-    assert "train.csv" in refused(*arguments, code=1)
-    assert not (tmp_path / "out").exists()
-    ended = terarec("reproduce", "frappe_x1", "--model", "lr", "--data", directory, "--out", tmp_path / "out")
-    assert "seed 0: auc" in ended.out
+def test_a_missing_file_and_an_unknown_model_are_one_line(files: Path, tmp_path: Path):
+    assert "train.csv" in refused(*ask(tmp_path), code=1)
+    message = refused("reproduce", "frappe_x1", "--model", "depfm", "--data", files, code=2)
+    assert "did you mean 'deepfm'" in message

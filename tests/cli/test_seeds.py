@@ -19,14 +19,14 @@ def test_the_figures_are_the_mean_and_the_deviation_of_single_runs(data: Path, t
     options = [*SHAPE, "--data", data, "--sparse-lr", 0.1, "--metrics", "auc,logloss,accuracy"]
     found = figures("train", *options, "--out", tmp_path / "all", "--seed", 3, "--seeds", 3)
     single = [figures("train", *options, "--out", tmp_path / f"{seed}", "--seed", seed) for seed in (3, 4, 5)]
-    assert [run["seed"] for run in found["seeds"]] == [3, 4, 5]
+    assert [run["seed"] for run in found["runs"]] == [3, 4, 5]
     for name in ("auc", "logloss", "accuracy"):
         values = [run[name] for run in single]
-        assert [run[name] for run in found["seeds"]] == pytest.approx(values)
+        assert [run[name] for run in found["runs"]] == pytest.approx(values)
         assert found[name] == pytest.approx(statistics.fmean(values))
         assert found[f"{name}_deviation"] == pytest.approx(statistics.stdev(values))
     written = json.loads((tmp_path / "all" / "seeds.json").read_text())
-    assert written["seeds"] == found["seeds"]
+    assert written["runs"] == found["runs"]
     assert all((tmp_path / "all" / f"seed-{seed}" / "report.html").is_file() for seed in (3, 4, 5))
 
 
@@ -39,12 +39,12 @@ def test_an_interrupted_seed_goes_on_and_finished_ones_are_kept(data: Path, tmp_
     # The second seed has stopped after its first epoch, with a checkpoint and no result.
     figures("train", *SHAPE, "--data", data, "--out", out / "seed-1", "--seed", 1, "--set", "training.patience=5")
     found = figures("train", "--resume", "--out", out, "--seeds", 2, *options)
-    assert found["seeds"][0] == first["seeds"][0]
+    assert found["runs"][0] == first["runs"][0]
     assert (out / "seed-0" / "metrics.jsonl").read_bytes() == kept
-    assert [run["auc"] for run in found["seeds"]] == [run["auc"] for run in expected["seeds"]]
-    assert [run["steps"] for run in found["seeds"]] == [10, 10]
+    assert [run["auc"] for run in found["runs"]] == [run["auc"] for run in expected["runs"]]
+    assert [run["steps"] for run in found["runs"]] == [10, 10]
     longer = figures("train", "--resume", "--out", out, "--seeds", 2, "--epochs", 3)
-    assert [run["steps"] for run in longer["seeds"]] == [15, 15]
+    assert [run["steps"] for run in longer["runs"]] == [15, 15]
 
 
 def test_what_seeds_cannot_do_is_refused(data: Path, tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ ORDER = (
     "evaluate",
     "predict",
     "export",
-    "serve",
     "reproduce",
+    "serve",
     "inspect",
     "doctor",
 )
@@ -129,7 +129,7 @@ add(app, "train", train.train, panel=MODEL)
 add(app, "evaluate", evaluate.evaluate, panel=MODEL)
 add(app, "predict", predict.predict, panel=MODEL)
 add(app, "export", export.export, panel=MODEL)
-add(app, "reproduce", reproduce.reproduce, panel=MODEL)
+add(app, "reproduce", reproduce.reproduce, panel=MODEL, describes=["TrainingSpec"])
 add(app, "serve", serve.serve, panel=SERVING, describes=["ServingSpec"])
 add(app, "inspect", inspect_command.inspect, panel=LOOKING)
 add(app, "doctor", doctor.doctor, panel=LOOKING)

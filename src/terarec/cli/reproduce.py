@@ -57,6 +57,6 @@ def reproduce(options: ReproduceOptions, show: Show) -> None:
         "published_logloss": published.logloss,
         "published_mean_auc": published.mean_auc,
         "published_mean_logloss": published.mean_logloss,
-        "source": published.source,
+        "published": published.source,
     }
     show.result(f"{options.model} on {options.recipe}", figures)

@@ -75,14 +75,15 @@ class SeedsReport:
     def figures(self) -> dict[str, Any]:
         """Return all figures as JSON data.
 
-        A metric's name has its mean over the seeds, the name with "_deviation" its standard deviation, "seconds" the
-        time of all seeds, and "seeds" a list with the figures of each.
+        A metric's name has its mean over the seeds, the name with "_deviation" its standard deviation, "seeds" has
+        their number, "seconds" the time of all, and "runs" the figures of each.
         """
         figures: dict[str, Any] = {}
         for name in self.results[0].metrics:
             figures |= {name: self.mean(name), f"{name}_deviation": self.deviation(name)}
+        figures["seeds"] = len(self.results)
         figures["seconds"] = math.fsum(result.seconds for result in self.results)
-        figures["seeds"] = [
+        figures["runs"] = [
             {
                 "seed": result.seed,
                 **result.metrics,
