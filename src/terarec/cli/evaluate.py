@@ -40,7 +40,7 @@ class EvaluateOptions:
 
 
 def evaluate(options: EvaluateOptions, show: Show) -> None:
-    """Compute metrics of a trained model on a data set, overall, per label and per slice."""
+    """Compute metrics of a trained model on a data set."""
     from terarec.data import open_reader, read_spec
     from terarec.kernels import memory
     from terarec.models import TwoTower

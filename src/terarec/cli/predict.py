@@ -48,7 +48,7 @@ class PredictOptions:
 
 
 def predict(options: PredictOptions, show: Show) -> None:
-    """Write the scores of raw files, with or without labels, or of a data set."""
+    """Write the scores of raw files or of a data set."""
     if (options.data is None) == (not options.raw):
         given = "both" if options.raw else "neither"
         raise ConfigError(f"got {given} of RAW and --data, expected raw files or a prepared data set")

@@ -28,7 +28,7 @@ class ReproduceOptions:
 
 
 def reproduce(options: ReproduceOptions, show: Show) -> None:
-    """Train a model with the settings of a published result, and print both results."""
+    """Repeat a published result by its recipe and public data."""
     from terarec.recipes.reproduce import TEST_SPLIT
     from terarec.recipes.reproduce import reproduce as run_recipe
     from terarec.train.progress import ProgressBar
