@@ -19,13 +19,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import frappe
 import numpy as np
 from json_process import HERE, JsonProcess, threads
 from peer_sides.frappe_job import LABEL, SPLITS, FrappeJob
 from record import Row, append_rows
 
 from terarec.data import Reader
+from terarec.etl.workflow import Workflow
+from terarec.recipes import find_recipe_files, load_recipe, load_recipe_data
+from terarec.spec import DeepFMSpec, StaticTablesSpec
+
+DATA, MODEL = "frappe_x1", "deepfm"
 
 OURS = "terarec"
 PEERS = {"fuxictr": "FuxiCTR", "deepctr": "DeepCTR-Torch"}
@@ -49,26 +53,32 @@ class FrappePeerRow(Row):
 
 def make_job(files: Path, folder: Path) -> FrappeJob:
     """Prepare the data set and write its keys for the peers."""
-    data = folder / "data"
-    frappe.prepare(files, data)
+    data, source, run = folder / "data", load_recipe_data(DATA), load_recipe(DATA, MODEL).run
+    Workflow.of(source.workflow).prepare(find_recipe_files(source, files), data)
     for split in SPLITS:
         reader = Reader(data, split, batch_size=1 << 20)
-        batches = list(reader)
+        (batch,) = reader
         # Every field has one key a sample, so that the keys are a matrix [S, B].
-        keys = np.concatenate([batch.sparse.keys.numpy().reshape(len(frappe.FIELDS), -1) for batch in batches], axis=1)
-        labels = np.concatenate([batch.label[:, 0].numpy() for batch in batches])
-        np.savez(folder / f"{split}.npz", **{LABEL: labels}, **dict(zip(batches[0].sparse.names, keys, strict=True)))
+        keys = batch.sparse.keys.numpy().reshape(len(batch.sparse.names), -1)
+        labels = batch.label[:, 0].numpy()
+        np.savez(folder / f"{split}.npz", **{LABEL: labels}, **dict(zip(batch.sparse.names, keys, strict=True)))
+    rows = run.sparse_optimizer.rows
+    assert isinstance(run.model, DeepFMSpec)
+    tables = run.model.tables
+    assert isinstance(tables, StaticTablesSpec)
+    assert tables.init_scale is not None
+    assert rows is not None
     return FrappeJob(
         folder=str(folder),
         data=str(data),
         rows={column.name: column.rows or 1 for column in reader.spec.categorical},
-        width=frappe.WIDTH,
-        hidden=frappe.HIDDEN,
-        dropout=frappe.DROPOUT,
-        init_scale=frappe.INIT_SCALE,
-        l2=frappe.L2,
-        lr=frappe.LR,
-        batch_size=frappe.BATCH_SIZE,
+        width=run.model.width,
+        hidden=run.model.hidden,
+        dropout=run.model.dropout,
+        init_scale=tables.init_scale,
+        l2=rows.l2,
+        lr=run.sparse_optimizer.lr,
+        batch_size=run.training.batch_size,
         threads=threads(),
     )
 

@@ -1,31 +1,34 @@
-"""terarec: the model and the training of frappe.py, from the prepared data set."""
+"""terarec: the run of a recipe, from the prepared data set."""
 
 from __future__ import annotations
 
-import frappe
+import dataclasses
+import shutil
+from pathlib import Path
+
 import torch
 from torch import nn
 
 import terarec
 from peer_sides.frappe_job import FrappeJob
 from terarec.data import Reader
-from terarec.optim import RowOptimizer
-from terarec.spec import AdamSpec, RowOptions, TrainingSpec
-from terarec.train import Trainer, evaluate
+from terarec.models.artifact import load_model
+from terarec.recipes import load_recipe
+from terarec.train import build, evaluate
+
+DATA, MODEL = "frappe_x1", "deepfm"
 
 
 def train_ours(job: FrappeJob, seed: int, epochs: int) -> nn.Module:
-    """A trained model with its best weights."""
-    torch.manual_seed(seed)
-    reader = Reader(job.data, "train", batch_size=job.batch_size, shuffle=True, seed=seed)
-    model = frappe.DeepFM(reader.spec, seed)
-    rows = RowOptimizer(model, AdamSpec(lr=job.lr, rows=RowOptions(mode="global", l2=job.l2)))
-    dense = torch.optim.Adam(model.parameters(), lr=job.lr)
-    trainer = Trainer(model, TrainingSpec(epochs=epochs), dense, rows)
-    best = frappe.BestOnPlateau(trainer)
-    trainer.callbacks.append(best)
-    trainer.fit(reader, Reader(job.data, "valid", batch_size=job.batch_size))
-    model.load_state_dict(best.weights)
+    """A trained model with the weights of its best evaluation, whose checkpoints lie in the job's folder meanwhile."""
+    run = load_recipe(DATA, MODEL).run
+    training = dataclasses.replace(
+        run.training, epochs=epochs, patience=None, seed=seed, device="cpu", threads=job.threads
+    )
+    out = Path(job.folder) / f"run-{seed}"
+    build(dataclasses.replace(run, data=job.data, training=training), out).fit()
+    model = load_model(out, "best").model
+    shutil.rmtree(out)
     return model
 
 

@@ -7,7 +7,6 @@ ALLOWED: dict[str, set[str]] = {
     "ops": {"kernels"},
     "formats": {"spec"},
     "config": {"spec"},
-    "recipes": {"spec"},
     "batch": {"spec"},
     "nn": {"spec", "ops", "batch"},
     "etl": {"spec", "kernels", "formats"},
@@ -20,8 +19,9 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"spec", "formats", "config", "batch", "nn", "embedding", "checkpoint"},
 }
 ALLOWED["train"] = set(ALLOWED) - {"etl"}
-ALLOWED["serve"] = {"spec", "formats", "batch", "etl", "embedding", "models", "checkpoint"}
+ALLOWED["serve"] = {"spec", "formats", "batch", "etl", "nn", "embedding", "models", "checkpoint"}
 ALLOWED["export"] = {"spec", "formats", "batch", "nn", "embedding", "storage", "models"}
+ALLOWED["recipes"] = {"spec", "formats", "etl", "train"}
 ALLOWED["cli"] = set(ALLOWED)
 ALLOWED["hugectr"] = set(ALLOWED) - {"cli"}
 

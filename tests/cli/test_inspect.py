@@ -1,11 +1,15 @@
+import dataclasses
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from terarec.formats import read_dataset
 from tests.cli.conftest import Workshop, figures, refused, terarec
+from tests.formats.samples import METADATA, make_block, make_spec, write_split
 
 
 def keys_of(workshop: Workshop, column: str) -> np.ndarray:
@@ -44,6 +48,31 @@ def test_the_most_frequent_values_of_a_column(workshop: Workshop, column: str) -
             assert row["count"] == vocabulary["count"][row["id"] - 2].as_py()
         else:
             assert row["value"] == ["(missing)", "(rare or unseen)"][row["id"]]
+
+
+def test_weights_and_metadata(tmp_path: Path) -> None:
+    spec = make_spec(hotness=(1,), weight="w", metadata=METADATA)
+    block = make_block(spec, 40)
+    notes = pa.array([None if row % 5 == 0 else f"n{row % 3}" for row in range(40)], pa.large_string())
+    block = dataclasses.replace(block, metadata=(*block.metadata[:2], notes))
+    write_split(tmp_path, spec, block, rows_per_group=7)
+    told = figures("inspect", tmp_path)
+    assert [(column["column"], column["role"]) for column in told["columns"][-4:]] == [
+        ("w", "weight"),
+        *((column.name, "metadata") for column in METADATA),
+    ]
+    told = figures("inspect", tmp_path, "--column", "w")
+    assert (told["minimum"], told["maximum"], told["mean"]) == (0, 39 / 4, pytest.approx(39 / 8))
+    told = figures("inspect", tmp_path, "--column", "note", "--top", 2)
+    counts = Counter(note for note in notes.to_pylist() if note is not None)
+    assert (told["rows"], told["missing_share"], told["values_seen"]) == (40, 8 / 40, 3)
+    expected = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:2]
+    assert [(row["value"], row["count"], row["share"]) for row in told["most_frequent"]] == [
+        (value, count, count / 40) for value, count in expected
+    ]
+    assert "expected one of y0, I0, I1, C0, w, row, price, note" in refused(
+        "inspect", tmp_path, "--column", "x", code=2
+    )
 
 
 def test_the_numbers_of_a_column(workshop: Workshop) -> None:

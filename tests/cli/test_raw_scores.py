@@ -96,6 +96,23 @@ def test_criteo_without_a_header_and_a_label(workshop: Workshop, tmp_path: Path)
     np.testing.assert_allclose(scores(tmp_path / "known.parquet")[-500:], scores(tmp_path / "data.parquet"), atol=1e-6)
 
 
+def test_files_without_a_header_may_lack_weights_and_metadata(tmp_path: Path) -> None:
+    lines = [f"{row % 2},u{row % 4},{row / 8},{row}" for row in range(60)]
+    (tmp_path / "all.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "bare.csv").write_text("\n".join(line.split(",")[1] for line in lines) + "\n")
+    (tmp_path / "unlabelled.csv").write_text("\n".join(line.split(",", 1)[1] for line in lines) + "\n")
+    columns = ["--label", "y", "--categorical", "user", "--weight", "w", "--metadata", "place,user"]
+    figures("prepare", "csv", tmp_path / "all.csv", "--out", tmp_path / "data", "--names", "y,user,w,place", *columns)
+    shape = ["--model", "wide_deep", "--width", 2, "--hidden", 4, "--batch-size", 20, "--epochs", 1]
+    figures("train", *shape, "--data", tmp_path / "data", "--out", tmp_path / "run")
+    for name in ("all", "bare", "unlabelled"):
+        figures("predict", tmp_path / "run", tmp_path / f"{name}.csv", "--out", tmp_path / f"{name}.parquet")
+        np.testing.assert_array_equal(scores(tmp_path / f"{name}.parquet"), scores(tmp_path / "all.parquet"))
+    out = tmp_path / "kept.parquet"
+    figures("predict", tmp_path / "run", tmp_path / "unlabelled.csv", "--out", out, "--keep", "place,w")
+    assert pq.read_table(out)["place"].to_pylist() == [str(row) for row in range(60)]
+
+
 def test_the_end_of_the_name_tells_the_format(shop: Path, tmp_path: Path) -> None:
     """E8: a name that ends in .csv is that of CSV."""
     data = ["--data", shop / "data", "--split", "test"]
@@ -166,7 +183,7 @@ def test_rows_that_cannot_be_read(shop: Path, tmp_path: Path) -> None:
         ([], "got neither of RAW and --data"),
         (["NEW", "--data", "DATA"], "got both of RAW and --data"),
         (["NEW", "--split", "test"], "--split: has no meaning for raw files"),
-        (["--data", "DATA", "--keep", "id"], "--keep: has no meaning for a data set"),
+        (["--data", "DATA", "--keep", "id"], "--keep: data set 'data' has no column 'id' to keep"),
         (["NEW", "--keep", "row"], "--keep: got 'row', expected other columns"),
         (["NEW", "--keep", "city,city"], "--keep: got 'city'"),
         (["NEW", "--keep", "nosuch"], "has no column 'nosuch'"),

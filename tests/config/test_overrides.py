@@ -14,6 +14,7 @@ from terarec.spec import (
     RunSpec,
     SGDSpec,
     TableSpec,
+    TorchOptimizerSpec,
     TrainingSpec,
     WideDeepSpec,
     freq,
@@ -166,3 +167,13 @@ def test_parts_that_are_left_out_start_from_their_kind() -> None:
         override(RUN, {"model.tables.kind": "dynamc"})  # A13
     with pytest.raises(ConfigError, match=r"model\.tables.*max_rows"):
         override(RUN, {"model.tables.kind": "dynamic", "model.tables.evict.kind": "lfu"})
+
+
+def test_options_of_a_class_of_torch_are_set_by_name() -> None:
+    changes = {
+        "dense_optimizer.kind": "torch",
+        "dense_optimizer.name": "Adam",
+        "dense_optimizer.options": "weight_decay:0.1,amsgrad:true",
+    }
+    changed = override(RunSpec(data="d"), changes)
+    assert changed.dense_optimizer == TorchOptimizerSpec(name="Adam", options={"weight_decay": 0.1, "amsgrad": True})

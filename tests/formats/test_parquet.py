@@ -9,7 +9,7 @@ import pytest
 
 from terarec.errors import FormatError
 from terarec.formats import ParquetShard, ParquetShardWriter, merge, open_shard
-from terarec.spec import CategoricalColumn
+from terarec.spec import CategoricalColumn, MetadataColumn
 from tests.formats.samples import assert_same_rows, make_block, make_spec, write_split
 
 
@@ -133,6 +133,50 @@ def test_what_is_found_on_reading(tmp_path, case):
     shard.read_group(0)
     with pytest.raises(FormatError, match=rf"broken.parquet: row group 1, {message}"):
         shard.read_group(1)
+
+
+def with_metadata(tmp_path, kind, array):
+    """A shard of another program with the metadata column "user" and the weight "w"."""
+    spec = make_spec(weight="w", metadata=(MetadataColumn(name="user", type=kind),))
+    table = table_of(spec, make_block(make_spec(), 4)).append_column("w", pa.array([1, 0, 2, 0.5], pa.float32()))
+    pq.write_table(table.append_column("user", array), tmp_path / "other.parquet")
+    return ParquetShard(tmp_path / "other.parquet", spec, 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "array"),
+    [
+        ("string", pa.array(["a", None, "", "\u00e4"])),
+        ("string", pa.array(["a", None, "", "\u00e4"], pa.large_string())),
+        ("int64", pa.array([2**63 - 1, None, 0, -(2**63)])),
+        ("float64", pa.array([0.1, None, float("inf"), -0.0])),
+    ],
+)
+def test_metadata_of_other_programs(tmp_path, kind, array):
+    block = with_metadata(tmp_path, kind, array).read_group(0)
+    assert block.metadata[0].to_pylist() == array.to_pylist()
+    assert block.weight.tolist() == [1, 0, 2, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("kind", "array", "message"),
+    [
+        ("string", pa.array([1, 2, 3, 4]), "column 'user': type is int64, expected string"),
+        ("int64", pa.array([1, 2, 3, 4], pa.int32()), "column 'user': type is int32, expected int64"),
+        ("float64", pa.array([1, 2, 3, 4], pa.float32()), "column 'user': type is float, expected float64"),
+    ],
+)
+def test_metadata_of_another_type(tmp_path, kind, array, message):
+    with pytest.raises(FormatError, match=message):
+        with_metadata(tmp_path, kind, array)
+
+
+def test_metadata_that_is_not_utf_8(tmp_path):
+    offsets = pa.array([0, 1, 2, 3, 4], pa.int32()).buffers()[1]
+    array = pa.Array.from_buffers(pa.string(), 4, [None, offsets, pa.py_buffer(b"ab\xffd")])
+    shard = with_metadata(tmp_path, "string", array)
+    with pytest.raises(FormatError, match=r"row group 0, column 'user': .*UTF8.*, expected string values"):
+        shard.read_group(0)
 
 
 @pytest.mark.parametrize("kept", [0, 3, 100, -9, -1])

@@ -152,10 +152,12 @@ def test_weights_are_finite_and_not_negative(tmp_path, storage, weight):
     block = make_block(spec, 9)
     path = shard_path(tmp_path, spec, "train", 0)
     bad = dataclasses.replace(block, weight=np.where(np.arange(9) == 4, np.float32(weight), block.weight))
-    message = r"column 'w': row 4 has the weight .*, expected a finite number >= 0"
+    message = r"column 'w': row 4 has the weight .*, expected a finite float32 number >= 0"
     with create_shard(spec, path) as writer:
         with pytest.raises(FormatError, match=message):
             writer.write_block(bad)
+        with pytest.raises(FormatError, match="column 'w': row 0 has the weight 1e"):
+            writer.write(block.label, block.dense, block.keys, np.full(9, 1e39))
         writer.write_block(block)
         writer.close()
     assert_same_rows(read_all(open_shard(spec, path)), block)

@@ -1,19 +1,26 @@
+import json
+
 import pytest
 import torch
 from torch import nn
 
 from terarec.errors import ConfigError
-from terarec.optim import build_dense_optimizer
+from terarec.optim import RowOptimizer, build_dense_optimizer
 from terarec.spec import (
     AdaGradSpec,
     AdamSpec,
     AdamWSpec,
+    FieldError,
     MomentumSpec,
     NesterovSpec,
     RMSPropSpec,
     RowOptions,
     RowWiseAdaGradSpec,
+    RunSpec,
     SGDSpec,
+    TorchOptimizerSpec,
+    from_data,
+    to_data,
 )
 
 PLAIN = {
@@ -62,6 +69,53 @@ def test_follows_the_plain_optimizer(kind: str) -> None:
         mine.step()
         plain.step()
     torch.testing.assert_close(weights, twins)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("NAdam", {"betas": [0.8, 0.9], "weight_decay": 0.1}), ("Adagrad", {"lr_decay": 0.1}), ("SGD", {"momentum": 0.9})],
+)
+def test_any_class_of_torch_goes_by_its_name(name: str, options: dict) -> None:
+    spec = TorchOptimizerSpec(name=name, lr=0.2, options=options)
+    spec = from_data(RunSpec, json.loads(json.dumps(to_data(RunSpec(data="d", dense_optimizer=spec))))).dense_optimizer
+    weight = nn.Parameter(torch.randn(5, 3))
+    twin = nn.Parameter(weight.detach().clone())
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    mine = build_dense_optimizer(spec, [weight, nn.Parameter(torch.empty(0))])
+    theirs = getattr(torch.optim, name)([twin], lr=0.2, **given)
+    assert type(mine) is type(theirs)
+    for _ in range(3):
+        weight.grad = torch.randn(5, 3)
+        twin.grad = weight.grad.clone()
+        mine.step()
+        theirs.step()
+    assert torch.equal(weight, twin)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (TorchOptimizerSpec(name="AdmaW"), r"got 'AdmaW' \(did you mean 'AdamW'\?\), expected one of ASGD, Adadelta"),
+        (TorchOptimizerSpec(name="LBFGS"), "got 'LBFGS', which calls the model itself"),
+        (TorchOptimizerSpec(name="Optimizer"), r"got 'Optimizer'.*, expected one of ASGD"),
+        (
+            TorchOptimizerSpec(name="Adam", options={"wd": 1}),
+            r"torch.optim.Adam refuses \{'wd': 1\}: .*unexpected keyword",
+        ),
+        (TorchOptimizerSpec(name="Adam", options={"betas": [2, 3]}), "torch.optim.Adam refuses .*: Invalid beta"),
+    ],
+)
+def test_what_torch_does_not_have_is_one_line(spec: TorchOptimizerSpec, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        build_dense_optimizer(spec, [nn.Parameter(torch.zeros(2))])
+    assert "\n" not in str(caught.value)
+
+
+def test_options_of_a_class_do_not_repeat_the_rate() -> None:
+    with pytest.raises(FieldError, match="got 'lr', expected names of arguments other than params and lr"):
+        TorchOptimizerSpec(name="Adam", options={"lr": 0.1})
+    with pytest.raises(ConfigError, match="got TorchOptimizerSpec, expected SGDSpec"):
+        RowOptimizer(nn.Linear(2, 2), TorchOptimizerSpec(name="Adam"))  # type: ignore[arg-type]
 
 
 def test_a_rule_for_tables_only_is_refused() -> None:

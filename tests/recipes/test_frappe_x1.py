@@ -8,7 +8,7 @@ from terarec.data import Reader
 from terarec.etl.workflow import Workflow
 from terarec.models import build_model
 from terarec.recipes import find_recipe_files, load_recipe, load_recipe_data, recipe_names
-from terarec.spec import AdamSpec, CategoricalColumn, DatasetSpec, LabelColumn
+from terarec.spec import AdamSpec, CategoricalColumn, DatasetSpec, LabelColumn, PlateauSchedule
 from tests.recipes.frappe import FRAPPE, needs_frappe
 
 # The AUC and logloss of https://github.com/reczoo/BARS/blob/main/docs/CTR/leaderboard/frappe_x1.csv; the weight of L2
@@ -57,7 +57,9 @@ def test_a_recipe_has_the_published_figures_and_settings(model: str):
     assert rule.rows is not None
     assert (rule.kind, rule.lr, rule.rows.mode, rule.rows.l2) == ("adam", 1e-3, "global", l2)
     assert recipe.run.dense_optimizer == AdamSpec(lr=1e-3)
-    assert (recipe.run.training.batch_size, recipe.run.training.patience) == (4096, 2)
+    training = recipe.run.training
+    assert (training.batch_size, training.patience, training.clip_norm) == (4096, 2, 10.0)
+    assert training.schedule == PlateauSchedule(factor=0.1, patience=0, threshold=1e-6, min_lr=1e-6)
 
 
 @pytest.mark.parametrize("model", LEADERBOARD)

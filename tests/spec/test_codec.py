@@ -73,6 +73,7 @@ runs = st.builds(
     model=models,
     dense_optimizer=optimizers,
     sparse_optimizer=optimizers | row_only,
+    row_optimizers=st.dictionaries(st.sampled_from(["wide", "deep"]), optimizers | row_only),
     training=trainings,
 )
 specs = st.one_of(

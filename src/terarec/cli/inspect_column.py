@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.cli.inspect_dataset import blocks, first_split, key_values, reserved_shares
@@ -26,7 +28,7 @@ _MERGED_BLOCKS = 64  # what is kept beside the counts at most
 def describe_column(
     path: Path, name: str, split: str | None, top: int, progress: Advance, *, allow_import: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The values of a column in all samples of a split: the most frequent ids, or the numbers' range.
+    """The values of a column in all samples of a split: the most frequent ids or values, or the numbers' range.
 
     Args:
         path: the data set.
@@ -46,12 +48,19 @@ def describe_column(
     told = {"what": "column", "path": str(path), "split": split, "column": name}
     numbers = list(spec.column_names[: len(spec.labels) + len(spec.dense)])
     if name in numbers:
-        return {**told, **_numbers(scanned, numbers.index(name))}
+        position = numbers.index(name)
+        return {**told, **_numbers(np.hstack([block.label, block.dense])[:, position] for block in scanned)}
+    if name == spec.weight:
+        return {**told, **_numbers(block.weight for block in scanned if block.weight is not None)}
     for position, column in enumerate(spec.categorical):
         if column.name == name:
             made = IdValues(workflow_of(path, allow_import=allow_import), name)
             return {**told, **_categories(made, column, scanned, position, top)}
-    raise ConfigError(f"data set {spec.name!r} has no column {name!r}, expected one of {', '.join(spec.column_names)}")
+    metadata = [column.name for column in spec.metadata]
+    if name in metadata:
+        return {**told, **_values((block.metadata[metadata.index(name)] for block in scanned), top)}
+    known = ", ".join(dict.fromkeys((*spec.column_names, *([] if spec.weight is None else [spec.weight]), *metadata)))
+    raise ConfigError(f"data set {spec.name!r} has no column {name!r}, expected one of {known}")
 
 
 def _told(scanned: Iterator[ColumnBlock], total: int, progress: Advance) -> Iterator[ColumnBlock]:
@@ -95,10 +104,30 @@ def _merged(seen: list[Counts]) -> Counts:
     return ids, total
 
 
-def _numbers(scanned: Iterator[ColumnBlock], position: int) -> dict[str, Any]:
+def _values(scanned: Iterable[pa.Array], top: int) -> dict[str, Any]:
+    """The most frequent values of a metadata column."""
+    counts = pa.table({"value": pa.array([], pa.null()), "count": pa.array([], pa.int64())})
+    for array in scanned:
+        more = pa.table({"value": array, "count": pa.repeat(1, len(array))})
+        known = counts if counts.num_rows else more.slice(0, 0)
+        summed = pa.concat_tables([known, more]).group_by("value").aggregate([("count", "sum")])
+        counts = summed.rename_columns({"count_sum": "count"}).select(["value", "count"])
+    rows = pc.sum(counts["count"]).as_py() or 0
+    is_missing = pc.is_null(counts["value"])
+    seen = counts.filter(pc.invert(is_missing))
+    most = seen.sort_by([("count", "descending"), ("value", "ascending")]).slice(0, top)
+    return {
+        "rows": rows,
+        "missing_share": (pc.sum(counts.filter(is_missing)["count"]).as_py() or 0) / max(rows, 1),
+        "values_seen": seen.num_rows,
+        "most_frequent": [{**row, "share": row["count"] / rows} for row in most.to_pylist()],
+    }
+
+
+def _numbers(scanned: Iterable[NDArray[np.float32]]) -> dict[str, Any]:
     rows, total, squares, low, high = 0, 0.0, 0.0, math.inf, -math.inf
-    for block in scanned:
-        numbers = np.concatenate([block.label, block.dense], axis=1)[:, position].astype(np.float64)
+    for column in scanned:
+        numbers = column.astype(np.float64)
         if numbers.size:
             rows += numbers.size
             total += float(numbers.sum())

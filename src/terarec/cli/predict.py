@@ -58,12 +58,12 @@ def predict(options: PredictOptions, show: Show) -> None:
 
 
 def _predict_dataset(options: PredictOptions, data: Path, show: Show) -> None:
-    from terarec.formats import read_dataset
+    from terarec.data import read_spec
     from terarec.train.predict import predict as score
 
-    _check_unset(options, "a data set", ("bad_input", "threads", "allow_import"))
+    _check_unset(options, "a data set", ("bad_input", "threads"))
     split = options.split or "valid"
-    total = read_dataset(data).num_rows(split)
+    total = read_spec(data).num_rows(split)
     with show.progress("predicting", "samples") as progress:
         report = score(
             options.run,
@@ -74,6 +74,7 @@ def _predict_dataset(options: PredictOptions, data: Path, show: Show) -> None:
             keep=_names(options.keep),
             replace=options.force,
             progress=lambda done: progress(done, total),
+            allow_import=options.allow_import or (),
         )
     _show(options, {"split": split, **dataclasses.asdict(report)}, show)
 

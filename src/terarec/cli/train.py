@@ -20,7 +20,9 @@ def train(options: TrainOptions, show: Show) -> None:
     from terarec.train.progress import ProgressBar
     from terarec.train.run import build
 
-    run = build(spec, options.out, callbacks=[ProgressBar(show.progress_console)])
+    run = build(
+        spec, options.out, callbacks=[ProgressBar(show.progress_console)], allow_import=options.allow_import or ()
+    )
     if options.resume and not run.directory.has_checkpoint:
         show.line(f"{options.out}: no checkpoint to resume from, starting from the first step")
     report = run.fit(resume=options.resume)

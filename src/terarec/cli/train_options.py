@@ -10,13 +10,29 @@ from typing import Annotated, Any
 
 import typer
 
-from terarec.config import load_run, override, parse_assignments
+from terarec.cli.shared_options import AllowImport
+from terarec.config import load_run, override, parse_assignments, with_graph
 from terarec.errors import ConfigError
-from terarec.spec import DenseOptimizerSpec, DLRMSpec, ModelSpec, RunSpec, SparseOptimizerSpec, TablesSpec
+from terarec.spec import (
+    Activation,
+    ColumnPooling,
+    DenseInit,
+    DenseOptimizerSpec,
+    DLRMSpec,
+    Initializer,
+    ModelSpec,
+    RunSpec,
+    SparseOptimizerSpec,
+    TablesSpec,
+)
 
 
 def _kinds(union: Any) -> str:
     return "|".join(spec.kind for spec in typing.get_args(union))
+
+
+def _choices(words: Any) -> str:
+    return "|".join(typing.get_args(words))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +50,28 @@ class TrainOptions:
     width: Annotated[int | None, typer.Option(help="Length of every embedding vector.")] = None
     bottom: Annotated[str | None, typer.Option(metavar="512-256-16", help="Layers of the bottom MLP (dlrm).")] = None
     top: Annotated[str | None, typer.Option(metavar="512-256", help="Hidden layers of the top MLP (dlrm).")] = None
-    hidden: Annotated[str | None, typer.Option(metavar="256-128", help="Hidden layers (wide_deep).")] = None
+    hidden: Annotated[
+        str | None, typer.Option(metavar="256-128", help="Hidden layers (all models with an MLP but dlrm).")
+    ] = None
+    activation: Annotated[
+        str | None, typer.Option(metavar=_choices(Activation), help="What follows each hidden layer.")
+    ] = None
+    batch_norm: Annotated[
+        bool | None, typer.Option("--batch-norm/--no-batch-norm", help="Batch normalization of the hidden layers.")
+    ] = None
+    dropout: Annotated[float | None, typer.Option(help="Probability of zeroing a hidden unit in training.")] = None
+    dense_init: Annotated[
+        str | None, typer.Option(metavar=_choices(DenseInit), help="First weights of the layers.")
+    ] = None
+    table_init: Annotated[
+        str | None, typer.Option(metavar=_choices(Initializer), help="First weights of the tables.")
+    ] = None
+    init_scale: Annotated[
+        float | None, typer.Option(help="Their half-width (uniform) or standard deviation (normal).")
+    ] = None
+    pooling: Annotated[
+        str | None, typer.Option(metavar=_choices(ColumnPooling), help="How the vectors of a list become one.")
+    ] = None
     tables: Annotated[
         str | None, typer.Option(metavar=_kinds(TablesSpec), help="Tables sized by the data set, or by the keys seen.")
     ] = None
@@ -59,6 +96,7 @@ class TrainOptions:
     reset_optimizer: Annotated[
         bool, typer.Option("--reset-optimizer", help="With --init-from: leave its optimizer states.")
     ] = False
+    allow_import: AllowImport = None
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in RUN.")] = False
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Any field, e.g. training.max_steps=100.")
@@ -73,6 +111,13 @@ _FLAGS = {
     "bottom": "model.bottom",
     "top": "model.top",
     "hidden": "model.hidden",
+    "activation": "model.activation",
+    "batch_norm": "model.batch_norm",
+    "dropout": "model.dropout",
+    "dense_init": "model.init",
+    "pooling": "model.pooling",
+    "table_init": "model.tables.initializer",
+    "init_scale": "model.tables.init_scale",
     "tables": "model.tables.kind",
     "dense_optimizer": "dense_optimizer.kind",
     "dense_lr": "dense_optimizer.lr",
@@ -93,6 +138,7 @@ def run_spec(options: TrainOptions) -> RunSpec:
 
     Without a configuration file the options change the description of the run to resume, ``RUN/run.json``, or of the
     one that ``--init-from`` names.
+    The graph that ``--set model.file`` names is read, from the working directory on.
     ``--width`` alone also widens the last layer of DLRM's bottom MLP, which must be as wide as the embedding.
 
     Raises:
@@ -109,7 +155,7 @@ def run_spec(options: TrainOptions) -> RunSpec:
     if options.reset_optimizer:
         changes["reset_optimizer"] = "true"
     changes |= parse_assignments(options.assignments or ())
-    return override(base, _with_bottom_as_wide(base, changes))
+    return with_graph(override(base, _with_bottom_as_wide(base, changes)), Path.cwd())
 
 
 def _base(options: TrainOptions) -> RunSpec:

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, Union
 from terarec.errors import ConfigError
 from terarec.spec import from_data, to_data
 from terarec.spec.codec import unknown_choice, unknown_field
+from terarec.spec.json_text import parse_json
 from terarec.spec.quoting import quoted, shortened
 
 Spec = TypeVar("Spec")
@@ -40,9 +41,9 @@ def override(spec: Spec, changes: Mapping[str, str]) -> Spec:
     """A copy of `spec` with the fields that `changes` names set anew.
 
     A text is read as the type of its field: integers, numbers, true/false, words, lists as ``512-256-64`` or
-    ``512,256,64``, values by name as ``a:0.5,b:0``, and ``none`` where a field may be left out. Setting the ``kind`` of
-    a part that has several (``model.kind=wide_deep``) starts from the defaults of that kind; the other changes apply
-    after it in any order.
+    ``512,256,64``, values by name as ``a:0.5,b:0``, lists of objects and objects of any values in JSON, and ``none``
+    where a field may be left out. Setting the ``kind`` of a part that has several (``model.kind=wide_deep``) starts
+    from the defaults of that kind; the other changes apply after it in any order.
 
     Raises:
         ConfigError: an unknown path, a text that is not of the field's type, or a value that the spec refuses.
@@ -126,6 +127,8 @@ def _read(hint: Any, text: str, path: str) -> Any:
     if any(dataclasses.is_dataclass(member) for member in members):
         raise ConfigError(f"{path}: got {quoted(text)}, expected one of its fields to be set, as in {path}.kind=...")
     hint = _present(hint)
+    if hint is Any or _holds_specs(hint) or (typing.get_origin(hint) is Mapping and text.startswith("{")):
+        return _read_json(hint, text, path)
     if typing.get_origin(hint) is Mapping:
         item = typing.get_args(hint)[1]
         pairs = [word.rpartition(":") for word in text.split(",")] if text else []
@@ -140,6 +143,20 @@ def _read(hint: Any, text: str, path: str) -> Any:
     if hint is str or typing.get_origin(hint) is Literal:
         return text
     return _read_number(hint, text, path)
+
+
+def _holds_specs(hint: Any) -> bool:
+    """Whether `hint` is a list of specs."""
+    return typing.get_origin(hint) is tuple and dataclasses.is_dataclass(typing.get_args(hint)[0])
+
+
+def _read_json(hint: Any, text: str, path: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError:
+        if hint is Any:
+            return text
+        raise ConfigError(f"{path}: got {quoted(text)}, expected it in JSON") from None
 
 
 def _read_number(hint: Any, text: str, path: str) -> bool | int | float:

@@ -17,7 +17,7 @@ from terarec.formats.parquet import ParquetShard, ParquetShardWriter
 from terarec.formats.raw import RawShard, RawShardWriter
 from terarec.formats.remote import local_copy
 from terarec.formats.resumable_directory import resumable_directory
-from terarec.formats.sample_columns import METADATA_TYPES, check_weights
+from terarec.formats.sample_columns import METADATA_TYPES
 from terarec.formats.shard import Shard, create_shard, open_shard, shard_path
 from terarec.formats.split_files import FileWriter, SplitFiles
 from terarec.formats.table_file import TABLE_SUFFIXES, check_suffix, table_file
@@ -43,7 +43,6 @@ __all__ = [
     "check_new_file",
     "check_rows",
     "check_suffix",
-    "check_weights",
     "create_shard",
     "default_group_rows",
     "even_sizes",

@@ -16,18 +16,20 @@ METADATA_TYPES: Mapping[str, pa.DataType] = {"int64": pa.int64(), "float64": pa.
 
 
 def check_weights(name: str, weight: NDArray[np.floating], where: str) -> None:
-    """Raise `FormatError` unless the weights ``weight[n]`` of column `name` are finite numbers >= 0.
+    """Raise `FormatError` unless the weights ``weight[n]`` of column `name` are finite float32 numbers >= 0.
 
     Args:
         name: of the column.
         weight: the weights.
         where: start of the message, for example ``"train/part-00000.parquet: row group 3"``.
     """
-    good = (weight >= 0) & (weight < np.inf)
+    with np.errstate(over="ignore"):
+        stored = weight.astype(np.float32, copy=False)
+    good = (weight >= 0) & (stored < np.inf)
     if not good.all():
         row = int(np.argmin(good))
         raise FormatError(
-            f"{where}, column {name!r}: row {row} has the weight {weight[row]}, expected a finite number >= 0"
+            f"{where}, column {name!r}: row {row} has the weight {weight[row]}, expected a finite float32 number >= 0"
         )
 
 

@@ -9,10 +9,10 @@ from terarec.hugectr.enums import Optimizer_t, Update_t
 from terarec.spec import (
     AdaGradSpec,
     AdamSpec,
-    DenseOptimizerSpec,
     FTRLSpec,
     MomentumSpec,
     NesterovSpec,
+    OptimizerSpec,
     RMSPropSpec,
     RowOptions,
     SGDSpec,
@@ -34,7 +34,7 @@ STATES = {
 _MOVES_ALL_ROWS = {Optimizer_t.Adam, Optimizer_t.MomentumSGD, Optimizer_t.Nesterov}
 
 
-def optimizer_rule(params: Any, lr: float) -> DenseOptimizerSpec:
+def optimizer_rule(params: Any, lr: float) -> OptimizerSpec:
     """The optimizer of dense layers, and of the tables of a collection, where the rows of a batch alone move.
 
     Args:

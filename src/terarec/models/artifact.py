@@ -79,7 +79,7 @@ def load_model(
 
     Raises:
         DataNotFoundError: `run_dir` is no run, or holds no whole checkpoint.
-        ConfigError: it holds no such checkpoint.
+        ConfigError: it holds no such checkpoint, or its model is of a package that is not allowed.
         FormatError: a file of it is damaged.
         StorageError: not enough memory for the tables.
     """

@@ -76,17 +76,27 @@ class GraphModel(nn.Module):
             tensors.update(zip(layer.tops, (tops,) if isinstance(tops, Tensor) else tops, strict=True))
         return tensors
 
-    def losses(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Name of each loss -> its mean over the batch, without weight, from what `forward` gave."""
+    def losses(self, tensors: Mapping[str, Tensor], weight: Tensor | None = None) -> dict[str, Tensor]:
+        """Name of each loss -> its mean over the batch, without the label's weight, from what `forward` gave.
+
+        Args:
+            tensors: What `forward` gave.
+            weight: float32[B], factors of the samples' losses.
+        """
         return {
-            layer.tops[0]: module(tensors[layer.bottoms[0]], tensors[layer.bottoms[1]])
+            layer.tops[0]: module(tensors[layer.bottoms[0]], tensors[layer.bottoms[1]], weight)
             for layer, module in self._losses
         }
 
-    def total_loss(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """What training minimises, a scalar: the sum of weight times loss, and the losses' penalties."""
+    def total_loss(self, tensors: Mapping[str, Tensor], weight: Tensor | None = None) -> Tensor:
+        """What training minimises, a scalar: the sum of weight times loss, and the losses' penalties.
+
+        Args:
+            tensors: What `forward` gave.
+            weight: float32[B], factors of the samples' losses; penalties have none.
+        """
         total: Tensor | None = None
-        for name, loss in self.losses(tensors).items():
+        for name, loss in self.losses(tensors, weight).items():
             weighted = loss if self._weight_of[name] == 1.0 else loss * self._weight_of[name]
             total = weighted if total is None else total + weighted
         assert total is not None  # a graph has losses
@@ -122,16 +132,16 @@ class GraphModel(nn.Module):
         return torch.cat(columns, dim=1)
 
     def training_loss(self, output: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """`total_loss` of what `forward` gave for `batch`."""
-        return self.total_loss(output)
+        """`total_loss` of what `forward` gave for `batch`, with the weights of its samples."""
+        return self.total_loss(output, batch.weight)
 
     def output_logits(self, output: Mapping[str, Tensor]) -> Tensor:
         """`label_logits` of what `forward` gave."""
         return self.label_logits(output)
 
     def loss(self, batch: Batch) -> Tensor:
-        """`total_loss` of `batch`."""
-        return self.total_loss(self(batch))
+        """`training_loss` of `batch`."""
+        return self.training_loss(self(batch), batch)
 
     def predict(self, batch: Batch) -> Tensor:
         """Probabilities [B, n] of all losses side by side, in the order of the spec's layers."""

@@ -96,10 +96,9 @@ class TwoTower(nn.Module):
             if self.training:
                 self.frequency.update(keys)
             log_q = self.frequency.log_probability(keys)
-        weights = (batch.label[:, 0] > 0).float()
-        if batch.weight is not None:
-            weights = weights * batch.weight
-        return in_batch_softmax(output.user, output.item, keys, log_q=log_q, weights=weights)
+        return in_batch_softmax(
+            output.user, output.item, keys, log_q=log_q, queries=batch.label[:, 0] > 0, weights=batch.weight
+        )
 
     def _scaled(self, vectors: Tensor) -> Tensor:
         return nn.functional.normalize(vectors, dim=1) if self.is_cosine else vectors

@@ -12,6 +12,7 @@ def in_batch_softmax(
     item_keys: Tensor,
     *,
     log_q: Tensor | None = None,
+    queries: Tensor | None = None,
     weights: Tensor | None = None,
 ) -> Tensor:
     """In-batch sampled softmax with log-Q correction (Yi et al. 2019, RecSys, eq. 3 to 5).
@@ -24,11 +25,11 @@ def in_batch_softmax(
         items: float[B, D].
         item_keys: int64[B], which tell items apart.
         log_q: float[B], log of the probability that the item is in a batch; None for no correction.
-        weights: float[B], how much each sample counts as a query, 0 for not at all; None for ones. Its item is a
-            candidate of the other samples in any case.
+        queries: bool[B], the samples that have a loss; None for all. The items of the others are candidates, too.
+        weights: float[B], factors of the samples' losses; None for ones.
 
     Returns:
-        The weighted mean over the queries, a scalar in nats; 0 where no sample is a query.
+        The mean of the weighted losses over the queries, a scalar in nats; 0 where no sample is a query.
     """
     scores = users.float() @ items.float().t()
     if log_q is not None:
@@ -36,6 +37,8 @@ def in_batch_softmax(
     is_same = item_keys.unsqueeze(1) == item_keys
     scores = scores.masked_fill(is_same.fill_diagonal_(False), -torch.inf)
     losses = scores.logsumexp(1) - scores.diagonal()
-    if weights is None:
+    if weights is not None:
+        losses = losses * weights
+    if queries is None:
         return losses.mean()
-    return (losses * weights).sum() / weights.sum().clamp_min(torch.finfo(torch.float32).tiny)
+    return (losses * queries).sum() / queries.sum().clamp_min(1)

@@ -21,18 +21,25 @@ _REGULARIZER = (
 )
 
 
-def logistic_loss(logits: Tensor, labels: Tensor) -> Tensor:
+def logistic_loss(logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Tensor:
     """Mean binary cross entropy, a scalar in nats.
 
     Args:
         logits: [B, L], of any float type; the loss is computed in float32.
         labels: float32[B, L] in [0, 1].
+        weight: float32[B], factors of the samples' losses; the mean is over samples all the same.
     """
-    return binary_cross_entropy_with_logits(logits.float(), labels)
+    return binary_cross_entropy_with_logits(logits.float(), labels, weight=_of_rows(weight))
+
+
+def _of_rows(weight: Tensor | None) -> Tensor | None:
+    return None if weight is None else weight.unsqueeze(1)
 
 
 class Loss(Layer):
     """Base of the losses: ``forward(logit, label)`` is a scalar, the mean over the batch, and `predict` probabilities.
+
+    ``forward(logit, label, weight)`` multiplies the loss of each sample by its weight, float32[B], before the mean.
 
     Attributes:
         regularizer: the penalty that its user adds for the weights of the model, or None.
@@ -62,9 +69,9 @@ class BinaryCrossEntropy(Loss):
         self.require(good, shapes, "a logit [B, 1] and a label [B, 1]")
         super().__init__(shapes, regularizer=regularizer, strength=strength)
 
-    def forward(self, logit: Tensor, label: Tensor) -> Tensor:
+    def forward(self, logit: Tensor, label: Tensor, weight: Tensor | None = None) -> Tensor:
         """float[B, 1] twice -> scalar."""
-        return logistic_loss(logit, label)
+        return logistic_loss(logit, label, weight)
 
 
 class CrossEntropy(Loss):
@@ -80,9 +87,12 @@ class CrossEntropy(Loss):
         self.require(good, shapes, "logits [B, 2] and a label [B, 1]")
         super().__init__(shapes, regularizer=regularizer, strength=strength)
 
-    def forward(self, logit: Tensor, label: Tensor) -> Tensor:
+    def forward(self, logit: Tensor, label: Tensor, weight: Tensor | None = None) -> Tensor:
         """float[B, 2] and float[B, 1] -> scalar."""
-        return cross_entropy(logit.float(), (label.squeeze(1) >= 0.5).long())
+        classes = (label.squeeze(1) >= 0.5).long()
+        if weight is None:
+            return cross_entropy(logit.float(), classes)
+        return (cross_entropy(logit.float(), classes, reduction="none") * weight).mean()
 
     def predict(self, logit: Tensor) -> Tensor:
         """Probabilities of both classes, float32[B, 2]."""
@@ -109,7 +119,9 @@ class MultiCrossEntropy(Loss):
         super().__init__(shapes, regularizer=regularizer, strength=strength)
         self.register_buffer("_weights", torch.tensor(target_weights), persistent=False)
 
-    def forward(self, logit: Tensor, label: Tensor) -> Tensor:
+    def forward(self, logit: Tensor, label: Tensor, weight: Tensor | None = None) -> Tensor:
         """float[B, d] twice -> scalar."""
         weights = self._weights * (label >= -0.5)
+        if weight is not None:
+            weights = weights * weight.unsqueeze(1)
         return binary_cross_entropy_with_logits(logit.float(), label, weight=weights)

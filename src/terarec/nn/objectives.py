@@ -38,7 +38,7 @@ class Objective(Protocol):
         default_metrics: Metrics that evaluation computes unless others are named; training monitors the first.
     """
 
-    default_metrics: tuple[str, ...]
+    default_metrics: ClassVar[tuple[str, ...]]
 
     def num_outputs(self, num_labels: int) -> int:
         """Return the number of logits C of a sample."""

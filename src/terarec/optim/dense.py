@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from torch import nn, optim
 
@@ -20,7 +21,12 @@ from terarec.spec import (
     NesterovSpec,
     RMSPropSpec,
     SGDSpec,
+    TorchOptimizerSpec,
 )
+from terarec.spec.nearest import did_you_mean
+
+# Of the classes of torch.optim those that a training step with dense gradients cannot use.
+_UNUSABLE = {"LBFGS": "calls the model itself", "SparseAdam": "takes sparse gradients only"}
 
 
 def build_dense_optimizer(spec: DenseOptimizerSpec, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
@@ -32,9 +38,12 @@ def build_dense_optimizer(spec: DenseOptimizerSpec, parameters: Iterable[nn.Para
     Empty parameters are left out: they stand for embedding tables (`terarec.embedding.EmbeddingCollection.rows`).
 
     Raises:
-        ConfigError: a spec that only tables can follow, such as `RowWiseAdaGradSpec`, or that has options for rows.
+        ConfigError: a spec that only tables can follow, such as `RowWiseAdaGradSpec`, or that has options for rows; or
+            a class or arguments that `torch.optim` does not have.
     """
     check_spec("dense optimizer", spec, DenseOptimizerSpec)
+    if isinstance(spec, TorchOptimizerSpec):
+        return _torch_optimizer(spec, [parameter for parameter in parameters if parameter.numel()])
     if spec.rows is not None:
         raise ConfigError("dense optimizer: got options for rows, expected none: they are for tables")
     parameters = [parameter for parameter in parameters if parameter.numel()]
@@ -50,6 +59,29 @@ def build_dense_optimizer(spec: DenseOptimizerSpec, parameters: Iterable[nn.Para
     if isinstance(spec, AdamSpec | AdamWSpec):
         return _adam(spec, parameters)
     return FTRL(parameters, spec)
+
+
+def _torch_optimizer(spec: TorchOptimizerSpec, parameters: Sequence[nn.Parameter]) -> optim.Optimizer:
+    if spec.name in _UNUSABLE:
+        raise ConfigError(f"dense optimizer: got {spec.name!r}, which {_UNUSABLE[spec.name]}, expected another class")
+    classes: dict[str, Callable[..., optim.Optimizer]] = {
+        name: value
+        for name, value in vars(optim).items()
+        if isinstance(value, type) and issubclass(value, optim.Optimizer) and value is not optim.Optimizer
+    }
+    known = sorted(set(classes) - set(_UNUSABLE))
+    if spec.name not in known:
+        raise ConfigError(
+            f"dense optimizer: got {spec.name!r}{did_you_mean(spec.name, known)}, expected one of {', '.join(known)}"
+        )
+    options: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in spec.options.items()
+    }
+    try:
+        return classes[spec.name](parameters, lr=spec.lr, **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"dense optimizer: torch.optim.{spec.name} refuses {dict(spec.options)}: {problem}") from None
 
 
 def _momentum(spec: MomentumSpec | NesterovSpec, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:

@@ -426,8 +426,8 @@ class RowOptimizer(optim.Optimizer):
             if arena.attached is not token:
                 raise ConfigError(
                     f"row optimizer: {_described(arena)} were given to a later RowOptimizer, which replaced their "
-                    "state; expected one row optimizer for each collection: tables that name an optimizer follow rules "
-                    "of their own, and options for single tables are table_lr and frozen"
+                    "state; expected one row optimizer for each collection: options for single tables are table_lr and "
+                    "frozen"
                 )
 
     def _accepts(self, names: Sequence[str], gradients: Sequence[Sequence[BagGradient]]) -> bool:

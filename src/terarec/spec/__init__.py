@@ -107,10 +107,12 @@ from terarec.spec.optimizer import (
     FTRLSpec,
     MomentumSpec,
     NesterovSpec,
+    OptimizerSpec,
     RMSPropSpec,
     RowWiseAdaGradSpec,
     SGDSpec,
     SparseOptimizerSpec,
+    TorchOptimizerSpec,
 )
 from terarec.spec.prepare import BAD_INPUT_POLICIES, STORAGES, BadInputPolicy, PrepareOptions
 from terarec.spec.recipe import RECIPE_SPLITS, PublishedResult, RecipeDataSpec, RecipeSpec
@@ -214,6 +216,7 @@ __all__ = [
     "ObjectiveSpec",
     "OneSplit",
     "Operator",
+    "OptimizerSpec",
     "Pad",
     "PairwiseSpec",
     "PlateauSchedule",
@@ -259,6 +262,7 @@ __all__ = [
     "TablesSpec",
     "TargetEncoding",
     "TargetHistory",
+    "TorchOptimizerSpec",
     "TrainingSpec",
     "TwoTowerSpec",
     "WarmupDecaySchedule",

@@ -1,12 +1,13 @@
-"""What an optimizer is. The same specs describe the dense and the sparse side; `rows` is for tables alone.
+"""What an optimizer is. Most specs describe the dense and the sparse side alike; `rows` is for tables alone.
 
 g is the gradient (of a row of a table: the sum over its occurrences), w the weights, t the number of the step.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from terarec.spec import checks
 from terarec.spec.row_options import RowOptions
@@ -185,10 +186,38 @@ class FTRLSpec:
             checks.refuse(self, "rows", "got l1 or l2 there, expected FTRL's own l1 and l2")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TorchOptimizerSpec:
+    """Any optimizer of `torch.optim`, by the name of its class. For layers only.
+
+    Attributes:
+        name: such as "NAdam".
+        lr: learning rate.
+        options: further arguments of the class, such as {"weight_decay": 0.01}; lists stand for tuples.
+    """
+
+    kind: ClassVar[str] = "torch"
+    name: str
+    lr: float = 0.001
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        checks.name(self)
+        checks.finite_float(self, "lr", low=0.0)
+        checks.instance(self, "options", Mapping, "arguments by name such as {'weight_decay': 0.01}")
+        for argument in self.options:
+            if argument in ("params", "lr") or not isinstance(argument, str):
+                checks.refuse(
+                    self, "options", f"got {argument!r}, expected names of arguments other than params and lr"
+                )
+
+
 def _check_rate_and_rows(spec: object, *, above_zero: bool = False) -> None:
     checks.finite_float(spec, "lr", low=0.0, open_low=above_zero)
     checks.instance(spec, "rows", RowOptions | None, "RowOptions or None")
 
 
-DenseOptimizerSpec = SGDSpec | MomentumSpec | NesterovSpec | AdaGradSpec | RMSPropSpec | AdamSpec | AdamWSpec | FTRLSpec
-SparseOptimizerSpec = DenseOptimizerSpec | RowWiseAdaGradSpec
+OptimizerSpec = SGDSpec | MomentumSpec | NesterovSpec | AdaGradSpec | RMSPropSpec | AdamSpec | AdamWSpec | FTRLSpec
+"""The rules that layers and tables both follow."""
+DenseOptimizerSpec = OptimizerSpec | TorchOptimizerSpec
+SparseOptimizerSpec = OptimizerSpec | RowWiseAdaGradSpec

@@ -47,7 +47,7 @@ def batches_on(reader: BatchReader, device: torch.device) -> Iterator[tuple[Batc
         for batch in reader:
             yield (batch if device == CPU else to_device(batch, device)), None
         return
-    stream = torch.cuda.Stream(device)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     compute = torch.cuda.current_stream(device)
     ahead: tuple[Batch, dict[str, Any], torch.cuda.Event] | None = None
     for batch in reader:

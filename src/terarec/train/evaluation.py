@@ -49,7 +49,7 @@ class Evaluation:
     def figures(self) -> dict[str, Any]:
         """Return all figures as JSON data: metrics by name, then "labels" and "slices" where there are several."""
         found = self.results.to_json()
-        figures = {
+        figures: dict[str, Any] = {
             **self.results.overall.values,
             "rows": self.rows,
             "seconds": self.seconds,

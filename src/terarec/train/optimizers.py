@@ -18,7 +18,9 @@ from terarec.optim import (
     load_scheduler_states,
     scheduler_states,
 )
-from terarec.spec import DenseOptimizerSpec, PlateauSchedule, ScheduleSpec, SparseOptimizerSpec
+from terarec.spec import ConstantSchedule, DenseOptimizerSpec, PlateauSchedule, ScheduleSpec, SparseOptimizerSpec
+
+Interval = Literal["step", "epoch", "evaluation"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +35,7 @@ class Schedule:
     """
 
     scheduler: LRScheduler
-    interval: Literal["step", "epoch", "evaluation"] = "step"
+    interval: Interval = "step"
     metric: str | None = None
 
 
@@ -105,9 +107,7 @@ class Optimizers:
         for optimizer in self:
             optimizer.zero_grad()
 
-    def advance(
-        self, interval: Literal["step", "epoch", "evaluation"], value_of: Callable[[str | None], float] | None = None
-    ) -> None:
+    def advance(self, interval: Interval, value_of: Callable[[str | None], float] | None = None) -> None:
         """Advance the schedules of `interval`.
 
         Args:
@@ -149,10 +149,16 @@ class Optimizers:
         Raises:
             ConfigError: The schedule names an unknown metric.
         """
-        is_plateau = isinstance(spec, PlateauSchedule)
-        metric = (spec.metric or monitor) if isinstance(spec, PlateauSchedule) else None
-        mode: Literal["min", "max"] = "min" if metric and not find_metric(metric).higher_is_better else "max"
-        interval = "evaluation" if is_plateau else getattr(spec, "interval", "step")
+        if isinstance(spec, ConstantSchedule):
+            return
+        interval: Interval
+        metric: str | None = None
+        mode: Literal["min", "max"] = "max"
+        if isinstance(spec, PlateauSchedule):
+            interval, metric = "evaluation", spec.metric or monitor
+            mode = "max" if find_metric(metric).higher_is_better else "min"
+        else:
+            interval = spec.interval
         for scheduler in build_schedulers(spec, tuple(self), mode=mode):
             self.schedules.append(Schedule(scheduler=scheduler, interval=interval, metric=metric))
 

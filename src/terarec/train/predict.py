@@ -10,7 +10,7 @@ import pyarrow as pa
 import torch
 
 from terarec.batch import Batch, select
-from terarec.data import Reader
+from terarec.data import open_reader, read_spec
 from terarec.formats import METADATA_TYPES, check_new_file, check_suffix, table_file
 from terarec.metrics import Throughput
 from terarec.models.artifact import load_model
@@ -85,17 +85,18 @@ def predict(
     throughput = Throughput()
     model, spec, trained_on, step = load_model(run_dir, checkpoint, device=device, allow_import=allow_import)
     training = spec.training
-    reader = Reader(dataset, split=split, batch_size=training.batch_size, threads=training.reader_threads)
-    check_columns(reader.spec, dataset, trained_on, RunDirectory(run_dir).dataset)
+    reader = open_reader(dataset, split, batch_size=training.batch_size, threads=training.reader_threads)
+    described = read_spec(dataset)
+    check_columns(described, dataset, trained_on, RunDirectory(run_dir).dataset)
     names = [label.name for label in trained_on.labels]
     objective = build_objective(spec.objective or BinarySpec())
     scores = score_names(names, objective.num_outputs(len(names)))
-    kept = _kept_columns(reader.spec, keep, reserved=(*scores, *names))
+    kept = _kept_columns(described, keep, reserved=(*scores, *names))
     schema = pa.schema([*kept.items(), *((name, pa.float32()) for name in (*scores, *names))])
     with table_file(out, schema, replace=replace) as writer:
         for batch, logits in score(model, reader, training.precision):
             columns = torch.cat([objective.scores(logits), batch.label], dim=1)
-            arrays = [_kept(batch, reader.spec, name) for name in kept]
+            arrays = [_kept(batch, described, name) for name in kept]
             arrays += [pa.array(column.numpy()) for column in columns.T.contiguous()]
             writer.write_table(pa.table(arrays, schema=schema))
             throughput.update(batch.batch_size)

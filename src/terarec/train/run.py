@@ -12,9 +12,8 @@ from torch import nn
 
 from terarec.checkpoint import latest, load
 from terarec.config.files import with_graph
-from terarec.data import BatchReader, Reader
+from terarec.data import BatchReader, open_reader, read_spec
 from terarec.errors import ConfigError, RunInterruptedError
-from terarec.formats import read_dataset
 from terarec.models import build_model
 from terarec.nn.objectives import Objective, build_objective
 from terarec.spec import BinarySpec, DatasetSpec, RunSpec
@@ -50,7 +49,7 @@ class Run:
             spec = dataclasses.replace(spec, init_from=str(Path(spec.init_from).absolute()))
         self.spec = spec
         self.initial: Path | None = None
-        self.dataset: DatasetSpec = read_dataset(Path(spec.data))
+        self.dataset: DatasetSpec = read_spec(spec.data)
         self.directory = RunDirectory(out)
         self.callbacks = list(callbacks)
         self._allow_import = tuple(allow_import)
@@ -105,7 +104,7 @@ class Run:
     def reader(self, split: str) -> BatchReader:
         """Return a reader of `split`: shuffled as the run asks if it is "train", else in input order."""
         training = self.spec.training
-        return Reader(
+        return open_reader(
             Path(self.spec.data),
             split,
             batch_size=training.batch_size,

@@ -33,6 +33,7 @@ class SeedResult:
         out: Its RUN directory.
         metrics: Metrics of its checkpoint on the evaluated split, by name.
         steps: Training steps.
+        epochs: Epochs.
         seconds: Wall-clock time of the training with its evaluations.
     """
 
@@ -40,6 +41,7 @@ class SeedResult:
     out: Path
     metrics: Mapping[str, float]
     steps: int
+    epochs: int
     seconds: float
 
 
@@ -99,7 +101,12 @@ def fit_seeds(
         result = _read(file, seed, directory) if resume and file.is_file() else None
         if result is None:
             result = _fit(spec, seed, directory, split, callbacks(), resume=resume, allow_import=allow_import)
-            figures = {"metrics": dict(result.metrics), "steps": result.steps, "seconds": result.seconds}
+            figures = {
+                "metrics": dict(result.metrics),
+                "steps": result.steps,
+                "epochs": result.epochs,
+                "seconds": result.seconds,
+            }
             write_bytes(file, json.dumps(figures, indent=2).encode())
         results.append(result)
         if on_result is not None:
@@ -135,6 +142,7 @@ def _fit(
         out=directory,
         metrics=evaluation.results.overall.values,
         steps=report.steps,
+        epochs=run.trainer.epoch,
         seconds=report.total_seconds,
     )
 
@@ -143,7 +151,7 @@ def _read(file: Path, seed: int, directory: Path) -> SeedResult:
     try:
         figures: dict[str, Any] = parse_json(file.read_bytes())
         metrics = {str(name): float(value) for name, value in figures["metrics"].items()}
-        steps, seconds = int(figures["steps"]), float(figures["seconds"])
+        steps, epochs, seconds = int(figures["steps"]), int(figures["epochs"]), float(figures["seconds"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{file}: damaged ({error}), expected the figures of a finished run") from None
-    return SeedResult(seed=seed, out=directory, metrics=metrics, steps=steps, seconds=seconds)
+    return SeedResult(seed=seed, out=directory, metrics=metrics, steps=steps, epochs=epochs, seconds=seconds)

@@ -20,9 +20,9 @@ from terarec.kernels import memory
 from terarec.metrics import Throughput
 from terarec.models.contract import training_loss
 from terarec.nn.objectives import BinaryObjective, Objective
+from terarec.optim import LossScaler, freeze
 from terarec.spec import TrainingSpec
 from terarec.spec.nearest import did_you_mean
-from terarec.train._wip import LossScaler, freeze
 from terarec.train.callback import Callback
 from terarec.train.devices import batches_on
 from terarec.train.early_stopping import EarlyStopping
@@ -31,6 +31,9 @@ from terarec.train.fit_report import FitReport
 from terarec.train.interrupt import Interrupts
 from terarec.train.optimizers import Optimizers
 from terarec.train.precision import autocast, warn_if_slow
+
+FIRST_DYNAMIC_SCALE = 65536.0
+"""What `torch.amp.GradScaler` starts with."""
 
 _logger = logging.getLogger(__name__)
 
@@ -102,7 +105,12 @@ class Trainer:
         self.reader: BatchReader | None = None
         self._module = cast(nn.Module, torch.compile(model)) if spec.compile else model
         self._parameters = list(model.parameters())
-        self._scaler = LossScaler(spec.loss_scale)
+        self._is_scale_dynamic = spec.loss_scale == "dynamic"
+        self._scaler = LossScaler(
+            FIRST_DYNAMIC_SCALE if isinstance(spec.loss_scale, str) else spec.loss_scale,
+            dynamic=self._is_scale_dynamic,
+            device=self.device.type,
+        )
         self._loss: Tensor | None = None
         self._check_loss = check_loss
         self._reader_state: dict[str, Any] | None = None
@@ -112,7 +120,9 @@ class Trainer:
         self._is_in_step = self._is_stopped = False
         self._evaluation_seconds = 0.0
         self._interrupts = Interrupts()
-        freeze(model, spec.freeze)
+        self._stepped = tuple(optimizers)
+        if spec.freeze:
+            freeze(model, spec.freeze, rows=optimizers.rows)
 
     @property
     def loss(self) -> float:
@@ -240,9 +250,11 @@ class Trainer:
         if self._check_loss and self.device.type != "cpu" and before is not None:
             self._check_finite(before, self.step)
         if self.spec.clip_norm is not None:
-            self._scaler.unscale_(self.optimizers)
+            self._scaler.unscale_(self._stepped)
             clip_grad_norm_(self._parameters, self.spec.clip_norm)
-        if self._scaler.step(self.optimizers):
+        is_done = self._scaler.step(self._stepped)
+        self._scaler.update()
+        if is_done:
             self.optimizers.advance("step")
         self._loss = loss
         self.step += 1
@@ -267,9 +279,9 @@ class Trainer:
         if share != 1.0:
             loss = loss * share
         value = loss.detach()
-        if self._check_loss and self.device.type == "cpu" and not self._scaler.is_dynamic:
+        if self._check_loss and self.device.type == "cpu" and not self._is_scale_dynamic:
             self._check_finite(value, self.step + 1)
-        self._scaler.scale(loss).backward()
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self.output = output
         return value
 

@@ -15,14 +15,22 @@ from terarec.config import load_run
 from terarec.errors import ConfigError, DataNotFoundError, StorageError
 from terarec.formats import read_dataset
 from terarec.models.artifact import RUN_FILE, find_checkpoint, load_weights
-from terarec.spec import DatasetSpec, RowOptions, RunSpec, SparseOptimizerSpec, to_data
+from terarec.spec import (
+    DatasetSpec,
+    DenseOptimizerSpec,
+    RowOptions,
+    RunSpec,
+    SparseOptimizerSpec,
+    TorchOptimizerSpec,
+    to_data,
+)
 from terarec.train.columns import check_columns
 from terarec.train.run_dir import RunDirectory, check_run, differences
 from terarec.train.trainer import Trainer
 
 _logger = logging.getLogger(__name__)
-_SHAPING = {"kind", "width", "bottom", "top", "hidden", "tables.kind", "tables.dtype"}
-"""Fields of a model that its weights depend on."""
+_SAME = {"kind", "tables.kind", "tables.dtype"}
+"""Fields that have to be equal though the shapes of weights, which loading compares, do not tell them."""
 
 
 def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Path:
@@ -48,7 +56,7 @@ def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Path:
     run_dir, checkpoint = _find(Path(spec.init_from))
     old = load_run(run_dir / RUN_FILE)
     for path, before, now in differences(to_data(old.model), to_data(spec.model)):
-        if path in _SHAPING:
+        if path in _SAME:
             raise ConfigError(
                 f"init_from: model.{path} is {json.dumps(before)} in {run_dir / RUN_FILE}, got {json.dumps(now)}, "
                 "expected the same model"
@@ -89,8 +97,10 @@ def _left_out(old: RunSpec, new: RunSpec) -> list[str]:
     ]
 
 
-def _state_kind(spec: SparseOptimizerSpec) -> tuple[object, ...]:
+def _state_kind(spec: DenseOptimizerSpec | SparseOptimizerSpec) -> tuple[object, ...]:
     """What the meaning of an optimizer's state depends on."""
+    if isinstance(spec, TorchOptimizerSpec):
+        return spec.kind, spec.name
     options = RowOptions() if spec.rows is None else spec.rows
     return spec.kind, options.mode, getattr(spec, "lr_in_momentum", False)
 

@@ -31,6 +31,7 @@ def kill(progress):
         os.kill(os.getpid(), signal.SIGKILL)
 
 workflow = shop_workflow(SplitByTime(column="time", valid=0.1))
+workflow = workflow.with_sample_columns(weight="time", metadata=("user", "price", "item"))
 prepare(workflow, [Path(path) for path in log], Path(out), PrepareOptions(shuffle=True), kill)
 """
 PHASES = ("split", "group", "fit 1", "fit 2", "write")
@@ -46,6 +47,7 @@ def killed_in(phase: str, out: Path, log: list[Path]) -> None:
 def test_a_killed_run_is_gone_on_with(tmp_path: Path, phase: str) -> None:
     log = shop_files(tmp_path / "raw")
     workflow = shop_workflow(SplitByTime(column="time", valid=0.1))
+    workflow = workflow.with_sample_columns(weight="time", metadata=("user", "price", "item"))
     prepare(workflow, log, tmp_path / "whole", PrepareOptions(shuffle=True))
     killed_in(phase, tmp_path / "out", log)
     assert not (tmp_path / "out").exists()
@@ -60,7 +62,15 @@ def test_a_killed_run_is_gone_on_with(tmp_path: Path, phase: str) -> None:
 def test_changed_sources_are_refused_until_restarted(tmp_path: Path) -> None:
     log = shop_files(tmp_path / "raw")
     workflow = shop_workflow(SplitByTime(column="time", valid=0.1))
+    workflow = workflow.with_sample_columns(weight="time", metadata=("user", "price", "item"))
     killed_in("write", tmp_path / "out", log)
+    with pytest.raises(ConfigError, match=r"with other workflow, .*--restart"):
+        prepare(
+            workflow.with_sample_columns(weight="time", metadata=("user",)),
+            log,
+            tmp_path / "out",
+            PrepareOptions(shuffle=True),
+        )
     with log[0].open("a") as file:
         file.write("0\t1600000000\tu1\t1\t1.0\t\n")
     with pytest.raises(ConfigError, match=r"with other sources, .*--restart"):

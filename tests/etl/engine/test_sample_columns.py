@@ -11,8 +11,6 @@ import pytest
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.engine import prepare
-from terarec.etl.engine.fingerprint import fingerprint
-from terarec.etl.source import open_source
 from terarec.etl.workflow import Workflow
 from terarec.formats import read_dataset
 from terarec.spec import (
@@ -188,14 +186,6 @@ def test_a_weight_may_be_made_by_a_step_that_learns(tmp_path: Path) -> None:
     spec = dataclasses.replace(comma(SPEC), weight="cost", dense=())
     with pytest.raises(FormatError, match=r"line \d+, column 'cost': got -.*, expected a number >= 0 that float32"):
         prepare(Workflow.of(spec), [log], tmp_path / "out", PrepareOptions(threads=1))
-
-
-def test_an_interrupted_preparation_is_not_continued_with_other_metadata(tmp_path: Path) -> None:
-    one, other = (dataclasses.replace(comma(SPEC), metadata=names) for names in (("user",), ("user", "item")))
-    log = write_log(tmp_path / "log.csv", rows_of_log(5))
-    source = open_source(one.source, [log], "raise", 1)
-    asked = [fingerprint(Workflow.of(spec), source, PrepareOptions()) for spec in (one, other)]
-    assert asked[0]["workflow"] != asked[1]["workflow"]
 
 
 STORAGES = {

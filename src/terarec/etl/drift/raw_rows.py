@@ -31,6 +31,7 @@ def summarize_raw(files: Sequence[str | Path], reference: Path, *, allow_import:
     if workflow.plan.grouped_steps:
         steps = ", ".join(type(workflow.spec.steps[step]).__name__ for step in workflow.plan.grouped_steps)
         raise ConfigError(f"{reference}: its workflow looks at other rows ({steps}), expected the logs as a data set")
+    workflow = workflow.with_sample_columns(weight=None, metadata=())  # which are not compared, and may be bad here
     source = open_source(workflow.spec.source, files)
     dataset = workflow.dataset_spec()
     name = ", ".join(str(path).rstrip("/").rpartition("/")[2] for path in files)

@@ -120,14 +120,20 @@ def _read_as(column: SourceColumn | None, name: str, is_needed: bool, source: So
 
 
 def _absent(wanted: ScoringPlan, plan: Plan, paths: Sequence[str | Path], keep: Sequence[str]) -> frozenset[str]:
-    """The columns of labels, if the lines of the first file, which do not name theirs, have so many fields fewer."""
+    """The columns of the labels, or these and those of the weight and metadata, that the files lack.
+
+    Lines of files without a header do not name their fields: the number of fields in the first one tells.
+    """
     source = plan.spec.source
+    needed = {*wanted.work.reads, *keep}
     with_labels = scoring_plan(plan, [label.source for label in plan.spec.labels]).work.reads
-    labels = frozenset(with_labels) - {*wanted.work.reads, *keep}
+    labels = frozenset(with_labels) - needed
+    weight = () if plan.spec.weight is None else scoring_plan(plan, [plan.spec.weight]).work.reads
+    unread = labels | (frozenset((*weight, *plan.spec.metadata)) - needed)
     file = find_files(paths)[0]
     text = next(read_text(file, _FIRST_BYTES)).text
     if source.encoding != "utf-8":
         text = text.decode(source.encoding).encode()
     line = next((line for line in text.split(b"\n") if line.removesuffix(b"\r")), b"")
     fields = len(split_header(file.path, line.removesuffix(b"\r"), source)) if line else 0
-    return labels if fields == len(source.columns) - len(labels) else frozenset()
+    return next((names for names in (labels, unread) if fields == len(source.columns) - len(names)), frozenset())

@@ -36,7 +36,8 @@ class Workflow:
         plan: the order of its work.
         states: step -> what it learnt, for the steps that learn; empty before the workflow is fitted.
 
-    Args: the fields of `WorkflowSpec` but its version, which `of` takes along; lists are taken as tuples.
+    Args: the fields of `WorkflowSpec`; lists are taken as tuples. `of` takes its version along, and
+        `with_sample_columns` adds weight and metadata.
 
     Raises:
         ConfigError: a field is wrong, or steps do not fit together.
@@ -51,8 +52,6 @@ class Workflow:
         dense: Sequence[str] = (),
         categorical: Sequence[str] = (),
         keys: Sequence[str] = (),
-        weight: str | None = None,
-        metadata: Sequence[str] = (),
         split: Split | None = None,
         tables: Mapping[str, SourceSpec] | None = None,
         name: str = "workflow",
@@ -67,8 +66,6 @@ class Workflow:
             dense=tuple(dense),
             categorical=tuple(categorical),
             keys=tuple(keys),
-            weight=weight,
-            metadata=tuple(metadata),
         )
         self.plan: Plan = plan(self.spec)
         self.states: dict[int, State] = {}

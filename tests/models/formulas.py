@@ -1,0 +1,234 @@
+"""The formula of every model over columns, in NumPy and float64, sample by sample and pair by pair.
+
+Written from the papers. Only the names of the weights are taken from the models.
+"""
+
+import math
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from terarec.spec import DatasetSpec, ModelSpec
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class Weights:
+    """Weights of a model by name."""
+
+    def __init__(self, dense: dict[str, Array], tables: dict[str, Array]) -> None:
+        self.dense = dense
+        self.tables = tables
+
+    def __getitem__(self, name: str) -> Array:
+        return self.dense[name]
+
+    def linear(self, prefix: str, x: Array) -> Array:
+        bias = self.dense.get(f"{prefix}.bias")
+        product = self.dense[f"{prefix}.weight"] @ x
+        return product if bias is None else product + bias
+
+
+class Sample:
+    """One sample: dense values, and the keys of each column."""
+
+    def __init__(self, dense: Array, keys: dict[str, list[int]]) -> None:
+        self.dense = dense
+        self.keys = keys
+
+
+def pooled(table: Array, keys: list[int], pooling: str) -> Array:
+    total = sum((table[key] for key in keys), np.zeros(table.shape[1]))
+    return total / len(keys) if pooling == "mean" and keys else total
+
+
+def activate(name: str, x: Array, weights: Weights, prefix: str) -> Array:
+    if name == "relu":
+        return np.maximum(x, 0)
+    if name == "tanh":
+        return np.tanh(x)
+    if name == "gelu":
+        return np.array([v * 0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x])
+    if name == "prelu":
+        return np.where(x > 0, x, weights[f"{prefix}.weight"] * x)
+    assert name == "dice"  # in evaluation: running statistics
+    mean, var = weights[f"{prefix}.norm.running_mean"], weights[f"{prefix}.norm.running_var"]
+    gate = 1 / (1 + np.exp(-(x - mean) / np.sqrt(var + 1e-8)))
+    return gate * x + (1 - gate) * weights[f"{prefix}.alpha"] * x
+
+
+def mlp(w: Weights, prefix: str, x: Array, hidden: int, spec: Any, *, activation: str | None = None) -> Array:
+    """`hidden` layers with what follows them, and the linear layer behind them if there is one."""
+    for index in range(hidden):
+        x = w.linear(f"{prefix}.layers.{index}", x)
+        norm = f"{prefix}.norms.{index}"
+        if f"{norm}.weight" in w.dense:
+            mean, var = w[f"{norm}.running_mean"], w[f"{norm}.running_var"]
+            x = w[f"{norm}.weight"] * (x - mean) / np.sqrt(var + 1e-5) + w[f"{norm}.bias"]
+        x = activate(activation or spec.activation, x, w, f"{prefix}.activations.{index}")
+    return w.linear(f"{prefix}.layers.{hidden}", x) if f"{prefix}.layers.{hidden}.weight" in w.dense else x
+
+
+def embedded(w: Weights, sample: Sample, spec: Any) -> list[Array]:
+    return [pooled(w.tables[name], keys, spec.pooling) for name, keys in sample.keys.items()]
+
+
+def flat(w: Weights, sample: Sample, spec: Any) -> Array:
+    return np.concatenate([sample.dense, *embedded(w, sample, spec)])
+
+
+def fields(w: Weights, sample: Sample, spec: Any) -> list[Array]:
+    dense = [value * vector for value, vector in zip(sample.dense, w["vectors.dense_vectors"], strict=True)]
+    return [*embedded(w, sample, spec), *dense]
+
+
+def linear_terms(w: Weights, sample: Sample, spec: Any, prefix: str = "") -> Array:
+    out = w[f"{prefix}linear_weight"] @ sample.dense + w[f"{prefix}linear_bias"]
+    return out + sum((pooled(w.tables[f"{n}.wide"], k, spec.pooling) for n, k in sample.keys.items()), 0 * out)
+
+
+def pair_products(w: Weights, vectors: list[Array]) -> Array:
+    products = sum((one * other for one, other in combinations(vectors, 2)), np.zeros(len(vectors[0])))
+    factors = w.dense.get("products.factors")
+    return np.array([products.sum()]) if factors is None else factors @ products
+
+
+def lr(w: Weights, sample: Sample, spec: Any) -> Array:
+    return linear_terms(w, sample, spec)
+
+
+def fm(w: Weights, sample: Sample, spec: Any) -> Array:
+    return linear_terms(w, sample, spec) + pair_products(w, fields(w, sample, spec))
+
+
+def dnn(w: Weights, sample: Sample, spec: Any) -> Array:
+    return mlp(w, "deep", flat(w, sample, spec), len(spec.hidden), spec)
+
+
+def wide_deep(w: Weights, sample: Sample, spec: Any) -> Array:
+    return linear_terms(w, sample, spec) + dnn(w, sample, spec)
+
+
+def deepfm(w: Weights, sample: Sample, spec: Any) -> Array:
+    return fm(w, sample, spec) + dnn(w, sample, spec)
+
+
+def xdeepfm(w: Weights, sample: Sample, spec: Any) -> Array:
+    first = fields(w, sample, spec)
+    maps, sums = first, []
+    for index, count in enumerate(spec.cin):
+        kernel = w[f"cin.layers.{index}.weight"].reshape(count, len(maps), len(first))
+        maps = [
+            sum(kernel[h, i, j] * x * y for i, x in enumerate(maps) for j, y in enumerate(first))
+            + w[f"cin.layers.{index}.bias"][h]
+            for h in range(count)
+        ]
+        sums += [one.sum() for one in maps]
+    out = linear_terms(w, sample, spec) + w.linear("cin_output", np.array(sums))
+    return out + dnn(w, sample, spec) if spec.hidden else out
+
+
+def dcn(w: Weights, sample: Sample, spec: Any) -> Array:
+    x0 = flat(w, sample, spec)
+    x = x0
+    for weight, bias in zip(w["cross.weight"], w["cross.bias"], strict=True):
+        x = x0 * (x @ weight) + bias + x
+    parts = [x, mlp(w, "parallel", x0, len(spec.hidden), spec)] if spec.hidden else [x]
+    return w.linear("output", np.concatenate(parts))
+
+
+def dcn_v2(w: Weights, sample: Sample, spec: Any) -> Array:
+    x0 = flat(w, sample, spec)
+    x = x0
+    for layer in range(spec.cross_layers):
+        if spec.rank is None:
+            crossed = w.linear(f"cross.layers.{layer}", x)
+        elif spec.experts == 1:
+            crossed = w["cross.expand"][layer] @ (w["cross.project"][layer] @ x) + w["cross.bias"][layer]
+        else:
+            scores = np.exp(w["cross.gate"] @ x)
+            crossed = np.zeros_like(x)
+            for expert, score in enumerate(scores / scores.sum()):
+                inner = np.tanh(w["cross.inner"][layer, expert] @ np.tanh(w["cross.down"][layer, expert] @ x))
+                crossed += score * (w["cross.up"][layer, expert] @ inner + w["cross.bias"][layer])
+        x = x0 * crossed + x
+    stacked = mlp(w, "stacked", x, len(spec.hidden), spec) if spec.structure.startswith("stacked") else x
+    if spec.structure.endswith("parallel"):
+        stacked = np.concatenate([stacked, mlp(w, "parallel", x0, len(spec.hidden), spec)])
+    return w.linear("output", stacked)
+
+
+def autoint(w: Weights, sample: Sample, spec: Any) -> Array:
+    x = np.stack(fields(w, sample, spec))
+    for layer in range(spec.layers):
+        prefix = f"attention.{layer}"
+        query, key, value = (x @ w[f"{prefix}.{name}.weight"].T for name in ("query", "key", "value"))
+        width = spec.attention_width // spec.heads
+        heads = []
+        for head in range(spec.heads):
+            part = slice(head * width, (head + 1) * width)
+            scores = query[:, part] @ key[:, part].T / (math.sqrt(width) if spec.scale else 1)
+            scores = np.exp(scores)
+            heads.append(scores / scores.sum(1, keepdims=True) @ value[:, part])
+        out = np.concatenate(heads, axis=1)
+        if spec.residual:
+            out = out + (x @ w[f"{prefix}.projection.weight"].T if out.shape != x.shape else x)
+        if spec.layer_norm:
+            centred = out - out.mean(1, keepdims=True)
+            out = centred / np.sqrt(out.var(1, keepdims=True) + 1e-5)
+            out = out * w[f"{prefix}.norm.weight"] + w[f"{prefix}.norm.bias"]
+        x = np.maximum(out, 0)
+    logits = w.linear("output", x.reshape(-1))
+    if spec.hidden:
+        logits = logits + dnn(w, sample, spec)
+    return logits + linear_terms(w, sample, spec, "linear.") if spec.wide else logits
+
+
+def dlrm(w: Weights, sample: Sample, spec: Any) -> Array:
+    vectors = embedded(w, sample, spec)
+    first = [mlp(w, "bottom", sample.dense, len(spec.bottom), spec)] if sample.dense.size else []
+    vectors = [*first, *vectors]
+    if not sample.keys or spec.interaction == "cat":
+        x = np.concatenate(vectors)
+    else:
+        dots = [vectors[i] @ vectors[j] for i in range(len(vectors)) for j in range(i)]
+        x = np.concatenate([*first, np.array(dots)])
+    width = w["top.layers.0.weight"].shape[1]  # zeros behind the dots make it a multiple of 16
+    return mlp(w, "top", np.pad(x, (0, width - len(x))), len(spec.top), spec)
+
+
+def din(w: Weights, sample: Sample, spec: Any) -> Array:
+    histories = {pair.history for pair in spec.sequences}
+    plain = [pooled(w.tables[n], k, spec.pooling) for n, k in sample.keys.items() if n not in histories]
+    for index, pair in enumerate(spec.sequences):
+        table = w.tables[pair.target]
+        target = table[sample.keys[pair.target][0]]
+        vectors = [table[key] for key in sample.keys[pair.history] if key != 0 or not spec.mask_missing]
+        inputs = [np.concatenate([target, v, target - v, target * v]) for v in vectors]
+        scores = [
+            mlp(w, f"attention.{index}.mlp", x, len(spec.attention), spec, activation=spec.attention_activation)[0]
+            for x in inputs
+        ]
+        if spec.softmax:
+            scores = [math.exp(score) / sum(map(math.exp, scores)) for score in scores]
+        plain.append(sum((s * v for s, v in zip(scores, vectors, strict=True)), np.zeros(spec.width)))
+    return mlp(w, "deep", np.concatenate([sample.dense, *plain]), len(spec.hidden), spec)
+
+
+def two_tower(w: Weights, sample: Sample, spec: Any, dataset: DatasetSpec) -> Array:
+    vectors = []
+    for tower, names in (("user", spec.user), ("item", spec.item)):
+        dense = [value for column, value in zip(dataset.dense, sample.dense, strict=True) if column.name in names]
+        keys = [pooled(w.tables[n], k, spec.pooling) for n, k in sample.keys.items() if n in names]
+        vector = mlp(w, f"{tower}.mlp", np.concatenate([dense, *keys]), len(spec.hidden), spec)
+        vectors.append(vector / np.linalg.norm(vector) if spec.similarity == "cosine" else vector)
+    return np.array([vectors[0] @ vectors[1] / spec.temperature])
+
+
+def logits(spec: ModelSpec, w: Weights, sample: Sample, dataset: DatasetSpec) -> Array:
+    """The logits [C] of one sample."""
+    if spec.kind == "two_tower":
+        return two_tower(w, sample, spec, dataset)
+    formulas = (lr, fm, dnn, wide_deep, deepfm, xdeepfm, dcn, dcn_v2, autoint, dlrm, din)
+    return {formula.__name__: formula for formula in formulas}[spec.kind](w, sample, spec)
