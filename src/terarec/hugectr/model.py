@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from terarec.batch import to_device
@@ -12,6 +14,7 @@ from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr
 from terarec.hugectr.fit_log import FitLog
 from terarec.hugectr.model_files import ModelFiles
 from terarec.hugectr.readers import DataReader
+from terarec.hugectr.run import Training, describe_records, save_run
 from terarec.hugectr.schedulers import LearningRateScheduler
 from terarec.hugectr.tables.calls import FIT, MODEL, SET_LEARNING_RATE
 from terarec.hugectr.tables.low_level import SolverConfig
@@ -45,6 +48,7 @@ class Model(ModelFiles):
         has_rate = isinstance(self._optimizer, OptimizerWithSchedule)
         self._scheduler = _scheduler(self._optimizer if has_rate else solver)
         self._iterations: Iterations | None = None
+        self._is_fitting = False
         self._is_dense_frozen = False
         self._frozen: set[str] = set()
 
@@ -146,6 +150,8 @@ class Model(ModelFiles):
         trainer.begin_epoch()
         trainer.spec = replace(trainer.spec, repeat=False, max_steps=None, epochs=trainer.epoch + 1)
         self._train_on(iterations)
+        if not trainer.is_stopped:
+            self.get_data_reader_train().next_batch()  # finds the end, so that the next epoch has an order of its own
 
     def _train_on(self, iterations: Iterations, *callbacks: Callback) -> None:
         """Run the trainer with what happens around an iteration.
@@ -159,6 +165,7 @@ class Model(ModelFiles):
         self._iterations = iterations
         rate = LearningRate(self)
         trainer.callbacks = [rate, made.capacity_check, iterations, *callbacks]
+        self._is_fitting = True
         try:
             with as_hugectr_errors("train"):
                 trainer.fit(reader)
@@ -167,6 +174,7 @@ class Model(ModelFiles):
                 raise KeyboardInterrupt from None
             raise
         finally:
+            self._is_fitting = False
             if trainer.device.type != "cpu" and reader.repeat:
                 reader.load_state_dict(trainer.reader_state())  # a batch ahead was copied and not trained on
 
@@ -177,6 +185,50 @@ class Model(ModelFiles):
         sources = (params.source[0], params.eval_source)
         log.header(mode, sources, self.trainable_lines(), (every.evaluation, every.snapshot))
         return log
+
+    def save_run(self, path: str | Path) -> None:
+        """Write a RUN of terarec, whose training goes on where this model's is, to the bit.
+
+        ``terarec train --resume --out RUN``, ``evaluate``, ``predict``, ``export``, ``serve`` and ``inspect`` take it.
+        ``RUN/records.json`` describes the data, which stays where it is. Evaluations are those of terarec. By epochs,
+        the rate does not advance at the end of the data as it does in HugeCTR's loop. Workspaces bound nothing there.
+
+        Args:
+            path: A new or empty directory.
+
+        Raises:
+            IllegalCallError: Before `compile`, or of a model with a training cache, whose data is in passes.
+            WrongInputError: A directory that holds something else.
+            FileCannotOpenError: Data that is not there.
+            BrokenFileError: Data that does not hold what it should.
+            StorageError: The disk is full.
+        """
+        made = self._compiled("save_run")
+        if self._cache is not None:
+            raise IllegalCallError("save_run: the model has a training cache, expected one that trains on one source")
+        trainer, reader = made.trainer, made.train_reader
+        is_ahead = self._is_fitting and made.model.device.type != "cpu"
+        started = trainer.reader_state() if is_ahead else reader.state_dict() if reader.is_started() else None
+        with as_hugectr_errors("save_run"):
+            records = describe_records(
+                made.plan.spec,
+                made.layout,
+                self.reader_params,
+                {"train": reader, "valid": made.eval_reader},
+                made.async_layout,
+            )
+            training = Training(
+                trainer=trainer,
+                dense=made.dense,
+                rules=made.plan.rules,
+                schedule=self._scheduler.schedule,
+                next_step=self._scheduler.get_step() + 1,
+                shuffle=made.is_shuffled,
+                repeat=self.solver.repeat_dataset,
+                reader_threads=min(self.reader_params.num_workers, os.cpu_count() or 1),
+                reader_state=started,
+            )
+            save_run(Path(path), records, training)
 
     def start_data_reading(self) -> None:
         """Start both readers, before `train` is called by a script with ``repeat_dataset=True``.

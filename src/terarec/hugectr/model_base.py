@@ -30,7 +30,7 @@ from terarec.hugectr.tables.data_input import Input
 from terarec.hugectr.tables.table import taking
 from terarec.kernels.environment import checks_overflow
 from terarec.models import GraphModel
-from terarec.spec import TrainingSpec
+from terarec.spec import DenseOptimizerSpec, RecordLayout, TrainingSpec
 from terarec.train import Optimizers, Trainer
 from terarec.train.allocator import keep_freed_memory
 from terarec.train.precision import mixed_precision
@@ -48,6 +48,10 @@ class Compiled:
         eval_reader: Reader of evaluation data.
         evaluation: Metrics since they were last read.
         capacity_check: Called after each iteration.
+        dense: Rule of the layers.
+        layout: What a sample of the data holds.
+        async_layout: What `AsyncParam.layout` gives for the release.
+        is_shuffled: Whether the training data is shuffled.
     """
 
     plan: Plan
@@ -57,6 +61,10 @@ class Compiled:
     eval_reader: DataReader
     evaluation: Evaluation
     capacity_check: CapacityCheck
+    dense: DenseOptimizerSpec
+    layout: RecordLayout
+    async_layout: tuple[bool, bool]
+    is_shuffled: bool
 
 
 class ModelBase:
@@ -115,12 +123,13 @@ class ModelBase:
         async_layout = reader.async_param.layout(release, is_one_hot=plan.is_one_hot)
         opener = partial(source_opener, reader, layout, async_layout=async_layout)
         data_reader = partial(DataReader, repeat=solver.repeat_dataset, threads=reader.num_workers)
+        seed = shuffle_seed(solver, reader)
         train_reader = data_reader(
             opener(num_samples=reader.num_samples),
             reader.source[0],
             batch_size=solver.batchsize,
             drop_last=solver.drop_incomplete_batch,
-            shuffle_seed=shuffle_seed(solver, reader),
+            shuffle_seed=seed,
         )
         eval_reader = data_reader(
             opener(num_samples=reader.eval_num_samples),
@@ -129,7 +138,8 @@ class ModelBase:
             drop_last=False,
         )
         place = placement(solver.vvgpu)
-        trainer = self._new_trainer(plan, place.device)
+        dense = optimizer_rule(self._optimizer, solver.lr)
+        trainer = self._new_trainer(plan, dense, place.device)
         model = trainer.model
         assert isinstance(model, GraphModel)
         self._made = Compiled(
@@ -140,11 +150,15 @@ class ModelBase:
             eval_reader=eval_reader,
             evaluation=Evaluation(solver.metrics_spec, num_labels=sum(label.dim for label in plan.spec.labels)),
             capacity_check=CapacityCheck(model, plan.capacities if checks_overflow() else {}),
+            dense=dense,
+            layout=layout,
+            async_layout=async_layout,
+            is_shuffled=seed is not None,
         )
         if place.message:
             self._log(place.message)
 
-    def _new_trainer(self, plan: Plan, device: torch.device) -> Trainer:
+    def _new_trainer(self, plan: Plan, dense: DenseOptimizerSpec, device: torch.device) -> Trainer:
         """The model of `plan` with its first weights, its optimizers, and what trains it."""
         keep_freed_memory()
         solver = self.solver
@@ -152,12 +166,12 @@ class ModelBase:
         torch.manual_seed(seed)  # of dropout
         with as_hugectr_errors("compile"):
             model = GraphModel(plan.spec, seed=seed).to(device)
-        optimizers = Optimizers.of(model, optimizer_rule(self._optimizer, solver.lr), plan.rules, seed=seed)
+        optimizers = Optimizers.of(model, dense, plan.rules, seed=seed)
         is_mixed = solver.use_mixed_precision
         spec = TrainingSpec(
             batch_size=solver.batchsize,
             seed=seed,
-            drop_last=solver.drop_incomplete_batch,
+            drop_last=solver.drop_incomplete_batch and not solver.repeat_dataset,
             precision=mixed_precision(device, loss_scale=solver.scaler) if is_mixed else "fp32",
             loss_scale=float(solver.scaler),
         )

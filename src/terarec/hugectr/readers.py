@@ -66,7 +66,7 @@ class DataReader:
             shuffle=shuffle_seed is not None,
             shuffles_rows=False,  # HugeCTR's reader keeps the order inside a block, too
             seed=shuffle_seed or 0,
-            drop_last=drop_last,
+            drop_last=drop_last and not repeat,  # a stream has no short batch
             repeat=repeat,
             threads=min(threads, os.cpu_count() or 1),
         )
@@ -91,6 +91,16 @@ class DataReader:
     def set_file_list_source(self, file_list: str = "") -> None:
         """`set_source` under the name of release 2.3."""
         self.set_source(file_list)
+
+    def open_source(self) -> RecordSource:
+        """Open the data once more, beside what is being read.
+
+        Raises:
+            FileCannotOpenError: No such data.
+            BrokenFileError: Data that does not hold what it should.
+        """
+        with as_hugectr_errors("open_source"):
+            return self._open(self.name)
 
     def is_started(self) -> bool:
         """Whether there is data to read."""
@@ -135,7 +145,7 @@ class DataReader:
         Raises:
             IllegalCallError: The reader was not started.
         """
-        return max(1, len(self._started("len")))  # data of less than a batch trains when it repeats
+        return max(1, len(self._started("len")))  # HugeCTR trains epochs without a batch, too
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch, which a `RecordReader` of the same data continues from.
