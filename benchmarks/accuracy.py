@@ -30,7 +30,7 @@ class AccuracyRow(Row):
     seed: int
     logloss: float
     published_logloss: float
-    epochs: int
+    steps: int
     seconds: float
 
 
@@ -52,7 +52,7 @@ def rows_of(data: str, model: str, directory: Path, seeds: int) -> Iterator[Accu
             seed=run["seed"],
             logloss=run["logloss"],
             published_logloss=published.logloss,
-            epochs=run["epochs"],
+            steps=run["steps"],
             seconds=run["seconds"],
         )
 

@@ -94,6 +94,11 @@ def test_a_run_and_its_checkpoint(workshop: Workshop) -> None:
     assert all(table["norm_min"] <= table["norm_mean"] <= table["norm_max"] for table in run["tables"])
     assert run["embedding_parameters"] == 4 * run["embedding_rows"]
     assert run["dense_parameters"] == sum(row["parameters"] for row in run["dense"])
+    assert {row["part"]: row["parameters"] for row in run["parts"]} == {
+        part: sum(row["parameters"] for row in run["dense"] if row["parameter"].startswith(part))
+        for part in ("bottom", "top")
+    }
+    assert (run["objective"], checkpoint["objective"]) == ("binary", None)
 
 
 def test_a_table(workshop: Workshop) -> None:

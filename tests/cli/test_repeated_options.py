@@ -45,6 +45,7 @@ def test_every_list_that_commas_separate_may_be_repeated() -> None:
         "--ids",
         "--buckets",
         "--keys",
+        "--metadata",
         "--positive",
         "--names",
         "--missing",
@@ -56,10 +57,14 @@ def test_repeated_columns_accumulate(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text("y,a,b,c,d,e\n" + "no,1,2,x,NULL,1\nyes,2,4,z,?,2\nwell,3,5,x,q,3\n")
     columns = ["--dense", "a", "--dense", "b", "--categorical", "c", "--categorical", "d", "--buckets", "e=2"]
+    columns += ["--metadata", "a", "--metadata", "c,e"]
     marks = ["--missing", "NULL", "--missing", "?", "--positive", "yes", "--positive", "well"]
     ended = terarec("prepare", "csv", table, "--out", tmp_path / "d", "--label", "y", *columns, *marks, "--json")
     assert ended.code == 0, ended.err
-    assert [column["name"] for column in ended.figures["columns"]] == ["y", "a", "b", "c", "d", "e_bucket"]
+    assert [column["name"] for column in ended.figures["columns"]] == [
+        *("y", "a", "b", "c", "d", "e_bucket"),
+        *("a", "c", "e"),  # metadata
+    ]
     assert next(column["missing"] for column in ended.figures["inputs"] if column["name"] == "d") == 2
 
 

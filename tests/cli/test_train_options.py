@@ -7,8 +7,21 @@ import pytest
 from terarec.cli.train_options import TrainOptions, run_spec
 from terarec.config import save_run
 from terarec.errors import ConfigError, DataNotFoundError
-from terarec.spec import AdaGradSpec, DLRMSpec, RunSpec, SGDSpec, WideDeepSpec
+from terarec.spec import (
+    AdaGradSpec,
+    DLRMSpec,
+    FMSpec,
+    GraphModelSpec,
+    LRSpec,
+    PythonModelSpec,
+    RunSpec,
+    SGDSpec,
+    StaticTablesSpec,
+    WideDeepSpec,
+)
 from tests.cli.conftest import refused
+from tests.models.every import GRAPH
+from tests.models.test_graph_runs import written
 
 OUT = Path("run")
 
@@ -44,6 +57,43 @@ def test_every_flag_sets_its_field() -> None:
     training = spec.training
     assert (training.epochs, training.batch_size, training.precision) == (3, 64, "bf16")
     assert (training.seed, training.threads) == (9, 2)
+
+
+@pytest.mark.parametrize("kind", ["dnn", "wide_deep", "deepfm", "xdeepfm", "dcn", "dcn_v2", "autoint"])
+def test_layers_and_first_weights_can_be_said_for_each_model(kind: str) -> None:
+    """The settings of published results."""
+    spec = run_spec(
+        TrainOptions(
+            out=OUT,
+            data=Path("/d"),
+            model=kind,
+            width=10,
+            hidden="400-400-400",
+            activation="prelu",
+            batch_norm=True,
+            dropout=0.2,
+            dense_init="xavier_normal",
+            table_init="normal",
+            init_scale=1e-4,
+            pooling="mean",
+        )
+    ).model
+    assert not isinstance(spec, LRSpec | FMSpec | GraphModelSpec | PythonModelSpec | DLRMSpec)
+    assert (spec.kind, spec.width, spec.hidden, spec.pooling) == (kind, 10, (400, 400, 400), "mean")
+    assert (spec.activation, spec.batch_norm, spec.dropout, spec.init) == ("prelu", True, 0.2, "xavier_normal")
+    assert spec.tables == StaticTablesSpec(initializer="normal", init_scale=1e-4)
+    off = run_spec(TrainOptions(out=OUT, data=Path("/d"), model=kind, batch_norm=False)).model
+    assert not isinstance(off, LRSpec | FMSpec | GraphModelSpec | PythonModelSpec)
+    assert not off.batch_norm
+
+
+def test_the_graph_of_a_file_is_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    options = TrainOptions(out=OUT, data=Path("/d"), model="graph", assignments=["model.file=graph.json"])
+    assert run_spec(options).model == GraphModelSpec(graph=GRAPH)
+    with pytest.raises(ConfigError, match="model: got neither file nor graph"):
+        run_spec(TrainOptions(out=OUT, data=Path("/d"), model="graph"))
 
 
 def test_width_alone_widens_the_bottom_of_dlrm_only() -> None:

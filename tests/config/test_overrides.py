@@ -1,4 +1,5 @@
 import dataclasses
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -8,12 +9,15 @@ from terarec.config import override, parse_assignments
 from terarec.errors import ConfigError
 from terarec.spec import (
     AdaGradSpec,
+    DINSpec,
     DLRMSpec,
     DynamicTablesSpec,
+    PythonModelSpec,
     RowOptions,
     RunSpec,
     SGDSpec,
     TableSpec,
+    TargetHistory,
     TorchOptimizerSpec,
     TrainingSpec,
     WideDeepSpec,
@@ -167,6 +171,37 @@ def test_parts_that_are_left_out_start_from_their_kind() -> None:
         override(RUN, {"model.tables.kind": "dynamc"})  # A13
     with pytest.raises(ConfigError, match=r"model\.tables.*max_rows"):
         override(RUN, {"model.tables.kind": "dynamic", "model.tables.evict.kind": "lfu"})
+
+
+def test_lists_of_specs_and_objects_of_any_values_are_json() -> None:
+    run = RunSpec(data="d")
+    sequences = '[{"target": "item", "history": "hist"}, {"target": "shop", "history": "shops"}]'
+    din = override(run, {"model.kind": "din", "model.sequences": sequences}).model
+    pairs = (TargetHistory(target="item", history="hist"), TargetHistory(target="shop", history="shops"))
+    assert din == DINSpec(sequences=pairs)
+    for text in ('{"width": 8, "name": "x", "deep": [1, 2]}', "width:8,name:x,deep:[1]"):
+        model = override(run, {"model.kind": "python", "model.factory": "a:b", "model.options": text}).model
+        assert isinstance(model, PythonModelSpec)
+        assert (model.options["width"], model.options["name"]) == (8, "x")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"model.kind": "din", "model.sequences": "item:hist"},
+            "model.sequences: got 'item:hist', expected it in JSON",
+        ),
+        (
+            {"model.kind": "din", "model.sequences": '[{"target": "a"}]'},
+            "model.sequences[0]: field 'history' is missing",
+        ),
+        ({"model.kind": "din"}, "model: field 'sequences' is missing"),
+    ],
+)
+def test_wrong_json_names_its_path(changes: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        override(RunSpec(data="d"), changes)
 
 
 def test_options_of_a_class_of_torch_are_set_by_name() -> None:

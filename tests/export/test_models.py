@@ -1,8 +1,10 @@
 """Every registered model as an ONNX file and as a torch program, against the model itself."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,78 +15,31 @@ from terarec.batch import Batch, Jagged
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError, MissingDependencyError
 from terarec.export import EXPORT_FILE, NO_KEY, KeyInput, export_model
-from terarec.models import build_model
+from terarec.models import GraphModel, build_model
 from terarec.spec import (
     CategoricalColumn,
     DatasetSpec,
     DenseColumn,
-    DLRMSpec,
     DynamicTableSpec,
     DynamicTablesSpec,
     FeatureSpec,
     LabelColumn,
-    ModelSpec,
     Pooling,
-    StaticTablesSpec,
     TableSpec,
     TablesSpec,
-    WideDeepSpec,
 )
 from tests.export.samples import run as run_onnx
+from tests.models.every import ALLOWED, COLUMN_MODELS, MODELS, ROWS, dataset, random_batch
 
-ROWS = 11
 TOLERANCE = {"rtol": 0, "atol": 1e-5}
-NEED_DENSE = {"dlrm"}
+KINDS = [name for name in MODELS if "-" not in name]
+ONE_LABEL = ("two_tower", "graph", "python")
 
 
-def spec_of(kind: str, tables: TablesSpec) -> ModelSpec:
-    return {
-        "dlrm": DLRMSpec(width=4, bottom=(8, 4), top=(8,), tables=tables),
-        "wide_deep": WideDeepSpec(width=4, hidden=(8,), tables=tables),
-    }[kind]
-
-
-KINDS = [kind.kind for kind in ModelSpec.__args__]
-each_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-def dataset_of(*, dense: int = 2, labels: int = 1, rows: int | None = ROWS) -> DatasetSpec:
-    return DatasetSpec(
-        name="d",
-        storage="parquet",
-        labels=tuple(LabelColumn(name=f"y{index}") for index in range(labels)),
-        dense=tuple(DenseColumn(name=f"d{index}") for index in range(dense)),
-        categorical=(
-            CategoricalColumn(name="user", rows=rows),
-            CategoricalColumn(name="item", rows=rows),
-            CategoricalColumn(name="seen", rows=rows, hotness=4),
-        ),
-    )
-
-
-def batch_of(dataset: DatasetSpec, size: int, *, low: int = 0, high: int = ROWS) -> Batch:
-    generator = torch.Generator().manual_seed(size)
-    lengths = [
-        torch.ones(size, dtype=torch.int64)
-        if column.hotness == 1
-        else torch.randint(column.hotness + 1, (size,), generator=generator)
-        for column in dataset.categorical
-    ]
-    total = int(torch.cat(lengths).sum())
-    return Batch(
-        dense=torch.randn(size, len(dataset.dense), generator=generator),
-        label=torch.zeros(size, len(dataset.labels)),
-        sparse=Jagged(
-            names=tuple(column.name for column in dataset.categorical),
-            keys=torch.randint(low, high, (total,), generator=generator),
-            offsets=torch.cat([torch.zeros(1, dtype=torch.int64), *lengths]).cumsum(0),
-        ),
-    )
-
-
-def trained(kind: str, dataset: DatasetSpec, *, tables: TablesSpec | None = None) -> nn.Module:
+def trained(name: str, columns: DatasetSpec, *, tables: TablesSpec | None = None) -> nn.Module:
     """A model whose weights, rows and running statistics are random numbers."""
-    model = build_model(spec_of(kind, tables or StaticTablesSpec()), dataset, seed=1)
+    spec = MODELS[name] if tables is None else replace(MODELS[name], tables=tables)
+    model = build_model(spec, columns, seed=1, allow_import=ALLOWED)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -97,6 +52,11 @@ def trained(kind: str, dataset: DatasetSpec, *, tables: TablesSpec | None = None
                     if not table.is_dynamic:
                         table.weights.copy_(torch.rand(table.weights.shape, generator=generator) - 0.5)
     return model.eval()
+
+
+def other_keys(batch: Batch, keys: torch.Tensor) -> Batch:
+    """`batch` with ``keys[k]`` in the place of each key k."""
+    return replace(batch, sparse=replace(batch.sparse, keys=keys[batch.sparse.keys]))
 
 
 def feed_of(description: dict, batch: Batch, model: nn.Module) -> dict[str, np.ndarray]:
@@ -113,7 +73,7 @@ def feed_of(description: dict, batch: Batch, model: nn.Module) -> dict[str, np.n
             most = given["shape"][2] or max(1, *(len(bag) for column in bags for bag in column), 1)
             padded = [[bag + [NO_KEY] * (most - len(bag)) for bag in column] for column in bags]
             value = np.array(padded, np.int64).reshape(len(bags), size, most).transpose(1, 0, 2)
-        elif given["columns"] == [f"d{index}" for index in range(batch.dense.shape[1])]:
+        elif given["columns"] == [f"x{index}" for index in range(batch.dense.shape[1])]:
             value = batch.dense.numpy()
         else:
             value = vectors(model, given["name"], batch)
@@ -122,7 +82,9 @@ def feed_of(description: dict, batch: Batch, model: nn.Module) -> dict[str, np.n
 
 
 def vectors(model: nn.Module, name: str, batch: Batch) -> np.ndarray:
-    """What the collection whose path `name` starts with gives."""
+    """What the collection whose path `name` starts with gives, or the graph's tensor `name`."""
+    if isinstance(model, GraphModel):
+        return model.tensor(batch, name).detach().numpy()
     paths = {path: part for path, part in model.named_modules() if isinstance(part, EmbeddingCollection)}
     path = max((path for path in paths if name.startswith(path)), key=len)
     output = paths[path](batch.sparse)
@@ -146,49 +108,72 @@ def scores_of(out: Path, model: nn.Module, batch: Batch) -> dict[str, np.ndarray
     return dict(zip(description["outputs"], (scores.detach().numpy() for scores in found), strict=True))
 
 
-def check(out: Path, model: nn.Module, dataset: DatasetSpec, *batches: Batch) -> None:
+def logits_of(model: nn.Module, batch: Batch) -> torch.Tensor:
+    with torch.no_grad():
+        output = model(batch)
+        return model.output_logits(output) if hasattr(model, "output_logits") else output
+
+
+def check(out: Path, model: nn.Module, *batches: Batch) -> None:
     for batch in batches:
-        found = scores_of(out, model, batch)
-        assert list(found) == [column.name for column in dataset.labels]
-        with torch.no_grad():
-            expected = torch.sigmoid(model(batch)).numpy()
-        np.testing.assert_allclose(np.concatenate(list(found.values()), axis=1), expected, **TOLERANCE)
+        found = np.concatenate(list(scores_of(out, model, batch).values()), axis=1)
+        np.testing.assert_allclose(found, logits_of(model, batch).sigmoid().numpy(), **TOLERANCE)
 
 
-@each_kind
-@pytest.mark.parametrize("tables", [True, False], ids=["tables", "no_tables"])
-@pytest.mark.parametrize("file_format", ["onnx", "torch"])
-def test_scores_are_the_models(tmp_path: Path, kind: str, file_format: str, tables: bool) -> None:
-    dataset = dataset_of(labels=2)
-    model = trained(kind, dataset)
-    report = export_model(model, tmp_path / "out", dataset=dataset, format=file_format, tables=tables)
-    check(tmp_path / "out", model, dataset, batch_of(dataset, 1), batch_of(dataset, 13))
+ALWAYS = ("deepfm", "din", "dlrm", "graph", "two_tower")
+"""Tried in every way in each run of the suite; the others as ONNX files with tables, and in the long run in all."""
+
+
+def case(name: str, file_format: str, *, tables: bool) -> Any:
+    is_first = file_format == "onnx" and tables and name in KINDS
+    words = [name, file_format, "tables" if tables else "no_tables"]
+    return pytest.param(
+        name, file_format, tables, id="-".join(words), marks=() if is_first or name in ALWAYS else pytest.mark.slow
+    )
+
+
+CASES = [
+    case(name, file_format, tables=tables)
+    for name in MODELS
+    for file_format in ("onnx", "torch")
+    for tables in (True, False)
+    if (name, file_format) != ("graph", "torch")
+]
+
+
+@pytest.mark.parametrize(("name", "file_format", "tables"), CASES)
+def test_scores_are_the_models(tmp_path: Path, name: str, file_format: str, tables: bool) -> None:
+    columns = dataset(labels=1 if name.startswith(ONE_LABEL) else 2)
+    model = trained(name, columns)
+    report = export_model(model, tmp_path / "out", dataset=columns, format=file_format, tables=tables)
+    batches = [random_batch(columns, 1), random_batch(columns, 13)]
+    if name.startswith("din") and not tables:  # it leaves the missing key 0 out before it looks keys up
+        batches = [other_keys(batch, torch.arange(ROWS).clamp(min=1)) for batch in batches]
+    check(tmp_path / "out", model, *batches)
     described = json.loads((tmp_path / "out" / EXPORT_FILE).read_text())
     assert described["max_abs_difference"] == report.max_abs_difference < 1e-5
-    assert described["tables"] is tables
+    assert (described["tables"], len(described["outputs"])) == (tables, len(columns.labels))
 
 
-@each_kind
-def test_without_dense_columns(tmp_path: Path, kind: str) -> None:
-    if kind in NEED_DENSE:
-        pytest.skip(f"{kind} needs dense columns")
-    dataset = dataset_of(dense=0)
-    model = trained(kind, dataset)
-    export_model(model, tmp_path / "out", dataset=dataset)
-    check(tmp_path / "out", model, dataset, batch_of(dataset, 1), batch_of(dataset, 9))
+@pytest.mark.parametrize("name", [name for name in COLUMN_MODELS if "-" not in name])
+def test_without_dense_columns(tmp_path: Path, name: str) -> None:
+    columns = dataset(dense=0)
+    model = trained(name, columns)
+    export_model(model, tmp_path / "out", dataset=columns)
+    check(tmp_path / "out", model, random_batch(columns, 1), random_batch(columns, 9))
 
 
-@each_kind
+@pytest.mark.parametrize("name", ["dlrm", "din"])
 @pytest.mark.parametrize("file_format", ["onnx", "torch"])
-def test_dynamic_tables(tmp_path: Path, kind: str, file_format: str) -> None:
-    dataset = dataset_of(rows=None)
-    model = trained(kind, dataset, tables=DynamicTablesSpec())
-    low, high = -(2**40), 2**62
-    model.train()(batch_of(dataset, 50, low=low, high=high))
+def test_dynamic_tables(tmp_path: Path, name: str, file_format: str) -> None:
+    columns = dataset(rows=None)
+    model = trained(name, columns, tables=DynamicTablesSpec())
+    keys = torch.tensor([-(2**62), -1, 0, 5, 2**40, 2**40 + 1, 2**62])
+    model.train()(other_keys(random_batch(columns, 50), keys))
     model.eval()
-    export_model(model, tmp_path / "out", dataset=dataset, format=file_format)
-    known, unknown = batch_of(dataset, 50, low=low, high=high), batch_of(dataset, 8, low=low, high=high)
-    check(tmp_path / "out", model, dataset, known, unknown)
+    export_model(model, tmp_path / "out", dataset=columns, format=file_format)
+    for shift in (0, 1):  # known keys, and some that the tables do not hold
+        check(tmp_path / "out", model, other_keys(random_batch(columns, 20), keys + shift))
 
 
 class Pooled(nn.Module):
@@ -202,76 +187,75 @@ class Pooled(nn.Module):
         return self.embedding(batch.sparse).pooled * 10
 
 
-@pytest.mark.parametrize("pooling", ["sum", "mean", "sqrtn", "max"])
-@pytest.mark.parametrize("max_keys", [None, 2])
+@pytest.mark.parametrize(("pooling", "max_keys"), [("sum", None), ("mean", 2), ("sqrtn", None), ("max", 2)])
 @pytest.mark.parametrize("file_format", ["onnx", "torch"])
 def test_every_pooling(tmp_path: Path, pooling: Pooling, max_keys: int | None, file_format: str) -> None:
-    dataset = dataset_of(dense=0, labels=3)
-    table = DynamicTableSpec(name="seen", width=3, default=(0.5, -0.25, 2.0))
-    model = Pooled(table, FeatureSpec(name="seen", table="seen", pooling=pooling, max_keys=max_keys))
-    model.embedding.tables["seen"].rows(torch.arange(0, ROWS, 2), train=True)
-    export_model(model, tmp_path / "out", dataset=dataset, format=file_format)
-    check(tmp_path / "out", model, dataset, batch_of(dataset, 1), batch_of(dataset, 20))
+    columns = dataset(dense=0, labels=3)
+    table = DynamicTableSpec(name="tags", width=3, default=(0.5, -0.25, 2.0))
+    model = Pooled(table, FeatureSpec(name="tags", table="tags", pooling=pooling, max_keys=max_keys))
+    model.embedding.tables["tags"].rows(torch.arange(0, ROWS, 2), train=True)
+    export_model(model, tmp_path / "out", dataset=columns, format=file_format)
+    check(tmp_path / "out", model, random_batch(columns, 1), random_batch(columns, 20))
 
 
 def test_the_lowest_key_of_a_scalar_column_is_a_key(tmp_path: Path) -> None:
-    dataset = dataset_of(dense=0, labels=3, rows=None)
-    model = Pooled(DynamicTableSpec(name="user", width=3), FeatureSpec(name="user", table="user"))
-    model.embedding.tables["user"].rows(torch.tensor([NO_KEY, 4]), train=True)
-    export_model(model, tmp_path / "out", dataset=dataset)
+    columns = dataset(dense=0, labels=3, rows=None)
+    model = Pooled(DynamicTableSpec(name="a", width=3), FeatureSpec(name="a", table="a"))
+    model.embedding.tables["a"].rows(torch.tensor([NO_KEY, 4]), train=True)
+    export_model(model, tmp_path / "out", dataset=columns)
     keys = torch.tensor([NO_KEY, 4, 5])
     batch = Batch(
         dense=torch.empty(3, 0),
         label=torch.zeros(3, 3),
-        sparse=Jagged(names=("user",), keys=keys, offsets=torch.arange(4)),
+        sparse=Jagged(names=("a",), keys=keys, offsets=torch.arange(4)),
     )
     assert model(batch)[0].abs().sum() > 0
-    check(tmp_path / "out", model, dataset, batch)
+    check(tmp_path / "out", model, batch)
 
 
 def test_keys_of_several_columns_in_one_input(tmp_path: Path) -> None:
-    dataset = dataset_of()
-    model = trained("wide_deep", dataset)
-    keys = KeyInput(name="keys", columns=("item", "seen", "user"), max_keys=4)
-    report = export_model(model, tmp_path / "out", dataset=dataset, key_inputs=[keys])
+    columns = dataset()
+    model = trained("wide_deep", columns)
+    keys = KeyInput(name="keys", columns=("b", "past", "a", "tags"), max_keys=4)
+    report = export_model(model, tmp_path / "out", dataset=columns, key_inputs=[keys])
     assert report.inputs == ("dense", "keys")
-    check(tmp_path / "out", model, dataset, batch_of(dataset, 13))
+    check(tmp_path / "out", model, random_batch(columns, 13))
 
 
 def test_a_column_named_as_the_dense_input(tmp_path: Path) -> None:
-    dataset = DatasetSpec(
+    columns = DatasetSpec(
         name="d",
         storage="parquet",
         labels=(LabelColumn(name="y0"),),
-        dense=(DenseColumn(name="d0"),),
+        dense=(DenseColumn(name="x0"),),
         categorical=(CategoricalColumn(name="dense", rows=ROWS),),
     )
-    model = trained("wide_deep", dataset)
-    report = export_model(model, tmp_path / "out", dataset=dataset)
+    model = trained("wide_deep", columns)
+    report = export_model(model, tmp_path / "out", dataset=columns)
     assert report.inputs == ("dense_columns", "dense")
-    check(tmp_path / "out", model, dataset, batch_of(dataset, 13))
+    check(tmp_path / "out", model, random_batch(columns, 13))
 
 
 def test_scores_are_what_is_asked_for(tmp_path: Path) -> None:
-    dataset = dataset_of()
-    model = trained("wide_deep", dataset)
-    export_model(model, tmp_path / "out", dataset=dataset, scores=lambda logits: logits)
-    batch = batch_of(dataset, 5)
+    columns = dataset()
+    model = trained("wide_deep", columns)
+    export_model(model, tmp_path / "out", dataset=columns, scores=lambda logits: logits)
+    batch = random_batch(columns, 5)
     np.testing.assert_allclose(scores_of(tmp_path / "out", model, batch)["y0"], model(batch).detach(), **TOLERANCE)
 
 
 def test_the_model_keeps_its_tables(tmp_path: Path) -> None:
-    dataset = dataset_of()
-    model = trained("dlrm", dataset)
+    columns = dataset()
+    model = trained("dlrm", columns)
     before = model.embedding
-    export_model(model, tmp_path / "out", dataset=dataset)
+    export_model(model, tmp_path / "out", dataset=columns)
     assert model.embedding is before
 
 
 def test_files_hold_no_path_of_the_machine(tmp_path: Path) -> None:
-    dataset = dataset_of()
+    columns = dataset()
     for file_format, name in (("onnx", "model.onnx"), ("torch", "model.pt2")):
-        export_model(trained("dlrm", dataset), tmp_path / file_format, dataset=dataset, format=file_format)
+        export_model(trained("dlrm", columns), tmp_path / file_format, dataset=columns, format=file_format)
         content = (tmp_path / file_format / name).read_bytes()
         assert str(Path(__file__).parents[2]).encode() not in content
         assert b".py" not in content
@@ -311,30 +295,28 @@ def test_what_cannot_be_exported_is_told_in_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], inner: nn.Module, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
-        export_model(nn.Sequential(inner), tmp_path / "out", dataset=dataset_of())
+        export_model(nn.Sequential(inner), tmp_path / "out", dataset=dataset())
     assert "\n" not in str(raised.value)
     assert capfd.readouterr() == ("", "")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_arguments_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = dataset_of()
-    model = trained("wide_deep", dataset)
+    columns = dataset()
+    model = trained("wide_deep", columns)
     with pytest.raises(ConfigError, match=r"format: got 'onx' \(did you mean 'onnx'\?\), expected one of onnx, torch"):
-        export_model(model, tmp_path / "out", dataset=dataset, format="onx")
+        export_model(model, tmp_path / "out", dataset=columns, format="onx")
     with pytest.raises(ConfigError, match="got a WideDeep without dataset, expected"):
         export_model(model, tmp_path / "out")
-    with pytest.raises(ConfigError, match="key inputs: got column 'item' 0 times"):
-        export_model(
-            model, tmp_path / "out", dataset=dataset, key_inputs=[KeyInput(name="k", columns=("user", "seen"))]
-        )
+    with pytest.raises(ConfigError, match="key inputs: got column 'b' 0 times"):
+        export_model(model, tmp_path / "out", dataset=columns, key_inputs=[KeyInput(name="k", columns=("a", "tags"))])
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     with pytest.raises(ConfigError, match="is not empty"):
-        export_model(model, tmp_path / "full", dataset=dataset)
+        export_model(model, tmp_path / "full", dataset=columns)
     monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
     with pytest.raises(
         MissingDependencyError, match=r"onnxscript: not installed, expected pip install 'terarec\[onnx\]'"
     ):
-        export_model(model, tmp_path / "out", dataset=dataset)
+        export_model(model, tmp_path / "out", dataset=columns)
     assert [path.name for path in tmp_path.iterdir()] == ["full"]

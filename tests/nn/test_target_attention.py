@@ -41,3 +41,17 @@ def test_it_equals_a_loop_over_samples(softmax: bool, lengths: list[int]) -> Non
     torch.testing.assert_close(outs[0], outs[1])
     if sum(lengths):
         torch.testing.assert_close(grads[0], grads[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("softmax", [False, True])
+def test_padded_histories_give_the_same(softmax: bool) -> None:
+    attention = TargetAttention(MLP(12, (4, 1), generator=generator(), activation="dice"), softmax=softmax).eval()
+    lengths = torch.tensor([2, 0, 4, 1])
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    target, values = torch.randn(4, 3, generator=generator(1)), torch.randn(7, 3, generator=generator(2))
+    mask = torch.zeros(4, 6, dtype=torch.bool)
+    mask[0, [1, 3]] = mask[3, 5] = True  # a vector may be at any place
+    mask[2, 1:5] = True
+    padded = torch.full((4, 6, 3), torch.nan)
+    padded[mask] = values
+    torch.testing.assert_close(attention.padded(target, padded, mask), attention(target, values, offsets))

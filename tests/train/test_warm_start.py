@@ -124,8 +124,15 @@ def test_states_that_do_not_fit_are_left_out_with_one_line(
     ("model", "told"),
     [
         (WIDE_DEEP, 'model.kind is "dlrm" in {first}/run.json, got "wide_deep"'),
-        (DLRMSpec(width=8, bottom=(8, 8), top=(8,)), "model.width is 4 in {first}/run.json, got 8"),
-        (DLRMSpec(width=4, bottom=(8, 4), top=(9,)), "model.top is [8] in {first}/run.json, got [9]"),
+        (
+            DLRMSpec(width=8, bottom=(8, 8), top=(8,)),
+            "{first}/checkpoints/step-00000001: weights 'bottom.layers.1.weight': got shape [4, 8], expected [8, 8]; "
+            "was the model described otherwise?",
+        ),
+        (
+            DLRMSpec(width=4, bottom=(8, 4), top=(9,)),
+            "{first}/checkpoints/step-00000001: weights 'top.layers.0.weight': got shape [8, 16], expected [9, 16]",
+        ),
         (
             DLRMSpec(width=4, bottom=(8, 4), top=(8,), tables=StaticTablesSpec(dtype="bfloat16")),
             'model.tables.dtype is "float32" in {first}/run.json, got "bfloat16"',

@@ -19,6 +19,7 @@ from terarec.cli import (
     prepare_criteo,
     prepare_csv,
     prepare_workflow,
+    reproduce,
     serve,
     train,
     workflow,
@@ -38,6 +39,7 @@ ORDER = (
     "evaluate",
     "predict",
     "export",
+    "reproduce",
     "serve",
     "inspect",
     "doctor",
@@ -127,6 +129,7 @@ add(app, "train", train.train, panel=MODEL)
 add(app, "evaluate", evaluate.evaluate, panel=MODEL)
 add(app, "predict", predict.predict, panel=MODEL)
 add(app, "export", export.export, panel=MODEL)
+add(app, "reproduce", reproduce.reproduce, panel=MODEL, describes=["TrainingSpec"])
 add(app, "serve", serve.serve, panel=SERVING, describes=["ServingSpec"])
 add(app, "inspect", inspect_command.inspect, panel=LOOKING)
 add(app, "doctor", doctor.doctor, panel=LOOKING)

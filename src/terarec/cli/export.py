@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from terarec.cli.checkpoint_option import CheckpointOption
+from terarec.cli.shared_options import AllowImport
 from terarec.cli.show import Show
 
 
@@ -27,6 +28,7 @@ class ExportOptions:
         bool, typer.Option("--no-tables", help="Leave the tables out; the vectors that they give are inputs then.")
     ] = False
     checkpoint: CheckpointOption = None
+    allow_import: AllowImport = None
 
 
 def export(options: ExportOptions, show: Show) -> None:
@@ -43,6 +45,7 @@ def export(options: ExportOptions, show: Show) -> None:
         format=options.format,
         tables=not options.no_tables,
         checkpoint=options.checkpoint,
+        allow_import=options.allow_import or (),
     )
     figures = {"run": str(options.run), "out": str(options.out), "format": options.format, **dataclasses.asdict(report)}
     spent = {"seconds": time.perf_counter() - started, "peak_memory_bytes": memory.peak_bytes()}

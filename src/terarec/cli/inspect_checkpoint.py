@@ -19,6 +19,7 @@ from terarec.errors import ConfigError
 from terarec.formats import BFLOAT16, read_tensors, widen_bfloat16
 from terarec.kernels.hash_index import new_hash_index
 from terarec.models.artifact import CHECKPOINT_DIRECTORY, RUN_FILE, find_checkpoint
+from terarec.spec import BinarySpec
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -52,17 +53,21 @@ def describe_checkpoint(path: Path, which: str | None = None) -> dict[str, Any]:
     tables = [_table(checkpoint, manifest, table) for table in table_names(manifest)]
     dense, _ = read_tensors(checkpoint / DENSE, sha256=manifest.entry(DENSE).sha256)
     run_file = path / RUN_FILE
+    run = load_run(run_file) if run_file.is_file() else None
     return {
-        "what": "run" if run_file.is_file() else "checkpoint",
+        "what": "checkpoint" if run is None else "run",
         "path": str(path),
         "checkpoint": str(checkpoint),
-        "model": load_run(run_file).model.kind if run_file.is_file() else None,
+        "model": None if run is None else run.model.kind,
+        "objective": None if run is None else (run.objective or BinarySpec()).kind,
+        "metrics": None if run is None else ", ".join(run.training.metrics) or None,
         "step": manifest.step,
         "bytes": sum(entry.bytes for entry in manifest.files),
         "embedding_rows": sum(table["rows"] for table in tables),
         "embedding_parameters": sum(table["rows"] * table["width"] for table in tables),
         "dense_parameters": sum(array.size for array in dense.values()),
         "tables": tables,
+        "parts": _parts(dense),
         "dense": [{"parameter": name, "shape": _shape(array), **_size(array)} for name, array in dense.items()],
     }
 
@@ -136,6 +141,15 @@ def _table(checkpoint: Path, manifest: Manifest, table: str) -> dict[str, Any]:
 def _num_evicted(checkpoint: Path, manifest: Manifest, table: str) -> int:
     pieces = _pieces(checkpoint, manifest, table, parse_memory_file)
     return sum(int(piece["num_evicted"][0]) for piece in pieces if "num_evicted" in piece)
+
+
+def _parts(dense: Arrays) -> list[dict[str, Any]]:
+    """Number of dense parameters of each module of the model."""
+    sizes: dict[str, int] = {}
+    for name, array in dense.items():
+        part = name.partition(".")[0]
+        sizes[part] = sizes.get(part, 0) + array.size
+    return [{"part": part, "parameters": size} for part, size in sizes.items()]
 
 
 def _shape(array: NDArray[Any]) -> str:

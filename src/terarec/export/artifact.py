@@ -25,8 +25,9 @@ from terarec.formats import new_directory, write_envelope
 from terarec.formats.new_directory import check_replaceable
 from terarec.models import GraphModel
 from terarec.models.artifact import load_model
+from terarec.nn.objectives import build_objective
 from terarec.nn.registry import LAYERS
-from terarec.spec import CategoricalColumn, DatasetSpec
+from terarec.spec import BinarySpec, CategoricalColumn, DatasetSpec
 from terarec.spec.nearest import did_you_mean
 from terarec.spec.quoting import quoted
 from terarec.storage import Store
@@ -83,7 +84,8 @@ def export_run(
     format: str = "onnx",  # noqa: A002
     tables: bool = True,
     checkpoint: int | str | None = None,
-    scores: Scores = torch.sigmoid,
+    scores: Scores | None = None,
+    allow_import: Sequence[str] = (),
 ) -> ExportReport:
     """Write the model of a run into the new directory `out`; see `export_model`.
 
@@ -93,20 +95,21 @@ def export_run(
         format: "onnx" or "torch".
         tables: whether the tables are in the file.
         checkpoint: "last", "best" or a step; None as in `terarec.models.artifact.find_checkpoint`.
-        scores: of logits.
+        scores: of logits; None for those of the run's objective.
+        allow_import: packages whose code a model of the kind "python" may name.
 
     Raises:
         DataNotFoundError: `run_dir` is no run, or holds no whole checkpoint.
     """
     _check(out, format)
-    loaded = load_model(run_dir, checkpoint)
+    loaded = load_model(run_dir, checkpoint, allow_import=allow_import)
     return export_model(
         loaded.model,
         out,
         dataset=loaded.dataset,
         format=format,
         tables=tables,
-        scores=scores,
+        scores=scores or build_objective(loaded.spec.objective or BinarySpec()).scores,
         run=run_dir,
         step=loaded.step,
     )
@@ -150,7 +153,7 @@ def export_model(
     with new_directory(out) as partial:
         path = partial / FORMATS[format]
         if isinstance(model, GraphModel):
-            written = _write_graph(model, path, format, tables, key_inputs)
+            written = _write_graph(model, dataset, path, format, tables, key_inputs)
         elif dataset is None:
             raise ConfigError(
                 f"export: got a {type(model).__name__} without dataset, expected the columns that it reads"
@@ -228,6 +231,7 @@ def _write_native(
 
 def _write_graph(
     model: GraphModel,
+    dataset: DatasetSpec | None,
     path: Path,
     format: str,  # noqa: A002
     tables: bool,
@@ -249,7 +253,11 @@ def _write_graph(
         for column in source.columns:
             longest[column] = min(longest[column], source.max_keys or _LIST_LENGTH)
     return _Written(
-        inputs=graph_inputs(model, (key_inputs or default_key_inputs(spec)) if tables else None),
+        inputs=graph_inputs(
+            model,
+            (key_inputs or default_key_inputs(spec)) if tables else None,
+            dense=() if dataset is None else [column.name for column in dataset.dense],
+        ),
         outputs=[layer.bottoms[1] for layer in needed_layers(spec) if LAYERS[layer.kind].is_loss],
         run=onnx_runner(path),
         expected=lambda batch: list(model.predictions(model(batch)).values()),

@@ -47,17 +47,20 @@ def default_key_inputs(spec: GraphSpec) -> list[KeyInput]:
     return [KeyInput(name=column, columns=(column,), max_keys=limit) for column, limit in most.items()]
 
 
-def graph_inputs(model: GraphModel, sources: Sequence[KeyInput] | None) -> list[ModelInput]:
+def graph_inputs(
+    model: GraphModel, sources: Sequence[KeyInput] | None, *, dense: Sequence[str] = ()
+) -> list[ModelInput]:
     """The inputs of an exported graph model: the dense tensor, then the keys or what the embeddings give.
 
     Args:
         model: the model.
         sources: where keys come from; None for tables outside the file, whose tops are inputs.
+        dense: names of the dense columns, where they are known.
     """
     spec = model.spec
     found = []
     if spec.dense_dim:
-        found.append(dense_input(spec.dense_name, (), width=spec.dense_dim))
+        found.append(dense_input(spec.dense_name, dense, width=spec.dense_dim))
     if sources is not None:
         return found + [key_input(source) for source in sources]
     read = {bottom for layer in needed_layers(spec) for bottom in layer.bottoms}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from terarec.batch import Batch, Jagged
-from terarec.embedding import EmbeddingCollection
+from terarec.embedding import EmbeddingCollection, PaddedKeys, PaddedSequences, Sequences
 from terarec.errors import ConfigError
 from terarec.models.columns import join, mlp
 from terarec.nn import MLP
@@ -75,10 +76,14 @@ class DIN(nn.Module):
         """Logits float[B, C]."""
         pooled, sequences = self.embedding(_without(batch.sparse, self._missing))
         parts = [pooled]
-        for attention, (history, place) in zip(self.attention, self._places, strict=True):
+        for module, (history, place) in zip(self.attention, self._places, strict=True):
+            attention = cast(TargetAttention, module)
             target = pooled[:, place * self.width : (place + 1) * self.width]
-            held = sequences[history]
-            parts.append(attention(target, held.values, held.offsets))
+            held: Sequences | PaddedSequences = sequences[history]
+            if isinstance(held, PaddedSequences):  # in an exported program
+                parts.append(attention.padded(target, held.values, held.mask))
+            else:
+                parts.append(attention(target, held.values, held.offsets))
         logits: Tensor = self.deep(join(batch.dense, torch.cat(parts, dim=1)))
         return logits
 
@@ -113,10 +118,12 @@ def _missing(column: CategoricalColumn) -> int:
     return MISSING_KEY if column.rows is None else MISSING_ID
 
 
-def _without(jagged: Jagged, missing: Mapping[str, int]) -> Jagged:
+def _without(jagged: Jagged | PaddedKeys, missing: Mapping[str, int]) -> Jagged | PaddedKeys:
     """`jagged` without the keys `missing` of the features that it names."""
     if not missing:
         return jagged
+    if isinstance(jagged, PaddedKeys):
+        return jagged.without(missing)
     keys = jagged.keys
     features = torch.arange(len(jagged.names), device=keys.device).repeat_interleave(jagged.batch_size)
     feature = features.repeat_interleave(jagged.offsets.diff())

@@ -48,3 +48,25 @@ class TargetAttention(nn.Module):
             weights = weights / total.index_select(0, sample)
         pooled: Tensor = torch.segment_reduce(weights * values.float(), "sum", offsets=offsets, axis=0, initial=0)
         return pooled.to(target.dtype)
+
+    def padded(self, target: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """Pool histories of as many places each, as an exported program has them.
+
+        Args:
+            target: float[B, D].
+            values: float[B, K, D].
+            mask: bool[B, K], the places that hold a vector.
+
+        Returns:
+            float[B, D], as `forward` gives it in evaluation.
+        """
+        targets = target.unsqueeze(1).expand_as(values)
+        inputs = torch.cat([targets, values, targets - values, targets * values], dim=2)
+        weights = self.mlp(inputs.flatten(0, 1)).float().unflatten(0, (-1, values.shape[1]))
+        is_there = mask.unsqueeze(2)
+        if self.softmax:
+            highest = weights.masked_fill(~is_there, torch.finfo(weights.dtype).min).amax(1, keepdim=True)
+            exponents = (weights - highest).exp().masked_fill(~is_there, 0.0)
+            weights = exponents / exponents.sum(1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+        pooled: Tensor = (weights * values.float()).masked_fill(~is_there, 0.0).sum(1)
+        return pooled.to(target.dtype)

@@ -14,7 +14,8 @@ from terarec.checkpoint import MANIFEST, Checkpoint, load
 from terarec.config import load_run
 from terarec.errors import ConfigError, DataNotFoundError, StorageError
 from terarec.formats import read_dataset
-from terarec.models.artifact import RUN_FILE, find_checkpoint, load_weights
+from terarec.models.artifact import RUN_FILE, find_checkpoint
+from terarec.models.state import load_dense_state, tables
 from terarec.spec import (
     DatasetSpec,
     DenseOptimizerSpec,
@@ -68,6 +69,10 @@ def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Path:
         _logger.warning("init_from: the state of %s was not loaded", " and ".join(left_out))
     with_rows = "sparse_optimizer" not in left_out
     try:
+        load_dense_state(trainer.model, checkpoint.dense())
+    except ConfigError as error:
+        raise ConfigError(f"init_from: {checkpoint.path}: {error}") from None
+    try:
         _load(trainer, checkpoint, with_dense="dense_optimizer" not in left_out, with_rows=with_rows)
     except (ConfigError, StorageError) as error:
         hint = "; --reset-optimizer loads the weights alone" if with_rows else ""
@@ -90,11 +95,18 @@ def _find(path: Path) -> tuple[Path, Checkpoint]:
 
 def _left_out(old: RunSpec, new: RunSpec) -> list[str]:
     """The optimizers whose state is not loaded: those of another kind, or both if that is asked for."""
-    return [
-        field
-        for field in ("dense_optimizer", "sparse_optimizer")
-        if new.reset_optimizer or _state_kind(getattr(old, field)) != _state_kind(getattr(new, field))
-    ]
+    kinds = {
+        "dense_optimizer": [_state_kind(run.dense_optimizer) for run in (old, new)],
+        "sparse_optimizer": [_row_kinds(run) for run in (old, new)],
+    }
+    return [field for field, (before, now) in kinds.items() if new.reset_optimizer or before != now]
+
+
+def _row_kinds(run: RunSpec) -> tuple[object, ...]:
+    """What the meaning of the rows' states depends on: the rules, and which tables they move."""
+    rules = {name: _state_kind(rule) for name, rule in run.row_optimizers.items()}
+    assigned = getattr(getattr(run.model, "tables", None), "optimizers", None) or {}
+    return _state_kind(run.sparse_optimizer), rules, dict(assigned)
 
 
 def _state_kind(spec: DenseOptimizerSpec | SparseOptimizerSpec) -> tuple[object, ...]:
@@ -106,14 +118,15 @@ def _state_kind(spec: DenseOptimizerSpec | SparseOptimizerSpec) -> tuple[object,
 
 
 def _load(trainer: Trainer, checkpoint: Checkpoint, *, with_dense: bool, with_rows: bool) -> None:
-    load_weights(trainer.model, checkpoint, with_state=with_rows)
+    checkpoint.load_tables(tables(trainer.model), with_state=with_rows)
     dense, rows = trainer.optimizers.dense, trainer.optimizers.rows
     if with_dense and dense is not None:
         _load_state(dense, checkpoint.optimizer())
     if with_rows and rows is not None:
-        lr = rows.lr
+        rates = [group["lr"] for group in rows.param_groups]
         rows.load_step_state(checkpoint.progress["row_optimizer"])
-        rows.lr = lr
+        for group, rate in zip(rows.param_groups, rates, strict=True):
+            group["lr"] = rate
 
 
 def _load_state(optimizer: optim.Optimizer, state: Mapping[str, Any]) -> None:

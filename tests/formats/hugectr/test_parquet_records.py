@@ -1,5 +1,6 @@
 """Parquet files as HugeCTR reads them: columns by index, and one error for each way to be wrong."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -189,12 +190,12 @@ def test_metadata_that_does_not_fit(tmp_path, positions, message):
 def test_damaged_files(tmp_path):
     path = saved(tmp_path, COLUMNS, write_page_checksum=True, use_dictionary=False)
     content = bytearray((tmp_path / "x.parquet").read_bytes())
-    file = ParquetRecordFile(path, LAYOUT, metadata())
     messages = []
     for byte in range(4, 400, 7):
         damaged = bytearray(content)
         damaged[byte] ^= 255
         (tmp_path / "x.parquet").write_bytes(damaged)
+        file = ParquetRecordFile(path, LAYOUT, metadata())
         try:
             assert_same_rows(file.read(0), *EXPECTED)  # some bytes of a page's header say nothing
         except FormatError as error:
@@ -207,6 +208,32 @@ def test_damaged_files(tmp_path):
     (tmp_path / "x.parquet").unlink()
     with pytest.raises(DataNotFoundError, match=r"x.parquet: no such file"):
         ParquetRecordFile(path, LAYOUT, metadata())
+
+
+def test_checksums_are_verified_when_a_row_group_is_read_first(tmp_path):
+    path = saved(tmp_path, COLUMNS, write_page_checksum=True, use_dictionary=False, compression="none")
+    content = (tmp_path / "x.parquet").read_bytes()
+    place = content.index(np.array([0.5, 1.5], np.float32).tobytes())  # the page, not its statistics
+    damaged = bytearray(content)
+    damaged[place] ^= 1
+    (tmp_path / "x.parquet").write_bytes(damaged)
+    file = ParquetRecordFile(path, LAYOUT, metadata())
+    for _ in range(2):  # a failure does not count as verified
+        with pytest.raises(FormatError, match="row group 0: cannot be read as Parquet"):
+            file.read(0)
+    (tmp_path / "x.parquet").write_bytes(content)
+    for _ in range(2):
+        assert_same_rows(file.read(0), *EXPECTED)
+
+
+@pytest.mark.parametrize("keys", [[5, 7], [-1, 2**31 - 1], [-(2**31), -5], [0, 2**31 - 101], [0, 2**31 - 100]])
+@pytest.mark.parametrize("offset", [0, 100, 2**31 - 1, 2**31 + 5])
+def test_offsets_do_not_wrap(tmp_path, keys, offset):
+    columns = {**COLUMNS, "u": pa.array(keys, pa.int32()), "v": pa.array(keys, pa.int32())}
+    layout = dataclasses.replace(LAYOUT, key_bytes=4, slot_sizes=(offset, 1))
+    block = ParquetRecordFile(saved(tmp_path, columns), layout, metadata()).read(0)
+    assert block.keys[0].tolist() == keys
+    assert block.keys[1].tolist() == [key + offset for key in keys]
 
 
 def test_metadata_goes_round(tmp_path):

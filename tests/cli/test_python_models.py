@@ -1,0 +1,67 @@
+"""S1: a run never imports a model's code by itself, whatever command opens it."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from terarec.errors import ConfigError
+from terarec.models.artifact import load_model
+from terarec.serve import InferenceSession
+from tests.cli.conftest import figures, refused
+from tests.cli.test_train import prepare
+
+CODE = """
+from torch import nn
+from tests.models.factories import SmallModel
+
+def make(dataset, *, num_outputs, seed, width):
+    return SmallModel(dataset, num_outputs=num_outputs, seed=seed, width=width)
+"""
+MODEL = ["--model", "python", "--set", "model.factory=ranker.code:make", "--set", "model.options=width:3"]
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package `ranker` that can be imported."""
+    folder = tmp_path / "site" / "ranker"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "code.py").write_text(CODE)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.delitem(sys.modules, "ranker", raising=False)
+    monkeypatch.delitem(sys.modules, "ranker.code", raising=False)
+    return folder
+
+
+@pytest.mark.usefixtures("package")
+def test_every_command_asks_for_leave(tmp_path: Path) -> None:
+    data, run, scores = prepare(tmp_path), tmp_path / "run", tmp_path / "scores.csv"
+    raw = tmp_path / "data.csv"
+    trained: list[Any] = ["train", *MODEL, "--data", data, "--out", run]
+    readers: list[list[Any]] = [
+        trained,
+        ["evaluate", run, "--data", data],
+        ["predict", run, "--data", data, "--out", scores],
+        ["predict", run, raw, "--out", scores],
+    ]
+    assert "--allow-import ranker" in refused(*trained, code=2)
+    assert "ranker" not in sys.modules
+    assert not run.exists()
+    figures(*trained, "--allow-import", "ranker")
+    for reader in readers[1:]:
+        for name in ("ranker", "ranker.code"):
+            sys.modules.pop(name, None)
+        assert "--allow-import ranker" in refused(*reader, code=2)
+        assert "ranker" not in sys.modules
+        figures(*reader, "--allow-import", "ranker")
+        scores.unlink(missing_ok=True)
+    with pytest.raises(ConfigError, match="allow_import"):
+        load_model(run)
+    with pytest.raises(ConfigError, match="allow_import"):
+        InferenceSession.open(run)
+    session = InferenceSession.open(run, allow_import=("ranker",))
+    assert session.predict({"x": [0.5], "c": ["c1"]}).shape == (1, 1)
+    resumed = figures(*trained, "--allow-import", "ranker.code", "--epochs", 2, "--resume")
+    assert resumed["steps"] > 0

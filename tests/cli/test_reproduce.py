@@ -1,0 +1,67 @@
+"""``terarec reproduce`` prepares, trains every seed by the recipe, and tells its figures beside the published ones."""
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from terarec.recipes import load_recipe
+from tests.cli.conftest import figures, refused
+from tests.cli.test_docs import unnamed
+from tests.recipes.frappe import write_planted
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_planted(tmp_path_factory.mktemp("reproduce") / "files")
+
+
+@pytest.fixture(scope="module")
+def out(files: Path) -> Path:
+    return files.parent / "out"
+
+
+def ask(files: Path, *more: object) -> list[object]:
+    return ["reproduce", "frappe_x1", "--model", "dnn", "--data", files, *more]
+
+
+@pytest.fixture(scope="module")
+def told(files: Path, out: Path) -> dict[str, Any]:
+    return figures(*ask(files, "--seeds", 2, "--out", out))
+
+
+def test_the_figures_are_the_means_of_the_test_split(told: dict[str, Any], out: Path):
+    assert [run["seed"] for run in told["runs"]] == [0, 1]
+    for run in told["runs"]:
+        scored = figures("evaluate", out / "dnn" / f"seed-{run['seed']}", "--data", out / "data", "--split", "test")
+        assert (run["auc"], run["logloss"]) == pytest.approx((scored["auc"], scored["logloss"]))
+        assert scored["rows"] == 300
+    for metric in ("auc", "logloss"):
+        values = [run[metric] for run in told["runs"]]
+        assert told[metric] == pytest.approx(statistics.fmean(values))
+        assert told[f"{metric}_deviation"] == pytest.approx(statistics.stdev(values))
+    assert told["seconds"] == pytest.approx(sum(run["seconds"] for run in told["runs"]))
+
+
+def test_the_published_figures_stand_beside_them(told: dict[str, Any]):
+    published = load_recipe("frappe_x1", "dnn").published
+    assert (told["published_auc"], told["published_logloss"]) == (published.auc, published.logloss)
+    assert told["published"] == published.source
+
+
+def test_every_figure_is_on_the_page(told: dict[str, Any]):
+    assert unnamed(told, "reproduce") == set()
+    assert unnamed(told["runs"][0], "reproduce") == set()
+
+
+def test_what_is_there_is_kept_unless_it_is_to_be_gone_on_with(told: dict[str, Any], files: Path, out: Path):
+    assert str(out / "dnn") in refused(*ask(files, "--seeds", 2, "--out", out), code=2)
+    again = figures(*ask(files, "--seeds", 2, "--out", out, "--resume"))
+    assert again == told
+
+
+def test_a_missing_file_and_an_unknown_model_are_one_line(files: Path, tmp_path: Path):
+    assert "train.csv" in refused(*ask(tmp_path), code=1)
+    message = refused("reproduce", "frappe_x1", "--model", "depfm", "--data", files, code=2)
+    assert "did you mean 'deepfm'" in message
