@@ -24,7 +24,7 @@ from terarec.optim import LossScaler, freeze
 from terarec.spec import TrainingSpec
 from terarec.spec.nearest import did_you_mean
 from terarec.train.callback import Callback
-from terarec.train.devices import batches_on
+from terarec.train.devices import batches_on, device_of
 from terarec.train.early_stopping import EarlyStopping
 from terarec.train.evaluation import Evaluation, Evaluator
 from terarec.train.fit_report import FitReport
@@ -436,9 +436,3 @@ class Trainer:
 
 class _StopRequestedError(Exception):
     """A signal came; unwinds to `Trainer._run`."""
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Return where the parameters of `model`, and so its tables, are; the CPU for a model without any."""
-    held = next(model.parameters(), None)
-    return torch.device("cpu") if held is None else held.device
