@@ -22,9 +22,11 @@ from terarec.train.run_lock import exclusive
 
 METRICS_FILE = "metrics.jsonl"
 
+TENSORBOARD_DIRECTORY = "tensorboard"
+
 _LOCK_FILE = ".lock"
 _NAMES = frozenset(
-    {RUN_FILE, DATASET_DIRECTORY, CHECKPOINT_DIRECTORY, METRICS_FILE, "report.html", _LOCK_FILE}
+    {RUN_FILE, DATASET_DIRECTORY, CHECKPOINT_DIRECTORY, METRICS_FILE, TENSORBOARD_DIRECTORY, "report.html", _LOCK_FILE}
 )  # what a start that was killed may leave
 _MAY_CHANGE = frozenset(
     {
@@ -59,6 +61,7 @@ class RunDirectory:
         dataset: description of the data and what encodes raw values, without samples.
         checkpoints: the checkpoints.
         metrics: the curves, as JSON lines.
+        tensorboard: the curves, as events of TensorBoard.
         holds_work: whether steps were trained, so that the directory stays whatever happens.
     """
 
@@ -68,6 +71,7 @@ class RunDirectory:
         self.dataset = path / DATASET_DIRECTORY
         self.checkpoints = path / CHECKPOINT_DIRECTORY
         self.metrics = path / METRICS_FILE
+        self.tensorboard = path / TENSORBOARD_DIRECTORY
         self.holds_work = False
 
     @contextmanager
