@@ -1,4 +1,4 @@
-"""A whole training step against plain PyTorch, and against its floor.
+"""A step of `Trainer` against plain PyTorch, both as they are and under ``torch.compile``, and against its floor.
 
 The floor is the time of the step's matrix products alone, run beside it, plus that of its rows at the bandwidth that
 ``row_probe.cpp`` measures: read once for the lookup, read and written once for the update.
@@ -21,6 +21,7 @@ from torch.nn.functional import linear
 from terarec.kernels.rows import allocate_rows
 
 PEER = "torch.nn and torch.optim"
+COMPILED = "torch.compile"
 TITLES = {
     "gemm": "DLRM 26 x 384,615 x 64, batch 8192, SGD",
     "embedding": "MLP 256-128-1 on 100 x 8192 x 16, 10 keys, batch 8192, AdaGrad",
@@ -84,20 +85,23 @@ def seconds_of_rows(workload: Workload, repeats: int) -> float:
     return sum(timing.median for timing in measure_in_turns(visits, repeats).values())
 
 
-def run(name: str, precision: str, repeats: int) -> Row:
-    """The row of one workload; only the one whose rows leave the caches has a floor."""
+def run(name: str, precision: str, repeats: int) -> list[Row]:
+    """The rows of one workload, as it is and compiled; only the one whose rows leave the caches has a floor."""
     seconds = medians(name, precision, repeats)
     workload = WORKLOADS[name]
     floor = seconds["floor"] + seconds_of_rows(workload, repeats) if name == "gemm" else None
-    return Row(
-        case=f"{TITLES[name]}, {precision}",
-        metric="training step",
-        value=seconds["terarec"] * 1e3,
-        unit="ms",
-        peer=PEER,
-        peer_value=seconds["plain"] * 1e3,
-        limit=None if floor is None else floor * 1e3,
-    )
+    return [
+        Row(
+            case=f"{TITLES[name]}, {precision}{ours}",
+            metric="training step",
+            value=seconds[f"terarec{side}"] * 1e3,
+            unit="ms",
+            peer=peer,
+            peer_value=seconds[f"plain{side}"] * 1e3,
+            limit=None if floor is None else floor * 1e3,
+        )
+        for side, ours, peer in (("", "", PEER), ("_compiled", f", {COMPILED}", f"{PEER}, {COMPILED}"))
+    ]
 
 
 def gemm_rates(repeats: int = 5) -> Row:
@@ -123,15 +127,17 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--precision", choices=("fp32", "bf16"), nargs="+", default=["fp32", "bf16"])
     parser.add_argument("--workload", choices=WORKLOADS, nargs="+", default=list(WORKLOADS))
+    parser.add_argument("--dry", action="store_true", help="print the figures alone")
     options = parser.parse_args()
     rates = gemm_rates()
-    append_rows("dlrm_step", [rates])
+    append_rows("dlrm_step", [rates], dry=options.dry)
     has_bf16 = rates.value > (rates.peer_value or 0.0)
     if not has_bf16:
         print("bf16 steps are left out: the processor has no bf16 unit, and multiplies faster in fp32")
     for name in options.workload:
         precisions = [each for each in options.precision if each == "fp32" or (has_bf16 and name == "gemm")]
-        append_rows("dlrm_step", [run(name, precision, options.repeats) for precision in precisions])
+        for precision in precisions:
+            append_rows("dlrm_step", run(name, precision, options.repeats), dry=options.dry)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Triton kernels on a GPU: first whether they are right, then how fast they are. Needs no network and 8 minutes.
+"""terarec on a GPU: first whether it is right, then how fast `Trainer` and the kernels are. It takes 8 minutes.
 
 ``--interpret`` runs every part at a tiny size on the CPU, to try the script; it records nothing. Without a CUDA device
 and without ``--interpret`` the results get a row that says so.
@@ -11,17 +11,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import gpu_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]  # a GPU machine may have the sources and no more
 
 if "--interpret" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is loaded
+    os.environ["TERAREC_KERNELS"] = "triton"
 
 import torch  # noqa: E402
 from record import Row, append_rows  # noqa: E402
@@ -67,23 +65,26 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=20.0, help="of float32 tables")
     parser.add_argument("--batch", type=int, default=65536)
+    parser.add_argument("--batches", type=int, default=16, help="of an epoch")
+    parser.add_argument("--threads", type=int, default=4, help="of the reader")
     parser.add_argument("--hash-keys", type=int, default=10_000_000)
     parser.add_argument("--interpret", action="store_true", help="a tiny size on the CPU")
     options = parser.parse_args()
     if options.interpret:
-        options.gigabytes, options.batch, options.hash_keys = 0.001, 3, 200
+        options.gigabytes, options.batch, options.batches, options.hash_keys = 0.001, 3, 2, 200
     elif torch.cuda.is_available():  # AdaGrad's state takes as much again, and batches and their results the rest
         options.gigabytes = min(options.gigabytes, _MOST_OF_MEMORY * torch.cuda.mem_get_info()[0] / 1e9)
     return options
 
 
 def _is_right(device: torch.device, *, few: bool) -> bool:
-    """Whether every case of the Triton tests, and of graphs, holds on `device`; two of each where `few` will do."""
+    """Whether every case of the kernels, of graphs and of runs holds on `device`; one of each where `few` will do."""
     from tests.kernels.triton_cases import CASES as KERNELS
     from tests.train.graph_cases import CASES as GRAPHS
+    from tests.train.kernel_run import CASES as RUNS
 
-    most = 2 if few else None
-    cases = {**dict(list(KERNELS.items())[:most]), **dict(list(GRAPHS.items())[:most])}
+    most = 1 if few else None
+    cases = dict(chain.from_iterable(list(each.items())[:most] for each in (KERNELS, GRAPHS, RUNS)))
     wrong = 0
     for name, holds in cases.items():
         begin = time.monotonic()
@@ -99,41 +100,20 @@ def _is_right(device: torch.device, *, few: bool) -> bool:
 
 def _parts(device: torch.device, options: argparse.Namespace) -> Iterator[tuple[str, Iterator[Row]]]:
     import gpu_tables
+    import gpu_training
 
     gigabytes = min(4.0, options.gigabytes)
     copy = gpu_tables.copy_bandwidth(device, gigabytes)
     copied = Row(case=f"copy of {gigabytes:.3g} GB", metric="bytes moved", value=copy / 1e9, unit="GB/s")
     yield "copy", iter([copied])
+    samples = gpu_training.make_samples(options.gigabytes, options.batch * options.batches)
+    yield "steps of Trainer, bf16", gpu_training.steps(samples, device, options.batch, "bf16", copy)
+    yield "Trainer.fit, bf16", gpu_training.fits(samples, device, options.batch, "bf16", options.threads)
+    yield "steps of Trainer, fp32", gpu_training.steps(samples, device, options.batch, "fp32", copy)
     tables = gpu_tables.make_tables(device, options.gigabytes, options.batch)
     yield "lookups", gpu_tables.lookups(tables, device, copy)
     yield "updates", gpu_tables.updates(tables, device, copy)
     yield "hash index", gpu_tables.hashes(device, options.hash_keys)
-    for is_bf16 in (False, True):
-        yield f"DLRM steps, {_precision(is_bf16)}", _steps(tables, device, is_bf16)
-
-
-def _steps(tables: "gpu_tables.Tables", device: torch.device, is_bf16: bool) -> Iterator[Row]:
-    """Whole steps, ours and torch's. Each is made, timed and dropped before the next: graphs hold memory."""
-    import gpu_dlrm
-    from gpu_clock import seconds
-
-    sides = gpu_dlrm.Sides(tables, device, is_bf16=is_bf16)
-    on_gpu = device.type == "cuda"
-    took = {how: seconds(make(), device, repeats=5) for how, make in sides.torchs(on_gpu).items()}
-    fastest = min(took, key=lambda how: took[how])
-    for how, make in sides.ours(on_gpu).items():
-        yield Row(
-            case=f"DLRM step {tables.size}, batch {tables.batch}, {_precision(is_bf16)}{how}",
-            metric="samples",
-            value=tables.batch / seconds(make(), device, repeats=5) / 1e6,
-            unit="M samples/s",
-            peer=f"nn.EmbeddingBag ({fastest})",
-            peer_value=tables.batch / took[fastest] / 1e6,
-        )
-
-
-def _precision(is_bf16: bool) -> str:
-    return "bf16" if is_bf16 else "fp32"
 
 
 def _keep(rows: list[Row], *, dry: bool = False) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -18,8 +19,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from terarec.batch import Batch, Jagged
 from terarec.embedding import EmbeddingCollection
 from terarec.models import DLRM
-from terarec.nn import MLP, logistic_loss
-from terarec.optim import RowOptimizer, build_dense_optimizer
+from terarec.nn import MLP
 from terarec.spec import (
     AdaGradSpec,
     CategoricalColumn,
@@ -30,8 +30,11 @@ from terarec.spec import (
     LabelColumn,
     SGDSpec,
     TableSpec,
+    TrainingSpec,
 )
+from terarec.train import Optimizers, Trainer
 from terarec.train.allocator import keep_freed_memory
+from terarec.train.precision import Precision
 
 NUM_DENSE = 13
 NUM_BATCHES = 4
@@ -151,27 +154,21 @@ def plain_mlp(sizes: Sequence[int], *, relu_last: bool) -> nn.Sequential:
     return nn.Sequential(*(layers if relu_last else layers[:-1]))
 
 
-def terarec_step(workload: Workload, precision: str) -> Callable[[Batch], None]:
+def terarec_step(workload: Workload, precision: Precision, *, is_compiled: bool = False) -> Callable[[Batch], object]:
+    """`Trainer.train_step`."""
     keep_freed_memory()
     model = terarec_model(workload)
     spec = SGDSpec(lr=0.1) if workload.optimizer == "sgd" else AdaGradSpec(lr=0.01)
-    dense_optimizer, row_optimizer = build_dense_optimizer(spec, model.parameters()), RowOptimizer(model, spec)
-
-    def step(batch: Batch) -> None:
-        dense_optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            logits = model(batch)
-        logistic_loss(logits, batch.label).backward()
-        dense_optimizer.step()
-        row_optimizer.step()
-
-    return step
+    training = TrainingSpec(precision=precision, compile=is_compiled)
+    return Trainer(model, training, Optimizers.of(model, spec, spec)).train_step
 
 
-def plain_step(workload: Workload, precision: str) -> Callable[[Batch], None]:
-    model = PlainModel(workload)
+def plain_step(workload: Workload, precision: Precision, *, is_compiled: bool = False) -> Callable[[Batch], object]:
+    """The model and the optimizers of torch."""
+    plain = PlainModel(workload)
     kinds = {"sgd": lambda p: torch.optim.SGD(p, lr=0.1), "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01)}
-    optimizer = kinds[workload.optimizer](model.parameters())
+    optimizer = kinds[workload.optimizer](plain.parameters())
+    model = torch.compile(plain) if is_compiled else plain
     offsets = torch.arange(0, workload.batch * workload.hotness + 1, workload.hotness)
 
     def step(batch: Batch) -> None:
@@ -185,12 +182,16 @@ def plain_step(workload: Workload, precision: str) -> Callable[[Batch], None]:
     return step
 
 
-def floor_step(workload: Workload, precision: str) -> Callable[[Batch], None]:
+def floor_step(
+    workload: Workload, precision: Precision, device: torch.device | None = None
+) -> Callable[[Batch], object]:
     """The matrix products of a step, written to memory that is already there. The rows come on top."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    products = [product for shape in _layers(workload) for product in _layer_products(workload.batch, *shape, dtype)]
+    products = [product for shape in _layers(workload) for product in _layer_products(workload.batch, *shape)]
     if workload.bottom:
         products += _interaction_products(workload)
+    # The product of a transposed gradient reads it transposed, so the views go as they are.
+    products = [tuple(tensor.to(device, dtype) for tensor in product) for product in products]
 
     def step(_: Batch) -> None:
         for left, right, out in products:
@@ -208,22 +209,26 @@ def _layers(workload: Workload) -> list[tuple[int, int, bool]]:
     return [(fan_in, fan_out, fan_in != NUM_DENSE) for fan_in, fan_out in sizes]
 
 
-def _layer_products(
-    batch: int, fan_in: int, fan_out: int, needs_gradient: bool, dtype: torch.dtype
-) -> list[tuple[Tensor, Tensor, Tensor]]:
-    x, y = torch.randn(batch, fan_in).to(dtype), torch.randn(batch, fan_out).to(dtype)
-    weight = torch.randn(fan_out, fan_in).to(dtype)
+def _layer_products(batch: int, fan_in: int, fan_out: int, needs_gradient: bool) -> list[tuple[Tensor, ...]]:
+    x, y, weight = torch.randn(batch, fan_in), torch.randn(batch, fan_out), torch.randn(fan_out, fan_in)
     products = [(x, weight.T, torch.empty_like(y)), (y.T, x, torch.empty_like(weight))]
     return [*products, (y, weight, torch.empty_like(x))] if needs_gradient else products
 
 
-def _interaction_products(workload: Workload) -> list[tuple[Tensor, Tensor, Tensor]]:
+def _interaction_products(workload: Workload) -> list[tuple[Tensor, ...]]:
     count = workload.features + 1
-    vectors, dots = torch.randn(workload.batch, count, workload.width), torch.randn(workload.batch, count, count)
+    vectors = torch.randn(workload.batch, count, workload.width)
+    dots = torch.randn(workload.batch, count, count)
     return [(vectors, vectors.transpose(1, 2), torch.empty_like(dots)), (dots, vectors, torch.empty_like(vectors))]
 
 
-SIDES = {"terarec": terarec_step, "plain": plain_step, "floor": floor_step}
+SIDES = {
+    "terarec": terarec_step,
+    "terarec_compiled": partial(terarec_step, is_compiled=True),
+    "plain": plain_step,
+    "plain_compiled": partial(plain_step, is_compiled=True),
+    "floor": floor_step,
+}
 
 
 def main() -> None:

@@ -65,6 +65,29 @@ def test_triton_asked_for_by_name_interprets():
         registry.choose("allocate_rows", "cpu", "triton")
 
 
+def test_the_environment_puts_an_implementation_first():
+    program = (
+        "from terarec.kernels.registry import active\n"
+        "print(*(active(op, 'cpu').implementation for op in ('bag_lookup', 'lookup_fits', 'allocate_rows')))"
+    )
+    assert run_python(program, TERAREC_KERNELS="ref").stdout.split() == ["ref", "ref", "ref"]
+    refused = run_python(program, TERAREC_KERNELS="triton", TRITON_INTERPRET="0")
+    assert "TERAREC_KERNELS: got 'triton', which does not run here: " in refused.stderr
+    refused = run_python(program, TERAREC_KERNELS="tpu")
+    assert "TERAREC_KERNELS: got 'tpu', expected one of triton, cpu, ref" in refused.stderr
+
+
+def test_the_environment_makes_triton_interpret_what_it_has():
+    pytest.importorskip("triton")
+    program = (
+        "from terarec.kernels.registry import active, choose\n"
+        "print(*(active(op, 'cpu').implementation for op in ('bag_lookup', 'lookup_fits', 'allocate_rows')))\n"
+        "print(choose('row_update_', 'cpu').__module__)"
+    )
+    told = run_python(program, TERAREC_KERNELS="triton", TRITON_INTERPRET="1").stdout.split()
+    assert told == ["triton", "cpu", "cpu", "terarec.kernels.triton.row_update"]
+
+
 def test_the_environment_forces_an_instruction_set():
     program = "from terarec.kernels.cpu.host import features; print(features())"
     assert run_python(program, TERAREC_CPU="generic").stdout.strip() == "generic"

@@ -17,10 +17,13 @@ def weights(model) -> dict[str, torch.Tensor]:
     """Copies of all weights and row optimizer states, by key."""
     copies = {name: tensor.clone() for name, tensor in dense_state(model).items()}
     for name, table in tables(model).items():
-        (rows,) = table.export_chunks(max(1, len(table)))
-        order = rows.keys.argsort()
-        held = {"keys": rows.keys, "weights": rows.weights, **rows.state, **rows.uses}
-        copies |= {f"{name}/{key}": value[order].clone() for key, value in held.items()}
+        chunks = [
+            {"keys": rows.keys, "weights": rows.weights, **rows.state, **rows.uses}
+            for rows in table.export_chunks(max(1, len(table)))
+        ]
+        held = {key: torch.cat([chunk[key] for chunk in chunks]) for key in chunks[0]}
+        order = held["keys"].argsort()
+        copies |= {f"{name}/{key}": value[order] for key, value in held.items()}
     return copies
 
 

@@ -103,15 +103,24 @@ class EmbeddingCollection(nn.Module):
         Where one of these is raised, dynamic tables are as they were.
         """
         learns = torch.is_grad_enabled() and self._is_trained() and not torch.compiler.is_exporting()
-        if (learns or self._has_limits or self._dynamic_readers) and torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() and (learns or not self._is_traced_whole(jagged)):
             from terarec.embedding.traced import beside_graph  # loads the compiler
 
-            # A graph cannot hold a backward that keeps its gradient, nor an index that grows. The graph after this
-            # takes the vectors as an input that needs a gradient, so nothing is copied. An op in the graph whose
-            # backward keeps the gradient would have to copy it: the compiler reuses memory that no later node reads.
+            # A graph cannot hold a backward that keeps its gradient, an index that grows, or a number of keys that has
+            # to be read from a tensor. The graph after this takes the vectors as an input that needs a gradient, so
+            # nothing is copied. An op in the graph whose backward keeps the gradient would have to copy it: the
+            # compiler reuses memory that no later node reads.
             apart: EmbeddingOutput = beside_graph(self._look_up, jagged, learns)
             return apart
         return self._look_up(jagged, learns)
+
+    def _is_traced_whole(self, jagged: Jagged) -> bool:
+        """Return whether a graph can hold a lookup of `jagged` that does not learn."""
+        if self._has_limits or self._dynamic_readers:
+            return False
+        # An exported program may hold numbers that it reads from tensors; a compiled one breaks at each of them.
+        takes_all = all(group.layout.feature_names == jagged.names for group in self._static_groups)
+        return takes_all or torch.compiler.is_exporting()
 
     def _look_up(self, jagged: Jagged, learns: bool) -> EmbeddingOutput:
         looked_up = [self._lookup(group, bags_of(jagged, group), learns) for group in self._static_groups]

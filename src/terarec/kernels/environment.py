@@ -1,6 +1,7 @@
 """The one place that reads terarec's environment variables.
 
 ``TERAREC_CPU`` = ``generic``, ``avx2`` or ``avx512`` forces the instruction set of the compiled kernels.
+``TERAREC_KERNELS`` = ``triton``, ``cpu`` or ``ref`` chooses the implementation of each op that it has for a device.
 ``TRITON_INTERPRET`` = ``1``, which is Triton's own, makes its kernels run on the CPU, slowly.
 ``HUGECTR_DISABLE_OVERFLOW_CHECK`` = ``1``, which is HugeCTR's own, lets the facade's tables outgrow their workspace.
 ``JAVA_HOME``, which is Java's own, is the Java that Spark runs on.
@@ -9,10 +10,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from terarec.errors import KernelError
 
 CPU_SETS = ("generic", "avx2", "avx512")
+IMPLEMENTATIONS = ("triton", "cpu", "ref")
+"""Packages of ``terarec.kernels``, the fastest first. Each has every op of the registry, but those on host memory."""
 
 
 def forced_cpu() -> str | None:
@@ -21,12 +25,16 @@ def forced_cpu() -> str | None:
     Raises:
         KernelError: an unknown value.
     """
-    value = os.environ.get("TERAREC_CPU")
-    if not value:
-        return None
-    if value not in CPU_SETS:
-        raise KernelError(f"TERAREC_CPU: got {value!r}, expected one of {', '.join(CPU_SETS)}")
-    return value
+    return _one_of("TERAREC_CPU", CPU_SETS)
+
+
+def forced_implementation() -> str | None:
+    """Return the implementation that ``TERAREC_KERNELS`` asks for; None if it is not set.
+
+    Raises:
+        KernelError: An unknown value.
+    """
+    return _one_of("TERAREC_KERNELS", IMPLEMENTATIONS)
 
 
 def triton_interprets() -> bool:
@@ -42,3 +50,12 @@ def checks_overflow() -> bool:
 def java_home() -> str | None:
     """Where Java is installed, as ``JAVA_HOME`` tells; None if it is not set."""
     return os.environ.get("JAVA_HOME") or None
+
+
+def _one_of(name: str, accepted: Sequence[str]) -> str | None:
+    value = os.environ.get(name)
+    if not value:
+        return None
+    if value not in accepted:
+        raise KernelError(f"{name}: got {value!r}, expected one of {', '.join(accepted)}")
+    return value

@@ -1,7 +1,7 @@
 """Which implementation of a kernel runs.
 
 "auto" takes the first that runs on the device; taking a later one than the first is logged once, with the reason.
-An implementation that is asked for by name runs or raises `KernelError`.
+An implementation that is asked for by name runs or raises `KernelError`. ``TERAREC_KERNELS`` puts another one first.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ from typing import Any
 import torch
 
 from terarec.errors import KernelError
-from terarec.kernels.environment import triton_interprets
+from terarec.kernels.environment import IMPLEMENTATIONS, forced_implementation, triton_interprets
 
 _LOGGER = logging.getLogger(__name__)
 
-IMPLEMENTATIONS = ("triton", "cpu", "ref")
-"""Packages of ``terarec.kernels``, the fastest first. Each has every op of `OPS`, but those on host memory alone."""
 OPS = {
     "lookup_fits": "bag_lookup",
     "bag_lookup": "bag_lookup",
@@ -66,9 +64,15 @@ def active(op: str, device: str) -> Choice:
     """What "auto" takes for `op` on a device type such as "cpu" or "cuda".
 
     Raises:
-        KernelError: an unknown op.
+        KernelError: an unknown op, or ``TERAREC_KERNELS`` names an implementation that does not load.
     """
     _check_op(op)
+    forced = forced_implementation()
+    if forced is not None:
+        if reason := available()[forced]:
+            raise KernelError(f"TERAREC_KERNELS: got {forced!r}, which does not run here: {reason}")
+        if not _refusal_by_name(op, forced, device):
+            return Choice(implementation=forced, why="TERAREC_KERNELS asks for it")
     refusals: list[str] = []
     for name in IMPLEMENTATIONS:
         refusal = _refusal(op, name, device)

@@ -64,8 +64,8 @@ class DotInteraction(nn.Module):
 class _Interact(torch.autograd.Function):
     """One `bmm` forward and one backward: the gradient of all pairs is a symmetric matrix S a sample, and S T theirs.
 
-    Autograd's own backward takes two `bmm`, a sum and a scatter. All in float32, under autocast too: the products are
-    bound by memory, so bfloat16 would cost a conversion of every vector and gain nothing.
+    Autograd's own backward takes two `bmm`, a sum and a scatter. The products are of the narrower type of the two
+    inputs: with bfloat16 the vectors of 8192 samples, 27 x 64, took 12 ms both ways and 44 with float32 (1 Zen 5 core).
     """
 
     @staticmethod
@@ -73,7 +73,10 @@ class _Interact(torch.autograd.Function):
         batch_size, width = first.shape
         num_pairs = lower.numel()
         num_vectors = 1 + others.shape[1] // width
-        vectors = torch.cat([first.to(others.dtype), others], dim=1).view(batch_size, num_vectors, width)
+        dtype = min(first.dtype, others.dtype, key=lambda dtype: dtype.itemsize)
+        vectors = torch.empty(batch_size, num_vectors, width, dtype=dtype, device=others.device)
+        vectors[:, 0] = first
+        vectors[:, 1:] = others.view(batch_size, num_vectors - 1, width)
         with torch.autocast(first.device.type, enabled=False):
             dots = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
         out = first.new_empty(batch_size, out_width)
@@ -81,6 +84,7 @@ class _Interact(torch.autograd.Function):
         out[:, width : width + num_pairs] = dots.gather(1, lower.expand(batch_size, -1))
         out[:, width + num_pairs :] = 0
         ctx.save_for_backward(vectors, pair_of)
+        ctx.others_dtype = others.dtype
         return out
 
     @staticmethod
@@ -92,6 +96,8 @@ class _Interact(torch.autograd.Function):
         symmetric = by_pair.gather(1, pair_of.expand(batch_size, -1)).view(batch_size, num_vectors, num_vectors)
         symmetric.diagonal(dim1=1, dim2=2).zero_()
         with torch.autocast(grad.device.type, enabled=False):
-            grad_first = torch.bmm(symmetric[:, :1], vectors).squeeze(1).to(grad.dtype).add_(grad[:, :width])
-            grad_others = torch.bmm(symmetric[:, 1:], vectors)  # contiguous, so that a leaf takes it without a copy
+            of_vectors = torch.bmm(symmetric, vectors)
+        grad_first = of_vectors[:, 0].to(grad.dtype) + grad[:, :width]
+        # Contiguous, so that a leaf or a row optimizer takes it without a copy.
+        grad_others = of_vectors[:, 1:].to(ctx.others_dtype).contiguous()
         return grad_first, grad_others.flatten(1), None, None, None

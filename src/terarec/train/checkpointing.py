@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -101,8 +102,13 @@ class Checkpointing(Callback):
             self._marked_step = best
 
 
-def capture(trainer: Trainer) -> TrainState:
-    """The state of a running `Trainer.fit` between two steps; nothing is copied."""
+def capture(trainer: Trainer, reader_state: Mapping[str, Any] | None = None) -> TrainState:
+    """Return the state of a trainer between two steps; nothing is copied.
+
+    Args:
+        trainer: The trainer.
+        reader_state: Position of the train reader; None for that of the running `Trainer.fit`.
+    """
     dense, rows = trainer.optimizers.dense, trainer.optimizers.rows
     return TrainState(
         step=trainer.step,
@@ -112,8 +118,9 @@ def capture(trainer: Trainer) -> TrainState:
         rng=torch.get_rng_state(),
         progress={
             "trainer": trainer.state_dict(),
-            "reader": trainer.reader_state(),
+            "reader": trainer.reader_state() if reader_state is None else dict(reader_state),
             "row_optimizer": None if rows is None else rows.step_state(),
+            "device_rng": _device_rng(trainer.device),
         },
     )
 
@@ -138,3 +145,19 @@ def restore(trainer: Trainer, reader: BatchReader, checkpoint: Checkpoint) -> No
         raise ConfigError(f"{error}; to train on with other data use --init-from with a new RUN") from None
     trainer.load_state_dict(progress["trainer"])
     torch.set_rng_state(checkpoint.rng)
+    _set_device_rng(trainer.device, progress.get("device_rng"))
+
+
+def _device_rng(device: torch.device) -> str | None:
+    """Return what dropout on a GPU draws from, as text; None for the CPU, whose state every checkpoint holds."""
+    if device.type == "cpu":
+        return None
+    state = torch.get_device_module(device).get_rng_state(device)
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def _set_device_rng(device: torch.device, text: str | None) -> None:
+    """Set what `_device_rng` returned; a checkpoint of another kind of device, or an older one, leaves it as it is."""
+    if text is not None and device.type != "cpu":
+        state = torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+        torch.get_device_module(device).set_rng_state(state, device)

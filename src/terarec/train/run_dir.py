@@ -15,18 +15,21 @@ from terarec.config import load_run, save_run
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.formats import AtomicFile, read_dataset, workflow_files, write_dataset
 from terarec.formats.atomic import PARTIAL_SUFFIX
+from terarec.formats.hugectr import RECORDS_FILE
 from terarec.models.artifact import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
 from terarec.spec import DatasetSpec, RunSpec, to_data
 from terarec.train.columns import check_columns
 from terarec.train.run_lock import exclusive
 
 METRICS_FILE = "metrics.jsonl"
-
 TENSORBOARD_DIRECTORY = "tensorboard"
 
 _LOCK_FILE = ".lock"
 _NAMES = frozenset(
-    {RUN_FILE, DATASET_DIRECTORY, CHECKPOINT_DIRECTORY, METRICS_FILE, TENSORBOARD_DIRECTORY, "report.html", _LOCK_FILE}
+    {
+        *(RUN_FILE, DATASET_DIRECTORY, CHECKPOINT_DIRECTORY, METRICS_FILE, RECORDS_FILE, TENSORBOARD_DIRECTORY),
+        *("report.html", _LOCK_FILE),
+    }
 )  # what a start that was killed may leave
 _MAY_CHANGE = frozenset(
     {

@@ -1,0 +1,39 @@
+"""Training end to end on the Triton kernels, interpreted, equals training on the compiled core."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is installed on Linux alone")
+
+from tests.train.kernel_run import CASES, CPU, MODELS, OPS, assert_follows, train
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory):
+    """What a process gives whose kernels are Triton's."""
+    directory = tmp_path_factory.mktemp("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "TERAREC_KERNELS": "triton"}
+    program = [sys.executable, "-m", "tests.train.kernel_run", str(directory)]
+    result = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    return torch.load(directory / "result.pt")
+
+
+@pytest.mark.parametrize("tables", MODELS)
+def test_training_on_triton_equals_training_on_the_core(tables, interpreted, tmp_path):
+    found, expected = interpreted[tables], train(tmp_path, MODELS[tables])
+    assert found["kernels"] == dict.fromkeys(OPS, "triton")
+    assert expected["kernels"] == dict.fromkeys(OPS, "cpu")
+    assert_follows(found, expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_cases_for_a_gpu_hold_on_the_cpu(name):
+    CASES[name](CPU)
