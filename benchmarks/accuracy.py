@@ -10,6 +10,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,9 @@ def rows_of(data: str, model: str, directory: Path, seeds: int) -> Iterator[Accu
     """Train a recipe's model with the seeds from 0 on; a row for each."""
     published = load_recipe(data, model).published
     command = [TERAREC, "reproduce", data, "--model", model, "--data", directory, "--seeds", seeds, "--json"]
-    told = subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE, text=True).stdout
+    with tempfile.TemporaryDirectory() as out:
+        asked = list(map(str, [*command, "--out", out]))
+        told = subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True).stdout
     for run in json.loads(told)["runs"]:
         yield AccuracyRow(
             case=f"{data}, {model}, seed {run['seed']}",

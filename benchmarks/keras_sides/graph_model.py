@@ -1,4 +1,4 @@
-"""terarec: the model as a graph, its step by `GraphTrainer`, which is what the HugeCTR facade runs, too."""
+"""terarec: the model as a graph, its step by `Trainer`, which is what the HugeCTR facade runs, too."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from terarec.spec import (
     GraphSpec,
     RowOptions,
     TableSpec,
+    TrainingSpec,
 )
-from terarec.train import GraphTrainer
+from terarec.train import Optimizers, Trainer
 from terarec.train.allocator import keep_freed_memory
 
 
@@ -96,7 +97,7 @@ class Graph:
             lr=sizes.LR, beta1=sizes.BETA1, beta2=sizes.BETA2, eps=sizes.EPSILON, eps_hat=True,
             rows=RowOptions(mode=mode),  # type: ignore[arg-type]
         )  # fmt: skip
-        self.trainer = GraphTrainer(self.model, adam, {"default": rows})
+        self.trainer = Trainer(self.model, TrainingSpec(), Optimizers.of(self.model, adam, rows))
 
     def load(self, weights: dict[str, Floats]) -> None:
         for name, slot_rows in (("table", self.workload.slot_rows), ("wide", self.workload.wide_rows)):
@@ -118,7 +119,7 @@ class Graph:
         self.batches = [self._batch(batch) for batch in batches]
 
     def step(self, number: int) -> Tensor:
-        return self.trainer.step(self.batches[number])
+        return self.trainer.train_step(self.batches[number])
 
     def products(self, batch: int) -> Callable[[], None]:
         """The matrix products of a step alone, written to memory that is already there."""

@@ -61,6 +61,19 @@ def test_what_is_there_is_kept_unless_it_is_to_be_gone_on_with(told: dict[str, A
     assert again == told
 
 
+def test_further_seeds_join_finished_ones_in_the_directory_of_the_data(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    ask_lr = ["reproduce", "frappe_x1", "--model", "lr", "--data", files]
+    one = figures(*ask_lr, "--threads", 1)
+    assert (one["auc"], one["auc_deviation"]) == (one["runs"][0]["auc"], None)
+    assert (tmp_path / "frappe_x1" / "lr" / "seed-0" / "run.json").is_file()
+    two = figures(*ask_lr, "--seeds", 2, "--resume")
+    assert two["runs"][0] == one["runs"][0]
+    assert len(two["runs"]) == two["seeds"] == 2
+
+
 def test_a_missing_file_and_an_unknown_model_are_one_line(files: Path, tmp_path: Path):
     assert "train.csv" in refused(*ask(tmp_path), code=1)
     message = refused("reproduce", "frappe_x1", "--model", "depfm", "--data", files, code=2)

@@ -4,19 +4,22 @@ from pathlib import Path
 
 import pytest
 
-from terarec.cli.train_options import TrainOptions, run_spec
+from terarec.cli.train_options import _FLAGS, TrainOptions, run_spec
 from terarec.config import save_run
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.spec import (
     AdaGradSpec,
     DLRMSpec,
+    ExponentialSchedule,
     FMSpec,
     GraphModelSpec,
     LRSpec,
     PythonModelSpec,
+    RegressionSpec,
     RunSpec,
     SGDSpec,
     StaticTablesSpec,
+    TrainingSpec,
     WideDeepSpec,
 )
 from tests.cli.conftest import refused
@@ -57,6 +60,60 @@ def test_every_flag_sets_its_field() -> None:
     training = spec.training
     assert (training.epochs, training.batch_size, training.precision) == (3, 64, "bf16")
     assert (training.seed, training.threads) == (9, 2)
+
+
+FLAGS = {
+    "objective": "regression",
+    "schedule": "exponential",
+    "device": "cpu",
+    "precision": "fp16",
+    "loss_scale": "dynamic",
+    "compile": True,
+    "accumulate": 2,
+    "clip_norm": 1.5,
+    "metrics": "rmse,mae",
+    "group": "user",
+    "slices": "country,day",
+    "monitor": "mae",
+    "epochs": 3,
+    "seed": 4,
+    "model": "deepfm",
+    "width": 6,
+    "hidden": "8-4",
+}
+ASSIGNED = ["training.schedule.gamma=0.5", "training.freeze=bottom.*,top.*"]
+
+
+def test_flags_a_file_and_assignments_describe_the_same_run(tmp_path: Path) -> None:
+    by_flags = run_spec(TrainOptions(out=OUT, data=Path("/d"), assignments=ASSIGNED, **FLAGS))
+    assert by_flags.objective == RegressionSpec()
+    assert by_flags.training == TrainingSpec(
+        epochs=3,
+        accumulate=2,
+        seed=4,
+        device="cpu",
+        compile=True,
+        precision="fp16",
+        loss_scale="dynamic",
+        clip_norm=1.5,
+        freeze=("bottom.*", "top.*"),
+        schedule=ExponentialSchedule(gamma=0.5),
+        metrics=("rmse", "mae"),
+        group="user",
+        slices=("country", "day"),
+        monitor="mae",
+    )
+    assignments = [f"{_FLAGS[name]}={value}" for name, value in FLAGS.items()]
+    assert run_spec(TrainOptions(out=OUT, data=Path("/d"), assignments=[*assignments, *ASSIGNED])) == by_flags
+    config = tmp_path / "run.json"
+    save_run(by_flags, config)
+    assert run_spec(TrainOptions(out=OUT, config_file=config)) == by_flags
+    assert run_spec(TrainOptions(out=OUT, config=config)) == by_flags
+    assert run_spec(TrainOptions(out=OUT, config=config, assignments=["training.loss_scale=8"])).training == (
+        dataclasses.replace(by_flags.training, loss_scale=8.0)
+    )
+    with pytest.raises(ConfigError, match="--config"):
+        run_spec(TrainOptions(out=OUT, config=config, config_file=config))
 
 
 @pytest.mark.parametrize("kind", ["dnn", "wide_deep", "deepfm", "xdeepfm", "dcn", "dcn_v2", "autoint"])
@@ -142,6 +199,9 @@ def test_neither_file_nor_data_is_told() -> None:
         ({"bottom": "16-x"}, "model.bottom: got 'x', expected an integer"),
         ({"assignments": ["training.epochs"]}, "got 'training.epochs', expected path=value"),
         ({"assignments": ["training.x=1"]}, "training.x: unknown field"),
+        ({"loss_scale": "dinamic"}, "training.loss_scale: got 'dinamic', expected a number above 0, or 'dynamic'"),
+        ({"device": "gpu"}, "training.device: got 'gpu', expected 'auto', 'cpu', 'cuda' or 'cuda:N'"),
+        ({"objective": "multi_class"}, "objective: field 'classes' is missing"),
     ],
 )
 def test_a_wrong_flag_names_its_field(flags: dict, expected: str) -> None:

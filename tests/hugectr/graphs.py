@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from terarec.batch import Batch, Jagged
 from terarec.models import GraphModel
 from terarec.spec import (
+    DenseOptimizerSpec,
     DynamicTableSpec,
     GraphEmbedding,
     GraphFeature,
     GraphLabel,
     GraphLayer,
     GraphSpec,
+    SparseOptimizerSpec,
     TableSpec,
+    TrainingSpec,
 )
+from terarec.train import Optimizers, Trainer
 
 WIDTH = 3
 
@@ -68,3 +72,18 @@ def batch(*slots: Sequence[Sequence[int]], seed: int = 0, name: str = "data") ->
             names=tuple(f"{name}.{slot}" for slot in range(len(slots))), keys=torch.cat(bags), offsets=offsets
         ),
     )
+
+
+def new_trainer(
+    net: GraphModel, dense: DenseOptimizerSpec, rows: Mapping[str, SparseOptimizerSpec], **settings: object
+) -> Trainer:
+    """A trainer of a graph with the rules `dense` and `rows`; `settings` are fields of `TrainingSpec`."""
+    spec = TrainingSpec(**settings)  # type: ignore[arg-type]
+    return Trainer(net, spec, Optimizers.of(net, dense, rows))
+
+
+@torch.no_grad()
+def evaluated(net: GraphModel, samples: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The loss and the tensors of `samples` in evaluation mode."""
+    tensors = net.eval()(samples)
+    return net.total_loss(tensors), tensors

@@ -3,10 +3,9 @@
 import torch
 
 from terarec.data.records import NormSource, RecordReader
-from terarec.metrics import AUC
 from terarec.models import GraphModel
 from terarec.spec import AdamSpec
-from terarec.train import GraphTrainer
+from tests.hugectr.graphs import new_trainer
 from tests.hugectr.planted import Planted, layout, write_norm
 from tests.hugectr.scripts import dcn
 
@@ -14,22 +13,12 @@ from tests.hugectr.scripts import dcn
 def auc_of(spec, precision, sources):
     torch.manual_seed(5)
     adam = AdamSpec(lr=0.01)
-    trainer = GraphTrainer(GraphModel(spec, seed=5), adam, {"rows0": adam}, precision=precision)
+    trainer = new_trainer(GraphModel(spec, seed=5), adam, {"rows0": adam}, precision=precision, epochs=3)
     train, valid = (
-        RecordReader(
-            NormSource(source, layout(), checksum=True), batch_size=500, repeat=False, drop_last=True, threads=1
-        )
-        for source in sources
+        RecordReader(NormSource(source, layout(), checksum=True), batch_size=500, drop_last=True) for source in sources
     )
-    for _ in range(3):
-        for batch in train:
-            trainer.step(batch)
-    auc = AUC()
-    for batch in valid:
-        _, tensors = trainer.evaluate(batch)
-        (scores,) = trainer.model.predictions(tensors).values()
-        auc.update(scores, batch.label)
-    return auc.compute()
+    trainer.fit(train)
+    return trainer.evaluate(valid).auc
 
 
 def test_bf16_keeps_auc_within_a_thousandth(tmp_path):

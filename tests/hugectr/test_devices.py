@@ -30,12 +30,12 @@ def test_weights_tables_states_and_tensors_are_where_the_placement_says(planted)
     made.start_data_reading()
     made.train()
     made.eval()
-    trainer, place = made._engine.trainer, placement([[0]]).device
+    trainer, place = made._compiled("trainer").trainer, placement([[0]]).device
     assert made.module.device == place
     arenas = [arena for name in made.module.embeddings for arena in made.module.collection(name).arenas]
     held = [tensor for arena in arenas for tensor in (arena.weights, *arena.state.values())]
-    held += [value for state in trainer.dense_optimizer.state.values() for value in state.values()]
-    held += [*made.module.parameters(), *made.module.buffers(), *trainer.tensors.values()]
+    held += [value for state in trainer.optimizers.dense.state.values() for value in state.values()]
+    held += [*made.module.parameters(), *made.module.buffers(), *trainer.output.values()]
     assert len(held) > 20
     assert {tensor.device.type for tensor in held if tensor.dim()} == {place.type}
 

@@ -48,9 +48,9 @@ class Trained:
         self.dense = str(folder / "m_dense_5.model")
         self.sparse = [str(folder / f"m{number}_sparse_5.model") for number in range(number_of_embeddings)]
         self.onnx = str(folder / "m.onnx")
-        engine = made._engine
-        batch, predictions = engine._last
-        self.model, self.batch, self.predicted = engine.model, batch, predictions["label"].numpy()
+        evaluation = made._compiled("eval").evaluation
+        batch, predictions = evaluation.batch, evaluation.predictions
+        self.model, self.batch, self.predicted = made.module, batch, predictions["label"].numpy()
         self.keys = batch.sparse.keys.view(SLOTS, -1, 1).transpose(0, 1).contiguous().numpy()
 
     def run(self, **feed):

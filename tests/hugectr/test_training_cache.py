@@ -14,8 +14,8 @@ from terarec.hugectr.training_cache import TrainingCache
 from terarec.hugectr.weights import FileNames, embedding_file
 from terarec.models import GraphModel
 from terarec.spec import AdamSpec
-from terarec.train import GraphTrainer
-from tests.hugectr.graphs import WIDTH, batch, dynamic, embedding, model, static
+from terarec.train import Trainer
+from tests.hugectr.graphs import WIDTH, batch, dynamic, embedding, evaluated, model, new_trainer, static
 
 KINDS = {
     Embedding_t.DistributedSlotSparseEmbeddingHash: dynamic("e"),
@@ -28,9 +28,9 @@ SPEC = AdamSpec(lr=0.1, eps_hat=True)
 STAGED, CACHED = TrainPSType_t.Staged, TrainPSType_t.Cached
 
 
-def make(kind: Embedding_t) -> tuple[GraphModel, GraphTrainer]:
+def make(kind: Embedding_t) -> tuple[GraphModel, Trainer]:
     net = model(embedding(KINDS[kind], slots=2))
-    return net, GraphTrainer(net, SPEC, {"default": SPEC})
+    return net, new_trainer(net, SPEC, {"default": SPEC})
 
 
 def cache_of(net: GraphModel, params: object, kind: Embedding_t = HASH) -> TrainingCache:
@@ -73,7 +73,7 @@ def test_passes_equal_training_without_a_cache(tmp_path, kind, ps_type):
     for _ in range(2):
         for path, samples in zip(paths, BATCHES, strict=True):
             cache.update(path)
-            assert torch.equal(cached.step(samples), trainer.step(samples))
+            assert torch.equal(cached.train_step(samples), trainer.train_step(samples))
     assert torch.equal(net.eval().predict(BATCHES[0]), plain.eval().predict(BATCHES[0]))
     assert torch.equal(net.predict(BATCHES[1]), plain.predict(BATCHES[1]))
 
@@ -82,18 +82,18 @@ def test_a_key_outside_the_keyset_is_refused_in_training_alone(tmp_path):
     net, trainer = make(HASH)
     cache = cache_of(net, etc(tmp_path / "rows"))
     cache.update(keysets(tmp_path)[0])
-    trainer.step(BATCHES[0])
+    trainer.train_step(BATCHES[0])
     with pytest.raises(WrongInputError, match=r"'e': got key 5 of 'data.0' in a batch, expected one of the 4 keys"):
-        trainer.step(BATCHES[1])
+        trainer.train_step(BATCHES[1])
     assert net.collection("e").tables["e"].keys().tolist() == [1, 2, 3, 7]
-    trainer.evaluate(BATCHES[1])
+    evaluated(net, BATCHES[1])
 
 
 def test_rows_are_written_to_their_folder_and_read_from_there(tmp_path):
     net, trainer = make(HASH)
     cache = cache_of(net, etc(tmp_path / "rows"))
     cache.update(keysets(tmp_path)[0])
-    trainer.step(BATCHES[0])
+    trainer.train_step(BATCHES[0])
     cache.save(tmp_path, FileNames("wdl", 3))
     assert open_sparse_folder(tmp_path / "rows", WIDTH).keys().tolist() == [1, 2, 3, 7]
     assert not list(tmp_path.glob("wdl*"))
@@ -109,12 +109,12 @@ def test_the_incremental_model_holds_what_passes_since_the_last_one_may_have_cha
     first, second = keysets(tmp_path)
     write_keyset(Path(first), np.array([2, 7, 3, 1, 77]), 4)
     cache.update(first)
-    trainer.step(BATCHES[0])
+    trainer.train_step(BATCHES[0])
     ((keys, vectors),) = cache.incremental_model()
     assert keys.tolist() == [1, 2, 3, 7]  # nothing was seen of key 77
     assert (keys.dtype, vectors.dtype) == (np.int64, np.float32)
     cache.update(second)
-    trainer.step(BATCHES[1])
+    trainer.train_step(BATCHES[1])
     ((keys, vectors),) = cache.incremental_model()
     assert keys.tolist() == [1, 3, 4, 5, 9]
     table = net.collection("e").tables["e"]
@@ -128,7 +128,7 @@ def test_moved_keys_name_the_rows_of_slots_that_count_from_zero(tmp_path):
     net, trainer = make(kind)
     cache = cache_of(net, etc(tmp_path / "rows"), kind)
     cache.update(keysets(tmp_path, kind)[1])
-    trainer.step(BATCHES[1])
+    trainer.train_step(BATCHES[1])
     ((keys, vectors),) = cache.incremental_model()
     assert keys.tolist() == [3, 5, 9, 11, 13, 14]
     np.testing.assert_array_equal(vectors[3:], net.collection("e").table("e.1")[[1, 3, 4]].detach().numpy())
@@ -139,7 +139,7 @@ def test_the_older_spelling(tmp_path):
     scratch = CreateMOS(train_from_scratch=True, dest_sparse_models=[str(tmp_path / "rows")])
     cache = cache_of(net, scratch)
     cache.update([keysets(tmp_path)[0]])
-    trainer.step(BATCHES[0])
+    trainer.train_step(BATCHES[0])
     cache.save(tmp_path, FileNames("unused", 0))
     assert open_sparse_folder(tmp_path / "rows", WIDTH).count == 4
     with pytest.raises(WrongInputError, match=r"dest_sparse_models: .* holds rows, expected a new folder"):
@@ -163,7 +163,7 @@ def test_release_3_0_stores_single_files_and_starts_from_them(tmp_path):
     net, trainer = make(HASH)
     cache = cache_of(net, CreateMOS(train_from_scratch=True))
     cache.update(keysets(tmp_path)[0])
-    trainer.step(BATCHES[0])
+    trainer.train_step(BATCHES[0])
     cache.store([str(tmp_path / "0_sparse.model")])
     assert (tmp_path / "0_sparse.model").stat().st_size == 4 * (8 + 4 * WIDTH)
     other, _ = make(HASH)

@@ -8,6 +8,7 @@ import torch
 import terarec.hugectr as hugectr
 from terarec.data.records import NormSource, RecordReader
 from terarec.models import GraphModel
+from terarec.optim import RowOptimizer, build_dense_optimizer
 from terarec.spec import (
     AdamSpec,
     DynamicTableSpec,
@@ -20,7 +21,6 @@ from terarec.spec import (
     RowOptions,
     SparseInput,
 )
-from terarec.train import GraphTrainer
 from tests.hugectr import families
 from tests.hugectr.planted import Planted, layout, write_norm
 from tests.hugectr.scripts import ADAM, dcn, norm_reader, solver
@@ -121,15 +121,24 @@ def native_mmoe():
 
 
 def native_losses(spec, source, of_file):
-    """The curve of a loop over `GraphTrainer`."""
+    """The curve of a plain loop, with a row optimizer for each embedding."""
     adam = {"lr": 0.01, "eps": 1e-7, "eps_hat": True}
     torch.manual_seed(5)
-    trainer = GraphTrainer(
-        GraphModel(spec, seed=5), AdamSpec(**adam), {"default": AdamSpec(**adam, rows=RowOptions(mode="global"))}
-    )
+    model = GraphModel(spec, seed=5)
+    of_rows = AdamSpec(**adam, rows=RowOptions(mode="global"))
+    optimizers = [RowOptimizer(collection, of_rows) for collection in model.embeddings.values()]
+    optimizers.append(build_dense_optimizer(AdamSpec(**adam), model.layers.parameters()))
     records = NormSource(source, of_file, checksum=True)
     reader = RecordReader(records, batch_size=500, repeat=True, drop_last=True, threads=1)
-    found = [float(trainer.step(batch)) for batch in itertools.islice(reader, STEPS)]
+    found = []
+    for batch in itertools.islice(reader, STEPS):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = model.loss(batch)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        found.append(float(loss.detach()))
     reader.close()
     return found
 

@@ -8,7 +8,7 @@ import torch
 from terarec.batch import Batch, Jagged, one_hot
 from terarec.errors import ConfigError
 from terarec.models import GraphModel
-from terarec.optim import RowOptimizer
+from terarec.optim import RowOptimizer, freeze, unfreeze
 from terarec.spec import (
     AdaGradSpec,
     AdamSpec,
@@ -23,7 +23,7 @@ from terarec.spec import (
     from_data,
     to_data,
 )
-from terarec.train import GraphTrainer
+from tests.hugectr.graphs import evaluated, new_trainer
 from tests.models.planted import planted_batch
 
 CLICK = GraphLabel(name="click")
@@ -61,8 +61,8 @@ def planted_graph(table=None, **fields):
 
 
 def train(model, steps=60, **options):
-    trainer = GraphTrainer(model, AdamSpec(lr=0.02), {"default": AdamSpec(lr=0.02)}, **options)
-    return trainer, [float(trainer.step(planted_batch(seed=seed))) for seed in range(steps)]
+    trainer = new_trainer(model, AdamSpec(lr=0.02), {"default": AdamSpec(lr=0.02)}, **options)
+    return trainer, [float(trainer.train_step(planted_batch(seed=seed))) for seed in range(steps)]
 
 
 def test_a_tensor_read_twice_has_the_sum_of_both_gradients():
@@ -95,11 +95,11 @@ def test_a_graph_from_json_is_the_same_model():
 
 def test_it_learns_and_evaluation_leaves_dynamic_tables_alone():
     model = GraphModel(planted_graph(), seed=1)
-    trainer, losses = train(model, 200)
+    _, losses = train(model, 200)
     assert losses[-1] < 0.25 < 0.5 < losses[0]
     strange = one_hot(["a", "b"], torch.full((2, 3), 10**12))
     batch = Batch(dense=torch.zeros(3, 2), label=torch.ones(3, 1), sparse=strange)
-    loss, tensors = trainer.evaluate(batch)
+    loss, tensors = evaluated(model, batch)
     assert len(model.embeddings["e"].tables["t"]) == 6
     assert not tensors["e"].any()
     assert loss.item() > 0
@@ -118,8 +118,8 @@ def test_a_loop_of_ones_own_gives_what_the_trainer_gives():
         rows.step()
         losses.append(float(loss.detach()))
     twin = GraphModel(planted_graph(TableSpec(name="t", rows=6, width=4)), seed=1)
-    trainer = GraphTrainer(twin, SGDSpec(lr=0.1), {"default": AdaGradSpec(lr=0.1)})
-    assert losses == pytest.approx([float(trainer.step(planted_batch(seed=seed))) for seed in range(4)], abs=1e-6)
+    trainer = new_trainer(twin, SGDSpec(lr=0.1), {"default": AdaGradSpec(lr=0.1)})
+    assert losses == pytest.approx([float(trainer.train_step(planted_batch(seed=seed))) for seed in range(4)], abs=1e-6)
 
 
 def test_outputs_of_embeddings_are_the_same_vectors_in_other_shapes():
@@ -246,22 +246,21 @@ def test_frozen_parts_keep_weights_and_state_and_a_rate_reaches_the_others():
     trainer, _ = train(model, 2)
     table = model.embeddings["e"].tables["t"]
     held = table.export(torch.arange(6))
-    trainer.freeze(dense=False, embeddings=["e"])
+    freeze(model, ["t"], rows=trainer.optimizers.rows)
     weight = model.layers[5].linear.weight.detach().clone()
-    trainer.step(planted_batch(seed=9))
+    trainer.train_step(planted_batch(seed=9))
     assert torch.equal(table.export(torch.arange(6)).weights, held.weights)
     assert not torch.equal(model.layers[5].linear.weight, weight)
-    trainer.freeze(dense=True, embeddings=[])
+    freeze(model, ["layers.*"])
+    unfreeze(model, ["t"], rows=trainer.optimizers.rows)
     weight = model.layers[5].linear.weight.detach().clone()
-    trainer.step(planted_batch(seed=9))
+    trainer.train_step(planted_batch(seed=9))
     assert torch.equal(model.layers[5].linear.weight, weight)
     assert not torch.equal(table.export(torch.arange(6)).weights, held.weights)
-    trainer.lr = 0.0
+    trainer.optimizers.lr = 0.0
     held = table.export(torch.arange(6))
-    trainer.step(planted_batch(seed=9))
+    trainer.train_step(planted_batch(seed=9))
     assert torch.equal(table.export(torch.arange(6)).weights, held.weights)
-    with pytest.raises(ConfigError, match="got 'f', expected one of e"):
-        trainer.freeze(dense=False, embeddings=["f"])
 
 
 def test_a_scaled_loss_gives_the_same_steps():
@@ -312,5 +311,5 @@ def test_batches_and_names_that_do_not_fit_are_refused():
         model.loss(planted_batch(4, num_labels=2))
     with pytest.raises(ConfigError, match="tensor: got 'flatt', expected one of click, dense, e, flat"):
         model.tensor(planted_batch(4), "flatt")
-    with pytest.raises(ConfigError, match="got optimizer 'default', expected one of fast"):
-        GraphTrainer(model, SGDSpec(), {"fast": SGDSpec()})
+    with pytest.raises(ConfigError, match="got the optimizer 'default', expected one of 'fast'"):
+        new_trainer(model, SGDSpec(), {"fast": SGDSpec()})

@@ -7,10 +7,10 @@ from functools import partial
 
 import torch
 
+from terarec.batch import to_device
 from terarec.spec import AdamSpec, GraphEmbedding
-from terarec.train import GraphTrainer
 from terarec.train.precision import Precision
-from tests.hugectr.graphs import batch, dynamic, embedding, layer, model, static
+from tests.hugectr.graphs import batch, dynamic, embedding, evaluated, layer, model, new_trainer, static
 
 STEPS = 5
 BATCHES = [batch(*[[[(n * (step + 1)) % 7] for n in range(64)]] * 2, seed=step) for step in range(STEPS)]
@@ -21,9 +21,9 @@ def losses(device: torch.device, tables: GraphEmbedding, precision: Precision, l
     layers = [layer("mlp", "input", "crossed", num_outputs=[8, 4]), layer("layer_norm", "crossed", "x")]
     made = model(tables, layers=layers).to(device)
     adam = AdamSpec(lr=0.05)
-    trainer = GraphTrainer(made, adam, {"default": adam}, precision=precision, loss_scale=loss_scale)
-    found = [float(trainer.step(one)) for one in BATCHES]
-    loss, tensors = trainer.evaluate(BATCHES[0])
+    trainer = new_trainer(made, adam, {"default": adam}, precision=precision, loss_scale=loss_scale)
+    found = [float(trainer.train_step(to_device(one, device))) for one in BATCHES]
+    loss, tensors = evaluated(made, to_device(BATCHES[0], device))
     assert {tensor.device.type for tensor in tensors.values()} == {device.type}
     return [*found, float(loss)]
 

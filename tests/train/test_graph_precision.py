@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from terarec.spec import AdamSpec, SGDSpec
-from terarec.train import GraphTrainer
-from tests.hugectr.graphs import batch, dynamic, embedding, layer, model
+from tests.hugectr.graphs import batch, dynamic, embedding, layer, model, new_trainer
 from tests.train.graph_cases import CASES
 
 BATCH = batch(*[[[n % 5] for n in range(16)]] * 2)
@@ -16,8 +15,8 @@ BATCH = batch(*[[[n % 5] for n in range(16)]] * 2)
 def trained(precision, loss_scale, rule, *, steps=3):
     torch.manual_seed(0)
     made = model(embedding(dynamic("t"), slots=2), layers=[layer("mlp", "input", "x", num_outputs=[8, 4])])
-    trainer = GraphTrainer(made, rule, {"default": rule}, precision=precision, loss_scale=loss_scale)
-    losses = [float(trainer.step(BATCH)) for _ in range(steps)]
+    trainer = new_trainer(made, rule, {"default": rule}, precision=precision, loss_scale=loss_scale)
+    losses = [float(trainer.train_step(BATCH)) for _ in range(steps)]
     return made, losses
 
 
@@ -43,7 +42,7 @@ def first_gradient(loss_scale):
     with torch.no_grad():
         logit.linear.bias.fill_(-17.0)
     sure = dataclasses.replace(BATCH, label=torch.zeros_like(BATCH.label))
-    GraphTrainer(made, SGDSpec(lr=1e-3), {}, precision="fp16", loss_scale=loss_scale).step(sure)
+    new_trainer(made, SGDSpec(lr=1e-3), {}, precision="fp16", loss_scale=loss_scale).train_step(sure)
     return first.linear.weight.grad.abs().sum()
 
 

@@ -15,6 +15,7 @@ from terarec.cli import (
     evaluate,
     export,
     generate,
+    init_config,
     predict,
     prepare_criteo,
     prepare_csv,
@@ -35,6 +36,7 @@ ORDER = (
     "prepare",
     "convert",
     "drift",
+    "init-config",
     "train",
     "evaluate",
     "predict",
@@ -125,6 +127,7 @@ app.add_typer(_prepare, name="prepare", rich_help_panel=DATA)
 
 add(app, "convert", convert.convert, panel=DATA, describes=["RecordLayout"])
 add(app, "drift", drift.drift, panel=DATA)
+add(app, "init-config", init_config.init_config, panel=MODEL, describes=["PythonModelSpec"])
 add(app, "train", train.train, panel=MODEL)
 add(app, "evaluate", evaluate.evaluate, panel=MODEL)
 add(app, "predict", predict.predict, panel=MODEL)

@@ -32,7 +32,7 @@ class ExportOptions:
 
 
 def export(options: ExportOptions, show: Show) -> None:
-    """Write a trained model as an ONNX file or a torch program, and compare the file's scores with the model's."""
+    """Write a trained model as an ONNX file or a torch program."""
     from terarec.export import export_run
     from terarec.kernels import memory
     from terarec.train.run_dir import check_run

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from terarec.cli.checkpoint_option import CheckpointOption
-from terarec.cli.shared_options import AllowImport, Force
+from terarec.cli.shared_options import AllowImport, DeviceOption, Force
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
 from terarec.spec import BAD_INPUT_POLICIES, PrepareOptions
@@ -42,12 +42,13 @@ class PredictOptions:
         typer.Option(metavar="|".join(BAD_INPUT_POLICIES), help="What to do with what cannot be read in raw files."),
     ] = "raise"
     threads: Annotated[int | None, typer.Option(min=1, help="Threads that read raw files.")] = None
+    device: DeviceOption = None
     force: Force = False
     allow_import: AllowImport = None
 
 
 def predict(options: PredictOptions, show: Show) -> None:
-    """Write the scores of raw files, with or without labels, or of a data set."""
+    """Write the scores of raw files or of a data set."""
     if (options.data is None) == (not options.raw):
         given = "both" if options.raw else "neither"
         raise ConfigError(f"got {given} of RAW and --data, expected raw files or a prepared data set")
@@ -59,6 +60,7 @@ def predict(options: PredictOptions, show: Show) -> None:
 
 def _predict_dataset(options: PredictOptions, data: Path, show: Show) -> None:
     from terarec.data import read_spec
+    from terarec.train.devices import resolve_device
     from terarec.train.predict import predict as score
 
     _check_unset(options, "a data set", ("bad_input", "threads"))
@@ -73,6 +75,7 @@ def _predict_dataset(options: PredictOptions, data: Path, show: Show) -> None:
             checkpoint=options.checkpoint,
             keep=_names(options.keep),
             replace=options.force,
+            device=resolve_device(options.device or "auto"),
             progress=lambda done: progress(done, total),
             allow_import=options.allow_import or (),
         )
@@ -82,13 +85,19 @@ def _predict_dataset(options: PredictOptions, data: Path, show: Show) -> None:
 def _predict_raw(options: PredictOptions, raw: list[str], show: Show) -> None:
     from terarec.formats import check_new_file, check_suffix
     from terarec.serve import InferenceSession, score_files
+    from terarec.train.devices import resolve_device
     from terarec.train.run_dir import check_run
 
     _check_unset(options, "raw files", ("split",))
     check_new_file(options.out, replace=options.force)  # before a large model is loaded
     check_suffix(options.out)
     check_run(options.run)
-    session = InferenceSession.open(options.run, options.checkpoint, allow_import=options.allow_import or ())
+    session = InferenceSession.open(
+        options.run,
+        options.checkpoint,
+        device=resolve_device(options.device or "auto"),
+        allow_import=options.allow_import or (),
+    )
     with show.progress("scoring", "MiB") as advance:
 
         def tell(progress: Progress) -> None:

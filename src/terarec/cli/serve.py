@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from terarec.cli.checkpoint_option import CheckpointOption
-from terarec.cli.shared_options import AllowImport
+from terarec.cli.shared_options import AllowImport, DeviceOption
 from terarec.cli.show import Show
 
 
@@ -25,6 +25,7 @@ class ServeOptions:
     max_in_flight: Annotated[int, typer.Option(help="Most requests at once; others are answered with 503.")] = 64
     receive_timeout_seconds: Annotated[float, typer.Option(help="How long a client may take to send a request.")] = 30.0
     checkpoint: CheckpointOption = None
+    device: DeviceOption = None
     allow_import: AllowImport = None
 
 
@@ -32,6 +33,7 @@ def serve(options: ServeOptions, show: Show) -> None:
     """Score raw records over HTTP (Open Inference Protocol v2)."""
     from terarec.serve import run
     from terarec.spec import ServingSpec
+    from terarec.train.devices import describe_device, resolve_device
 
     spec = ServingSpec(
         name=options.name,
@@ -42,9 +44,26 @@ def serve(options: ServeOptions, show: Show) -> None:
         receive_timeout_seconds=options.receive_timeout_seconds,
     )
 
+    device = resolve_device(options.device or "auto")
+
     def ready(server: run.RunningServer) -> None:
         url = f"{server.url}/v2/models/{spec.name}"
         show.line(f"Serving {options.run} at {url}/infer; Ctrl-C stops.")
-        show.json({"url": server.url, "host": server.host, "port": server.port, "name": spec.name})
+        show.json(
+            {
+                "url": server.url,
+                "host": server.host,
+                "port": server.port,
+                "name": spec.name,
+                "device": describe_device(device),
+            }
+        )
 
-    run.serve(options.run, spec, ready, checkpoint=options.checkpoint, allow_import=options.allow_import or ())
+    run.serve(
+        options.run,
+        spec,
+        ready,
+        checkpoint=options.checkpoint,
+        device=device,
+        allow_import=options.allow_import or (),
+    )

@@ -8,15 +8,21 @@ from typing import TYPE_CHECKING, Any
 from terarec.cli.failures import failure_of
 from terarec.cli.show import Show
 from terarec.cli.train_options import TrainOptions, run_spec
+from terarec.errors import ConfigError
 
 if TYPE_CHECKING:
+    from terarec.spec import RunSpec
     from terarec.train.fit_report import FitReport
     from terarec.train.run import Run
+    from terarec.train.seeds import SeedResult
 
 
 def train(options: TrainOptions, show: Show) -> None:
     """Train a model on a data set; Ctrl-C leaves a checkpoint."""
     spec = run_spec(options)
+    if options.seeds is not None:
+        _train_seeds(spec, options, options.seeds, show)
+        return
     from terarec.train.progress import ProgressBar
     from terarec.train.run import build
 
@@ -27,6 +33,42 @@ def train(options: TrainOptions, show: Show) -> None:
         show.line(f"{options.out}: no checkpoint to resume from, starting from the first step")
     report = run.fit(resume=options.resume)
     show.result(f"Trained {options.out}", _figures(run, report, _draw(options.out, show)))
+
+
+def _train_seeds(spec: RunSpec, options: TrainOptions, count: int, show: Show) -> None:
+    from terarec.data import read_spec
+    from terarec.train.progress import ProgressBar
+    from terarec.train.report import REPORT_FILE
+    from terarec.train.seeds import fit_seeds
+
+    split = spec.training.eval_split
+    if split is None:
+        raise ConfigError("--seeds: training.eval_split is none, expected a split whose metrics are compared")
+    read_spec(Path(spec.data)).num_rows(split)  # refuses a split that is not there before the first training
+
+    def done(result: SeedResult) -> None:
+        tell_seed(result, show)
+        if not (result.out / REPORT_FILE).is_file():
+            _draw(result.out, show)
+
+    report = fit_seeds(
+        spec,
+        options.out,
+        count,
+        split,
+        callbacks=lambda: (ProgressBar(show.progress_console),),
+        resume=options.resume,
+        allow_import=options.allow_import or (),
+        on_result=done,
+    )
+    figures = {"out": str(options.out), "model": spec.model.kind, "split": split, **report.figures()}
+    show.result(f"Trained {count} seeds in {options.out}", figures)
+
+
+def tell_seed(result: SeedResult, show: Show) -> None:
+    """Show the metrics of a finished seed in one line."""
+    found = ", ".join(f"{name} {value:.6f}" for name, value in result.metrics.items())
+    show.line(f"seed {result.seed}: {found} in {result.seconds:,.1f} s")
 
 
 def _draw(out: Path, show: Show) -> Path | None:
@@ -45,9 +87,11 @@ def _figures(run: Run, report: FitReport, page: Path | None) -> dict[str, Any]:
     return {
         "out": str(run.directory.path),
         "model": run.spec.model.kind,
+        "device": report.device,
         "init_from": str(run.initial) if run.initial is not None else None,
-        "auc": evaluation.auc if evaluation is not None else None,
-        "logloss": evaluation.logloss if evaluation is not None else None,
+        "auc": None,
+        "logloss": None,
+        **(evaluation.results.overall.values if evaluation is not None else {}),
         "highest_auc": report.highest_auc,
         "best_auc": run.dataset.best_auc,
         "best_step": report.best_step,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from terarec.cli.shared_options import AllowImport
+from terarec.cli.shared_options import AllowImport, DeviceOption, GroupOption, MetricsOption, SlicesOption
 from terarec.config import load_run, override, parse_assignments, with_graph
 from terarec.errors import ConfigError
 from terarec.spec import (
@@ -21,7 +21,9 @@ from terarec.spec import (
     DLRMSpec,
     Initializer,
     ModelSpec,
+    ObjectiveSpec,
     RunSpec,
+    ScheduleSpec,
     SparseOptimizerSpec,
     TablesSpec,
 )
@@ -41,6 +43,9 @@ class TrainOptions:
 
     config: Annotated[
         Path | None, typer.Argument(metavar="CONFIG.json", help="A run description; flags go on top.")
+    ] = None
+    config_file: Annotated[
+        Path | None, typer.Option("--config", metavar="CONFIG.json", help="The same as an option.")
     ] = None
     out: Annotated[Path, typer.Option(help="RUN directory to write: checkpoints, metrics, report.html.")]
     data: Annotated[Path | None, typer.Option(help="A prepared data set.")] = None
@@ -83,8 +88,30 @@ class TrainOptions:
         str | None, typer.Option(metavar=_kinds(SparseOptimizerSpec), help="Optimizer of the tables.")
     ] = None
     sparse_lr: Annotated[float | None, typer.Option(help="Its learning rate.")] = None
-    precision: Annotated[str | None, typer.Option(metavar="fp32|bf16", help="Precision of the layers.")] = None
-    seed: Annotated[int | None, typer.Option(help="Of first weights, data order and dropout.")] = None
+    objective: Annotated[str | None, typer.Option(metavar=_kinds(ObjectiveSpec), help="What training minimises.")] = (
+        None
+    )
+    schedule: Annotated[
+        str | None, typer.Option(metavar=_kinds(ScheduleSpec), help="Learning rates over the steps.")
+    ] = None
+    device: DeviceOption = None
+    precision: Annotated[str | None, typer.Option(metavar="fp32|bf16|fp16", help="Precision of the layers.")] = None
+    loss_scale: Annotated[
+        str | None, typer.Option(metavar="NUMBER|dynamic", help="Factor of the loss in the backward pass, for fp16.")
+    ] = None
+    compile: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="Compile the layers with torch.compile.")
+    ] = None
+    accumulate: Annotated[int | None, typer.Option(help="Batches whose gradients make one step.")] = None
+    clip_norm: Annotated[float | None, typer.Option(help="Bound of the L2 norm of all gradients together.")] = None
+    metrics: MetricsOption = None
+    group: GroupOption = None
+    slices: SlicesOption = None
+    monitor: Annotated[str | None, typer.Option(metavar="METRIC", help="Metric that tells the best evaluation.")] = None
+    seed: Annotated[int | None, typer.Option(help="Seed of first weights, data order and dropout.")] = None
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Train so many runs, with the seeds S, S + 1, ...: RUN/seed-S, ...")
+    ] = None
     threads: Annotated[int | None, typer.Option(help="CPU threads of the compute.")] = None
     patience: Annotated[
         int | None, typer.Option(help="Stop after so many evaluations in a row without an improvement.")
@@ -123,7 +150,18 @@ _FLAGS = {
     "dense_lr": "dense_optimizer.lr",
     "sparse_optimizer": "sparse_optimizer.kind",
     "sparse_lr": "sparse_optimizer.lr",
+    "objective": "objective.kind",
+    "schedule": "training.schedule.kind",
+    "device": "training.device",
     "precision": "training.precision",
+    "loss_scale": "training.loss_scale",
+    "compile": "training.compile",
+    "accumulate": "training.accumulate",
+    "clip_norm": "training.clip_norm",
+    "metrics": "training.metrics",
+    "group": "training.group",
+    "slices": "training.slices",
+    "monitor": "training.monitor",
     "seed": "training.seed",
     "threads": "training.threads",
     "patience": "training.patience",
@@ -160,9 +198,12 @@ def run_spec(options: TrainOptions) -> RunSpec:
 
 def _base(options: TrainOptions) -> RunSpec:
     """What the flags go on top of."""
-    if options.config is not None:
-        return load_run(options.config)
-    described = options.out / _RUN_FILE
+    if options.config is not None and options.config_file is not None:
+        raise ConfigError(f"--config: got {options.config_file} and CONFIG.json {options.config}, expected one of them")
+    config = options.config or options.config_file
+    if config is not None:
+        return load_run(config)
+    described = (options.out if options.seeds is None else _first_seed(options.out)) / _RUN_FILE
     if options.resume and described.is_file():
         return load_run(described)
     if options.init_from is not None:
@@ -175,6 +216,12 @@ def _base(options: TrainOptions) -> RunSpec:
             f"or --resume and a run in {options.out}, or --init-from and another run"
         )
     return RunSpec(data=str(options.data))
+
+
+def _first_seed(out: Path) -> Path:
+    """The run of the lowest seed below `out`, whose seed is the first one; `out` itself if there is none."""
+    runs = [run for run in out.glob("seed-*") if run.name.removeprefix("seed-").isdecimal()]
+    return min(runs, key=lambda run: int(run.name.removeprefix("seed-")), default=out)
 
 
 def _with_bottom_as_wide(base: RunSpec, changes: dict[str, str]) -> dict[str, str]:

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from terarec.config.commented import without_comments
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.spec import GraphModelSpec, GraphSpec, RunSpec, from_data, to_data
 from terarec.spec.json_text import parse_json
 
 
 def load_run(path: Path | str) -> RunSpec:
-    """Read a `RunSpec` from a JSON file.
+    """Read a `RunSpec` from a JSON file, in which lines that begin with ``//`` are comments.
 
     A relative ``data``, ``init_from`` or ``model.file`` path is taken from the folder that holds the file, so that a
     configuration and its data set move together. The graph that ``model.file`` names is read, so that the run has it
@@ -70,7 +71,8 @@ def save_run(run: RunSpec, path: Path | str) -> None:
 
 def _parse(path: Path, what: str) -> Any:
     try:
-        data = parse_json(path.read_text(encoding="utf-8"), object_pairs_hook=_distinct_fields)
+        text = without_comments(path.read_text(encoding="utf-8"))
+        data = parse_json(text, object_pairs_hook=_distinct_fields)
     except FileNotFoundError:
         raise DataNotFoundError(f"{path}: no such file, expected {what} in JSON") from None
     except IsADirectoryError:

@@ -142,7 +142,12 @@ def _read(hint: Any, text: str, path: str) -> Any:
         return [_read(item, word.strip(), path) for word in words] if text else []
     if hint is str or typing.get_origin(hint) is Literal:
         return text
-    return _read_number(hint, text, path)
+    try:
+        return _read_number(hint, text, path)
+    except ConfigError:
+        if str in members:  # a number or a word, which the spec checks
+            return text
+        raise
 
 
 def _holds_specs(hint: Any) -> bool:

@@ -51,7 +51,8 @@ def open_reader(
 ) -> BatchReader:
     """Open a split of a prepared data set or of HugeCTR's files.
 
-    Batches have the columns that `read_spec` describes, with keys from 0 on in each column of known rows.
+    Batches have the columns that `read_spec` describes, with keys from 0 on in each column of known rows, or those that
+    ``keys`` of a ``records.json`` asks for.
 
     Args:
         path: Directory of a prepared data set, directory with a ``records.json``, or such a file.
@@ -80,10 +81,12 @@ def open_reader(
             repeat=repeat,
             threads=threads,
         )
+    spec = read_records(records)
     return RecordReader(
-        ColumnSource(read_records(records), split, records.parent, read_spec(records).categorical),
+        ColumnSource(spec, split, records.parent, read_spec(records).categorical),
         batch_size=batch_size,
         shuffle=shuffle,
+        shuffles_rows=spec.shuffles_rows,
         seed=seed,
         drop_last=drop_last,
         repeat=repeat,

@@ -1,4 +1,4 @@
-"""The metrics of an evaluation, gathered batch by batch."""
+"""Evaluation batch by batch: the metrics, and the tensors of the last batch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from terarec.batch import Batch, to_device
 from terarec.hugectr.enums import MetricsType
-from terarec.hugectr.errors import WrongInputError
+from terarec.hugectr.errors import LossCannotConvergeError, WrongInputError
 from terarec.metrics import AUC, NDCG, SMAPE, AverageLoss, HitRate
+from terarec.models import GraphModel
+from terarec.train.precision import Precision, autocast
 
 _UNKNOWN = -0.5  # labels up to here are unknown in HugeCTR's AUC
 
@@ -27,7 +30,11 @@ class Evaluation:
     """The metrics that a solver asks for.
 
     Attributes:
-        class_aucs: the AUC of each label's column at the last `finish`; empty without AUC.
+        class_aucs: The AUC of each label's column at the last `finish`; empty without AUC.
+        tensors: The tensors of the last batch by name, with probabilities in the place of the logits that losses read,
+            as HugeCTR's losses leave them; empty before the first batch.
+        predictions: Label -> its probabilities [B, n] in the last batch; empty before the first batch.
+        batch: The last batch, or None.
 
     Args:
         metrics: as the solver's ``metrics_spec``.
@@ -40,9 +47,31 @@ class Evaluation:
     def __init__(self, metrics: Mapping[MetricsType, float], *, num_labels: int) -> None:
         self._metrics = {kind: _KINDS[kind]() for kind in metrics}
         self.class_aucs: tuple[float, ...] = ()
+        self.tensors: dict[str, Tensor] = {}
+        self.predictions: dict[str, Tensor] = {}
+        self.batch: Batch | None = None
         others = [kind.name for kind in metrics if kind not in (MetricsType.AUC, MetricsType.AverageLoss)]
         if num_labels > 1 and others:
             raise WrongInputError(f"metrics_spec: got {others[0]} for {num_labels} labels, expected AUC or AverageLoss")
+
+    @torch.no_grad()
+    def score(self, model: GraphModel, batch: Batch, precision: Precision) -> None:
+        """Take in what `model` predicts for `batch`; dynamic tables stay as they are.
+
+        Raises:
+            LossCannotConvergeError: Predictions are NaN.
+        """
+        self.tensors = {}  # frees the last batch's tensors before this one's are made
+        model.eval()
+        with autocast(precision, model.device):
+            tensors = model(to_device(batch, model.device))
+            loss = model.total_loss(tensors)
+        predictions = model.predictions(tensors)
+        _check_numbers(predictions)
+        self.update(loss, predictions, tensors)
+        probabilities = {name: predictions[label] for name, label in model.logits().items()}
+        self.tensors = {**tensors, **probabilities}
+        self.predictions, self.batch = predictions, batch
 
     def update(self, loss: Tensor, predictions: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> None:
         """Take in a batch: its loss, and by label the predictions [B, n] and labels [B, n].
@@ -71,3 +100,13 @@ class Evaluation:
 
 def _of_label(predictions: Tensor, label: Tensor) -> Tensor:
     return predictions[:, 1:] if (predictions.shape[1], label.shape[1]) == (2, 1) else predictions
+
+
+def _check_numbers(predictions: Mapping[str, Tensor]) -> None:
+    for label, scores in predictions.items():
+        missing = int(scores.isnan().any(1).sum())
+        if missing:
+            raise LossCannotConvergeError(
+                f"eval: the predictions of {label!r} are NaN for {missing} of {len(scores)} samples, expected numbers: "
+                "the training diverged, or the data holds NaN; a lower learning rate may help"
+            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from terarec.data.records import (
     SparseInput,
 )
 from terarec.hugectr.enums import Check_t, DataReaderType_t
-from terarec.hugectr.errors import WrongInputError, as_hugectr_errors
+from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
 
 OpenSource = Callable[[str], RecordSource]
 
@@ -28,7 +28,10 @@ OpenSource = Callable[[str], RecordSource]
 class DataReader:
     """One of the two readers of a model, as `Model.get_data_reader_train` and ``..._eval`` hand them out.
 
+    It is a `terarec.data.BatchReader` that goes on where it stopped: only `set_source` starts over.
+
     Attributes:
+        repeat: Whether the data starts over at its end.
         name: Name of the data to read.
         records: The reader of the data, a `terarec.data.BatchReader`; None until `set_source` is called.
 
@@ -54,6 +57,7 @@ class DataReader:
         shuffle_seed: int | None = None,
     ) -> None:
         self.name = name
+        self.repeat = repeat
         self.records: RecordReader | None = None
         self._open = open_source
         self._make = partial(
@@ -62,7 +66,7 @@ class DataReader:
             shuffle=shuffle_seed is not None,
             shuffles_rows=False,  # HugeCTR's reader keeps the order inside a block, too
             seed=shuffle_seed or 0,
-            drop_last=drop_last,
+            drop_last=drop_last and not repeat,  # a stream has no short batch
             repeat=repeat,
             threads=min(threads, os.cpu_count() or 1),
         )
@@ -87,6 +91,16 @@ class DataReader:
     def set_file_list_source(self, file_list: str = "") -> None:
         """`set_source` under the name of release 2.3."""
         self.set_source(file_list)
+
+    def open_source(self) -> RecordSource:
+        """Open the data once more, beside what is being read.
+
+        Raises:
+            FileCannotOpenError: No such data.
+            BrokenFileError: Data that does not hold what it should.
+        """
+        with as_hugectr_errors("open_source"):
+            return self._open(self.name)
 
     def is_started(self) -> bool:
         """Whether there is data to read."""
@@ -119,6 +133,42 @@ class DataReader:
                 raise
         self._is_eof = batch is None
         return batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Iterate over the batches that are left; without an end where the data repeats."""
+        while (batch := self.next_batch()) is not None:
+            yield batch
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch, at least 1.
+
+        Raises:
+            IllegalCallError: The reader was not started.
+        """
+        return max(1, len(self._started("len")))  # HugeCTR trains epochs without a batch, too
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last batch, which a `RecordReader` of the same data continues from.
+
+        Raises:
+            IllegalCallError: The reader was not started.
+        """
+        return dict(self._started("state_dict").state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned.
+
+        Raises:
+            IllegalCallError: The reader was not started.
+            ConfigError: The state of other data or options.
+        """
+        self._started("load_state_dict").load_state_dict(state)
+        self._batches, self._is_eof = None, False
+
+    def _started(self, call: str) -> RecordReader:
+        if self.records is None:
+            raise IllegalCallError(f"{call}: the data reader was not started, expected start_data_reading() before")
+        return self.records
 
     def close(self) -> None:
         """Stop the threads that read."""

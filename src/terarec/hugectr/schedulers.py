@@ -37,6 +37,11 @@ class LearningRateScheduler:
         """The learning rate of the step that is on; of the first one before any."""
         return self._schedule.lr(max(1, self._step))
 
+    @property
+    def schedule(self) -> LearningRateSchedule:
+        """The rates of all steps."""
+        return self._schedule
+
     def get_step(self) -> int:
         """Number of the step that is on; 0 before the first."""
         return self._step

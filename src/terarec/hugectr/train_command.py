@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from terarec.hugectr.model import Model
 from terarec.hugectr.session import compiled
 from terarec.hugectr.training_json import SolverParser, read_training
@@ -26,17 +24,9 @@ def train(path: str) -> None:
 class _Exporting(Model):
     """A model that writes what its evaluations predict, as ``export_predictions_prefix`` asks for."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._last_iteration = -1
-
-    def train(self, is_first_batch: bool = True) -> bool:
-        self._last_iteration += 1
-        return super().train(is_first_batch)
-
     def eval(self, is_first_batch: bool = True, *, eval_batch: int = -1) -> bool:
         is_there = super().eval(is_first_batch, eval_batch=eval_batch)
         if is_there:
-            prefix, number = self.solver.export_predictions_prefix, self._last_iteration
+            prefix, number = self.solver.export_predictions_prefix, self.last_iteration
             self.export_predictions(f"{prefix}_prediction_{number}", f"{prefix}_label_{number}")
         return is_there

@@ -24,7 +24,7 @@ from terarec.spec.nearest import did_you_mean
 class GraphModel(nn.Module):
     """Inputs, embeddings, layers and losses that hand named tensors on.
 
-    An ordinary module: train it with `terarec.train.GraphTrainer` or in a loop of your own, by `loss`, ``backward()``,
+    An ordinary module: train it with `terarec.train.Trainer` or in a loop of your own, by `loss`, ``backward()``,
     a `torch.optim` optimizer over ``parameters()`` and a `terarec.optim.RowOptimizer` over the tables. ``to(device)``
     takes layers and tables to where they are to train, before optimizers are made for them.
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
+import torch
+
 from terarec.serve.service import InferenceService
 from terarec.serve.session import InferenceSession
 from terarec.spec import FieldError, ServingSpec
@@ -40,6 +42,7 @@ def serve(
     ready: Callable[[RunningServer], None] | None = None,
     *,
     checkpoint: int | str | None = None,
+    device: torch.device | None = None,
     allow_import: Sequence[str] = (),
 ) -> None:
     """Serve a checkpoint of a run; return after SIGINT, SIGTERM or `RunningServer.stop`.
@@ -49,6 +52,7 @@ def serve(
         spec: name, address and limits.
         ready: called once, when requests are accepted.
         checkpoint: as for `InferenceSession.open`.
+        device: Where the model is to be; the CPU by default.
         allow_import: packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
 
     Raises:
@@ -66,7 +70,7 @@ def serve(
             ready(RunningServer(host, port, server.stop))
 
     with _bind(spec) as bound:
-        session = InferenceSession.open(run_dir, checkpoint, allow_import=allow_import)
+        session = InferenceSession.open(run_dir, checkpoint, device=device, allow_import=allow_import)
         app = create_app(InferenceService(session, spec))
         server = HttpServer(app, started, spec.receive_timeout_seconds)
         with _stopped_by_signals(server.stop):

@@ -11,6 +11,7 @@ from terarec.errors import ConfigError
 from terarec.spec import checks
 
 RECORD_KINDS = ("norm", "parquet", "raw", "raw_async")
+KEY_FORMS = ("columns", "as_read", "with_offsets")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,6 +124,13 @@ class RecordsSpec:
         dense_names: of the dense numbers, in order.
         checksum: whether Norm files have checksums.
         float_label_dense: whether Raw files hold labels and dense numbers, and RawAsync files dense ones, as float32.
+        keys: What batches hold: "columns" for keys from 0 on in each slot; "as_read" for what the files hold, where
+            `slot_sizes` of the layout are bounds, 0 for none; "with_offsets" for what HugeCTR's hash tables see, with
+            the sizes of the slots before added to the keys of Parquet and Raw files.
+        multi_hot: Whether RawAsync files hold `nnz_per_slot` keys a slot and int32 labels; otherwise they are laid out
+            as Raw files.
+        shuffles_rows: Whether shuffling mixes the samples of several groups; otherwise whole groups move, as in
+            HugeCTR.
     """
 
     kind: Literal["norm", "parquet", "raw", "raw_async"]
@@ -132,9 +140,15 @@ class RecordsSpec:
     dense_names: tuple[str, ...]
     checksum: bool = True
     float_label_dense: bool = True
+    keys: Literal["columns", "as_read", "with_offsets"] = "columns"
+    multi_hot: bool = True
+    shuffles_rows: bool = True
 
     def __post_init__(self) -> None:
         checks.one_of(self, "kind", RECORD_KINDS)
+        checks.one_of(self, "keys", KEY_FORMS)
+        for name in ("multi_hot", "shuffles_rows"):
+            checks.one_of(self, name, (False, True))
         for field, names, expected in (
             ("label_names", self.label_names, self.layout.label_dim),
             ("dense_names", self.dense_names, self.layout.dense_dim),

@@ -119,17 +119,17 @@ class RunSpec:
     """A model, the data it learns from, its optimizers and its schedule.
 
     Attributes:
-        data: a prepared data set.
-        model: the model.
+        data: Path of a prepared data set.
+        model: The model.
         objective: What is minimised and what scores are; None for what is natural for the model: binary cross entropy
             unless it brings its own loss.
-        dense_optimizer: of the layers.
-        sparse_optimizer: of the tables that name no other rule.
-        row_optimizers: further rules for tables by name; ``model.tables.optimizers`` says which tables they move.
-        training: how long and how to train.
-        init_from: another run, or a checkpoint in one, whose weights and optimizer states the first step starts from.
+        dense_optimizer: Optimizer of the layers.
+        sparse_optimizer: Optimizer of the tables that name no other rule.
+        row_optimizers: Further optimizers of tables by name; ``model.tables.optimizers`` says which tables they update.
+        training: How long, where and how to train.
+        init_from: Another run, or a checkpoint in one, whose weights and optimizer states the first step starts from.
             Its model, columns and ids are the same; data, learning rates and length may be others.
-        reset_optimizer: whether its weights alone are loaded.
+        reset_optimizer: Whether only its weights are loaded.
     """
 
     data: str

@@ -3,7 +3,6 @@
 from terarec.train.callback import Callback
 from terarec.train.evaluation import Evaluation, Evaluator, evaluate
 from terarec.train.fit_report import FitReport
-from terarec.train.graph import GraphTrainer
 from terarec.train.optimizers import Optimizers, Schedule
 from terarec.train.predict import PredictReport, predict
 from terarec.train.progress import ProgressBar
@@ -15,7 +14,6 @@ __all__ = [
     "Evaluation",
     "Evaluator",
     "FitReport",
-    "GraphTrainer",
     "Optimizers",
     "PredictReport",
     "ProgressBar",

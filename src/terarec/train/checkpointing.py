@@ -102,8 +102,13 @@ class Checkpointing(Callback):
             self._marked_step = best
 
 
-def capture(trainer: Trainer) -> TrainState:
-    """The state of a running `Trainer.fit` between two steps; nothing is copied."""
+def capture(trainer: Trainer, reader_state: Mapping[str, Any] | None = None) -> TrainState:
+    """Return the state of a trainer between two steps; nothing is copied.
+
+    Args:
+        trainer: The trainer.
+        reader_state: Position of the train reader; None for that of the running `Trainer.fit`.
+    """
     dense, rows = trainer.optimizers.dense, trainer.optimizers.rows
     return TrainState(
         step=trainer.step,
@@ -113,7 +118,7 @@ def capture(trainer: Trainer) -> TrainState:
         rng=torch.get_rng_state(),
         progress={
             "trainer": trainer.state_dict(),
-            "reader": trainer.reader_state(),
+            "reader": trainer.reader_state() if reader_state is None else dict(reader_state),
             "row_optimizer": None if rows is None else rows.step_state(),
             "device_rng": _device_rng(trainer.device),
         },

@@ -15,6 +15,7 @@ from terarec.config import load_run, save_run
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.formats import AtomicFile, read_dataset, workflow_files, write_dataset
 from terarec.formats.atomic import PARTIAL_SUFFIX
+from terarec.formats.hugectr import RECORDS_FILE
 from terarec.models.artifact import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
 from terarec.spec import DatasetSpec, RunSpec, to_data
 from terarec.train.columns import check_columns
@@ -24,7 +25,7 @@ METRICS_FILE = "metrics.jsonl"
 
 _LOCK_FILE = ".lock"
 _NAMES = frozenset(
-    {RUN_FILE, DATASET_DIRECTORY, CHECKPOINT_DIRECTORY, METRICS_FILE, "report.html", _LOCK_FILE}
+    {RUN_FILE, DATASET_DIRECTORY, CHECKPOINT_DIRECTORY, METRICS_FILE, RECORDS_FILE, "report.html", _LOCK_FILE}
 )  # what a start that was killed may leave
 _MAY_CHANGE = frozenset(
     {

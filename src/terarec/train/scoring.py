@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from terarec.batch import Batch
 from terarec.models.contract import logits_of
-from terarec.train.devices import CPU, copied_ahead
+from terarec.train.devices import copied_ahead, device_of
 from terarec.train.precision import Precision, autocast
 
 
@@ -21,9 +21,7 @@ def score(model: nn.Module, batches: Iterable[Batch], precision: Precision = "fp
     Raises:
         ConfigError: A model that gives no logits, or a graph with a label that no loss reads.
     """
-    was_training = model.training
-    held = next(model.parameters(), None)
-    device = CPU if held is None else held.device
+    was_training, device = model.training, device_of(model)
     model.eval()
     try:
         for there, batch in copied_ahead(((batch, batch) for batch in batches), device):

@@ -11,17 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from terarec.errors import FormatError
+from terarec.config import load_run
+from terarec.errors import ConfigError, FormatError
 from terarec.formats import write_bytes
-from terarec.models.artifact import load_model
-from terarec.spec import RunSpec
+from terarec.models.artifact import RUN_FILE, load_model
+from terarec.spec import RunSpec, to_data
 from terarec.spec.json_text import parse_json
 from terarec.train.callback import Callback
 from terarec.train.evaluation import Evaluator
-from terarec.train.run import build
+from terarec.train.run import Run, build
+from terarec.train.run_dir import differences
 
 RESULT_FILE = "result.json"
 """Figures of a finished seed in its RUN directory."""
+
+SEEDS_FILE = "seeds.json"
+"""Figures of all seeds in the directory of the runs."""
+
+_SAME_RESULT = frozenset({"data", "training.device", "training.compile", "training.threads", "training.reader_threads"})
+"""Fields of `RunSpec` that a finished seed need not have in common with the run that is to be repeated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +72,30 @@ class SeedsReport:
         values = [result.metrics[metric] for result in self.results]
         return statistics.stdev(values) if len(values) > 1 else math.nan
 
+    def figures(self) -> dict[str, Any]:
+        """Return all figures as JSON data.
+
+        A metric's name has its mean over the seeds, the name with "_deviation" its standard deviation, "seeds" has
+        their number, "seconds" the time of all, and "runs" the figures of each.
+        """
+        figures: dict[str, Any] = {}
+        for name in self.results[0].metrics:
+            figures |= {name: self.mean(name), f"{name}_deviation": self.deviation(name)}
+        figures["seeds"] = len(self.results)
+        figures["seconds"] = math.fsum(result.seconds for result in self.results)
+        figures["runs"] = [
+            {
+                "seed": result.seed,
+                **result.metrics,
+                "steps": result.steps,
+                "epochs": result.epochs,
+                "seconds": result.seconds,
+                "out": str(result.out),
+            }
+            for result in self.results
+        ]
+        return figures
+
 
 def fit_seeds(
     spec: RunSpec,
@@ -79,6 +111,7 @@ def fit_seeds(
     """Train a run with the seeds s, s + 1, ... and evaluate each, s being the seed of `spec`.
 
     Each run lies in ``out/seed-<seed>``. Its best checkpoint is evaluated where training stops early, else the last.
+    ``out/seeds.json`` has the figures of all.
 
     Args:
         spec: The run.
@@ -86,7 +119,8 @@ def fit_seeds(
         count: Number of seeds.
         split: Split of the data that is evaluated.
         callbacks: Function that makes the callbacks of a run.
-        resume: Whether finished runs are kept and an interrupted one goes on.
+        resume: Whether finished runs are kept and an interrupted one goes on; so does a finished one if `spec` asks for
+            more steps.
         allow_import: Packages from which the model may come by name.
         on_result: Function called after each run.
 
@@ -94,38 +128,35 @@ def fit_seeds(
         ConfigError: See `Run.fit`.
         RunInterruptedError: A signal; the run goes on with `resume`.
     """
+    if (out / RUN_FILE).is_file():
+        raise ConfigError(f"{out}: holds a run, expected a new directory for the runs of several seeds")
     results = []
     for seed in range(spec.training.seed, spec.training.seed + count):
         directory = out / f"seed-{seed}"
         file = directory / RESULT_FILE
-        result = _read(file, seed, directory) if resume and file.is_file() else None
-        if result is None:
-            result = _fit(spec, seed, directory, split, callbacks(), resume=resume, allow_import=allow_import)
-            figures = {
-                "metrics": dict(result.metrics),
-                "steps": result.steps,
-                "epochs": result.epochs,
-                "seconds": result.seconds,
-            }
-            write_bytes(file, json.dumps(figures, indent=2).encode())
+        training = dataclasses.replace(spec.training, seed=seed)
+        run = build(dataclasses.replace(spec, training=training), directory, callbacks(), allow_import=allow_import)
+        if resume and file.is_file() and _is_same(run):
+            result = _read(file, seed, directory)
+        else:
+            result = _fit(run, split, resume=resume, allow_import=allow_import)
+            _write(file, result)
         results.append(result)
         if on_result is not None:
             on_result(result)
-    return SeedsReport(results=tuple(results))
+    report = SeedsReport(results=tuple(results))
+    write_bytes(out / SEEDS_FILE, json.dumps(_finite(report.figures()), indent=2, allow_nan=False).encode())
+    return report
 
 
-def _fit(
-    spec: RunSpec,
-    seed: int,
-    directory: Path,
-    split: str,
-    callbacks: Sequence[Callback],
-    *,
-    resume: bool,
-    allow_import: Sequence[str],
-) -> SeedResult:
-    training = dataclasses.replace(spec.training, seed=seed)
-    run = build(dataclasses.replace(spec, training=training), directory, callbacks, allow_import=allow_import)
+def _is_same(run: Run) -> bool:
+    """Whether the finished run in the directory of `run` was trained as `run` asks."""
+    kept = to_data(load_run(run.directory.run_file))
+    return all(path in _SAME_RESULT for path, _, _ in differences(kept, to_data(run.spec)))
+
+
+def _fit(run: Run, split: str, *, resume: bool, allow_import: Sequence[str]) -> SeedResult:
+    training, directory = run.spec.training, run.directory.path
     report = run.fit(resume=resume)
     loaded = load_model(directory, device=run.device, allow_import=allow_import)
     evaluator = Evaluator(
@@ -138,7 +169,7 @@ def _fit(
     )
     evaluation = evaluator.evaluate(loaded.model, run.reader(split))
     return SeedResult(
-        seed=seed,
+        seed=training.seed,
         out=directory,
         metrics=evaluation.results.overall.values,
         steps=report.steps,
@@ -147,10 +178,30 @@ def _fit(
     )
 
 
+def _write(file: Path, result: SeedResult) -> None:
+    figures = {
+        "metrics": result.metrics,
+        "steps": result.steps,
+        "epochs": result.epochs,
+        "seconds": result.seconds,
+    }
+    write_bytes(file, json.dumps(_finite(figures), indent=2, allow_nan=False).encode())
+
+
+def _finite(value: Any) -> Any:
+    """`value` with None in the place of numbers that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {name: _finite(held) for name, held in value.items()}
+    if isinstance(value, list):
+        return [_finite(held) for held in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _read(file: Path, seed: int, directory: Path) -> SeedResult:
     try:
         figures: dict[str, Any] = parse_json(file.read_bytes())
-        metrics = {str(name): float(value) for name, value in figures["metrics"].items()}
+        held = figures["metrics"].items()
+        metrics = {str(name): math.nan if value is None else float(value) for name, value in held}
         steps, epochs, seconds = int(figures["steps"]), int(figures["epochs"]), float(figures["seconds"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{file}: damaged ({error}), expected the figures of a finished run") from None

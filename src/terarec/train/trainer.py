@@ -24,7 +24,7 @@ from terarec.optim import LossScaler, freeze
 from terarec.spec import TrainingSpec
 from terarec.spec.nearest import did_you_mean
 from terarec.train.callback import Callback
-from terarec.train.devices import batches_on
+from terarec.train.devices import batches_on, device_of
 from terarec.train.early_stopping import EarlyStopping
 from terarec.train.evaluation import Evaluation, Evaluator
 from terarec.train.fit_report import FitReport
@@ -61,6 +61,7 @@ class Trainer:
         objective: The loss and the scores of models that return logits; binary cross entropy by default.
         labels: Names of the labels in evaluations; numbers by default.
         callbacks: Callbacks, called in this order.
+        check_loss: Whether a loss that is NaN or infinite raises; otherwise training continues.
 
     Raises:
         ConfigError: A metric or a pattern of frozen names that nothing has.
@@ -80,6 +81,7 @@ class Trainer:
         objective: Objective | None = None,
         labels: Sequence[str] = (),
         callbacks: Sequence[Callback] = (),
+        check_loss: bool = True,
     ) -> None:
         self.model = model
         self.spec = spec
@@ -110,7 +112,9 @@ class Trainer:
             device=self.device.type,
         )
         self._loss: Tensor | None = None
+        self._check_loss = check_loss
         self._reader_state: dict[str, Any] | None = None
+        self._steps_per_epoch = 0
         self._steps_in_epoch: int | None = 0
         self._evaluated_step = -1
         self._is_in_step = self._is_stopped = False
@@ -133,7 +137,7 @@ class Trainer:
     @property
     def steps_per_epoch(self) -> int:
         """Steps in an epoch; 0 before `fit`."""
-        return 0 if self.reader is None else -(-len(self.reader) // self.spec.accumulate)
+        return self._steps_per_epoch
 
     @property
     def total_steps(self) -> int:
@@ -142,6 +146,16 @@ class Trainer:
         if self.spec.repeat:
             return most or 0
         return by_epochs if most is None else min(by_epochs, most)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` ends the running `fit`, or has ended the last one."""
+        return self._is_stopped
+
+    @property
+    def interrupted_by(self) -> str | None:
+        """The signal that ends the running `fit`, or has ended the last one, such as "SIGINT"; None without any."""
+        return self._interrupts.received
 
     @property
     def last_epoch(self) -> int:
@@ -173,6 +187,7 @@ class Trainer:
             raise ConfigError("fit: the train split gives no batch, expected at least one")
         warn_if_slow(self.spec.precision, self.device)
         self.reader, self._reader_state = train_reader, None
+        self._steps_per_epoch = -(-len(train_reader) // self.spec.accumulate)
         if self._steps_in_epoch is None:  # restored from a checkpoint that did not hold it
             self._steps_in_epoch = (self.step - 1) % self.steps_per_epoch + 1 if self.step else 0
         self._is_stopped = False
@@ -232,7 +247,7 @@ class Trainer:
         total = sum(batch.batch_size for batch in batches)
         parts = [self._backward(batch, batch.batch_size / total) for batch in batches]
         loss = parts[0] if len(parts) == 1 else torch.stack(parts).sum()
-        if self.device.type != "cpu" and before is not None:
+        if self._check_loss and self.device.type != "cpu" and before is not None:
             self._check_finite(before, self.step)
         if self.spec.clip_norm is not None:
             self._scaler.unscale_(self._stepped)
@@ -242,6 +257,8 @@ class Trainer:
         if is_done:
             self.optimizers.advance("step")
         self._loss = loss
+        self.step += 1
+        self.samples += total
         return loss
 
     def _monitor(self) -> str:
@@ -262,7 +279,7 @@ class Trainer:
         if share != 1.0:
             loss = loss * share
         value = loss.detach()
-        if self.device.type == "cpu" and not self._is_scale_dynamic:
+        if self._check_loss and self.device.type == "cpu" and not self._is_scale_dynamic:
             self._check_finite(value, self.step + 1)
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self.output = output
@@ -280,6 +297,10 @@ class Trainer:
     def stop(self) -> None:
         """Let a running `fit` end after the present step, as if it were the last one. For callbacks."""
         self._is_stopped = True
+
+    def begin_epoch(self) -> None:
+        """Count the next batch as the first one of an epoch: for a reader that starts over before its end."""
+        self._steps_in_epoch = 0
 
     def evaluate(self, reader: BatchReader) -> Evaluation:
         """Score all batches of `reader` with the model as it is."""
@@ -352,9 +373,7 @@ class Trainer:
             self._is_in_step = True
             self.train_step(*(batch for batch, _ in group))
             self._reader_state = group[-1][1]
-            self.step += 1
             self._steps_in_epoch = (self._steps_in_epoch or 0) + 1
-            self.samples += sum(batch.batch_size for batch, _ in group)
             if self.is_epoch_end:
                 self._count_epoch()
             self._is_in_step = False
@@ -417,9 +436,3 @@ class Trainer:
 
 class _StopRequestedError(Exception):
     """A signal came; unwinds to `Trainer._run`."""
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Return where the parameters of `model`, and so its tables, are; the CPU for a model without any."""
-    held = next(model.parameters(), None)
-    return torch.device("cpu") if held is None else held.device

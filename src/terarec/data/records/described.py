@@ -37,7 +37,13 @@ def open_split(spec: RecordsSpec, split: str, directory: Path) -> RecordSource:
     elif spec.kind == "raw":
         source = RawSource(path, spec.layout, num_samples=entry.rows, float_label_dense=spec.float_label_dense)
     else:
-        source = RawAsyncSource(path, spec.layout, num_samples=entry.rows, is_dense_float=spec.float_label_dense)
+        source = RawAsyncSource(
+            path,
+            spec.layout,
+            num_samples=entry.rows,
+            is_dense_float=spec.float_label_dense,
+            multi_hot=spec.multi_hot,
+        )
     found = sum(source.group_rows)
     if found != entry.rows:
         raise FormatError(f"{path}: holds {found} samples, expected {entry.rows} of split {split!r} (records.json)")
@@ -45,13 +51,13 @@ def open_split(spec: RecordsSpec, split: str, directory: Path) -> RecordSource:
 
 
 class ColumnSource:
-    """The samples of a split as a data set holds them: the keys of each slot start at 0.
+    """The samples of a split under the names of a data set's columns, with keys as ``spec.keys`` says.
 
     Args:
         spec: The content of a ``records.json``.
         split: For example "train".
         directory: Directory of the ``records.json``, from which relative paths count.
-        columns: The columns of the slots; keys are checked against their rows.
+        columns: The columns of the slots; keys that start at 0 in each are checked against their rows.
 
     Raises:
         ConfigError: No such split.
@@ -65,8 +71,9 @@ class ColumnSource:
         self._where = str(directory / spec.split(split).path)
         self._columns = tuple(columns)
         # Norm files alone hold keys with offsets. For the other kinds, none are added in the first place.
-        self._removes_offsets = spec.kind == "norm" and bool(spec.layout.slot_sizes)
-        if spec.kind != "norm":
+        self._is_by_column = spec.keys == "columns"
+        self._removes_offsets = self._is_by_column and spec.kind == "norm" and bool(spec.layout.slot_sizes)
+        if spec.kind != "norm" and spec.keys != "with_offsets":
             spec = dataclasses.replace(spec, layout=dataclasses.replace(spec.layout, slot_sizes=()))
         self._source = open_split(spec, split, directory)
         self.group_rows = self._source.group_rows
@@ -79,6 +86,8 @@ class ColumnSource:
             FormatError: A damaged file, or a key outside its slot.
         """
         block, left_out = self._source.read(group)
+        if not self._is_by_column:
+            return block, left_out
         keys = final_keys(block.keys, self.layout, sign=-1) if self._removes_offsets else block.keys
         columns: list[Keys] = []
         for column, column_keys in zip(self._columns, keys, strict=True):

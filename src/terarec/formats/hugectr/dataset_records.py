@@ -88,8 +88,8 @@ def describe_dataset(
 ) -> DatasetSpec:
     """Describe the samples of HugeCTR's files as a data set: each slot is a categorical column.
 
-    A column has as many rows as its slot has keys where the layout gives the slots' sizes. Otherwise it holds any int64
-    keys, for dynamic tables.
+    A column has as many rows as its slot has keys where the layout gives the slots' sizes. Otherwise, and with offsets,
+    it holds any int64 keys, for dynamic tables.
 
     Args:
         records: What the files hold.
@@ -101,8 +101,12 @@ def describe_dataset(
         ConfigError: Names or sizes that a data set cannot have.
     """
     layout = records.layout
-    sizes = layout.slot_sizes[: layout.num_slots] or (None,) * layout.num_slots
-    hotness = (1,) * layout.num_slots if records.kind == "raw" else layout.most_keys
+    has_sizes = bool(layout.slot_sizes) and records.keys != "with_offsets"
+    sizes: tuple[int | None, ...] = layout.slot_sizes if has_sizes else (None,) * layout.num_slots
+    if records.keys == "as_read":
+        sizes = tuple(size or None for size in sizes)
+    is_one_hot = records.kind == "raw" or not records.multi_hot
+    hotness = (1,) * layout.num_slots if is_one_hot else layout.most_keys
     return DatasetSpec(
         name=name,
         storage=storage,
@@ -110,7 +114,7 @@ def describe_dataset(
         dense=tuple(DenseColumn(name=column) for column in records.dense_names),
         categorical=tuple(
             CategoricalColumn(name=column, rows=size, hotness=most)
-            for column, size, most in zip(records.key_names, sizes, hotness, strict=True)
+            for column, size, most in zip(records.key_names, sizes[: layout.num_slots], hotness, strict=True)
         ),
         splits=splits,
     )

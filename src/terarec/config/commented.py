@@ -1,0 +1,109 @@
+"""A spec as JSON with a comment for every field, taken from the specs' docstrings."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, Union
+
+from terarec.spec import to_data
+
+_INDENT, _WIDTH = 2, 100
+
+
+def commented_json(spec: object, remarks: Mapping[str, str] | None = None) -> str:
+    """Return `spec` as JSON with all its fields, those that are None included, and whole lines of ``//`` comments.
+
+    A field's comment is its entry in the docstring of its class, the words that it takes, and its remark.
+
+    Args:
+        spec: A dataclass of `terarec.spec`.
+        remarks: Dotted path of a field -> text behind its comment.
+    """
+    return "\n".join(_object(spec, "", remarks or {}, 0)) + "\n"
+
+
+def without_comments(text: str) -> str:
+    """Return `text` with empty lines in the place of those that hold a ``//`` comment only, so that numbers stay."""
+    return "\n".join("" if line.lstrip().startswith("//") else line for line in text.split("\n"))
+
+
+def _object(spec: Any, path: str, remarks: Mapping[str, str], depth: int) -> Iterator[str]:
+    inner = " " * _INDENT * (depth + 1)
+    yield "{"
+    kind = getattr(type(spec), "kind", None)
+    hints = typing.get_type_hints(type(spec))
+    entries = _entries(type(spec))
+    fields = dataclasses.fields(spec)
+    if kind is not None:
+        yield from _comment(_summary(type(spec)), inner)
+        yield f'{inner}"kind": {json.dumps(kind)}{"," if fields else ""}'
+    for position, field in enumerate(fields):
+        place = f"{path}.{field.name}" if path else field.name
+        value = getattr(spec, field.name)
+        for text in (entries.get(field.name, ""), _choices(hints[field.name]), remarks.get(place, "")):
+            yield from _comment(text, inner)
+        lines = list(_value(value, place, remarks, depth + 1))
+        lines[0] = f"{inner}{json.dumps(field.name)}: {lines[0]}"
+        lines[-1] += "," if position < len(fields) - 1 else ""
+        yield from lines
+    yield " " * _INDENT * depth + "}"
+
+
+def _value(value: Any, path: str, remarks: Mapping[str, str], depth: int) -> Iterator[str]:
+    if dataclasses.is_dataclass(value):
+        yield from _object(value, path, remarks, depth)
+        return
+    data = to_data(value)
+    text = json.dumps(data, allow_nan=False)
+    if len(text) > _WIDTH:
+        text = json.dumps(data, allow_nan=False, indent=_INDENT)
+    first, *others = text.split("\n")
+    yield first
+    yield from (" " * _INDENT * depth + line for line in others)
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    lines = textwrap.wrap(text, _WIDTH - len(indent), break_long_words=False, break_on_hyphens=False)
+    return [f"{indent}// {line}" for line in lines]
+
+
+def _choices(hint: Any) -> str:
+    """The words, or the kinds, that a field of this type takes."""
+    is_union = typing.get_origin(hint) in (Union, types.UnionType)
+    members = typing.get_args(hint) if is_union else (hint,)
+    words = [json.dumps(word) for member in members if typing.get_origin(member) is Literal for word in _args(member)]
+    kinds = [json.dumps(member.kind) for member in members if hasattr(member, "kind")]
+    if not words and len(kinds) < 2:
+        return ""
+    listed = [*words, *kinds, *(["null"] if type(None) in members else [])]
+    return f"{'Kinds' if kinds else 'One of'}: {', '.join(listed)}."
+
+
+def _args(member: Any) -> tuple[Any, ...]:
+    return typing.get_args(member)
+
+
+def _summary(spec_type: type) -> str:
+    """The first paragraph of the class's docstring."""
+    return " ".join(inspect.cleandoc(spec_type.__doc__ or "").split("\n\n")[0].split())
+
+
+def _entries(spec_type: type) -> dict[str, str]:
+    """Field -> its entry in an ``Attributes:`` section of the class or of one that it inherits from."""
+    found: dict[str, str] = {}
+    for owner in reversed(spec_type.__mro__):
+        _, _, section = inspect.cleandoc(owner.__doc__ or "").partition("\nAttributes:\n")
+        section = re.split(r"\n(?=\S)", section)[0]
+        for entry in re.split(r"\n(?= {4}\S)", "\n" + section):
+            name, colon, text = entry.strip().partition(": ")
+            if colon:
+                text = re.sub(r"\bNone\b", "null", " ".join(text.split()))
+                found[name] = text[:1].upper() + text[1:]
+    return found

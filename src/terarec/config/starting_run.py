@@ -1,0 +1,189 @@
+"""A run that suits a data set, to start from and to change."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from terarec.spec import (
+    CategoricalColumn,
+    DatasetSpec,
+    DINSpec,
+    DynamicTableSpec,
+    DynamicTablesSpec,
+    GraphEmbedding,
+    GraphFeature,
+    GraphLabel,
+    GraphLayer,
+    GraphModelSpec,
+    GraphSpec,
+    ModelSpec,
+    PythonModelSpec,
+    RunSpec,
+    TableSpec,
+    TargetHistory,
+    TrainingSpec,
+    TwoTowerSpec,
+)
+
+STEPS_OF_AN_EPOCH = 100
+"""Least number of steps of an epoch, as far as `SMALLEST_BATCH` allows."""
+SMALLEST_BATCH = 16
+
+FACTORY = "your_package.models:build_model"
+"""What stands for the factory of a Python model that nobody has named."""
+
+_WIDTH, _HIDDEN = 16, 64
+_USER_WORDS = {"user", "users", "uid", "visitor", "customer", "member", "reader", "viewer", "session", "person"}
+_ITEM_WORDS = {
+    *("item", "items", "iid", "product", "movie", "ad", "news", "video", "song", "track", "article", "book"),
+    *("asin", "campaign", "creative", "doc", "genre", "genres", "brand", "category"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartingRun:
+    """A run to start from.
+
+    Attributes:
+        run: The run.
+        remarks: Dotted path of a field -> why it has its value.
+        open_fields: Dotted paths of fields whose value must be replaced before the run can be trained.
+    """
+
+    run: RunSpec
+    remarks: dict[str, str] = field(default_factory=dict)
+    open_fields: tuple[str, ...] = ()
+
+
+def starting_run(model: type[ModelSpec], dataset: DatasetSpec, data: str, *, factory: str | None = None) -> StartingRun:
+    """Make a run of a kind of model with its defaults, and with what follows from the data.
+
+    Args:
+        model: Class of the model's spec.
+        dataset: Columns and splits of the data.
+        data: Path of the data as the run is to name it.
+        factory: ``package.module:name`` of a Python model.
+
+    Raises:
+        ConfigError: `factory` is no such name.
+    """
+    remarks: dict[str, str] = {}
+    described, open_fields = _model(model, dataset, factory, remarks)
+    if hasattr(described, "tables") and any(column.rows is None for column in dataset.categorical):
+        described = cast(ModelSpec, replace(cast(Any, described), tables=DynamicTablesSpec()))
+        remarks["model.tables"] = "Dynamic, since the data have columns of any integers as keys."
+    training = TrainingSpec(batch_size=_batch_size(dataset, remarks), eval_split=_eval_split(dataset, remarks))
+    run = RunSpec(data=data, model=described, training=training)
+    return StartingRun(run=run, remarks=remarks, open_fields=open_fields)
+
+
+def _model(
+    model: type[ModelSpec], dataset: DatasetSpec, factory: str | None, remarks: dict[str, str]
+) -> tuple[ModelSpec, tuple[str, ...]]:
+    if model is DINSpec:
+        pairs = _histories(dataset.categorical)
+        if pairs:
+            remarks["model.sequences"] = "Chosen by names and numbers of rows: check them."
+            return DINSpec(sequences=pairs), ()
+        remarks["model.sequences"] = (
+            "Replace both names: no list column has as many rows as exactly one column of one key a sample. "
+            f"The columns are {', '.join(_names(dataset))}."
+        )
+        return DINSpec(sequences=(TargetHistory(target="TARGET", history="HISTORY"),)), ("model.sequences",)
+    if model is TwoTowerSpec:
+        return _two_tower(dataset, remarks)
+    if model is GraphModelSpec:
+        return GraphModelSpec(graph=_graph(dataset)), ()
+    if model is PythonModelSpec:
+        if factory is None:
+            remarks["model.factory"] = "Replace it by your own; terarec train needs --allow-import with its package."
+        return PythonModelSpec(factory=factory or FACTORY), () if factory else ("model.factory",)
+    return model(), ()  # type: ignore[call-arg]  # the other models have a default for every field
+
+
+def _two_tower(dataset: DatasetSpec, remarks: dict[str, str]) -> tuple[ModelSpec, tuple[str, ...]]:
+    columns = _names(dataset)
+    items = [name for name in columns if _words(name) & _ITEM_WORDS and not _words(name) & _USER_WORDS]
+    keys = [column.name for column in dataset.categorical if column.hotness == 1 and column.name in items]
+    users = [name for name in columns if name not in items]
+    if keys and any(_words(name) & _USER_WORDS for name in users):
+        remarks["model.user"] = "Chosen by their names, with all columns that are not of the item: check them."
+        remarks["model.item"] = "Chosen by their names: check them."
+        return TwoTowerSpec(user=tuple(users), item=tuple(items)), ()
+    remarks["model.user"] = f"Replace it by the columns of the user. The columns are {', '.join(_names(dataset))}."
+    remarks["model.item"] = "Replace it by the columns of the item."
+    return TwoTowerSpec(user=("USER",), item=("ITEM",)), ("model.user", "model.item")
+
+
+def _histories(columns: tuple[CategoricalColumn, ...]) -> tuple[TargetHistory, ...]:
+    """Each list column with the one column of as many rows, or with the one of these whose name it contains."""
+    pairs = []
+    for history in columns:
+        targets = [column.name for column in columns if column.hotness == 1 and column.rows == history.rows]
+        named = [name for name in targets if _words(name) <= _words(history.name)]
+        chosen = named if len(named) == 1 else targets
+        if history.hotness > 1 and history.rows is not None and len(chosen) == 1:
+            pairs.append(TargetHistory(target=chosen[0], history=history.name))
+    return tuple(pairs)
+
+
+def _graph(dataset: DatasetSpec) -> GraphSpec:
+    """An MLP over the dense columns and all embeddings, with a logit and a loss for each label."""
+    bottoms = ["dense"] if dataset.dense else []
+    embeddings = []
+    if dataset.categorical:
+        tables = tuple(
+            DynamicTableSpec(name=column.name, width=_WIDTH)
+            if column.rows is None
+            else TableSpec(name=column.name, rows=column.rows, width=_WIDTH)
+            for column in dataset.categorical
+        )
+        features = tuple(GraphFeature(name=column.name, table=column.name) for column in dataset.categorical)
+        embeddings = [GraphEmbedding(name="embeddings", tables=tables, features=features, output="flat")]
+        bottoms.append("embeddings")
+    layers = [
+        GraphLayer(kind="concat", bottoms=tuple(bottoms), tops=("inputs",)),
+        GraphLayer(kind="inner_product", bottoms=("inputs",), tops=("hidden",), options={"num_output": _HIDDEN}),
+        GraphLayer(kind="relu", bottoms=("hidden",), tops=("active",)),
+    ]
+    for label in dataset.labels:
+        logit, loss = f"{label.name}_logit", f"{label.name}_loss"
+        layers += [
+            GraphLayer(kind="inner_product", bottoms=("active",), tops=(logit,), options={"num_output": 1}),
+            GraphLayer(kind="binary_cross_entropy", bottoms=(logit, label.name), tops=(loss,)),
+        ]
+    return GraphSpec(
+        labels=tuple(GraphLabel(name=label.name) for label in dataset.labels),
+        dense_dim=len(dataset.dense),
+        embeddings=tuple(embeddings),
+        layers=tuple(layers),
+    )
+
+
+def _batch_size(dataset: DatasetSpec, remarks: dict[str, str]) -> int:
+    default = TrainingSpec().batch_size
+    rows = dataset.num_rows("train") if "train" in dataset.splits else 0
+    if not rows or rows >= STEPS_OF_AN_EPOCH * default:
+        return default
+    size = max(SMALLEST_BATCH, 1 << max(0, (rows // STEPS_OF_AN_EPOCH).bit_length() - 1))
+    remarks["training.batch_size"] = f"{-(-rows // size):,} steps for {rows:,} training samples."
+    return size
+
+
+def _eval_split(dataset: DatasetSpec, remarks: dict[str, str]) -> str | None:
+    others = [split for split in dataset.splits if split != "train"]
+    if "valid" in others:
+        return "valid"
+    remarks["training.eval_split"] = "The data have no split 'valid'."
+    return others[0] if others else None
+
+
+def _words(name: str) -> set[str]:
+    """``user_id`` and ``userId`` -> user, id."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+
+
+def _names(dataset: DatasetSpec) -> list[str]:
+    return [*(column.name for column in dataset.dense), *(column.name for column in dataset.categorical)]

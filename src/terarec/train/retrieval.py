@@ -1,0 +1,166 @@
+"""How good a two-tower model is at finding items among all items of a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from terarec.batch import Batch, column, to_device
+from terarec.errors import ConfigError
+from terarec.metrics import ItemLists, RetrievalResults, evaluate_retrieval
+from terarec.models.two_tower import TwoTower
+from terarec.spec import DatasetSpec, TwoTowerSpec
+from terarec.train.devices import device_of
+from terarec.train.precision import Precision, autocast
+
+DEFAULT_K = (10, 50, 100)
+"""Lengths of the lists of recommended items."""
+
+Integers = npt.NDArray[np.int64]
+
+
+def user_column(spec: TwoTowerSpec, dataset: DatasetSpec, group: str | None = None) -> str:
+    """Return the column that tells users apart: `group`, or else the first key column of the user's tower.
+
+    Raises:
+        ConfigError: The tower has no column of one key a sample, and `group` is None.
+    """
+    if group is not None:
+        return group
+    single = [column.name for column in dataset.categorical if column.hotness == 1]
+    for name in spec.user:
+        if name in single:
+            return name
+    raise ConfigError(
+        f"group: got none, and the user's tower has no column of one key a sample ({', '.join(spec.user)}), expected "
+        "the column that tells users apart"
+    )
+
+
+@torch.no_grad()
+def evaluate_towers(
+    model: TwoTower,
+    evaluated: Iterable[Batch],
+    train: Iterable[Batch] = (),
+    *,
+    user: str,
+    k: Sequence[int] | None = None,
+    precision: Precision = "fp32",
+    progress: Callable[[int], None] | None = None,
+) -> RetrievalResults:
+    """Rank all items for each user of a split, without those of the user's training samples.
+
+    The items are those of all samples, told apart by the model's ``item_key``; an item's vector is that of the first
+    sample with it. A user's vector is that of the user's first evaluated sample. Relevant items are those of evaluated
+    samples with a label above 0, and seen ones those of training samples with a label above 0. Samples without a user
+    give items only.
+
+    Args:
+        model: The model; it is in evaluation mode meanwhile.
+        evaluated: Batches of the evaluated split.
+        train: Batches of the train split; none to mask nothing.
+        user: Column that tells users apart: metadata, or a categorical column of one key a sample.
+        k: Lengths of the lists; None for those of `DEFAULT_K` that are no longer than the number of items.
+        precision: Precision of the layers' matrix products.
+        progress: Function called after every batch with the number of samples so far.
+
+    Raises:
+        ConfigError: No samples, an unknown column, or a `k` above the number of items.
+    """
+    was_training, device = model.training, device_of(model)
+    users, items = _Numbering(), _Numbering()
+    user_vectors: list[Tensor] = []
+    item_vectors: list[Tensor] = []
+    relevant: list[Integers] = []
+    seen: list[Integers] = []
+    done = 0
+    model.eval()
+    try:
+        for is_train, batch in _both(evaluated, train):
+            held = to_device(batch, device)
+            with autocast(precision, device):
+                item, first = items.number(column(batch, model.item_key))
+                if len(first):
+                    item_vectors.append(_rows(model.item_vectors(held), first))
+                person, first = users.number(column(batch, user), grows=not is_train)
+                if len(first):
+                    user_vectors.append(_rows(model.user_vectors(held), first))
+            counts = (batch.label[:, 0] > 0).numpy() & (person >= 0)
+            (seen if is_train else relevant).append(np.stack([person[counts], item[counts]]))
+            done += batch.batch_size
+            if progress is not None:
+                progress(done)
+    finally:
+        model.train(was_training)
+    if not user_vectors:
+        raise ConfigError(f"retrieval: got no sample with a user in column {user!r}, expected at least one")
+    if k is None:
+        k = [length for length in DEFAULT_K if length <= len(items)] or [len(items)]
+    return evaluate_retrieval(
+        torch.cat(user_vectors),
+        torch.cat(item_vectors),
+        _lists(relevant, len(users)),
+        seen=_lists(seen, len(users)),
+        k=k,
+    )
+
+
+class _Numbering:
+    """Numbers for the values of a column, in the order in which they come."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[object, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def number(self, values: Tensor | pa.Array, *, grows: bool = True) -> tuple[Integers, Integers]:
+        """Return the number of each value, and the positions of the first ones of new values in their order.
+
+        Args:
+            values: Keys int64[B], or an Arrow array of B values.
+            grows: Whether new values get numbers. A value without a number, such as null, has -1.
+        """
+        if isinstance(values, Tensor):
+            distinct, first, inverse = np.unique(values.cpu().numpy(), return_index=True, return_inverse=True)
+            named: list[object] = distinct.tolist()
+        else:
+            encoded = values.dictionary_encode()
+            codes = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False)
+            distinct, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+            named = [*encoded.dictionary.to_pylist(), None]
+            named = [named[code] for code in distinct]
+        numbers = np.full(len(named), -1, dtype=np.int64)
+        new: list[int] = []
+        for position, value in enumerate(named):
+            if value is None:
+                continue
+            if grows and value not in self._numbers:
+                self._numbers[value] = len(self._numbers)
+                new.append(int(first[position]))
+            numbers[position] = self._numbers.get(value, -1)
+        return numbers[inverse], np.array(new, dtype=np.int64)
+
+
+def _both(evaluated: Iterable[Batch], train: Iterable[Batch]) -> Iterator[tuple[bool, Batch]]:
+    for batch in evaluated:
+        yield False, batch
+    for batch in train:
+        yield True, batch
+
+
+def _rows(vectors: Tensor, rows: Integers) -> Tensor:
+    return vectors.float()[torch.from_numpy(rows).to(vectors.device)]
+
+
+def _lists(pairs: Sequence[Integers], num_users: int) -> ItemLists:
+    """The lists of `pairs`, each int64[2, N] of users and items."""
+    user, item = np.concatenate([np.empty((2, 0), dtype=np.int64), *pairs], axis=1)
+    order = user.argsort(kind="stable")
+    offsets = np.concatenate([[0], np.bincount(user, minlength=num_users).cumsum()]).astype(np.int64)
+    return ItemLists(offsets=offsets, items=item[order])

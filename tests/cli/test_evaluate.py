@@ -1,0 +1,128 @@
+"""``terarec evaluate``: metrics by name, per label and slice, and of retrieval."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from terarec.data import Reader
+from terarec.metrics import MetricSet
+from terarec.models.artifact import load_model
+from tests.cli.conftest import figures, refused, terarec
+
+USERS, ITEMS, COUNTRIES = 12, 60, ("de", "fr", "it")
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log of users and items, a data set of it, and a run of wide_deep and of two_tower."""
+    root = tmp_path_factory.mktemp("shop")
+    rng = np.random.default_rng(0)
+    rows = zip(rng.integers(0, USERS, 600), rng.integers(0, ITEMS, 600), rng.integers(0, 3, 600), strict=True)
+    lines = [f"{int((u + i) % 3 == 0)},{u},u{u},i{i},{COUNTRIES[c]}" for u, i, c in rows]
+    (root / "log.csv").write_text("\n".join(["y,x,user,item,country", *lines]) + "\n")
+    columns = ["--label", "y", "--dense", "x", "--categorical", "user,item", "--metadata", "country,user"]
+    figures("prepare", "csv", root / "log.csv", "--out", root / "data", *columns, "--valid-fraction", 0.3)
+    shape = ["--width", 4, "--hidden", "4", "--batch-size", 100, "--data", root / "data"]
+    figures("train", "--model", "wide_deep", *shape, "--out", root / "run", "--sparse-lr", 0.1)
+    towers = ["--set", "model.user=x,user", "--set", "model.item=item"]
+    figures("train", "--model", "two_tower", *shape, *towers, "--out", root / "towers", "--sparse-lr", 0.1)
+    return root
+
+
+def expected(shop: Path, **options: Any) -> MetricSet:
+    """The metrics of the whole split in one batch."""
+    model = load_model(shop / "run").model
+    (batch,) = Reader(shop / "data", "valid", batch_size=1000)
+    logits = model(batch).detach()
+    found = MetricSet(("gauc", "accuracy"), ("y",), group="user", slices=("country",))
+    columns = {"user": batch.metadata["user"], "country": batch.metadata["country"]}
+    found.update(labels=batch.label, logits=logits, scores=logits.sigmoid(), weights=None, columns=columns)
+    return found
+
+
+def test_metrics_groups_and_slices_are_those_that_are_named(shop: Path) -> None:
+    options = ["--metrics", "gauc,accuracy", "--group", "user", "--slices", "country"]
+    found = figures("evaluate", shop / "run", "--data", shop / "data", *options)
+    results = expected(shop).compute()
+    assert found["gauc"] == pytest.approx(results["gauc"])
+    assert found["accuracy"] == pytest.approx(results["accuracy"])
+    assert "auc" not in found
+    of_value = {one.value: one.found.values["gauc"] for one in results.slices["country"].values}
+    assert set(of_value) == set(COUNTRIES)
+    assert {one["value"]: one["metrics"]["gauc"] for one in found["slices"]["country"]["values"]} == pytest.approx(
+        of_value
+    )
+    shown = terarec("evaluate", shop / "run", "--data", shop / "data", *options).out
+    assert "slices of country" in shown
+
+
+def test_the_metrics_of_the_run_are_the_default(shop: Path, tmp_path: Path) -> None:
+    options = ["--metrics", "accuracy,gauc", "--group", "user", "--slices", "country", "--batch-size", 100]
+    trained = figures("train", "--model", "lr", "--data", shop / "data", "--out", tmp_path / "run", *options)
+    found = figures("evaluate", tmp_path / "run", "--data", shop / "data")
+    assert found["gauc"] == pytest.approx(trained["gauc"])
+    assert found["accuracy"] == pytest.approx(trained["accuracy"])
+    assert found["device"] == "cpu" or found["device"].startswith("cuda")
+    assert set(found["slices"]) == {"country"}
+
+
+def test_a_two_tower_run_is_evaluated_over_all_items(shop: Path) -> None:
+    found = figures("evaluate", shop / "towers", "--data", shop / "data", "--k", "2,5")["retrieval"]
+    model = load_model(shop / "towers").model
+    batches = {split: next(iter(Reader(shop / "data", split, batch_size=1000))) for split in ("train", "valid")}
+    vectors: dict[str, dict[str, np.ndarray]] = {"user": {}, "item": {}}
+    met: dict[str, set[tuple[str, int]]] = {"train": set(), "valid": set()}
+    for split in ("valid", "train"):
+        batch = batches[split]
+        items = batch.sparse.keys[batch.batch_size :].tolist()
+        users = batch.metadata["user"].to_pylist()
+        by_user, by_item = model.user_vectors(batch), model.item_vectors(batch)
+        for row, (user, item) in enumerate(zip(users, items, strict=True)):
+            if split == "valid":
+                vectors["user"].setdefault(user, by_user[row].detach().numpy())
+            vectors["item"].setdefault(item, by_item[row].detach().numpy())
+            if batch.label[row, 0] > 0:
+                met[split].add((user, item))
+    recalls: dict[int, list[float]] = {2: [], 5: []}
+    for user, vector in vectors["user"].items():
+        wanted = {i for u, i in met["valid"] - met["train"] if u == user}
+        candidates = [i for i in vectors["item"] if (user, i) not in met["train"]]
+        ranked = sorted(candidates, key=lambda item: -float(vectors["item"][item] @ vector))
+        for k, values in recalls.items():
+            if wanted:
+                values.append(len(wanted & set(ranked[:k])) / len(wanted))
+    assert found["items"] == len(vectors["item"])
+    assert found["users"] == len(recalls[2]) > 0
+    assert found["relevant_seen"] == len(met["valid"] & met["train"])
+    for k, values in recalls.items():
+        assert found[f"recall@{k}"] == pytest.approx(np.mean(values))
+
+
+def test_users_are_told_apart_by_the_group(shop: Path) -> None:
+    options = ["evaluate", shop / "towers", "--data", shop / "data", "--split", "train", "--k", 60]
+    by_key, by_name = figures(*options), figures(*options, "--group", "user")
+    assert by_key["retrieval"]["users"] == by_name["retrieval"]["users"]
+    assert by_key["retrieval"]["relevant_seen"] == 0
+    assert by_key["retrieval"]["recall@60"] == pytest.approx(1.0)  # all items
+
+
+def test_what_makes_no_sense_is_refused(shop: Path) -> None:
+    options = ["evaluate", shop / "run", "--data", shop / "data"]
+    assert "--k: has no meaning for a model of the kind wide_deep" in refused(*options, "--k", "3", code=2)
+    assert "--k: got 'x'" in refused("evaluate", shop / "towers", "--data", shop / "data", "--k", "x", code=2)
+    assert "did you mean 'auc'" in refused(*options, "--metrics", "aucc", code=2)
+    assert "'counry'" in refused(*options, "--slices", "counry", code=2)
+    assert "device: got 'cuda:99'" in refused(*options, "--device", "cuda:99", code=2)
+
+
+def test_predict_takes_a_device(shop: Path, tmp_path: Path) -> None:
+    out = tmp_path / "scores.csv"
+    figures("predict", shop / "run", "--data", shop / "data", "--out", out, "--device", "cpu")
+    raw = tmp_path / "raw.csv"
+    figures("predict", shop / "run", shop / "log.csv", "--out", raw, "--device", "cpu")
+    assert len(raw.read_text().splitlines()) == 601
+    assert "got 'cuda:99'" in refused(
+        "predict", shop / "run", shop / "log.csv", "--out", tmp_path / "no.csv", "--device", "cuda:99", code=2
+    )
