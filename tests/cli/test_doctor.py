@@ -6,7 +6,8 @@ import torch
 from terarec import __version__
 from terarec.cli import doctor_host
 from terarec.cli.doctor_software import EXTRAS
-from terarec.kernels.registry import active
+from terarec.kernels.registry import OPS, active
+from terarec.ops import linear_choice
 from tests.cli.conftest import figures, terarec
 
 
@@ -18,9 +19,10 @@ def test_doctor_tells_what_is_there() -> None:
     assert told["cpu"]["cores"] >= told["cpu"]["usable_cores"] >= 1
     assert told["disk"]["total_bytes"] >= told["disk"]["free_bytes"] > 0
     assert told["gpu"]["available"] == torch.cuda.is_available()
-    assert {row["op"]: (row["implementation"], row["why"]) for row in told["kernels"]} == {
-        row["op"]: (active(row["op"], "cpu").implementation, active(row["op"], "cpu").why) for row in told["kernels"]
-    }
+    expected = {op: active(op, "cpu") for op in OPS} | {"linear": linear_choice()}
+    assert [(row["op"], row["implementation"], row["why"]) for row in told["kernels"]] == [
+        (op, choice.implementation, choice.why) for op, choice in expected.items()
+    ]
     libraries = {"starlette", "uvicorn", "matplotlib", "onnx", "onnxruntime", "onnxscript"}
     assert {row["library"] for row in told["extras"]} == libraries
 

@@ -9,7 +9,7 @@ import torch
 
 from terarec.errors import KernelError
 from terarec.kernels.registry import OPS, active, available
-from terarec.ops import BagGradient, BagLayout, RowRule, bag_lookup, row_update_
+from terarec.ops import BagGradient, BagLayout, RowRule, bag_lookup, linear_choice, row_update_
 from terarec.spec import Pooling
 
 _ROWS, _WIDTH, _FEATURES, _BATCH = 20_000, 32, 8, 4096
@@ -21,11 +21,11 @@ _TOLERANCE = 1e-5
 
 def choices() -> list[dict[str, Any]]:
     """Per op the implementation that "auto" takes on the CPU, and why."""
-    rows = []
-    for op in OPS:
-        choice = active(op, "cpu")
-        rows.append({"op": op, "device": "cpu", "implementation": choice.implementation, "why": choice.why})
-    return rows
+    chosen = {op: active(op, "cpu") for op in OPS} | {"linear": linear_choice()}
+    return [
+        {"op": op, "device": "cpu", "implementation": choice.implementation, "why": choice.why}
+        for op, choice in chosen.items()
+    ]
 
 
 def threads() -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The one place that reads terarec's environment variables.
 
 ``TERAREC_CPU`` = ``generic``, ``avx2`` or ``avx512`` forces the instruction set of the compiled kernels.
+``TERAREC_LINEAR`` = ``onednn`` or ``torch`` forces the library that multiplies in fully connected layers on the CPU.
 ``TRITON_INTERPRET`` = ``1``, which is Triton's own, makes its kernels run on the CPU, slowly.
 ``HUGECTR_DISABLE_OVERFLOW_CHECK`` = ``1``, which is HugeCTR's own, lets the facade's tables outgrow their workspace.
 ``JAVA_HOME``, which is Java's own, is the Java that Spark runs on.
@@ -13,6 +14,7 @@ import os
 from terarec.errors import KernelError
 
 CPU_SETS = ("generic", "avx2", "avx512")
+LINEAR_LIBRARIES = ("onednn", "torch")
 
 
 def forced_cpu() -> str | None:
@@ -21,12 +23,16 @@ def forced_cpu() -> str | None:
     Raises:
         KernelError: an unknown value.
     """
-    value = os.environ.get("TERAREC_CPU")
-    if not value:
-        return None
-    if value not in CPU_SETS:
-        raise KernelError(f"TERAREC_CPU: got {value!r}, expected one of {', '.join(CPU_SETS)}")
-    return value
+    return _one_of("TERAREC_CPU", CPU_SETS)
+
+
+def forced_linear() -> str | None:
+    """The library that ``TERAREC_LINEAR`` asks for; None if it is not set.
+
+    Raises:
+        KernelError: an unknown value.
+    """
+    return _one_of("TERAREC_LINEAR", LINEAR_LIBRARIES)
 
 
 def triton_interprets() -> bool:
@@ -42,3 +48,13 @@ def checks_overflow() -> bool:
 def java_home() -> str | None:
     """Where Java is installed, as ``JAVA_HOME`` tells; None if it is not set."""
     return os.environ.get("JAVA_HOME") or None
+
+
+def _one_of(name: str, values: tuple[str, ...]) -> str | None:
+    """The value of a variable; None if it is not set."""
+    value = os.environ.get(name)
+    if not value:
+        return None
+    if value not in values:
+        raise KernelError(f"{name}: got {value!r}, expected one of {', '.join(values)}")
+    return value

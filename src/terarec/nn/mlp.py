@@ -12,16 +12,10 @@ from torch import Tensor, nn
 from terarec.nn.activation import new_activation
 from terarec.nn.batch_norm import BatchNorm1d
 from terarec.nn.dropout import dropout
-from terarec.nn.initializers import (
-    Distribution,
-    by_scheme,
-    linear_distributions,
-    new_linear,
-    scheme_option,
-    uniform,
-)
+from terarec.nn.initializers import Distribution, by_scheme, linear_distributions, scheme_option, uniform
 from terarec.nn.layer import FileTensor, TensorShape, WeightedLayer, transposed, whole
 from terarec.nn.layer_option import choice, flag, integer, list_of
+from terarec.nn.linear import new_linear
 
 ACTIVATIONS = ("relu", "none")
 
