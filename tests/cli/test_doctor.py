@@ -7,6 +7,7 @@ from terarec import __version__
 from terarec.cli import doctor_host
 from terarec.cli.doctor_software import EXTRAS
 from terarec.kernels.registry import active
+from terarec.ops import linear_choice
 from tests.cli.conftest import figures, terarec
 
 
@@ -18,9 +19,11 @@ def test_doctor_tells_what_is_there() -> None:
     assert told["cpu"]["cores"] >= told["cpu"]["usable_cores"] >= 1
     assert told["disk"]["total_bytes"] >= told["disk"]["free_bytes"] > 0
     assert told["gpu"]["available"] == torch.cuda.is_available()
-    assert {row["op"]: (row["implementation"], row["why"]) for row in told["kernels"] if row["device"] == "cpu"} == {
-        row["op"]: (active(row["op"], "cpu").implementation, active(row["op"], "cpu").why) for row in told["kernels"]
-    }
+    on_cpu = {row["op"]: (row["implementation"], row["why"]) for row in told["kernels"] if row["device"] == "cpu"}
+    linear = linear_choice()
+    assert on_cpu.pop("linear") == (linear.implementation, linear.why)
+    assert on_cpu == {op: (active(op, "cpu").implementation, active(op, "cpu").why) for op in on_cpu}
+    assert len(on_cpu) > 3
     libraries = {
         "starlette",
         "uvicorn",

@@ -6,6 +6,7 @@ import torch
 
 from terarec.errors import ConfigError
 from terarec.nn import MLP
+from terarec.nn.dropout import dropout, relu_dropout
 from tests.nn.formula import draw, make
 
 
@@ -63,3 +64,29 @@ def test_compiled_code_drops_too() -> None:
 def test_a_wrong_rate_is_refused(rate: object) -> None:
     with pytest.raises(ConfigError, match=r"layer dropout: rate is .*, expected a number >= 0 and < 1"):
         make("dropout", [(3,)], {"rate": rate})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("rate", [0.5, 0.2])
+def test_of_the_positive_part_drops_what_dropout_of_a_relu_does(rate: float, dtype: torch.dtype) -> None:
+    inputs = [torch.randn(61, 67, generator=torch.Generator().manual_seed(3)).to(dtype).requires_grad_() for _ in "12"]
+    outs = []
+    for x, drop in zip(inputs, (relu_dropout, lambda x, rate: dropout(x.relu(), rate)), strict=True):
+        torch.manual_seed(5)
+        outs.append(drop(x, rate))
+        (outs[-1] * torch.arange(67, dtype=dtype)).sum().backward()
+    assert torch.equal(*outs)
+    assert torch.equal(inputs[0].grad, inputs[1].grad)
+    assert 0 < int(outs[0].count_nonzero()) < outs[0].numel() / 2
+    assert outs[0].dtype == dtype
+
+
+def test_an_mlp_drops_the_positive_part() -> None:
+    mlp = MLP(5, (64, 64), generator=torch.Generator().manual_seed(0), relus=(True, True), dropout=0.25)
+    x = torch.randn(7, 5)
+    torch.manual_seed(2)
+    got = mlp(x)
+    torch.manual_seed(2)
+    for layer in mlp.layers:
+        x = dropout(layer(x).relu(), 0.25)
+    assert torch.equal(got, x)

@@ -11,7 +11,7 @@ import torch
 
 from terarec.errors import KernelError
 from terarec.kernels.registry import active, available
-from terarec.ops import BagGradient, BagLayout, RowRule, bag_lookup, row_update_
+from terarec.ops import BagGradient, BagLayout, RowRule, bag_lookup, linear_choice, row_update_
 from terarec.spec import Pooling
 from terarec.train.devices import describe_device, resolve_device
 from terarec.train.environment import active_kernels
@@ -31,7 +31,8 @@ def choices() -> list[dict[str, Any]]:
         for op in active_kernels(device):
             choice = active(op, device)
             rows.append({"op": op, "device": device, "implementation": choice.implementation, "why": choice.why})
-    return rows
+    linear = linear_choice()
+    return [*rows, {"op": "linear", "device": "cpu", "implementation": linear.implementation, "why": linear.why}]
 
 
 def training() -> dict[str, Any]:

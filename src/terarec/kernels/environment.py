@@ -2,6 +2,7 @@
 
 ``TERAREC_CPU`` = ``generic``, ``avx2`` or ``avx512`` forces the instruction set of the compiled kernels.
 ``TERAREC_KERNELS`` = ``triton``, ``cpu`` or ``ref`` chooses the implementation of each op that it has for a device.
+``TERAREC_LINEAR`` = ``onednn`` or ``torch`` forces the library that multiplies in fully connected layers on the CPU.
 ``TRITON_INTERPRET`` = ``1``, which is Triton's own, makes its kernels run on the CPU, slowly.
 ``HUGECTR_DISABLE_OVERFLOW_CHECK`` = ``1``, which is HugeCTR's own, lets the facade's tables outgrow their workspace.
 ``JAVA_HOME``, which is Java's own, is the Java that Spark runs on.
@@ -17,6 +18,7 @@ from terarec.errors import KernelError
 CPU_SETS = ("generic", "avx2", "avx512")
 IMPLEMENTATIONS = ("triton", "cpu", "ref")
 """Packages of ``terarec.kernels``, the fastest first. Each has every op of the registry, but those on host memory."""
+LINEAR_LIBRARIES = ("onednn", "torch")
 
 
 def forced_cpu() -> str | None:
@@ -37,6 +39,15 @@ def forced_implementation() -> str | None:
     return _one_of("TERAREC_KERNELS", IMPLEMENTATIONS)
 
 
+def forced_linear() -> str | None:
+    """The library that ``TERAREC_LINEAR`` asks for; None if it is not set.
+
+    Raises:
+        KernelError: an unknown value.
+    """
+    return _one_of("TERAREC_LINEAR", LINEAR_LIBRARIES)
+
+
 def triton_interprets() -> bool:
     """Whether Triton, loaded now, would interpret its kernels on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
@@ -52,10 +63,11 @@ def java_home() -> str | None:
     return os.environ.get("JAVA_HOME") or None
 
 
-def _one_of(name: str, accepted: Sequence[str]) -> str | None:
+def _one_of(name: str, values: Sequence[str]) -> str | None:
+    """The value of a variable; None if it is not set."""
     value = os.environ.get(name)
     if not value:
         return None
-    if value not in accepted:
-        raise KernelError(f"{name}: got {value!r}, expected one of {', '.join(accepted)}")
+    if value not in values:
+        raise KernelError(f"{name}: got {value!r}, expected one of {', '.join(values)}")
     return value

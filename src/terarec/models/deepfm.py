@@ -9,7 +9,8 @@ from terarec.batch import Batch
 from terarec.models.columns import ColumnVectors, LinearTerms, input_width, mlp
 from terarec.models.linear import PairProducts
 from terarec.nn.compressed_interaction import CompressedInteraction
-from terarec.nn.initializers import dense_distributions, new_linear
+from terarec.nn.initializers import dense_distributions
+from terarec.nn.linear import new_linear
 from terarec.spec import DatasetSpec, DeepFMSpec, XDeepFMSpec
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from terarec.nn.initializers import Distribution, new_linear, xavier_normal
+from terarec.nn.initializers import Distribution, xavier_normal
+from terarec.nn.linear import new_linear
 
 
 class CrossV2(nn.Module):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from terarec.nn.layer_option import LayerOption, choice
 
@@ -132,14 +132,3 @@ _DENSE: dict[str, Callable[[int, int], tuple[Distribution, Distribution]]] = {
     "kaiming_uniform": lambda fan_in, _: (uniform(fan_in**-0.5), uniform(fan_in**-0.5)),
     "normal": lambda *_: (normal(0.01), constant(0.0)),
 }
-
-
-def new_linear(
-    fan_in: int, fan_out: int, *, weight: Distribution, bias: Distribution | None, generator: torch.Generator
-) -> nn.Linear:
-    """A fully connected layer whose first weights come from `generator` alone; without bias if `bias` is None."""
-    layer = nn.Linear(fan_in, fan_out, bias=bias is not None, device="meta").to_empty(device="cpu")
-    weight.fill_(layer.weight, generator)
-    if bias is not None:
-        bias.fill_(layer.bias, generator)
-    return layer

@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from terarec.nn.initializers import linear_distributions, new_linear, scheme_option
+from terarec.nn.initializers import linear_distributions, scheme_option
 from terarec.nn.layer import FileTensor, TensorShape, WeightedLayer, transposed, whole
 from terarec.nn.layer_option import LayerOption, choice, integer
+from terarec.nn.linear import new_linear
 
 LINEAR_OPTIONS = (
     integer("num_output", "width of the output"),

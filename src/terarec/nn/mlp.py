@@ -9,19 +9,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from terarec.nn.activation import new_activation
+from terarec.nn.activation import ReLUInPlace, new_activation
 from terarec.nn.batch_norm import BatchNorm1d
-from terarec.nn.dropout import dropout
-from terarec.nn.initializers import (
-    Distribution,
-    by_scheme,
-    linear_distributions,
-    new_linear,
-    scheme_option,
-    uniform,
-)
+from terarec.nn.dropout import dropout, relu_dropout
+from terarec.nn.initializers import Distribution, by_scheme, linear_distributions, scheme_option, uniform
 from terarec.nn.layer import FileTensor, TensorShape, WeightedLayer, transposed, whole
 from terarec.nn.layer_option import choice, flag, integer, list_of
+from terarec.nn.linear import new_linear
 
 ACTIVATIONS = ("relu", "none")
 
@@ -76,9 +70,13 @@ class MLP(nn.Module):
         for layer, norm, activation, relu in zip(self.layers, self.norms, self.activations, self.relus, strict=True):
             x = layer(x)
             if relu:
-                x = activation(norm(x))
-                if self.training and self.dropout:
-                    x = dropout(x, self.dropout)
+                x = norm(x)
+                if not (self.training and self.dropout):
+                    x = activation(x)
+                elif isinstance(activation, ReLUInPlace):
+                    x = relu_dropout(x, self.dropout)
+                else:
+                    x = dropout(activation(x), self.dropout)
         return x
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from terarec.nn.dropout import dropout
-from terarec.nn.initializers import Distribution, new_linear
+from terarec.nn.initializers import Distribution
+from terarec.nn.linear import new_linear
 
 
 class SelfAttention(nn.Module):

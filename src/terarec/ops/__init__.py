@@ -1,8 +1,9 @@
-"""The embedding ops: one file each with schema, fake, backward and the choice of a kernel."""
+"""The ops: one file each. Those of embedding tables have a schema, a fake, a backward and the choice of a kernel."""
 
 from terarec.ops.bag_lookup import bag_lookup
 from terarec.ops.key_weight_gradient import key_weight_gradient
 from terarec.ops.layout import BagLayout
+from terarec.ops.linear import linear, linear_choice
 from terarec.ops.quantized import quantize_rows, quantized_bag_lookup
 from terarec.ops.row_update import (
     BagGradient,
@@ -19,6 +20,8 @@ __all__ = [
     "RowRule",
     "bag_lookup",
     "key_weight_gradient",
+    "linear",
+    "linear_choice",
     "quantize_rows",
     "quantized_bag_lookup",
     "row_gradient_norm",

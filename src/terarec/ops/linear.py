@@ -1,0 +1,166 @@
+"""`linear`: the product of a fully connected layer, by the faster of torch's two libraries."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.functional import linear as by_torch
+
+from terarec.errors import KernelError
+from terarec.kernels.environment import forced_linear
+from terarec.kernels.registry import Choice
+from terarec.ops.tracing import is_traced
+
+_FIRST_FAMILY = 26
+"""Zen 5, the first of AMD's processors that multiply 512 bits in one step.
+
+MKL takes its AVX2 code on all of them: 93 GFLOP/s a core against 210 by oneDNN (EPYC of Zen 5, torch 2.13). Those
+before have units of 256 bits, which AVX2 fills; on Intel's, MKL takes AVX-512 itself.
+"""
+_LEAST_PRODUCTS = 1 << 22
+_LEAST_WIDTH = 8
+"""Smaller products are as fast or faster by MKL: a call of oneDNN takes 13 us, one of MKL 2 (Zen 5, torch 2.13).
+
+With so many multiplications oneDNN takes 0.4 to 1.2 of MKL's time, with less than 4 columns up to 1.3.
+"""
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The product y = x W^T + b of a fully connected layer, with gradients.
+
+    Large products of float32 run by oneDNN where `linear_choice` says so. All others, and those under a compiler, an
+    exporter, autocast, `torch.func` or forward-mode differentiation, are `torch.nn.functional.linear`. The choice
+    depends on the processor and the shapes alone: the same machine gives the same bits on the same number of threads.
+
+    Args:
+        x: float[..., n].
+        weight: float[m, n].
+        bias: float[m].
+
+    Returns:
+        float[..., m].
+    """
+    if not _is_by_onednn(x, weight, bias):
+        return by_torch(x, weight, bias)
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    if torch.is_grad_enabled() and (
+        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        out: Tensor = _Linear.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
+    else:
+        out = _product(rows, weight, bias)
+    return out if x.dim() == 2 else out.view(*x.shape[:-1], -1)
+
+
+@functools.cache
+def linear_choice() -> Choice:
+    """The library that large products of float32 run by on the CPU, "onednn" or "torch", and why.
+
+    Raises:
+        KernelError: ``TERAREC_LINEAR`` has an unknown value, or asks for oneDNN, which cannot run here.
+    """
+    forced, lack = forced_linear(), _lack()
+    if forced == "onednn" and lack:
+        raise KernelError(f"TERAREC_LINEAR: got 'onednn', which cannot run here: {lack}")
+    if forced is not None:
+        return Choice(implementation=forced, why="TERAREC_LINEAR asks for it")
+    if reason := lack or _why_mkl_is_fast():
+        return Choice(implementation="torch", why=reason)
+    return Choice(implementation="onednn", why="MKL leaves half of this processor's AVX-512 units idle")
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        has_x, has_weight, has_bias = ctx.needs_input_grad
+        grad_bias = grad.sum(0) if has_bias else None
+        if torch.is_grad_enabled():  # create_graph=True: torch's products have gradients themselves
+            return grad.mm(weight) if has_x else None, grad.t().mm(x) if has_weight else None, grad_bias
+        grad = grad.contiguous()
+        grad_x = _product(grad, weight.t()) if has_x else None
+        return grad_x, _weight_gradient(grad, x) if has_weight else None, grad_bias
+
+
+def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """float32[m, n]. The narrow side is the left one: for [4096, 13] and [4096, 512] 0.5 ms against 1.8 (Zen 5)."""
+    if x.shape[1] < grad.shape[1]:
+        return _product(x.t(), grad.t()).t().contiguous()
+    return _product(grad.t(), x.t())
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """OneDNN's x W^T + b. It takes transposed and sliced matrices as they are, but reads a bias as a contiguous one."""
+    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    return out
+
+
+def _is_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether a product runs by oneDNN. What is decided first costs least: most products of small models are small."""
+    if is_traced(x) or torch._C._get_tracing_state() is not None:
+        return False
+    if type(weight) not in (Tensor, nn.Parameter) or weight.dim() != 2:
+        return False
+    width, in_width = weight.shape
+    if x.numel() * width < _LEAST_PRODUCTS or width < _LEAST_WIDTH or in_width < _LEAST_WIDTH:
+        return False
+    if not (_is_plain(x) and _is_plain(weight) and x.shape[-1] == in_width):
+        return False
+    if bias is not None and not (_is_plain(bias) and bias.shape == (width,)):
+        return False
+    return _is_eager() and linear_choice().implementation == "onednn"
+
+
+def _is_eager() -> bool:
+    """Whether nothing but autograd's backward watches or changes a product, and oneDNN is not turned off."""
+    return not (
+        torch.is_autocast_enabled("cpu")
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or not torch.backends.mkldnn.enabled
+    )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return (
+        tensor.dtype is torch.float32
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+    )
+
+
+def _lack() -> str:
+    """What keeps oneDNN's product from running at all; empty if nothing does."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return "this torch has no oneDNN"
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return "this torch has no product of oneDNN with plain weights"
+    return ""
+
+
+def _why_mkl_is_fast() -> str:
+    """Why `torch.nn.functional.linear` is no slower than oneDNN; empty where it is slower."""
+    if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+        return "this torch has no MKL, and multiplies by another library"
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return "torch does not take AVX-512"
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "the processor is unknown"
+    family = re.search(r"^vendor_id\s*:\s*AuthenticAMD$.*?^cpu family\s*:\s*(\d+)$", text, re.MULTILINE | re.DOTALL)
+    if family is None or int(family.group(1)) < _FIRST_FAMILY:
+        return "MKL is fast on this processor"
+    return ""

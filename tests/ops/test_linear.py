@@ -1,0 +1,194 @@
+"""Products of fully connected layers by oneDNN against float64."""
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear as by_torch
+
+from terarec.errors import KernelError
+from terarec.nn.linear import Linear
+from terarec.ops import linear, linear_choice
+from tests.kernels.test_registry import run_python
+
+LARGE = [(4096, 100, 16), (4096, 16, 100), (331, 211, 127), (127, 331, 211), (1, 2048, 2053), (100_003, 8, 8)]
+"""Rows, columns of the input and of the output; each has more multiplications than oneDNN is taken for."""
+SMALL = [(0, 400, 400), (1, 1, 1), (1, 400, 400), (7, 13, 5), (4096, 400, 1), (4096, 1, 2000), (0, 1, 7)]
+ROUNDING = {"rtol": 1e-4, "atol": 1e-3}  # sums of 100,003 products of standard normal numbers
+
+
+@pytest.fixture
+def onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Takes oneDNN whatever the processor."""
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    monkeypatch.setenv("TERAREC_LINEAR", "onednn")
+    linear_choice.cache_clear()
+    yield
+    linear_choice.cache_clear()
+
+
+def draw(rows: int, in_width: int, width: int, *, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x, weight = torch.randn(rows, in_width, generator=generator), torch.randn(width, in_width, generator=generator)
+    return x, weight, torch.randn(width, generator=generator)
+
+
+def with_gradients(product, x: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
+    """The product, and the gradients of a sum of it with weights that differ from element to element."""
+    inputs = [tensor.detach().clone().requires_grad_() for tensor in (x, weight, bias) if tensor is not None]
+    out = product(*inputs)
+    grad = torch.arange(out.numel(), dtype=out.dtype).remainder(11).sub(5).view(out.shape)
+    return [out.detach(), *torch.autograd.grad(out, inputs, grad)]
+
+
+def is_onednn(out: Tensor) -> bool:
+    return out.grad_fn is not None and out.grad_fn.name() == "_LinearBackward"
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize(("rows", "in_width", "width"), LARGE + SMALL)
+@pytest.mark.usefixtures("onednn")
+def test_product_and_gradients_equal_those_in_float64(rows: int, in_width: int, width: int, has_bias: bool) -> None:
+    x, weight, bias = draw(rows, in_width, width)
+    got = with_gradients(linear, x, weight, bias if has_bias else None)
+    expected = with_gradients(by_torch, x.double(), weight.double(), bias.double() if has_bias else None)
+    for mine, exact in zip(got, expected, strict=True):
+        assert mine.dtype == torch.float32
+        assert mine.is_contiguous()
+        torch.testing.assert_close(mine.double(), exact, **ROUNDING)
+    weight.requires_grad_()
+    assert is_onednn(linear(x, weight, bias)) == ((rows, in_width, width) in LARGE)
+
+
+@pytest.mark.usefixtures("onednn")
+def test_a_product_without_gradients_is_the_same() -> None:
+    x, weight, bias = draw(331, 211, 127)
+    expected = linear(x, weight.clone().requires_grad_(), bias)
+    assert torch.equal(linear(x, weight, bias), expected)
+    assert torch.equal(expected, torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))
+    with torch.inference_mode():
+        assert torch.equal(linear(x, weight, bias), expected)
+
+
+@pytest.mark.usefixtures("onednn")
+def test_other_layouts_in_memory() -> None:
+    x, weight, bias = draw(331, 211, 127)
+    exact = by_torch(x.double(), weight.double(), bias.double())
+    columns = torch.randn(331, 422)
+    columns[:, ::2] = x
+    wide = torch.randn(331, 300)
+    wide[:, :211] = x
+    apart = torch.stack([bias, -bias], dim=1)[:, 0]
+    layouts = [(columns[:, ::2], weight, bias), (wide[:, :211], weight, bias), (x.t().contiguous().t(), weight, bias)]
+    layouts += [(x, weight.t().contiguous().t(), bias), (x, weight, apart)]
+    for tensors in layouts:
+        torch.testing.assert_close(linear(*tensors).double(), exact, **ROUNDING)
+    assert not apart.is_contiguous()
+    out = linear(x.view(1, 331, 211), weight.requires_grad_(), bias)
+    assert out.shape == (1, 331, 127)
+    torch.testing.assert_close(out[0].double(), exact, **ROUNDING)
+    out.sum().backward()  # an expanded gradient
+    torch.testing.assert_close(weight.grad, x.sum(0).expand(127, -1), **ROUNDING)
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2), (1, 2)])
+@pytest.mark.usefixtures("onednn")
+def test_gradients_of_some_inputs_alone(wanted: tuple[int, ...]) -> None:
+    tensors = draw(331, 211, 127)
+    expected = with_gradients(by_torch, *(tensor.double() for tensor in tensors))[1:]
+    for index in wanted:
+        tensors[index].requires_grad_()
+    linear(*tensors).backward(torch.arange(331.0 * 127).remainder(11).sub(5).view(331, 127))
+    for index, tensor in enumerate(tensors):
+        assert (tensor.grad is not None) == (index in wanted)
+        if tensor.grad is not None:
+            torch.testing.assert_close(tensor.grad.double(), expected[index], **ROUNDING)
+
+
+@pytest.mark.usefixtures("onednn")
+def test_gradients_of_gradients() -> None:
+    def penalty(product, *tensors: Tensor) -> tuple[Tensor, ...]:
+        x, weight, bias = (tensor.detach().clone().requires_grad_() for tensor in tensors)
+        (grad,) = torch.autograd.grad(product(x, weight, bias).square().mean(), x, create_graph=True)
+        return torch.autograd.grad(grad.square().sum(), [x, weight, bias])
+
+    tensors = draw(331, 211, 127)
+    expected = penalty(by_torch, *(tensor.double() for tensor in tensors))
+    for got, exact in zip(penalty(linear, *tensors), expected, strict=True):
+        torch.testing.assert_close(got.double(), exact, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.usefixtures("onednn")
+def test_the_same_bits_every_time() -> None:
+    tensors = draw(331, 211, 127)
+    first = with_gradients(linear, *tensors)
+    for _ in range(3):
+        assert all(torch.equal(*pair) for pair in zip(with_gradients(linear, *tensors), first, strict=True))
+
+
+@pytest.mark.usefixtures("onednn")
+def test_what_is_left_to_torch() -> None:
+    x, weight, bias = draw(331, 211, 127)
+    weight = nn.Parameter(weight)
+    assert is_onednn(linear(x, weight, bias))
+    assert linear(x.double(), weight.double(), bias.double()).dtype == torch.float64
+    assert not is_onednn(linear(x.bfloat16(), weight.bfloat16(), bias.bfloat16()))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert linear(x, weight, bias).dtype == torch.bfloat16
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not is_onednn(linear(x, weight, bias))
+    for wrong in (torch.randn(331, 210), torch.randn(331, 211, dtype=torch.float64)):
+        with pytest.raises(RuntimeError):
+            linear(wrong, weight, bias)
+    with pytest.raises(RuntimeError):
+        linear(x, weight, torch.randn(126))
+
+
+@pytest.mark.usefixtures("onednn")
+def test_transformations_see_an_ordinary_product() -> None:
+    x, weight, bias = draw(331, 211, 127)
+    layer = Linear(211, 127)
+    exact = by_torch(x, layer.weight, layer.bias)
+    torch.testing.assert_close(torch.jit.trace(layer, x)(x), exact, **ROUNDING)
+    torch.testing.assert_close(torch.export.export(layer, (x,)).module()(x), exact, **ROUNDING)
+    torch.testing.assert_close(torch.compile(layer, backend="eager", fullgraph=True)(x), exact, **ROUNDING)
+    batched = torch.func.vmap(lambda one: linear(one, weight, bias))(x.expand(2, -1, -1))
+    torch.testing.assert_close(batched[1], by_torch(x, weight, bias), **ROUNDING)
+    grad = torch.func.grad(lambda tensor: linear(x, tensor, bias).sum())(weight)
+    torch.testing.assert_close(grad, x.sum(0).expand(127, -1), **ROUNDING)
+    with torch.no_grad():
+        _, tangent = torch.func.jvp(lambda tensor: linear(tensor, weight), (x,), (x,))
+    torch.testing.assert_close(tangent, by_torch(x, weight), **ROUNDING)
+    with torch.no_grad(), torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x)
+        tangent = torch.autograd.forward_ad.unpack_dual(linear(dual, weight)).tangent
+        torch.testing.assert_close(tangent, by_torch(x, weight), **ROUNDING)
+
+
+@pytest.mark.usefixtures("onednn")
+def test_the_layer_has_the_state_of_torchs() -> None:
+    layer, plain = Linear(211, 127), nn.Linear(211, 127)
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(331, 211)
+    assert is_onednn(copy.deepcopy(layer)(x))
+    torch.testing.assert_close(layer(x), plain(x), **ROUNDING)
+
+
+def test_the_environment_forces_a_library() -> None:
+    program = "from terarec.ops import linear_choice; print(linear_choice().implementation)"
+    assert run_python(program, TERAREC_LINEAR="torch").stdout.strip() == "torch"
+    assert run_python(program, ATEN_CPU_CAPABILITY="avx2").stdout.strip() == "torch"
+    refused = run_python(program, TERAREC_LINEAR="eigen")
+    assert "TERAREC_LINEAR: got 'eigen', expected one of onednn, torch" in refused.stderr
+
+
+def test_onednn_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERAREC_LINEAR", "onednn")
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    linear_choice.cache_clear()
+    with pytest.raises(KernelError, match="TERAREC_LINEAR: got 'onednn', which cannot run here: this torch has no"):
+        linear_choice()
+    linear_choice.cache_clear()
