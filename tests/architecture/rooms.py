@@ -24,6 +24,7 @@ ALLOWED["export"] = {"spec", "formats", "batch", "nn", "embedding", "storage", "
 ALLOWED["recipes"] = {"spec", "formats", "etl", "train"}
 ALLOWED["cli"] = set(ALLOWED)
 ALLOWED["hugectr"] = set(ALLOWED) - {"cli"}
+ALLOWED["cli"].add("hugectr")
 
 ETL: dict[str, set[str]] = {
     "columns": set(),

@@ -78,6 +78,24 @@ def test_slots_without_sizes_are_columns_of_any_keys(tmp_path):
     assert_same_batches(list(open_reader(tmp_path / "again", batch_size=100)), [found])
 
 
+@pytest.mark.parametrize("kind", ["norm", "parquet", "raw", "raw_async"])
+def test_keys_are_those_of_a_column_of_the_files_or_of_a_hash_table(tmp_path, kind):
+    records = write_as_records(
+        make_dataset(tmp_path / "data", hotness=(1, 1)), tmp_path / "out", RecordOptions(kind=kind)
+    )
+    second = {}
+    for keys, sizes in (("columns", (50, 50)), ("as_read", (50, 0)), ("with_offsets", (50, 50))):
+        layout = dataclasses.replace(records.layout, slot_sizes=sizes)
+        write_records(dataclasses.replace(records, layout=layout, keys=keys), tmp_path / "out" / "records.json")
+        (batch,) = open_reader(tmp_path / "out", batch_size=100)
+        second[keys] = batch.sparse.keys[100:]
+        rows = [column.rows for column in read_spec(tmp_path / "out").categorical]
+        assert rows == {"columns": [50, 50], "as_read": [50, None], "with_offsets": [None, None]}[keys]
+    moved = {"norm": (50, 50), "parquet": (0, 50), "raw": (0, 50), "raw_async": (0, 0)}[kind]
+    assert second["as_read"].equal(second["columns"] + moved[0])
+    assert second["with_offsets"].equal(second["columns"] + moved[1])
+
+
 def test_an_input_of_several_slots_names_its_columns(tmp_path):
     records = write_as_records(
         make_dataset(tmp_path / "data", hotness=(1, 1)), tmp_path / "out", RecordOptions(kind="raw")

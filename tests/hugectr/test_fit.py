@@ -1,6 +1,7 @@
 """`Model.fit`: what is due when, by release; the ends of a training; callbacks; epochs."""
 
 import re
+import signal
 
 import pytest
 
@@ -124,6 +125,22 @@ def test_callbacks_are_told_and_may_end_the_training(planted):
     assert patient.calls == ["start", ("eval", 1), ["AUC"], ("eval", 3), ["AUC"], ("end", 4)]
     dcn(*planted[:2], training_callbacks=[hasty]).fit(max_iter=5, display=0, eval_interval=2)
     assert hasty.calls[-2:] == [["AUC"], ("end", 3)]
+
+
+class Interrupting(hugectr.TrainingCallback):
+    def on_eval_start(self, current_iter):
+        signal.raise_signal(signal.SIGINT)
+        return False
+
+
+def test_ctrl_c_ends_after_a_whole_iteration_as_python_scripts_expect(planted):
+    made = dcn(*planted[:2], training_callbacks=[Interrupting()])
+    with pytest.raises(KeyboardInterrupt):
+        made.fit(max_iter=50, display=0, eval_interval=4)
+    assert made.last_iteration == 3
+    whole = dcn(*planted[:2])
+    whole.fit(max_iter=4, display=0, eval_interval=0)
+    assert made.get_current_loss() == whole.get_current_loss()
 
 
 def test_a_second_fit_goes_on(planted):

@@ -157,9 +157,24 @@ def test_the_commands_take_it(saved, tmp_path):
     out = tmp_path / "scores.parquet"
     assert figures("predict", path, "--data", path / "records.json", "--split", "valid", "--out", out)["rows"] == 1_000
     assert figures("inspect", path)["step"] == 30
-    session = InferenceSession.open(path)
-    record = {column.name: [1, 2] for column in session.inputs}
-    assert session.predict(record).shape == (2, 1)
+
+
+def test_a_session_serves_what_the_model_predicts(saved):
+    made, path = saved
+    scores, _ = predictions(made, 1)
+    batch = made._compiled("test").evaluation.batch
+    keys = batch.sparse.keys.view(4, -1).tolist()
+    record = {f"dense.{number}": column.tolist() for number, column in enumerate(batch.dense.T)}
+    record |= {f"data.{slot}": ids for slot, ids in enumerate(keys)}
+    found = InferenceSession.open(path).predict(record)
+    np.testing.assert_allclose(found[:, 0], scores, atol=1e-6)
+
+
+def test_a_run_is_exported(saved, tmp_path):
+    pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
+    _, path = saved
+    told = figures("export", path, "--out", tmp_path / "onnx")
+    assert told["max_abs_difference"] < 1e-5
 
 
 def test_training_goes_on_from_the_command_line(saved):

@@ -68,6 +68,25 @@ def test_a_loss_that_is_no_number_stops_before_anything_is_updated(spec, poison)
     assert_same(weights(trainer.model), before)
 
 
+def test_training_goes_on_with_such_a_loss_where_the_check_is_off(spec):
+    trainer, reader = make_trainer(spec, TrainingSpec(batch_size=100))
+    unchecked = Trainer(trainer.model, trainer.spec, trainer.optimizers, check_loss=False)
+    batch = next(iter(reader))
+    bad = Batch(dense=torch.full_like(batch.dense, math.nan), label=batch.label, sparse=batch.sparse)
+    assert math.isnan(unchecked.train_step(bad))
+    assert (unchecked.step, unchecked.samples) == (1, 100)
+
+
+def test_a_reader_that_starts_over_starts_an_epoch(spec):
+    trainer, reader = make_trainer(spec, TrainingSpec(batch_size=500, max_steps=1))
+    trainer.fit(reader)
+    assert not trainer.is_epoch_end
+    trainer.spec = TrainingSpec(batch_size=500, epochs=1)
+    trainer.begin_epoch()
+    trainer.fit(reader)
+    assert (trainer.step, trainer.epoch) == (1 + trainer.steps_per_epoch, 1)
+
+
 def test_callbacks_hear_everything_in_order(spec):
     recorder = Recorder()
     training = TrainingSpec(batch_size=500, epochs=3, max_steps=5, eval_every=3)

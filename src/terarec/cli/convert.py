@@ -1,4 +1,4 @@
-"""``terarec convert``: data sets from and to HugeCTR's files."""
+"""``terarec convert``: data sets from and to HugeCTR's files, and HugeCTR's models as runs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from terarec.errors import ConfigError
 if TYPE_CHECKING:
     from terarec.spec import RecordsSpec
 
+_OF_RUNS = ("records", "dense", "sparse", "dense_states", "sparse_states", "step", "batch_size", "lr", "seed")
 _KINDS = {"norm": "norm", "parquet": "parquet", "raw": "raw", "raw-async": "raw_async"}
 
 
@@ -22,8 +23,10 @@ _KINDS = {"norm": "norm", "parquet": "parquet", "raw": "raw", "raw-async": "raw_
 class ConvertOptions:
     """What ``terarec convert`` takes."""
 
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="A data set; for --to dataset a records.json.")]
-    to: Annotated[str, typer.Option(metavar="norm|parquet|raw|raw-async|dataset", help="What to write.")]
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help="A data set; a records.json (dataset), or a graph's JSON (run).")
+    ]
+    to: Annotated[str, typer.Option(metavar="norm|parquet|raw|raw-async|dataset|run", help="What to write.")]
     out: Annotated[Path, typer.Option(help="Directory to make.")]
     key_bytes: Annotated[int | None, typer.Option(metavar="4|8", help="Bytes of a key; 4 if all fit.")] = None
     no_checksum: Annotated[bool, typer.Option("--no-checksum", help="Norm files without checksums.")] = False
@@ -31,12 +34,29 @@ class ConvertOptions:
     storage: Annotated[
         str | None, typer.Option("--format", metavar="parquet|raw", help="Format of a data set's shards.")
     ] = None
+    records: Annotated[Path | None, typer.Option(help="records.json of a model's data (run).")] = None
+    dense: Annotated[Path | None, typer.Option(metavar="FILE", help="Dense weights (run).")] = None
+    sparse: Annotated[
+        list[Path] | None, typer.Option(metavar="PATH", help="Rows of an embedding (run); repeatable, in order.")
+    ] = None
+    dense_states: Annotated[Path | None, typer.Option(metavar="FILE", help="Dense optimizer states (run).")] = None
+    sparse_states: Annotated[
+        list[Path] | None, typer.Option(metavar="PATH", help="An embedding's optimizer states (run); repeatable.")
+    ] = None
+    step: Annotated[int | None, typer.Option(help="Iterations behind a model's files (run); 0.")] = None
+    batch_size: Annotated[int | None, typer.Option(help="Samples in an iteration (run); 2048.")] = None
+    lr: Annotated[float | None, typer.Option(help="Learning rate to go on with (run); 0.001.")] = None
+    seed: Annotated[int | None, typer.Option(help="Seed of new rows and dropout (run); 1.")] = None
 
 
 def convert(options: ConvertOptions, show: Show) -> None:
-    """Write a data set as HugeCTR's files, or HugeCTR's files as a data set."""
+    """Write a data set as HugeCTR's files, these as a data set, or HugeCTR's model as a run."""
     _check(options)
     started = time.perf_counter()
+    if options.to == "run":
+        figures = _to_run(options)
+        show.result(f"Converted {options.out}", {**figures, "seconds": time.perf_counter() - started})
+        return
     to_dataset = options.to == "dataset"
     figures = _to_dataset(options, show) if to_dataset else _to_records(options, show)
     seconds = time.perf_counter() - started
@@ -45,17 +65,23 @@ def convert(options: ConvertOptions, show: Show) -> None:
 
 
 def _check(options: ConvertOptions) -> None:
-    if options.to not in (*_KINDS, "dataset"):
-        raise ConfigError(f"--to: got {options.to!r}, expected one of {', '.join((*_KINDS, 'dataset'))}")
-    is_dataset = options.to == "dataset"
+    targets = (*_KINDS, "dataset", "run")
+    if options.to not in targets:
+        raise ConfigError(f"--to: got {options.to!r}, expected one of {', '.join(targets)}")
+    is_dataset, is_run = options.to == "dataset", options.to == "run"
+    is_records = not (is_dataset or is_run)
     for name, is_given, is_wanted in (
-        ("--key-bytes", options.key_bytes is not None, not is_dataset),
+        ("--key-bytes", options.key_bytes is not None, is_records),
         ("--no-checksum", options.no_checksum, options.to == "norm"),
-        ("--keysets", options.keysets, not is_dataset),
+        ("--keysets", options.keysets, is_records),
         ("--format", options.storage is not None, is_dataset),
+        *((f"--{name.replace('_', '-')}", getattr(options, name) is not None, is_run) for name in _OF_RUNS),
     ):
         if is_given and not is_wanted:
             raise ConfigError(f"{name}: has no meaning with --to {options.to}")
+    for name in ("records", "dense"):
+        if is_run and getattr(options, name) is None:
+            raise ConfigError(f"--{name}: got none, expected a path with --to run")
 
 
 def _to_records(options: ConvertOptions, show: Show) -> dict[str, Any]:
@@ -93,4 +119,31 @@ def _to_dataset(options: ConvertOptions, show: Show) -> dict[str, Any]:
     return {
         "rows": sum(dataset.num_rows(split) for split in dataset.splits),
         "skipped_rows": imported.num_skipped,
+    }
+
+
+def _to_run(options: ConvertOptions) -> dict[str, Any]:
+    from terarec.formats.hugectr import RECORDS_FILE
+    from terarec.hugectr.saved_model import SavedModel, convert_model
+    from terarec.models.state import tables
+
+    assert options.records is not None  # checked
+    assert options.dense is not None
+    given = {name: getattr(options, name) for name in ("step", "batch_size", "lr", "seed")}
+    saved = SavedModel(
+        graph=options.data,
+        records=options.records / RECORDS_FILE if options.records.is_dir() else options.records,
+        dense=options.dense,
+        sparse=tuple(options.sparse or ()),
+        dense_states=options.dense_states,
+        sparse_states=tuple(options.sparse_states or ()),
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    held = tables(convert_model(saved, options.out).module)
+    return {
+        "out": str(options.out),
+        "kind": options.to,
+        "step": saved.step,
+        "tables": len(held),
+        "table_rows": sum(map(len, held.values())),
     }

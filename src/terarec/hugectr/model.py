@@ -20,6 +20,7 @@ from terarec.hugectr.tables.calls import FIT, MODEL, SET_LEARNING_RATE
 from terarec.hugectr.tables.low_level import SolverConfig
 from terarec.hugectr.tables.optimizer import OptimizerWithSchedule, OptParamsPy
 from terarec.hugectr.tables.table import taking
+from terarec.spec import RecordsSpec
 from terarec.train import Callback
 
 
@@ -203,32 +204,42 @@ class Model(ModelFiles):
             BrokenFileError: Data that does not hold what it should.
             StorageError: The disk is full.
         """
+        with as_hugectr_errors("save_run"):
+            save_run(Path(path), *self.run_parts())
+
+    def run_parts(self) -> tuple[RecordsSpec, Training]:
+        """Describe the data and the training for a RUN; see `save_run`.
+
+        Raises:
+            IllegalCallError: As `save_run`.
+            FileCannotOpenError: Data that is not there.
+            BrokenFileError: Data that does not hold what it should.
+        """
         made = self._compiled("save_run")
         if self._cache is not None:
             raise IllegalCallError("save_run: the model has a training cache, expected one that trains on one source")
         trainer, reader = made.trainer, made.train_reader
         is_ahead = self._is_fitting and made.model.device.type != "cpu"
         started = trainer.reader_state() if is_ahead else reader.state_dict() if reader.is_started() else None
-        with as_hugectr_errors("save_run"):
-            records = describe_records(
-                made.plan.spec,
-                made.layout,
-                self.reader_params,
-                {"train": reader, "valid": made.eval_reader},
-                made.async_layout,
-            )
-            training = Training(
-                trainer=trainer,
-                dense=made.dense,
-                rules=made.plan.rules,
-                schedule=self._scheduler.schedule,
-                next_step=self._scheduler.get_step() + 1,
-                shuffle=made.is_shuffled,
-                repeat=self.solver.repeat_dataset,
-                reader_threads=min(self.reader_params.num_workers, os.cpu_count() or 1),
-                reader_state=started,
-            )
-            save_run(Path(path), records, training)
+        records = describe_records(
+            made.plan.spec,
+            made.layout,
+            self.reader_params,
+            {"train": reader, "valid": made.eval_reader},
+            made.async_layout,
+        )
+        training = Training(
+            trainer=trainer,
+            dense=made.dense,
+            rules=made.plan.rules,
+            schedule=self._scheduler.schedule,
+            next_step=self._scheduler.get_step() + 1,
+            shuffle=made.is_shuffled,
+            repeat=self.solver.repeat_dataset,
+            reader_threads=min(self.reader_params.num_workers, os.cpu_count() or 1),
+            reader_state=started,
+        )
+        return records, training
 
     def start_data_reading(self) -> None:
         """Start both readers, before `train` is called by a script with ``repeat_dataset=True``.

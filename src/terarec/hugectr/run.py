@@ -138,19 +138,19 @@ def save_run(path: Path, records: RecordsSpec, training: Training) -> None:
         described = path.absolute() / RECORDS_FILE
         write_records(records, described)
         spec = _run_spec(str(described), records, training)
-        with_state = open_reader_of(spec)
+        reader = _open_train(spec)
         try:
             if training.reader_state is not None:
-                with_state.load_state_dict(training.reader_state)  # refuses data that is described otherwise
-            reader_state = with_state.state_dict() if training.reader_state is None else training.reader_state
+                reader.load_state_dict(training.reader_state)  # refuses data that is described otherwise
+            reader_state = reader.state_dict() if training.reader_state is None else training.reader_state
         finally:
-            with_state.close()
+            reader.close()
         directory.begin(spec, read_spec(described))
         save(directory.checkpoints, _state(training, spec, reader_state))
         directory.holds_work = True
 
 
-def open_reader_of(spec: RunSpec) -> BatchReader:
+def _open_train(spec: RunSpec) -> BatchReader:
     """Open the training data as `terarec.train.Run` does."""
     training = spec.training
     return open_reader(

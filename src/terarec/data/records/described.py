@@ -86,11 +86,10 @@ class ColumnSource:
             FormatError: A damaged file, or a key outside its slot.
         """
         block, left_out = self._source.read(group)
-        if not self._is_by_column:
-            return block, left_out
         keys = final_keys(block.keys, self.layout, sign=-1) if self._removes_offsets else block.keys
         columns: list[Keys] = []
         for column, column_keys in zip(self._columns, keys, strict=True):
-            check_keys(column, column_keys, self._where, promise="slot_sizes in records.json")
+            if self._is_by_column:
+                check_keys(column, column_keys, self._where, promise="slot_sizes in records.json")
             columns.append(bags_of(column_keys) if column.hotness > 1 else column_keys)
         return dataclasses.replace(block, keys=tuple(columns)), left_out

@@ -1,0 +1,189 @@
+"""A graph's JSON with dense and sparse files, which HugeCTR or the facade saved, as a RUN."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from terarec.errors import ConfigError
+from terarec.formats import is_remote
+from terarec.formats.hugectr import read_records
+from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
+from terarec.hugectr.enums import Alignment_t, Check_t, DataReaderType_t
+from terarec.hugectr.graph_json import Part, read_graph
+from terarec.hugectr.json_object import read_json
+from terarec.hugectr.model import Model
+from terarec.hugectr.optimizer_json import read_optimizer
+from terarec.hugectr.run import save_run
+from terarec.hugectr.tables.optimizer import OptParamsPy
+from terarec.hugectr.tables.reader import AsyncParam, DataReaderParams
+from terarec.hugectr.tables.solver import Solver
+from terarec.hugectr.tables.sparse_embedding import SparseEmbedding
+from terarec.spec import RecordLayout, RecordsSpec
+
+_KINDS = {
+    "norm": DataReaderType_t.Norm,
+    "parquet": DataReaderType_t.Parquet,
+    "raw": DataReaderType_t.Raw,
+    "raw_async": DataReaderType_t.RawAsync,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedModel:
+    """Where a model lies, and what of its training its files do not tell.
+
+    Attributes:
+        graph: JSON file of the graph.
+        records: ``records.json`` of its data.
+        dense: File of the dense weights.
+        sparse: Folder or file of each embedding, in the order of the graph; the dump of embedding collections.
+        dense_states: File of the dense optimizer's states, or None.
+        sparse_states: File of the optimizer states of each embedding; none where the training starts with new ones.
+        step: Iterations behind the files: training goes on behind so many batches.
+        batch_size: Samples in an iteration.
+        lr: Learning rate of the iterations that follow.
+        seed: Seed of the rows that new keys get, and of dropout.
+    """
+
+    graph: Path
+    records: Path
+    dense: Path
+    sparse: tuple[Path, ...] = ()
+    dense_states: Path | None = None
+    sparse_states: tuple[Path, ...] = ()
+    step: int = 0
+    batch_size: int = 2048
+    lr: float = 0.001
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("step", 0), ("batch_size", 1), ("seed", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}: got {getattr(self, name)}, expected an integer >= {least}")
+
+
+def convert_model(saved: SavedModel, out: Path) -> Model:
+    """Write the RUN of a saved model.
+
+    The optimizer of the layers is that of the graph file's clause ``optimizer``, or else of its first embedding.
+
+    Args:
+        saved: The model.
+        out: A new or empty directory.
+
+    Returns:
+        The model.
+
+    Raises:
+        DataNotFoundError: A file is missing.
+        FormatError: A file is damaged, or of another model.
+        ConfigError: Files, data and graph that do not fit together, or a directory that holds something else.
+        StorageError: The disk is full, or there is not enough memory for the tables.
+    """
+    records = read_records(saved.records)
+    with contextlib.redirect_stdout(io.StringIO()):  # what a script's user is told of its devices
+        model = _compiled(saved, records)
+        _check_layout(model._compiled("convert").layout, records.layout)
+        _load(model, saved)
+        _go_on_from(model, saved)
+        described, training = model.run_parts()
+        names = dataclasses.replace(described, label_names=records.label_names, dense_names=records.dense_names)
+        save_run(out, names, training)
+    return model
+
+
+def _compiled(saved: SavedModel, records: RecordsSpec) -> Model:
+    data = read_json(str(saved.graph))
+    parts = read_graph(read_json(str(saved.graph))).parts
+    optimizer = read_optimizer(data.child("optimizer")) if data.has("optimizer") else _optimizer_of(parts)
+    solver = Solver(
+        seed=saved.seed,
+        lr=saved.lr,
+        batchsize=saved.batch_size,
+        batchsize_eval=saved.batch_size,
+        vvgpu=[[0]],
+        i64_input_key=records.layout.key_bytes == 8,
+        use_embedding_collection=any(isinstance(part, EmbeddingCollectionConfig) for part in parts),
+    )
+    model = Model(solver, _reader(saved.records, records), optimizer)
+    for part in parts:
+        model.add(part)
+    model.compile()
+    return model
+
+
+def _optimizer_of(parts: tuple[Part, ...]) -> OptParamsPy:
+    for part in parts:
+        if isinstance(part, SparseEmbedding) and part.optimizer is not None:
+            found: OptParamsPy = part.optimizer
+            return found
+    return OptParamsPy()
+
+
+def _reader(path: Path, records: RecordsSpec) -> DataReaderParams:
+    def where(split: str) -> str:
+        found = records.split(split).path
+        return found if is_remote(found) else str((path.absolute().parent / found).absolute())
+
+    evaluated = "valid" if "valid" in records.splits else "train"
+    return DataReaderParams(
+        data_reader_type=_KINDS[records.kind],
+        source=[where("train")],
+        eval_source=where(evaluated),
+        check_type=Check_t.Sum if records.checksum else Check_t.Non,
+        num_samples=records.split("train").rows,
+        eval_num_samples=records.split(evaluated).rows,
+        float_label_dense=records.float_label_dense,
+        num_workers=1,
+        slot_size_array=list(records.layout.slot_sizes),
+        async_param=AsyncParam(1, 4, 0, 0, 0, False, Alignment_t.Non, records.multi_hot, records.float_label_dense),
+    )
+
+
+def _check_layout(graph: RecordLayout, records: RecordLayout) -> None:
+    for what in ("label_dim", "dense_dim", "most_keys"):
+        got, expected = getattr(graph, what), getattr(records, what)
+        if got != expected:
+            raise ConfigError(f"graph: its data layer has the {what} {got}, expected {expected} as in records.json")
+
+
+def _load(model: Model, saved: SavedModel) -> None:
+    model.load_dense_weights(str(saved.dense))
+    sparse = list(map(str, saved.sparse))
+    if model.solver.use_embedding_collection:
+        if len(sparse) != 1:
+            raise ConfigError(f"sparse: got {len(sparse)} paths, expected one, the dump of the embedding collections")
+        model.embedding_load(sparse[0])
+    else:
+        model.load_sparse_weights(sparse)
+    if saved.dense_states is not None:
+        model.load_dense_optimizer_states(str(saved.dense_states))
+    if saved.sparse_states:
+        model.load_sparse_optimizer_states(list(map(str, saved.sparse_states)))
+
+
+def _go_on_from(model: Model, saved: SavedModel) -> None:
+    """Count the iterations that the files have behind them, and pass over their batches."""
+    made = model._compiled("convert")
+    trainer, reader = made.trainer, made.train_reader
+    model.start_data_reading()
+    samples = saved.step * saved.batch_size
+    rows = sum(reader.open_source().group_rows)
+    reader.load_state_dict({**reader.state_dict(), "epoch": samples // rows, "rows_read": samples % rows})
+    trainer.step, trainer.samples = saved.step, samples
+    if saved.dense_states is not None and trainer.optimizers.dense is not None:
+        for state in trainer.optimizers.dense.state.values():
+            if isinstance(state.get("step"), Tensor):
+                state["step"].fill_(saved.step)
+        for group in trainer.optimizers.dense.param_groups:
+            if "num_steps" in group:
+                group["num_steps"] = saved.step
+    if saved.sparse_states and trainer.optimizers.rows is not None:
+        progress = {name: value for name, value in trainer.optimizers.rows.step_state().items() if name != "rule_steps"}
+        trainer.optimizers.rows.load_step_state({**progress, "num_steps": saved.step})

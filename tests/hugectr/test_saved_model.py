@@ -1,0 +1,86 @@
+"""Files of a model, as HugeCTR or the facade saves them, become a RUN by ``terarec convert``."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from terarec.config import load_run
+from terarec.formats.hugectr import write_records
+from terarec.spec import RecordSplit, RecordsSpec
+from terarec.train import Run
+from tests.cli.conftest import figures, refused
+from tests.hugectr import families
+from tests.hugectr.planted import Planted, layout, write_norm
+from tests.hugectr.scripts import ADAM
+from tests.hugectr.test_run import everything
+
+STEPS, BATCH = 17, 300
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Data with its records.json, and a model that was trained on it and saved."""
+    folder = tmp_path_factory.mktemp("saved")
+    train, valid = write_norm(folder / "train", Planted(4_000)), write_norm(folder / "valid", Planted(1_000, seed=1))
+    write_records(
+        RecordsSpec(
+            kind="norm",
+            layout=layout(),
+            splits={"train": RecordSplit(path=train, rows=4_000), "valid": RecordSplit(path=valid, rows=1_000)},
+            label_names=("label",),
+            dense_names=("I1", "I2", "I3"),
+        ),
+        folder / "records.json",
+    )
+    made = families.deepfm(train, valid, optimizer=ADAM, batchsize=BATCH)
+    made.fit(max_iter=STEPS, display=0, eval_interval=0)
+    made.graph_to_json(str(folder / "graph.json"))
+    made.save_params_to_files(str(folder / "m"), STEPS)
+    return folder, made
+
+
+def flags(folder, out, *more):
+    sparse = sorted(folder.glob("m*_sparse_*.model"))
+    rows = [path for path in sparse if "_opt_" not in path.name]
+    states = [path for path in sparse if "_opt_" in path.name]
+    given = ["--records", folder / "records.json", "--dense", folder / f"m_dense_{STEPS}.model"]
+    given += [part for path in rows for part in ("--sparse", path)]
+    given += ["--dense-states", folder / f"m_opt_dense_{STEPS}.model"]
+    given += [part for path in states for part in ("--sparse-states", path)]
+    return ["convert", folder / "graph.json", "--to", "run", "--out", out, *given, *more]
+
+
+def test_training_goes_on_from_files_as_without_a_stop(files, tmp_path):
+    folder, made = files
+    numbers = ("--step", STEPS, "--batch-size", BATCH, "--lr", 0.01, "--seed", 5)
+    told = figures(*flags(folder, tmp_path / "run", *numbers))
+    assert (told["step"], told["table_rows"]) == (
+        STEPS,
+        sum(len(t) for c in made.module.embeddings.values() for t in c.tables.values()),
+    )
+    spec = load_run(tmp_path / "run" / "run.json")
+    longer = dataclasses.replace(spec, training=dataclasses.replace(spec.training, max_steps=2 * STEPS))
+    run = Run(longer, tmp_path / "run")
+    run.fit(resume=True)
+    made.fit(max_iter=STEPS, display=0, eval_interval=0)
+    optimizers = made._compiled("test").trainer.optimizers
+    expected, found = everything(made.module, optimizers), everything(run.model, run.trainer.optimizers)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert torch.equal(found[key], value), key
+    assert figures("evaluate", tmp_path / "run", "--data", tmp_path / "run" / "records.json")["rows"] == 1_000
+
+
+def test_what_does_not_fit_is_refused(files, tmp_path):
+    folder, _ = files
+    out = tmp_path / "run"
+    assert "--dense: got none" in refused(
+        "convert", folder / "graph.json", "--to", "run", "--out", out, "--records", folder, code=2
+    )
+    assert "has no meaning with --to run" in refused(*flags(folder, out, "--keysets"), code=2)
+    assert "--step: has no meaning" in refused("convert", folder, "--to", "dataset", "--out", out, "--step", 3, code=2)
+    assert "step: got -1" in refused(*flags(folder, out, "--step", -1), code=2)
+    missing = refused("convert", folder / "none.json", *flags(folder, out)[2:], code=1)
+    assert "none.json: does not exist" in missing
+    assert not out.exists()
