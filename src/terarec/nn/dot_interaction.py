@@ -105,5 +105,7 @@ class _Interact(torch.autograd.Function):
 
 def _columns(x: Tensor, numbers: Tensor) -> Tensor:
     """Return the columns of `x` by number; 16-bit floats go as integers, which torch gathers twice as fast."""
-    held = x.view(torch.int16) if x.element_size() == 2 else x
-    return held.gather(1, numbers.expand(x.shape[0], -1)).view(x.dtype)
+    columns = numbers.expand(x.shape[0], -1)
+    if x.element_size() != 2:
+        return x.gather(1, columns)  # ONNX has no form of a view of another type
+    return x.view(torch.int16).gather(1, columns).view(x.dtype)
