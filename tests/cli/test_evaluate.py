@@ -108,6 +108,14 @@ def test_users_are_told_apart_by_the_group(shop: Path) -> None:
     assert by_key["retrieval"]["recall@60"] == pytest.approx(1.0)  # all items
 
 
+def test_a_run_on_the_files_of_hugectr_is_evaluated_on_them(shop: Path, tmp_path: Path) -> None:
+    records, run = tmp_path / "norm", tmp_path / "run"
+    figures("convert", shop / "data", "--to", "norm", "--out", records)
+    trained = figures("train", "--model", "deepfm", "--data", records, "--out", run, "--batch-size", 100)
+    found = figures("evaluate", run, "--data", records / "records.json")
+    assert (found["rows"], found["auc"]) == (180, pytest.approx(trained["auc"]))
+
+
 def test_what_makes_no_sense_is_refused(shop: Path) -> None:
     options = ["evaluate", shop / "run", "--data", shop / "data"]
     assert "--k: has no meaning for a model of the kind wide_deep" in refused(*options, "--k", "3", code=2)

@@ -58,8 +58,8 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
         options.run, options.checkpoint, device=device, allow_import=options.allow_import or ()
     )
     training, described = _training(options, spec.training), read_spec(options.data)
-    check_columns(described, options.data, trained_on, RunDirectory(options.run).dataset)
     reader = open_reader(options.data, options.split, batch_size=training.batch_size, threads=training.reader_threads)
+    check_columns(described, options.data, trained_on, RunDirectory(options.run).dataset)
     evaluator = Evaluator(
         build_objective(spec.objective or BinarySpec()),
         metrics=training.metrics,
