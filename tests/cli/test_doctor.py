@@ -18,10 +18,23 @@ def test_doctor_tells_what_is_there() -> None:
     assert told["cpu"]["cores"] >= told["cpu"]["usable_cores"] >= 1
     assert told["disk"]["total_bytes"] >= told["disk"]["free_bytes"] > 0
     assert told["gpu"]["available"] == torch.cuda.is_available()
-    assert {row["op"]: (row["implementation"], row["why"]) for row in told["kernels"]} == {
+    assert {row["op"]: (row["implementation"], row["why"]) for row in told["kernels"] if row["device"] == "cpu"} == {
         row["op"]: (active(row["op"], "cpu").implementation, active(row["op"], "cpu").why) for row in told["kernels"]
     }
-    libraries = {"starlette", "uvicorn", "matplotlib", "onnx", "onnxruntime", "onnxscript"}
+    libraries = {
+        "starlette",
+        "uvicorn",
+        "matplotlib",
+        "onnx",
+        "onnxruntime",
+        "onnxscript",
+        "tensorboard",
+        "mlflow-skinny",
+    }
+    training = told["training"]
+    assert training["device"].startswith("cuda:0" if torch.cuda.is_available() else "cpu")
+    assert (training["threads"], training["precisions"][0]) == (torch.get_num_threads(), "fp32")
+    assert {row["implementation"] for row in told["kernels"]} >= set(training["kernels"]) != set()
     assert {row["library"] for row in told["extras"]} == libraries
 
 

@@ -54,3 +54,16 @@ def test_what_seeds_cannot_do_is_refused(data: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
     figures(*options)
     assert "holds a run" in refused(*options, "--seeds", 2, code=2)
+
+
+def test_curves_are_logged_where_the_packages_are(data: Path, tmp_path: Path) -> None:
+    """TensorBoard by default, MLflow where a place is named; each seed has its own."""
+    options = ["train", *SHAPE, "--data", data]
+    figures(*options, "--out", tmp_path / "without", "--no-tensorboard")
+    assert not (tmp_path / "without" / "tensorboard").exists()
+    pytest.importorskip("tensorboard", reason="the extra tensorboard is absent")
+    pytest.importorskip("mlflow", reason="the extra mlflow is absent")
+    figures(*options, "--out", tmp_path / "run", "--seeds", 2, "--mlflow", tmp_path / "mlruns")
+    assert [len(list((tmp_path / "run" / f"seed-{seed}" / "tensorboard").iterdir())) for seed in (0, 1)] == [1, 1]
+    names = {path.read_text() for path in (tmp_path / "mlruns").rglob("mlflow.runName")}
+    assert names == {"run/seed-0", "run/seed-1"}

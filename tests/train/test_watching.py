@@ -1,18 +1,34 @@
 """The log, the progress bar, and the warnings."""
 
+import dataclasses
 import io
 import json
 import logging
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 from rich.console import Console
+from torch import nn
 
+from terarec.spec import SGDSpec, TrainingSpec
 from terarec.train import ProgressBar, build, precision
+from terarec.train.evaluation import Evaluator
 from terarec.train.metrics_log import MetricsLog
+from terarec.train.optimizers import Optimizers
 from tests.train.small_run import changed
+
+
+class Place:
+    """What a log asks a trainer."""
+
+    step, samples, epoch = 0, 0, 0
+    last_loss = None
+    device, spec = torch.device("cpu"), TrainingSpec()
+    optimizers = Optimizers.of(nn.Linear(1, 1), SGDSpec(lr=0.25), SGDSpec())
+    optimizers.rows = SimpleNamespace(param_groups=[{"lr": 0.5}])
 
 
 def test_the_log_has_a_line_every_few_steps_and_one_per_evaluation(tmp_path, spec):
@@ -31,38 +47,33 @@ def test_the_log_has_a_line_every_few_steps_and_one_per_evaluation(tmp_path, spe
 
 
 def test_the_logged_loss_is_the_mean_since_the_last_line(tmp_path):
-    class Place:
-        step, samples, epoch, loss = 0, 0, 0, 0.0
-
     log, place = MetricsLog(tmp_path / "metrics.jsonl", "valid", every=2), Place()
     log.on_start(place)
-    for place.step, place.loss in enumerate([1.0, 2.0, 5.0], start=1):
+    for place.step, loss in enumerate([1.0, 2.0, 5.0], start=1):
+        place.last_loss = torch.tensor(loss)
         place.samples += 10
         log.on_step(place)
     log.on_end(place)
-    points = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    start, *points = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert (start["step"], start["device"], start["precision"]) == (0, "cpu", "fp32")
+    assert set(start["kernels"].values()) <= {"cpu", "ref", "triton"}
     assert [(point["step"], point["loss"]) for point in points] == [(2, 1.5), (3, 5.0)]
+    assert [(point["lr"], point["rows_lr"]) for point in points] == [(0.25, 0.5)] * 2
 
 
-def test_a_single_class_split_is_logged_without_an_auc(tmp_path, spec):
+def test_a_single_class_split_is_logged_without_an_auc(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl", "valid")
-
-    class Place:
-        step, samples = 3, 30
-
-    class Evaluation:
-        auc, logloss, seconds = math.nan, 0.5, 0.1
-
+    found = Evaluator(metrics=("auc", "logloss"), labels=("a", "b")).evaluate(nn.Module(), [])
+    assert math.isnan(found.auc)
+    results = dataclasses.replace(found.results.overall, values={"auc": math.nan, "logloss": 0.5})
+    evaluation = dataclasses.replace(found, results=dataclasses.replace(found.results, overall=results), seconds=0.1)
     log.on_start(Place())
-    log.on_evaluation(Place(), Evaluation())
+    log.on_evaluation(Place(), evaluation)
     log.on_end(Place())
-    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {
-        "step": 3,
-        "samples": 30,
-        "split": "valid",
-        "logloss": 0.5,
-        "seconds": 0.1,
-    }
+    _, line = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    point = json.loads(line)
+    assert set(point.pop("labels")) == {"a", "b"}
+    assert point == {"step": 0, "samples": 0, "split": "valid", "logloss": 0.5, "seconds": 0.1}
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -43,6 +43,7 @@ def examine() -> dict[str, Any]:
         "threads": {**doctor_kernels.threads(), "openmp_runtimes": doctor_host.openmp_runtimes()},
         "kernels": doctor_kernels.choices(),
         "gpu": doctor_software.gpu(),
+        "training": doctor_kernels.training(),
         "extras": doctor_software.extras(),
         "check": check,
     }

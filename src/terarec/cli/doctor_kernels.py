@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from terarec.errors import KernelError
-from terarec.kernels.registry import OPS, active, available
+from terarec.kernels.registry import active, available
 from terarec.ops import BagGradient, BagLayout, RowRule, bag_lookup, row_update_
 from terarec.spec import Pooling
+from terarec.train.devices import describe_device, resolve_device
+from terarec.train.environment import active_kernels
+from terarec.train.precision import fast_precisions
 
 _ROWS, _WIDTH, _FEATURES, _BATCH = 20_000, 32, 8, 4096
 """A table of 2.5 MiB and 32,768 keys: both implementations together take about 0.1 s."""
@@ -20,12 +25,32 @@ _TOLERANCE = 1e-5
 
 
 def choices() -> list[dict[str, Any]]:
-    """Per op the implementation that "auto" takes on the CPU, and why."""
+    """Per op the implementation that "auto" takes on the CPU, and on a GPU where torch sees one, and why."""
     rows = []
-    for op in OPS:
-        choice = active(op, "cpu")
-        rows.append({"op": op, "device": "cpu", "implementation": choice.implementation, "why": choice.why})
+    for device in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
+        for op in active_kernels(device):
+            choice = active(op, device)
+            rows.append({"op": op, "device": device, "implementation": choice.implementation, "why": choice.why})
     return rows
+
+
+def training() -> dict[str, Any]:
+    """Where ``--device auto`` trains, on how many CPU threads, and in which precisions at full speed."""
+    device = resolve_device("auto")
+    return {
+        "device": describe_device(device),
+        "threads": torch.get_num_threads(),
+        "precisions": fast_precisions(device),
+        "kernels": list(dict.fromkeys(active_kernels(device.type).values())),
+        "compile": can_compile(),
+    }
+
+
+def can_compile() -> bool:
+    """Whether ``--compile`` works: torch.compile needs a C++ compiler on the CPU, and Triton on a GPU."""
+    if torch.cuda.is_available():
+        return find_spec("triton") is not None
+    return any(shutil.which(compiler) is not None for compiler in ("g++", "clang++"))
 
 
 def threads() -> dict[str, Any]:

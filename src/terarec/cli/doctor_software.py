@@ -9,7 +9,13 @@ from typing import Any
 import terarec
 
 _LIBRARIES = ("numpy", "pyarrow", "safetensors", "typer", "rich")
-EXTRAS = {"serve": ("starlette", "uvicorn"), "report": ("matplotlib",), "onnx": ("onnx", "onnxruntime", "onnxscript")}
+EXTRAS = {
+    "serve": ("starlette", "uvicorn"),
+    "report": ("matplotlib",),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "tensorboard": ("tensorboard",),
+    "mlflow": ("mlflow-skinny",),
+}
 """Optional extra -> what it installs, as pyproject.toml has it."""
 
 
@@ -42,7 +48,7 @@ def gpu() -> dict[str, Any]:
     available = torch.cuda.is_available()
     runtime = torch.version.cuda or torch.version.hip
     if available:
-        why = "torch sees it; tables on it use Triton's kernels, the commands use the CPU"
+        why = "torch sees it; commands use it with --device auto or cuda"
     elif runtime is None:
         why = "this torch is built for the CPU only"
     else:

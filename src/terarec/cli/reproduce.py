@@ -43,7 +43,7 @@ def reproduce(options: ReproduceOptions, show: Show) -> None:
         seeds=options.seeds,
         threads=options.threads,
         resume=options.resume,
-        callbacks=lambda: (ProgressBar(show.progress_console),),
+        callbacks=lambda _: (ProgressBar(show.progress_console),),
         on_result=lambda result: tell_seed(result, show),
     )
     seeds, published = report.seeds, report.recipe.published

@@ -12,6 +12,7 @@ from terarec.errors import ConfigError
 
 if TYPE_CHECKING:
     from terarec.spec import RunSpec
+    from terarec.train.callback import Callback
     from terarec.train.fit_report import FitReport
     from terarec.train.run import Run
     from terarec.train.seeds import SeedResult
@@ -23,12 +24,10 @@ def train(options: TrainOptions, show: Show) -> None:
     if options.seeds is not None:
         _train_seeds(spec, options, options.seeds, show)
         return
-    from terarec.train.progress import ProgressBar
     from terarec.train.run import build
 
-    run = build(
-        spec, options.out, callbacks=[ProgressBar(show.progress_console)], allow_import=options.allow_import or ()
-    )
+    callbacks = _callbacks(spec, options, show, options.out)
+    run = build(spec, options.out, callbacks=callbacks, allow_import=options.allow_import or ())
     if options.resume and not run.directory.has_checkpoint:
         show.line(f"{options.out}: no checkpoint to resume from, starting from the first step")
     report = run.fit(resume=options.resume)
@@ -37,7 +36,6 @@ def train(options: TrainOptions, show: Show) -> None:
 
 def _train_seeds(spec: RunSpec, options: TrainOptions, count: int, show: Show) -> None:
     from terarec.data import read_spec
-    from terarec.train.progress import ProgressBar
     from terarec.train.report import REPORT_FILE
     from terarec.train.seeds import fit_seeds
 
@@ -56,13 +54,28 @@ def _train_seeds(spec: RunSpec, options: TrainOptions, count: int, show: Show) -
         options.out,
         count,
         split,
-        callbacks=lambda: (ProgressBar(show.progress_console),),
+        callbacks=lambda directory: _callbacks(spec, options, show, directory),
         resume=options.resume,
         allow_import=options.allow_import or (),
         on_result=done,
     )
     figures = {"out": str(options.out), "model": spec.model.kind, "split": split, **report.figures()}
     show.result(f"Trained {count} seeds in {options.out}", figures)
+
+
+def _callbacks(spec: RunSpec, options: TrainOptions, show: Show, directory: Path) -> list[Callback]:
+    """The progress bar and the loggers of the run in `directory`."""
+    from terarec.train.loggers import MLflowLogger, TensorBoardLogger, has_tensorboard
+    from terarec.train.progress import ProgressBar
+    from terarec.train.run_dir import RunDirectory
+
+    callbacks: list[Callback] = [ProgressBar(show.progress_console)]
+    if has_tensorboard() and not options.no_tensorboard:
+        callbacks.append(TensorBoardLogger(RunDirectory(directory).tensorboard, spec.training.eval_split or "valid"))
+    if options.mlflow is not None:
+        parts = directory.absolute().parts[-2:] if options.seeds is not None else directory.absolute().parts[-1:]
+        callbacks.append(MLflowLogger(options.mlflow, spec, "/".join(parts)))
+    return callbacks
 
 
 def tell_seed(result: SeedResult, show: Show) -> None:

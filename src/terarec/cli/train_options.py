@@ -123,6 +123,12 @@ class TrainOptions:
     reset_optimizer: Annotated[
         bool, typer.Option("--reset-optimizer", help="With --init-from: leave its optimizer states.")
     ] = False
+    no_tensorboard: Annotated[
+        bool, typer.Option("--no-tensorboard", help="Write no events of TensorBoard where that is installed.")
+    ] = False
+    mlflow: Annotated[
+        str | None, typer.Option(metavar="URI", help="Log to MLflow: the URI of a server, or a directory.")
+    ] = None
     allow_import: AllowImport = None
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in RUN.")] = False
     assignments: Annotated[

@@ -81,7 +81,7 @@ class _Interact(torch.autograd.Function):
             dots = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
         out = first.new_empty(batch_size, out_width)
         out[:, :width] = first
-        out[:, width : width + num_pairs] = dots.gather(1, lower.expand(batch_size, -1))
+        out[:, width : width + num_pairs] = _columns(dots, lower)
         out[:, width + num_pairs :] = 0
         ctx.save_for_backward(vectors, pair_of)
         ctx.others_dtype = others.dtype
@@ -93,7 +93,7 @@ class _Interact(torch.autograd.Function):
         vectors, pair_of = ctx.saved_tensors
         batch_size, num_vectors, width = vectors.shape
         by_pair = grad[:, width:].to(vectors.dtype)
-        symmetric = by_pair.gather(1, pair_of.expand(batch_size, -1)).view(batch_size, num_vectors, num_vectors)
+        symmetric = _columns(by_pair, pair_of).view(batch_size, num_vectors, num_vectors)
         symmetric.diagonal(dim1=1, dim2=2).zero_()
         with torch.autocast(grad.device.type, enabled=False):
             of_vectors = torch.bmm(symmetric, vectors)
@@ -101,3 +101,9 @@ class _Interact(torch.autograd.Function):
         # Contiguous, so that a leaf or a row optimizer takes it without a copy.
         grad_others = of_vectors[:, 1:].to(ctx.others_dtype).contiguous()
         return grad_first, grad_others.flatten(1), None, None, None
+
+
+def _columns(x: Tensor, numbers: Tensor) -> Tensor:
+    """Return the columns of `x` by number; 16-bit floats go as integers, which torch gathers twice as fast."""
+    held = x.view(torch.int16) if x.element_size() == 2 else x
+    return held.gather(1, numbers.expand(x.shape[0], -1)).view(x.dtype)

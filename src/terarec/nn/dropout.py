@@ -34,7 +34,8 @@ class _Dropout(torch.autograd.Function):
         smallest, largest = torch.iinfo(width).min, torch.iinfo(width).max
         num_values = largest - smallest + 1
         num_dropped = min(round(rate * num_values), num_values - 1)
-        draws = torch.empty(-(-x.numel() * width.itemsize // 8), dtype=torch.int64).random_(-(2**63), None)
+        count = -(-x.numel() * width.itemsize // 8)
+        draws = torch.empty(count, dtype=torch.int64, device=x.device).random_(-(2**63), None)
         keep = draws.view(width)[: x.numel()].view(x.shape) >= smallest + num_dropped
         ctx.save_for_backward(keep)
         ctx.scale = num_values / (num_values - num_dropped)

@@ -39,7 +39,7 @@ def reproduce(
     seeds: int = 1,
     threads: int | None = None,
     resume: bool = False,
-    callbacks: Callable[[], Sequence[Callback]] = tuple,
+    callbacks: Callable[[Path], Sequence[Callback]] | None = None,
     on_result: Callable[[SeedResult], None] | None = None,
 ) -> ReproduceReport:
     """Prepare public data and train a model on them with the settings of a published result.
@@ -52,7 +52,7 @@ def reproduce(
         seeds: Number of runs, with the seeds 0, 1, ...
         threads: CPU threads of the compute; None leaves torch's setting.
         resume: Whether finished runs are kept and an interrupted one goes on.
-        callbacks: Function that makes the callbacks of a run.
+        callbacks: Function from the directory of a run to its callbacks; None for none.
         on_result: Function called after each run.
 
     Raises:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -13,6 +13,9 @@ from terarec.data.batch_reader import BatchReader
 from terarec.errors import ConfigError
 
 CPU = torch.device("cpu")
+
+T = TypeVar("T")
+Started = TypeVar("Started")
 
 
 def resolve_device(name: str) -> torch.device:
@@ -47,38 +50,45 @@ def describe_device(device: torch.device) -> str:
 def batches_on(reader: BatchReader, device: torch.device) -> Iterator[tuple[Batch, dict[str, Any] | None]]:
     """Yield the batches of `reader` on `device`, each with the reader's state after it, or None for its present one.
 
-    On a GPU the next batch is copied from pinned memory on a stream of its own while this one trains. So the reader is
-    one batch ahead there, and its state is noted before that.
+    On a GPU the reader is one batch ahead (`copied_ahead`), so its state is noted before that.
+    """
+    if device.type == "cuda":
+        return copied_ahead(((batch, reader.state_dict()) for batch in reader), device)
+    return copied_ahead(((batch, None) for batch in reader), device)
+
+
+def copied_ahead(batches: Iterable[tuple[Batch, T]], device: torch.device) -> Iterator[tuple[Batch, T]]:
+    """Yield `batches` on `device`, each with what came with it.
+
+    On a GPU the next batch is copied from pinned memory on a stream of its own while this one is computed on.
     """
     if device.type != "cuda":
-        for batch in reader:
-            yield (batch if device == CPU else to_device(batch, device)), None
+        for batch, beside in batches:
+            yield (batch if device == CPU else to_device(batch, device)), beside
         return
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     compute = torch.cuda.current_stream(device)
-    ahead: tuple[Batch, dict[str, Any], torch.cuda.Event] | None = None
-    for batch in reader:
-        state = reader.state_dict()
+
+    def start(held: tuple[Batch, T]) -> tuple[Batch, T, torch.cuda.Event]:
         with torch.cuda.stream(stream):
-            copied = to_device(batch, device, pin=True)
-            event = stream.record_event()
-        if ahead is not None:
-            yield _arrived(ahead, compute)
-        ahead = copied, state, event
-    if ahead is not None:
-        yield _arrived(ahead, compute)
+            return to_device(held[0], device, pin=True), held[1], stream.record_event()
+
+    for batch, beside, copied in one_ahead(batches, start):
+        compute.wait_event(copied)
+        # The allocator must not hand the batch's memory to the copying stream while the compute still reads it.
+        for tensor in batch_tensors(batch):
+            tensor.record_stream(compute)
+        yield batch, beside
 
 
-def _arrived(
-    ahead: tuple[Batch, dict[str, Any], torch.cuda.Event], compute: torch.cuda.Stream
-) -> tuple[Batch, dict[str, Any]]:
-    """Return the batch for use on the stream `compute`, which from now on waits for its copy."""
-    batch, state, event = ahead
-    compute.wait_event(event)
-    # The allocator must not hand the batch's memory to the copying stream while the compute still reads it.
-    for tensor in batch_tensors(batch):
-        tensor.record_stream(compute)
-    return batch, state
+def one_ahead(items: Iterable[T], start: Callable[[T], Started]) -> Iterator[Started]:
+    """Yield ``start(item)`` of each item in order, called for the next item before this one's is yielded."""
+    waiting: list[Started] = []
+    for item in items:
+        waiting.append(start(item))
+        if len(waiting) == 2:
+            yield waiting.pop(0)
+    yield from waiting
 
 
 def batch_tensors(batch: Batch) -> list[torch.Tensor]:

@@ -39,6 +39,14 @@ def warn_if_slow(precision: Precision, device: torch.device = CPU) -> None:
         )
 
 
+def fast_precisions(device: torch.device) -> list[Precision]:
+    """Return the precisions in which `device` multiplies without emulation."""
+    if device.type == "cuda":
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        return ["fp32", "bf16", "fp16"] if has_bf16 else ["fp32", "fp16"]
+    return ["fp32", *(precision for precision in _UNITS if _has_units(precision))]
+
+
 def mixed_precision(device: torch.device, *, loss_scale: float = 1.0) -> Precision:
     """The format of matrix products for those who ask for 16 bits.
 

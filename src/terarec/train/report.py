@@ -22,12 +22,14 @@ from terarec.config import load_run
 from terarec.errors import FormatError
 from terarec.formats import DATASET_FILE, read_dataset, write_bytes
 from terarec.spec import DatasetSpec, RunSpec, to_data
-from terarec.train.report_curves import draw_curves
+from terarec.train.report_curves import draw_curves, metric_title
 from terarec.train.report_log import RunLog, read_log
 from terarec.train.report_page import Facts, Grid, Page, Tile, render
 from terarec.train.run_dir import RunDirectory
 
 REPORT_FILE = "report.html"
+MOST_TILES = 4
+"""Metrics that the head of the report shows."""
 
 
 def write_report(run_dir: Path) -> Path:
@@ -59,7 +61,7 @@ def write_report(run_dir: Path) -> Path:
             Facts(title="Model", rows=[*_fields(run.model), *_parameter_rows(newest, sizes)]),
             Facts(title="Data", rows=_data_rows(run, dataset)),
             Facts(title="Training", rows=[*_optimizer_rows(run), *_fields(run.training)]),
-            Facts(title="Machine and versions", rows=_machine_rows()),
+            Facts(title="What it ran on", rows=[*_start_rows(log), *_machine_rows()]),
         ),
         tables=_table_grid(sizes),
     )
@@ -77,10 +79,10 @@ def _tiles(log: RunLog, dataset: DatasetSpec) -> list[Tile]:
     if log.evaluations:
         last = log.evaluations[-1]
         best = f"best reachable {dataset.best_auc:.4f}" if dataset.best_auc is not None else ""
-        tiles.append(Tile(name=f"AUC, {last['split']}", figure=_figure(last, "auc", 4), remark=best))
-        tiles.append(
-            Tile(name=f"logloss, {last['split']}", figure=_figure(last, "logloss", 4), remark="nats per sample")
-        )
+        remarks = {"auc": best, "logloss": "nats per sample"}
+        for metric in log.metrics[:MOST_TILES]:
+            name = f"{metric_title(metric)}, {last['split']}"
+            tiles.append(Tile(name=name, figure=_figure(last, metric, 4), remark=remarks.get(metric, "")))
     if log.training:
         last = log.training[-1]
         rate = statistics.median(point["samples_per_second"] for point in log.training)
@@ -174,17 +176,18 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _evaluation_grid(log: RunLog) -> Grid:
+    names = log.metrics
     rows = [
         (
             point["split"],
             f"{point['step']:,}",
             f"{point['samples']:,}",
-            _figure(point, "auc"),
-            _figure(point, "logloss"),
+            *(_figure(point, name) for name in names),
         )
         for point in log.evaluations
     ]
-    return Grid(title="Evaluations", header=("split", "step", "samples seen", "AUC", "logloss"), rows=rows)
+    header = ("split", "step", "samples seen", *map(metric_title, names))
+    return Grid(title="Evaluations", header=header, rows=rows)
 
 
 def _figure(point: Mapping[str, Any], name: str, digits: int = 5) -> str:
@@ -206,11 +209,22 @@ def _bytes(count: int) -> str:
     return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
 
 
+def _start_rows(log: RunLog) -> Iterator[tuple[str, str]]:
+    """What the training ran on; of several starts that differ, all in their order."""
+    for name in ("device", "threads", "precision", "compile"):
+        held = dict.fromkeys(_text(start[name]) for start in log.starts if name in start)
+        if held:
+            yield name.replace("threads", "CPU threads").replace("compile", "torch.compile"), ", then ".join(held)
+    kernels = log.starts[-1].get("kernels", {}) if log.starts else {}
+    for implementation in dict.fromkeys(kernels.values()):
+        operations = [op for op, used in kernels.items() if used == implementation]
+        yield f"kernels: {implementation}", ", ".join(operations)
+
+
 def _machine_rows() -> list[tuple[str, str]]:
     rows = [
         ("processor", _processor()),
         ("cores", str(os.cpu_count())),
-        ("torch threads", str(torch.get_num_threads())),
     ]
     rows += [("system", platform.platform(terse=True)), ("Python", platform.python_version())]
     rows += [("terarec", terarec.__version__), ("torch", torch.__version__)]

@@ -20,6 +20,8 @@ INK, MUTED, GRID = "#1f2933", "#66727f", "#e4e8ec"
 BLUE, PALE_BLUE, GREEN = "#2463b5", "#9dbde6", "#2a8a57"
 SPLIT_COLORS = ("#d9622b", "#8a4fb0", "#a8871c")
 
+_TITLES = {"auc": "AUC", "gauc": "GAUC", "rmse": "RMSE", "mae": "MAE", "mse": "MSE", "ne": "normalized entropy"}
+
 MAX_POINTS = 400
 """Points drawn of a curve, about one per two pixels; longer logs are averaged down to it."""
 
@@ -48,7 +50,7 @@ _STYLE: Any = {
 
 
 def draw_curves(log: RunLog, best_auc: float | None) -> list[tuple[str, str]]:
-    """(caption, SVG) of loss, AUC and throughput over the samples seen; what was not logged is left out.
+    """(caption, SVG) of loss, metrics and throughput over the samples seen; what was not logged is left out.
 
     Args:
         log: the run's log.
@@ -65,8 +67,11 @@ def draw_curves(log: RunLog, best_auc: float | None) -> list[tuple[str, str]]:
     with mpl.rc_context(_STYLE):
         if log.training:
             curves.append(("Loss", _loss(log)))
-        if any("auc" in point for point in log.evaluations):
-            curves.append(("AUC", _auc(log.evaluations, best_auc)))
+        curves += [
+            (metric_title(metric), _metric(log.evaluations, metric, best_auc))
+            for metric in log.metrics
+            if metric != "logloss"  # which is beside the loss
+        ]
         if log.training:
             curves.append(("Throughput", _throughput(log.training)))
     return curves
@@ -92,7 +97,7 @@ def smooth(values: Values) -> npt.NDArray[np.float64]:
 
 
 def _loss(log: RunLog) -> str:
-    figure, axes = _axes("binary cross-entropy (nats per sample)")
+    figure, axes = _axes("loss (nats per sample)" if "logloss" in log.metrics else "loss")
     samples, losses = _series(log.training, "loss")
     smoothed = len(losses) >= MIN_SMOOTHED
     _line(axes, samples, losses, PALE_BLUE if smoothed else BLUE, "train")
@@ -102,19 +107,24 @@ def _loss(log: RunLog) -> str:
     return _svg(figure, "loss")
 
 
-def _auc(evaluations: Sequence[dict[str, Any]], best_auc: float | None) -> str:
-    figure, axes = _axes("area under the ROC curve")
-    _evaluation_lines(axes, evaluations, "auc")
-    last = next(point for point in reversed(evaluations) if "auc" in point)
-    at = (last["samples"], last["auc"])
+def metric_title(metric: str) -> str:
+    """What a metric is called for people."""
+    return _TITLES.get(metric, metric)
+
+
+def _metric(evaluations: Sequence[dict[str, Any]], metric: str, best_auc: float | None) -> str:
+    figure, axes = _axes("area under the ROC curve" if metric == "auc" else metric_title(metric))
+    _evaluation_lines(axes, evaluations, metric)
+    last = next(point for point in reversed(evaluations) if metric in point)
+    at = (last["samples"], last[metric])
     axes.annotate(f"{at[1]:.4f}", at, (0, 7), textcoords="offset points", horizontalalignment="right")
-    if best_auc is not None:
+    if metric == "auc" and best_auc is not None:
         axes.axhline(
             best_auc, color=GREEN, linewidth=1.4, linestyle=(0, (5, 3)), label=f"best reachable {best_auc:.4f}"
         )
     axes.ticklabel_format(axis="y", style="plain", useOffset=False)  # as many digits as keep the labels apart
     axes.margins(y=0.15)
-    return _svg(figure, "auc")
+    return _svg(figure, re.sub(r"\W", "_", metric))
 
 
 def _throughput(training: Sequence[dict[str, Any]]) -> str:

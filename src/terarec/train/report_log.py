@@ -13,6 +13,9 @@ from terarec.errors import DataNotFoundError, FormatError
 from terarec.spec.json_text import parse_json
 from terarec.spec.quoting import quoted
 
+_NO_METRICS = frozenset({"step", "samples", "split", "seconds", "labels", "slices"})
+"""Entries of an evaluation line beside its metrics."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunLog:
@@ -21,10 +24,18 @@ class RunLog:
     Attributes:
         training: lines with a loss.
         evaluations: lines with a split; a figure that was not a number is not in them.
+        starts: lines that say what the training ran on, one for each start.
     """
 
     training: Sequence[dict[str, Any]]
     evaluations: Sequence[dict[str, Any]]
+    starts: Sequence[dict[str, Any]] = ()
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics of the evaluations, in their order."""
+        names = dict.fromkeys(name for point in self.evaluations for name in point)
+        return tuple(name for name in names if name not in _NO_METRICS)
 
     @property
     def training_seconds(self) -> float:
@@ -49,6 +60,7 @@ def read_log(path: Path) -> RunLog:
     return RunLog(
         training=_last_of_each_step([point for point in points if "loss" in point]),
         evaluations=_last_of_each_step([point for point in points if "split" in point]),
+        starts=[point for point in points if "device" in point],
     )
 
 

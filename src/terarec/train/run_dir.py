@@ -22,10 +22,14 @@ from terarec.train.columns import check_columns
 from terarec.train.run_lock import exclusive
 
 METRICS_FILE = "metrics.jsonl"
+TENSORBOARD_DIRECTORY = "tensorboard"
 
 _LOCK_FILE = ".lock"
 _NAMES = frozenset(
-    {RUN_FILE, DATASET_DIRECTORY, CHECKPOINT_DIRECTORY, METRICS_FILE, RECORDS_FILE, "report.html", _LOCK_FILE}
+    {
+        *(RUN_FILE, DATASET_DIRECTORY, CHECKPOINT_DIRECTORY, METRICS_FILE, RECORDS_FILE, TENSORBOARD_DIRECTORY),
+        *("report.html", _LOCK_FILE),
+    }
 )  # what a start that was killed may leave
 _MAY_CHANGE = frozenset(
     {
@@ -60,6 +64,7 @@ class RunDirectory:
         dataset: description of the data and what encodes raw values, without samples.
         checkpoints: the checkpoints.
         metrics: the curves, as JSON lines.
+        tensorboard: the curves, as events of TensorBoard.
         holds_work: whether steps were trained, so that the directory stays whatever happens.
     """
 
@@ -69,6 +74,7 @@ class RunDirectory:
         self.dataset = path / DATASET_DIRECTORY
         self.checkpoints = path / CHECKPOINT_DIRECTORY
         self.metrics = path / METRICS_FILE
+        self.tensorboard = path / TENSORBOARD_DIRECTORY
         self.holds_work = False
 
     @contextmanager

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from terarec.batch import Batch, to_device
+from terarec.batch import Batch
 from terarec.models.contract import logits_of
-from terarec.train.devices import device_of
+from terarec.train.devices import copied_ahead, device_of
 from terarec.train.precision import Precision, autocast
 
 
@@ -24,16 +24,14 @@ def score(model: nn.Module, batches: Iterable[Batch], precision: Precision = "fp
     was_training, device = model.training, device_of(model)
     model.eval()
     try:
-        for batch in batches:
-            yield batch, _logits(model, batch, device, precision)
+        for there, batch in copied_ahead(((batch, batch) for batch in batches), device):
+            yield batch, _logits(model, there, precision)
     finally:
         model.train(was_training)
 
 
 @torch.no_grad()
-def _logits(model: nn.Module, batch: Batch, device: torch.device, precision: Precision) -> Tensor:
-    if device.type != "cpu":
-        batch = to_device(batch, device)
-    with autocast(precision, device):
+def _logits(model: nn.Module, batch: Batch, precision: Precision) -> Tensor:
+    with autocast(precision, batch.label.device):
         output = model(batch)
     return logits_of(model, output).float().cpu()

@@ -103,7 +103,7 @@ def fit_seeds(
     count: int,
     split: str,
     *,
-    callbacks: Callable[[], Sequence[Callback]] = tuple,
+    callbacks: Callable[[Path], Sequence[Callback]] | None = None,
     resume: bool = False,
     allow_import: Sequence[str] = (),
     on_result: Callable[[SeedResult], None] | None = None,
@@ -118,7 +118,7 @@ def fit_seeds(
         out: Directory of the runs.
         count: Number of seeds.
         split: Split of the data that is evaluated.
-        callbacks: Function that makes the callbacks of a run.
+        callbacks: Function from the directory of a run to its callbacks; None for none.
         resume: Whether finished runs are kept and an interrupted one goes on; so does a finished one if `spec` asks for
             more steps.
         allow_import: Packages from which the model may come by name.
@@ -135,7 +135,8 @@ def fit_seeds(
         directory = out / f"seed-{seed}"
         file = directory / RESULT_FILE
         training = dataclasses.replace(spec.training, seed=seed)
-        run = build(dataclasses.replace(spec, training=training), directory, callbacks(), allow_import=allow_import)
+        watching = () if callbacks is None else callbacks(directory)
+        run = build(dataclasses.replace(spec, training=training), directory, watching, allow_import=allow_import)
         if resume and file.is_file() and _is_same(run):
             result = _read(file, seed, directory)
         else:

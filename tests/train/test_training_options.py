@@ -1,0 +1,215 @@
+"""What `TrainingSpec` lets a run do beside its plain steps: each option against the definition of what it does."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from terarec.batch import Batch, slice_samples
+from terarec.checkpoint import latest, load
+from terarec.data import Reader
+from terarec.errors import ConfigError
+from terarec.models import build_model
+from terarec.models.artifact import load_model
+from terarec.spec import (
+    AdamSpec,
+    CosineSchedule,
+    DeepFMSpec,
+    ExponentialSchedule,
+    MultiClassSpec,
+    PairwiseSpec,
+    PlateauSchedule,
+    RegressionSpec,
+    SGDSpec,
+    TorchOptimizerSpec,
+    TrainingSpec,
+    WarmupDecaySchedule,
+)
+from terarec.train import Optimizers, Trainer, build, predict
+from tests.train.small_run import assert_same, changed, weights
+
+MODEL = DeepFMSpec(width=4, hidden=(8,))
+
+
+def trainer_of(spec, training, *, lr=0.5):
+    reader = Reader(spec.data, batch_size=training.batch_size)
+    model = build_model(MODEL, reader.spec, seed=1)
+    return Trainer(model, training, Optimizers.of(model, SGDSpec(lr=lr), SGDSpec(lr=lr))), reader
+
+
+def assert_close(found, expected, tolerance=1e-6):
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0.0, atol=tolerance, msg=name)
+
+
+def test_accumulated_batches_are_one_large_batch(spec):
+    whole, reader = trainer_of(spec, TrainingSpec(batch_size=100))
+    parts, _ = trainer_of(spec, TrainingSpec(batch_size=100))
+    batch = next(iter(reader))
+    loss = whole.train_step(batch)
+    cuts = [(0, 10), (10, 64), (64, 100)]  # of different sizes: each sample counts the same
+    found = parts.train_step(*(slice_samples(batch, start, stop) for start, stop in cuts))
+    assert float(found) == pytest.approx(float(loss), rel=1e-6)
+    assert_close(weights(parts.model), weights(whole.model))
+
+
+def test_steps_and_epochs_of_accumulated_batches(spec):
+    trainer, reader = trainer_of(spec, TrainingSpec(batch_size=100, accumulate=4, epochs=2), lr=0.01)
+    report = trainer.fit(reader)
+    assert (report.steps, report.samples, trainer.epoch, trainer.total_steps) == (6, 2000, 2, 6)
+
+
+def test_the_norm_of_all_gradients_together_is_bounded(spec):
+    bound = 1e-3
+    trainer, reader = trainer_of(spec, TrainingSpec(batch_size=100, clip_norm=bound), lr=1.0)
+    before = weights(trainer.model)
+    trainer.train_step(next(iter(reader)))
+    moved = sum((now - before[name]).double().square().sum() for name, now in weights(trainer.model).items())
+    assert float(moved.sqrt()) == pytest.approx(bound, rel=1e-3)  # SGD with the rate 1 moves by the gradient
+
+
+def test_a_bound_that_no_gradient_reaches_changes_nothing(spec):
+    bounded, reader = trainer_of(spec, TrainingSpec(batch_size=100, clip_norm=1e9))
+    free, _ = trainer_of(spec, TrainingSpec(batch_size=100))
+    batch = next(iter(reader))
+    bounded.train_step(batch)
+    free.train_step(batch)
+    assert_close(weights(bounded.model), weights(free.model))
+
+
+def test_a_sample_of_weight_two_is_two_samples(spec):
+    weighted, reader = trainer_of(spec, TrainingSpec(batch_size=100))
+    repeated, _ = trainer_of(spec, TrainingSpec(batch_size=100))
+    batch = slice_samples(next(iter(reader)), 0, 2)
+    doubled = dataclasses.replace(batch, weight=torch.tensor([2.0, 0.0]))
+    first = slice_samples(batch, 0, 1)
+    loss = weighted.train_step(doubled)
+    assert float(loss) == pytest.approx(float(repeated.train_step(first, first)), rel=1e-6)
+    assert_close(weights(weighted.model), weights(repeated.model))
+
+
+@pytest.mark.parametrize("patterns", [("item",), ("user*",), ("deep.*",)])
+def test_frozen_parts_stay_as_they_are(spec, patterns):
+    free, reader = trainer_of(spec, TrainingSpec(batch_size=100))
+    batch = next(iter(reader))
+    before = weights(free.model)
+    free.train_step(batch)
+    all_moved = {name for name, now in weights(free.model).items() if not torch.equal(now, before[name])}
+    frozen, _ = trainer_of(spec, TrainingSpec(batch_size=100, freeze=patterns))
+    frozen.train_step(batch)
+    moved = {name for name, now in weights(frozen.model).items() if not torch.equal(now, before[name])}
+    stem = patterns[0].strip("*").strip(".")
+    assert moved < all_moved
+    assert all(stem in name for name in all_moved - moved)
+
+
+def test_a_pattern_that_matches_nothing(spec):
+    with pytest.raises(ConfigError, match="did you mean 'item'"):
+        trainer_of(spec, TrainingSpec(freeze=("itemm",)))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("scale", [1024.0, "dynamic"])
+def test_scaled_losses_train(spec, precision, scale):
+    training = TrainingSpec(batch_size=100, precision=precision, loss_scale=scale)
+    scaled, reader = trainer_of(spec, training, lr=0.05)
+    plain, _ = trainer_of(spec, TrainingSpec(batch_size=100), lr=0.05)
+    batch = next(iter(reader))
+    found = [float(scaled.train_step(batch)) for _ in range(20)]
+    expected = [float(plain.train_step(batch)) for _ in range(20)]
+    np.testing.assert_allclose(found, expected, atol=0.02)
+    assert found[-1] < found[0]
+
+
+SCHEDULES = {
+    "cosine": CosineSchedule(t_max=16, warmup=3),
+    "exponential": ExponentialSchedule(gamma=0.5),
+    "hugectr": WarmupDecaySchedule(warmup_steps=4, decay_start=8, decay_steps=10),
+    "plateau": PlateauSchedule(factor=0.5, patience=0, threshold=0.5),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+@pytest.mark.parametrize("more", [{}, {"accumulate": 2, "clip_norm": 0.1}, {"loss_scale": "dynamic"}], ids=str)
+def test_a_resumed_run_goes_on_with_its_rates(tmp_path, spec, schedule, more):
+    spec = changed(dataclasses.replace(spec, model=MODEL), epochs=3, schedule=schedule, **more)
+    straight = build(spec, tmp_path / "straight")
+    straight.fit()
+    assert straight.trainer.optimizers.lr != spec.dense_optimizer.lr
+    build(changed(spec, max_steps=5), tmp_path / "resumed").fit()
+    resumed = build(spec, tmp_path / "resumed")
+    resumed.fit(resume=True)
+    assert_same(weights(resumed.model), weights(straight.model))
+    rates = [group["lr"] for optimizer in resumed.trainer.optimizers for group in optimizer.param_groups]
+    assert rates == [group["lr"] for optimizer in straight.trainer.optimizers for group in optimizer.param_groups]
+
+
+def test_a_schedule_moves_the_rates_of_layers_and_rows_alike(spec):
+    trainer, reader = trainer_of(spec, TrainingSpec(batch_size=500, epochs=3))
+    trainer.optimizers.follow(ExponentialSchedule(gamma=0.1), monitor="auc")
+    trainer.fit(reader)
+    rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    np.testing.assert_allclose(rates, 0.5e-3)
+
+
+def test_any_optimizer_and_scheduler_of_torch(spec):
+    reader = Reader(spec.data, batch_size=200)
+    model = build_model(MODEL, reader.spec, seed=1)
+    optimizers = Optimizers.of(model, TorchOptimizerSpec(name="NAdam", lr=0.01), AdamSpec(lr=0.01))
+    trainer = Trainer(model, TrainingSpec(batch_size=200, epochs=4), optimizers)
+    assert type(optimizers.dense) is torch.optim.NAdam
+    losses = [trainer.fit(reader).loss]
+    assert losses[0] < 0.7
+
+
+@pytest.mark.parametrize(("metric", "direction"), [("logloss", -1), ("accuracy", 1), ("ne", -1)])
+def test_the_best_checkpoint_by_any_metric(tmp_path, spec, metric, direction):
+    run = build(changed(spec, metrics=("auc", metric), monitor=metric, epochs=3), tmp_path / "run")
+    run.fit()
+    points = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    values = {point["step"]: direction * point[metric] for point in points if "split" in point}
+    assert run.trainer.early_stopping.best_step == max(values, key=lambda step: (values[step], -step))
+    assert load_model(tmp_path / "run", "best").step == run.trainer.early_stopping.best_step
+
+
+def test_a_metric_that_is_not_computed_cannot_be_monitored(spec):
+    with pytest.raises(ConfigError, match="expected one of the metrics auc, logloss"):
+        trainer_of(spec, TrainingSpec(monitor="rmse"))
+
+
+@pytest.mark.parametrize(
+    ("objective", "metrics"),
+    [
+        (MultiClassSpec(classes=2), ["accuracy", "logloss"]),
+        (RegressionSpec(loss="huber"), ["rmse", "mae"]),
+        (PairwiseSpec(group="user"), ["auc"]),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_other_objectives_train_evaluate_and_score(tmp_path, spec, objective, metrics):
+    run = build(dataclasses.replace(spec, model=MODEL, objective=objective), tmp_path / "run")
+    report = run.fit()
+    assert list(report.evaluation.results.overall.values) == metrics
+    assert all(np.isfinite(value) for value in report.evaluation.results.overall.values.values())
+    predict(tmp_path / "run", spec.data, "valid", tmp_path / "scores.parquet")
+    scores = pq.read_table(tmp_path / "scores.parquet")
+    names = [name for name in scores.column_names if name.startswith("score")]
+    assert names == (["score_0", "score_1"] if objective.kind == "multi_class" else ["score"])
+    batch = next(iter(run.reader("valid")))
+    assert isinstance(batch, Batch)
+    expected = run.objective.scores(load_model(tmp_path / "run").model(batch).detach())
+    found = np.stack([scores[name].to_numpy() for name in names], axis=1)[: batch.batch_size]
+    np.testing.assert_allclose(found, expected.numpy(), atol=1e-6)
+
+
+def test_a_checkpoint_of_before_schedules_is_read(tmp_path, spec):
+    run = build(spec, tmp_path / "run")
+    run.fit()
+    held = load(latest(tmp_path / "run/checkpoints")).progress["trainer"]
+    old = {name: value for name, value in held.items() if name not in ("schedules", "loss_scaler", "steps_in_epoch")}
+    trainer = build(spec, tmp_path / "other").trainer
+    trainer.load_state_dict(old)
+    assert (trainer.step, trainer.epoch) == (16, 2)
