@@ -7,11 +7,12 @@ import torch
 
 from terarec.config import load_run
 from terarec.formats.hugectr import write_records
+from terarec.models.artifact import load_model
 from terarec.spec import RecordSplit, RecordsSpec
 from terarec.train import Run
 from tests.cli.conftest import figures, refused
 from tests.hugectr import families
-from tests.hugectr.planted import Planted, layout, write_norm
+from tests.hugectr.planted import Planted, layout, write_norm, write_raw_async
 from tests.hugectr.scripts import ADAM
 from tests.hugectr.test_run import everything
 
@@ -84,3 +85,20 @@ def test_what_does_not_fit_is_refused(files, tmp_path):
     missing = refused("convert", folder / "none.json", *flags(folder, out)[2:], code=1)
     assert "none.json: does not exist" in missing
     assert not out.exists()
+
+
+def test_the_dump_of_an_embedding_collection(tmp_path):
+    train, valid = (write_raw_async(tmp_path / name, Planted(900, seed=seed)) for seed, name in enumerate("ab"))
+    made = families.collection_dlrm(families.raw_async_reader(train, valid, 900, 900), batchsize=BATCH)
+    made.fit(max_iter=5, display=0, eval_interval=0)
+    made.graph_to_json(str(tmp_path / "graph.json"))
+    made.save_params_to_files(str(tmp_path / "m"), 5)
+    made.embedding_dump(str(tmp_path / "dump"))
+    write_records(made.run_parts()[0], tmp_path / "records.json")
+    given = ["--records", tmp_path, "--dense", tmp_path / "m_dense_5.model", "--sparse", tmp_path / "dump"]
+    figures("convert", tmp_path / "graph.json", "--to", "run", "--out", tmp_path / "run", *given, "--batch-size", BATCH)
+    found, expected = load_model(tmp_path / "run").model.state_dict(), made.module.state_dict()
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+    assert figures("evaluate", tmp_path / "run", "--data", tmp_path / "run" / "records.json")["rows"] == 900

@@ -119,11 +119,14 @@ def _compiled(saved: SavedModel, records: RecordsSpec) -> Model:
 
 
 def _optimizer_of(parts: tuple[Part, ...]) -> OptParamsPy:
+    """The optimizer of the first embedding or table that names one; Adam without any."""
+    named: list[OptParamsPy | None] = []
     for part in parts:
-        if isinstance(part, SparseEmbedding) and part.optimizer is not None:
-            found: OptParamsPy = part.optimizer
-            return found
-    return OptParamsPy()
+        if isinstance(part, SparseEmbedding):
+            named.append(part.optimizer)
+        elif isinstance(part, EmbeddingCollectionConfig):
+            named += [lookup.table.opt_params for lookup in part.lookups]
+    return next((found for found in named if found is not None), OptParamsPy())
 
 
 def _reader(path: Path, records: RecordsSpec) -> DataReaderParams:
