@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear as by_torch
 
 from terarec.errors import KernelError
+from terarec.nn import MLP
 from terarec.nn.linear import Linear
 from terarec.ops import linear, linear_choice
 from tests.kernels.test_registry import run_python
@@ -175,6 +176,22 @@ def test_the_layer_has_the_state_of_torchs() -> None:
     x = torch.randn(331, 211)
     assert is_onednn(copy.deepcopy(layer)(x))
     torch.testing.assert_close(layer(x), plain(x), **ROUNDING)
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.usefixtures("onednn")
+def test_a_stack_of_layers_equals_itself_in_float64(batch_norm: bool) -> None:
+    """ReLU writes over what a layer returns, which the next one keeps for its backward."""
+    mlp = MLP(211, (127, 131, 1), generator=torch.Generator().manual_seed(0), batch_norm=batch_norm)
+    x = draw(331, 211, 1)[0]
+    exact, exact_x = copy.deepcopy(mlp).double(), x.double().requires_grad_()
+    x.requires_grad_()
+    assert is_onednn(mlp.layers[0](x))
+    expected = torch.autograd.grad(exact(exact_x).square().mean(), [exact_x, *exact.parameters()])
+    for got, gradient in zip(
+        torch.autograd.grad(mlp(x).square().mean(), [x, *mlp.parameters()]), expected, strict=True
+    ):
+        torch.testing.assert_close(got.double(), gradient, rtol=1e-3, atol=1e-5)
 
 
 def test_the_environment_forces_a_library() -> None:
