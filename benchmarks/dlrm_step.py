@@ -1,7 +1,7 @@
 """A step of `Trainer` against plain PyTorch, both as they are and under ``torch.compile``, and against its floor.
 
-The floor is the time of the step's matrix products alone, run beside it, plus that of its rows at the bandwidth that
-``row_probe.cpp`` measures: read once for the lookup, read and written once for the update.
+The floor is the time of the step's matrix products alone, each by the fastest library, run beside it, plus that of its
+rows at the bandwidth that ``row_probe.cpp`` measures: read once for the lookup, read and written once for the update.
 """
 
 import argparse
@@ -16,9 +16,9 @@ import torch
 from record import Row, append_rows, measure, measure_in_turns
 from row_probe import MODIFY, READ, row_visitor
 from step_sides import SIDES, WORKLOADS, Workload
-from torch.nn.functional import linear
 
 from terarec.kernels.rows import allocate_rows
+from terarec.ops import linear
 
 PEER = "torch.nn and torch.optim"
 COMPILED = "torch.compile"

@@ -20,6 +20,7 @@ from terarec.batch import Batch, Jagged
 from terarec.embedding import EmbeddingCollection
 from terarec.models import DLRM
 from terarec.nn import MLP
+from terarec.ops import linear
 from terarec.spec import (
     AdaGradSpec,
     CategoricalColumn,
@@ -192,12 +193,29 @@ def floor_step(
         products += _interaction_products(workload)
     # The product of a transposed gradient reads it transposed, so the views go as they are.
     products = [tuple(tensor.to(device, dtype) for tensor in product) for product in products]
+    multiply = [_fastest(*product) for product in products]
 
     def step(_: Batch) -> None:
-        for left, right, out in products:
-            torch.matmul(left, right, out=out)
+        for one in multiply:
+            one()
 
     return step
+
+
+def _fastest(left: Tensor, right: Tensor, out: Tensor) -> Callable[[], object]:
+    """The product by the library that takes the least time for it: torch's own, or oneDNN where layers use that."""
+    choices: list[Callable[[], object]] = [partial(torch.matmul, left, right, out=out)]
+    if left.dim() == 2:
+        choices.append(partial(linear, left, right.T))
+
+    def seconds(choice: Callable[[], object]) -> float:
+        choice()
+        start = time.perf_counter()
+        choice()
+        return time.perf_counter() - start
+
+    with torch.no_grad():
+        return min(choices, key=lambda choice: min(seconds(choice) for _ in range(3)))
 
 
 def _layers(workload: Workload) -> list[tuple[int, int, bool]]:
