@@ -172,7 +172,7 @@ def _key_inputs(model: nn.Module, dataset: DatasetSpec, given: Sequence[KeyInput
         ]
     known = {column.name for column in dataset.categorical}
     columns = [column for source in given for column in source.columns]
-    for column in (*columns, *read):
+    for column in (*columns, *sorted(read)):
         if column not in known or columns.count(column) != 1:
             raise ConfigError(
                 f"key inputs: got column {column!r} {columns.count(column)} times, expected each of the columns that "
