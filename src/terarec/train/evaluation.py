@@ -32,6 +32,11 @@ class Evaluation:
     seconds: float
     samples_per_second: float
 
+    def __str__(self) -> str:
+        """Return the metrics and the speed in one line, such as "auc=0.78031, rows=1000, ..."."""
+        values = [f"{name}={value:.5f}" for name, value in self.results.overall.values.items()]
+        return ", ".join([*values, f"rows={self.rows}", f"samples_per_second={self.samples_per_second:,.0f}"])
+
     def value(self, metric: str) -> float:
         """Return a metric, the mean over labels; NaN where it is undefined or was not computed."""
         return self.results.overall.values.get(metric, math.nan)
