@@ -35,13 +35,12 @@ class AccuracyRow(Row):
     seconds: float
 
 
-def rows_of(data: str, model: str, directory: Path, seeds: int) -> Iterator[AccuracyRow]:
-    """Train a recipe's model with the seeds from 0 on; a row for each."""
+def rows_of(data: str, model: str, directory: Path, out: Path, seeds: int) -> Iterator[AccuracyRow]:
+    """Train a recipe's model with the seeds from 0 on, unless `out` holds the run; a row for each."""
     published = load_recipe(data, model).published
-    command = [TERAREC, "reproduce", data, "--model", model, "--data", directory, "--seeds", seeds, "--json"]
-    with tempfile.TemporaryDirectory() as out:
-        asked = list(map(str, [*command, "--out", out]))
-        told = subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True).stdout
+    command = [TERAREC, "reproduce", data, "--model", model, "--data", directory, "--seeds", seeds, "--out", out]
+    asked = [*map(str, command), "--resume", "--json"]
+    told = subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True).stdout
     for run in json.loads(told)["runs"]:
         yield AccuracyRow(
             case=f"{data}, {model}, seed {run['seed']}",
@@ -67,10 +66,14 @@ def main() -> None:
     parser.add_argument("directory", type=Path, help="the directory of their files")
     parser.add_argument("--model", nargs="+", help="all that have a recipe by default")
     parser.add_argument("--seeds", type=int, default=3, help="how many models are trained by each recipe")
+    parser.add_argument("--out", type=Path, help="directory of the runs, in which finished ones are kept")
     parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     options = parser.parse_args()
-    for model in options.model or names[options.data]:
-        append_rows("accuracy", rows_of(options.data, model, options.directory, options.seeds), dry=options.dry)
+    with tempfile.TemporaryDirectory() as folder:
+        out = options.out or Path(folder)
+        for model in options.model or names[options.data]:
+            rows = rows_of(options.data, model, options.directory, out, options.seeds)
+            append_rows("accuracy", rows, dry=options.dry)
 
 
 if __name__ == "__main__":
