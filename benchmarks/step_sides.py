@@ -205,8 +205,12 @@ def floor_step(
 def _fastest(left: Tensor, right: Tensor, out: Tensor) -> Callable[[], object]:
     """The product by the library that takes the least time for it: torch's own, or oneDNN where layers use that."""
     choices: list[Callable[[], object]] = [partial(torch.matmul, left, right, out=out)]
-    if left.dim() == 2:
-        choices.append(partial(linear, left, right.T))
+    if left.dim() == 2:  # oneDNN takes matrices in the order of memory, so a transposed one is copied first
+        choices += [
+            partial(linear, left, right.T),
+            lambda: linear(left.contiguous(), right.T.contiguous()),
+            lambda: linear(right.T.contiguous(), left.contiguous()),
+        ]
 
     def seconds(choice: Callable[[], object]) -> float:
         choice()
