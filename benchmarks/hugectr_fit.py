@@ -100,6 +100,8 @@ def main() -> None:
     parser.add_argument("--other", type=Path, help="src of a checkout of 9e651d5, the last commit with GraphTrainer")
     parser.add_argument("--dry", action="store_true", help="print alone")
     options = parser.parse_args()
+    if options.other is not None:  # that commit multiplies by torch's own library, and losses are held to its bits
+        os.environ["TERAREC_LINEAR"] = "torch"
     for batch in options.batches:
         rows = time_sides(batch, options.iterations, options.repeats, options.other)
         append_rows("hugectr_fit", rows, dry=options.dry)
