@@ -57,13 +57,19 @@ class Show:
         self.json(figures)
 
     def figures(self, title: str, figures: Mapping[str, Any]) -> None:
-        """Figures one under the other; lists and objects among them are left out, as are unknown ones."""
+        """Print figures one under the other without lists, objects and unknown ones; nothing for no figures."""
         from rich.text import Text
 
+        shown = {
+            name: value
+            for name, value in figures.items()
+            if value is not None and not isinstance(value, Mapping | list | tuple)
+        }
+        if not shown:  # a title alone is as wide as the console, which is a million columns where it is no terminal
+            return
         table = _table(title, ["", ""], ["left", "left"])
-        for name, value in figures.items():
-            if value is not None and not isinstance(value, Mapping | list | tuple):
-                table.add_row(label(name), Text(text(name, value)))
+        for name, value in shown.items():
+            table.add_row(label(name), Text(text(name, value)))
         self.console.print(table)
 
     def table(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
