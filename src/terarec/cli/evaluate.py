@@ -46,7 +46,7 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     from terarec.models import TwoTower
     from terarec.models.artifact import load_model
     from terarec.nn.objectives import build_objective
-    from terarec.spec import BinarySpec, TwoTowerSpec
+    from terarec.spec import TwoTowerSpec
     from terarec.train.columns import check_columns
     from terarec.train.devices import describe_device, resolve_device
     from terarec.train.evaluation import Evaluator
@@ -60,14 +60,8 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     training, described = _training(options, spec.training), read_spec(options.data)
     reader = open_reader(options.data, options.split, batch_size=training.batch_size, threads=training.reader_threads)
     check_columns(described, options.data, trained_on, RunDirectory(options.run).dataset)
-    evaluator = Evaluator(
-        build_objective(spec.objective or BinarySpec()),
-        metrics=training.metrics,
-        labels=[label.name for label in trained_on.labels],
-        group=training.group,
-        slices=training.slices,
-        precision=training.precision,
-    )
+    labels = [label.name for label in trained_on.labels]
+    evaluator = Evaluator.of(training, build_objective(spec.objective), labels)
     if options.k is not None and not isinstance(model, TwoTower):
         raise ConfigError(f"--k: has no meaning for a model of the kind {spec.model.kind}, expected two_tower")
     total = described.num_rows(options.split)

@@ -27,7 +27,7 @@ from terarec.models import GraphModel
 from terarec.models.artifact import load_model
 from terarec.nn.objectives import build_objective
 from terarec.nn.registry import LAYERS
-from terarec.spec import BinarySpec, CategoricalColumn, DatasetSpec
+from terarec.spec import CategoricalColumn, DatasetSpec
 from terarec.spec.nearest import did_you_mean
 from terarec.spec.quoting import quoted
 from terarec.storage import Store
@@ -109,7 +109,7 @@ def export_run(
         dataset=loaded.dataset,
         format=format,
         tables=tables,
-        scores=scores or build_objective(loaded.spec.objective or BinarySpec()).scores,
+        scores=scores or build_objective(loaded.spec.objective).scores,
         run=run_dir,
         step=loaded.step,
     )

@@ -17,7 +17,7 @@ from terarec.formats import read_dataset
 from terarec.models.registry import build_model
 from terarec.models.state import load_dense_state, tables
 from terarec.nn.objectives import build_objective
-from terarec.spec import BinarySpec, DatasetSpec, RunSpec
+from terarec.spec import DatasetSpec, RunSpec
 
 RUN_FILE = "run.json"
 DATASET_DIRECTORY = "dataset"
@@ -85,7 +85,7 @@ def load_model(
     """
     spec = load_run(run_dir / RUN_FILE)
     dataset = read_dataset(run_dir / DATASET_DIRECTORY)
-    num_outputs = build_objective(spec.objective or BinarySpec()).num_outputs(len(dataset.labels))
+    num_outputs = build_objective(spec.objective).num_outputs(len(dataset.labels))
     model = build_model(
         spec.model, dataset, num_outputs=num_outputs, seed=spec.training.seed, allow_import=allow_import
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from terarec.batch import Batch
@@ -46,6 +47,12 @@ def logits_of(model: nn.Module, output: object) -> Tensor:
             "output_logits(output) that returns them"
         )
     return logits
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return where the parameters of `model`, and so its tables, are; the CPU for a model without any."""
+    held = next(model.parameters(), None)
+    return torch.device("cpu") if held is None else held.device
 
 
 def score_names(labels: Sequence[str], num_scores: int) -> tuple[str, ...]:

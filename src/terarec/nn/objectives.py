@@ -227,9 +227,9 @@ class SampledSoftmaxObjective:
         return logits[:, :1].float().sigmoid()
 
 
-def build_objective(spec: ObjectiveSpec) -> Objective:
-    """Return the objective that `spec` describes."""
-    if isinstance(spec, BinarySpec):
+def build_objective(spec: ObjectiveSpec | None) -> Objective:
+    """Return the objective that `spec` describes; binary cross entropy for None."""
+    if spec is None or isinstance(spec, BinarySpec):
         return BinaryObjective(spec)
     if isinstance(spec, MultiClassSpec):
         return MultiClassObjective(spec)

@@ -13,10 +13,10 @@ from torch import nn
 from terarec.batch import Batch, Jagged, to_device
 from terarec.etl.workflow import EncodedRecords, RawValues, Workflow, workflow_of
 from terarec.models.artifact import DATASET_DIRECTORY, load_model
-from terarec.models.contract import logits_of, score_names
+from terarec.models.contract import device_of, logits_of, score_names
 from terarec.nn.objectives import build_objective
 from terarec.serve.inputs import input_columns
-from terarec.spec import BinarySpec, DatasetSpec, RunSpec
+from terarec.spec import DatasetSpec, RunSpec
 
 
 class InferenceSession:
@@ -37,9 +37,8 @@ class InferenceSession:
 
     def __init__(self, model: nn.Module, workflow: Workflow, run: RunSpec, dataset: DatasetSpec, *, step: int) -> None:
         self._model = model.eval()
-        held = next(model.parameters(), None)
-        self.device = torch.device("cpu") if held is None else held.device
-        self._objective = build_objective(run.objective or BinarySpec())
+        self.device = device_of(model)
+        self._objective = build_objective(run.objective)
         self.workflow = workflow
         self._features = tuple(column.name for column in dataset.categorical)
         made = [column.name for column in workflow.dataset_spec().categorical]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
 
 from terarec.batch import Batch, to_device
 from terarec.data.batch_reader import BatchReader
@@ -34,12 +33,6 @@ def resolve_device(name: str) -> torch.device:
         found = f"this machine has {count} that torch can use" if count else "torch finds no GPU here"
         raise ConfigError(f"device: got {name!r}, but {found}, expected 'cpu', or 'auto' for what there is")
     return torch.device("cuda", index)
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Return where the parameters of `model`, and so its tables, are; the CPU for a model without any."""
-    held = next(model.parameters(), None)
-    return CPU if held is None else held.device
 
 
 def describe_device(device: torch.device) -> str:

@@ -12,6 +12,7 @@ from torch import nn
 from terarec.batch import Batch, column
 from terarec.metrics import MetricSet, Results, Throughput
 from terarec.nn.objectives import BinaryObjective, Objective
+from terarec.spec import TrainingSpec
 from terarec.train.precision import Precision
 from terarec.train.scoring import score
 
@@ -99,6 +100,27 @@ class Evaluator:
         self.metrics = tuple(metrics) or self._objective.default_metrics
         self._labels, self._group, self._slices, self._precision = tuple(labels), group, tuple(slices), precision
         self._new_set(1)  # refuses what is wrong before the first evaluation
+
+    @classmethod
+    def of(cls, training: TrainingSpec, objective: Objective | None, labels: Sequence[str]) -> Evaluator:
+        """Make the evaluator that the settings of a training describe.
+
+        Args:
+            training: Metrics, group, slices and precision.
+            objective: What scores are; binary cross entropy's for None.
+            labels: Names of the labels; numbers for none.
+
+        Raises:
+            ConfigError: See the class.
+        """
+        return cls(
+            objective,
+            metrics=training.metrics,
+            labels=labels,
+            group=training.group,
+            slices=training.slices,
+            precision=training.precision,
+        )
 
     def evaluate(
         self, model: nn.Module, batches: Iterable[Batch], *, progress: Callable[[int], None] | None = None

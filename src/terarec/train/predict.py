@@ -16,7 +16,7 @@ from terarec.metrics import Throughput
 from terarec.models.artifact import load_model
 from terarec.models.contract import score_names
 from terarec.nn.objectives import build_objective
-from terarec.spec import BinarySpec, DatasetSpec, FieldError
+from terarec.spec import DatasetSpec, FieldError
 from terarec.spec.nearest import did_you_mean
 from terarec.spec.quoting import quoted
 from terarec.train.columns import check_columns
@@ -89,7 +89,7 @@ def predict(
     described = read_spec(dataset)
     check_columns(described, dataset, trained_on, RunDirectory(run_dir).dataset)
     names = [label.name for label in trained_on.labels]
-    objective = build_objective(spec.objective or BinarySpec())
+    objective = build_objective(spec.objective)
     scores = score_names(names, objective.num_outputs(len(names)))
     kept = _kept_columns(described, keep, reserved=(*scores, *names))
     schema = pa.schema([*kept.items(), *((name, pa.float32()) for name in (*scores, *names))])

@@ -13,9 +13,9 @@ from torch import Tensor
 from terarec.batch import Batch, column, to_device
 from terarec.errors import ConfigError
 from terarec.metrics import ItemLists, RetrievalResults, evaluate_retrieval
+from terarec.models.contract import device_of
 from terarec.models.two_tower import TwoTower
 from terarec.spec import DatasetSpec, TwoTowerSpec
-from terarec.train.devices import device_of
 from terarec.train.precision import Precision, autocast
 
 DEFAULT_K = (10, 50, 100)

@@ -16,7 +16,7 @@ from terarec.data import BatchReader, open_reader, read_spec
 from terarec.errors import ConfigError, RunInterruptedError
 from terarec.models import build_model
 from terarec.nn.objectives import Objective, build_objective
-from terarec.spec import BinarySpec, DatasetSpec, RunSpec
+from terarec.spec import DatasetSpec, RunSpec
 from terarec.spec.run import DEFAULT_EVAL_SPLIT
 from terarec.train.allocator import keep_freed_memory
 from terarec.train.callback import Callback
@@ -64,7 +64,7 @@ class Run:
     @cached_property
     def objective(self) -> Objective:
         """What is minimised, and what scores are."""
-        return build_objective(self.spec.objective or BinarySpec())
+        return build_objective(self.spec.objective)
 
     @cached_property
     def device(self) -> torch.device:

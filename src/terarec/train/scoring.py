@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from terarec.batch import Batch
-from terarec.models.contract import logits_of
-from terarec.train.devices import copied_ahead, device_of
+from terarec.models.contract import device_of, logits_of
+from terarec.train.devices import copied_ahead
 from terarec.train.precision import Precision, autocast
 
 

@@ -18,7 +18,6 @@ from terarec.models.artifact import RUN_FILE, load_model
 from terarec.spec import RunSpec, to_data
 from terarec.spec.json_text import parse_json
 from terarec.train.callback import Callback
-from terarec.train.evaluation import Evaluator
 from terarec.train.run import Run, build
 from terarec.train.run_dir import differences
 
@@ -160,15 +159,7 @@ def _fit(run: Run, split: str, *, resume: bool, allow_import: Sequence[str]) -> 
     training, directory = run.spec.training, run.directory.path
     report = run.fit(resume=resume)
     loaded = load_model(directory, device=run.device, allow_import=allow_import)
-    evaluator = Evaluator(
-        run.objective,
-        metrics=training.metrics,
-        labels=[label.name for label in run.dataset.labels],
-        group=training.group,
-        slices=training.slices,
-        precision=training.precision,
-    )
-    evaluation = evaluator.evaluate(loaded.model, run.reader(split))
+    evaluation = run.trainer.evaluator.evaluate(loaded.model, run.reader(split))
     return SeedResult(
         seed=training.seed,
         out=directory,

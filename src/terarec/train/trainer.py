@@ -18,13 +18,13 @@ from terarec.data.batch_reader import BatchReader
 from terarec.errors import ConfigError, RunInterruptedError, TerarecError, TrainingError
 from terarec.kernels import memory
 from terarec.metrics import Throughput
-from terarec.models.contract import training_loss
+from terarec.models.contract import device_of, training_loss
 from terarec.nn.objectives import BinaryObjective, Objective
 from terarec.optim import LossScaler, freeze
 from terarec.spec import TrainingSpec
 from terarec.spec.nearest import did_you_mean
 from terarec.train.callback import Callback
-from terarec.train.devices import batches_on, device_of
+from terarec.train.devices import batches_on
 from terarec.train.early_stopping import EarlyStopping
 from terarec.train.evaluation import Evaluation, Evaluator
 from terarec.train.fit_report import FitReport
@@ -89,14 +89,7 @@ class Trainer:
         self.objective: Objective = objective or BinaryObjective()
         self.callbacks = list(callbacks)
         self.device = device_of(model)
-        self.evaluator = Evaluator(
-            self.objective,
-            metrics=spec.metrics,
-            labels=labels,
-            group=spec.group,
-            slices=spec.slices,
-            precision=spec.precision,
-        )
+        self.evaluator = Evaluator.of(spec, self.objective, labels)
         self.step = self.epoch = self.samples = 0
         self.output: object = None
         self.evaluation: Evaluation | None = None
