@@ -1,4 +1,4 @@
-"""Metrics by name over the batches of an evaluation: overall, by label and by slice."""
+"""Sets of metrics by name over the batches of an evaluation: overall, by label and by slice."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from terarec.errors import ConfigError
-from terarec.metrics.average_loss import AverageLoss
 from terarec.metrics.columns import FloatColumns, Integers, Values, as_columns, as_weights, mean_over_labels
-from terarec.metrics.parts import PartedSamples
+from terarec.metrics.means import AverageLoss
 from terarec.metrics.registry import Reads, find_metric
 from terarec.metrics.results import LabelValues, MetricValues, Results
-from terarec.metrics.sample_store import ColumnValues, SampleStore, column_array
-from terarec.metrics.slices import Slices
+from terarec.metrics.samples import ColumnValues, PartedSamples, SampleStore, Slices, column_array
 
 MAX_SLICES = 1000
 """Values of a column that are reported; the samples with other values are taken together."""

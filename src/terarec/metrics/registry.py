@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from terarec.errors import ConfigError
-from terarec.metrics.accuracy import Accuracy
 from terarec.metrics.auc import AUC
 from terarec.metrics.columns import FloatColumns, Floats, LabelRange, Values, check_labels, check_one_score
-from terarec.metrics.label_means import LabelMeanMetric
-from terarec.metrics.logloss import LogLoss, NormalizedEntropy
-from terarec.metrics.parts import PartedSamples
+from terarec.metrics.means import MAE, MSE, RMSE, SMAPE, Accuracy, LabelMeanMetric, LogLoss, NormalizedEntropy
 from terarec.metrics.ranking import RANKING_METRICS
-from terarec.metrics.regression import MAE, MSE, RMSE, SMAPE
+from terarec.metrics.samples import PartedSamples
 from terarec.spec.nearest import did_you_mean
 
 Reads = Literal["logits", "scores", "loss"]

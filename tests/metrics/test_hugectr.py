@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError
-from terarec.metrics import NDCG
+from terarec.metrics import NDCG, HitRate
 
 
 def plain_ndcg(scores, labels):
@@ -75,10 +75,47 @@ def test_the_callers_arrays_may_be_reused():
     assert metric.compute() == pytest.approx(1 / math.log2(3))
 
 
-def test_bad_input_is_named():
+def test_ndcg_bad_input_is_named():
     with pytest.raises(ConfigError, match=r"got the label -1\.0, expected finite numbers >= 0"):
         NDCG().update(np.zeros(2), np.array([0, -1]))
     with pytest.raises(ConfigError, match="NaN as the score of row 1"):
         NDCG().update(np.array([0.0, math.nan]), np.zeros(2))
     with pytest.raises(ConfigError, match="got 2 labels, expected 1"):
         NDCG().update(np.zeros(1), np.ones(1)).update(np.zeros((1, 2)), np.ones((1, 2)))
+
+
+@given(st.lists(st.tuples(st.floats(0, 1, width=32), st.booleans()), min_size=1, max_size=50), st.integers(1, 9))
+def test_equals_the_count_however_it_is_batched(pairs, batch):
+    confident = [label for probability, label in pairs if probability > float(np.float32(0.8))]
+    metric = HitRate()
+    for start in range(0, len(pairs), batch):
+        part = pairs[start : start + batch]
+        metric.update(np.array([p for p, _ in part], np.float32), np.array([y for _, y in part], np.float32))
+    if confident:
+        assert metric.compute() == sum(confident) / len(confident)
+    else:
+        assert math.isnan(metric.compute())
+
+
+def test_the_threshold_itself_is_no_prediction():
+    above = np.nextafter(np.float32(0.8), np.float32(1))
+    assert HitRate().update(np.array([0.8, above]), np.array([0, 1])).compute() == 1.0
+
+
+def test_labels_are_kept_apart_and_merge_adds():
+    left = HitRate().update(torch.tensor([[0.9, 0.9], [0.9, 0.1]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    right = HitRate().update(np.array([[0.9, 0.9]]), np.array([[1, 1]]))
+    left.merge(right)
+    assert left.per_label() == (2 / 3, 1 / 2)
+    assert left.compute() == pytest.approx(7 / 12)
+    assert right.per_label() == (1.0, 1.0)
+    assert left.merge(HitRate()).per_label() == (2 / 3, 1 / 2)
+    left.reset()
+    assert left.per_label() == ()
+
+
+def test_hit_rate_bad_input_is_named():
+    with pytest.raises(ConfigError, match="NaN as the score of row 0"):
+        HitRate().update(np.array([math.nan]), np.array([1]))
+    with pytest.raises(ConfigError, match="got 2 labels, expected 1"):
+        HitRate().update(np.zeros(1), np.zeros(1)).update(np.zeros((1, 2)), np.zeros((1, 2)))
