@@ -11,7 +11,7 @@ from terarec.batch import Jagged, first_keys
 from terarec.embedding import EmbeddingCollection
 from terarec.optim import RowOptimizer
 from terarec.spec import FeatureSpec, SGDSpec, TableSpec
-from terarec.spec.table import RowType
+from terarec.spec.tables import RowType
 from tests.embedding.plain import PlainCollection, random_jagged
 
 NAMES, ROWS = ("f0", "f1", "f2", "f3", "f4"), (7, 11, 7, 11, 7)

@@ -1,5 +1,7 @@
 """Specs <-> JSON: any spec comes back, and every mistake is named with its JSON path and what is accepted."""
 
+from __future__ import annotations
+
 import json
 
 import pytest
@@ -29,6 +31,7 @@ from terarec.spec import (
     from_data,
     to_data,
 )
+from terarec.spec.codec import TooDeepError, parse_json
 
 sizes = st.integers(1, 4096)
 rates = st.floats(0.0, 10.0)
@@ -226,3 +229,19 @@ def test_mistakes_are_named(case):
 def test_the_root_has_the_name_that_the_caller_gives():
     with pytest.raises(ConfigError, match=r"^run.json: \$.data: got 7"):
         from_data(RunSpec, {"data": 7}, "run.json: $")
+
+
+def test_whatever_is_wrong_with_the_text_is_a_value_error() -> None:
+    for text in ("[" * 100_000, b'{"a":' * 100_000):
+        with pytest.raises(TooDeepError, match="recursion"):
+            parse_json(text)
+    for text in ("[1,", b"\xff", "1" * 5000):
+        with pytest.raises(ValueError, match=r".") as caught:
+            parse_json(text)
+        assert not isinstance(caught.value, TooDeepError)
+
+
+def test_it_reads_what_json_reads_with_its_hooks() -> None:
+    text = '{"a": [1, 2.5, NaN], "a": null}'
+    assert parse_json(text) == json.loads(text)
+    assert parse_json(text, parse_constant=str, object_pairs_hook=list) == [("a", [1, 2.5, "NaN"]), ("a", None)]

@@ -11,7 +11,7 @@ import torch
 from terarec.errors import ConfigError, StorageError
 from terarec.kernels import memory
 from terarec.spec import TableSpec
-from terarec.spec.table import Initializer
+from terarec.spec.tables import Initializer
 from terarec.storage import Arena, static_tables
 
 SPECS = [TableSpec(name="a", rows=50, width=8), TableSpec(name="b", rows=200, width=8)]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from terarec.errors import ConfigError, KeyOutOfRangeError, StorageError
 from terarec.spec import DynamicTableSpec, TableSpec, lru
-from terarec.spec.table import RowType
+from terarec.spec.tables import RowType
 from terarec.storage import Arena, DynamicArena, DynamicTable, Rows, Store, dynamic_tables, static_tables
 from tests.storage.indexes import FAST_INDEXES, INDEXES
 

@@ -15,7 +15,7 @@ from terarec.formats import open_envelope, write_envelope
 from terarec.formats.atomic import PARTIAL_SUFFIX
 from terarec.formats.flush import flush, flush_tree
 from terarec.spec import FieldError
-from terarec.spec.nearest import did_you_mean
+from terarec.spec.quoting import did_you_mean
 
 BEST = "best.json"
 _BEST_FORMAT = "terarec.best"

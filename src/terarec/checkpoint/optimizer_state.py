@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError, FormatError
-from terarec.spec.json_text import parse_json
+from terarec.spec.codec import parse_json
 from terarec.spec.quoting import shortened
 
 

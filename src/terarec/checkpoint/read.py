@@ -27,7 +27,7 @@ from terarec.checkpoint.manifest import MANIFEST, FileEntry, Manifest, read_mani
 from terarec.checkpoint.optimizer_state import unflatten
 from terarec.errors import ConfigError, FormatError
 from terarec.formats import read_tensors
-from terarec.spec.json_text import parse_json
+from terarec.spec.codec import parse_json
 from terarec.spec.quoting import shortened
 from terarec.storage import Rows, Store
 

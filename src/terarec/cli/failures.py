@@ -10,8 +10,7 @@ from typing import Any
 import typer
 
 from terarec.errors import ConfigError, RunInterruptedError, TerarecError
-from terarec.spec.nearest import nearest
-from terarec.spec.quoting import one_line
+from terarec.spec.quoting import nearest, one_line
 
 DATA = 1
 USAGE = 2

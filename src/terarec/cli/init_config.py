@@ -14,7 +14,7 @@ from terarec.cli.shared_options import Force
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
 from terarec.spec import ModelSpec
-from terarec.spec.nearest import did_you_mean
+from terarec.spec.quoting import did_you_mean
 
 _MODELS = {spec.kind: spec for spec in typing.get_args(ModelSpec)}
 

@@ -12,7 +12,7 @@ from typing import Any
 from terarec.config.commented import without_comments
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.spec import GraphModelSpec, GraphSpec, RunSpec, from_data, to_data
-from terarec.spec.json_text import parse_json
+from terarec.spec.codec import parse_json
 
 
 def load_run(path: Path | str) -> RunSpec:

@@ -10,8 +10,7 @@ from typing import Any, Literal, TypeVar, Union
 
 from terarec.errors import ConfigError
 from terarec.spec import from_data, to_data
-from terarec.spec.codec import unknown_choice, unknown_field
-from terarec.spec.json_text import parse_json
+from terarec.spec.codec import parse_json, unknown_choice, unknown_field
 from terarec.spec.quoting import quoted, shortened
 
 Spec = TypeVar("Spec")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from terarec.embedding.row_gradient import PendingGradients
 from terarec.errors import ConfigError
 from terarec.ops.row_update import BagGradient, state_dtype
-from terarec.spec.table import DEFAULT_OPTIMIZER
+from terarec.spec.tables import DEFAULT_OPTIMIZER
 
 
 class ParameterArena:

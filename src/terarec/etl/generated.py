@@ -8,7 +8,7 @@ from pathlib import Path
 
 from terarec.errors import FormatError
 from terarec.formats import is_remote
-from terarec.spec.json_text import parse_json
+from terarec.spec.codec import parse_json
 from terarec.spec.quoting import quoted
 
 SIDECAR = "generated.json"

@@ -28,8 +28,7 @@ from terarec.models.artifact import load_model
 from terarec.nn.objectives import build_objective
 from terarec.nn.registry import LAYERS
 from terarec.spec import CategoricalColumn, DatasetSpec
-from terarec.spec.nearest import did_you_mean
-from terarec.spec.quoting import quoted
+from terarec.spec.quoting import did_you_mean, quoted
 from terarec.storage import Store
 
 EXPORT_FILE = "export.json"

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.atomic import AtomicFile
 from terarec.formats.bfloat16 import BFLOAT16
-from terarec.spec.json_text import parse_json
+from terarec.spec.codec import parse_json
 from terarec.spec.quoting import quoted
 
 MAX_HEADER_BYTES = 100_000_000

@@ -9,7 +9,7 @@ from typing import Any
 
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.atomic import write_bytes
-from terarec.spec.json_text import parse_json
+from terarec.spec.codec import parse_json
 from terarec.spec.quoting import quoted
 
 

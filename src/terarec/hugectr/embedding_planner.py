@@ -9,7 +9,7 @@ from typing import Any
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongInputError
 from terarec.hugectr.tables.embedding_collection import PLAN_FILE, PLAN_MATRIX, PLANNER_LOOKUP
-from terarec.spec.json_text import parse_json
+from terarec.spec.codec import parse_json
 from terarec.spec.quoting import shortened
 
 

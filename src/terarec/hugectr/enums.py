@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum, EnumMeta
 from typing import Any
 
-from terarec.spec.nearest import nearest
+from terarec.spec.quoting import nearest
 
 
 class _NamesType(EnumMeta):

@@ -11,7 +11,7 @@ from terarec.formats import folder_and_name, new_files, read_text
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongInputError
 from terarec.hugectr.tables.kinds import Kind
 from terarec.hugectr.tables.table import REQUIRED
-from terarec.spec.json_text import parse_json
+from terarec.spec.codec import parse_json
 from terarec.spec.quoting import quoted
 
 

@@ -13,7 +13,7 @@ from terarec.metrics.columns import FloatColumns, Floats, LabelRange, Values, ch
 from terarec.metrics.means import MAE, MSE, RMSE, SMAPE, Accuracy, LabelMeanMetric, LogLoss, NormalizedEntropy
 from terarec.metrics.ranking import RANKING_METRICS
 from terarec.metrics.samples import PartedSamples
-from terarec.spec.nearest import did_you_mean
+from terarec.spec.quoting import did_you_mean
 
 Reads = Literal["logits", "scores", "loss"]
 """Input of a metric: logits, the objective's scores (probabilities, or values), or the mean loss of the batch."""

@@ -17,7 +17,7 @@ from terarec.nn import MLP
 from terarec.nn.initializers import dense_distributions
 from terarec.nn.target_attention import TargetAttention
 from terarec.spec import MISSING_ID, MISSING_KEY, CategoricalColumn, DatasetSpec, DINSpec, FeatureSpec
-from terarec.spec.nearest import did_you_mean
+from terarec.spec.quoting import did_you_mean
 
 
 class DIN(nn.Module):

@@ -18,7 +18,7 @@ from terarec.nn.layer import Layer, TensorShape
 from terarec.nn.losses import Loss
 from terarec.nn.registry import build_layer
 from terarec.spec import DatasetSpec, GraphLabel, GraphLayer, GraphModelSpec, GraphSpec, TableSpec
-from terarec.spec.nearest import did_you_mean
+from terarec.spec.quoting import did_you_mean
 
 
 class GraphModel(nn.Module):

@@ -13,7 +13,7 @@ from terarec.embedding import EmbeddingCollection, EmbeddingOutput, pad_sequence
 from terarec.errors import ConfigError
 from terarec.nn.layer import TensorShape
 from terarec.spec import FeatureSpec, GraphEmbedding
-from terarec.spec.table import DEFAULT_OPTIMIZER
+from terarec.spec.tables import DEFAULT_OPTIMIZER
 
 
 class Embeddings(nn.ModuleDict):

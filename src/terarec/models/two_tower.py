@@ -13,7 +13,7 @@ from terarec.models.columns import collection, join, mlp
 from terarec.nn.in_batch_softmax import in_batch_softmax
 from terarec.nn.item_frequency import ItemFrequency
 from terarec.spec import CategoricalColumn, DatasetSpec, TwoTowerSpec
-from terarec.spec.nearest import did_you_mean
+from terarec.spec.quoting import did_you_mean
 
 
 class TowerVectors(NamedTuple):

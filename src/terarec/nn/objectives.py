@@ -21,7 +21,7 @@ from torch.nn.functional import (
 
 from terarec.batch import Batch, column_codes
 from terarec.errors import ConfigError
-from terarec.spec.objective import (
+from terarec.spec.run import (
     BinarySpec,
     MultiClassSpec,
     ObjectiveSpec,

@@ -39,7 +39,7 @@ from terarec.nn.sequence_mask import SequenceMask
 from terarec.nn.slice import Slice
 from terarec.nn.softmax import Softmax
 from terarec.nn.weight_multiply import WeightMultiply
-from terarec.spec.nearest import did_you_mean
+from terarec.spec.quoting import did_you_mean
 
 _MODULES: tuple[type[Layer], ...] = (
     # Trained

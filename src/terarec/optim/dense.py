@@ -23,7 +23,7 @@ from terarec.spec import (
     SGDSpec,
     TorchOptimizerSpec,
 )
-from terarec.spec.nearest import did_you_mean
+from terarec.spec.quoting import did_you_mean
 
 # Of the classes of torch.optim those that a training step with dense gradients cannot use.
 _UNUSABLE = {"LBFGS": "calls the model itself", "SparseAdam": "takes sparse gradients only"}

@@ -19,8 +19,8 @@ from terarec.optim.row_parameters import RowParameters, check_distinct, check_na
 from terarec.optim.row_state import state_of, state_writes
 from terarec.optim.rules import check_options, check_tables, table_factors, table_rules
 from terarec.spec import SparseOptimizerSpec
-from terarec.spec.nearest import did_you_mean
-from terarec.spec.table import DEFAULT_OPTIMIZER
+from terarec.spec.quoting import did_you_mean
+from terarec.spec.tables import DEFAULT_OPTIMIZER
 from terarec.storage import Arena, DynamicArena
 
 

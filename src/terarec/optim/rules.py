@@ -13,8 +13,8 @@ from torch import Tensor
 from terarec.errors import ConfigError
 from terarec.ops import RowRule
 from terarec.spec import AdamSpec, RowOptions, SparseOptimizerSpec
-from terarec.spec.nearest import did_you_mean
-from terarec.spec.table import DEFAULT_OPTIMIZER
+from terarec.spec.quoting import did_you_mean
+from terarec.spec.tables import DEFAULT_OPTIMIZER
 
 # Numbers of specs -> the fields of `RowRule` that they are.
 _NUMBERS = {

@@ -10,9 +10,8 @@ from typing import TypeVar
 
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.spec import RECIPE_SPLITS, RecipeDataSpec, RecipeSpec, from_data
-from terarec.spec.json_text import parse_json
-from terarec.spec.nearest import did_you_mean
-from terarec.spec.quoting import quoted
+from terarec.spec.codec import parse_json
+from terarec.spec.quoting import did_you_mean, quoted
 
 _DATA = "data.json"
 _COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")

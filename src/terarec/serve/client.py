@@ -16,7 +16,7 @@ from terarec.errors import ConfigError, TerarecError
 from terarec.serve.elements import check_elements
 from terarec.serve.json_form import decode_infer_response, decode_model_metadata, encode
 from terarec.serve.messages import InferRequest, ModelMetadata, Tensor
-from terarec.spec.json_text import parse_json
+from terarec.spec.codec import parse_json
 
 
 class InferenceError(TerarecError, RuntimeError):

@@ -21,7 +21,7 @@ from terarec.serve.messages import (
     Tensor,
     TensorMetadata,
 )
-from terarec.spec.json_text import TooDeepError, parse_json
+from terarec.spec.codec import TooDeepError, parse_json
 from terarec.spec.quoting import quoted
 
 _REQUEST_FIELDS = ("inputs", "outputs", "id", "parameters")

@@ -3,47 +3,24 @@
 Standard library only. A spec validates itself when it is made and raises `terarec.errors.ConfigError`.
 """
 
-from terarec.spec.admission import (
-    AdmissionSpec,
-    FilterAdmission,
-    FrequencyAdmission,
-    ProbabilityAdmission,
-    counting_filter,
-    freq,
-    prob,
-)
+from terarec.spec.checks import FieldError
 from terarec.spec.codec import from_data, to_data
 from terarec.spec.dataset import (
     MISSING_ID,
     MISSING_KEY,
+    RECORD_KINDS,
     CategoricalColumn,
     DatasetSpec,
     DenseColumn,
     LabelColumn,
     MetadataColumn,
+    RecordLayout,
+    RecordSplit,
+    RecordsSpec,
     ShardSpec,
+    SparseInput,
 )
-from terarec.spec.eviction import (
-    EvictionSpec,
-    LFUEviction,
-    LRUEviction,
-    ScoreEviction,
-    ScoreFunction,
-    TTLEviction,
-    by_score,
-    lfu,
-    lru,
-    ttl,
-)
-from terarec.spec.feature import FeatureSpec, Pooling
-from terarec.spec.field_error import FieldError
-from terarec.spec.graph import (
-    GraphEmbedding,
-    GraphFeature,
-    GraphLabel,
-    GraphLayer,
-    GraphSpec,
-)
+from terarec.spec.graph import GraphEmbedding, GraphFeature, GraphLabel, GraphLayer, GraphSpec
 from terarec.spec.model import (
     Activation,
     AutoIntSpec,
@@ -64,14 +41,6 @@ from terarec.spec.model import (
     TwoTowerSpec,
     WideDeepSpec,
     XDeepFMSpec,
-)
-from terarec.spec.objective import (
-    BinarySpec,
-    MultiClassSpec,
-    ObjectiveSpec,
-    PairwiseSpec,
-    RegressionSpec,
-    SampledSoftmaxSpec,
 )
 from terarec.spec.operators import (
     Bucketize,
@@ -109,16 +78,27 @@ from terarec.spec.optimizer import (
     NesterovSpec,
     OptimizerSpec,
     RMSPropSpec,
+    RowOptions,
     RowWiseAdaGradSpec,
     SGDSpec,
     SparseOptimizerSpec,
     TorchOptimizerSpec,
 )
-from terarec.spec.prepare import BAD_INPUT_POLICIES, STORAGES, BadInputPolicy, PrepareOptions
-from terarec.spec.recipe import RECIPE_SPLITS, PublishedResult, RecipeDataSpec, RecipeSpec
-from terarec.spec.records import RECORD_KINDS, RecordLayout, RecordSplit, RecordsSpec, SparseInput
-from terarec.spec.row_options import RowOptions
-from terarec.spec.run import RunSpec, TrainingSpec
+from terarec.spec.run import (
+    RECIPE_SPLITS,
+    BinarySpec,
+    MultiClassSpec,
+    ObjectiveSpec,
+    PairwiseSpec,
+    PublishedResult,
+    RecipeDataSpec,
+    RecipeSpec,
+    RegressionSpec,
+    RunSpec,
+    SampledSoftmaxSpec,
+    ServingSpec,
+    TrainingSpec,
+)
 from terarec.spec.schedule import (
     ConstantSchedule,
     CosineSchedule,
@@ -130,11 +110,51 @@ from terarec.spec.schedule import (
     StepSchedule,
     WarmupDecaySchedule,
 )
-from terarec.spec.serving import ServingSpec
-from terarec.spec.split import OneSplit, Split, SplitByFiles, SplitByFraction, SplitByHash, SplitByTime, SplitByUser
-from terarec.spec.table import DynamicTableSpec, Initializer, RowType, TableSpec
-from terarec.spec.tables import DynamicTablesSpec, StaticTablesSpec, TablesSpec
-from terarec.spec.workflow import LabelSpec, SourceColumn, SourceSpec, WorkflowSpec
+from terarec.spec.tables import (
+    AdmissionSpec,
+    DynamicTableSpec,
+    DynamicTablesSpec,
+    EvictionSpec,
+    FeatureSpec,
+    FilterAdmission,
+    FrequencyAdmission,
+    Initializer,
+    LFUEviction,
+    LRUEviction,
+    Pooling,
+    ProbabilityAdmission,
+    RowType,
+    ScoreEviction,
+    ScoreFunction,
+    StaticTablesSpec,
+    TableSpec,
+    TablesSpec,
+    TTLEviction,
+    by_score,
+    counting_filter,
+    freq,
+    lfu,
+    lru,
+    prob,
+    ttl,
+)
+from terarec.spec.workflow import (
+    BAD_INPUT_POLICIES,
+    STORAGES,
+    BadInputPolicy,
+    LabelSpec,
+    OneSplit,
+    PrepareOptions,
+    SourceColumn,
+    SourceSpec,
+    Split,
+    SplitByFiles,
+    SplitByFraction,
+    SplitByHash,
+    SplitByTime,
+    SplitByUser,
+    WorkflowSpec,
+)
 
 __all__ = [
     "BAD_INPUT_POLICIES",

@@ -1,4 +1,4 @@
-"""Checks shared by the specs: each raises `FieldError` naming the field, the value and what is accepted."""
+"""Validation of specs and arguments: each check raises `FieldError` with the field, the value and what is accepted."""
 
 from __future__ import annotations
 
@@ -7,9 +7,27 @@ from collections.abc import Collection, Sequence
 from types import UnionType
 from typing import NoReturn
 
-from terarec.spec.field_error import FieldError
-from terarec.spec.nearest import did_you_mean
-from terarec.spec.quoting import quoted
+from terarec.errors import ConfigError
+from terarec.spec.quoting import did_you_mean, quoted
+
+
+class FieldError(ConfigError):
+    """A field of a spec, or an argument, is wrong.
+
+    Python users read ``Owner.field: problem``; whoever knows the field under another name, such as a JSON path or an
+    option of the command line, puts that name before `problem`.
+
+    Attributes:
+        owner: class of the spec; empty for an argument of a function.
+        field: name of the field; empty if the spec is wrong as a whole.
+        problem: what was received and what is accepted.
+    """
+
+    def __init__(self, owner: str, field: str, problem: str) -> None:
+        super().__init__(": ".join(filter(None, (".".join(filter(None, (owner, field))), problem))))
+        self.owner = owner
+        self.field = field
+        self.problem = problem
 
 
 def positive_int(owner: object, field: str, minimum: int = 1) -> None:
@@ -57,7 +75,7 @@ def one_of(owner: object, field: str, accepted: Collection[object]) -> None:
         choices = ", ".join(repr(choice) for choice in accepted)
         names = [choice for choice in accepted if isinstance(choice, str)]
         hint = did_you_mean(value, names) if isinstance(value, str) else ""
-        refuse(owner, field, f"got {value!r}{hint}, expected one of {choices}")
+        reject(owner, field, f"got {value!r}{hint}, expected one of {choices}")
 
 
 def instance(owner: object, field: str, kinds: type | UnionType, expected: str) -> None:
@@ -91,7 +109,7 @@ def distinct(owner: object, field: str, values: Sequence[str]) -> None:
     seen: set[str] = set()
     for value in values:
         if value in seen:
-            refuse(owner, field, f"the name {quoted(value)} occurs twice, expected distinct names")
+            reject(owner, field, f"the name {quoted(value)} occurs twice, expected distinct names")
         seen.add(value)
 
 
@@ -109,9 +127,9 @@ def fail(owner: object, field: str, expected: str) -> NoReturn:
     """Raise `FieldError`: ``owner.field`` is not what is `expected`."""
     value = getattr(owner, field)
     # A tuple is shown as the list that it is in a file.
-    refuse(owner, field, f"got {quoted(list(value) if isinstance(value, tuple) else value)}, expected {expected}")
+    reject(owner, field, f"got {quoted(list(value) if isinstance(value, tuple) else value)}, expected {expected}")
 
 
-def refuse(owner: object, field: str, problem: str) -> NoReturn:
+def reject(owner: object, field: str, problem: str) -> NoReturn:
     """Raise `FieldError`: ``owner.field``, or for an empty `field` the whole owner, has this `problem`."""
     raise FieldError(type(owner).__name__, field, problem)

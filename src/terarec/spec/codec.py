@@ -1,4 +1,4 @@
-"""Spec <-> plain JSON data. One codec for every spec; each error names the exact path in the file.
+"""Specs from and to JSON. One codec for every spec; each error names the exact path in the file.
 
 A union of specs is written with a ``"kind"`` field that tells which one. A ``None`` is left
 out where it is the field's default.
@@ -7,15 +7,45 @@ out where it is the field's default.
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, TypeVar, Union
 
 from terarec.errors import ConfigError
-from terarec.spec.field_error import FieldError
-from terarec.spec.nearest import did_you_mean
-from terarec.spec.quoting import quoted, shortened
+from terarec.spec.checks import FieldError
+from terarec.spec.quoting import did_you_mean, quoted, shortened
+
+
+class TooDeepError(ValueError):
+    """JSON text that is nested more deeply than Python reads it."""
+
+
+def parse_json(
+    text: str | bytes | bytearray,
+    *,
+    parse_constant: Callable[[str], Any] | None = None,
+    object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
+) -> Any:
+    """``json.loads(text, ...)``, where text that is nested too deeply is a ValueError, too.
+
+    The caller says in its own error what was expected where.
+
+    Args:
+        text: JSON; bytes in UTF-8, UTF-16 or UTF-32.
+        parse_constant: called with NaN, Infinity and -Infinity.
+        object_pairs_hook: called with the fields of each object.
+
+    Raises:
+        ValueError: no JSON (json.JSONDecodeError), bytes of no such encoding (UnicodeDecodeError), a number of too many
+            digits, or too many levels (`TooDeepError`).
+    """
+    try:
+        return json.loads(text, parse_constant=parse_constant, object_pairs_hook=object_pairs_hook)
+    except RecursionError as error:
+        raise TooDeepError(str(error)) from None
+
 
 Spec = TypeVar("Spec")
 

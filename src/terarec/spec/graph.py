@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from terarec.spec import checks
-from terarec.spec.table import DynamicTableSpec, TableSpec
+from terarec.spec.tables import DynamicTableSpec, TableSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,14 +103,14 @@ class GraphEmbedding:
         known = {table.name for table in self.tables}
         for feature in self.features:
             if feature.table not in known:
-                checks.refuse(
+                checks.reject(
                     self,
                     "features",
                     f"{feature.name!r} got table {feature.table!r}, expected one of {', '.join(sorted(known))}",
                 )
         widths = {self.width_of(feature) for feature in self.features}
         if self.output == "stacked" and len(widths) > 1:
-            checks.refuse(self, "output", f"got 'stacked' for vectors of widths {sorted(widths)}, expected one width")
+            checks.reject(self, "output", f"got 'stacked' for vectors of widths {sorted(widths)}, expected one width")
         if "." in self.name:
             checks.fail(self, "name", "a name without dots")
 
@@ -181,7 +181,7 @@ class GraphSpec:
         for layer in self.layers:
             for bottom in layer.bottoms:
                 if bottom not in known:
-                    checks.refuse(
+                    checks.reject(
                         self,
                         "layers",
                         f"{layer.kind} {layer.tops[0]!r} reads {bottom!r}, which no input, embedding or earlier layer "
@@ -202,7 +202,7 @@ class GraphSpec:
 
     def _add(self, known: dict[str, str], place: str, name: str) -> None:
         if name in known:
-            checks.refuse(self, place, f"the tensor {name!r} is there already (in {known[name]}), expected a new name")
+            checks.reject(self, place, f"the tensor {name!r} is there already (in {known[name]}), expected a new name")
         known[name] = place
 
 

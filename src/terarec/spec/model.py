@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from terarec.spec import checks
 from terarec.spec.graph import GraphSpec
-from terarec.spec.table import Initializer
-from terarec.spec.tables import StaticTablesSpec, TablesSpec
+from terarec.spec.tables import Initializer, StaticTablesSpec, TablesSpec
 
 Activation = Literal["relu", "gelu", "silu", "tanh", "sigmoid", "prelu", "dice"]
 DenseInit = Literal["default", "xavier_normal", "xavier_uniform", "kaiming_uniform", "normal"]
@@ -342,7 +341,7 @@ class DINSpec(_Network):
         checks.distinct(self, "sequences", [pair.history for pair in self.sequences])
         both = {pair.target for pair in self.sequences} & {pair.history for pair in self.sequences}
         if both:
-            checks.refuse(self, "sequences", f"{min(both)!r} is a target and a history, expected one of them")
+            checks.reject(self, "sequences", f"{min(both)!r} is a target and a history, expected one of them")
         checks.widths(self, "attention")
         checks.one_of(self, "attention_activation", get_args(Activation))
         checks.one_of(self, "softmax", _FLAGS)
@@ -412,7 +411,7 @@ class GraphModelSpec:
     def __post_init__(self) -> None:
         if (self.file is None) == (self.graph is None):
             got = "neither file nor graph" if self.file is None else "both file and graph"
-            checks.refuse(self, "", f"got {got}, expected one of them")
+            checks.reject(self, "", f"got {got}, expected one of them")
         if self.file is not None and (not isinstance(self.file, str) or not self.file):
             checks.fail(self, "file", "the path of a JSON file")
 
@@ -437,7 +436,7 @@ class PythonModelSpec:
             checks.fail(self, "factory", "package.module:name")
         taken = {"dataset", "num_outputs", "seed"} & set(self.options)
         if taken:
-            checks.refuse(self, "options", f"got {min(taken)!r}, which every factory is given, expected other names")
+            checks.reject(self, "options", f"got {min(taken)!r}, which every factory is given, expected other names")
 
 
 def _check_wide(owner: object) -> None:

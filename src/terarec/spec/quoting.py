@@ -1,9 +1,10 @@
-"""Input as errors quote it: cut to a bound, on one line, without control characters."""
+"""Input as errors quote it: bounded, on one line, without control characters, with the known name it resembles."""
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 QUOTED_CHARACTERS = 60
 """Longest quotation of one value."""
@@ -81,3 +82,14 @@ def _container(value: object, is_json: bool, most: int) -> Iterator[str]:
         yield ", " if index else ""
         yield from _pieces(item, is_json, most)
     yield ("," if len(value) == 1 and not is_list else "") + ("]" if is_list else ")")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the entry of `known` that is most like `name`, or None if none is like it."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `` (did you mean 'x'?)`` for an error about the unknown `name`; empty if no known name is like it."""
+    close = nearest(name, known)
+    return "" if close is None else f" (did you mean {close!r}?)"

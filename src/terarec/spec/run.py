@@ -1,18 +1,117 @@
-"""What a training run is: the content of a train CONFIG.json."""
+"""What a training run is (the content of a train CONFIG.json), a published one, and a server of a trained model."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from terarec.spec import checks
 from terarec.spec.model import DLRMSpec, ModelSpec
-from terarec.spec.objective import ObjectiveSpec
 from terarec.spec.optimizer import AdaGradSpec, AdamSpec, DenseOptimizerSpec, SparseOptimizerSpec
 from terarec.spec.schedule import ScheduleSpec
-from terarec.spec.table import DEFAULT_OPTIMIZER
+from terarec.spec.tables import DEFAULT_OPTIMIZER
+from terarec.spec.workflow import SplitByFiles, WorkflowSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BinarySpec:
+    """Binary cross entropy of each label; several labels make a multi-label model.
+
+    Attributes:
+        label_weights: Factor of each label's loss; empty for ones.
+    """
+
+    kind: ClassVar[str] = "binary"
+    label_weights: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_weights(self, self.label_weights)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MultiClassSpec:
+    """Cross entropy of one class out of several; the label column holds its number.
+
+    Attributes:
+        classes: Number of classes C; the label is one of 0 to C - 1.
+        label_smoothing: Share of each label that is spread over all classes (Szegedy et al. 2016, arXiv 1512.00567).
+    """
+
+    kind: ClassVar[str] = "multi_class"
+    classes: int
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.positive_int(self, "classes", minimum=2)
+        checks.finite_float(self, "label_smoothing", low=0.0, high=1.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegressionSpec:
+    """A loss of the difference between output and label.
+
+    Attributes:
+        loss: "mse" for its square, "mae" for its absolute value, "huber" for the square below `delta` and the absolute
+            value above it (Huber 1964).
+        delta: Where "huber" becomes linear.
+    """
+
+    kind: ClassVar[str] = "regression"
+    loss: Literal["mse", "mae", "huber"] = "mse"
+    delta: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks.one_of(self, "loss", ("mse", "mae", "huber"))
+        checks.finite_float(self, "delta", low=0.0, open_low=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairwiseSpec:
+    """Logistic loss of score differences in all pairs of samples with different labels.
+
+    This is RankNet's loss (Burges et al. 2005); with one positive a group it is BPR's (Rendle et al. 2009).
+
+    Attributes:
+        group: Column whose values the two samples of a pair share, such as a query or a user; None pairs all samples
+            of a batch.
+    """
+
+    kind: ClassVar[str] = "pairwise"
+    group: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.group is not None:
+            checks.name(self, "group")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledSoftmaxSpec:
+    """Cross entropy of logits [B, 1 + N] whose first column is the positive item's and the others sampled items'.
+
+    A model that draws its negatives from the batch, such as ``two_tower``, brings this loss itself.
+
+    Attributes:
+        temperature: Divisor of the logits.
+    """
+
+    kind: ClassVar[str] = "sampled_softmax"
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks.finite_float(self, "temperature", low=0.0, open_low=True)
+
+
+ObjectiveSpec = BinarySpec | MultiClassSpec | RegressionSpec | PairwiseSpec | SampledSoftmaxSpec
+
+
+def _check_weights(owner: object, weights: tuple[float, ...]) -> None:
+    checks.instance(owner, "label_weights", tuple | list, "a factor for each label, such as [1.0, 0.5]")
+    for weight in weights:
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0.0 <= weight < float("inf"):
+            checks.reject(owner, "label_weights", f"got {weight!r}, expected finite numbers >= 0")
+
 
 DEFAULT_EVAL_SPLIT = "valid"
 DEVICE_PATTERN = r"auto|cpu|cuda(:\d+)?"
@@ -111,7 +210,7 @@ class TrainingSpec:
             if getattr(self, optional) is not None:
                 checks.positive_int(self, optional)
         if self.repeat and self.max_steps is None:
-            checks.refuse(self, "max_steps", "got none with repeat, expected the number of steps that ends the stream")
+            checks.reject(self, "max_steps", "got none with repeat, expected the number of steps that ends the stream")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +249,7 @@ class RunSpec:
             checks.fail(self, "init_from", "the path of a RUN or of a checkpoint in one")
         checks.one_of(self, "reset_optimizer", (False, True))
         if self.reset_optimizer and self.init_from is None:
-            checks.refuse(self, "reset_optimizer", "got true without init_from, expected both")
+            checks.reject(self, "reset_optimizer", "got true without init_from, expected both")
 
     def _check_row_optimizers(self) -> None:
         checks.instance(self, "row_optimizers", Mapping, "an optimizer for each name")
@@ -158,6 +257,127 @@ class RunSpec:
             if not checks.is_name(name) or not isinstance(optimizer, SparseOptimizerSpec):
                 checks.fail(self, "row_optimizers", "an optimizer of tables for each name")
         if DEFAULT_OPTIMIZER in self.row_optimizers:
-            checks.refuse(
+            checks.reject(
                 self, "row_optimizers", f"got {DEFAULT_OPTIMIZER!r}, expected other names: it is sparse_optimizer"
             )
+
+
+RECIPE_SPLITS = ("train", "valid", "test")
+"""Splits that a recipe's data have, in the order in which their files are prepared."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishedResult:
+    """The figures that a recipe is to reach.
+
+    Attributes:
+        auc: Area under the ROC curve on the test split, from 0 to 1.
+        logloss: Mean logarithmic loss on the test split, in nats.
+        source: Address of the publication.
+        mean_auc: Mean area over several seeds, where it is published, too.
+        mean_logloss: Mean logarithmic loss over these seeds.
+    """
+
+    auc: float
+    logloss: float
+    source: str
+    mean_auc: float | None = None
+    mean_logloss: float | None = None
+
+    def __post_init__(self) -> None:
+        checks.finite_float(self, "auc", low=0.0, high=1.0)
+        checks.finite_float(self, "logloss", low=0.0)
+        _check_address(self, "source")
+        if (self.mean_auc is None) != (self.mean_logloss is None):
+            checks.reject(self, "", "got one of mean_auc and mean_logloss, expected both or neither")
+        if self.mean_auc is not None:
+            checks.finite_float(self, "mean_auc", low=0.0, high=1.0)
+            checks.finite_float(self, "mean_logloss", low=0.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecipeSpec:
+    """A published result and the run that repeats it.
+
+    Attributes:
+        published: The figures to reach.
+        run: All settings; its `data` is the name of the recipe's data, in place of a path.
+    """
+
+    published: PublishedResult
+    run: RunSpec
+
+    def __post_init__(self) -> None:
+        checks.instance(self, "published", PublishedResult, "a PublishedResult")
+        checks.instance(self, "run", RunSpec, "a RunSpec")
+        if not checks.is_name(self.run.data):
+            checks.reject(self, "run.data", f"got {self.run.data!r}, expected the name of a recipe's data")
+        if self.run.init_from is not None:
+            checks.reject(self, "run.init_from", f"got {self.run.init_from!r}, expected none in a recipe")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecipeDataSpec:
+    """The files of a public data set, and how they are prepared.
+
+    Attributes:
+        source: Address where the data are described.
+        files: Split ("train", "valid" and "test") -> names that its file may have.
+        workflow: Preparation of these files in the order of the splits; the last two files are for valid and test.
+    """
+
+    source: str
+    files: Mapping[str, tuple[str, ...]]
+    workflow: WorkflowSpec
+
+    def __post_init__(self) -> None:
+        _check_address(self, "source")
+        checks.instance(self, "files", Mapping, "names of files for each of 'train', 'valid' and 'test'")
+        checks.instance(self, "workflow", WorkflowSpec, "a WorkflowSpec")
+        if set(self.files) != set(RECIPE_SPLITS):
+            got = ", ".join(map(repr, self.files)) or "none"
+            checks.reject(self, "files", f"got {got}, expected 'train', 'valid' and 'test'")
+        for split, names in self.files.items():
+            if not names or not all(isinstance(name, str) and name for name in names):
+                checks.reject(self, f"files.{split}", f"got {names!r}, expected names of files, at least one")
+        if self.workflow.split != SplitByFiles(valid=1, test=1):
+            checks.reject(self, "workflow.split", "expected by_files with 1 file for valid and 1 for test")
+
+
+def _check_address(owner: object, field: str) -> None:
+    value = getattr(owner, field)
+    if not isinstance(value, str) or not value.startswith(("https://", "http://")):
+        checks.fail(owner, field, "an address that begins with https://")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServingSpec:
+    """Where a model is served.
+
+    Attributes:
+        name: the model's name in the URL.
+        host: address to bind; loopback unless told otherwise.
+        port: TCP port; 0 lets the system choose a free one.
+        max_batch: most records accepted in one request.
+        max_request_bytes: Longest body of a request.
+        max_in_flight: Most requests that are received, wait or are scored at once.
+        receive_timeout_seconds: How long a client may take to send a request.
+    """
+
+    name: str = "model"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_batch: int = 65536
+    max_request_bytes: int = 32 * 2**20
+    max_in_flight: int = 64
+    receive_timeout_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        checks.name(self)
+        checks.positive_int(self, "port", minimum=0)
+        checks.positive_int(self, "max_batch")
+        checks.positive_int(self, "max_request_bytes")
+        checks.positive_int(self, "max_in_flight")
+        checks.finite_float(self, "receive_timeout_seconds", low=0, open_low=True)
+        if self.port > 65535:
+            checks.fail(self, "port", "a TCP port from 0 to 65535")

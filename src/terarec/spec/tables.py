@@ -1,25 +1,294 @@
-"""How a model makes the table of each categorical column."""
+"""Embedding tables, which keys and rows they keep, and the features that look them up."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import ClassVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from terarec.errors import ConfigError
 from terarec.spec import checks
-from terarec.spec.admission import AdmissionSpec
-from terarec.spec.eviction import LFUEviction, LRUEviction, TTLEviction
-from terarec.spec.table import (
-    DEFAULT_OPTIMIZER,
-    ROW_TYPES,
-    DynamicTableSpec,
-    Initializer,
-    RowType,
-    TableSpec,
-    check_policies,
-)
+
+Pooling = Literal["sum", "mean", "sqrtn", "max", "none"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeatureSpec:
+    """An input column whose keys look up one table; several features may share a table.
+
+    Attributes:
+        name: unique among the features of a model; the name of the data set's categorical column.
+        table: name of the table.
+        pooling: how the vectors of a bag become one: "sum", "mean", "sqrtn" (the sum divided by the root of the number
+            of keys) or "max" (column by column); an empty bag gives zeros. "none" leaves them as a sequence.
+        max_keys: only so many first keys of each bag count; None for all.
+    """
+
+    name: str
+    table: str
+    pooling: Pooling = "sum"
+    max_keys: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.name(self)
+        checks.name(self, "table")
+        checks.one_of(self, "pooling", ("sum", "mean", "sqrtn", "max", "none"))
+        if self.max_keys is not None:
+            checks.positive_int(self, "max_keys")
+
+
+MOST_FILTER_COUNT = 255  # a counting filter's cells are bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrequencyAdmission:
+    """A key gets a row in the batch in which it occurs for the `count`-th time in training. Exact; made by `freq`.
+
+    Keys without a row are counted in an index of up to 24 bytes a key.
+    """
+
+    kind: ClassVar[str] = "freq"
+    count: int
+
+    def __post_init__(self) -> None:
+        checks.positive_int(self, "count")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbabilityAdmission:
+    """Each training batch gives a key without a row one with this `probability`. No memory; made by `prob`."""
+
+    kind: ClassVar[str] = "prob"
+    probability: float
+
+    def __post_init__(self) -> None:
+        checks.finite_float(self, "probability", low=0.0, high=1.0, open_low=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FilterAdmission:
+    """As `FrequencyAdmission`, counted in a fixed number of bytes, `num_bytes`; made by `counting_filter`.
+
+    Keys that share all their cells with others may get a row before their `count`-th occurrence, never after it.
+    """
+
+    kind: ClassVar[str] = "counting_filter"
+    count: int
+    num_bytes: int = 64 * 2**20
+
+    def __post_init__(self) -> None:
+        checks.positive_int(self, "count")
+        if self.count > MOST_FILTER_COUNT:
+            checks.fail(self, "count", f"an integer from 1 to {MOST_FILTER_COUNT}")
+        checks.positive_int(self, "num_bytes", minimum=64)
+
+
+AdmissionSpec = FrequencyAdmission | ProbabilityAdmission | FilterAdmission
+
+
+def freq(count: int) -> FrequencyAdmission:
+    """A row in the batch of a key's `count`-th occurrence, counted exactly."""
+    return FrequencyAdmission(count=count)
+
+
+def prob(probability: float) -> ProbabilityAdmission:
+    """A row with this `probability` in each batch that holds the key."""
+    return ProbabilityAdmission(probability=probability)
+
+
+def counting_filter(count: int, *, num_bytes: int = 64 * 2**20) -> FilterAdmission:
+    """A row at a key's `count`-th occurrence or, where the filter of `num_bytes` is crowded, before it."""
+    return FilterAdmission(count=count, num_bytes=num_bytes)
+
+
+ScoreFunction = Callable[[Any, Any, Any], Any]
+"""(keys int64[n], counts int64[n], last steps int32[n]) -> scores [n]: tensors; the lowest scores go first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LRUEviction:
+    """The least recently used first. A full table gives up this `share` of its ``max_rows`` at once; made by `lru`."""
+
+    kind: ClassVar[str] = "lru"
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_share(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LFUEviction:
+    """The least frequently used first. A full table gives up this `share` of ``max_rows`` at once; made by `lfu`."""
+
+    kind: ClassVar[str] = "lfu"
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_share(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TTLEviction:
+    """Those that no training batch used in the last `steps` batches of the table; made by `ttl`.
+
+    The table looks for them when it is full, and every ``steps * share`` batches.
+    """
+
+    kind: ClassVar[str] = "ttl"
+    steps: int
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        checks.positive_int(self, "steps")
+        _check_share(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreEviction:
+    """The lowest scores of a function first; made by `by_score`. Python only: a function has no place in a file."""
+
+    kind: ClassVar[str] = "score"
+    score: ScoreFunction
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not callable(self.score):
+            checks.fail(self, "score", "a function of keys, counts and last steps")
+        _check_share(self)
+
+
+EvictionSpec = LRUEviction | LFUEviction | TTLEviction | ScoreEviction
+
+
+def lru(*, share: float = 0.1) -> LRUEviction:
+    """The least recently used rows go first."""
+    return LRUEviction(share=share)
+
+
+def lfu(*, share: float = 0.1) -> LFUEviction:
+    """The least frequently used rows go first."""
+    return LFUEviction(share=share)
+
+
+def ttl(steps: int, *, share: float = 0.1) -> TTLEviction:
+    """Rows that no training batch used in the last `steps` batches go."""
+    return TTLEviction(steps=steps, share=share)
+
+
+def by_score(score: ScoreFunction, *, share: float = 0.1) -> ScoreEviction:
+    """The rows of the lowest ``score(keys, counts, last_steps)`` go first."""
+    return ScoreEviction(score=score, share=share)
+
+
+def _check_share(policy: object) -> None:
+    checks.finite_float(policy, "share", low=0.0, high=1.0, open_low=True)
+
+
+Initializer = Literal["uniform", "normal", "zeros"]
+RowType = Literal["float32", "bfloat16", "float16"]
+ROW_TYPES: tuple[RowType, ...] = get_args(RowType)
+DEFAULT_OPTIMIZER = "default"
+"""Name of the rule that moves a table which names no other."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableSpec:
+    """A static embedding table: ``rows`` vectors of ``width`` numbers, key == row.
+
+    Attributes:
+        name: unique among the tables of a model.
+        rows: number of rows V.
+        width: length D of a vector.
+        initializer: distribution of the first weights.
+        init_scale: half-width of the uniform, or standard deviation of the normal distribution; None takes
+            1 / sqrt(rows), as the DLRM paper's code does (Naumov et al. 2019).
+        dtype: element type of the rows; lookups give float32 whatever it is.
+        optimizer: name of the rule that moves the rows, where `terarec.optim.RowOptimizer` is given rules by name.
+    """
+
+    kind: ClassVar[str] = "static"
+    name: str
+    rows: int
+    width: int
+    initializer: Initializer = "uniform"
+    init_scale: float | None = None
+    dtype: RowType = "float32"
+    optimizer: str = DEFAULT_OPTIMIZER
+
+    def __post_init__(self) -> None:
+        checks.name(self)
+        checks.name(self, "optimizer")
+        checks.positive_int(self, "rows")
+        checks.positive_int(self, "width")
+        checks.one_of(self, "initializer", ("uniform", "normal", "zeros"))
+        checks.one_of(self, "dtype", ROW_TYPES)
+        if self.init_scale is not None:
+            checks.finite_float(self, "init_scale", low=0.0, open_low=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DynamicTableSpec:
+    """A table of any int64 keys: a key gets its row at first sight in training, never in evaluation.
+
+    Attributes:
+        name: unique among the tables of a model.
+        width: length D of a vector.
+        initializer: distribution of a row's first weights, which depend on (table name, key, seed) alone.
+        init_scale: half-width of the uniform, or standard deviation of the normal distribution; 0.05 is what
+            HugeCTR's hash tables take, as there is no number of rows to derive it from.
+        dtype: element type of the rows; lookups give float32 whatever it is.
+        default: the vector of a key without a row: one number for all columns, or `width` of them.
+        admit: which unseen keys get a row in training (`freq`, `prob`, `counting_filter`); None: all.
+        evict: which rows go when the table is full (`lru`, `lfu`, `ttl`, `by_score`); None: a full table is an error.
+        max_rows: most rows; None: as many as memory holds.
+        track_uses: count each row's occurrences and note its last batch even if `evict` needs no such thing, for
+            calls of ``evict`` with other policies. 12 bytes a row.
+        report_evicted: keep the keys that went until ``take_evicted`` is called. 8 bytes a key.
+        optimizer: name of the rule that moves the rows, where `terarec.optim.RowOptimizer` is given rules by name.
+    """
+
+    kind: ClassVar[str] = "dynamic"
+    name: str
+    width: int
+    initializer: Initializer = "uniform"
+    init_scale: float = 0.05
+    dtype: RowType = "float32"
+    default: float | tuple[float, ...] = 0.0
+    admit: AdmissionSpec | None = None
+    evict: EvictionSpec | None = None
+    max_rows: int | None = None
+    track_uses: bool = False
+    report_evicted: bool = True
+    optimizer: str = DEFAULT_OPTIMIZER
+
+    def __post_init__(self) -> None:
+        checks.name(self)
+        checks.name(self, "optimizer")
+        checks.positive_int(self, "width")
+        checks.one_of(self, "initializer", ("uniform", "normal", "zeros"))
+        checks.finite_float(self, "init_scale", low=0.0, open_low=True)
+        checks.one_of(self, "dtype", ROW_TYPES)
+        checks.one_of(self, "track_uses", (False, True))
+        checks.one_of(self, "report_evicted", (False, True))
+        if isinstance(self.default, tuple):
+            is_finite = all(isinstance(value, int | float) and math.isfinite(value) for value in self.default)
+            if len(self.default) != self.width or not is_finite:
+                checks.fail(self, "default", f"one finite number or {self.width} (the width) of them")
+        else:
+            checks.finite_float(self, "default")
+        check_policies(self, self.evict, self.max_rows)
+
+
+def check_policies(owner: object, evict: EvictionSpec | None, max_rows: int | None) -> None:
+    """Raise unless ``owner.admit``, ``owner.evict`` and ``owner.max_rows`` are what a dynamic table takes."""
+    checks.instance(owner, "admit", AdmissionSpec | None, "freq(n), prob(p), counting_filter(n) or None")
+    checks.instance(owner, "evict", EvictionSpec | None, "lru(), lfu(), ttl(steps), by_score(function) or None")
+    if max_rows is not None:
+        checks.positive_int(owner, "max_rows")
+    elif evict is not None and not isinstance(evict, TTLEviction):
+        checks.fail(owner, "max_rows", f"an integer >= 1, the size that evict={evict.kind!r} keeps")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

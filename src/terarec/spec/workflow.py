@@ -1,17 +1,142 @@
-"""What a feature workflow is: the content of ``workflow.json``. Described in docs/workflows.md."""
+"""What a feature workflow is (the content of workflow.json, see docs/workflows.md), and how data are prepared by it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 from terarec.spec import checks
-from terarec.spec.nearest import did_you_mean
 from terarec.spec.operators import JoinTable, Operator
-from terarec.spec.quoting import quoted
-from terarec.spec.split import Split
+from terarec.spec.quoting import did_you_mean, quoted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitByFraction:
+    """The last rows in source order: the share `valid`, and after it, as the very last, the share `test`."""
+
+    kind: ClassVar[str] = "by_fraction"
+    valid: float = 0.1
+    test: float = 0.0
+
+    def __post_init__(self) -> None:
+        _shares(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitByHash:
+    """Rows at random: by the hash of the row id."""
+
+    kind: ClassVar[str] = "by_hash"
+    valid: float = 0.1
+    test: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _shares(self)
+        checks.int64(self, "seed", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitByUser:
+    """All rows of a user together: by the hash of the value of `column`."""
+
+    kind: ClassVar[str] = "by_user"
+    column: str
+    valid: float = 0.1
+    test: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _column(self)
+        _shares(self)
+        checks.int64(self, "seed", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitByTime:
+    """The latest rows: from thresholds on, or shares of the rows ordered by time; equal times stay together.
+
+    Attributes:
+        column: an integer or number column, mostly seconds since 1970.
+        valid_from: rows from this time on are "valid".
+        test_from: rows from this time on are "test".
+        valid: share of the rows, in the place of the thresholds.
+        test: share of the rows, the latest of all.
+    """
+
+    kind: ClassVar[str] = "by_time"
+    column: str
+    valid_from: float | None = None
+    test_from: float | None = None
+    valid: float = 0.0
+    test: float = 0.0
+
+    def __post_init__(self) -> None:
+        _column(self)
+        for threshold in ("valid_from", "test_from"):
+            if getattr(self, threshold) is not None:
+                checks.finite_float(self, threshold)
+        has_thresholds = self.valid_from is not None or self.test_from is not None
+        if has_thresholds is bool(self.valid or self.test):
+            checks.reject(self, "", "expected either thresholds (valid_from, test_from) or shares (valid, test)")
+        if self.valid_from is not None and self.test_from is not None and self.test_from <= self.valid_from:
+            checks.fail(self, "test_from", f"a time after valid_from, {self.valid_from!r}")
+        if not has_thresholds:
+            _shares(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitByFiles:
+    """The last files: `valid` of them, and after these, as the very last, `test` of them.
+
+    Attributes:
+        valid_fraction: in the place of files, this share of the rows of the others, the last of them, for validation.
+    """
+
+    kind: ClassVar[str] = "by_files"
+    valid: int = 1
+    test: int = 0
+    valid_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.positive_int(self, "valid", minimum=0)
+        checks.positive_int(self, "test", minimum=0)
+        if not self.valid and not self.test:
+            checks.reject(self, "", "got 0 files for both, expected at least one for valid or test")
+        checks.finite_float(self, "valid_fraction", low=0.0, high=1.0)
+        if self.valid_fraction == 1:
+            checks.fail(self, "valid_fraction", "less than 1: the training part must not be empty")
+        if self.valid_fraction and self.valid:
+            checks.fail(self, "valid_fraction", f"0 with {self.valid} files for validation")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OneSplit:
+    """All rows in one split: for files that a fitted workflow transforms, whatever split it was fitted with."""
+
+    kind: ClassVar[str] = "one_split"
+    split: Literal["train", "valid", "test"]
+
+    def __post_init__(self) -> None:
+        checks.one_of(self, "split", ("train", "valid", "test"))
+
+
+Split: TypeAlias = SplitByFraction | SplitByHash | SplitByUser | SplitByTime | SplitByFiles | OneSplit
+
+
+def _shares(split: SplitByFraction | SplitByHash | SplitByUser | SplitByTime) -> None:
+    for share in ("valid", "test"):
+        checks.finite_float(split, share, low=0.0, high=1.0)
+    if not 0.0 < split.valid + split.test < 1.0:
+        checks.reject(split, "", f"got valid {split.valid} and test {split.test}, expected a sum between 0 and 1")
+
+
+def _column(split: SplitByUser | SplitByTime) -> None:
+    if not isinstance(split.column, str) or not split.column:
+        checks.fail(split, "column", "the name of a column")
+
 
 SourceType = Literal["text", "integer", "number", "hex32", "time"]
 SourceFormat = Literal["delimited", "json_lines", "parquet", "arrow"]
@@ -84,7 +209,7 @@ class SourceSpec:
     def __post_init__(self) -> None:
         checks.one_of(self, "format", ("delimited", "json_lines", "parquet", "arrow"))
         if not self.columns:
-            checks.refuse(self, "columns", "got no column, expected at least one")
+            checks.reject(self, "columns", "got no column, expected at least one")
         checks.distinct(self, "columns", tuple(column.name for column in self.columns))
         good = isinstance(self.delimiter, str) and bool(self.delimiter) and self.delimiter.isascii()
         if not good or any(mark in self.delimiter for mark in '"\r\n'):
@@ -97,7 +222,7 @@ class SourceSpec:
             checks.one_of(self, switch, (False, True))
         for column in self.columns:
             if self.format == "delimited" and column.separator and self.delimiter in column.separator:
-                checks.refuse(self, "columns", f"separator of {column.name!r} holds the delimiter {self.delimiter!r}")
+                checks.reject(self, "columns", f"separator of {column.name!r} holds the delimiter {self.delimiter!r}")
 
     def column(self, name: str) -> SourceColumn | None:
         """The column `name`, None if there is none."""
@@ -128,7 +253,7 @@ class LabelSpec:
         if self.at_least is not None:
             checks.finite_float(self, "at_least")
             if self.positives:
-                checks.refuse(self, "", "got positives and at_least, expected at most one of them")
+                checks.reject(self, "", "got positives and at_least, expected at most one of them")
 
     @property
     def source(self) -> str:
@@ -172,10 +297,10 @@ class WorkflowSpec:
         checks.name(self)
         checks.positive_int(self, "version")
         if not self.labels:
-            checks.refuse(self, "labels", "got no label, expected at least one")
+            checks.reject(self, "labels", "got no label, expected at least one")
         names = (*(label.name for label in self.labels), *self.dense, *self.categorical, *self.keys)
         if len(names) == len(self.labels):
-            checks.refuse(self, "", "got no dense, categorical or key column, expected at least one")
+            checks.reject(self, "", "got no dense, categorical or key column, expected at least one")
         checks.distinct(self, "", names if self.weight is None else (*names, self.weight))
         checks.distinct(self, "metadata", self.metadata)
         for name in self.metadata:
@@ -183,7 +308,7 @@ class WorkflowSpec:
         for index, step in enumerate(self.steps):
             if isinstance(step, JoinTable) and step.table not in self.tables:
                 known = ", ".join(map(repr, self.tables)) or "none"
-                checks.refuse(self, f"steps[{index}].table", f"got {step.table!r}, expected one of tables: {known}")
+                checks.reject(self, f"steps[{index}].table", f"got {step.table!r}, expected one of tables: {known}")
 
     def _check_metadata(self, name: str) -> None:
         column = self.source.column(name)
@@ -191,9 +316,72 @@ class WorkflowSpec:
             there = tuple(found.name for found in self.source.columns)
             hint = did_you_mean(name, there)
             expected = f"a column of the source: {', '.join(there)}"
-            checks.refuse(self, "metadata", f"got {quoted(name)}{hint}, expected {expected}")
+            checks.reject(self, "metadata", f"got {quoted(name)}{hint}, expected {expected}")
         if column.separator is not None or column.type == "hex32":
             held = column.type if column.separator is None else f"lists of {column.type}"
-            checks.refuse(
+            checks.reject(
                 self, "metadata", f"column {name!r} holds {held}, expected one text, integer, number or time a row"
             )
+
+
+BadInputPolicy = Literal["raise", "skip", "missing"]
+"""What happens to bad input: "raise" ends with it, "skip" leaves its row out, "missing" makes its field missing."""
+
+BAD_INPUT_POLICIES: tuple[BadInputPolicy, ...] = ("raise", "skip", "missing")
+
+ENGINES = ("local", "spark")
+STORAGES = ("parquet", "raw", "norm", "hugectr_parquet", "hugectr_raw", "hugectr_raw_async")
+"""A data set's shards, or HugeCTR's files."""
+
+Storage = Literal["parquet", "raw", "norm", "hugectr_parquet", "hugectr_raw", "hugectr_raw_async"]
+
+_LEAST_MEMORY = 1 << 26
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrepareOptions:
+    """How logs are prepared.
+
+    Attributes:
+        engine: "local", or "spark" for a cluster.
+        bad_input: what follows a field or a line that cannot be read: "raise" an error, "skip" the line, or take the
+            field as "missing".
+        storage: "parquet" or "raw" shards of a data set; or HugeCTR's "norm", "hugectr_parquet", "hugectr_raw",
+            "hugectr_raw_async".
+        rows_per_shard: most rows of a file.
+        shuffle: whether the rows of the train split change places, across all of its files; other splits keep theirs.
+        seed: of the shuffle.
+        threads: that parse, encode and count; None takes as many as there are cores.
+        memory_bytes: bound of what counting and sorting hold in memory before they spill to the disk; None takes half
+            of the memory that is free.
+        restart: whether what an interrupted run left is thrown away.
+        tables: side table of the workflow -> its files.
+        spark_master: Spark's master URL, such as ``local[2]`` or ``spark://host:7077``.
+        spark_conf: further settings of the Spark session.
+    """
+
+    engine: Literal["local", "spark"] = "local"
+    bad_input: BadInputPolicy = "raise"
+    storage: Storage = "parquet"
+    rows_per_shard: int = 1 << 21
+    shuffle: bool = False
+    seed: int = 0
+    threads: int | None = None
+    memory_bytes: int | None = None
+    restart: bool = False
+    tables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    spark_master: str | None = None
+    spark_conf: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        checks.one_of(self, "engine", ENGINES)
+        checks.one_of(self, "bad_input", BAD_INPUT_POLICIES)
+        checks.one_of(self, "storage", STORAGES)
+        checks.positive_int(self, "rows_per_shard")
+        checks.int64(self, "seed", minimum=0)
+        if self.threads is not None:
+            checks.positive_int(self, "threads")
+        if self.memory_bytes is not None:
+            checks.positive_int(self, "memory_bytes", minimum=_LEAST_MEMORY)
+        if self.engine == "local" and (self.spark_master or self.spark_conf):
+            checks.reject(self, "spark_master", "got a setting of Spark for engine 'local', expected engine 'spark'")

@@ -13,7 +13,7 @@ from torch import Tensor
 from terarec.errors import StorageError
 from terarec.kernels.hash_index import new_hash_index
 from terarec.spec import DynamicTableSpec, FilterAdmission, FrequencyAdmission, ProbabilityAdmission
-from terarec.spec.admission import MOST_FILTER_COUNT
+from terarec.spec.tables import MOST_FILTER_COUNT
 from terarec.storage.changes import Changes
 from terarec.storage.indexes import copied_to
 

@@ -9,7 +9,7 @@ from typing import Any
 from terarec.errors import ConfigError
 from terarec.formats import workflow_files
 from terarec.spec import CategoricalColumn, DatasetSpec
-from terarec.spec.json_text import parse_json
+from terarec.spec.codec import parse_json
 
 _FREE = ("split", "weight", "metadata")
 """Fields of a workflow that change nothing of what a model reads."""

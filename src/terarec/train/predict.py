@@ -17,8 +17,7 @@ from terarec.models.artifact import load_model
 from terarec.models.contract import score_names
 from terarec.nn.objectives import build_objective
 from terarec.spec import DatasetSpec, FieldError
-from terarec.spec.nearest import did_you_mean
-from terarec.spec.quoting import quoted
+from terarec.spec.quoting import did_you_mean, quoted
 from terarec.train.columns import check_columns
 from terarec.train.run_dir import RunDirectory, check_run
 from terarec.train.scoring import score

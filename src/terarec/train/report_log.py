@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.spec.json_text import parse_json
+from terarec.spec.codec import parse_json
 from terarec.spec.quoting import quoted
 
 _NO_METRICS = frozenset({"step", "samples", "split", "seconds", "labels", "slices"})

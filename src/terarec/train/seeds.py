@@ -16,7 +16,7 @@ from terarec.errors import ConfigError, FormatError
 from terarec.formats import write_bytes
 from terarec.models.artifact import RUN_FILE, load_model
 from terarec.spec import RunSpec, to_data
-from terarec.spec.json_text import parse_json
+from terarec.spec.codec import parse_json
 from terarec.train.callback import Callback
 from terarec.train.run import Run, build
 from terarec.train.run_dir import differences

@@ -22,7 +22,7 @@ from terarec.models.contract import device_of, training_loss
 from terarec.nn.objectives import BinaryObjective, Objective
 from terarec.optim import LossScaler, freeze
 from terarec.spec import TrainingSpec
-from terarec.spec.nearest import did_you_mean
+from terarec.spec.quoting import did_you_mean
 from terarec.train.callback import Callback
 from terarec.train.devices import batches_on
 from terarec.train.early_stopping import EarlyStopping

@@ -16,7 +16,7 @@ from terarec.etl.source.bad_input import show
 from terarec.etl.source.raw_block import FieldFaults
 from terarec.etl.source.text import MAX_LINE_BYTES
 from terarec.spec import SourceColumn, SourceSpec
-from terarec.spec.json_text import parse_json
+from terarec.spec.codec import parse_json
 
 _TYPES = {"text": pa.string(), "hex32": pa.string(), "integer": pa.int64(), "number": pa.float64()}
 _EXPECTED = {

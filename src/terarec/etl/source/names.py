@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from terarec.errors import ConfigError, FormatError
-from terarec.spec.nearest import did_you_mean
+from terarec.spec.quoting import did_you_mean
 
 _SHOWN_CHARACTERS = 400
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.atomic import write_bytes
-from terarec.spec.json_text import parse_json
+from terarec.spec.codec import parse_json
 
 SUFFIX = ".ntp.json"
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from terarec.errors import FormatError
 from terarec.formats.atomic import write_bytes
 from terarec.formats.location import read_text
-from terarec.spec.json_text import parse_json
+from terarec.spec.codec import parse_json
 from terarec.spec.quoting import quoted
 
 METADATA_FILE = "_metadata.json"

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.tables.kinds import Kind
-from terarec.spec.nearest import nearest
-from terarec.spec.quoting import quoted
+from terarec.spec.quoting import nearest, quoted
 
 OLDEST, NEWEST = "2.3", "25.03"
 

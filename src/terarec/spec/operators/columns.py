@@ -26,7 +26,7 @@ class Rename:
     def __post_init__(self) -> None:
         names = [*self.names, *self.names.values()]
         if not self.names or not all(isinstance(name, str) and name for name in names):
-            checks.refuse(self, "names", f"got {quoted(dict(self.names))}, expected old names with their new names")
+            checks.reject(self, "names", f"got {quoted(dict(self.names))}, expected old names with their new names")
         checks.distinct(self, "names", tuple(self.names.values()))
 
     @property
@@ -142,7 +142,7 @@ class KeepRows:
         column_named(self, "column")
         bounds = [bound for bound in ("at_least", "at_most") if getattr(self, bound) is not None]
         if bool(self.values) is bool(bounds):
-            checks.refuse(self, "", "expected either values, or at_least or at_most or both")
+            checks.reject(self, "", "expected either values, or at_least or at_most or both")
         if not isinstance(self.values, tuple) or not all(isinstance(value, str) and value for value in self.values):
             checks.fail(self, "values", "texts that are not empty")
         for bound in bounds:

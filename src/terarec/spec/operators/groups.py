@@ -34,7 +34,7 @@ class JoinGroupby(InputColumns):
             checks.fail(self, "statistics", f"some of {', '.join(map(repr, _STATISTICS))}")
         checks.distinct(self, "statistics", self.statistics)
         if bool(self.values) is (self.statistics == ("count",)):
-            checks.refuse(self, "values", "expected columns exactly where a statistic other than 'count' is asked")
+            checks.reject(self, "values", "expected columns exactly where a statistic other than 'count' is asked")
         checks.distinct(self, "columns", self.writes)
 
     @property

@@ -31,7 +31,7 @@ class FillMissing(MappedColumns):
         checks.one_of(self, "median", (False, True))
         checks.one_of(self, "indicator", (False, True))
         if (self.value is None) is not self.median:
-            checks.refuse(self, "", f"got value {self.value!r} and median {self.median}, expected exactly one of them")
+            checks.reject(self, "", f"got value {self.value!r} and median {self.median}, expected exactly one of them")
         if self.value is not None and not isinstance(self.value, str):
             checks.finite_float(self, "value")
         if self.value == "":
@@ -62,7 +62,7 @@ class Clip(MappedColumns):
             if getattr(self, bound) is not None:
                 checks.finite_float(self, bound)
         if self.low is None and self.high is None:
-            checks.refuse(self, "", "got neither low nor high, expected at least one")
+            checks.reject(self, "", "got neither low nor high, expected at least one")
         if self.low is not None and self.high is not None and self.low > self.high:
             checks.fail(self, "low", f"at most high, {self.high!r}")
 
@@ -114,7 +114,7 @@ class Bucketize(MappedColumns):
     def __post_init__(self) -> None:
         MappedColumns.__post_init__(self)
         if bool(self.boundaries) is (self.intervals is not None):
-            checks.refuse(self, "", "expected exactly one of boundaries and intervals")
+            checks.reject(self, "", "expected exactly one of boundaries and intervals")
         if self.intervals is not None:
             checks.positive_int(self, "intervals", minimum=2)
         numbers = all(isinstance(bound, int | float) and math.isfinite(bound) for bound in self.boundaries)
