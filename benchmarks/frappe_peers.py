@@ -25,6 +25,7 @@ from peer_sides.frappe_job import LABEL, SPLITS, FrappeJob
 from record import Row, append_rows
 
 from terarec.data import Reader
+from terarec.etl import prepare
 from terarec.etl.workflow import Workflow
 from terarec.recipes import find_recipe_files, load_recipe, load_recipe_data
 from terarec.spec import DeepFMSpec, StaticTablesSpec
@@ -54,7 +55,7 @@ class FrappePeerRow(Row):
 def make_job(files: Path, folder: Path) -> FrappeJob:
     """Prepare the data set and write its keys for the peers."""
     data, source, run = folder / "data", load_recipe_data(DATA), load_recipe(DATA, MODEL).run
-    Workflow.of(source.workflow).prepare(find_recipe_files(source, files), data)
+    prepare(Workflow.of(source.workflow), find_recipe_files(source, files), data)
     for split in SPLITS:
         reader = Reader(data, split, batch_size=1 << 20)
         (batch,) = reader

@@ -21,19 +21,21 @@ from record import Row, append_rows
 
 
 def with_terarec(log: Path, out: Path) -> None:
+    from terarec.etl import prepare
     from terarec.etl.ready import criteo
     from terarec.etl.workflow import Workflow
     from terarec.spec import SplitByFraction
 
     workflow = Workflow.of(criteo(min_count=MIN_COUNT, split=SplitByFraction(valid=VALID_FRACTION)))
-    workflow.prepare([log], out)
+    prepare(workflow, [log], out)
 
 
 def with_fitted_workflow(log: Path, out: Path) -> None:
     """A second run, which transforms only: it takes the workflow that `with_terarec` has fitted."""
+    from terarec.etl import prepare
     from terarec.etl.workflow import Workflow
 
-    Workflow.load(out.parent / "terarec" / "workflow").prepare([log], out)
+    prepare(Workflow.load(out.parent / "terarec" / "workflow"), [log], out)
 
 
 def lines_by_polars(log: Path):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from terarec.data.synthetic import adult, amazon, avazu, mind, movielens, rees46
+from terarec.etl import fit
 from terarec.etl.columns import Block, Column, concatenate_blocks
 from terarec.etl.operators.plain_arrow import plain_of_column
 from terarec.etl.operators.plain_function import PlainLists
@@ -48,7 +49,7 @@ def fitted_with_records(name: str, directory: Path) -> tuple[Workflow, dict[str,
     files = [raw / file for file in log.sources]
     tables = {table: tuple(str(raw / file) for file in found) for table, found in log.tables.items()}
     options = PrepareOptions(tables=tables, bad_input="skip")
-    workflow = Workflow.of(READY[name]()).fit(files, options=options)
+    workflow = fit(Workflow.of(READY[name]()), files, options=options)
     rows = concatenate_blocks(list(open_source(workflow.spec.source, files, "skip").blocks()))
     return workflow, served_records(workflow, rows)
 

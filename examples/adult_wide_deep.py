@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+from terarec.etl import prepare
 from terarec.etl.ready import CsvOptions, csv_workflow
 from terarec.etl.workflow import Workflow
 from terarec.spec import AdaGradSpec, AdamSpec, RunSpec, SplitByFiles, TrainingSpec, WideDeepSpec
@@ -49,7 +50,7 @@ def train(out: Path, seed: int, epochs: int) -> dict:
     started = time.perf_counter()
     shutil.rmtree(out, ignore_errors=True)
     files = [ADULT / "adult.data.gz", ADULT / "adult.test.gz"]
-    prepared = Workflow.of(csv_workflow(COLUMNS)).prepare(files, out / "data")
+    prepared = prepare(Workflow.of(csv_workflow(COLUMNS)), files, out / "data")
     spec = RunSpec(
         data=str(out / "data"),
         model=MODEL,

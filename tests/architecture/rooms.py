@@ -16,7 +16,7 @@ ALLOWED: dict[str, set[str]] = {
     "optim": {"spec", "ops", "storage"},
     "embedding": {"spec", "batch", "ops", "storage"},
     "checkpoint": {"spec", "formats", "storage"},
-    "models": {"spec", "formats", "config", "batch", "nn", "embedding", "checkpoint"},
+    "models": {"spec", "formats", "config", "batch", "nn", "storage", "embedding", "checkpoint"},
 }
 ALLOWED["train"] = set(ALLOWED) - {"etl"}
 ALLOWED["serve"] = {"spec", "formats", "batch", "etl", "nn", "embedding", "models", "checkpoint"}
@@ -41,5 +41,6 @@ ETL: dict[str, set[str]] = {
 """The rooms of `etl`, and which others each may import."""
 ETL["engine"] = set(ETL)
 ETL["spark"] = set(ETL)
+ETL["preparation"] = set(ETL)
 ETL["ready"] = set()
 ETL["drift"] = {"source", "operators", "workflow", "statistics", "values"}

@@ -17,6 +17,7 @@ ROOMS = [
     "data.synthetic",
     "embedding",
     "errors",
+    "etl",
     "etl.engine",
     "etl.ready",
     "etl.workflow",

@@ -8,6 +8,7 @@ import pytest
 
 from terarec.cli.entry import run
 from terarec.data.synthetic import generate
+from terarec.etl import prepare
 from terarec.etl.ready import criteo_terabyte
 from terarec.etl.workflow import Workflow
 
@@ -19,7 +20,7 @@ def prepared(tmp_path_factory):
     """A directory that holds ``data``, as after the README's commands."""
     directory = tmp_path_factory.mktemp("readme")
     generate(directory / "raw", rows=100_000, days=2, seed=1)
-    Workflow.of(criteo_terabyte()).prepare(sorted((directory / "raw").glob("*.tsv")), directory / "data")
+    prepare(Workflow.of(criteo_terabyte()), sorted((directory / "raw").glob("*.tsv")), directory / "data")
     return directory
 
 

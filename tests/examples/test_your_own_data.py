@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from terarec.errors import TerarecError
+from terarec.etl import prepare
 from terarec.etl.ready import CsvOptions, csv_workflow
 from terarec.etl.workflow import Workflow
 
@@ -57,10 +58,10 @@ def test_errors_read_as_on_the_page(people, tmp_path, change, options):
     (tmp_path / "people.csv").write_text("\n".join(lines))
     asked = {"label": "income", "positives": (">50K",), "dense": ("age",)} | options
 
-    def prepare():
-        Workflow.of(csv_workflow(CsvOptions(**asked))).prepare(["people.csv"], "people")
+    def prepare_people():
+        prepare(Workflow.of(csv_workflow(CsvOptions(**asked))), ["people.csv"], "people")
 
     with chdir(tmp_path), pytest.raises(TerarecError) as raised:
-        prepare()
+        prepare_people()
     shown = [message.removesuffix("...") for message in re.findall(r"^\| `(.+?)` \|", PAGE, re.MULTILINE)]
     assert any(str(raised.value).startswith(message) for message in shown), str(raised.value)

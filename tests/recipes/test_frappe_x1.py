@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from terarec.data import Reader
+from terarec.etl import prepare
 from terarec.etl.workflow import Workflow
 from terarec.models import build_model
 from terarec.recipes import find_recipe_files, load_recipe, load_recipe_data, recipe_names
@@ -81,7 +82,7 @@ def test_a_recipe_builds_a_model_of_the_published_size(model: str):
 @needs_frappe
 def test_the_files_become_the_rows_that_the_published_logs_count(tmp_path: Path):
     spec = load_recipe_data("frappe_x1")
-    Workflow.of(spec.workflow).prepare(find_recipe_files(spec, FRAPPE), tmp_path / "data")
+    prepare(Workflow.of(spec.workflow), find_recipe_files(spec, FRAPPE), tmp_path / "data")
     for split, rows in ROWS.items():
         labels = [batch.label for batch in Reader(tmp_path / "data", split, batch_size=1 << 16)]
         assert sum(len(label) for label in labels) == rows

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from terarec.data.synthetic.criteo import generate
+from terarec.etl import prepare
 from terarec.etl.ready import criteo
 from terarec.etl.workflow import Workflow
 from terarec.serve import InferenceService, InferenceSession, RunningServer, serve
@@ -42,7 +43,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
     root = tmp_path_factory.mktemp("serve")
     report = generate(root / "raw", rows=ROWS, days=DAYS, seed=7)
     days = [root / "raw" / file for file in report.files]
-    Workflow.of(criteo(min_count=2, split=SplitByFiles(valid=1))).prepare(days, root / "data")
+    prepare(Workflow.of(criteo(min_count=2, split=SplitByFiles(valid=1))), days, root / "data")
     spec = RunSpec(
         data=str(root / "data"),
         model=DLRMSpec(width=4, bottom=(8, 4), top=(8,)),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from terarec.errors import ConfigError
+from terarec.etl import prepare
 from terarec.etl.ready import CsvOptions, csv_workflow
 from terarec.etl.workflow import Workflow
 from terarec.serve import InferenceSession
@@ -19,7 +20,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> InferenceSession:
     rows = "".join(f"{row % 2},c{row % 3},{row % 5},{row}\n" for row in range(60))
     (root / "log.csv").write_text(f"y,c,u,x\n{rows}1,?,?,?\n")
     options = CsvOptions(label="y", categorical=("c",), ids=("u",), dense=("x",))
-    Workflow.of(csv_workflow(options)).prepare([root / "log.csv"], root / "data")
+    prepare(Workflow.of(csv_workflow(options)), [root / "log.csv"], root / "data")
     training = TrainingSpec(batch_size=8, epochs=1, threads=1, eval_split=None)
     build(RunSpec(data=str(root / "data"), model=WideDeepSpec(), training=training), root / "run").fit()
     return InferenceSession.open(root / "run")

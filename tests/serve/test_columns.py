@@ -11,6 +11,7 @@ import torch
 
 from terarec.batch import Batch, Jagged
 from terarec.errors import ConfigError
+from terarec.etl import prepare
 from terarec.etl.ready import CsvOptions, csv_workflow
 from terarec.etl.workflow import Workflow, given_workflow
 from terarec.models import build_model
@@ -69,7 +70,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
         split=SplitByFiles(valid=1),
     )
     files = [write_csv(root / "train.csv", rows[:500]), write_csv(root / "valid.csv", rows[500:])]
-    Workflow.of(csv_workflow(options)).prepare(files, root / "data")
+    prepare(Workflow.of(csv_workflow(options)), files, root / "data")
     training = TrainingSpec(batch_size=50, epochs=2)
     build(
         RunSpec(data=str(root / "data"), model=WideDeepSpec(width=4, hidden=(8,)), training=training), root / "run"

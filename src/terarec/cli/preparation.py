@@ -59,6 +59,8 @@ def prepare(
     tables: Mapping[str, tuple[str, ...]] | None = None,
 ) -> None:
     """Prepare `sources` by `workflow`, whose side tables are `tables`, and show the report."""
+    from terarec.etl import prepare as prepare_data
+
     asked = PrepareOptions(
         engine=options.engine,  # type: ignore[arg-type]  # the options check the word
         bad_input=options.bad_input,  # type: ignore[arg-type]
@@ -79,7 +81,7 @@ def prepare(
             rate = f"{progress.rows_per_second:,.0f} rows/s {progress.bytes_per_second / 2**20:,.0f} MiB/s"
             advance(progress.done_bytes >> 20, progress.total_bytes >> 20, words=progress.phase, rate=rate)
 
-        report = workflow.prepare(sources, options.out, options=asked, progress=tell)
+        report = prepare_data(workflow, sources, options.out, asked, tell)
     _show(report, options.out, show)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from terarec.etl import prepare
 from terarec.etl.workflow import Workflow
 from terarec.formats.dataset import DATASET_FILE
 from terarec.recipes.library import find_recipe_files, load_recipe, load_recipe_data
@@ -63,7 +64,7 @@ def reproduce(
     prepared = out / "data"
     if not (prepared / DATASET_FILE).is_file():
         files = find_recipe_files(described, directory)
-        Workflow.of(described.workflow).prepare(files, prepared)
+        prepare(Workflow.of(described.workflow), files, prepared)
     training = dataclasses.replace(recipe.run.training, threads=threads)
     run = dataclasses.replace(recipe.run, data=str(prepared), training=training)
     found = fit_seeds(run, out / model, seeds, TEST_SPLIT, callbacks=callbacks, resume=resume, on_result=on_result)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError
+from terarec.etl import prepare
 from terarec.etl.drift import (
     ColumnDrift,
     DriftReport,
@@ -212,7 +213,7 @@ def test_numbers_are_in_raw_units_whatever_scaled_them(tmp_path, recwarn):
     cities = ["東京", "Zürich", "北京市"]
     for name, ages, factor in (("a", range(20, 420), 1), ("b", range(20, 620), 1)):
         log = people(tmp_path / f"{name}.csv", cities, ages, factor)
-        Workflow.of(csv_workflow(options)).prepare([log], tmp_path / name / "data")
+        prepare(Workflow.of(csv_workflow(options)), [log], tmp_path / name / "data")
     before, after = (summarize_dataset(tmp_path / name / "data") for name in ("a", "b"))
     assert set(before.numbers["age"].sample.numbers.tolist()) == set(range(20, 420))
     assert set(after.numbers["age"].sample.numbers.tolist()) == set(range(20, 620))

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
+from terarec.etl import prepare
 from terarec.etl.engine import EncodedFiles
 from terarec.etl.workflow import Workflow
 from terarec.spec import (
@@ -67,7 +68,7 @@ def test_the_rows_of_a_ready_workflow(name: str, tmp_path: Path) -> None:
     workflow = Workflow.load(made.out / "workflow")
     sources = [made.raw / file for file in case.sources]
     options = PrepareOptions(threads=2, **case.options)
-    workflow.with_split(OneSplit(split="test")).prepare(sources, tmp_path / "all", options=options)
+    prepare(workflow.with_split(OneSplit(split="test")), sources, tmp_path / "all", options=options)
     whole = Prepared(made.raw, tmp_path / "all", made.report)
     found = encoded(EncodedFiles(workflow, sources, options=options))
     check_alike(found, workflow, whole.split("test"))
@@ -153,7 +154,7 @@ def test_every_format_with_a_split_by_files(form: str, tmp_path: Path) -> None:
     """D1: one new file is enough; KeepRows keeps every row, and target encoding is that of all training rows."""
     source = {"delimiter": ",", "header": True} if form == "delimited" else {}
     files = [write_cities(tmp_path / f"{number}", form, ("label", "x", "city")) for number in range(2)]
-    city_workflow(form, **source).prepare(files, tmp_path / "data")
+    prepare(city_workflow(form, **source), files, tmp_path / "data")
     workflow = Workflow.load(tmp_path / "data" / "workflow")
     served = workflow.encode({"x": CITIES["x"], "city": CITIES["city"]})
     for names in (("label", "x", "city"), ("x", "city"), ("city", "x")):
@@ -168,9 +169,9 @@ def test_every_format_with_a_split_by_files(form: str, tmp_path: Path) -> None:
 
 def test_grouped_steps_see_the_rows_of_the_files_in_bounded_memory(tmp_path: Path) -> None:
     files = shop_files(tmp_path / "raw")
-    shop_workflow().prepare(files, tmp_path / "data")
+    prepare(shop_workflow(), files, tmp_path / "data")
     workflow = Workflow.load(tmp_path / "data" / "workflow")
-    workflow.with_split(OneSplit(split="valid")).prepare(files, tmp_path / "all")
+    prepare(workflow.with_split(OneSplit(split="valid")), files, tmp_path / "all")
     options = PrepareOptions(memory_bytes=1 << 26, threads=1)
     found = encoded(EncodedFiles(workflow, files, keep=("item",), options=options))
     check_alike(found, workflow, Prepared(tmp_path, tmp_path / "all", None).split("valid"))  # type: ignore[arg-type]
@@ -194,7 +195,7 @@ def test_lists_that_become_rows_bring_no_labels(tmp_path: Path) -> None:
     )
     log = tmp_path / "log.csv"
     log.write_text("user,shown,clicked\nu,a b,1 0\nv,b,1\n")
-    workflow.prepare([log], tmp_path / "data")
+    prepare(workflow, [log], tmp_path / "data")
     new = tmp_path / "new.csv"
     new.write_text("user,shown\nv,b a b\nu,\nw,a\n")
     found = encoded(EncodedFiles(Workflow.load(tmp_path / "data" / "workflow"), [new], keep=("user",)))
@@ -206,7 +207,7 @@ def test_lists_that_become_rows_bring_no_labels(tmp_path: Path) -> None:
 def test_bad_input_is_told_and_left_out(tmp_path: Path) -> None:
     log = write_cities(tmp_path / "log.csv", "delimited", ("label", "x", "city"))
     workflow = city_workflow("delimited", delimiter=",", header=True)
-    workflow.prepare([log, log], tmp_path / "data")
+    prepare(workflow, [log, log], tmp_path / "data")
     workflow = Workflow.load(tmp_path / "data" / "workflow")
     new = tmp_path / "new.csv"
     new.write_text("x,city\n1,a\nmany,b\n,c\n3,c\n")
@@ -223,7 +224,7 @@ def test_refusals(tmp_path: Path) -> None:
     workflow = city_workflow("delimited", delimiter=",", header=True)
     with pytest.raises(ConfigError, match="not fitted"):
         EncodedFiles(workflow, [log])
-    workflow.prepare([log, log], tmp_path / "data")
+    prepare(workflow, [log, log], tmp_path / "data")
     workflow = Workflow.load(tmp_path / "data" / "workflow")
     with pytest.raises(DataNotFoundError):
         EncodedFiles(workflow, [tmp_path / "none.csv"])

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from terarec import etl
 from terarec.errors import FormatError
 from terarec.etl.engine import PrepareReport
 from terarec.etl.ready import criteo
@@ -33,7 +34,7 @@ def prepare(
     sources: list[Path], out: Path, *, min_count: int = 15, split: Split | None = None, **options: object
 ) -> PrepareReport:
     workflow = Workflow.of(criteo(min_count=min_count, split=split))
-    return workflow.prepare(sources, out, options=PrepareOptions(**options))
+    return etl.prepare(workflow, sources, out, options=PrepareOptions(**options))
 
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from terarec import etl
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.engine import PrepareReport
 from terarec.etl.ready import CsvOptions, csv_workflow
@@ -54,7 +55,7 @@ def options(**changed: Any) -> CsvOptions:
 
 
 def prepare(sources: list[Path], out: Path, asked: CsvOptions, **how: Any) -> PrepareReport:
-    return Workflow.of(csv_workflow(asked)).prepare(sources, out, options=PrepareOptions(**how))
+    return etl.prepare(Workflow.of(csv_workflow(asked)), sources, out, options=PrepareOptions(**how))
 
 
 def test_every_kind_of_column(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ def test_new_rows_need_no_positive_one(files: tuple[Path, Path], tmp_path: Path)
     later = tmp_path / "later.csv"
     later.write_text("clicked,age,visits,city,user\nno,20,0,Rome,7\n")
     fitted = Workflow.load(tmp_path / "data" / "workflow")
-    assert fitted.prepare([later], tmp_path / "later").rows == 1
+    assert etl.prepare(fitted, [later], tmp_path / "later").rows == 1
 
 
 @pytest.mark.parametrize(

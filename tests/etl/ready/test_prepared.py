@@ -10,6 +10,7 @@ import pytest
 
 from terarec.data.synthetic import criteo
 from terarec.errors import ConfigError
+from terarec.etl import prepare
 from terarec.etl.ready import PUBLISHED_SIZES, compare_sizes, criteo_terabyte
 from terarec.etl.ready import criteo as ready_criteo
 from terarec.etl.workflow import Workflow
@@ -74,7 +75,9 @@ def test_criteo_ids_logarithms_and_sizes(tmp_path):
     raw = tmp_path / "raw"
     files = [raw / name for name in criteo.generate(raw, rows=3_000, days=2, seed=3).files]
     days = [[line.split("\t") for line in path.read_text().splitlines()] for path in files]
-    made = Prepared(raw, tmp_path / "data", Workflow.of(criteo_terabyte(min_count=3)).prepare(files, tmp_path / "data"))
+    made = Prepared(
+        raw, tmp_path / "data", prepare(Workflow.of(criteo_terabyte(min_count=3)), files, tmp_path / "data")
+    )
     counts = [[int(row[2] or 0) for row in day] for day in days]
     for split, day, count in zip(("train", "valid"), days, counts, strict=True):
         columns = made.split(split)
@@ -84,7 +87,7 @@ def test_criteo_ids_logarithms_and_sizes(tmp_path):
         raised = [max(number, min(counts[0])) + 1 - min(counts[0]) for number in count]
         assert columns["I2"] == pytest.approx([math.log(number) for number in raised], rel=1e-6, abs=1e-6)
 
-    Workflow.of(ready_criteo(min_count=1, split=None)).prepare(files, tmp_path / "whole")
+    prepare(Workflow.of(ready_criteo(min_count=1, split=None)), files, tmp_path / "whole")
     told = {difference.column: difference.obtained for difference in compare_sizes(read(tmp_path / "whole"), "kaggle")}
     values = [{row[13 + n] for day in days for row in day} - {""} for n in range(1, 27)]
     published = PUBLISHED_SIZES["kaggle"].sizes
@@ -93,7 +96,7 @@ def test_criteo_ids_logarithms_and_sizes(tmp_path):
     assert "C9" not in told
 
     merged = ready_criteo(min_count=1, split=None, modulo=10_000_000)
-    Workflow.of(merged).prepare(files[:1], tmp_path / "merged")
+    prepare(Workflow.of(merged), files[:1], tmp_path / "merged")
     rows = {column.name: column.rows for column in read(tmp_path / "merged").categorical}
     assert rows["C3"] == len({int(row[16], 16) % 10_000_000 for row in days[0] if row[16]}) + 2
     with pytest.raises(ConfigError, match="modulo: got 7, expected one of None, 10000000, 40000000"):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from terarec.etl import prepare
 from terarec.etl.ready import adult
 from terarec.etl.workflow import Workflow
 from terarec.spec import AdaGradSpec, AdamSpec, DLRMSpec, RunSpec, TrainingSpec, WideDeepSpec
@@ -39,7 +40,7 @@ def test_a_small_dlrm_comes_near_the_best_auc(tmp_path, name, rows, min_count, e
 
 
 def test_adult_as_it_is_published_reaches_what_the_page_says(tmp_path):
-    Workflow.of(adult()).prepare([ADULT / "adult.data.gz", ADULT / "adult.test.gz"], tmp_path / "data")
+    prepare(Workflow.of(adult()), [ADULT / "adult.data.gz", ADULT / "adult.test.gz"], tmp_path / "data")
     spec = RunSpec(
         data=str(tmp_path / "data"),
         model=WideDeepSpec(),

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 from terarec.errors import ConfigError
+from terarec.etl import prepare
 from terarec.etl.ready import READY, criteo
 from terarec.etl.workflow import Workflow, workflow_of
 from terarec.etl.workflow.allowed_functions import READY_FUNCTIONS
@@ -151,7 +152,7 @@ def test_the_ready_workflows_load_without_being_asked(tmp_path: Path) -> None:
 def test_the_workflow_of_a_data_set_is_read_the_same_way(tmp_path: Path) -> None:
     log = tmp_path / "log.tsv"
     log.write_text("1\t2\n0\t3\n")
-    Workflow.of(doubling()).prepare([log], tmp_path / "data")
+    prepare(Workflow.of(doubling()), [log], tmp_path / "data")
     with pytest.raises(ConfigError, match="--allow-import tests"):
         workflow_of(tmp_path / "data")
     assert workflow_of(tmp_path / "data", allow_import=("tests",)).is_fitted

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError, FormatError
+from terarec.etl import fit
 from terarec.etl.source import open_source
 from terarec.etl.workflow import Workflow, raw_column
 from terarec.spec import Categorify, FillMissing, HashBucket, LabelSpec, ListSlice, Normalize, SourceColumn, SourceSpec
@@ -72,7 +73,7 @@ def fitted(tmp_path_factory):
         dense=["price"],
         categorical=["word", "code", "user", "tags", "day_id"],
     )
-    return workflow.fit([path])
+    return fit(workflow, [path])
 
 
 def as_csv(path, rows, quoting):

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from terarec.errors import ConfigError, FormatError
+from terarec.etl import fit, prepare
 from terarec.etl.source import open_source
 from terarec.etl.workflow import Workflow
 from terarec.spec import (
@@ -64,12 +65,12 @@ def test_a_time_without_a_step_that_rescales_it_is_no_dense_column(tmp_path, ste
     path = write(tmp_path / "log.csv", "delimited", [1_700_000_000, 1_700_000_001])
     made = Workflow(steps, source=source(), labels=[LabelSpec(name="y")], dense=["t"])
     with pytest.raises(ConfigError, match="dense: column 't' is a time"):
-        made.prepare([path], tmp_path / "data")
+        prepare(made, [path], tmp_path / "data")
     renamed = Workflow(
         [*steps, Rename(names={"t": "when"})], source=source(), labels=[LabelSpec(name="y")], dense=["when"]
     )
     with pytest.raises(ConfigError, match="dense: column 'when' is a time"):
-        renamed.fit([path])
+        fit(renamed, [path])
     assert not (tmp_path / "data").exists()
 
 
@@ -78,9 +79,12 @@ def test_a_rescaled_time_keeps_its_seconds(tmp_path):
     noon = datetime.datetime(2024, 1, 2, 12, 0, 0, 500_000)
     moments = [noon + datetime.timedelta(seconds=second) for second in range(5)]
     pq.write_table(pa.table({"y": [0] * 5, "t": pa.array(moments, pa.timestamp("ms"))}), tmp_path / "log")
-    made = Workflow(
-        [NormalizeMinMax(columns=("t",))], source=source("parquet"), labels=[LabelSpec(name="y")], dense=["t"]
-    ).fit([tmp_path / "log"])
+    made = fit(
+        Workflow(
+            [NormalizeMinMax(columns=("t",))], source=source("parquet"), labels=[LabelSpec(name="y")], dense=["t"]
+        ),
+        [tmp_path / "log"],
+    )
     block = next(open_source(made.spec.source, [tmp_path / "log"]).blocks())
     assert block.columns["t"].values.tolist() == [1_704_196_800 + second for second in range(5)]
     dense = made.encode_block(made.apply(block)).dense[:, 0]
@@ -95,7 +99,7 @@ def test_records_with_milliseconds_are_refused(tmp_path, time):
     path = write(tmp_path / "log.csv", "delimited", [1_700_000_000, 1_700_000_001])
     steps = [Categorify(columns=("t",), outputs=("id",)), Normalize(columns=("t",))]
     steps.append(FillMissing(columns=("t",), value=0.0))
-    made = Workflow(steps, source=source(), labels=[LabelSpec(name="y")], dense=["t"], categorical=["id"]).fit([path])
+    made = fit(Workflow(steps, source=source(), labels=[LabelSpec(name="y")], dense=["t"], categorical=["id"]), [path])
     with pytest.raises(ConfigError, match=r"column 't', row 1: got .*, expected seconds since 1970"):
         made.encode({"t": [5, time]})
     assert made.encode({"t": [1_700_000_000, 1_700_000_000.0, None]}).keys[0].tolist() == [2, 2, 0]

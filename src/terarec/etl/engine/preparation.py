@@ -19,6 +19,7 @@ from terarec.etl.generated import read_best_auc
 from terarec.etl.sink import RECORD_KINDS
 from terarec.etl.source import Source, open_source
 from terarec.etl.workflow import Workflow
+from terarec.etl.workflow.results import check_times
 from terarec.formats import Journal, resumable_directory
 from terarec.kernels import memory
 from terarec.spec import DatasetSpec, FieldError, PrepareOptions
@@ -77,7 +78,7 @@ def prepare_by(
     """
     begun = time.perf_counter()
     _check_storage(workflow, options)
-    check_tables(workflow, options)
+    _check(workflow, options)
     source = _opened(workflow, sources, options)
     work_on = fingerprint(workflow, source, options)
     with resumable_directory(out, work_on, restart=options.restart) as journal:
@@ -95,6 +96,12 @@ def prepare_by(
         report.save(journal.directory)
         run.finish()
     return report
+
+
+def _check(workflow: Workflow, options: PrepareOptions) -> None:
+    check_tables(workflow, options)
+    if not workflow.states:  # one that has learnt goes on as it was fitted
+        check_times(workflow.spec)
 
 
 def _check_storage(workflow: Workflow, options: PrepareOptions) -> None:
@@ -124,7 +131,7 @@ def fit_by(
     Raises:
         ConfigError, DataNotFoundError, FormatError, StorageError: as for `terarec.etl.engine.fit`.
     """
-    check_tables(workflow, options)
+    _check(workflow, options)
     source = _opened(workflow, sources, options)
     with tempfile.TemporaryDirectory(prefix="terarec-") as directory:
         phases = Phases(Journal(Path(directory), {}), progress)

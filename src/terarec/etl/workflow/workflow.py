@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import Block, ColumnType
@@ -19,13 +18,9 @@ from terarec.etl.workflow.metadata import with_metadata
 from terarec.etl.workflow.plan import Plan, plan
 from terarec.etl.workflow.raw_column import RawValues
 from terarec.etl.workflow.records import RecordEncoder
-from terarec.etl.workflow.results import check_times
 from terarec.etl.workflow.saved import load_states, read_workflow, save_states, write_workflow
 from terarec.formats import ColumnBlock
-from terarec.spec import DatasetSpec, LabelSpec, Operator, PrepareOptions, SourceSpec, Split, WorkflowSpec
-
-if TYPE_CHECKING:
-    from terarec.etl.engine import OnProgress, PrepareReport
+from terarec.spec import DatasetSpec, LabelSpec, Operator, SourceSpec, Split, WorkflowSpec
 
 
 class Workflow:
@@ -160,56 +155,6 @@ class Workflow:
         """Whether every step that learns has learnt."""
         return all(code.stage != "fitted" or step in self.states for step, code in enumerate(self.plan.codes))
 
-    def fit(
-        self,
-        sources: Sequence[str | Path],
-        *,
-        options: PrepareOptions | None = None,
-        progress: OnProgress | None = None,
-    ) -> Workflow:
-        """This workflow fitted on the training part of `sources`, by the engine that `options` name.
-
-        Args:
-            sources: files, directories, patterns or URLs, in order.
-            options: see there; those of what is written do not matter.
-            progress: called as the work goes on.
-
-        Raises:
-            ConfigError: options or a split that do not fit the sources.
-            DataNotFoundError: a source does not exist.
-            FormatError: a damaged source, or bad input under the policy "raise".
-            StorageError: the disk is full.
-        """
-        self._check_times()
-        chosen = options or PrepareOptions()
-        fitted: Workflow = _engine(chosen).fit(self, sources, chosen, progress)
-        return fitted
-
-    def prepare(
-        self,
-        sources: Sequence[str | Path],
-        out: Path | str,
-        *,
-        options: PrepareOptions | None = None,
-        progress: OnProgress | None = None,
-    ) -> PrepareReport:
-        """Fit this workflow, unless it is fitted, and write the data set of `sources`; described in docs/preparing.md.
-
-        Args:
-            sources: as for `fit`.
-            out: directory to make, which will hold the fitted workflow, too.
-            options: see there.
-            progress: called as the work goes on.
-
-        Raises:
-            ConfigError: as for `fit`, or `out` holds something, or is being written.
-            DataNotFoundError, FormatError, StorageError: as for `fit`.
-        """
-        self._check_times()
-        chosen = options or PrepareOptions()
-        report: PrepareReport = _engine(chosen).prepare(self, sources, Path(out), chosen, progress)
-        return report
-
     def apply(self, block: Block, upto: int | None = None) -> Block:
         """Do all steps, or those before step `upto`, to a block.
 
@@ -273,16 +218,6 @@ class Workflow:
     def _dataset(self) -> DatasetSpec:
         return self.dataset_spec()
 
-    def _check_times(self) -> None:
-        """Refuse times as numbers, unless this workflow has learnt: it goes on as it was fitted."""
-        if not self.states:
-            check_times(self.spec)
-
     def _check_fitted(self) -> None:
         if not self.is_fitted:
             raise ConfigError(f"workflow {self.spec.name!r}: is not fitted, expected a fitted one")
-
-
-def _engine(options: PrepareOptions) -> Any:
-    """The module that does the work: Spark's is not loaded before it is asked for."""
-    return importlib.import_module({"local": "terarec.etl.engine", "spark": "terarec.etl.spark"}[options.engine])
