@@ -7,9 +7,7 @@ import torch
 from torch.library import opcheck
 
 from terarec.ops import quantize_rows
-from terarec.ops.bag_lookup import _bag_lookup_op
-from terarec.ops.key_weight_gradient import key_weight_gradient_op
-from terarec.ops.quantized import _quantized_bag_lookup_op
+from terarec.ops.bag_lookup import _bag_lookup_op, _quantized_bag_lookup_op, key_weight_gradient_op
 from terarec.ops.row_update import _row_update_op
 from tests.ops.bags import IMPLEMENTATIONS, make_layout, make_lookup
 from tests.ops.rules import make_gradients, make_rule, make_state

@@ -16,29 +16,84 @@ import torch
 from torch import Tensor, nn
 
 from terarec.batch import Jagged, check_offsets
-from terarec.embedding.grouping import (
+from terarec.embedding.output import EmbeddingOutput, assemble, bags_of, cast
+from terarec.embedding.quantized import QuantizedCollection
+from terarec.embedding.row_gradient import PendingGradients, TableParameter
+from terarec.embedding.tables import (
     AnyArena,
+    AnyTable,
     AnyTableSpec,
     LookupGroup,
     build_arenas,
     check_names,
     dynamic_readers,
+    entries,
+    entry_names,
     fitted,
+    load_entries,
     lookup_groups,
+    translate,
     whole_table,
 )
-from terarec.embedding.learned_weights import look_up_with_weights
-from terarec.embedding.output import EmbeddingOutput, assemble, bags_of, cast
-from terarec.embedding.quantized import QuantizedCollection
-from terarec.embedding.row_gradient import PendingGradients
-from terarec.embedding.table_parameter import TableParameter
-from terarec.embedding.table_state import AnyTable, entries, entry_names, load_entries
-from terarec.embedding.translation import translate
 from terarec.errors import ConfigError, StorageError
-from terarec.ops.bag_lookup import bag_lookup
+from terarec.ops.bag_lookup import bag_lookup, key_weight_gradient
+from terarec.ops.layout import BagLayout
 from terarec.ops.row_update import BagGradient
 from terarec.spec import FeatureSpec
 from terarec.storage import Arena, DynamicArena, DynamicTable, StaticTable, dynamic_tables, static_tables
+
+
+def look_up_with_weights(
+    rows: Tensor,
+    keys: Tensor,
+    offsets: Tensor,
+    layout: BagLayout,
+    *,
+    key_weights: Tensor,
+    deposit: Callable[[Tensor], None] | None,
+) -> Tensor:
+    """The pooled vectors, through which autograd reaches `key_weights` but not `rows`.
+
+    Args:
+        rows: [V, D] of an arena; they must not move before the backward pass.
+        keys: int64[N].
+        offsets: int64[S * B + 1].
+        layout: of the features.
+        key_weights: float32[N].
+        deposit: is given the gradient of the result in the backward pass; None where rows do not learn.
+
+    Returns:
+        float32[B, S * D].
+    """
+    vectors: Tensor = _Lookup.apply(  # type: ignore[no-untyped-call]
+        key_weights, rows, keys, offsets, layout, deposit
+    )
+    return vectors
+
+
+class _Lookup(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        key_weights: Tensor,
+        rows: Tensor,
+        keys: Tensor,
+        offsets: Tensor,
+        layout: BagLayout,
+        deposit: Callable[[Tensor], None] | None,
+    ) -> Tensor:
+        ctx.save_for_backward(key_weights, rows, keys, offsets)
+        ctx.layout, ctx.deposit = layout, deposit
+        return bag_lookup(rows, keys, offsets, layout, key_weights=key_weights.detach())
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        key_weights, rows, keys, offsets = ctx.saved_tensors
+        if ctx.deposit is not None:
+            ctx.deposit(grad)
+        of_weights = key_weight_gradient(rows, keys, offsets, grad, ctx.layout, key_weights=key_weights)
+        return of_weights, None, None, None, None, None
 
 
 class EmbeddingCollection(nn.Module):

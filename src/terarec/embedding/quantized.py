@@ -10,11 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from terarec.batch import Jagged, check_offsets
-from terarec.embedding.grouping import AnyArena, dynamic_readers, fitted, lookup_groups
 from terarec.embedding.output import EmbeddingOutput, assemble, bags_of
-from terarec.embedding.table_state import AnyTable
-from terarec.embedding.translation import translate
-from terarec.ops.quantized import quantize_rows, quantized_bag_lookup
+from terarec.embedding.tables import AnyArena, AnyTable, dynamic_readers, fitted, lookup_groups, translate
+from terarec.ops.bag_lookup import quantize_rows, quantized_bag_lookup
 from terarec.spec import FeatureSpec
 from terarec.storage import DynamicArena, FrozenKeys
 

@@ -11,8 +11,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from terarec.embedding.single_layout import single_layout
-from terarec.ops.layout import BagLayout, Pooling
+from terarec.ops.layout import BagLayout, Pooling, single_layout
 
 P = ParamSpec("P")
 Result = TypeVar("Result")

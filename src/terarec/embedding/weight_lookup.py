@@ -1,20 +1,199 @@
-"""A lookup in a weight that autograd knows: one autograd function over the engine's kernels."""
+"""Lookups in an ordinary `torch.nn.Parameter`: its bags, its arena for row optimizers, and one autograd function."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from terarec.embedding.bags import Bags, without_key
-from terarec.embedding.parameter_arena import ParameterArena
-from terarec.ops.bag_lookup import bag_lookup
-from terarec.ops.key_weight_gradient import key_weight_gradient
+from terarec.embedding.row_gradient import PendingGradients
+from terarec.errors import ConfigError
+from terarec.ops.bag_lookup import bag_lookup, key_weight_gradient
 from terarec.ops.layout import BagLayout
-from terarec.ops.row_update import BagGradient
-from terarec.ops.weight_gradient import dense_gradient, group_keys, per_key, sparse_gradient
+from terarec.ops.row_update import BagGradient, dense_gradient, group_keys, per_key, sparse_gradient, state_dtype
+from terarec.spec.tables import DEFAULT_OPTIMIZER
+
+
+class Bags(NamedTuple):
+    """Bags of one feature: bag b holds ``keys[offsets[b] : offsets[b + 1]]``.
+
+    Attributes:
+        keys: int64[N].
+        offsets: int64[B + 1].
+        key_weights: float32[N], factors of the keys' vectors, or None.
+    """
+
+    keys: Tensor
+    offsets: Tensor
+    key_weights: Tensor | None = None
+
+
+def bags_of(input: Tensor, offsets: Tensor | None, weights: Tensor | None, include_last_offset: bool) -> Bags:  # noqa: A002
+    """The bags that the arguments of `torch.nn.EmbeddingBag` describe.
+
+    Args:
+        input: int32 or int64: [N] with `offsets`, [B, L] for bags of L keys, or a jagged nested tensor.
+        offsets: int32 or int64: [B], or [B + 1] with `include_last_offset`.
+        weights: a factor of each key's vector, shaped as `input`.
+        include_last_offset: whether `offsets` holds the end of the last bag, too.
+
+    Raises:
+        ConfigError: shapes or types that `torch.nn.EmbeddingBag` does not take.
+    """
+    if weights is not None and weights.shape != input.shape:
+        raise ConfigError(
+            f"per_sample_weights: got shape {list(weights.shape)}, expected {list(input.shape)}, the input's"
+        )
+    if input.is_nested:
+        flat = None if weights is None else weights.values().float()
+        return Bags(_as_keys(input.values(), "input"), _as_keys(input.offsets(), "input"), flat)  # type: ignore[attr-defined]
+    flat = None if weights is None else weights.reshape(-1).float()
+    if input.dim() == 2:
+        if offsets is not None:
+            raise ConfigError("offsets: got a tensor beside an input [B, L], expected None: each row is a bag")
+        starts = torch.arange(input.shape[0] + 1, device=input.device)
+        return Bags(_as_keys(input, "input").reshape(-1), starts * input.shape[1], flat)
+    if input.dim() != 1 or offsets is None or offsets.dim() != 1:
+        beside = "none" if offsets is None else f"shape {list(offsets.shape)}"
+        got = f"shape {list(input.shape)} with offsets of {beside}"
+        raise ConfigError(f"input: got {got}, expected [N] with offsets [B], or [B, L] without")
+    offsets = _as_keys(offsets, "offsets")
+    if not include_last_offset:
+        offsets = torch.cat([offsets, offsets.new_full((1,), input.shape[0])])
+    return Bags(_as_keys(input, "input"), offsets, flat)
+
+
+def single_keys(input: Tensor) -> Bags:  # noqa: A002
+    """A bag for each key of ``input``, int32 or int64 of any shape.
+
+    Raises:
+        ConfigError: an input of another type.
+    """
+    keys = _as_keys(input, "input").reshape(-1)
+    return Bags(keys, torch.arange(keys.shape[0] + 1, device=keys.device))
+
+
+def without_key(bags: Bags, key: int) -> Bags:
+    """`bags` with every occurrence of `key` taken out; bags may become empty."""
+    kept = bags.keys != key
+    ends = torch.cat([bags.offsets.new_zeros(1), kept.cumsum(0)])
+    weights = bags.key_weights
+    return Bags(bags.keys[kept], ends[bags.offsets], None if weights is None else weights[kept])
+
+
+def _as_keys(tensor: Tensor, name: str) -> Tensor:
+    if tensor.dtype == torch.int64:
+        return tensor
+    if tensor.dtype != torch.int32:
+        raise ConfigError(f"{name}: got {str(tensor.dtype).removeprefix('torch.')}, expected int32 or int64")
+    return tensor.long()
+
+
+class ParameterArena:
+    """The rows of a weight that stays an ordinary parameter of its module, with the optimizer state beside them.
+
+    Modules that share a weight share its arena (`arena_of`), so that its rows move once a step.
+
+    Attributes:
+        parameter: [V, D].
+        table_names: none: the parameter's place in the model is its name.
+        optimizer: "default", the name of the rule that moves the rows.
+        num_defaults: 0, the rows at the begin that belong to no key.
+        state: name -> optimizer state; empty until `attach_state`.
+        attached: token of the row optimizer that the state belongs to.
+        pending: gradients since the last step, while a row optimizer updates the rows; ``.grad`` is then a
+            `terarec.embedding.row_gradient.RowGradient`.
+    """
+
+    table_names: tuple[str, ...] = ()
+    optimizer = DEFAULT_OPTIMIZER
+    num_defaults = 0
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self.parameter = parameter
+        self.state: dict[str, Tensor] = {}
+        self.attached: object = None
+        self.pending = PendingGradients(parameter, (self,), [f"a weight {list(parameter.shape)}"])
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a row optimizer updates the rows."""
+        return self.attached is not None
+
+    @property
+    def weights(self) -> Tensor:
+        """[V, D], sharing memory with the parameter."""
+        return self.parameter.detach()
+
+    @property
+    def num_rows(self) -> int:
+        """Rows V."""
+        return self.parameter.shape[0]
+
+    @property
+    def width(self) -> int:
+        """Length D of a vector."""
+        return self.parameter.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self.parameter.device
+
+    def attach_state(
+        self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fills: Mapping[str, float] | None = None
+    ) -> None:
+        """Take an optimizer's state, in place of any former optimizer's.
+
+        Args:
+            shapes: name and shape of each state tensor, as ``ops.row_update.state_shapes`` gives them.
+            fills: state -> its first value, 0 for those that are not named.
+
+        Raises:
+            ConfigError: a weight whose rows do not lie one after the other.
+        """
+        if not self.parameter.is_contiguous():
+            shape, strides = list(self.parameter.shape), self.parameter.stride()
+            raise ConfigError(f"row optimizer: got a weight {shape} of strides {strides}, expected a contiguous one")
+        first = fills or {}
+        self.state = {
+            name: torch.full(shape, first.get(name, 0), dtype=state_dtype(name), device=self.device)
+            for name, shape in shapes
+        }
+
+    def take_gradients(self) -> tuple[list[BagGradient], float]:
+        """Return the gradients since the last step and the factor that they are to be multiplied by, and forget them.
+
+        Raises:
+            ConfigError: the weight has another ``.grad``, which no row optimizer sees, or no row optimizer has it.
+        """
+        if not self.is_attached:
+            raise ConfigError(
+                f"row optimizer: a weight {list(self.parameter.shape)} took the place of another, or began to learn, "
+                "since the optimizer was made, expected a row optimizer made after that"
+            )
+        (taken,), factor = self.pending.take()
+        return taken, factor
+
+    def follow_device(self) -> None:
+        """Take the state to where the parameter is."""
+        self.state = {name: held.to(self.device) for name, held in self.state.items()}
+
+
+_ARENAS: WeakValueDictionary[int, ParameterArena] = WeakValueDictionary()  # by id of a parameter, which its arena holds
+
+
+def arena_of(parameter: nn.Parameter) -> ParameterArena:
+    """The arena of `parameter`: one as long as somebody holds it."""
+    arena = _ARENAS.get(id(parameter))
+    if arena is None:
+        arena = _ARENAS[id(parameter)] = ParameterArena(parameter)
+    return arena
+
 
 GRAPHS_HOLD_UPDATES = torch.__version__ >= "2.13"
 """Whether a compiled graph can hold the way back. With torch 2.11 what an op changes in place is lost in a compiled

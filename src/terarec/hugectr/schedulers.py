@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from terarec.hugectr.tables.schedule import LEARNING_RATE_SCHEDULER
-from terarec.optim.schedule import LearningRateSchedule
+from terarec.optim.schedules import LearningRateSchedule
 
 
 class LearningRateScheduler:

@@ -1,4 +1,4 @@
-"""`new_hash_index`: int64 key -> row, on the device that asks."""
+"""Hash indexes: int64 key -> row, on the device that asks."""
 
 from __future__ import annotations
 
@@ -57,3 +57,11 @@ def new_hash_index(device: torch.device | str = "cpu", implementation: str = "au
     device = torch.device(device)
     index: HashIndex = choose("HashIndex", device, implementation)(device=device)
     return index
+
+
+def copied_to(index: HashIndex, device: torch.device, implementation: str = "auto") -> HashIndex:
+    """A new index on `device` with the keys and rows of `index`."""
+    copied = new_hash_index(device, implementation)
+    keys, rows, _ = index.items()
+    copied.assign(keys.to(device), rows.to(device))
+    return copied

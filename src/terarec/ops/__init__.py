@@ -1,10 +1,8 @@
 """The ops: one file each. Those of embedding tables have a schema, a fake, a backward and the choice of a kernel."""
 
-from terarec.ops.bag_lookup import bag_lookup
-from terarec.ops.key_weight_gradient import key_weight_gradient
+from terarec.ops.bag_lookup import bag_lookup, key_weight_gradient, quantize_rows, quantized_bag_lookup
 from terarec.ops.layout import BagLayout
 from terarec.ops.linear import linear, linear_choice
-from terarec.ops.quantized import quantize_rows, quantized_bag_lookup
 from terarec.ops.row_update import (
     BagGradient,
     RowRule,

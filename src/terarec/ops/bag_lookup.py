@@ -1,4 +1,4 @@
-"""`bag_lookup`: the vectors of all features' bags, pooled, in one call over one arena."""
+"""Pooled lookups in one call over one arena, in float or 8-bit rows, and their gradients."""
 
 from __future__ import annotations
 
@@ -8,13 +8,76 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from terarec.kernels.contract import MAX, NONE, BadKeyError
+from terarec.errors import ConfigError
+from terarec.kernels.contract import MAX, NONE, ROW_TAIL_BYTES, BadKeyError
+from terarec.kernels.ref.bag_lookup import key_weight_gradient as by_formula
 from terarec.kernels.ref.bag_lookup import spread_gradient
+from terarec.kernels.ref.quantized import quantize_rows as quantize_in_torch
 from terarec.kernels.registry import choose
 from terarec.ops import checks
-from terarec.ops.key_weight_gradient import key_weight_gradient_op
+from terarec.ops.checks import is_traced
 from terarec.ops.layout import BagLayout, result_shape
-from terarec.ops.tracing import is_traced
+
+
+def key_weight_gradient(
+    weights: Tensor,
+    keys: Tensor,
+    offsets: Tensor,
+    grad: Tensor,
+    layout: BagLayout,
+    *,
+    key_weights: Tensor,
+    implementation: str = "auto",
+) -> Tensor:
+    """The gradient of `bag_lookup`'s result with respect to its `key_weights`.
+
+    Args:
+        weights: float32, bfloat16 or float16 [V, D], as they were at the lookup.
+        keys: int64[N].
+        offsets: int64[S * B + 1].
+        grad: float32[B, S * D], the gradient of the result.
+        layout: of the lookup.
+        key_weights: float32[N].
+        implementation: "auto", or one of `terarec.kernels.registry.IMPLEMENTATIONS` by name.
+
+    Returns:
+        float32[N]; zero in bags whose divisor is zero.
+
+    Raises:
+        KeyOutOfRangeError: a key outside its table.
+        ConfigError: tensors that do not fit the layout, or a layout that takes no key weights.
+        KernelError: an implementation asked for by name that cannot run here.
+    """
+    checks.lookup_fits(weights, keys, offsets, layout, key_weights, grad, traced=is_traced(weights))
+    try:
+        gradient: Tensor = key_weight_gradient_op(
+            weights, keys, offsets, grad, layout.array, key_weights, implementation
+        )
+    except BadKeyError as error:
+        raise checks.named(error, layout) from None
+    return gradient
+
+
+# `layout` is the layout array.
+def _key_weight_gradient(
+    weights: Tensor,
+    keys: Tensor,
+    offsets: Tensor,
+    grad: Tensor,
+    layout: Tensor,
+    key_weights: Tensor,
+    implementation: str,
+) -> Tensor:
+    dots = choose("row_dots", weights.device, implementation)(weights, keys, offsets, grad, layout)
+    return by_formula(dots, keys, offsets, layout, key_weights)
+
+
+key_weight_gradient_op = torch.library.custom_op("terarec::key_weight_gradient", mutates_args=())(_key_weight_gradient)
+
+
+@key_weight_gradient_op.register_fake
+def _key_weight_gradient_fake(weights: Tensor, keys: Tensor, *_: object) -> Tensor:
+    return weights.new_empty(keys.shape[0], dtype=torch.float32)
 
 
 def bag_lookup(
@@ -88,7 +151,9 @@ _bag_lookup_op = torch.library.custom_op("terarec::bag_lookup", mutates_args=())
 
 
 @_bag_lookup_op.register_fake
-def _fake(weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, pooling: Sequence[int], *_: object) -> Tensor:
+def _bag_lookup_fake(
+    weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, pooling: Sequence[int], *_: object
+) -> Tensor:
     shape = result_shape(keys, offsets, layout.shape[0], weights.shape[1], NONE not in pooling)
     return weights.new_empty(shape, dtype=torch.float32)
 
@@ -114,3 +179,102 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _bag_lookup_op.register_autograd(_backward, setup_context=_save)
+
+
+def quantize_rows(weights: Tensor) -> Tensor:
+    """Pack rows as codes of 8 bits, each row with a scale and an offset of its own.
+
+    No value moves by more than 1 / 510 of its row's range, but for the rounding of float32; rows of one value repeated
+    stay as they are.
+
+    Args:
+        weights: float32, bfloat16 or float16 [V, D].
+
+    Returns:
+        uint8[V, D + 8]: a row is D codes, then its scale and its offset as little-endian float32; code c stands for
+        offset + scale * c.
+
+    Raises:
+        ConfigError: another type or shape, a value that is not finite, or a row whose range float32 cannot hold; the
+            message has the row.
+    """
+    if weights.dim() != 2 or weights.dtype not in checks.ROW_TYPES:
+        raise ConfigError(f"weights: got {checks.name(weights)}, expected float32, bfloat16 or float16 [V, D]")
+    return quantize_in_torch(weights)
+
+
+def quantized_bag_lookup(
+    packed: Tensor,
+    keys: Tensor,
+    offsets: Tensor,
+    layout: BagLayout,
+    *,
+    key_weights: Tensor | None = None,
+    implementation: str = "auto",
+) -> Tensor:
+    """As `terarec.ops.bag_lookup`, from rows that `quantize_rows` packed. There is no way back.
+
+    Args:
+        packed: uint8[V, D + 8].
+        keys: int64[N].
+        offsets: int64[S * B + 1], feature-major, rising from 0 to N.
+        layout: the S features and their tables.
+        key_weights: float32[N], as `terarec.ops.bag_lookup` takes them.
+        implementation: "auto", or one of `terarec.kernels.registry.IMPLEMENTATIONS` by name.
+
+    Returns:
+        float32[B, S * D], or float32[N, D] for a layout without pooling.
+
+    Raises:
+        KeyOutOfRangeError: a key outside its table; names feature, key, table and rows.
+        ConfigError: tensors that do not fit the layout, or offsets that fall or do not cover the keys.
+        KernelError: an implementation asked for by name that cannot run here.
+    """
+    columns = layout.width + ROW_TAIL_BYTES
+    fits = packed.dim() == 2 and packed.shape[1] == columns and packed.shape[0] >= layout.num_rows
+    if not fits or packed.dtype != torch.uint8:
+        raise ConfigError(
+            f"packed: got {checks.name(packed)}, expected uint8[V, {columns}] with V >= {layout.num_rows}"
+        )
+    checks.bags_fit(packed, keys, offsets, layout, key_weights)
+    result: Tensor
+    try:
+        if is_traced(packed):
+            result = _quantized_bag_lookup_op(
+                packed, keys, offsets, layout.array, layout.pooling_codes, key_weights, implementation
+            )
+        else:
+            kernel = choose("quantized_bag_lookup", packed.device, implementation)
+            result = kernel(packed, keys, offsets, layout.array, layout.is_pooled, key_weights)
+    except BadKeyError as error:
+        raise checks.named(error, layout) from None
+    return result
+
+
+# `layout` is the layout array and `pooling` its third column, known without reading it.
+def _quantized_bag_lookup(
+    packed: Tensor,
+    keys: Tensor,
+    offsets: Tensor,
+    layout: Tensor,
+    pooling: Sequence[int],
+    key_weights: Tensor | None,
+    implementation: str,
+) -> Tensor:
+    kernel = choose("quantized_bag_lookup", packed.device, implementation)
+    result: Tensor = kernel(packed, keys, offsets, layout, NONE not in pooling, key_weights)
+    return result
+
+
+_quantized_bag_lookup_op = torch.library.custom_op("terarec::quantized_bag_lookup", mutates_args=())(
+    _quantized_bag_lookup
+)
+
+
+@_quantized_bag_lookup_op.register_fake
+def _quantized_bag_lookup_fake(
+    packed: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, pooling: Sequence[int], *_: object
+) -> Tensor:
+    width = packed.shape[1] - ROW_TAIL_BYTES
+    shape = result_shape(keys, offsets, layout.shape[0], width, NONE not in pooling)
+    return packed.new_empty(shape, dtype=torch.float32)

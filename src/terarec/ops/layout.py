@@ -116,3 +116,16 @@ def result_shape(keys: Tensor, offsets: Tensor, num_features: int, width: int, i
     if is_pooled:
         return (offsets.shape[0] - 1) // num_features, num_features * width
     return keys.shape[0], width
+
+
+def single_layout(rows: int, width: int, pooling: Pooling) -> BagLayout:
+    """That of a feature "input" which looks up the only table, "weight", of so many rows."""
+    return BagLayout(
+        table_names=("weight",),
+        table_base=(0,),
+        table_rows=(rows,),
+        feature_names=("input",),
+        feature_table=(0,),
+        pooling=(pooling,),
+        width=width,
+    )

@@ -15,7 +15,7 @@ from torch.nn.functional import linear as by_torch
 from terarec.errors import KernelError
 from terarec.kernels.environment import forced_linear
 from terarec.kernels.registry import Choice
-from terarec.ops.tracing import is_traced
+from terarec.ops.checks import is_traced
 
 _FIRST_FAMILY = 26
 """Zen 5, the first of AMD's processors that multiply 512 bits in one step.

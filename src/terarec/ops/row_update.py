@@ -1,7 +1,9 @@
-"""`row_update_`: move rows by the gradients of a batch, each once, in place; and the norm of those gradients."""
+"""Row updates by the gradients of a batch, each row once and in place; the norm, sum and checks of those gradients."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -11,12 +13,25 @@ from torch import Tensor
 
 from terarec.errors import ConfigError
 from terarec.kernels.contract import LAST_UPDATE, BadKeyError, LaidGradient, RowRule, RuleKind, UpdateMode
+from terarec.kernels.ref.bag_lookup import spread_gradient
 from terarec.kernels.registry import choose
 from terarec.ops import checks
+from terarec.ops.checks import is_traced
 from terarec.ops.layout import BagLayout
-from terarec.ops.tracing import is_traced
 
-__all__ = ["BagGradient", "RowRule", "row_gradient_norm", "row_update_", "state_dtype", "state_shapes"]
+__all__ = [
+    "BagGradient",
+    "RowRule",
+    "dense_gradient",
+    "find_non_finite",
+    "group_keys",
+    "per_key",
+    "row_gradient_norm",
+    "row_update_",
+    "sparse_gradient",
+    "state_dtype",
+    "state_shapes",
+]
 
 _RULE_FIELDS = tuple(field.name for field in fields(RowRule))
 
@@ -227,3 +242,105 @@ _row_update_op = torch.library.custom_op("terarec::row_update_", mutates_args=("
 @_row_update_op.register_fake
 def _fake(*arguments: object) -> None:
     """Nothing to shape: the op returns nothing."""
+
+
+_SUBTRACT = RowRule(kind="sgd", lr=1.0)  # from rows of zeros it leaves the gradients' sums, negated
+# Marking rows is a pass over a byte a row, sorting one of about 60 ns a key (Zen 3): up to this many rows a key, mark.
+_MARKED_ROWS_A_KEY = 64
+
+
+def dense_gradient(gradient: BagGradient, dtype: torch.dtype, weights: Tensor | None = None) -> Tensor:
+    """The gradient [V, D] of the weights: every row's gradients summed in float32, zeros elsewhere.
+
+    Args:
+        gradient: of one lookup, in a layout of one table of V rows.
+        dtype: of the result.
+        weights: [V, D] as they were at the lookup; needed for pooling "max".
+    """
+    layout = gradient.layout
+    total = torch.zeros(layout.num_rows, layout.width, device=gradient.grad.device)
+    row_update_(total, (), [per_key(gradient, weights)], _SUBTRACT, step=1)
+    return total.neg_().to(dtype)
+
+
+def sparse_gradient(gradient: BagGradient, dtype: torch.dtype, weights: Tensor | None = None) -> Tensor:
+    """The gradient of the weights as a coalesced sparse COO tensor [V, D]: each touched row once, with its sum.
+
+    Needs memory for the touched rows and a few bytes a row or key beside; never a dense [V, D].
+
+    Args:
+        gradient: of one lookup, in a layout of one table of V rows.
+        dtype: of the result.
+        weights: [V, D] as they were at the lookup; needed for pooling "max".
+    """
+    gradient = per_key(gradient, weights)
+    shape = (gradient.layout.num_rows, gradient.layout.width)
+    rows, groups = group_keys(gradient.keys, shape[0])
+    values = torch.zeros(rows.shape[0], shape[1], device=gradient.grad.device)
+    if rows.shape[0]:
+        layout = dataclasses.replace(gradient.layout, table_rows=(rows.shape[0],))
+        row_update_(values, (), [gradient._replace(keys=groups, layout=layout)], _SUBTRACT, step=1)
+    values = values.neg_().to(dtype)
+    return torch.sparse_coo_tensor(rows[None], values, shape, is_coalesced=True, check_invariants=False)
+
+
+def per_key(gradient: BagGradient, weights: Tensor | None) -> BagGradient:
+    """`gradient`; if it is of pooling "max", as the gradients of its keys, so that `weights` may move.
+
+    Args:
+        gradient: of one lookup, in a layout of one feature.
+        weights: [V, D] as they were at the lookup; read for "max" alone.
+    """
+    layout = gradient.layout
+    if layout.pooling != ("max",):
+        return gradient
+    _, grads = spread_gradient(gradient.keys, gradient.offsets, gradient.grad, layout.array, weights=weights)
+    return gradient._replace(grad=grads, layout=dataclasses.replace(layout, pooling=("none",)))
+
+
+def group_keys(keys: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """(distinct keys int64[U], rising; the place of each key among them int64[N]).
+
+    Args:
+        keys: int64[N], each 0 <= key < `num_rows`.
+        num_rows: V.
+    """
+    if num_rows > _MARKED_ROWS_A_KEY * keys.shape[0]:
+        distinct, places = torch.unique(keys, return_inverse=True)
+        return distinct, places
+    is_touched = torch.zeros(num_rows, dtype=torch.bool, device=keys.device)
+    is_touched[keys] = True
+    rows = is_touched.nonzero()[:, 0]
+    place = torch.empty(num_rows, dtype=torch.int64, device=keys.device)
+    place[rows] = torch.arange(rows.shape[0], device=keys.device)
+    return rows, place[keys]
+
+
+def find_non_finite(gradients: Sequence[BagGradient]) -> str | None:
+    """Names feature and table of the first gradient with NaN or infinity; None if there is none.
+
+    One pass over the gradients that allocates nothing; only after a find is the place looked for.
+    """
+    for held in gradients:
+        if held.grad.numel() == 0:
+            continue
+        low, high = torch.aminmax(held.grad)  # NaN if any is
+        if not (math.isfinite(low) and math.isfinite(high)):
+            return _place(held)
+    return None
+
+
+def _place(gradient: BagGradient) -> str:
+    layout = gradient.layout
+    row, column = (~gradient.grad.isfinite()).nonzero()[0].tolist()
+    if layout.is_pooled:
+        feature = column // layout.width
+        where = f"sample {row}"
+    else:
+        batch_size = (gradient.offsets.numel() - 1) // len(layout.feature_names)
+        ends = gradient.offsets[batch_size::batch_size].contiguous()
+        feature = int(torch.searchsorted(ends, row, right=True))
+        where = f"key {int(gradient.keys[row])}"
+    table = layout.table_names[layout.feature_table[feature]]
+    value = float(gradient.grad[row, column])
+    return f"feature {layout.feature_names[feature]!r} of table {table!r}: got the gradient {value} for {where}"

@@ -1,22 +1,22 @@
-"""Dense optimizers from their specs."""
+"""Dense optimizers from their specs: those of torch, three of our own, and the state that each keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
-from torch import nn, optim
+import torch
+from torch import Tensor, nn, optim
 
 from terarec.errors import ConfigError
-from terarec.optim.adam import EpsilonHatAdam
-from terarec.optim.ftrl import FTRL
-from terarec.optim.momentum import MovementMomentum
 from terarec.optim.rules import check_spec
 from terarec.spec import (
     AdaGradSpec,
     AdamSpec,
     AdamWSpec,
     DenseOptimizerSpec,
+    FTRLSpec,
     MomentumSpec,
     NesterovSpec,
     RMSPropSpec,
@@ -24,6 +24,122 @@ from terarec.spec import (
     TorchOptimizerSpec,
 )
 from terarec.spec.quoting import did_you_mean
+
+
+class MovementMomentum(optim.Optimizer):
+    """m <- momentum m - lr g;  w <- w + m, or with `nesterov` w <- w + momentum m - lr g.
+
+    Unlike `torch.optim.SGD`, whose momentum adds up gradients and takes the rate of the present step for all of them,
+    each gradient keeps the rate of its own step: `MomentumSpec.lr_in_momentum`. State: "momentum", from zero.
+
+    Args:
+        parameters: what learns.
+        lr: learning rate.
+        momentum: see the formula.
+        nesterov: which formula.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], *, lr: float, momentum: float, nesterov: bool = False
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum, "nesterov": nesterov})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step, as of every `torch.optim.Optimizer`."""
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            lr, momentum = group["lr"], group["momentum"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["momentum"] = torch.zeros_like(parameter)
+                held = state["momentum"].mul_(momentum).add_(parameter.grad, alpha=-lr)
+                if group["nesterov"]:
+                    parameter.add_(held, alpha=momentum).add_(parameter.grad, alpha=-lr)
+                else:
+                    parameter.add_(held)
+        return loss
+
+
+class EpsilonHatAdam(optim.Adam):
+    """w <- w - lr sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + eps_hat), as `AdamSpec.eps_hat` asks for.
+
+    It is `torch.optim.Adam`, fused, with the epsilon of each step set to eps_hat / sqrt(1 - beta2^t): multiplying
+    numerator and denominator of torch's formula by that root gives this one. All parameters of a group step together.
+
+    Args:
+        parameters: what learns.
+        lr: learning rate.
+        betas: decays of the two moments.
+        eps_hat: see the formula.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], *, lr: float, betas: tuple[float, float], eps_hat: float
+    ) -> None:
+        super().__init__(parameters, lr=lr, betas=betas, eps=eps_hat, fused=True)
+        self.defaults |= {"eps_hat": eps_hat, "num_steps": 0}
+        for group in self.param_groups:
+            group.update(eps_hat=eps_hat, num_steps=0)
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """One step, as of every `torch.optim.Optimizer`."""
+        for group in self.param_groups:
+            group["num_steps"] += 1
+            group["eps"] = group["eps_hat"] / math.sqrt(1.0 - group["betas"][1] ** group["num_steps"])
+        return super().step(closure)
+
+
+class FTRL(optim.Optimizer):
+    """The formula of `FTRLSpec`; state: "sum" (n) from ``initial_accumulator``, and "linear" (z) from zero.
+
+    Args:
+        parameters: what learns.
+        spec: the numbers; ``spec.rows`` plays no part.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], spec: FTRLSpec) -> None:
+        numbers = ("lr", "beta", "l1", "l2", "eps", "initial_accumulator")
+        super().__init__(parameters, {name: getattr(spec, name) for name in numbers})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step, as of every `torch.optim.Optimizer`.
+
+        Raises:
+            ConfigError: a learning rate that is not positive: the formula divides by it.
+        """
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            if not group["lr"] > 0.0:
+                raise ConfigError(f"FTRL: got the learning rate {group['lr']!r}, expected one > 0: it divides by it")
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    _move(parameter, parameter.grad, self._state(parameter, group), group)
+        return loss
+
+    def _state(self, parameter: Tensor, group: MutableMapping[str, float]) -> MutableMapping[str, Tensor]:
+        state: MutableMapping[str, Tensor] = self.state[parameter]
+        if not state:
+            state["sum"] = torch.full_like(parameter, group["initial_accumulator"])
+            state["linear"] = torch.zeros_like(parameter)
+        return state
+
+
+def _move(
+    weights: Tensor, grad: Tensor, state: MutableMapping[str, Tensor], numbers: MutableMapping[str, float]
+) -> None:
+    total, linear, lr = state["sum"], state["linear"], numbers["lr"]
+    before = (total + numbers["eps"]).sqrt_()
+    root = total.addcmul_(grad, grad).add(numbers["eps"]).sqrt_()
+    linear.add_(grad).addcmul_(before.sub_(root), weights, value=1.0 / lr)
+    shrunk = linear.sign().mul_(numbers["l1"]).sub_(linear)
+    moved = shrunk.div_(root.add_(numbers["beta"]).div_(lr).add_(numbers["l2"]))
+    weights.copy_(moved.masked_fill_(linear.abs() <= numbers["l1"], 0.0))
+
 
 # Of the classes of torch.optim those that a training step with dense gradients cannot use.
 _UNUSABLE = {"LBFGS": "calls the model itself", "SparseAdam": "takes sparse gradients only"}
@@ -99,3 +215,51 @@ def _adam(spec: AdamSpec | AdamWSpec, parameters: Iterable[nn.Parameter]) -> opt
     if spec.eps_hat:
         return EpsilonHatAdam(parameters, lr=spec.lr, betas=betas, eps_hat=spec.eps)
     return optim.Adam(parameters, lr=spec.lr, betas=betas, eps=spec.eps, fused=True)
+
+
+# Names of the tensors that are as large as a parameter, first moments before second ones. Classes before their bases.
+_NAMES: tuple[tuple[type[optim.Optimizer], tuple[str, ...]], ...] = (
+    (optim.Adam, ("exp_avg", "exp_avg_sq")),
+    (optim.Adagrad, ("sum",)),
+    (optim.RMSprop, ("square_avg",)),
+    (MovementMomentum, ("momentum",)),
+    (FTRL, ("sum", "linear")),
+)
+_COUNTING = (optim.Adam, optim.RMSprop)  # those that count the steps of each parameter, from their first one on
+
+
+def dense_states(optimizer: optim.Optimizer) -> dict[str, list[Tensor]]:
+    """Name of each state -> the optimizer's own tensors, one a parameter in the order of ``param_groups``.
+
+    A state that the first step would make is made, as that step would, so that it can be filled from a file.
+
+    Raises:
+        ConfigError: an optimizer that `build_dense_optimizer` does not make.
+    """
+    names = _names(optimizer)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter in parameters:
+        _complete(optimizer, parameter, names)
+    return {name: [optimizer.state[parameter][name] for parameter in parameters] for name in names}
+
+
+def _names(optimizer: optim.Optimizer) -> tuple[str, ...]:
+    if isinstance(optimizer, optim.SGD):
+        return ("momentum_buffer",) if any(group["momentum"] for group in optimizer.param_groups) else ()
+    for kind, names in _NAMES:
+        if isinstance(optimizer, kind):
+            return names
+    raise ConfigError(f"dense_states: got {type(optimizer).__name__}, expected what build_dense_optimizer makes")
+
+
+def _complete(optimizer: optim.Optimizer, parameter: nn.Parameter, names: tuple[str, ...]) -> None:
+    """Make the state of `parameter`, if it has none yet."""
+    state = optimizer.state[parameter]
+    if not names or state.get(names[0]) is not None:
+        return
+    if isinstance(optimizer, _COUNTING):
+        state["step"] = torch.zeros((), dtype=torch.float32)
+    for name in names:
+        state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+    if isinstance(optimizer, FTRL):
+        state["sum"].fill_(optimizer.defaults["initial_accumulator"])

@@ -14,9 +14,17 @@ from torch import Tensor, nn, optim
 
 from terarec.errors import ConfigError, TrainingError
 from terarec.ops import BagGradient, RowRule, row_gradient_norm, row_update_, state_shapes
-from terarec.ops.finite import find_non_finite
-from terarec.optim.row_parameters import RowParameters, check_distinct, check_names, groups_of, owners_of, roots_of
-from terarec.optim.row_state import state_of, state_writes
+from terarec.ops.row_update import find_non_finite
+from terarec.optim.row_parameters import (
+    RowParameters,
+    check_distinct,
+    check_names,
+    groups_of,
+    owners_of,
+    roots_of,
+    state_of,
+    state_writes,
+)
 from terarec.optim.rules import check_options, check_tables, table_factors, table_rules
 from terarec.spec import SparseOptimizerSpec
 from terarec.spec.quoting import did_you_mean

@@ -1,4 +1,4 @@
-"""The modules with tables that a row optimizer trains, and how they are found."""
+"""Modules with tables that a row optimizer trains: how they are found, and their state in ``state_dict()``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from terarec.errors import ConfigError
@@ -106,3 +107,62 @@ def check_names(owners: Sequence[RowParameters]) -> None:
     name, count = max(counts.items(), key=lambda item: item[1], default=("", 0))
     if count > 1:
         raise ConfigError(f"row optimizer: {count} tables are named {name!r}, expected distinct names")
+
+
+def state_of(owner: RowParameters) -> dict[str, Any]:
+    """Return the state of the rows of `owner` for ``state_dict()``."""
+    if not owner.tables:
+        return {name: tensor for arena in owner.arenas for name, tensor in arena.state.items()}
+    return {"tables": {name: _table_state(table) for name, table in owner.tables.items()}}
+
+
+def _table_state(table: AnyTable) -> dict[str, Tensor]:
+    pieces = list(table.export_chunks(max(1, len(table))))
+    if not table.is_dynamic:
+        return dict(pieces[0].state)
+    # An index lists keys in an order of its own, which differs from process to process.
+    keys, order = torch.cat([piece.keys for piece in pieces]).sort()
+    states = {name: torch.cat([piece.state[name] for piece in pieces])[order] for name in table.state_names}
+    return {"keys": keys, **states}
+
+
+def state_writes(owner: RowParameters, loaded: Any) -> list[tuple[Tensor, Tensor | None, Tensor]]:
+    """Return what `loaded` changes: a tensor, the rows of it or None for all, and their values."""
+    if not isinstance(loaded, Mapping):
+        raise ConfigError("row optimizer: got no state for a parameter, expected that of each collection")
+    if not owner.tables:
+        held = {name: tensor for arena in owner.arenas for name, tensor in arena.state.items()}
+        _check_shapes("a weight", held, loaded)
+        return [(tensor, None, loaded[name]) for name, tensor in held.items()]
+    found = loaded.get("tables", {})
+    if set(found) != set(owner.tables):
+        raise ConfigError(
+            f"row optimizer: got the state of tables {', '.join(sorted(found)) or 'none'}, expected "
+            f"{', '.join(sorted(owner.tables))}"
+        )
+    return [write for name, table in owner.tables.items() for write in _table_writes(table, found[name])]
+
+
+def _table_writes(table: AnyTable, loaded: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor | None, Tensor]]:
+    what = f"table {table.name!r}"
+    held = _table_state(table)
+    if not table.is_dynamic:
+        _check_shapes(what, held, loaded)
+        return [(tensor, None, loaded[name]) for name, tensor in held.items()]
+    keys = loaded.get("keys")
+    if not isinstance(keys, Tensor) or not torch.equal(keys.to(held["keys"].device), held["keys"]):
+        got = keys.numel() if isinstance(keys, Tensor) else 0
+        raise ConfigError(
+            f"row optimizer: {what}: got the state of {got:,} keys, expected that of the {held['keys'].numel():,} keys "
+            "which the table holds: load the model's state_dict() first"
+        )
+    _check_shapes(what, held, loaded)
+    rows = table.rows(held.pop("keys"), train=False)
+    return [(table.arena.state[name], rows, loaded[name]) for name in held]
+
+
+def _check_shapes(what: str, held: Mapping[str, Tensor], loaded: Mapping[str, Any]) -> None:
+    got = {name: list(value.shape) if isinstance(value, Tensor) else None for name, value in loaded.items()}
+    expected = {name: list(tensor.shape) for name, tensor in held.items()}
+    if got != expected:
+        raise ConfigError(f"row optimizer: {what}: got state of {got}, expected {expected}")

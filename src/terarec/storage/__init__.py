@@ -3,9 +3,9 @@
 from terarec.storage.arena import Arena
 from terarec.storage.dynamic import DynamicTable, dynamic_tables
 from terarec.storage.dynamic_arena import DynamicArena
-from terarec.storage.frozen_keys import FrozenKeys
-from terarec.storage.protocol import Rows, Store
+from terarec.storage.key_rows import FrozenKeys
 from terarec.storage.static import StaticTable, static_tables
+from terarec.storage.store import Rows, Store
 
 __all__ = [
     "Arena",

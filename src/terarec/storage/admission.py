@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from terarec.errors import StorageError
-from terarec.kernels.hash_index import new_hash_index
+from terarec.kernels.hash_index import copied_to, new_hash_index
 from terarec.spec import DynamicTableSpec, FilterAdmission, FrequencyAdmission, ProbabilityAdmission
 from terarec.spec.tables import MOST_FILTER_COUNT
-from terarec.storage.changes import Changes
-from terarec.storage.indexes import copied_to
+from terarec.storage.dynamic_arena import Changes
 
 _FILTER_ROWS = 4  # cells a key has in a counting filter; its count is the least of them
 

@@ -14,7 +14,7 @@ from terarec.kernels import memory
 from terarec.kernels.rows import allocate_rows, initialise_rows
 from terarec.ops import state_dtype
 from terarec.spec import TableSpec
-from terarec.storage.row_checks import check_has_memory, shared_row_type
+from terarec.storage.store import check_has_memory, shared_row_type
 
 _INITIALISED_AT_ONCE = 1 << 20  # float32 numbers held while narrow rows get their first values
 

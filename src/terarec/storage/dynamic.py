@@ -10,10 +10,8 @@ from torch import Tensor
 from terarec.errors import ConfigError, KeyOutOfRangeError, StorageError
 from terarec.spec import DynamicTableSpec, EvictionSpec, TTLEviction
 from terarec.storage.dynamic_arena import DynamicArena
-from terarec.storage.eviction import LAST_STEP
-from terarec.storage.key_rows import KeyRows
-from terarec.storage.protocol import Rows
-from terarec.storage.row_checks import check_import
+from terarec.storage.key_rows import LAST_STEP, KeyRows
+from terarec.storage.store import Rows, check_import
 
 _KEYS_AT_ONCE = 1 << 20  # that are compared, so that a scan of a large table takes little memory
 

@@ -2,20 +2,157 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from terarec.errors import StorageError
 from terarec.kernels import memory
+from terarec.kernels.rows import reserve_rows
 from terarec.ops import state_dtype
 from terarec.spec import DynamicTableSpec
-from terarec.storage.changes import Changes
-from terarec.storage.growing import GrowingTensor
-from terarec.storage.row_checks import check_has_memory, shared_row_type
+from terarec.storage.store import check_has_memory, shared_row_type
+
+Change = Callable[[], object]
+
+
+class Changes:
+    """A context manager: what is noted within the block is taken back if the block raises.
+
+    A block within a block is a part of the outer one. Outside of blocks a change stands at once.
+
+    Args:
+        lock: held within the block.
+    """
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
+        self._depth = 0
+        self._ways_back: list[Change] = []
+        self._put_off: list[Change] = []
+
+    def __enter__(self) -> Changes:
+        self._lock.acquire()
+        self._depth += 1
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._depth -= 1
+        try:
+            if not self._depth:
+                self._end(has_failed=kind is not None)
+        finally:
+            self._lock.release()
+
+    def made(self, way_back: Change) -> None:
+        """A change was made; `way_back` undoes it, once all that came after it is undone."""
+        if self._depth:
+            self._ways_back.append(way_back)
+
+    def put_off(self, change: Change) -> None:
+        """Make `change`, which cannot fail and cannot be undone, after all others, in the order of these calls."""
+        if self._depth:
+            self._put_off.append(change)
+        else:
+            change()
+
+    def _end(self, *, has_failed: bool) -> None:
+        ways_back, put_off = self._ways_back, self._put_off
+        self._ways_back, self._put_off = [], []
+        for step in reversed(ways_back) if has_failed else put_off:
+            step()
+
+
+# What NumPy lends its memory as; it has no bfloat16.
+_LENT_AS = {
+    torch.float32: np.float32,
+    torch.float16: np.float16,
+    torch.bfloat16: np.int16,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+}
+
+
+class GrowingTensor:
+    """A tensor ``[rows, ...]`` that grows at its end by zeros.
+
+    In host memory it keeps its address: address space for as much as the machine has memory is reserved, and memory
+    is taken as rows come. On other devices growing allocates and copies.
+
+    Attributes:
+        tensor: the rows there are.
+        row_bytes: bytes of a row.
+
+    Args:
+        row_shape: shape of a row, ``()`` for a number.
+        dtype: one that NumPy can lend.
+        device: where the rows are.
+    """
+
+    def __init__(self, row_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        self._row_shape = row_shape
+        self.row_bytes = math.prod(row_shape) * dtype.itemsize
+        self.tensor = torch.empty(0, *row_shape, dtype=dtype, device=device)
+        self._reserved = None
+        if device.type == "cpu":
+            most = memory.total_bytes() // max(1, self.row_bytes)
+            self._reserved = reserve_rows((most, *row_shape), _LENT_AS[dtype])
+
+    def grow(self, rows: int) -> None:
+        """Become `rows` rows long, the new ones zero.
+
+        Raises:
+            StorageError: no memory for them; nothing has changed then.
+        """
+        if self._reserved is not None:
+            self._reserved.grow(rows)
+            self.tensor = torch.from_numpy(self._reserved.array(rows)).view(self.tensor.dtype)
+            return
+        try:
+            grown = self.tensor.new_zeros(rows, *self._row_shape)
+        except torch.OutOfMemoryError as error:
+            raise StorageError(f"{rows * self.row_bytes:,} bytes asked for on {self.tensor.device}") from error
+        grown[: self.tensor.shape[0]] = self.tensor
+        self.tensor = grown
+
+    def to(self, device: torch.device) -> GrowingTensor:
+        """A copy on `device`.
+
+        Raises:
+            StorageError: no memory there.
+        """
+        return _copied(self._row_shape, self.tensor, device)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GrowingTensor:
+        twin = self.to(self.tensor.device)
+        memo[id(self)] = twin
+        return twin
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Address space that is reserved cannot be pickled. As a tensor the rows would move to shared memory on their
+        # way to another process, and out of that address space.
+        held = self.tensor.cpu()
+        rows = held.view(torch.int16) if held.dtype == torch.bfloat16 else held
+        return _rebuilt, (self._row_shape, rows.numpy(), held.dtype, self.tensor.device)
+
+
+def _rebuilt(row_shape: tuple[int, ...], rows: NDArray[Any], dtype: torch.dtype, device: torch.device) -> GrowingTensor:
+    return _copied(row_shape, torch.from_numpy(rows).view(dtype), device)
+
+
+def _copied(row_shape: tuple[int, ...], rows: Tensor, device: torch.device) -> GrowingTensor:
+    copied = GrowingTensor(row_shape, rows.dtype, device)
+    copied.grow(rows.shape[0])
+    copied.tensor.copy_(rows)
+    return copied
+
 
 _FEWEST_BYTES = 1 << 20
 _GROWTH = 8  # an eighth more at a time: only address space until rows are written

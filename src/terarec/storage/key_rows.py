@@ -1,22 +1,84 @@
-"""`KeyRows`: which arena row each key of a dynamic table has; keys come by admission and go by eviction."""
+"""The arena row of each key of a dynamic table: keys come by admission and go by eviction."""
 
 from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError, StorageError
-from terarec.kernels.hash_index import HashIndex, new_hash_index
+from terarec.kernels.hash_index import HashIndex, copied_to, new_hash_index
+from terarec.kernels.row_scan import rows_at_most
 from terarec.kernels.rows import initialise_keys
-from terarec.spec import DynamicTableSpec, EvictionSpec, TTLEviction
+from terarec.spec import DynamicTableSpec, EvictionSpec, LFUEviction, ScoreEviction, TTLEviction
 from terarec.storage.admission import build_admission
 from terarec.storage.dynamic_arena import DynamicArena
-from terarec.storage.eviction import LAST_STEP, USES, doomed, needed_uses
-from terarec.storage.indexes import copied_to
+
+COUNT, LAST_STEP = "count", "last_step"
+USES = {COUNT: torch.int64, LAST_STEP: torch.int32}
+"""What can be noted of a row's use: how often it occurred, and the table's batch in which it last did."""
+
+
+def needed_uses(policy: EvictionSpec | None) -> tuple[str, ...]:
+    """What `policy` must know of a row's use."""
+    if policy is None:
+        return ()
+    if isinstance(policy, ScoreEviction):
+        return (COUNT, LAST_STEP)
+    return (COUNT,) if isinstance(policy, LFUEviction) else (LAST_STEP,)
+
+
+def doomed(
+    policy: EvictionSpec, keys: Tensor, uses: Mapping[str, Tensor], clock: int, *, most: int, spared: Tensor
+) -> Tensor:
+    """The keys that go, by rising key: the lowest scores, of equal ones the lowest keys.
+
+    Args:
+        policy: what the scores are; a time to live also spares what is young.
+        keys: int64[n] that are held.
+        uses: of each key, as `needed_uses` lists them.
+        clock: the table's batches so far.
+        most: at most so many go.
+        spared: bool[n], keys that stay in any case.
+
+    Raises:
+        ConfigError: a score function that gives something else than a number for each key.
+    """
+    scores = _scores(policy, keys, uses)
+    if isinstance(policy, TTLEviction):
+        found = rows_at_most(scores, clock - policy.steps, spared)
+    else:
+        found = (~spared).nonzero().squeeze(1)
+    if found.numel() > most:
+        found = _lowest(scores, keys, found, most)
+    return keys[found].sort().values
+
+
+def _scores(policy: EvictionSpec, keys: Tensor, uses: Mapping[str, Tensor]) -> Tensor:
+    if isinstance(policy, LFUEviction):
+        return uses[COUNT]
+    if not isinstance(policy, ScoreEviction):
+        return uses[LAST_STEP]
+    scores: Tensor = policy.score(keys, uses[COUNT], uses[LAST_STEP])
+    is_ordered = isinstance(scores, Tensor) and not (scores.is_complex() or scores.dtype == torch.bool)
+    if not is_ordered or scores.shape != keys.shape or bool(scores.isnan().any()):
+        got = f"{scores.dtype}{list(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
+        raise ConfigError(f"score function: got {got}, expected a tensor of {keys.numel()} numbers without NaN")
+    return scores
+
+
+def _lowest(scores: Tensor, keys: Tensor, found: Tensor, most: int) -> Tensor:
+    """The `most` of the places `found` with the lowest (score, key); linear in their number."""
+    if most == 0:
+        return found[:0]
+    mine = scores[found]
+    limit = mine.kthvalue(most).values
+    below, tied = found[mine < limit], found[mine == limit]
+    return torch.cat([below, tied[keys[tied].argsort()[: most - below.numel()]]])
 
 
 class KeyRows:
@@ -25,7 +87,7 @@ class KeyRows:
     Attributes:
         spec: the table.
         arena: where the rows live.
-        noted: what is noted of a row's use, names of `terarec.storage.eviction.USES`.
+        noted: what is noted of a row's use, names of `terarec.storage.key_rows.USES`.
         clock: training batches seen.
         num_evicted: rows that went so far.
         evicted: the keys that went and were not asked for yet, if the table reports them.
@@ -222,3 +284,28 @@ class KeyRows:
         for name, value in vars(self).items():
             setattr(twin, name, copy.deepcopy(value, memo))
         return twin
+
+
+class FrozenKeys:
+    """Finds rows that lie in the order of their keys.
+
+    Args:
+        keys: int64[n], distinct.
+        first_row: row of the first key; the others follow.
+        default_row: row of all other keys.
+    """
+
+    def __init__(self, keys: Tensor, *, first_row: int, default_row: int) -> None:
+        self._default_row = default_row
+        self._index = new_hash_index(keys.device)
+        self._index.assign(keys, torch.arange(first_row, first_row + keys.numel(), device=keys.device))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the index."""
+        return self._index.memory_bytes
+
+    def rows(self, keys: Tensor, *, train: bool) -> Tensor:
+        """Rows int64[n] of ``keys int64[n]``; `train` changes nothing."""
+        rows = self._index.find(keys)
+        return rows.masked_fill_(rows < 0, self._default_row)

@@ -10,8 +10,7 @@ from torch import Tensor
 from terarec.errors import KeyOutOfRangeError, StorageError
 from terarec.spec import EvictionSpec, TableSpec
 from terarec.storage.arena import Arena
-from terarec.storage.protocol import Rows
-from terarec.storage.row_checks import check_import
+from terarec.storage.store import Rows, check_import
 
 
 class StaticTable:

@@ -1,14 +1,16 @@
-"""What every store of rows can do; checkpoints and the parameter server know no more of a table than this."""
+"""The store protocol: what every table of rows can do, and checks of what comes into one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
-from terarec.spec import EvictionSpec
+from terarec.errors import ConfigError, StorageError
+from terarec.spec import DynamicTableSpec, EvictionSpec, TableSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,3 +112,46 @@ class Store(Protocol):
         Raises:
             StorageError: a piece of a table that remembers other things.
         """
+
+
+def shared_row_type(specs: Sequence[TableSpec | DynamicTableSpec]) -> tuple[int, torch.dtype, str]:
+    """The width, element type and optimizer's name of all tables of an arena.
+
+    Raises:
+        ConfigError: no table, or tables of several widths, element types or optimizers.
+    """
+    kinds = {(spec.width, spec.dtype) for spec in specs}
+    if len(kinds) != 1:
+        raise ConfigError(f"arena: got tables of widths and types {sorted(kinds)}, expected tables of one of them")
+    optimizers = {spec.optimizer for spec in specs}
+    if len(optimizers) != 1:
+        raise ConfigError(f"arena: got tables of the optimizers {sorted(optimizers)}, expected one optimizer")
+    width, dtype = kinds.pop()
+    return width, getattr(torch, dtype), optimizers.pop()
+
+
+def check_has_memory(device: torch.device) -> None:
+    """Raise `ConfigError` for a device on which tensors have no elements."""
+    if device.type == "meta":
+        raise ConfigError("arena: got device 'meta', expected one with memory such as 'cpu' or 'cuda'")
+
+
+def check_import(
+    table: str, rows: Rows, weights: Tensor, state: Mapping[str, Tensor], uses: Mapping[str, Tensor] | None = None
+) -> None:
+    """Raise `StorageError` unless `rows` fit arena tensors ``weights [V, D]``, ``state [V, ...]`` and ``uses [V]``.
+
+    No state at all fits, too. `uses` are those that are taken over of ``rows.uses``.
+    """
+    if rows.state and set(rows.state) != set(state):
+        raise StorageError(f"table {table!r}: got optimizer states {sorted(rows.state)}, expected {sorted(state)}")
+    noted = uses or {}
+    held = {"weights": weights, **state, **noted}
+    coming = {name: rows.uses[name] for name in noted}
+    for what, values in {"weights": rows.weights, **rows.state, **coming}.items():
+        expected = (rows.keys.numel(), *held[what].shape[1:])
+        if tuple(values.shape) != expected or values.dtype != held[what].dtype:
+            raise StorageError(
+                f"table {table!r}: got {what} {values.dtype}{list(values.shape)}, "
+                f"expected {held[what].dtype}{list(expected)}"
+            )

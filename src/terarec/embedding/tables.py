@@ -1,16 +1,22 @@
-"""Which tables share an arena, and which features are looked up in one call."""
+"""The tables of a collection: arenas, lookup groups, rows of dynamic keys, and ``state_dict`` entries."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Protocol
 
+import torch
+from torch import Tensor
+
+from terarec.batch import Jagged, first_keys, select
 from terarec.errors import ConfigError
 from terarec.ops.layout import BagLayout, Pooling
 from terarec.spec import DynamicTableSpec, FeatureSpec, TableSpec
-from terarec.storage import Arena, DynamicArena
+from terarec.storage import Arena, DynamicArena, DynamicTable, Rows, StaticTable
 
 AnyTableSpec = TableSpec | DynamicTableSpec
 AnyArena = Arena | DynamicArena
@@ -130,3 +136,97 @@ def _check_distinct(what: str, names: Sequence[str]) -> None:
     repeated = sorted(name for name, count in Counter(names).items() if count > 1)
     if repeated:
         raise ConfigError(f"{what}: the name {repeated[0]!r} occurs more than once, expected distinct names")
+
+
+class KeyFinder(Protocol):
+    """What finds a table's rows, such as a `terarec.storage.Store`."""
+
+    def rows(self, keys: Tensor, *, train: bool) -> Tensor:
+        """Rows int64[n] of ``keys int64[n]``; with `train` unseen keys may get some."""
+
+
+def translate(
+    jagged: Jagged, features: Sequence[FeatureSpec], tables: Mapping[str, KeyFinder], *, train: bool
+) -> Jagged:
+    """`features` of `jagged` with arena rows in the place of keys.
+
+    All keys that a table gets in this batch reach it in one call, so that what it evicts for some of them is none of
+    the others.
+
+    Args:
+        jagged: keys of at least `features`, with offsets that `terarec.batch.check_offsets` let pass.
+        features: of dynamic tables of one arena, table by table.
+        tables: by name.
+        train: whether tables may take up unseen keys.
+
+    Raises:
+        ConfigError: a feature that `jagged` does not hold.
+        StorageError: memory or a table is full.
+    """
+    part = select(jagged, [feature.name for feature in features])
+    if any(feature.max_keys is not None for feature in features):
+        part = first_keys(part, [feature.max_keys for feature in features])  # the others get no rows
+    batch_size = part.batch_size
+    if not batch_size:
+        return part
+    ends = part.offsets[::batch_size].tolist()
+    rows = torch.empty_like(part.keys)
+    done = 0
+    for name, readers in groupby(features, key=lambda feature: feature.table):
+        first, done = done, done + len(list(readers))
+        span = slice(ends[first], ends[done])
+        rows[span] = tables[name].rows(part.keys[span], train=train)
+    return dataclasses.replace(part, keys=rows)
+
+
+AnyTable = StaticTable | DynamicTable
+
+
+def entry_names(table: AnyTable, prefix: str) -> tuple[str, ...]:
+    """The entries of ``state_dict`` that hold `table`."""
+    name = f"{prefix}tables.{table.name}"
+    return (f"{name}.keys", f"{name}.weights") if table.is_dynamic else (name,)
+
+
+def entries(table: AnyTable, prefix: str) -> dict[str, Tensor]:
+    """What ``state_dict`` holds of `table`: its weights, shared, or copies of its rising keys and their weights."""
+    if isinstance(table, StaticTable):
+        values: tuple[Tensor, ...] = (table.weights,)
+    else:
+        pieces = list(table.export_chunks(max(1, len(table))))
+        # An index lists keys in an order of its own, which differs from process to process.
+        keys, order = torch.cat([piece.keys for piece in pieces]).sort()
+        values = (keys, torch.cat([piece.weights for piece in pieces])[order])
+    return dict(zip(entry_names(table, prefix), values, strict=True))
+
+
+def load_entries(table: AnyTable, prefix: str, state: Mapping[str, Any]) -> tuple[list[str], str | None]:
+    """Take `table` from its entries in `state`.
+
+    Returns:
+        The entries that are missing, and what is wrong with the others; with either, `table` is as it was.
+    """
+    names = entry_names(table, prefix)
+    missing = [name for name in names if name not in state]
+    if missing:
+        return missing, None
+    keys, weights = state[names[0]], state[names[-1]]
+    if not (isinstance(keys, Tensor) and isinstance(weights, Tensor)):
+        return [], f"{names[0]}: got {type(keys).__name__} and {type(weights).__name__}, expected tensors"
+    if isinstance(table, StaticTable):
+        expected, what = list(table.weights.shape), "(rows, width)"
+    else:
+        expected, what = [keys.numel(), table.width], "(keys, width)"
+        if keys.dtype != torch.int64 or keys.dim() != 1:
+            return [], f"{names[0]}: got {keys.dtype}{list(keys.shape)}, expected torch.int64[n]"
+    if list(weights.shape) != expected:
+        return [], f"{names[-1]}: got shape {list(weights.shape)}, expected {expected} {what}"
+    if isinstance(table, StaticTable):
+        table.weights.copy_(weights)
+    else:
+        rows = Rows(keys=keys.to(table.arena.device), weights=weights.to(table.arena.dtype))
+        if torch.equal(rows.keys.sort().values, table.keys()):
+            table.import_(rows)  # as with a static table, the optimizer state stays
+        else:
+            table.replace(rows)
+    return [], None

@@ -1,0 +1,237 @@
+"""`EmbeddingBag` and `Embedding`, drop-in replacements for torch's modules, and `replace_embeddings`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from terarec.embedding.row_gradient import PendingGradients
+from terarec.embedding.tables import AnyTable
+from terarec.embedding.weight_lookup import (
+    Bags,
+    GradientRule,
+    ParameterArena,
+    arena_of,
+    bags_of,
+    look_up,
+    single_keys,
+    without_key,
+)
+from terarec.errors import ConfigError
+from terarec.ops.checks import ROW_TYPES
+from terarec.ops.layout import BagLayout, Pooling, single_layout
+from terarec.ops.row_update import BagGradient
+
+
+class DropIn(nn.Module):
+    """A module whose ``weight`` [V, D] the engine looks up. Implements `terarec.optim.RowParameters`.
+
+    Once a `terarec.optim.RowOptimizer` trains it, it keeps the gradients of its lookups for the optimizer's next step,
+    and ``weight.grad`` is a `terarec.embedding.row_gradient.RowGradient`, which has no memory. A copy of it, deep or
+    pickled, is an ordinary module again.
+    """
+
+    weight: Tensor
+    sparse: bool
+    scale_grad_by_freq: bool
+    max_norm: float | None
+    norm_type: float
+    _arena: ParameterArena | None = None
+    _layout: BagLayout | None = None
+
+    @property
+    def arenas(self) -> tuple[ParameterArena, ...]:
+        """The weight, as a row optimizer sees it; none if it is not a parameter of its own or is frozen."""
+        if not isinstance(self.weight, nn.Parameter) or not self.weight.requires_grad:
+            return ()
+        if self._arena is None or self._arena.parameter is not self.weight:
+            self._arena = arena_of(self.weight)
+        return (self._arena,)
+
+    @property
+    def pending(self) -> PendingGradients:
+        """The gradients that wait for the row optimizer."""
+        return arena_of(cast(nn.Parameter, self.weight)).pending
+
+    @property
+    def tables(self) -> Mapping[str, AnyTable]:
+        """No tables: the weight's place in the model is its name."""
+        return {}
+
+    def take_gradients(self) -> tuple[list[list[BagGradient]], float]:
+        """Return the gradients of the lookups since the last step, and forget them.
+
+        Returns:
+            One list per arena, and the factor that they are to be multiplied by.
+
+        Raises:
+            ConfigError: a weight that no row optimizer was given, or one that has another ``.grad``.
+        """
+        arenas = self.arenas
+        if not arenas:
+            return [], 1.0
+        taken, factor = arenas[0].take_gradients()
+        return [taken], factor
+
+    def _is_left_to_torch(self, keys: object) -> bool:
+        """Whether torch's own forward is due: for shapes, symbols and traces, and for derivatives taken otherwise."""
+        if not isinstance(keys, Tensor) or self.weight.is_meta:
+            return True
+        if torch.compiler.is_compiling():
+            return False
+        is_transformed = torch._C._functorch.peek_interpreter_stack() is not None  # by torch.func
+        return is_transformed or forward_ad._current_level >= 0 or torch._C._is_tracing()
+
+    def _look_up(self, bags: Bags, pooling: Pooling, without_key: int | None = None) -> Tensor:
+        """The pooled vectors of `bags`, rows beyond ``max_norm`` shrunk first as torch does it."""
+        if self.max_norm is not None:
+            with torch.no_grad():
+                torch.embedding_renorm_(self.weight.detach(), bags.keys, self.max_norm, self.norm_type)
+        arena = self._arena
+        if arena is not None and arena.parameter is not self.weight:
+            arena = None  # of a weight that another has replaced
+        rule = GradientRule(arena, self.sparse, self.scale_grad_by_freq, without_key)
+        return look_up(self.weight, bags, self._layout_for(pooling), rule)
+
+    def _layout_for(self, pooling: Pooling) -> BagLayout:
+        rows, width = self.weight.shape
+        held = self._layout
+        if held is None or held.table_rows != (rows,) or held.width != width or held.pooling != (pooling,):
+            if torch.compiler.is_compiling():
+                from terarec.embedding.traced import constant_layout  # loads the compiler
+
+                held = self._layout = constant_layout(rows, width, pooling)
+            else:
+                held = self._layout = single_layout(rows, width, pooling)
+        return held
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DropIn:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self._arena is not None:
+            self._arena.follow_device()
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_arena", "_layout")}
+
+
+class EmbeddingBag(DropIn, nn.EmbeddingBag):
+    """Takes the place of `torch.nn.EmbeddingBag`: the same arguments, results, gradients and ``state_dict``.
+
+    Three ways to train it:
+
+    * with any `torch.optim` optimizer: ``weight.grad`` is a dense tensor;
+    * with ``sparse=True``: ``weight.grad`` is a coalesced sparse tensor, each touched row in it once;
+    * handed, alone or in a model, to `terarec.optim.RowOptimizer`: there is no ``.grad``; the touched rows move
+      in place, once a step.
+
+    Differences: every key is checked against the table, offsets must cover all keys, weights are float32, bfloat16 or
+    float16, and gradients are not differentiable a second time.
+
+    Args:
+        num_embeddings: rows V.
+        embedding_dim: width D.
+        ...: as in `torch.nn.EmbeddingBag`.
+
+    Example:
+        >>> bag = terarec.EmbeddingBag(1_000_000, 64, mode="sum", sparse=True)
+        >>> bag(torch.tensor([3, 14, 15]), torch.tensor([0, 2]))  # float32[2, 64]
+    """
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:  # noqa: A002
+        """The pooled vectors [B, D].
+
+        Args:
+            input: int32 or int64 keys: [N] with `offsets`, or [B, L].
+            offsets: first key of each bag, [B], or [B + 1] with ``include_last_offset``.
+            per_sample_weights: a factor of each key's vector, shaped as `input`; for mode "sum" alone.
+
+        Raises:
+            KeyOutOfRangeError: a key outside 0 <= key < V.
+            ConfigError: arguments that do not fit each other.
+        """
+        if self._is_left_to_torch(input):
+            return super().forward(input, offsets, per_sample_weights)
+        if per_sample_weights is not None and self.mode != "sum":
+            raise ConfigError(f"per_sample_weights: got some in mode {self.mode!r}, expected mode 'sum'")
+        if self.scale_grad_by_freq and self.mode == "max":
+            raise ConfigError("scale_grad_by_freq: got True in mode 'max', expected mode 'sum' or 'mean'")
+        bags = bags_of(input, offsets, per_sample_weights, self.include_last_offset)
+        if self.padding_idx is not None:
+            bags = without_key(bags, self.padding_idx)
+        return self._look_up(bags, cast(Pooling, self.mode))
+
+
+class Embedding(DropIn, nn.Embedding):
+    """Takes the place of `torch.nn.Embedding`: the same arguments, results, gradients and ``state_dict``.
+
+    It is trained in the three ways of `EmbeddingBag`, and differs from torch's module as that one does.
+
+    Args:
+        num_embeddings: rows V.
+        embedding_dim: width D.
+        ...: as in `torch.nn.Embedding`.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """The vectors [*, D] of the keys ``input`` [*], int32 or int64.
+
+        Raises:
+            KeyOutOfRangeError: a key outside 0 <= key < V.
+        """
+        if self._is_left_to_torch(input):
+            return super().forward(input)
+        vectors = self._look_up(single_keys(input), "sum", self.padding_idx)
+        return vectors.reshape(*input.shape, self.weight.shape[1])
+
+
+_LOGGER = logging.getLogger(__name__)
+
+_Model = TypeVar("_Model", bound=nn.Module)
+_REPLACEMENTS: dict[type[nn.Module], type[nn.Module]] = {nn.EmbeddingBag: EmbeddingBag, nn.Embedding: Embedding}
+
+
+def replace_embeddings(model: _Model) -> _Model:
+    """Turn every `torch.nn.EmbeddingBag` and `torch.nn.Embedding` in `model` into terarec's, in place.
+
+    The module objects stay and change their class, so that all else stays, too: the weights and optimizers that hold
+    them, modules and weights shared by several places, hooks, training flags, references from elsewhere.
+
+    What was replaced is logged at level INFO; an embedding module that is left alone (a subclass, weights of another
+    type, a patched ``forward``) at level WARNING, with the reason.
+
+    Args:
+        model: any module; may itself be an embedding module.
+
+    Returns:
+        `model`.
+    """
+    replaced: list[str] = []
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.EmbeddingBag | nn.Embedding) or isinstance(module, EmbeddingBag | Embedding):
+            continue
+        place = name or "the model itself"
+        reason = _refusal(module)
+        if reason:
+            _LOGGER.warning("replace_embeddings: %s is left alone: %s", place, reason)
+        else:
+            module.__class__ = _REPLACEMENTS[type(module)]  # type: ignore[assignment]
+            replaced.append(place)
+    _LOGGER.info("replace_embeddings: %d modules replaced: %s", len(replaced), ", ".join(replaced) or "none")
+    return model
+
+
+def _refusal(module: nn.EmbeddingBag | nn.Embedding) -> str:
+    """Why `module` cannot be replaced; empty if it can."""
+    if type(module) not in _REPLACEMENTS:
+        return f"{type(module).__name__} is a subclass, which may compute something else"
+    if "forward" in vars(module):
+        return "its forward was patched"
+    if module.weight.dtype not in ROW_TYPES:
+        return f"its weights are {str(module.weight.dtype).removeprefix('torch.')}, not float32, bfloat16 or float16"
+    return ""
