@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from terarec.hugectr.devices import placement
+from terarec.hugectr.compilation import placement
 from terarec.train.precision import mixed_precision
 from tests.hugectr import families
 
@@ -21,8 +21,7 @@ from tests.hugectr import families
     ],
 )
 def test_training_runs_on_what_is_there(vvgpu, num_gpus, device, message):
-    place = placement(vvgpu, num_gpus)
-    assert (place.device, place.message) == (torch.device(device), message)
+    assert placement(vvgpu, num_gpus) == (torch.device(device), message)
 
 
 def test_weights_tables_states_and_tensors_are_where_the_placement_says(planted):
@@ -30,7 +29,7 @@ def test_weights_tables_states_and_tensors_are_where_the_placement_says(planted)
     made.start_data_reading()
     made.train()
     made.eval()
-    trainer, place = made._compiled("trainer").trainer, placement([[0]]).device
+    trainer, place = made._compiled("trainer").trainer, placement([[0]])[0]
     assert made.module.device == place
     arenas = [arena for name in made.module.embeddings for arena in made.module.collection(name).arenas]
     held = [tensor for arena in arenas for tensor in (arena.weights, *arena.state.values())]

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 import terarec.hugectr as hugectr
 from terarec.hugectr.enums import Activation_t, Embedding_t, Initializer_t, Layer_t, Optimizer_t, Update_t
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongInputError
-from terarec.hugectr.graph_json import Graph, graph_to_json, read_graph
-from terarec.hugectr.json_object import JsonObject, read_json, write_json
+from terarec.hugectr.graph_json import CLAUSES, LOSSES, Graph, graph_to_json, read_graph
+from terarec.hugectr.json_files import JsonObject, read_json, write_json
 from terarec.hugectr.tables.dense_layer import DENSE_LAYER
-from terarec.hugectr.tables.layer_json import CLAUSES, LOSSES
 
 ADAM = hugectr.CreateOptimizer()
 DEFAULTS = {row.name: row.default for row in DENSE_LAYER.rows}

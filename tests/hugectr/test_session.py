@@ -8,7 +8,7 @@ from terarec.formats.hugectr import write_keyset
 from terarec.hugectr import Session, get_learning_rate_scheduler, solver_parser_helper
 from terarec.hugectr.errors import FileCannotOpenError, IllegalCallError, WrongInputError
 from terarec.hugectr.graph_json import read_parts
-from terarec.hugectr.json_object import read_json
+from terarec.hugectr.json_files import read_json
 from tests.hugectr.planted import ROWS
 from tests.hugectr.training_files import training_file
 

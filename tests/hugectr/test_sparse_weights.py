@@ -253,8 +253,7 @@ def test_more_rows_than_a_buffer_has_are_refused(tmp_path):
 
 def test_a_large_embedding_is_written_in_chunks(tmp_path, monkeypatch):
     kind = Embedding_t.LocalizedSlotSparseEmbeddingHash
-    monkeypatch.setattr("terarec.hugectr.weights.embedding_files.CHUNK_ROWS", 2)
-    monkeypatch.setattr("terarec.hugectr.weights.sparse.CHUNK_ROWS", 3)
+    monkeypatch.setattr("terarec.hugectr.weights.sparse.CHUNK_ROWS", 2)
     net = make(kind)
     train(net, RowOptimizer(net, AdaGradSpec(lr=0.1)))
     held = saved(net, kind, devices=2)

@@ -10,8 +10,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from terarec.hugectr import data, enums, inference, optimizer
-from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
-from terarec.hugectr.embedding_planner import EmbeddingCollectionPlaceholder, EmbeddingPlanner
+from terarec.hugectr.embedding_collection import (
+    EmbeddingCollectionConfig,
+    EmbeddingCollectionPlaceholder,
+    EmbeddingPlanner,
+)
 from terarec.hugectr.enums import *  # noqa: F403
 from terarec.hugectr.tables.callback import TrainingCallback
 from terarec.hugectr.tables.data_input import DataReaderSparseParam, Input
@@ -32,7 +35,7 @@ from terarec.hugectr.tables.training_cache import (
 if TYPE_CHECKING:
     from terarec.hugectr import tools
     from terarec.hugectr.model import Model
-    from terarec.hugectr.schedulers import LearningRateScheduler
+    from terarec.hugectr.schedule import LearningRateScheduler
     from terarec.hugectr.session import Session
     from terarec.hugectr.training_json import SolverParser, get_learning_rate_scheduler
 
@@ -52,7 +55,7 @@ _ON_USE = {
     "DataReader64": "terarec.hugectr.readers",
     "EmbeddingTrainingCache": "terarec.hugectr.training_cache",
     "IDataReader": "terarec.hugectr.readers",
-    "LearningRateScheduler": "terarec.hugectr.schedulers",
+    "LearningRateScheduler": "terarec.hugectr.schedule",
     "Model": "terarec.hugectr.model",
     "ModelOversubscriber": "terarec.hugectr.training_cache",
     "ModelPerfExt": "terarec.hugectr.model",

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from terarec.hugectr.cadence import cadence_of
 from terarec.hugectr.enums import MetricsType
 from terarec.hugectr.errors import LossCannotConvergeError, OutOfBoundError
-from terarec.hugectr.fit_log import FitLog
+from terarec.hugectr.log import FitLog
+from terarec.hugectr.schedule import cadence_of
 from terarec.models import GraphModel
 from terarec.train import Callback, Trainer
 

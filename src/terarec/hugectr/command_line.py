@@ -59,11 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run_command(command: str, arguments: Sequence[str]) -> int:
     try:
         if command == "--train":
-            from terarec.hugectr.train_command import train  # loads torch
+            from terarec.hugectr.session import train  # loads torch
 
             train(arguments[0])
         else:
-            from terarec.hugectr.generator_command import generate
+            from terarec.hugectr.tools import generate
 
             generate(arguments)
     except TerarecError as error:

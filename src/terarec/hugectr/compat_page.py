@@ -8,9 +8,9 @@ from enum import Enum
 from typing import Any
 
 from terarec.hugectr import enums
+from terarec.hugectr.graph_json import CLAUSES
 from terarec.hugectr.tables import names
 from terarec.hugectr.tables.contents import TABLES
-from terarec.hugectr.tables.layer_json import CLAUSES
 from terarec.hugectr.tables.table import NEWEST, OLDEST, REQUIRED, Parameter, Status, Table
 
 _HEAD = """# HugeCTR compatibility

@@ -1,19 +1,73 @@
-"""hugectr.data: where files lie."""
+"""hugectr.data: the file system that holds the files of a job, and their copy to a disk."""
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import shutil
+from pathlib import Path
 
-from terarec.hugectr.tables.data_source import DataSourceParams
+from terarec.errors import DataNotFoundError
+from terarec.hugectr.errors import WrongInputError, as_hugectr_errors
+from terarec.hugectr.tables.data_source import PATHS, DataSourceParams
 
-if TYPE_CHECKING:
-    from terarec.hugectr.data_source import DataSource
+__all__ = [
+    "DataSource",
+    "DataSourceParams",
+]
 
-__all__ = ["DataSource", "DataSourceParams"]
+
+class DataSource:
+    """Copies the files of a job to a disk before the job, as releases 3.4 to 3.8 do.
+
+    Args:
+        data_source_params: in the form of these releases.
+
+    Raises:
+        WrongInputError: the form of later releases, or lists of paths on both sides that differ in length.
+    """
+
+    def __init__(self, data_source_params: DataSourceParams) -> None:
+        self._params = data_source_params
+        self._pairs = _pairs(data_source_params)
+
+    def move_to_local(self) -> None:
+        """Copy each ``hdfs_*`` path that is given to its ``local_*`` one; in folders, files of other names stay.
+
+        Raises:
+            FileCannotOpenError: a path that is not there, or cannot be written to.
+        """
+        from terarec.formats import local_copy  # loads what reads files
+
+        for remote, local in self._pairs:
+            with as_hugectr_errors("move_to_local"), local_copy(self._params.url(remote)) as source:
+                _copy(source, Path(local))
 
 
-def __getattr__(name: str) -> Any:
-    if name == "DataSource":  # which loads what reads files when a script first names it
-        return importlib.import_module("terarec.hugectr.data_source").DataSource
-    raise AttributeError(f"hugectr.data has no {name!r}; it has {', '.join(__all__)}")
+def _pairs(params: DataSourceParams) -> list[tuple[str, str]]:
+    """The paths to copy from and to."""
+    if "use_hdfs" not in params.values():
+        raise WrongInputError("DataSource: got DataSourceParams of release 3.9 on, expected use_hdfs and paths")
+    pairs: list[tuple[str, str]] = []
+    for name in PATHS:
+        remote, local = (_listed(getattr(params, f"{side}_{name}")) for side in ("hdfs", "local"))
+        if remote and local and len(remote) != len(local):
+            raise WrongInputError(f"DataSource: got {len(remote)} hdfs_{name} and {len(local)} local_{name}")
+        pairs += zip(remote, local, strict=False)
+    return pairs
+
+
+def _listed(paths: str | list[str]) -> list[str]:
+    return [path for path in ([paths] if isinstance(paths, str) else paths) if path]
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file to a file, or the entries of a folder into a folder."""
+    from terarec.formats import new_files
+
+    if not source.exists():
+        raise DataNotFoundError(f"{source}: no such file or folder")
+    folder, names = target.parent, {source: target.name}
+    if source.is_dir():
+        folder, names = target, {entry: entry.name for entry in source.iterdir()}
+    with new_files(folder, replaceable=".*") as held:
+        for entry, name in names.items():
+            (shutil.copytree if entry.is_dir() else shutil.copyfile)(entry, held / name)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig, EmbeddingLookup
 from terarec.hugectr.enums import Embedding_t, Optimizer_t, Update_t
 from terarec.hugectr.errors import WrongInputError
-from terarec.hugectr.optimizers import STATES
+from terarec.hugectr.optimizer import STATES
 from terarec.spec import DynamicTableSpec, GraphEmbedding, GraphFeature, GraphLayer, TableSpec
 
 HAS_STATIC_TABLES = (Embedding_t.LocalizedSlotSparseEmbeddingOneHot, Embedding_t.HybridSparseEmbedding)

@@ -3,36 +3,89 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, optim
 
 from terarec.batch import to_device
 from terarec.errors import RunInterruptedError
+from terarec.formats import local_copy, new_files
+from terarec.formats.hugectr import COLLECTION_FILES, SPARSE_FOLDER_FILES, STATISTICS_SUFFIX
 from terarec.hugectr.callbacks import Intervals, Iterations, LearningRate, ScriptCallbacks
+from terarec.hugectr.compilation import Compiled, compile_network
+from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
+from terarec.hugectr.embeddings import capacity
+from terarec.hugectr.enums import Tensor_t
 from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
-from terarec.hugectr.fit_log import FitLog
-from terarec.hugectr.model_files import ModelFiles
+from terarec.hugectr.graph_json import Graph, graph_to_json, read_graph
+from terarec.hugectr.json_files import read_json, write_json
+from terarec.hugectr.log import FitLog, Log, summary_lines
+from terarec.hugectr.network import Network
 from terarec.hugectr.readers import DataReader
 from terarec.hugectr.run import Training, describe_records, save_run
-from terarec.hugectr.schedulers import LearningRateScheduler
-from terarec.hugectr.tables.calls import FIT, MODEL, SET_LEARNING_RATE
+from terarec.hugectr.schedule import LearningRateScheduler
+from terarec.hugectr.tables.calls import (
+    ADD,
+    FIT,
+    LOAD_DENSE_OPTIMIZER_STATES,
+    LOAD_DENSE_WEIGHTS,
+    LOAD_SPARSE_OPTIMIZER_STATES,
+    LOAD_SPARSE_WEIGHTS,
+    MODEL,
+    SAVE_PARAMS_TO_FILES,
+    SET_LEARNING_RATE,
+)
+from terarec.hugectr.tables.data_input import Input
+from terarec.hugectr.tables.data_source import DataSourceParams
+from terarec.hugectr.tables.dense_layer import DenseLayer
 from terarec.hugectr.tables.low_level import SolverConfig
 from terarec.hugectr.tables.optimizer import OptimizerWithSchedule, OptParamsPy
+from terarec.hugectr.tables.sparse_embedding import SparseEmbedding
 from terarec.hugectr.tables.table import taking
+from terarec.hugectr.training_cache import IncrementalModel, TrainingCache
+from terarec.hugectr.weights import (
+    EmbeddingFile,
+    FileNames,
+    check_collection,
+    check_sparse,
+    check_sparse_optimizer_states,
+    dump_collection,
+    dump_folder,
+    embedding_file,
+    is_single_file,
+    load_collection,
+    load_dense,
+    load_dense_optimizer_states,
+    load_sparse,
+    load_sparse_optimizer_states,
+    save_dense,
+    save_dense_optimizer_states,
+    save_sparse,
+    save_sparse_optimizer_states,
+)
+from terarec.models import GraphModel
+from terarec.models.graph import tensor_shapes
 from terarec.spec import RecordsSpec
+from terarec.storage import DynamicTable, StaticTable
 from terarec.train import Callback
 
 
-class Model(ModelFiles):
+class Model:
     """A model, its data and its training.
 
     Attributes:
-        solver: what `CreateSolver` made.
+        solver: The `CreateSolver` object.
         reader_params: the `DataReaderParams`; of release 3.0 the `Input`, which says the same.
 
     Args:
-        solver: what `CreateSolver` made.
+        solver: The `CreateSolver` object.
         reader_params: where the data is. Release 3.0 has none: there the optimizer is the second argument.
         opt_params: what `CreateOptimizer` made.
         etc_params: what `CreateETC` or `CreateMOS` made, for training pass by pass.
@@ -45,13 +98,84 @@ class Model(ModelFiles):
     def __init__(self, solver: Any, reader_params: Any, opt_params: Any, etc_params: Any) -> None:
         if isinstance(reader_params, OptParamsPy):
             reader_params, opt_params = None, reader_params
-        super().__init__(solver, reader_params, opt_params, etc_params)
-        has_rate = isinstance(self._optimizer, OptimizerWithSchedule)
-        self._scheduler = _scheduler(self._optimizer if has_rate else solver)
+        self.solver, self.reader_params = solver, reader_params
+        self._optimizer, self._etc_params = opt_params, etc_params
+        self._network = Network(solver, opt_params)
+        self._log = Log(solver.compat_release)
+        self._made: Compiled | None = None
+        self._cache: TrainingCache | None = None
+        has_rate = isinstance(opt_params, OptimizerWithSchedule)
+        self._scheduler = LearningRateScheduler.of(opt_params if has_rate else solver)
         self._iterations: Iterations | None = None
         self._is_fitting = False
         self._is_dense_frozen = False
         self._frozen: set[str] = set()
+
+    @taking(ADD)
+    def add(self, input: Any) -> None:  # noqa: A002 - HugeCTR's name, one of seven
+        """Add an `Input`, an embedding or a layer on top of what is there.
+
+        Raises:
+            IllegalCallError: after `compile`, before the `Input`, or a second `Input`.
+            WrongInputError: a tensor that is not there, or one that is there already; an `Input` that does not tell of
+                the data where no `DataReaderParams` does.
+        """
+        if self._made is not None:
+            raise IllegalCallError("add: the model is compiled, expected every add before compile")
+        tells_of_data = isinstance(input, Input) and self.reader_params is None
+        if tells_of_data and "data_reader_type" not in input.values():
+            raise WrongInputError("add: got an Input without data_reader_type, expected DataReaderParams in Model(...)")
+        self._network.add(input)
+        if tells_of_data:
+            self.reader_params = input  # of release 3.0, which tells of the data, too
+
+    def compile(self, loss_names: Sequence[str] = (), loss_weights: Sequence[float] = ()) -> None:
+        """Build the model, and its training cache where one was requested.
+
+        Args:
+            loss_names: Labels whose losses get weights.
+            loss_weights: The weights.
+
+        Raises:
+            IllegalCallError: A second call, or no `Input`.
+            WrongInputError: No loss, an unknown label, shapes or options that do not fit, or another number of cache
+                folders than embeddings.
+            FormatError: A cache folder that does not fit its embedding.
+        """
+        if self._made is not None:
+            raise IllegalCallError("compile: the model is compiled, expected one call")
+        if len(loss_names) != len(loss_weights):
+            raise WrongInputError(f"compile: got {len(loss_names)} loss_names and {len(loss_weights)} loss_weights")
+        weights = dict(zip(loss_names, map(float, loss_weights), strict=True))
+        self._made = compile_network(self._network, self.solver, self.reader_params, self._optimizer, weights)
+        if self._made.message:
+            self._log(self._made.message)
+        if self._etc_params is not None:
+            files = self._embedding_files()
+            collections = [self._made.model.collection(file.name) for file in files]
+            self._cache = TrainingCache(self._etc_params, files, collections, key_bytes=self._key_bytes)
+
+    @property
+    def module(self) -> GraphModel:
+        """The model as an ordinary `torch.nn.Module`, to be trained in any loop; its weights are this model's.
+
+        Raises:
+            IllegalCallError: before `compile`.
+        """
+        return self._compiled("module").model
+
+    def summary(self) -> None:
+        """Print the inputs, and the layers with their shapes.
+
+        Raises:
+            IllegalCallError: before an `Input` was added.
+            WrongInputError: shapes or options that do not fit.
+        """
+        plan = self._network.plan({}) if self._made is None else self._made.plan
+        with as_hugectr_errors("summary"):
+            lines = summary_lines(plan.spec, self._network.parts)
+        for line in lines:
+            self._log.bare(line)
 
     def fit(
         self,
@@ -101,6 +225,433 @@ class Model(ModelFiles):
             self._fit_by_passes(max(1, num_epochs), replace(every, snapshot=0))
         else:
             self._fit_by_epochs(num_epochs, every)
+
+    def train(self, is_first_batch: bool = True) -> bool:
+        """One iteration; False at the end of the data, which only ``repeat_dataset=False`` has.
+
+        Raises:
+            IllegalCallError: before `compile`, or with a reader that was not started.
+            OutOfBoundError: an embedding holds more keys than its workspace has room for, or a key outside its table.
+            BrokenFileError: a file is damaged.
+        """
+        made = self._compiled("train")
+        batch = _started(made.train_reader, "train").next_batch()
+        if batch is None:
+            return False
+        with as_hugectr_errors("train"):
+            made.trainer.train_step(to_device(batch, made.model.device))
+        made.capacity_check.on_step(made.trainer)
+        return True
+
+    def eval(self, is_first_batch: bool = True, *, eval_batch: int = -1) -> bool:
+        """Take one batch into the metrics; False at the end of the data.
+
+        Raises:
+            IllegalCallError: before `compile`, or with a reader that was not started.
+            LossCannotConvergeError: Predictions are NaN.
+        """
+        made = self._compiled("eval")
+        batch = _started(made.eval_reader, "eval").next_batch()
+        if batch is None:
+            return False
+        with as_hugectr_errors("eval"):
+            made.evaluation.score(made.model, batch, made.trainer.spec.precision)
+        return True
+
+    def get_current_loss(self) -> float:
+        """The loss of the last iteration's batch."""
+        loss = self._compiled("get_current_loss").trainer.last_loss
+        return 0.0 if loss is None else float(loss)
+
+    def get_eval_metrics(self) -> list[tuple[str, float]]:
+        """Name and value of each metric over the evaluation batches since the last call."""
+        return self._compiled("get_eval_metrics").evaluation.finish()
+
+    def class_aucs(self) -> tuple[float, ...]:
+        """The AUC of each label's column at the last `get_eval_metrics`."""
+        return self._compiled("class_aucs").evaluation.class_aucs
+
+    @property
+    def last_iteration(self) -> int:
+        """Number of the last iteration of the last `fit`, from 0; -1 before the first."""
+        return -1 if self._iterations is None else self._iterations.index
+
+    def trainable_lines(self) -> list[str]:
+        """What `fit` tells of frozen parts."""
+        return [
+            f"Dense network trainable: {not self._is_dense_frozen}",
+            *(
+                f"Sparse embedding {name} trainable: {name not in self._frozen}"
+                for name in self._compiled("fit").model.embeddings
+            ),
+        ]
+
+    def check_out_tensor(self, tensor_name: str, tensor_type: Tensor_t) -> NDArray[np.float32]:
+        """A tensor of the last iteration of training or of evaluation, for the whole batch.
+
+        In evaluation, the tensor that a loss reads holds the probabilities.
+
+        Raises:
+            WrongInputError: no such tensor.
+            IllegalCallError: there was no such iteration yet.
+        """
+        made = self._compiled("check_out_tensor")
+        if not isinstance(tensor_type, Tensor_t):
+            raise WrongInputError(f"check_out_tensor: tensor_type: got {tensor_type!r}, expected a member of Tensor_t")
+        output = made.trainer.output if tensor_type is Tensor_t.Train else made.evaluation.tensors
+        if tensor_name not in made.model.shapes:
+            known = ", ".join(made.model.shapes)
+            raise WrongInputError(f"check_out_tensor: got {tensor_name!r}, expected one of {known}")
+        if not output:
+            raise IllegalCallError(f"check_out_tensor: there was no iteration of {tensor_type.name} yet")
+        assert isinstance(output, dict)  # of a graph
+        tensor: Tensor = output[tensor_name]
+        found: NDArray[np.float32] = tensor.detach().float().cpu().numpy()
+        return found
+
+    @as_hugectr_errors("export_predictions")
+    def export_predictions(self, output_prediction_file_name: str, output_label_file_name: str) -> None:
+        """Append predictions and labels of the last evaluation batch to two files, as numbers with spaces between.
+
+        Raises:
+            IllegalCallError: nothing was evaluated yet.
+        """
+        evaluation = self._compiled("export_predictions").evaluation
+        if evaluation.batch is None:
+            raise IllegalCallError("export_predictions: nothing was evaluated yet, expected a call of eval before")
+        predictions = torch.cat(list(evaluation.predictions.values()), dim=1)
+        for path, values in (
+            (output_prediction_file_name, predictions),
+            (output_label_file_name, evaluation.batch.label),
+        ):
+            with Path(path).open("a", encoding="ascii") as file:
+                file.write("".join(f"{value:.6g} " for value in values.flatten().tolist()))
+
+    def start_data_reading(self) -> None:
+        """Start both readers, before `train` is called by a script with ``repeat_dataset=True``.
+
+        Raises:
+            IllegalCallError: with ``repeat_dataset=False``, where `set_source` of a reader starts it.
+        """
+        made = self._compiled("start_data_reading")
+        if not self.solver.repeat_dataset:
+            raise IllegalCallError("start_data_reading: got repeat_dataset=False, expected set_source of the readers")
+        for reader in (made.train_reader, made.eval_reader):
+            if not reader.is_started():
+                reader.set_source()
+
+    def set_source(self, *args: Any, **kwargs: Any) -> None:
+        """``(source, eval_source)``, or ``(source list, keyset list, eval_source)`` with a training cache.
+
+        Raises:
+            IllegalCallError: with ``repeat_dataset=True``.
+            WrongInputError: other arguments.
+        """
+        if self.solver.repeat_dataset:
+            raise IllegalCallError("set_source: got repeat_dataset=True, expected epochs (repeat_dataset=False)")
+        given = _sources(args, kwargs)
+        self.reader_params = self.reader_params.with_values(**given)
+        made = self._compiled("set_source")
+        made.train_reader.name, made.eval_reader.name = self.reader_params.source[0], self.reader_params.eval_source
+
+    def get_data_reader_train(self) -> DataReader:
+        """The reader of training data."""
+        return self._compiled("get_data_reader_train").train_reader
+
+    def get_data_reader_eval(self) -> DataReader:
+        """The reader of evaluation data."""
+        return self._compiled("get_data_reader_eval").eval_reader
+
+    def get_learning_rate_scheduler(self) -> LearningRateScheduler:
+        """The schedule that `fit` follows."""
+        return self._scheduler
+
+    def set_learning_rate(self, lr: float) -> None:
+        """The rate of the next iterations; frozen parts do not move at any.
+
+        Raises:
+            IllegalCallError: before `compile`.
+            WrongInputError: anything but a finite number of at least 0.
+        """
+        self._compiled("set_learning_rate").trainer.optimizers.lr = SET_LEARNING_RATE.read((lr,), {})["lr"]
+
+    def reset_learning_rate_scheduler(self, *args: Any, **kwargs: Any) -> None:
+        """Start another schedule at its first step; the arguments and errors are `LearningRateScheduler`'s."""
+        self._scheduler = LearningRateScheduler(*args, **kwargs)
+
+    def freeze_dense(self) -> None:
+        """Leave the dense layers' weights and optimizer states alone."""
+        self._is_dense_frozen = True
+        self._freeze()
+
+    def unfreeze_dense(self) -> None:
+        """Train the dense layers again."""
+        self._is_dense_frozen = False
+        self._freeze()
+
+    def freeze_embedding(self, embedding_name: str | None = None) -> None:
+        """Leave the rows of one embedding, or of all, alone.
+
+        Raises:
+            WrongInputError: no embedding of that name.
+        """
+        self._frozen |= set(self._embedding_names(embedding_name))
+        self._freeze()
+
+    def unfreeze_embedding(self, embedding_name: str | None = None) -> None:
+        """Train the rows of one embedding, or of all, again.
+
+        Raises:
+            WrongInputError: no embedding of that name.
+        """
+        self._frozen -= set(self._embedding_names(embedding_name))
+        self._freeze()
+
+    @as_hugectr_errors("graph_to_json")
+    def graph_to_json(self, graph_config_file: str) -> None:
+        """Write the graph; a tensor that several layers read goes through a Slice with a copy for each, as in HugeCTR.
+
+        Raises:
+            IllegalCallError: before an `Input` was added.
+            WrongInputError: shapes or options that do not fit.
+        """
+        plan = self._network.plan({}) if self._made is None else self._made.plan
+        widths = {name: shape.dims[-1] for name, shape in tensor_shapes(plan.spec).items()}
+        graph = Graph(model_name=self.solver.model_name, parts=(self._network.inputs, *self._network.parts[1:]))
+        write_json(self._url(graph_config_file), graph_to_json(graph, self._optimizer, self._capacity_of, widths))
+
+    def construct_from_json(self, graph_config_file: str, include_dense_network: bool) -> None:
+        """Add what a graph's file holds; `compile` comes after it.
+
+        Args:
+            graph_config_file: as `graph_to_json` writes it.
+            include_dense_network: False leaves the dense layers out, so that others are added.
+
+        Raises:
+            FileCannotOpenError: no such file.
+            WrongInputError: as `add`, or a clause of the file with its path.
+            IllegalCallError: something was added already, or the model is compiled.
+        """
+        for part in read_graph(read_json(self._url(graph_config_file))).parts:
+            if include_dense_network or not isinstance(part, DenseLayer):
+                self.add(part)
+
+    @as_hugectr_errors("save_params_to_files")
+    @taking(SAVE_PARAMS_TO_FILES)
+    def save_params_to_files(self, prefix: str, iter: int, data_source_params: DataSourceParams | None) -> None:  # noqa: A002 - HugeCTR's name
+        """Write weights and optimizer states of the dense layers and of each `SparseEmbedding`.
+
+        The files are ``<prefix>_dense_<iter>.model``, ``<prefix>_opt_dense_<iter>.model`` and, with the number n of
+        each embedding, ``<prefix><n>_sparse_<iter>.model`` and ``<prefix><n>_opt_sparse_<iter>.model``. They appear
+        together, when all are written. With a training cache the embeddings go to its folders, without optimizer
+        states.
+
+        Raises:
+            IllegalCallError: before `compile`.
+            WrongInputError: a folder in the place of a file, or one that holds something of others; nothing is changed.
+            StorageError: the disk is full; nothing is changed.
+        """
+        made, source = self._compiled("save_params_to_files"), self._source(data_source_params)
+        dense = made.trainer.optimizers.dense
+        names = FileNames(source.url(source.model_home + prefix), iter)
+        with new_files(names.folder, replaceable=SPARSE_FOLDER_FILES) as folder:
+            save_dense(made.model, folder / names.dense)
+            if dense is not None:
+                save_dense_optimizer_states(made.model, dense, folder / names.dense_states)
+            self._save_embeddings(folder, names)
+
+    @as_hugectr_errors("load_dense_weights")
+    @taking(LOAD_DENSE_WEIGHTS)
+    def load_dense_weights(self, dense_model_file: str, data_source_params: DataSourceParams | None) -> None:
+        """Take the weights of the dense layers from a file.
+
+        Raises:
+            IllegalCallError: before `compile`.
+            FileCannotOpenError: no such file.
+            BrokenFileError: a file of another model; nothing is changed then.
+        """
+        model = self._compiled("load_dense_weights").model
+        source = self._source(data_source_params)
+        file = source.stored("dense_model", dense_model_file)
+        with local_copy(source.url(file), beside=(STATISTICS_SUFFIX,)) as path:
+            load_dense(model, path)
+
+    @as_hugectr_errors("load_dense_optimizer_states")
+    @taking(LOAD_DENSE_OPTIMIZER_STATES)
+    def load_dense_optimizer_states(
+        self, dense_opt_states_file: str, data_source_params: DataSourceParams | None
+    ) -> None:
+        """Take the dense optimizer's states from a file.
+
+        Raises:
+            IllegalCallError: before `compile`, or of a model without dense weights.
+            FileCannotOpenError: no such file.
+            BrokenFileError: a file of another model or optimizer; nothing is changed then.
+        """
+        made = self._compiled("load_dense_optimizer_states")
+        optimizer: optim.Optimizer | None = made.trainer.optimizers.dense
+        if optimizer is None:
+            raise IllegalCallError("load_dense_optimizer_states: the model has no dense weights, expected some")
+        source = self._source(data_source_params)
+        with local_copy(source.url(source.stored("dense_opt_states", dense_opt_states_file))) as path:
+            load_dense_optimizer_states(made.model, optimizer, path)
+
+    @as_hugectr_errors("load_sparse_weights")
+    @taking(LOAD_SPARSE_WEIGHTS)
+    def load_sparse_weights(
+        self,
+        sparse_embedding_files: Sequence[str] | Mapping[str, str],
+        data_source_params: DataSourceParams | None,
+    ) -> None:
+        """Take the rows of embeddings from their folders.
+
+        Raises:
+            IllegalCallError: before `compile`.
+            WrongInputError: another number of files, or an embedding that is not there.
+            FileCannotOpenError: a folder that is not there.
+            BrokenFileError: a folder of another embedding; none of the embeddings is changed then.
+        """
+        source = self._source(data_source_params)
+        files = source.stored("sparse_model", sparse_embedding_files)
+        with self._chosen("load_sparse_weights", files, source) as chosen:
+            for file, path in chosen[1:]:
+                check_sparse(file, path)  # before the first is changed
+            for file, path in chosen:
+                load_sparse(file, path)
+
+    @as_hugectr_errors("load_sparse_optimizer_states")
+    @taking(LOAD_SPARSE_OPTIMIZER_STATES)
+    def load_sparse_optimizer_states(
+        self,
+        sparse_opt_states_files: Sequence[str] | Mapping[str, str],
+        data_source_params: DataSourceParams | None,
+    ) -> None:
+        """Take the optimizer states of embeddings from files; the errors are those of `load_sparse_weights`."""
+        source = self._source(data_source_params)
+        files = source.stored("sparse_opt_states", sparse_opt_states_files)
+        with self._chosen("load_sparse_optimizer_states", files, source) as chosen:
+            for file, path in chosen[1:]:
+                check_sparse_optimizer_states(file, path)
+            for file, path in chosen:
+                load_sparse_optimizer_states(file, path)
+
+    @as_hugectr_errors("embedding_dump")
+    def embedding_dump(self, path: str, table_names: Sequence[str] = ()) -> None:
+        """Write the tables of embedding collections below `path`; all of them if none is named.
+
+        Raises:
+            IllegalCallError: before `compile`.
+            WrongInputError: a table that is not there.
+            StorageError: the disk is full.
+        """
+        collections = list(self._collections("embedding_dump", table_names))
+        with new_files(self._url(path), replaceable=COLLECTION_FILES) as held:
+            for number, tables, names in collections:
+                folder = dump_folder(held, number)
+                dump_collection(tables, folder, names=names, key_bytes=self._key_bytes)
+
+    @as_hugectr_errors("embedding_load")
+    def embedding_load(self, path: str, table_names: Sequence[str] = ()) -> None:
+        """Take tables of embedding collections from what `embedding_dump` wrote; all that it holds if none is named.
+
+        Raises:
+            IllegalCallError: before `compile`.
+            WrongInputError: a table that is not there.
+            FileCannotOpenError: no dump.
+            BrokenFileError: a dump of other tables; none is changed then.
+        """
+        collections = list(self._collections("embedding_load", table_names))
+        with local_copy(self._url(path)) as held:
+            for number, tables, names in collections[1:]:
+                check_collection(tables, dump_folder(held, number), names=names)
+            for number, tables, names in collections:
+                load_collection(tables, dump_folder(held, number), names=names)
+
+    def get_embedding_training_cache(self) -> TrainingCache:
+        """What takes the keyset of each pass.
+
+        Raises:
+            IllegalCallError: before `compile`, or of a model without a training cache.
+        """
+        self._compiled("get_embedding_training_cache")
+        if self._cache is None:
+            raise IllegalCallError("get_embedding_training_cache: the model has none, expected Model(..., etc_params)")
+        return self._cache
+
+    get_model_oversubscriber = get_embedding_training_cache
+
+    def get_incremental_model(self) -> IncrementalModel:
+        """Keys int64[n] and vectors float32[n, D] of each embedding, of the passes since the last call.
+
+        Raises:
+            IllegalCallError: before `compile`, or of a model without a training cache.
+        """
+        return self.get_embedding_training_cache().incremental_model()
+
+    def dump_incremental_model_2kafka(self) -> NoReturn:
+        """Refused: there is no producer for Kafka; `get_incremental_model` gives the same rows."""
+        raise IllegalCallError(
+            "dump_incremental_model_2kafka: rows are not sent to Kafka, expected get_incremental_model for them"
+        )
+
+    def save_run(self, path: str | Path) -> None:
+        """Write a RUN of terarec, whose training goes on where this model's is, to the bit.
+
+        ``terarec train --resume --out RUN``, ``evaluate``, ``predict``, ``export``, ``serve`` and ``inspect`` take it.
+        ``RUN/records.json`` describes the data, which stays where it is. Evaluations are those of terarec. By epochs,
+        the rate does not advance at the end of the data as it does in HugeCTR's loop. Workspaces bound nothing there.
+
+        Args:
+            path: A new or empty directory.
+
+        Raises:
+            IllegalCallError: Before `compile`, or of a model with a training cache, whose data is in passes.
+            WrongInputError: A directory that holds something else.
+            FileCannotOpenError: Data that is not there.
+            BrokenFileError: Data that does not hold what it should.
+            StorageError: The disk is full.
+        """
+        with as_hugectr_errors("save_run"):
+            save_run(Path(path), *self.run_parts())
+
+    def run_parts(self) -> tuple[RecordsSpec, Training]:
+        """Describe the data and the training for a RUN; see `save_run`.
+
+        Raises:
+            IllegalCallError: As `save_run`.
+            FileCannotOpenError: Data that is not there.
+            BrokenFileError: Data that does not hold what it should.
+        """
+        made = self._compiled("save_run")
+        if self._cache is not None:
+            raise IllegalCallError("save_run: the model has a training cache, expected one that trains on one source")
+        trainer, reader = made.trainer, made.train_reader
+        is_ahead = self._is_fitting and made.model.device.type != "cpu"
+        started = trainer.reader_state() if is_ahead else reader.state_dict() if reader.is_started() else None
+        records = describe_records(
+            made.plan.spec,
+            made.layout,
+            self.reader_params,
+            {"train": reader, "valid": made.eval_reader},
+            made.async_layout,
+        )
+        training = Training(
+            trainer=trainer,
+            dense=made.dense,
+            rules=made.plan.rules,
+            schedule=self._scheduler.schedule,
+            next_step=self._scheduler.get_step() + 1,
+            shuffle=made.is_shuffled,
+            repeat=self.solver.repeat_dataset,
+            reader_threads=min(self.reader_params.num_workers, os.cpu_count() or 1),
+            reader_state=started,
+        )
+        return records, training
+
+    def _compiled(self, call: str) -> Compiled:
+        if self._made is None:
+            raise IllegalCallError(f"{call}: the model is not compiled, expected Model.compile() before")
+        return self._made
 
     def _fit_by_iterations(self, max_iter: int, every: Intervals) -> None:
         """Train for `max_iter` iterations over data that repeats, or until a callback or the AUC target ends it."""
@@ -187,178 +738,6 @@ class Model(ModelFiles):
         log.header(mode, sources, self.trainable_lines(), (every.evaluation, every.snapshot))
         return log
 
-    def save_run(self, path: str | Path) -> None:
-        """Write a RUN of terarec, whose training goes on where this model's is, to the bit.
-
-        ``terarec train --resume --out RUN``, ``evaluate``, ``predict``, ``export``, ``serve`` and ``inspect`` take it.
-        ``RUN/records.json`` describes the data, which stays where it is. Evaluations are those of terarec. By epochs,
-        the rate does not advance at the end of the data as it does in HugeCTR's loop. Workspaces bound nothing there.
-
-        Args:
-            path: A new or empty directory.
-
-        Raises:
-            IllegalCallError: Before `compile`, or of a model with a training cache, whose data is in passes.
-            WrongInputError: A directory that holds something else.
-            FileCannotOpenError: Data that is not there.
-            BrokenFileError: Data that does not hold what it should.
-            StorageError: The disk is full.
-        """
-        with as_hugectr_errors("save_run"):
-            save_run(Path(path), *self.run_parts())
-
-    def run_parts(self) -> tuple[RecordsSpec, Training]:
-        """Describe the data and the training for a RUN; see `save_run`.
-
-        Raises:
-            IllegalCallError: As `save_run`.
-            FileCannotOpenError: Data that is not there.
-            BrokenFileError: Data that does not hold what it should.
-        """
-        made = self._compiled("save_run")
-        if self._cache is not None:
-            raise IllegalCallError("save_run: the model has a training cache, expected one that trains on one source")
-        trainer, reader = made.trainer, made.train_reader
-        is_ahead = self._is_fitting and made.model.device.type != "cpu"
-        started = trainer.reader_state() if is_ahead else reader.state_dict() if reader.is_started() else None
-        records = describe_records(
-            made.plan.spec,
-            made.layout,
-            self.reader_params,
-            {"train": reader, "valid": made.eval_reader},
-            made.async_layout,
-        )
-        training = Training(
-            trainer=trainer,
-            dense=made.dense,
-            rules=made.plan.rules,
-            schedule=self._scheduler.schedule,
-            next_step=self._scheduler.get_step() + 1,
-            shuffle=made.is_shuffled,
-            repeat=self.solver.repeat_dataset,
-            reader_threads=min(self.reader_params.num_workers, os.cpu_count() or 1),
-            reader_state=started,
-        )
-        return records, training
-
-    def start_data_reading(self) -> None:
-        """Start both readers, before `train` is called by a script with ``repeat_dataset=True``.
-
-        Raises:
-            IllegalCallError: with ``repeat_dataset=False``, where `set_source` of a reader starts it.
-        """
-        made = self._compiled("start_data_reading")
-        if not self.solver.repeat_dataset:
-            raise IllegalCallError("start_data_reading: got repeat_dataset=False, expected set_source of the readers")
-        for reader in (made.train_reader, made.eval_reader):
-            if not reader.is_started():
-                reader.set_source()
-
-    def train(self, is_first_batch: bool = True) -> bool:
-        """One iteration; False at the end of the data, which only ``repeat_dataset=False`` has.
-
-        Raises:
-            IllegalCallError: before `compile`, or with a reader that was not started.
-            OutOfBoundError: an embedding holds more keys than its workspace has room for, or a key outside its table.
-            BrokenFileError: a file is damaged.
-        """
-        made = self._compiled("train")
-        batch = _started(made.train_reader, "train").next_batch()
-        if batch is None:
-            return False
-        with as_hugectr_errors("train"):
-            made.trainer.train_step(to_device(batch, made.model.device))
-        made.capacity_check.on_step(made.trainer)
-        return True
-
-    def eval(self, is_first_batch: bool = True, *, eval_batch: int = -1) -> bool:
-        """Take one batch into the metrics; False at the end of the data.
-
-        Raises:
-            IllegalCallError: before `compile`, or with a reader that was not started.
-            LossCannotConvergeError: Predictions are NaN.
-        """
-        made = self._compiled("eval")
-        batch = _started(made.eval_reader, "eval").next_batch()
-        if batch is None:
-            return False
-        with as_hugectr_errors("eval"):
-            made.evaluation.score(made.model, batch, made.trainer.spec.precision)
-        return True
-
-    def get_current_loss(self) -> float:
-        """The loss of the last iteration's batch."""
-        loss = self._compiled("get_current_loss").trainer.last_loss
-        return 0.0 if loss is None else float(loss)
-
-    def get_eval_metrics(self) -> list[tuple[str, float]]:
-        """Name and value of each metric over the evaluation batches since the last call."""
-        return self._compiled("get_eval_metrics").evaluation.finish()
-
-    def class_aucs(self) -> tuple[float, ...]:
-        """The AUC of each label's column at the last `get_eval_metrics`."""
-        return self._compiled("class_aucs").evaluation.class_aucs
-
-    def get_learning_rate_scheduler(self) -> LearningRateScheduler:
-        """The schedule that `fit` follows."""
-        return self._scheduler
-
-    def set_learning_rate(self, lr: float) -> None:
-        """The rate of the next iterations; frozen parts do not move at any.
-
-        Raises:
-            IllegalCallError: before `compile`.
-            WrongInputError: anything but a finite number of at least 0.
-        """
-        self._compiled("set_learning_rate").trainer.optimizers.lr = SET_LEARNING_RATE.read((lr,), {})["lr"]
-
-    def reset_learning_rate_scheduler(self, *args: Any, **kwargs: Any) -> None:
-        """Start another schedule at its first step; the arguments and errors are `LearningRateScheduler`'s."""
-        self._scheduler = LearningRateScheduler(*args, **kwargs)
-
-    def freeze_dense(self) -> None:
-        """Leave the dense layers' weights and optimizer states alone."""
-        self._is_dense_frozen = True
-        self._freeze()
-
-    def unfreeze_dense(self) -> None:
-        """Train the dense layers again."""
-        self._is_dense_frozen = False
-        self._freeze()
-
-    def freeze_embedding(self, embedding_name: str | None = None) -> None:
-        """Leave the rows of one embedding, or of all, alone.
-
-        Raises:
-            WrongInputError: no embedding of that name.
-        """
-        self._frozen |= set(self._embedding_names(embedding_name))
-        self._freeze()
-
-    def unfreeze_embedding(self, embedding_name: str | None = None) -> None:
-        """Train the rows of one embedding, or of all, again.
-
-        Raises:
-            WrongInputError: no embedding of that name.
-        """
-        self._frozen -= set(self._embedding_names(embedding_name))
-        self._freeze()
-
-    @property
-    def last_iteration(self) -> int:
-        """Number of the last iteration of the last `fit`, from 0; -1 before the first."""
-        return -1 if self._iterations is None else self._iterations.index
-
-    def trainable_lines(self) -> list[str]:
-        """What `fit` tells of frozen parts."""
-        return [
-            f"Dense network trainable: {not self._is_dense_frozen}",
-            *(
-                f"Sparse embedding {name} trainable: {name not in self._frozen}"
-                for name in self._compiled("fit").model.embeddings
-            ),
-        ]
-
     def _freeze(self) -> None:
         made = self._compiled("freeze")
         for weight in made.model.layers.parameters():
@@ -376,16 +755,100 @@ class Model(ModelFiles):
             raise WrongInputError(f"freeze_embedding: got {name!r}, expected one of {', '.join(known)}")
         return known if name is None else [name]
 
+    def _save_embeddings(self, folder: Path, names: FileNames) -> None:
+        single_file = is_single_file(self.solver.compat_release)
+        if self._cache is not None:
+            self._cache.save(folder, names, single_file=single_file)
+            return
+        for number, file in enumerate(self._embedding_files()):
+            save_sparse(file, folder / names.sparse(number), single_file=single_file)
+            save_sparse_optimizer_states(file, folder / names.sparse_states(number))
 
-def _scheduler(source: Any) -> LearningRateScheduler:
-    """The schedule of a solver, or in release 3.0 of an optimizer."""
-    base = source.learning_rate if isinstance(source, OptimizerWithSchedule) else source.lr
-    return LearningRateScheduler(
-        base, source.warmup_steps, source.decay_start, source.decay_steps, source.decay_power, source.end_lr
-    )
+    def _url(self, path: str) -> str:
+        """Where `path` is, on the file system that the solver names for the model's files."""
+        return self._source(None).url(path)
+
+    def _source(self, given: DataSourceParams | None) -> DataSourceParams:
+        """The file system that a call names for its files, or else the solver."""
+        return given or self.solver.values().get("data_source_params") or DataSourceParams()
+
+    def _embedding_files(self) -> list[EmbeddingFile]:
+        model = self._compiled("files").model
+        return [
+            embedding_file(
+                part,
+                model.collection(part.sparse_embedding_name),
+                devices=sum(map(len, self.solver.vvgpu)),
+                capacity=self._capacity_of(part),
+                key_bytes=self._key_bytes,
+            )
+            for part in self._network.of_kind(SparseEmbedding)
+        ]
+
+    @contextmanager
+    def _chosen(
+        self, call: str, files: Sequence[str] | Mapping[str, str], source: DataSourceParams
+    ) -> Iterator[list[tuple[EmbeddingFile, Path]]]:
+        """Each embedding that is to be loaded with its path, or with a copy of what a URL names."""
+        self._compiled(call)
+        held = {file.name: file for file in self._embedding_files()}
+        if not isinstance(files, Mapping):
+            if len(files) != len(held):
+                raise WrongInputError(
+                    f"{call}: got {len(files)} files, expected one for each of the {len(held)} embeddings"
+                )
+            files = dict(zip(held, files, strict=True))
+        for name in files:
+            if name not in held:
+                raise WrongInputError(f"{call}: got {name!r}, expected one of {', '.join(held) or 'none'}")
+        with ExitStack() as stack:
+            yield [(held[name], stack.enter_context(local_copy(source.url(path)))) for name, path in files.items()]
+
+    def _capacity_of(self, part: SparseEmbedding) -> int:
+        return capacity(part, part.optimizer or self._optimizer, sum(map(len, self.solver.vvgpu)))
+
+    @property
+    def _key_bytes(self) -> Literal[4, 8]:
+        return 8 if self.solver.i64_input_key else 4
+
+    def _collections(
+        self, call: str, table_names: Sequence[str]
+    ) -> Iterator[tuple[int, Mapping[str, StaticTable | DynamicTable], list[str]]]:
+        """Number and tables of each collection that has some of `table_names`, and which these are."""
+        made = self._compiled(call)
+        configs = self._network.of_kind(EmbeddingCollectionConfig)
+        known = [name for config in configs for name in config.table_names()]
+        if not configs:
+            raise IllegalCallError(
+                f"{call}: the model has no embedding collection; expected save_params_to_files and load_sparse_weights "
+                "for a SparseEmbedding"
+            )
+        for name in table_names:
+            if name not in known:
+                raise WrongInputError(
+                    f"{call}: table_names: got {name!r}, expected some of {', '.join(known) or 'none'}"
+                )
+        for number, (config, parts) in enumerate(zip(configs, made.plan.collections, strict=True)):
+            held = {name: table for part in parts for name, table in made.model.collection(part).tables.items()}
+            names = [name for name in table_names if name in held]
+            if names or not table_names:
+                yield number, {name: held[name] for name in config.table_names()}, names
 
 
 def _started(reader: DataReader, call: str) -> DataReader:
     if not reader.is_started():
         raise IllegalCallError(f"{call}: the data reader was not started, expected start_data_reading() before")
     return reader
+
+
+def _sources(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of either form of `Model.set_source` by name, ``source`` and ``keyset`` as lists."""
+    names = ("source", "keyset", "eval_source") if len(args) + len(kwargs) == 3 else ("source", "eval_source")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if set(given) != set(names):
+        raise WrongInputError(
+            f"set_source: got {', '.join(given)}, expected source and eval_source, or source, keyset and eval_source"
+        )
+    return {
+        name: [value] if name != "eval_source" and isinstance(value, str) else value for name, value in given.items()
+    }

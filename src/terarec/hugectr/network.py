@@ -10,7 +10,7 @@ from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.embeddings import HAS_STATIC_TABLES, capacity, collection_graph, sparse_embedding
 from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.layer_kinds import LOSSES, fused_layers, graph_layer
-from terarec.hugectr.optimizers import embedding_optimizer, optimizer_rule
+from terarec.hugectr.optimizer import embedding_optimizer, optimizer_rule
 from terarec.hugectr.tables.data_input import Input
 from terarec.hugectr.tables.dense_layer import DenseLayer, GroupDenseLayer
 from terarec.hugectr.tables.sparse_embedding import SparseEmbedding

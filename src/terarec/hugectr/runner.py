@@ -1,15 +1,18 @@
-"""Runs a script for HugeCTR with not a line of it changed."""
+"""Runs a script for HugeCTR with not a line of it changed: the modules that it imports, or stand-ins for them."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import runpy
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any, NoReturn, TypeVar
 
 from terarec.hugectr.tables.table import OLDEST
 
@@ -23,26 +26,9 @@ STANDS_FOR = {
     "hugectr2onnx.converter": "terarec.hugectr.hugectr2onnx.converter",
     "hugectr2onnx.hugectr_loader": "terarec.hugectr.hugectr2onnx.hugectr_loader",
 }
-"""What scripts import, and the module that they get."""
+"""Module that a script imports -> the module that it gets."""
 
-
-def provide_modules() -> None:
-    """Make HugeCTR's modules importable under their own names, and mpi4py and MLPerf's logger where they are missing.
-
-    A script's ``sys.path.append("/usr/local/hugectr/lib")`` does no harm: what is imported already comes first.
-    """
-    for name, target in STANDS_FOR.items():
-        sys.modules[name] = importlib.import_module(target)
-    if _is_missing("mpi4py"):
-        package = ModuleType("mpi4py", "Stands for mpi4py, with a single process.")
-        package.MPI = importlib.import_module("terarec.hugectr.mpi")  # type: ignore[attr-defined]
-        sys.modules |= {"mpi4py": package, "mpi4py.MPI": package.MPI}
-    if _is_missing("mlperf_logging") and _is_missing("mlperf_common"):
-        sys.modules |= importlib.import_module("terarec.hugectr.mlperf").modules()
-
-
-def _is_missing(package: str) -> bool:
-    return package not in sys.modules and importlib.util.find_spec(package) is None
+Value = TypeVar("Value")
 
 
 def run_script(path: str, arguments: Sequence[str], *, release: str | None = None) -> None:
@@ -63,3 +49,180 @@ def run_script(path: str, arguments: Sequence[str], *, release: str | None = Non
     sys.argv = [path, *arguments]
     sys.path[0] = str(Path(path).resolve().parent)
     runpy.run_path(path, run_name="__main__")
+
+
+def provide_modules() -> None:
+    """Make HugeCTR's modules importable under their own names, and mpi4py and MLPerf's logger where they are missing.
+
+    A script's ``sys.path.append("/usr/local/hugectr/lib")`` does no harm: what is imported already comes first.
+    """
+    for name, target in STANDS_FOR.items():
+        sys.modules[name] = importlib.import_module(target)
+    if _is_missing("mpi4py"):
+        mpi = _module("mpi4py.MPI", "Stands for mpi4py.MPI, with a single process.", **_MPI_NAMES)
+        sys.modules |= {"mpi4py": _module("mpi4py", "Stands for mpi4py.", MPI=mpi), "mpi4py.MPI": mpi}
+    if _is_missing("mlperf_logging") and _is_missing("mlperf_common"):
+        sys.modules |= _mlperf_modules()
+
+
+def _is_missing(package: str) -> bool:
+    return package not in sys.modules and importlib.util.find_spec(package) is None
+
+
+def _module(name: str, doc: str, **members: object) -> ModuleType:
+    module = ModuleType(name, doc)
+    module.__dict__.update(members)
+    return module
+
+
+def _mlperf_modules() -> dict[str, ModuleType]:
+    """Return the modules of MLPerf's logger by name; its lines have the form that the rules' checker reads."""
+    doc = "Stands for the logger of MLPerf's rules."
+    constants = _Constants("mlperf_logging.mllog.constants")
+    modules = [
+        _module("mlperf_logging", doc),
+        _module("mlperf_logging.mllog", doc, constants=constants),
+        constants,
+        _module("mlperf_common", doc),
+        _module("mlperf_common.logging", doc, MLLoggerWrapper=MLLoggerWrapper),
+        _module("mlperf_common.frameworks", doc),
+        _module("mlperf_common.frameworks.hugectr", doc, HCTRCommunicationHandler=HCTRCommunicationHandler),
+    ]
+    return {module.__name__: module for module in modules}
+
+
+class SingleProcess:
+    """A communicator of one process, whose collective calls hand back what they are given."""
+
+    rank = 0
+    size = 1
+
+    def Get_rank(self) -> int:  # noqa: N802
+        """Number of this process: 0."""
+        return self.rank
+
+    def Get_size(self) -> int:  # noqa: N802
+        """Number of processes: 1."""
+        return self.size
+
+    def Barrier(self) -> None:  # noqa: N802
+        """Wait for nobody."""
+
+    barrier = Barrier
+
+    def bcast(self, value: Value, root: int = 0) -> Value:
+        """What `root` has, which is `value`."""
+        return value
+
+    def scatter(self, values: Sequence[Value], root: int = 0) -> Value:
+        """This process's share of `values`: the only one."""
+        return values[0]
+
+    def gather(self, value: Value, root: int = 0) -> list[Value]:
+        """The values of all processes."""
+        return [value]
+
+    def allgather(self, value: Value) -> list[Value]:
+        """The values of all processes."""
+        return [value]
+
+    def reduce(self, value: Value, op: str = "sum", root: int = 0) -> Value:
+        """`op` over all processes, which leaves `value`."""
+        return value
+
+    def allreduce(self, value: Value, op: str = "sum") -> Value:
+        """`op` over all processes, which leaves `value`."""
+        return value
+
+    def Abort(self, errorcode: int = 0) -> NoReturn:  # noqa: N802
+        """End the process."""
+        sys.exit(errorcode)
+
+
+_MPI_NAMES: dict[str, object] = {
+    "COMM_WORLD": SingleProcess(),
+    "SUM": "sum",
+    "MAX": "max",
+    "MIN": "min",
+    "Get_processor_name": lambda: "localhost",
+    "Wtime": time.perf_counter,
+    "Init": lambda: None,
+    "Finalize": lambda: None,
+    "Is_initialized": lambda: True,
+    "Is_thread_main": lambda: True,
+}
+
+
+class HCTRCommunicationHandler:
+    """Who writes: the one process that there is."""
+
+    def global_rank(self) -> int:
+        """Number of this process."""
+        return 0
+
+    def global_size(self) -> int:
+        """Number of processes."""
+        return 1
+
+
+class MLLoggerWrapper:
+    """Writes events to standard output.
+
+    Attributes:
+        comm_handler: who writes.
+
+    Args:
+        comm_handler: who writes.
+        value: of events that come without one.
+    """
+
+    def __init__(self, comm_handler: Any, value: Any = None, **_: Any) -> None:
+        self.comm_handler = comm_handler
+        self._value = value
+
+    def start(self, key: str, value: Any = None, metadata: Mapping[str, Any] | None = None, **_: Any) -> None:
+        """Begin an interval."""
+        self._write("INTERVAL_START", key, value, metadata)
+
+    def end(self, key: str, value: Any = None, metadata: Mapping[str, Any] | None = None, **_: Any) -> None:
+        """End an interval."""
+        self._write("INTERVAL_END", key, value, metadata)
+
+    def event(self, key: str, value: Any = None, metadata: Mapping[str, Any] | None = None, **_: Any) -> None:
+        """A point in time."""
+        self._write("POINT_IN_TIME", key, value, metadata)
+
+    def mlperf_submission_log(self, benchmark: str, num_nodes: int | None = None, org: str | None = None) -> None:
+        """What is submitted by whom."""
+        self.event("submission_benchmark", benchmark)
+        self.event("submission_org", org)
+        self.event("submission_platform", f"{num_nodes or 1}xSUBMISSION_PLATFORM_PLACEHOLDER")
+
+    def log_init_stop_run_start(self) -> None:
+        """The end of what is not timed and the start of what is."""
+        self.end("init_stop")
+        self.start("run_start")
+
+    def log_run_stop(self, status: str, epoch_num: float) -> None:
+        """The end of what is timed."""
+        self.end("run_stop", metadata={"status": status, "epoch_num": epoch_num})
+
+    def _write(self, kind: str, key: str, value: Any, metadata: Mapping[str, Any] | None) -> None:
+        event = {
+            "namespace": "",
+            "time_ms": round(1000 * time.time()),
+            "event_type": kind,
+            "key": key,
+            "value": self._value if value is None else value,
+            "metadata": dict(metadata or {}),
+        }
+        print(f":::MLLOG {json.dumps(event)}", flush=True)
+
+
+class _Constants(ModuleType):
+    """Names of events: each is its own value in small letters."""
+
+    def __getattr__(self, name: str) -> str:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return name.lower()

@@ -16,9 +16,8 @@ from terarec.formats.hugectr import read_records
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.enums import Alignment_t, Check_t, DataReaderType_t
 from terarec.hugectr.graph_json import Part, read_graph
-from terarec.hugectr.json_object import read_json
+from terarec.hugectr.json_files import read_json, read_optimizer
 from terarec.hugectr.model import Model
-from terarec.hugectr.optimizer_json import read_optimizer
 from terarec.hugectr.run import save_run
 from terarec.hugectr.tables.optimizer import OptParamsPy
 from terarec.hugectr.tables.reader import AsyncParam, DataReaderParams

@@ -1,4 +1,4 @@
-"""`Session` of 2.3 to 3.0: a model from a training file, trained iteration by iteration in a script's own loop."""
+"""Models of training files (2.3 to 3.0): `Session`, for a script's own loop, and ``terarec-hugectr --train``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from terarec.hugectr.model import Model
 from terarec.hugectr.readers import DataReader
 from terarec.hugectr.tables.low_level import SESSION, SolverConfig
 from terarec.hugectr.tables.training_cache import ModelOversubscriberParams
-from terarec.hugectr.training_json import Training, read_training
+from terarec.hugectr.training_json import SolverParser, Training, read_training
 
 
 class Session:
@@ -136,3 +136,28 @@ def compiled(solver: SolverConfig, training: Training, *, is_passes: bool = Fals
     if solver.sparse_opt_states_file:
         model.load_sparse_optimizer_states(solver.sparse_opt_states_file)
     return model
+
+
+def train(path: str) -> None:
+    """Train the model of the training file `path`: evaluations, messages, snapshots and the AUC target are the file's.
+
+    Raises:
+        FileCannotOpenError: no such file.
+        BrokenFileError: no JSON.
+        WrongInputError: an unknown kind or key, or a value that is not accepted.
+    """
+    solver = SolverParser(path)
+    model = compiled(solver, read_training(path), kind=_Exporting if solver.export_predictions_prefix else Model)
+    model.summary()
+    model.fit(snapshot_prefix=solver.snapshot_prefix)
+
+
+class _Exporting(Model):
+    """A model that writes what its evaluations predict, as ``export_predictions_prefix`` asks for."""
+
+    def eval(self, is_first_batch: bool = True, *, eval_batch: int = -1) -> bool:
+        is_there = super().eval(is_first_batch, eval_batch=eval_batch)
+        if is_there:
+            prefix, number = self.solver.export_predictions_prefix, self.last_iteration
+            self.export_predictions(f"{prefix}_prediction_{number}", f"{prefix}_label_{number}")
+        return is_there

@@ -20,7 +20,7 @@ from terarec.hugectr.tables.calls import UPDATE
 from terarec.hugectr.tables.table import taking
 from terarec.hugectr.tables.training_cache import ModelOversubscriberParams
 from terarec.hugectr.weights import EmbeddingFile, FileNames, load_sparse, save_sparse
-from terarec.hugectr.weights.rows import held_rows
+from terarec.hugectr.weights.sparse import held_rows
 from terarec.kernels.hash_index import HashIndex, new_hash_index
 
 IncrementalModel = list[tuple[NDArray[np.int64], NDArray[np.float32]]]

@@ -9,15 +9,68 @@ from typing import Any
 from terarec.hugectr.enums import Check_t, DataReaderType_t, MetricsType
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.graph_json import Part, read_parts
-from terarec.hugectr.json_object import JsonObject, read_json
-from terarec.hugectr.optimizer_json import read_optimizer_with_schedule
-from terarec.hugectr.schedulers import LearningRateScheduler
-from terarec.hugectr.tables import solver_json
-from terarec.hugectr.tables.kinds import TEXT, TRUTH, listed, named_member, one_of, whole
+from terarec.hugectr.json_files import JsonObject, read_json, read_optimizer_with_schedule
+from terarec.hugectr.schedule import LearningRateScheduler
+from terarec.hugectr.tables.kinds import (
+    TEXT,
+    TRUTH,
+    Kind,
+    either,
+    listed,
+    named_member,
+    number,
+    one_of,
+    one_or_list,
+    whole,
+)
 from terarec.hugectr.tables.low_level import SolverConfig
 from terarec.hugectr.tables.optimizer import OptimizerWithSchedule
 from terarec.hugectr.tables.reader import DataReaderParams
+from terarec.hugectr.tables.table import REQUIRED
 from terarec.spec.quoting import quoted
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of the clause whose value is a parameter of `solver_parser_helper`, or of the run, as it stands.
+
+    Attributes:
+        name: the key.
+        parameter: what it is called there.
+        kind: what it takes.
+        default: where it is missing.
+    """
+
+    name: str
+    parameter: str
+    kind: Kind
+    default: Any = REQUIRED
+
+
+KEYS = (
+    Key("batchsize", "batchsize", whole(1)),
+    Key("display", "display", whole(1)),
+    Key("snapshot", "snapshot", whole(1)),
+    Key("eval_interval", "eval_interval", whole(0), 0),
+    Key("snapshot_prefix", "snapshot_prefix", TEXT),
+    Key("dense_model_file", "model_file", TEXT, ""),
+    Key("dense_opt_states_file", "dense_opt_states_file", TEXT, ""),
+    Key("sparse_model_file", "embedding_files", one_or_list(TEXT), []),
+    Key("sparse_opt_states_file", "sparse_opt_states_file", one_or_list(TEXT), []),
+    Key("algorithm_search", "use_algorithm_search", TRUTH, True),
+    Key("cuda_graph", "use_cuda_graph", TRUTH, True),
+    Key("enable_tf32_compute", "enable_tf32_compute", TRUTH, False),
+    Key("export_predictions_prefix", "export_predictions_prefix", TEXT, ""),
+)
+"""Keys that need no translation."""
+
+LR_POLICY = one_of("fixed")
+GPU = either(listed(whole(0)), listed(listed(whole(0))))
+METRICS = listed(TEXT)
+KEY_TYPES = one_of("I32", "I64")
+MIXED_PRECISION = one_of(128, 256, 512, 1024)
+THRESHOLD = number()
+"""``auc_threshold``, which HugeCTR's own tests read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,20 +113,20 @@ def SolverParser(file: str) -> SolverConfig:  # noqa: N802 - HugeCTR's name
         WrongInputError: an unknown key, or a value that is not accepted; the message has its path.
     """
     data = read_json(file).child("solver")
-    data.take("lr_policy", solver_json.LR_POLICY)
-    given = {key.parameter: data.take(key.name, key.kind, key.default) for key in solver_json.KEYS}
+    data.take("lr_policy", LR_POLICY)
+    given = {key.parameter: data.take(key.name, key.kind, key.default) for key in KEYS}
     given["batchsize_eval"] = data.take("batchsize_eval", whole(1), given["batchsize"])
     given |= _read_length(data) | _read_precision(data)
     given["max_eval_batches"] = _read_eval_batches(data, given["batchsize_eval"])
-    devices = data.take("gpu", solver_json.GPU)
+    devices = data.take("gpu", GPU)
     given["vvgpu"] = devices if isinstance(devices[0], list) else [devices]
-    given["i64_input_key"] = data.take("input_key_type", solver_json.KEY_TYPES, "I32") == "I64"
+    given["i64_input_key"] = data.take("input_key_type", KEY_TYPES, "I32") == "I64"
     of_run = {
         "metrics_spec": _read_metrics(data),
         "snapshot_prefix": given.pop("snapshot_prefix"),
         "export_predictions_prefix": given.pop("export_predictions_prefix"),
     }
-    data.take("auc_threshold", solver_json.THRESHOLD, 1.0)
+    data.take("auc_threshold", THRESHOLD, 1.0)
     data.finish()
     try:
         return SolverConfig(**given).with_values(**of_run)
@@ -89,15 +142,7 @@ def get_learning_rate_scheduler(configure_file: str) -> LearningRateScheduler:
         BrokenFileError: no JSON.
         WrongInputError: an unknown kind or key, or a value that is not accepted.
     """
-    found = read_optimizer_with_schedule(read_json(configure_file).child("optimizer"))
-    return LearningRateScheduler(
-        found.learning_rate,
-        found.warmup_steps,
-        found.decay_start,
-        found.decay_steps,
-        found.decay_power,
-        found.end_lr,
-    )
+    return LearningRateScheduler.of(read_optimizer_with_schedule(read_json(configure_file).child("optimizer")))
 
 
 def _read_length(data: JsonObject) -> dict[str, Any]:
@@ -109,7 +154,7 @@ def _read_length(data: JsonObject) -> dict[str, Any]:
 
 
 def _read_precision(data: JsonObject) -> dict[str, Any]:
-    scaler = data.take("mixed_precision", solver_json.MIXED_PRECISION, None)
+    scaler = data.take("mixed_precision", MIXED_PRECISION, None)
     return {} if scaler is None else {"use_mixed_precision": True, "scaler": scaler}
 
 
@@ -129,7 +174,7 @@ def _read_eval_batches(data: JsonObject, batchsize: int) -> int:
 
 def _read_metrics(data: JsonObject) -> dict[MetricsType, float]:
     found: dict[MetricsType, float] = {}
-    for text in data.take("eval_metrics", solver_json.METRICS, ["AUC"]):
+    for text in data.take("eval_metrics", METRICS, ["AUC"]):
         name, _, target = text.partition(":")
         try:
             found[named_member(MetricsType).read(name)] = float(target or 1.0)

@@ -11,7 +11,7 @@ from terarec.export import KeyInput, export_onnx
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.errors import WrongInputError, as_hugectr_errors
 from terarec.hugectr.graph_json import read_graph
-from terarec.hugectr.json_object import read_json
+from terarec.hugectr.json_files import read_json
 from terarec.hugectr.network import Network
 from terarec.hugectr.tables.data_input import Input
 from terarec.hugectr.tables.optimizer import OptParamsPy

@@ -7,11 +7,13 @@ from terarec.hugectr.weights.dense import (
     save_dense,
     save_dense_optimizer_states,
 )
-from terarec.hugectr.weights.embedding_files import EmbeddingFile, embedding_file
-from terarec.hugectr.weights.file_names import FileNames, is_single_file
 from terarec.hugectr.weights.sparse import (
+    EmbeddingFile,
+    FileNames,
     check_sparse,
     check_sparse_optimizer_states,
+    embedding_file,
+    is_single_file,
     load_sparse,
     load_sparse_optimizer_states,
     save_sparse,

@@ -17,7 +17,7 @@ from terarec.formats.hugectr import (
     write_collection,
 )
 from terarec.hugectr.errors import BrokenFileError, OutOfBoundError, WrongInputError
-from terarec.hugectr.weights.embedding_files import pieces
+from terarec.hugectr.weights.sparse import pieces
 from terarec.storage import DynamicTable, Rows, StaticTable
 
 Tables = Mapping[str, StaticTable | DynamicTable]

@@ -1,4 +1,4 @@
-"""Objects of a JSON file, whose errors name the path to what is wrong."""
+"""Objects of a JSON file, whose errors name the path to the wrong value, and the optimizers in them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 from terarec.errors import DataNotFoundError
 from terarec.formats import folder_and_name, new_files, read_text
+from terarec.hugectr.enums import Optimizer_t, Update_t
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongInputError
-from terarec.hugectr.tables.kinds import Kind
-from terarec.hugectr.tables.table import REQUIRED
+from terarec.hugectr.tables.kinds import TRUTH, Kind, named_member
+from terarec.hugectr.tables.optimizer import CREATE_OPTIMIZER_3_0, OptimizerWithSchedule, OptParamsPy
+from terarec.hugectr.tables.table import REQUIRED, Table
 from terarec.spec.codec import parse_json
 from terarec.spec.quoting import quoted
 
@@ -104,3 +106,72 @@ def write_json(path: str, data: Any) -> None:
     folder, name = folder_and_name(path)
     with new_files(folder) as held:
         (held / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+
+
+HYPERPARAMETERS: dict[Optimizer_t, tuple[str, tuple[str, ...]]] = {
+    Optimizer_t.Ftrl: ("ftrl_hparam", ("beta", "lambda1", "lambda2")),
+    Optimizer_t.Adam: ("adam_hparam", ("beta1", "beta2", "epsilon")),
+    Optimizer_t.RMSProp: ("rmsprop_hparam", ()),
+    Optimizer_t.AdaGrad: ("adagrad_hparam", ("initial_accu_value", "epsilon")),
+    Optimizer_t.MomentumSGD: ("momentum_sgd_hparam", ("momentum_factor",)),
+    Optimizer_t.Nesterov: ("nesterov_hparam", ("momentum_factor",)),
+    Optimizer_t.SGD: ("sgd_hparam", ("atomic_update",)),
+}
+"""For every kind of optimizer the object with its parameters, and their keys, which are those of CreateOptimizer."""
+
+SCHEDULE = ("learning_rate", "warmup_steps", "decay_start", "decay_steps", "decay_power", "end_lr")
+"""Keys of the learning rate, which training files up to 3.0 have in the same object."""
+
+
+def optimizer_to_json(optimizer: OptParamsPy) -> dict[str, Any]:
+    """`optimizer` as what `json.dumps` takes."""
+    clause, keys = HYPERPARAMETERS[optimizer.optimizer_type]
+    return {
+        "update_type": optimizer.update_type.name,
+        "type": optimizer.optimizer_type.name,
+        clause: {key: getattr(optimizer, key) for key in keys},
+    }
+
+
+def read_optimizer(data: JsonObject) -> OptParamsPy:
+    """The optimizer in `data`; a learning rate there is the solver's affair.
+
+    Raises:
+        WrongInputError: an unknown kind or key, or a value that is not accepted.
+    """
+    given = _read(data, OptParamsPy.FORMS[0])
+    try:
+        return OptParamsPy(**{name: value for name, value in given.items() if name not in SCHEDULE})
+    except WrongInputError as error:
+        raise WrongInputError(f"{data.where}: {error}") from None
+
+
+def read_optimizer_with_schedule(data: JsonObject) -> OptimizerWithSchedule:
+    """The optimizer and its learning rate in the clause ``optimizer`` of a training file.
+
+    Raises:
+        WrongInputError: an unknown kind or key, or a value that is not accepted.
+    """
+    given = _read(data, CREATE_OPTIMIZER_3_0)
+    try:
+        return OptimizerWithSchedule(**given)
+    except WrongInputError as error:
+        raise WrongInputError(f"{data.where}: {error}") from None
+
+
+def _read(data: JsonObject, table: Table) -> dict[str, Any]:
+    rows = {row.name: row for row in (*CREATE_OPTIMIZER_3_0.rows, *table.rows)}
+    kind = data.take("type", named_member(Optimizer_t))
+    given: dict[str, Any] = {"optimizer_type": kind, "update_type": Update_t.Local}
+    if data.take("global_update", TRUTH, False):
+        given["update_type"] = Update_t.Global
+    given["update_type"] = data.take("update_type", named_member(Update_t), given["update_type"])
+    clause, keys = HYPERPARAMETERS[kind]
+    values = data.child(clause)
+    for key in (*keys, *SCHEDULE):
+        if values.has(key):
+            given[key] = values.take(key, rows[key].kind)
+    values.finish()
+    # A file may hold the parameters of other kinds, too; they say nothing.
+    data.finish([name for name, _ in HYPERPARAMETERS.values()])
+    return given

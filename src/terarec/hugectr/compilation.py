@@ -1,0 +1,161 @@
+"""`Model.compile`: the graph of a network with its optimizers, trainer, readers and metrics, on one device."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from terarec.hugectr.callbacks import CapacityCheck
+from terarec.hugectr.errors import as_hugectr_errors
+from terarec.hugectr.evaluation import Evaluation
+from terarec.hugectr.network import Network, Plan
+from terarec.hugectr.optimizer import optimizer_rule
+from terarec.hugectr.readers import DataReader, record_layout, shuffle_seed, source_opener
+from terarec.hugectr.schedule import release_number
+from terarec.hugectr.tables.data_input import Input
+from terarec.hugectr.tables.optimizer import OptParamsPy
+from terarec.hugectr.tables.reader import DataReaderParams
+from terarec.hugectr.tables.solver import Solver
+from terarec.kernels.environment import checks_overflow
+from terarec.models import GraphModel
+from terarec.spec import DenseOptimizerSpec, RecordLayout, TrainingSpec
+from terarec.train import Optimizers, Trainer
+from terarec.train.allocator import keep_freed_memory
+from terarec.train.precision import mixed_precision
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compiled:
+    """The parts of a compiled model.
+
+    Attributes:
+        plan: What it was made from.
+        model: The graph, an ordinary module.
+        trainer: Trains `model`.
+        train_reader: Reader of training data.
+        eval_reader: Reader of evaluation data.
+        evaluation: Metrics since they were last read.
+        capacity_check: Called after each iteration.
+        dense: Rule of the layers.
+        layout: Layout of a sample of the data.
+        async_layout: Result of `AsyncParam.layout` for the release.
+        is_shuffled: Whether the training data is shuffled.
+        message: Which requested devices are not used; empty if all are.
+    """
+
+    plan: Plan
+    model: GraphModel
+    trainer: Trainer
+    train_reader: DataReader
+    eval_reader: DataReader
+    evaluation: Evaluation
+    capacity_check: CapacityCheck
+    dense: DenseOptimizerSpec
+    layout: RecordLayout
+    async_layout: tuple[bool, bool]
+    is_shuffled: bool
+    message: str
+
+
+def compile_network(
+    network: Network,
+    solver: Solver,
+    reader: DataReaderParams | Input,
+    optimizer: OptParamsPy,
+    loss_weights: Mapping[str, float],
+) -> Compiled:
+    """Build everything that training needs.
+
+    Args:
+        network: The parts of the model.
+        solver: The `CreateSolver` object.
+        reader: The `DataReaderParams`; in release 3.0 the `Input`, which has its attributes.
+        optimizer: The optimizer of the layers.
+        loss_weights: Label -> weight of its loss, for labels whose weight is not the `Input`'s.
+
+    Raises:
+        IllegalCallError: There is no `Input`.
+        WrongInputError: No loss, an unknown label, shapes or options that do not fit.
+    """
+    plan = network.plan(loss_weights)
+    with as_hugectr_errors("compile"):
+        layout = record_layout(solver, reader, network.inputs, adds_offsets=plan.adds_offsets)
+    release = release_number(solver.compat_release)
+    async_layout = reader.async_param.layout(release, is_one_hot=plan.is_one_hot)
+    opener = partial(source_opener, reader, layout, async_layout=async_layout)
+    data_reader = partial(DataReader, repeat=solver.repeat_dataset, threads=reader.num_workers)
+    seed = shuffle_seed(solver, reader)
+    train_reader = data_reader(
+        opener(num_samples=reader.num_samples),
+        reader.source[0],
+        batch_size=solver.batchsize,
+        drop_last=solver.drop_incomplete_batch,
+        shuffle_seed=seed,
+    )
+    eval_reader = data_reader(
+        opener(num_samples=reader.eval_num_samples),
+        reader.eval_source,
+        batch_size=solver.batchsize_eval,
+        drop_last=False,
+    )
+    device, message = placement(solver.vvgpu)
+    dense = optimizer_rule(optimizer, solver.lr)
+    trainer = _trainer(plan, solver, dense, device)
+    model = trainer.model
+    assert isinstance(model, GraphModel)
+    return Compiled(
+        plan=plan,
+        model=model,
+        trainer=trainer,
+        train_reader=train_reader,
+        eval_reader=eval_reader,
+        evaluation=Evaluation(solver.metrics_spec, num_labels=sum(label.dim for label in plan.spec.labels)),
+        capacity_check=CapacityCheck(model, plan.capacities if checks_overflow() else {}),
+        dense=dense,
+        layout=layout,
+        async_layout=async_layout,
+        is_shuffled=seed is not None,
+        message=message,
+    )
+
+
+def _trainer(plan: Plan, solver: Solver, dense: DenseOptimizerSpec, device: torch.device) -> Trainer:
+    """Build the model of `plan` with its first weights, its optimizers and its trainer."""
+    keep_freed_memory()
+    seed = solver.seed or secrets.randbits(62) + 1
+    torch.manual_seed(seed)  # of dropout
+    with as_hugectr_errors("compile"):
+        model = GraphModel(plan.spec, seed=seed).to(device)
+    spec = TrainingSpec(
+        batch_size=solver.batchsize,
+        seed=seed,
+        drop_last=solver.drop_incomplete_batch and not solver.repeat_dataset,
+        precision=mixed_precision(device, loss_scale=solver.scaler) if solver.use_mixed_precision else "fp32",
+        loss_scale=float(solver.scaler),
+    )
+    optimizers = Optimizers.of(model, dense, plan.rules, seed=seed)
+    return Trainer(model, spec, optimizers, check_loss=False)  # a display checks it
+
+
+def placement(vvgpu: Sequence[Sequence[int]], num_gpus: int | None = None) -> tuple[torch.device, str]:
+    """Return the one device that a model trains on, and a message about requested devices that are not used.
+
+    It is the first device of `vvgpu` that exists, else another GPU, else the CPU. The message is empty if that is all
+    that `vvgpu` names.
+
+    Args:
+        vvgpu: Numbers of GPUs, node by node.
+        num_gpus: Number of existing GPUs; None counts them.
+    """
+    present = range(torch.cuda.device_count() if num_gpus is None else num_gpus)
+    named = [number for node in vvgpu for number in node]
+    chosen = next((number for number in named if number in present), 0)
+    device = torch.device("cuda", chosen) if present else torch.device("cpu")
+    if present and named == [chosen]:
+        return device, ""
+    what = f"{len(named)} devices" if len(named) > 1 else f"GPU {named[0]}, which is not there"
+    return device, f"vvgpu names {what}: training runs on {device}, with the same results"

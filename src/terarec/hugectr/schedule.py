@@ -1,0 +1,106 @@
+"""The learning rate of each step, and when a release displays, evaluates and saves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from terarec.hugectr.tables.optimizer import OptimizerWithSchedule
+from terarec.hugectr.tables.schedule import LEARNING_RATE_SCHEDULER
+from terarec.hugectr.tables.solver import Solver
+from terarec.optim.schedules import LearningRateSchedule
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cadence:
+    """How a release counts.
+
+    Attributes:
+        from_one: displays and evaluations are due when the iterations done are a multiple of the interval; before that
+            release, when those done before the running one are, unless there are none.
+        saves_from_one: the same for snapshots, but none after the first iteration alone.
+        counts_end: in epochs, the call that finds no more data counts as an iteration, too.
+    """
+
+    from_one: bool
+    saves_from_one: bool
+    counts_end: bool
+
+    def shows(self, index: int, interval: int) -> bool:
+        """Whether a display or an evaluation is due after the iteration `index`, from 0."""
+        return _is_due(index, interval, self.from_one)
+
+    def number(self, index: int) -> int:
+        """The iteration `index` as lines on the screen number it."""
+        return index + self.from_one
+
+    def saves(self, index: int, interval: int) -> bool:
+        """Whether a snapshot is due after the iteration `index`, from 0."""
+        return index != 0 and _is_due(index, interval, self.saves_from_one)
+
+    def saved_number(self, index: int) -> int:
+        """The iteration `index` as snapshots are named."""
+        return index + self.saves_from_one
+
+
+def release_number(release: str) -> tuple[int, int]:
+    """`release`, such as "3.1" or "25.03", as what compares as releases follow each other."""
+    major, minor = map(int, release.split("."))
+    return major, minor
+
+
+def cadence_of(release: str) -> Cadence:
+    """The cadence of `release`."""
+    number = release_number(release)
+    return Cadence(from_one=number >= (23, 6), saves_from_one=number >= (23, 12), counts_end=number < (24, 0))
+
+
+def _is_due(index: int, interval: int, from_one: bool) -> bool:
+    if interval <= 0:
+        return False
+    return (index + 1) % interval == 0 if from_one else index != 0 and index % interval == 0
+
+
+class LearningRateScheduler:
+    """The learning rate of the next step, and of the one after it.
+
+    Args:
+        args: as HugeCTR takes them (``base_lr, warmup_steps=1, decay_start=0, decay_steps=1, decay_power=2.0,
+            end_lr=0.0``), by place or by name.
+        kwargs: the same.
+
+    Raises:
+        WrongInputError: as the table of its parameters says.
+    """
+
+    __signature__ = LEARNING_RATE_SCHEDULER.signature()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        values = LEARNING_RATE_SCHEDULER.read(args, kwargs)
+        # Without a decay its number of steps means nothing, and scripts write 0.
+        self._schedule = LearningRateSchedule(**{**values, "decay_steps": max(1, values["decay_steps"])})
+        self._step = 0
+
+    @classmethod
+    def of(cls, source: Solver | OptimizerWithSchedule) -> LearningRateScheduler:
+        """Return the schedule of a solver, or of release 3.0's optimizer."""
+        base = source.learning_rate if isinstance(source, OptimizerWithSchedule) else source.lr
+        return cls(base, source.warmup_steps, source.decay_start, source.decay_steps, source.decay_power, source.end_lr)
+
+    def get_next(self) -> float:
+        """Go to the next step, the first time to step 1, and return its learning rate."""
+        self._step += 1
+        return self.get_lr()
+
+    def get_lr(self) -> float:
+        """The learning rate of the step that is on; of the first one before any."""
+        return self._schedule.lr(max(1, self._step))
+
+    @property
+    def schedule(self) -> LearningRateSchedule:
+        """The rates of all steps."""
+        return self._schedule
+
+    def get_step(self) -> int:
+        """Number of the step that is on; 0 before the first."""
+        return self._step
