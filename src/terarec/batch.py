@@ -26,7 +26,7 @@ class Jagged:
     Attributes:
         names: the S features.
         keys: int64[N].
-        offsets: int64[S * B + 1], rising from 0 to N.
+        offsets: int64[S * B + 1], rising from 0 to N. Batches of readers may share them: do not write to them.
         weights: float32[N], factors of the keys' vectors where they are pooled; None for ones.
     """
 

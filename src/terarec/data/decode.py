@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from terarec.batch import Batch, Jagged
-from terarec.formats import ColumnBlock, slice_rows
+from terarec.formats import ColumnBlock, recycled_empty, slice_rows
 
 
 def cut(blocks: Iterable[ColumnBlock], batch_size: int, *, skip: int, drop_last: bool) -> Iterator[list[ColumnBlock]]:
@@ -57,7 +58,7 @@ def to_batch(names: Sequence[str], pieces: Sequence[ColumnBlock], metadata: Sequ
     weights = [piece.weight for piece in pieces if piece.weight is not None]
     keys, offsets = _jagged(len(names), pieces)
     return Batch(
-        dense=torch.from_numpy(np.concatenate([piece.dense for piece in pieces])),
+        dense=torch.from_numpy(_rows([piece.dense for piece in pieces])),
         label=torch.from_numpy(np.concatenate([piece.label for piece in pieces])),
         sparse=Jagged(names=tuple(names), keys=torch.from_numpy(keys), offsets=torch.from_numpy(offsets)),
         weight=torch.from_numpy(np.concatenate(weights)) if weights else None,
@@ -67,18 +68,30 @@ def to_batch(names: Sequence[str], pieces: Sequence[ColumnBlock], metadata: Sequ
     )
 
 
+def _rows(matrices: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    rows = recycled_empty((sum(len(matrix) for matrix in matrices), matrices[0].shape[1]), np.float32)
+    return np.concatenate(matrices, out=rows)
+
+
+@lru_cache(maxsize=4)
+def _first_integers(count: int) -> NDArray[np.int64]:
+    """Return 0, 1, ..., the same array at each call: filling it anew takes as long as filling the keys."""
+    return np.arange(count, dtype=np.int64)
+
+
 def _jagged(num_features: int, pieces: Sequence[ColumnBlock]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Keys int64[N] and offsets int64[S * B + 1]."""
     batch_size = sum(piece.num_rows for piece in pieces)
     columns = [piece.keys[feature] for feature in range(num_features) for piece in pieces]
     values = [column[0] if isinstance(column, tuple) else column for column in columns]
     num_keys = sum(len(array) for array in values)
-    keys = np.empty(num_keys, dtype=np.int64)
+    keys = recycled_empty((num_keys,), np.int64)
     if columns:
         np.concatenate(values, out=keys)
     if num_keys == num_features * batch_size and not any(isinstance(column, tuple) for column in columns):
-        return keys, np.arange(num_keys + 1, dtype=np.int64)
-    offsets = np.zeros(num_features * batch_size + 1, dtype=np.int64)
+        return keys, _first_integers(num_keys + 1)
+    offsets = recycled_empty((num_features * batch_size + 1,), np.int64)
+    offsets[0] = 0
     bag = first = 0
     for column, array in zip(columns, values, strict=True):
         ends = column[1][1:] if isinstance(column, tuple) else np.arange(1, len(array) + 1)

@@ -4,6 +4,7 @@ from terarec.formats.arguments import check_rows
 from terarec.formats.atomic import AtomicFile, check_new_file, write_bytes
 from terarec.formats.bfloat16 import BFLOAT16, widen_bfloat16
 from terarec.formats.block import ColumnBlock, Keys, merge, slice_rows
+from terarec.formats.buffers import recycled_empty
 from terarec.formats.container import read_tensors, write_tensors
 from terarec.formats.dataset import DATASET_FILE, read_dataset, workflow_files, write_dataset
 from terarec.formats.envelope import open_envelope, open_versioned, write_envelope
@@ -58,6 +59,7 @@ __all__ = [
     "read_dataset",
     "read_tensors",
     "read_text",
+    "recycled_empty",
     "resumable_directory",
     "shard_path",
     "slice_rows",

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from terarec.errors import FormatError
 from terarec.formats.arrow_columns import arrow_errors, check_rows, column_array, is_list, list_values
 from terarec.formats.block import ColumnBlock, Keys
+from terarec.formats.buffers import recycled_empty
 from terarec.formats.hugectr.arguments import check_bag_lengths
 from terarec.formats.hugectr.parquet_metadata import ParquetMetadata, base_name
 from terarec.formats.hugectr.parquet_pieces import PIECE_ROWS, RowGroupPieces
@@ -129,7 +130,7 @@ class ParquetRecordFile:
                 check_bag_lengths(np.diff(starts), most, f"{where}, column {field.name!r}")
                 columns.append((_moved(values, offset), starts))
             else:
-                columns.append(_moved(array.to_numpy(), offset))
+                columns.append(_moved(_exclusive_values(array), offset))
         return tuple(columns)
 
     def _opened_buffered(self) -> AbstractContextManager[Any]:
@@ -190,15 +191,27 @@ def _check_key_type(field: pa.Field, key_bytes: int, path: str) -> None:
         )
 
 
+def _exclusive_values(array: pa.Array) -> NDArray[Any]:
+    """Return the values of an array that nobody else reads; writable where PyArrow decoded them into memory of its own."""
+    values: NDArray[Any] = array.to_numpy()
+    buffer = array.buffers()[1]
+    if buffer is None or not buffer.is_mutable:
+        return values
+    return np.frombuffer(buffer, dtype=values.dtype, count=len(array), offset=array.offset * values.itemsize)
+
+
 def _moved(keys: NDArray[Any], offset: int) -> NDArray[Any]:
     """`keys` plus `offset`, as int32 where all of them fit: that is half the memory until a batch makes them int64."""
     if keys.dtype != np.int32:
-        wide: NDArray[np.int64] = np.add(keys, offset, dtype=np.int64, casting="unsafe")
-        return wide
+        is_in_place = keys.itemsize == 8 and keys.flags.writeable
+        wide = keys.view(np.int64) if is_in_place else recycled_empty(keys.shape, np.int64)
+        return np.add(keys, offset, out=wide, dtype=np.int64, casting="unsafe")
     if not offset or not keys.size:
         return keys
     if offset <= _MOST_INT32 and int(keys.max()) <= _MOST_INT32 - offset:
-        return np.asarray(keys + np.int32(offset))
+        # In place where that is possible: fresh memory for the sum costs three times as much as the addition.
+        out = keys if keys.flags.writeable else recycled_empty(keys.shape, np.int32)
+        return np.add(keys, np.int32(offset), out=out)
     return keys.astype(np.int64) + offset
 
 
@@ -211,7 +224,7 @@ def _floats(table: pa.Table, fields: Sequence[pa.Field], num_rows: int, where: s
             columns += list(_matrix(array, num_rows, f"{where}, column {field.name!r}").T)
         else:
             columns.append(array.to_numpy(zero_copy_only=False))
-    result = np.empty((num_rows, len(columns)), dtype=np.float32)
+    result = recycled_empty((num_rows, len(columns)), np.float32)
     for target, column in zip(result.T, columns, strict=True):
         target[:] = column
     return result
