@@ -192,7 +192,7 @@ def _check_key_type(field: pa.Field, key_bytes: int, path: str) -> None:
 
 
 def _exclusive_values(array: pa.Array) -> NDArray[Any]:
-    """Return the values of an array that nobody else reads; writable where PyArrow decoded them into memory of its own."""
+    """Return the values of an array that nobody else reads: writable, as they are where PyArrow decodes them."""
     values: NDArray[Any] = array.to_numpy()
     buffer = array.buffers()[1]
     if buffer is None or not buffer.is_mutable:
@@ -204,14 +204,16 @@ def _moved(keys: NDArray[Any], offset: int) -> NDArray[Any]:
     """`keys` plus `offset`, as int32 where all of them fit: that is half the memory until a batch makes them int64."""
     if keys.dtype != np.int32:
         is_in_place = keys.itemsize == 8 and keys.flags.writeable
-        wide = keys.view(np.int64) if is_in_place else recycled_empty(keys.shape, np.int64)
-        return np.add(keys, offset, out=wide, dtype=np.int64, casting="unsafe")
+        wide: NDArray[np.int64] = keys.view(np.int64) if is_in_place else recycled_empty(keys.shape, np.int64)
+        np.add(keys, offset, out=wide, dtype=np.int64, casting="unsafe")
+        return wide
     if not offset or not keys.size:
         return keys
     if offset <= _MOST_INT32 and int(keys.max()) <= _MOST_INT32 - offset:
         # In place where that is possible: fresh memory for the sum costs three times as much as the addition.
         out = keys if keys.flags.writeable else recycled_empty(keys.shape, np.int32)
-        return np.add(keys, np.int32(offset), out=out)
+        np.add(keys, np.int32(offset), out=out)
+        return out
     return keys.astype(np.int64) + offset
 
 
