@@ -21,7 +21,7 @@ from record import Row, append_rows
 from terarec.data import Reader
 from terarec.formats import ParquetShardWriter, write_dataset
 from terarec.models import build_model
-from terarec.models.state import tables
+from terarec.models.artifact import tables
 from terarec.spec import (
     AdaGradSpec,
     CategoricalColumn,
@@ -35,8 +35,8 @@ from terarec.spec import (
     TrainingSpec,
 )
 from terarec.train import Optimizers, Trainer, build
-from terarec.train.allocator import keep_freed_memory
-from terarec.train.metrics_log import MetricsLog
+from terarec.train.devices import keep_freed_memory
+from terarec.train.loggers import MetricsLog
 
 NUM_DENSE, NUM_FEATURES = 13, 26
 

@@ -23,6 +23,7 @@ from terarec.batch import Batch, to_device
 from terarec.data import InMemorySource, Reader
 from terarec.formats import ParquetShardWriter, write_dataset
 from terarec.models import DLRM
+from terarec.nn.precision import Precision
 from terarec.spec import (
     CategoricalColumn,
     DatasetSpec,
@@ -34,7 +35,6 @@ from terarec.spec import (
     TrainingSpec,
 )
 from terarec.train import Optimizers, Trainer
-from terarec.train.precision import Precision
 
 WIDTH, BOTTOM, TOP = 128, (512, 256, 128), (1024, 1024, 512, 256)
 CARDINALITIES = (

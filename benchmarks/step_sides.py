@@ -20,6 +20,7 @@ from terarec.batch import Batch, Jagged
 from terarec.embedding import EmbeddingCollection
 from terarec.models import DLRM
 from terarec.nn import MLP
+from terarec.nn.precision import Precision
 from terarec.ops import linear
 from terarec.spec import (
     AdaGradSpec,
@@ -34,8 +35,7 @@ from terarec.spec import (
     TrainingSpec,
 )
 from terarec.train import Optimizers, Trainer
-from terarec.train.allocator import keep_freed_memory
-from terarec.train.precision import Precision
+from terarec.train.devices import keep_freed_memory
 
 NUM_DENSE = 13
 NUM_BATCHES = 4

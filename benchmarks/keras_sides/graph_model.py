@@ -26,7 +26,7 @@ from terarec.spec import (
     TrainingSpec,
 )
 from terarec.train import Optimizers, Trainer
-from terarec.train.allocator import keep_freed_memory
+from terarec.train.devices import keep_freed_memory
 
 
 def graph_of(workload: Workload) -> GraphSpec:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from terarec.checkpoint import load, whole
-from terarec.models.artifact import load_model
-from terarec.models.state import dense_state, tables
+from terarec.models.artifact import dense_state, load_model, tables
 from tests.cli.conftest import Workshop, figures, refused
 from tests.cli.test_stopping import files, start, wait_for
 

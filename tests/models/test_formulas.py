@@ -7,7 +7,7 @@ from torch import nn
 
 from terarec.batch import Batch, Jagged
 from terarec.models import build_model
-from terarec.models.state import dense_state, tables
+from terarec.models.artifact import dense_state, tables
 from terarec.spec import DatasetSpec, ModelSpec
 from tests.models.every import COLUMN_MODELS, DIN_MODELS, TWO_TOWER_MODELS, dataset, random_batch
 from tests.models.formulas import Sample, Weights, logits

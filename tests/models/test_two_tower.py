@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from terarec.models import TwoTower
-from terarec.nn.in_batch_softmax import in_batch_softmax
+from terarec.nn.retrieval import in_batch_softmax
 from tests.models.every import TWO_TOWER_MODELS, dataset, random_batch
 
 COLUMNS = dataset()

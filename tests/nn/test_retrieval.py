@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from terarec.nn.in_batch_softmax import in_batch_softmax
-from terarec.nn.item_frequency import ItemFrequency
+from terarec.nn.retrieval import ItemFrequency, in_batch_softmax
 
 
 def brute_force(users, items, keys, log_q, queries, weights):

@@ -6,7 +6,7 @@ import torch
 
 from terarec.errors import ConfigError
 from terarec.nn import TensorShape, WeightedLayer, build_layer
-from terarec.nn.batch_norm import BatchNorm
+from terarec.nn.normalization import BatchNorm
 from tests.nn.formula import Array, compare, draw, generator, make
 
 

@@ -232,7 +232,7 @@ def test_s3_health_answers_while_a_request_is_parsed_and_scored(
 
     import httpx
 
-    from terarec.serve import server
+    from terarec.serve import http_server
 
     is_parsing, may_go_on = threading.Event(), threading.Event()
 
@@ -241,10 +241,10 @@ def test_s3_health_answers_while_a_request_is_parsed_and_scored(
         assert may_go_on.wait(timeout=60)
         return decode_infer_request(body)
 
-    monkeypatch.setattr(server, "decode_infer_request", held_up)
+    monkeypatch.setattr(http_server, "decode_infer_request", held_up)
 
     async def ask() -> tuple[int, int]:
-        transport = httpx.ASGITransport(app=server.create_app(service))
+        transport = httpx.ASGITransport(app=http_server.create_app(service))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             infer = asyncio.create_task(client.post("/v2/models/dlrm/infer", content=b"{}"))
             while not is_parsing.is_set():

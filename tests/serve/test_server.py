@@ -15,7 +15,7 @@ from terarec.batch import Batch
 from terarec.errors import MissingDependencyError
 from terarec.etl.workflow import Workflow
 from terarec.serve import InferenceService, InferenceSession
-from terarec.serve.server import create_app
+from terarec.serve.http_server import create_app
 from terarec.spec import ServingSpec
 from tests.serve.conftest import CATEGORICAL, DENSE, TrainedRun
 
@@ -249,6 +249,6 @@ def test_requests_at_once_get_their_own_answers(
 
 def test_a_missing_starlette_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "starlette.applications", None)
-    monkeypatch.delitem(sys.modules, "terarec.serve.server")
+    monkeypatch.delitem(sys.modules, "terarec.serve.http_server")
     with pytest.raises(MissingDependencyError, match=r"pip install 'terarec\[serve\]'"):
-        __import__("terarec.serve.server")
+        __import__("terarec.serve.http_server")

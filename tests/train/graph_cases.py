@@ -8,8 +8,8 @@ from functools import partial
 import torch
 
 from terarec.batch import to_device
+from terarec.nn.precision import Precision
 from terarec.spec import AdamSpec, GraphEmbedding
-from terarec.train.precision import Precision
 from tests.hugectr.graphs import batch, dynamic, embedding, evaluated, layer, model, new_trainer, static
 
 STEPS = 5

@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from terarec.models.state import dense_state, tables
+from terarec.models.artifact import dense_state, tables
 from terarec.spec import RunSpec
 
 

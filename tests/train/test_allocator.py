@@ -5,7 +5,7 @@ import pytest
 
 CODE = """
 import resource, torch
-from terarec.train.allocator import keep_freed_memory
+from terarec.train.devices import keep_freed_memory
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(4):

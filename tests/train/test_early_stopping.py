@@ -12,7 +12,7 @@ from terarec.checkpoint import find, load, mark_best, whole
 from terarec.errors import ConfigError, FormatError, RunInterruptedError
 from terarec.spec import TrainingSpec
 from terarec.train import Callback, build
-from terarec.train.early_stopping import EarlyStopping
+from terarec.train.stopping import EarlyStopping
 from tests.train.small_run import assert_same, changed, weights
 
 

@@ -9,7 +9,7 @@ import pytest
 from terarec.checkpoint import latest, load, whole
 from terarec.errors import RunInterruptedError
 from terarec.train import Callback, build
-from terarec.train.interrupt import Interrupts
+from terarec.train.stopping import Interrupts
 from tests.train.small_run import assert_same, changed, weights
 
 

@@ -27,7 +27,7 @@ from terarec.spec import (
     WideDeepSpec,
 )
 from terarec.train import build, predict
-from terarec.train.columns import check_columns
+from terarec.train.run_dir import check_columns
 from tests.train.small_run import changed
 
 

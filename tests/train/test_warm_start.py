@@ -12,7 +12,7 @@ from terarec.errors import ConfigError, DataNotFoundError
 from terarec.models.artifact import find_checkpoint
 from terarec.spec import AdaGradSpec, AdamSpec, DLRMSpec, RowOptions, RunSpec, SGDSpec, StaticTablesSpec
 from terarec.train import Callback, Trainer, build
-from terarec.train.warm_start import start_from
+from terarec.train.run import start_from
 from tests.train.planted import make_planted
 from tests.train.small_run import assert_same, changed, weights
 from tests.train.test_refusals import shops_run, write_shops

@@ -13,10 +13,11 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from terarec.nn import precision
 from terarec.spec import SGDSpec, TrainingSpec
-from terarec.train import ProgressBar, build, precision
+from terarec.train import ProgressBar, build
 from terarec.train.evaluation import Evaluator
-from terarec.train.metrics_log import MetricsLog
+from terarec.train.loggers import MetricsLog
 from terarec.train.optimizers import Optimizers
 from tests.train.small_run import changed
 

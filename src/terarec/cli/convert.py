@@ -125,7 +125,7 @@ def _to_dataset(options: ConvertOptions, show: Show) -> dict[str, Any]:
 def _to_run(options: ConvertOptions) -> dict[str, Any]:
     from terarec.formats.hugectr import RECORDS_FILE
     from terarec.hugectr.saved_model import SavedModel, convert_model
-    from terarec.models.state import tables
+    from terarec.models.artifact import tables
 
     assert options.records is not None  # checked
     assert options.dense is not None

@@ -11,11 +11,10 @@ import torch
 
 from terarec.errors import KernelError
 from terarec.kernels.registry import active, available
+from terarec.nn.precision import fast_precisions
 from terarec.ops import BagGradient, BagLayout, RowRule, bag_lookup, linear_choice, row_update_
 from terarec.spec import Pooling
-from terarec.train.devices import describe_device, resolve_device
-from terarec.train.environment import active_kernels
-from terarec.train.precision import fast_precisions
+from terarec.train.devices import active_kernels, describe_device, resolve_device
 
 _ROWS, _WIDTH, _FEATURES, _BATCH = 20_000, 32, 8, 4096
 """A table of 2.5 MiB and 32,768 keys: both implementations together take about 0.1 s."""

@@ -47,10 +47,9 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     from terarec.models.artifact import load_model
     from terarec.nn.objectives import build_objective
     from terarec.spec import TwoTowerSpec
-    from terarec.train.columns import check_columns
     from terarec.train.devices import describe_device, resolve_device
     from terarec.train.evaluation import Evaluator
-    from terarec.train.run_dir import RunDirectory, check_run
+    from terarec.train.run_dir import RunDirectory, check_columns, check_run
 
     check_run(options.run)
     device = resolve_device(options.device or "auto")

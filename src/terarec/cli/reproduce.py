@@ -31,7 +31,7 @@ def reproduce(options: ReproduceOptions, show: Show) -> None:
     """Repeat a published result by its recipe and public data."""
     from terarec.recipes.reproduce import TEST_SPLIT
     from terarec.recipes.reproduce import reproduce as run_recipe
-    from terarec.train.progress import ProgressBar
+    from terarec.train.loggers import ProgressBar
 
     out = options.out or Path(options.recipe)
 

@@ -12,10 +12,9 @@ from terarec.errors import ConfigError
 
 if TYPE_CHECKING:
     from terarec.spec import RunSpec
-    from terarec.train.callback import Callback
-    from terarec.train.fit_report import FitReport
     from terarec.train.run import Run
     from terarec.train.seeds import SeedResult
+    from terarec.train.trainer import Callback, FitReport
 
 
 def train(options: TrainOptions, show: Show) -> None:
@@ -65,8 +64,7 @@ def _train_seeds(spec: RunSpec, options: TrainOptions, count: int, show: Show) -
 
 def _callbacks(spec: RunSpec, options: TrainOptions, show: Show, directory: Path) -> list[Callback]:
     """The progress bar and the loggers of the run in `directory`."""
-    from terarec.train.loggers import MLflowLogger, TensorBoardLogger, has_tensorboard
-    from terarec.train.progress import ProgressBar
+    from terarec.train.loggers import MLflowLogger, ProgressBar, TensorBoardLogger, has_tensorboard
     from terarec.train.run_dir import RunDirectory
 
     callbacks: list[Callback] = [ProgressBar(show.progress_console)]

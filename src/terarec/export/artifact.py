@@ -13,13 +13,10 @@ from torch import Tensor, nn
 
 from terarec.batch import Batch
 from terarec.errors import ConfigError
-from terarec.export.graph_inputs import default_key_inputs, graph_inputs, needed_layers
-from terarec.export.inputs import ModelInput
-from terarec.export.key_input import NO_KEY, KeyInput
-from terarec.export.onnx_file import export_onnx
+from terarec.export.files import export_onnx, save_onnx, save_torch, trace
+from terarec.export.inputs import NO_KEY, KeyInput, ModelInput, default_key_inputs, graph_inputs, needed_layers
 from terarec.export.onnx_graph import OPSET, onnx_library
 from terarec.export.parity import BATCH_SIZES, Run, max_difference, onnx_runner, random_batches, torch_runner
-from terarec.export.program import save_onnx, save_torch, trace
 from terarec.export.scoring import Scores, Scoring, collections
 from terarec.formats import new_directory, write_envelope
 from terarec.formats.new_directory import check_replaceable

@@ -1,56 +1,386 @@
-"""The layers that can be exported: kind -> (graph, layer, names of the bottoms) -> names of the tops."""
+"""The layers that ONNX files can hold: one function a layer, and the table of them by kind."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from terarec.errors import ConfigError
-from terarec.export import attention, dense, shaping
 from terarec.export.onnx_graph import OnnxGraph
+from terarec.nn.activations import ELU, PReLUDice, ReLU
+from terarec.nn.arithmetic import Add, ElementwiseMultiply, MatrixMultiply, ReduceMean, ReduceSum, Sub
+from terarec.nn.attention import AttentionScores, AttentionValues, MultiHeadAttention, Softmax
+from terarec.nn.cross import MultiCross
+from terarec.nn.group_dense import GroupDense
+from terarec.nn.inner_product import FusedInnerProduct, InnerProduct
+from terarec.nn.interaction import FmOrder2, Interaction
 from terarec.nn.layer import Layer
+from terarec.nn.mlp import MLPLayer
+from terarec.nn.normalization import BatchNorm, LayerNorm
+from terarec.nn.reshaping import (
+    Concat,
+    FusedReshapeConcat,
+    FusedReshapeConcatGeneral,
+    Gather,
+    Reshape,
+    Scale,
+    Select,
+    Slice,
+)
+from terarec.nn.sequence import GRU, SequenceMask
+from terarec.nn.weight_multiply import WeightMultiply
+
+
+def constant(graph: OnnxGraph, tensor: Tensor) -> str:
+    """`tensor` as a float32 constant."""
+    return graph.constant(tensor.detach().float().cpu().numpy())
+
+
+def indices(graph: OnnxGraph, tensor: Tensor) -> str:
+    """`tensor` as an int64 constant."""
+    return graph.constant(tensor.detach().cpu().numpy().astype(np.int64))
+
+
+def linear(graph: OnnxGraph, x: str, layer: nn.Linear, *, has_relu: bool = False) -> str:
+    """`layer` on the last dimension of `x`, and ReLU on request."""
+    x = graph.node("MatMul", x, constant(graph, layer.weight.t()))
+    if layer.bias is not None:
+        x = graph.node("Add", x, constant(graph, layer.bias))
+    return graph.node("Relu", x) if has_relu else x
+
+
+def identity(graph: OnnxGraph, layer: Layer, x: str) -> list[str]:
+    """What evaluation leaves as it is."""
+    return [x]
+
+
+def relu(graph: OnnxGraph, layer: ReLU, x: str) -> list[str]:
+    """The positive part."""
+    return [graph.node("Relu", x)]
+
+
+def sigmoid(graph: OnnxGraph, layer: Layer, x: str) -> list[str]:
+    """The logistic function; the prediction of most losses, too."""
+    return [graph.node("Sigmoid", x)]
+
+
+def elu(graph: OnnxGraph, layer: ELU, x: str) -> list[str]:
+    """Exponential linear unit."""
+    return [graph.node("Elu", x, alpha=float(layer.alpha))]
+
+
+def class_probabilities(graph: OnnxGraph, layer: Layer, x: str) -> list[str]:
+    """The prediction of a loss of classes."""
+    return [graph.node("Softmax", x, axis=1)]
+
+
+def add(graph: OnnxGraph, layer: Add, *inputs: str) -> list[str]:
+    """The sum of all inputs."""
+    return [graph.node("Sum", *inputs)]
+
+
+def sub(graph: OnnxGraph, layer: Sub, left: str, right: str) -> list[str]:
+    """The first less the second."""
+    return [graph.node("Sub", left, right)]
+
+
+def elementwise_multiply(graph: OnnxGraph, layer: ElementwiseMultiply, first: str, *others: str) -> list[str]:
+    """The product of all inputs."""
+    for other in others:
+        first = graph.node("Mul", first, other)
+    return [first]
+
+
+def concat(graph: OnnxGraph, layer: Concat, *inputs: str) -> list[str]:
+    """Inputs side by side."""
+    return [graph.node("Concat", *inputs, axis=layer.axis)]
+
+
+def reshape(graph: OnnxGraph, layer: Reshape, x: str) -> list[str]:
+    """A view, of some of the slots where they are named."""
+    for slots in layer.buffers():  # where only some are taken
+        x = graph.node("Gather", x, indices(graph, slots), axis=1)
+    return [graph.reshape(x, *layer.output_shapes[0].dims)]
+
+
+def select(graph: OnnxGraph, layer: Select, x: str) -> list[str]:
+    """Entries of one dimension."""
+    return [graph.node("Gather", x, indices(graph, layer.get_buffer("_index")), axis=layer.dim)]
+
+
+def gather(graph: OnnxGraph, layer: Gather, x: str) -> list[str]:
+    """Rows of the whole batch."""
+    return [graph.node("Gather", x, indices(graph, layer.get_buffer("_indices")), axis=0)]
+
+
+def slices(graph: OnnxGraph, layer: Slice, x: str) -> list[str]:
+    """One output for each range of the last dimension."""
+    return [graph.slice(x, start, stop, axis=-1) for start, stop in layer.ranges]
+
+
+def reduce_sum(graph: OnnxGraph, layer: ReduceSum, x: str) -> list[str]:
+    """The sum along a dimension, which stays with length 1."""
+    return [graph.node("ReduceSum", x, graph.integers(layer.axis), keepdims=1)]
+
+
+def reduce_mean(graph: OnnxGraph, layer: ReduceMean, x: str) -> list[str]:
+    """The mean along a dimension, which stays with length 1."""
+    return [graph.node("ReduceMean", x, graph.integers(layer.axis), keepdims=1)]
+
+
+def scale(graph: OnnxGraph, layer: Scale, x: str) -> list[str]:
+    """Elements or rows several times."""
+    axis = 1 if layer.axis == 1 else 2
+    repeats = [1, 1, 1]
+    repeats[axis] = layer.factor
+    copies = graph.node("Tile", graph.node("Unsqueeze", x, graph.integers(axis)), graph.integers(*repeats))
+    return [graph.reshape(copies, *layer.output_shapes[0].dims)]
+
+
+def matrix_multiply(graph: OnnxGraph, layer: MatrixMultiply, left: str, right: str) -> list[str]:
+    """A product for each sample, or of whole batches where the first input has two dimensions."""
+    dims = layer.output_shapes[0].dims
+    if layer.is_of_batches:
+        return [graph.reshape(graph.node("MatMul", left, graph.node("Flatten", right, axis=1)), *dims)]
+    if layer.transpose_b:
+        order = [*range(len(dims) - 1), len(dims), len(dims) - 1]
+        right = graph.node("Transpose", right, perm=order)
+    return [graph.node("MatMul", left, right)]
+
+
+def fused_reshape_concat_general(graph: OnnxGraph, layer: FusedReshapeConcatGeneral, *inputs: str) -> list[str]:
+    """All slots as rows, the inputs' vectors side by side."""
+    return [graph.reshape(graph.node("Concat", *inputs, axis=2), *layer.output_shapes[0].dims)]
+
+
+def fused_reshape_concat(graph: OnnxGraph, layer: FusedReshapeConcat, *inputs: str) -> list[str]:
+    """All slots but the last, and the last one."""
+    joined = graph.node("Concat", *inputs, axis=2)
+    last = layer.output_shapes[0].rows // layer.output_shapes[1].rows
+    parts = (graph.slice(joined, 0, last, axis=1), graph.slice(joined, last, last + 1, axis=1))
+    return [graph.reshape(part, *layer.output_shapes[0].dims) for part in parts]
+
+
+def inner_product(graph: OnnxGraph, layer: InnerProduct, x: str) -> list[str]:
+    """X W + b."""
+    return [linear(graph, x, layer.linear)]
+
+
+def fused_inner_product(graph: OnnxGraph, layer: FusedInnerProduct, x: str) -> list[str]:
+    """X W + b, and ReLU where the layer has it."""
+    return [linear(graph, x, layer.linear, has_relu=layer.has_relu)]
+
+
+def mlp(graph: OnnxGraph, layer: MLPLayer | GroupDense, x: str, *scratch: str) -> list[str]:
+    """Linear layers with ReLU where the layer has it."""
+    for part, has_relu in zip(layer.mlp.layers, layer.mlp.relus, strict=True):
+        x = linear(graph, x, cast(nn.Linear, part), has_relu=has_relu)
+    return [x]
+
+
+def multi_cross(graph: OnnxGraph, layer: MultiCross, x0: str) -> list[str]:
+    """One cross layer after the other, in either version."""
+    x = x0
+    weights = iter(layer.file_parameters())
+    for _ in range(len(layer.bias)):
+        if layer.weight is None:
+            inner = graph.node("MatMul", x, constant(graph, next(weights)))
+            crossed = graph.node("MatMul", inner, constant(graph, next(weights)))
+            crossed = graph.node("Mul", x0, graph.node("Add", crossed, constant(graph, next(weights))))
+        else:
+            dot = graph.node("MatMul", x, constant(graph, next(weights).t()))
+            crossed = graph.node("Add", graph.node("Mul", x0, dot), constant(graph, next(weights)))
+        x = graph.node("Add", crossed, x)
+    return [x]
+
+
+def batch_norm(graph: OnnxGraph, layer: BatchNorm, x: str) -> list[str]:
+    """With the running statistics, as in evaluation."""
+    arrays = (layer.gamma, layer.beta, layer.running_mean, layer.running_var)
+    return [
+        graph.node("BatchNormalization", x, *(constant(graph, array) for array in arrays), epsilon=float(layer.eps))
+    ]
+
+
+def layer_norm(graph: OnnxGraph, layer: LayerNorm, x: str) -> list[str]:
+    """Over the last dimension."""
+    gamma, beta = constant(graph, layer.gamma), constant(graph, layer.beta)
+    return [graph.node("LayerNormalization", x, gamma, beta, axis=-1, epsilon=float(layer.eps))]
+
+
+def prelu_dice(graph: OnnxGraph, layer: PReLUDice, x: str) -> list[str]:
+    """With the statistics of the batch at hand, as the layer has them in evaluation, too."""
+    mean = graph.node("ReduceMean", x, graph.integers(0), keepdims=1)
+    centred = graph.node("Sub", x, mean)
+    var = graph.node("ReduceMean", graph.node("Mul", centred, centred), graph.integers(0), keepdims=1)
+    deviation = graph.node("Sqrt", graph.node("Add", var, graph.number(layer.eps)))
+    gate = graph.node("Sigmoid", graph.node("Div", centred, deviation))
+    shut = graph.node("Mul", graph.node("Sub", graph.number(1.0), gate), graph.number(layer.alpha))
+    return [graph.node("Mul", x, graph.node("Add", gate, shut))]
+
+
+def gru(graph: OnnxGraph, layer: GRU, x: str) -> list[str]:
+    """Gates in ONNX's order: update, reset, new."""
+    own = layer.gru
+
+    def gates(array: NDArray[Any]) -> NDArray[Any]:
+        reset, update, new = np.split(array, 3)
+        return np.concatenate([update, reset, new])[None]
+
+    names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+    w, r, *biases = (gates(own.get_parameter(name).detach().cpu().numpy()) for name in names)
+    steps = graph.node("Reshape", x, graph.integers(layer.sequence_length, -1, layer.vector_size))
+    constants = (graph.constant(array) for array in (w, r, np.concatenate(biases, axis=1)))
+    states = graph.node("GRU", steps, *constants, hidden_size=own.hidden_size, linear_before_reset=1)
+    return [graph.reshape(states, own.hidden_size)]
+
+
+def weight_multiply(graph: OnnxGraph, layer: WeightMultiply, x: str) -> list[str]:
+    """Each number times its vector."""
+    vectors = graph.node("Mul", graph.node("Unsqueeze", x, graph.integers(2)), constant(graph, layer.weight))
+    return [graph.reshape(vectors, layer.weight.numel())]
+
+
+def fm_order2(graph: OnnxGraph, layer: FmOrder2, x: str) -> list[str]:
+    """Half of the squared sum less the sum of squares."""
+    vectors = graph.reshape(x, layer.num_vectors, layer.out_dim)
+    total = graph.node("ReduceSum", vectors, graph.integers(1), keepdims=0)
+    squares = graph.node("ReduceSumSquare", vectors, graph.integers(1), keepdims=0)
+    return [graph.node("Mul", graph.node("Sub", graph.node("Mul", total, total), squares), graph.number(0.5))]
+
+
+def interaction(graph: OnnxGraph, layer: Interaction, first: str, others: str) -> list[str]:
+    """The first vector, the lower triangle of all dots, row by row, and a zero."""
+    own = graph.node("Unsqueeze", first, graph.integers(1))
+    vectors = graph.node("Concat", own, others, axis=1)
+    dots = graph.node("MatMul", vectors, graph.node("Transpose", vectors, perm=[0, 2, 1]))
+    count = layer.dots.num_vectors
+    rows, columns = np.tril_indices(count, -1)
+    triangle = graph.node("Gather", graph.reshape(dots, count * count), graph.integers(*rows * count + columns), axis=1)
+    with_zero = graph.node("Pad", triangle, graph.integers(0, 0, 0, 1))
+    return [graph.node("Concat", first, with_zero, axis=1)]
+
+
+def softmax(graph: OnnxGraph, layer: Softmax, x: str, *mask: str) -> list[str]:
+    """Over the last dimension."""
+    if not mask:
+        return [graph.node("Softmax", x, axis=-1)]
+    return [_masked_softmax(graph, graph.node("Mul", x, graph.number(layer.factor)), *mask)]
+
+
+def multi_head_attention(
+    graph: OnnxGraph, layer: MultiHeadAttention, query: str, key: str, value: str, *mask: str
+) -> list[str]:
+    """Scores, their softmax, and the values that it weighs, head by head."""
+    q, k, v = (_split_heads(graph, x, layer.num_heads) for x in (query, key, value))
+    scores = _scores(graph, q, k)
+    weights = _masked_softmax(graph, scores, *mask) if mask else graph.node("Softmax", scores, axis=-1)
+    return [_join_heads(graph, graph.node("MatMul", weights, v))]
+
+
+def attention_scores(graph: OnnxGraph, layer: AttentionScores, query: str, key: str, *value: str) -> list[str]:
+    """Scores alone, and the values by head where there are any."""
+    if not value:
+        return [_scores(graph, query, key)]
+    q, k, v = (_split_heads(graph, x, layer.num_heads) for x in (query, key, *value))
+    return [_scores(graph, q, k), v]
+
+
+def attention_values(graph: OnnxGraph, layer: AttentionValues, weights: str, value: str) -> list[str]:
+    """Values weighed by softmaxed scores."""
+    return [_join_heads(graph, graph.node("MatMul", weights, value))]
+
+
+def sequence_mask(graph: OnnxGraph, layer: SequenceMask, *lengths: str) -> list[str]:
+    """1 where all positions are below the lengths, of which there are one or two."""
+    buffers = ["_from_positions", "_to_positions"][-len(lengths) :]
+    inside = [
+        graph.node("Less", indices(graph, layer.get_buffer(name)), _whole(graph, length))
+        for name, length in zip(buffers, lengths, strict=True)
+    ]
+    both = inside[0] if len(inside) == 1 else graph.node("And", *inside)
+    return [graph.node("Cast", both, to=1)]
+
+
+def _masked_softmax(graph: OnnxGraph, x: str, mask: str) -> str:
+    """As `terarec.nn.attention.masked_softmax`."""
+    outside = graph.node("Mul", graph.node("Sub", graph.number(1.0), mask), graph.number(10000.0))
+    shifted = graph.node("Sub", x, outside)
+    most = graph.node("ReduceMax", shifted, graph.integers(-1), keepdims=1)
+    exponents = graph.node("Exp", graph.node("Sub", shifted, most))
+    total = graph.node("ReduceSum", exponents, graph.integers(-1), keepdims=1)
+    return graph.node("Div", exponents, graph.node("Add", total, graph.number(1e-6)))
+
+
+def _scores(graph: OnnxGraph, query: str, key: str) -> str:
+    """Q K^T / sqrt(d) for Q [B, h, from, d] and K [B, h, to, d]."""
+    products = graph.node("MatMul", query, graph.node("Transpose", key, perm=[0, 1, 3, 2]))
+    width = graph.node("Cast", graph.node("Shape", query, start=-1), to=1)
+    return graph.node("Div", products, graph.node("Sqrt", width))
+
+
+def _split_heads(graph: OnnxGraph, x: str, heads: int) -> str:
+    """[B, seq, h*d] -> [B, h, seq, d]."""
+    parts = graph.node("Reshape", x, graph.integers(0, 0, heads, -1))
+    return graph.node("Transpose", parts, perm=[0, 2, 1, 3])
+
+
+def _join_heads(graph: OnnxGraph, x: str) -> str:
+    """[B, h, seq, d] -> [B, seq, h*d]."""
+    return graph.node("Reshape", graph.node("Transpose", x, perm=[0, 2, 1, 3]), graph.integers(0, 0, -1))
+
+
+def _whole(graph: OnnxGraph, lengths: str) -> str:
+    """float[B, 1] -> int64[B, 1, 1, 1], rounded towards 0."""
+    return graph.reshape(graph.node("Cast", lengths, to=7), 1, 1, 1)
+
 
 _LAYERS: Mapping[str, Callable[..., list[str]]] = {
-    "add": shaping.add,
-    "attention_scores": attention.attention_scores,
-    "attention_values": attention.attention_values,
-    "batch_norm": dense.batch_norm,
-    "concat": shaping.concat,
-    "dropout": shaping.identity,
-    "elementwise_multiply": shaping.elementwise_multiply,
-    "elu": shaping.elu,
-    "fm_order2": dense.fm_order2,
-    "fused_inner_product": dense.fused_inner_product,
-    "fused_reshape_concat": shaping.fused_reshape_concat,
-    "fused_reshape_concat_general": shaping.fused_reshape_concat_general,
-    "gather": shaping.gather,
-    "group_dense": dense.mlp,
-    "gru": dense.gru,
-    "inner_product": dense.inner_product,
-    "interaction": dense.interaction,
-    "layer_norm": dense.layer_norm,
-    "matrix_multiply": shaping.matrix_multiply,
-    "mlp": dense.mlp,
-    "multi_cross": dense.multi_cross,
-    "multi_head_attention": attention.multi_head_attention,
-    "prelu_dice": dense.prelu_dice,
-    "reduce_mean": shaping.reduce_mean,
-    "reduce_sum": shaping.reduce_sum,
-    "relu": shaping.relu,
-    "reshape": shaping.reshape,
-    "scale": shaping.scale,
-    "select": shaping.select,
-    "sequence_mask": attention.sequence_mask,
-    "sigmoid": shaping.sigmoid,
-    "slice": shaping.slices,
-    "softmax": attention.softmax,
-    "sub": shaping.sub,
-    "weight_multiply": dense.weight_multiply,
+    "add": add,
+    "attention_scores": attention_scores,
+    "attention_values": attention_values,
+    "batch_norm": batch_norm,
+    "concat": concat,
+    "dropout": identity,
+    "elementwise_multiply": elementwise_multiply,
+    "elu": elu,
+    "fm_order2": fm_order2,
+    "fused_inner_product": fused_inner_product,
+    "fused_reshape_concat": fused_reshape_concat,
+    "fused_reshape_concat_general": fused_reshape_concat_general,
+    "gather": gather,
+    "group_dense": mlp,
+    "gru": gru,
+    "inner_product": inner_product,
+    "interaction": interaction,
+    "layer_norm": layer_norm,
+    "matrix_multiply": matrix_multiply,
+    "mlp": mlp,
+    "multi_cross": multi_cross,
+    "multi_head_attention": multi_head_attention,
+    "prelu_dice": prelu_dice,
+    "reduce_mean": reduce_mean,
+    "reduce_sum": reduce_sum,
+    "relu": relu,
+    "reshape": reshape,
+    "scale": scale,
+    "select": select,
+    "sequence_mask": sequence_mask,
+    "sigmoid": sigmoid,
+    "slice": slices,
+    "softmax": softmax,
+    "sub": sub,
+    "weight_multiply": weight_multiply,
 }
 _LOSSES: Mapping[str, Callable[..., list[str]]] = {
-    "binary_cross_entropy": shaping.sigmoid,
-    "cross_entropy": shaping.class_probabilities,
-    "multi_cross_entropy": shaping.sigmoid,
+    "binary_cross_entropy": sigmoid,
+    "cross_entropy": class_probabilities,
+    "multi_cross_entropy": sigmoid,
 }
 EXPORTED_KINDS = MappingProxyType({**_LAYERS, **_LOSSES})
 """Kinds of `terarec.nn.registry.LAYERS` that ONNX files can hold; a loss is there as the prediction that it makes."""

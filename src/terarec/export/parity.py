@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from terarec.batch import Batch, Jagged
 from terarec.errors import ConfigError
-from terarec.export.inputs import ModelInput
-from terarec.export.key_input import NO_KEY
+from terarec.export.inputs import NO_KEY, ModelInput
 from terarec.export.onnx_graph import onnx_library
 from terarec.spec import CategoricalColumn
 from terarec.storage import Store

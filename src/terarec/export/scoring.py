@@ -1,4 +1,4 @@
-"""A model's scores from plain tensors: what `torch.export` traces."""
+"""A model's scores from plain tensors, with lookups in plain PyTorch: what `torch.export` traces."""
 
 from __future__ import annotations
 
@@ -10,12 +10,113 @@ import torch
 from torch import Tensor, nn
 
 from terarec.batch import Batch, Jagged
-from terarec.embedding import EmbeddingCollection, EmbeddingOutput, PaddedKeys, PaddedSequences
+from terarec.embedding import EmbeddingCollection, EmbeddingOutput, PaddedKeys, PaddedSequences, Sequences
 from terarec.errors import ConfigError
-from terarec.export.inputs import ModelInput, dense_input, key_input, vector_inputs
-from terarec.export.key_input import NO_KEY, KeyInput
-from terarec.export.lookup import CollectionLookup, padded_output
+from terarec.export.inputs import NO_KEY, KeyInput, ModelInput, dense_input, key_input, vector_inputs
 from terarec.spec import DatasetSpec
+from terarec.storage import DynamicTable, StaticTable
+
+
+class TableLookup(nn.Module):
+    """The rows of a table in float32. Keys 0 to n - 1 are rows; others are found in the sorted keys by halving.
+
+    Args:
+        table: what it holds now.
+    """
+
+    rows: Tensor
+    keys: Tensor
+    default: Tensor
+
+    def __init__(self, table: StaticTable | DynamicTable) -> None:
+        super().__init__()
+        self.count = len(table)
+        if isinstance(table, DynamicTable):
+            held = table.export(table.keys())
+            keys, weights = held.keys.cpu(), held.weights
+            default = torch.as_tensor(table.spec.default, dtype=torch.float32).expand(table.width).clone()
+        else:
+            keys, weights = torch.empty(0, dtype=torch.int64), table.weights.detach()
+            default = torch.zeros(table.width)
+        self.is_searched = not torch.equal(keys, torch.arange(len(keys)))
+        self.register_buffer("rows", weights.float().cpu())
+        self.register_buffer("default", default)
+        self.register_buffer("keys", keys)
+
+    def forward(self, keys: Tensor, is_key: Tensor) -> Tensor:
+        """Vectors float32[B, K, D] of ``keys int64[B, K]``: zeros where `is_key` is False.
+
+        A key that the table does not hold gives the default of a dynamic table, and zeros for a static one.
+        """
+        default = self.default.expand(*keys.shape, -1)
+        if self.count:
+            places, found = self._search(keys) if self.is_searched else self._direct(keys)
+            held = nn.functional.embedding(places, self.rows)
+            default = torch.where(found.unsqueeze(-1), held, default)
+        return torch.where(is_key.unsqueeze(-1), default, torch.zeros(()))
+
+    def _direct(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        places = keys.clamp(0, self.count - 1)
+        return places, places == keys
+
+    def _search(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """The place of the last key that is not greater, and whether it is equal."""
+        places = torch.zeros_like(keys)
+        step = 1 << (self.count - 1).bit_length()
+        while step > 1:
+            step //= 2
+            further = (places + step).clamp(max=self.count - 1)
+            places = torch.where(self.keys[further] <= keys, further, places)
+        return places, self.keys[places] == keys
+
+
+class CollectionLookup(nn.Module):
+    """Looks `PaddedKeys` up as a collection in evaluation looks a `Jagged` up.
+
+    Args:
+        collection: its features, and its tables as they are now.
+    """
+
+    def __init__(self, collection: EmbeddingCollection) -> None:
+        super().__init__()
+        self.features = collection.features
+        self.output_width = collection.output_width
+        self.places = {name: place for place, name in enumerate(collection.tables)}
+        self.tables = nn.ModuleList(TableLookup(table) for table in collection.tables.values())
+
+    def forward(self, keys: PaddedKeys) -> EmbeddingOutput:
+        """The pooled vectors float32[B, sum(D)] and the sequences."""
+        pooled: list[Tensor] = []
+        sequences: dict[str, PaddedSequences] = {}
+        for feature in self.features:
+            bag, is_key = keys.keys[feature.name], keys.masks[feature.name]
+            if feature.max_keys is not None:
+                bag, is_key = bag[:, : feature.max_keys], is_key[:, : feature.max_keys]
+            vectors = self.tables[self.places[feature.table]](bag, is_key)
+            if feature.pooling == "none":
+                sequences[feature.name] = PaddedSequences(values=vectors, mask=is_key)
+            else:
+                pooled.append(_pool(vectors, is_key, feature.pooling))
+        nothing = vectors.new_zeros(vectors.shape[0], 0)
+        return padded_output(torch.cat(pooled, dim=1) if pooled else nothing, sequences)
+
+
+def padded_output(pooled: Tensor, sequences: Mapping[str, PaddedSequences]) -> EmbeddingOutput:
+    """What a lookup gives, with padded sequences, which models that are exported have to take, too."""
+    return EmbeddingOutput(pooled, cast(Mapping[str, Sequences], sequences))
+
+
+def _pool(vectors: Tensor, is_key: Tensor, pooling: str) -> Tensor:
+    """One vector float32[B, D] for each bag of ``vectors float32[B, K, D]``, which are zeros where there is no key."""
+    if pooling == "max":
+        least = torch.where(is_key.unsqueeze(-1), vectors, torch.full((), -torch.inf)).amax(1)
+        return torch.where(is_key.any(1, keepdim=True), least, torch.zeros(()))
+    total = vectors.sum(1)
+    if pooling == "sum":
+        return total
+    count = is_key.sum(1, keepdim=True).clamp(min=1).float()
+    return total / (count if pooling == "mean" else count.sqrt())
+
 
 Scores = Callable[[Tensor], Tensor]
 """Logits float[B, C] -> scores float[B, C], such as `torch.sigmoid`."""

@@ -22,10 +22,10 @@ from terarec.hugectr.tables.reader import DataReaderParams
 from terarec.hugectr.tables.solver import Solver
 from terarec.kernels.environment import checks_overflow
 from terarec.models import GraphModel
+from terarec.nn.precision import mixed_precision
 from terarec.spec import DenseOptimizerSpec, RecordLayout, TrainingSpec
 from terarec.train import Optimizers, Trainer
-from terarec.train.allocator import keep_freed_memory
-from terarec.train.precision import mixed_precision
+from terarec.train.devices import keep_freed_memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

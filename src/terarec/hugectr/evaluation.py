@@ -13,7 +13,7 @@ from terarec.hugectr.enums import MetricsType
 from terarec.hugectr.errors import LossCannotConvergeError, WrongInputError
 from terarec.metrics import AUC, NDCG, SMAPE, AverageLoss, HitRate
 from terarec.models import GraphModel
-from terarec.train.precision import Precision, autocast
+from terarec.nn.precision import Precision, autocast
 
 _UNKNOWN = -0.5  # labels up to here are unknown in HugeCTR's AUC
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
+
+from terarec.spec.codec import finite_data
 
 JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
 
@@ -23,7 +23,7 @@ class LabelValues:
 
     def to_json(self) -> dict[str, JsonValue]:
         """The same as JSON values; None for NaN and infinity."""
-        return {"rows": self.rows, "metrics": _numbers(self.values)}
+        return {"rows": self.rows, "metrics": finite_data(self.values)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +44,7 @@ class MetricValues:
         """The same as JSON values; None for NaN and infinity."""
         return {
             "rows": self.rows,
-            "metrics": _numbers(self.values),
+            "metrics": finite_data(self.values),
             "labels": {name: label.to_json() for name, label in self.labels.items()},
         }
 
@@ -106,7 +106,3 @@ class Results:
     def to_json(self) -> dict[str, JsonValue]:
         """The same as JSON values; None for NaN and infinity."""
         return {**self.overall.to_json(), "slices": {name: found.to_json() for name, found in self.slices.items()}}
-
-
-def _numbers(values: Mapping[str, float]) -> dict[str, JsonValue]:
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}

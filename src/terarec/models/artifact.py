@@ -1,23 +1,62 @@
-"""The part of a RUN directory that makes a model: what evaluation, prediction and serving open."""
+"""The part of a RUN directory that makes a model: its weights, and what evaluation, prediction and serving open."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from terarec.checkpoint import Checkpoint, find, load, whole
 from terarec.checkpoint.directory import best_step
 from terarec.config import load_run
-from terarec.errors import FormatError
+from terarec.embedding import EmbeddingCollection
+from terarec.errors import ConfigError, FormatError
 from terarec.formats import read_dataset
 from terarec.models.registry import build_model
-from terarec.models.state import load_dense_state, tables
 from terarec.nn.objectives import build_objective
 from terarec.spec import DatasetSpec, RunSpec
+
+if TYPE_CHECKING:
+    from terarec.storage import DynamicTable, StaticTable
+
+
+def tables(model: nn.Module) -> dict[str, StaticTable | DynamicTable]:
+    """All embedding tables of `model` by name."""
+    collections = (module for module in model.modules() if isinstance(module, EmbeddingCollection))
+    return {name: table for collection in collections for name, table in collection.tables.items()}
+
+
+def dense_state(model: nn.Module) -> dict[str, Tensor]:
+    """The part of ``model.state_dict()`` that is not in tables, sharing memory with the model.
+
+    Made without ``state_dict()``, which copies dynamic tables.
+    """
+    state: dict[str, Tensor] = {}
+    for name, module in model.named_modules():
+        if not isinstance(module, EmbeddingCollection):
+            module._save_to_state_dict(state, f"{name}." if name else "", keep_vars=False)
+    return state
+
+
+def load_dense_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Copy `state`, as `dense_state` gives it, into `model`.
+
+    Raises:
+        ConfigError: a tensor is missing, unknown or of another shape; nothing was copied then.
+    """
+    mine = dense_state(model)
+    for key in (*mine, *state):
+        got = list(state[key].shape) if key in state else None
+        expected = list(mine[key].shape) if key in mine else None
+        if got != expected:
+            raise ConfigError(
+                f"weights {key!r}: got shape {got}, expected {expected}; was the model described otherwise?"
+            )
+    model.load_state_dict(state, strict=False)
+
 
 RUN_FILE = "run.json"
 DATASET_DIRECTORY = "dataset"

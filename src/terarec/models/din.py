@@ -14,8 +14,8 @@ from terarec.embedding import EmbeddingCollection, PaddedKeys, PaddedSequences, 
 from terarec.errors import ConfigError
 from terarec.models.columns import join, mlp
 from terarec.nn import MLP
+from terarec.nn.attention import TargetAttention
 from terarec.nn.initializers import dense_distributions
-from terarec.nn.target_attention import TargetAttention
 from terarec.spec import MISSING_ID, MISSING_KEY, CategoricalColumn, DatasetSpec, DINSpec, FeatureSpec
 from terarec.spec.quoting import did_you_mean
 

@@ -1,4 +1,4 @@
-"""The models by their specs."""
+"""The models by their specs, and models of the user's own code."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
+from terarec.errors import ConfigError
 from terarec.models.autoint import AutoInt
 from terarec.models.dcn import DCN
-from terarec.models.deepfm import DeepFM, XDeepFM
 from terarec.models.din import DIN
 from terarec.models.dlrm import DLRM
+from terarec.models.factorization import FM, DeepFM, XDeepFM
 from terarec.models.graph import graph_model
-from terarec.models.linear import FM, LR
-from terarec.models.python_model import python_model
 from terarec.models.two_tower import TwoTower
-from terarec.models.wide_deep import DNN, WideDeep
+from terarec.models.wide_deep import DNN, LR, WideDeep
 from terarec.spec import (
     AutoIntSpec,
     DatasetSpec,
@@ -34,6 +33,39 @@ from terarec.spec import (
     WideDeepSpec,
     XDeepFMSpec,
 )
+from terarec.spec.named_code import check_allowed, imported
+
+
+def python_model(
+    spec: PythonModelSpec,
+    dataset: DatasetSpec,
+    *,
+    num_outputs: int | None = None,
+    seed: int = 0,
+    allow_import: Sequence[str] = (),
+) -> nn.Module:
+    """Import the factory of `spec` and call it.
+
+    Args:
+        spec: The factory and its options.
+        dataset: Columns.
+        num_outputs: Number of outputs C; None for one a label.
+        seed: Seed of the first weights.
+        allow_import: Packages whose code may be imported.
+
+    Raises:
+        ConfigError: A package that is not allowed, a factory that is not there, or one that returns no module.
+    """
+    check_allowed(spec.factory, allow_import, f"model: factory {spec.factory!r}")
+    factory = imported(spec.factory)
+    outputs = len(dataset.labels) if num_outputs is None else num_outputs
+    model = factory(dataset, num_outputs=outputs, seed=seed, **spec.options)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"model: factory {spec.factory!r}: returned {type(model).__name__}, expected a torch.nn.Module"
+        )
+    return model
+
 
 MODELS: dict[type, Callable[..., nn.Module]] = {
     LRSpec: LR,

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from terarec.batch import Batch, select
 from terarec.errors import ConfigError
 from terarec.models.columns import collection, join, mlp
-from terarec.nn.in_batch_softmax import in_batch_softmax
-from terarec.nn.item_frequency import ItemFrequency
+from terarec.nn.retrieval import ItemFrequency, in_batch_softmax
 from terarec.spec import CategoricalColumn, DatasetSpec, TwoTowerSpec
 from terarec.spec.quoting import did_you_mean
 

@@ -1,4 +1,4 @@
-"""An MLP over all columns, alone and beside linear terms: DNN and Wide & Deep."""
+"""Linear terms and an MLP over all columns, each alone and both together: LR, DNN and Wide & Deep."""
 
 from __future__ import annotations
 
@@ -7,7 +7,25 @@ from torch import Tensor, nn
 
 from terarec.batch import Batch
 from terarec.models.columns import LinearTerms, embeddings, input_width, mlp, side_by_side
-from terarec.spec import DatasetSpec, DNNSpec, WideDeepSpec
+from terarec.spec import DatasetSpec, DNNSpec, LRSpec, WideDeepSpec
+
+
+class LR(LinearTerms):
+    """Logistic regression: a weight for each key and dense column, and a bias.
+
+    Args:
+        spec: Tables and first weights.
+        dataset: Columns.
+        num_outputs: Number of outputs C; None for one a label.
+        seed: Seed of the first weights.
+    """
+
+    def __init__(self, spec: LRSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0) -> None:
+        super().__init__(spec, dataset, num_outputs or len(dataset.labels), seed=seed)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits float[B, C]."""
+        return self.linear_terms(batch)
 
 
 class DNN(nn.Module):

@@ -1,16 +1,60 @@
-"""Attention without weights of its own: whole, and its two halves."""
+"""Attention: masked softmax, multi-head attention and its halves, AutoInt's self-attention, DIN's target attention."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from terarec.nn.activations import dropout
+from terarec.nn.initializers import Distribution
 from terarec.nn.layer import Layer, TensorShape
-from terarec.nn.layer_option import integer
-from terarec.nn.softmax import masked_softmax
+from terarec.nn.layer_option import integer, number
+from terarec.nn.linear import new_linear
+from terarec.nn.mlp import MLP
+
+
+def masked_softmax(x: Tensor, mask: Tensor) -> Tensor:
+    """exp(z_i) / (sum of exp(z_j) + 1e-6) over the last dimension, z = x - 10000 (1 - mask) less its maximum.
+
+    The gradient takes the maximum for a constant, as HugeCTR's does.
+
+    Args:
+        x: float[..., n].
+        mask: 1 where an element counts and 0 where it does not; broadcast against `x`.
+    """
+    shifted = x - (1.0 - mask) * 10000.0
+    exponents = (shifted - shifted.amax(-1, keepdim=True).detach()).exp()
+    return exponents / (exponents.sum(-1, keepdim=True) + 1e-6)
+
+
+class Softmax(Layer):
+    """Softmax over the last dimension; a second input masks elements out."""
+
+    KIND = "softmax"
+    OPTIONS = (number("factor", "scale of the input, where there is a mask", default=1.0),)
+    BOTTOMS = (1, 2)
+    SHAPES = "[B, ..., n] [, mask that broadcasts to it] -> [B, ..., n]"
+    FORMULA = "y = softmax(x); with a mask exp(z) / (sum exp(z) + 1e-6), z = factor x - 10000 (1 - mask) - max"
+
+    def __init__(self, shapes: Sequence[TensorShape], *, factor: float) -> None:
+        first = shapes[0]
+        self.require(len(first.dims) >= 1, shapes, "at least two dimensions")
+        if len(shapes) == 2:
+            mask = shapes[1]
+            good = mask.rows == first.rows and len(mask.dims) == len(first.dims)
+            good = good and all(length in (1, full) for length, full in zip(mask.dims, first.dims, strict=False))
+            self.require(good, shapes, "a mask that broadcasts to the first input")
+        super().__init__([first])
+        self.factor = factor
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """float[B, ..., n] and its mask -> float[B, ..., n]."""
+        return x.softmax(-1) if mask is None else masked_softmax(x * self.factor, mask)
+
 
 _HEADS = integer("num_attention_heads", "heads h; the width is h times theirs", default=1)
 
@@ -108,3 +152,126 @@ class AttentionValues(Layer):
     def forward(self, weights: Tensor, value: Tensor) -> Tensor:
         """Shapes as declared."""
         return (weights @ value).transpose(1, 2).flatten(2)
+
+
+class SelfAttention(nn.Module):
+    """An interacting layer of AutoInt (Song et al. 2019, arXiv 1810.11921, eq. 5 to 8).
+
+    For each head: softmax(Q K^T) V with Q, K, V = x W_q, x W_k, x W_v. The heads lie side by side; the input, projected
+    where its width is another, is added; then come layer norm on request and ReLU.
+
+    Args:
+        in_width: Length of the vectors that come in.
+        width: Length of those that go out, all heads together.
+        heads: Number of heads.
+        generator: Source of the first weights.
+        initial: (fan_in, fan_out) -> distributions of first weights; there are no biases.
+        residual: Whether the input is added.
+        scale: Whether scores are divided by the root of a head's width (the paper does not).
+        layer_norm: Whether the sum is normalized.
+        dropout: Probability of zeroing an attention weight in training.
+    """
+
+    def __init__(
+        self,
+        in_width: int,
+        width: int,
+        heads: int,
+        *,
+        generator: torch.Generator,
+        initial: Callable[[int, int], tuple[Distribution, Distribution]],
+        residual: bool = True,
+        scale: bool = False,
+        layer_norm: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.factor = (width // heads) ** -0.5 if scale else 1.0
+        self.dropout = dropout
+        self.adds_input = residual
+
+        def projection() -> nn.Linear:
+            return new_linear(in_width, width, weight=initial(in_width, width)[0], bias=None, generator=generator)
+
+        self.query, self.key, self.value = projection(), projection(), projection()
+        self.projection = projection() if residual and in_width != width else nn.Identity()
+        self.norm = nn.LayerNorm(width) if layer_norm else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float[B, m, in_width] -> float[B, m, width]."""
+        query, key, value = (
+            layer(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
+        )
+        weights = (query @ key.transpose(2, 3) * self.factor).softmax(3)
+        if self.training and self.dropout:
+            weights = dropout(weights, self.dropout)
+        mixed = (weights.to(value.dtype) @ value).transpose(1, 2).flatten(2)
+        if self.adds_input:
+            mixed = mixed + self.projection(x)
+        out: Tensor = self.norm(mixed).relu()
+        return out
+
+
+class TargetAttention(nn.Module):
+    """The local activation unit of the Deep Interest Network (Zhou et al. 2018, arXiv 1706.06978, eq. 3).
+
+    The weight of a vector e of the history is a(e, t) = MLP(t, e, t - e, t * e); the output is the sum of a e. There is
+    no padding: all vectors of all samples go through the MLP at once.
+
+    Args:
+        mlp: What gives a weight [n, 1] for inputs [n, 4 D].
+        softmax: Whether the weights of a sample are normalized by a softmax; the paper leaves them as they are.
+    """
+
+    def __init__(self, mlp: MLP, *, softmax: bool = False) -> None:
+        super().__init__()
+        self.mlp = mlp
+        self.softmax = softmax
+
+    def forward(self, target: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
+        """Pool.
+
+        Args:
+            target: float[B, D].
+            values: float[n, D], the vectors of all histories.
+            offsets: int64[B + 1]; sample b has ``values[offsets[b] : offsets[b + 1]]``.
+
+        Returns:
+            float[B, D]; zeros for an empty history.
+        """
+        if not values.shape[0]:
+            return torch.zeros_like(target) + values.sum(0)
+        lengths = offsets.diff()
+        sample = torch.repeat_interleave(lengths, output_size=values.shape[0])
+        targets = target.index_select(0, sample)
+        weights = self.mlp(torch.cat([targets, values, targets - values, targets * values], dim=1)).float()
+        if self.softmax:
+            highest = torch.segment_reduce(weights.detach(), "max", offsets=offsets, axis=0, initial=-torch.inf)
+            weights = (weights - highest.index_select(0, sample)).exp()
+            total = torch.segment_reduce(weights, "sum", offsets=offsets, axis=0, initial=0)
+            weights = weights / total.index_select(0, sample)
+        pooled: Tensor = torch.segment_reduce(weights * values.float(), "sum", offsets=offsets, axis=0, initial=0)
+        return pooled.to(target.dtype)
+
+    def padded(self, target: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """Pool histories of as many places each, as an exported program has them.
+
+        Args:
+            target: float[B, D].
+            values: float[B, K, D].
+            mask: bool[B, K], the places that hold a vector.
+
+        Returns:
+            float[B, D], as `forward` gives it in evaluation.
+        """
+        targets = target.unsqueeze(1).expand_as(values)
+        inputs = torch.cat([targets, values, targets - values, targets * values], dim=2)
+        weights = self.mlp(inputs.flatten(0, 1)).float().unflatten(0, (-1, values.shape[1]))
+        is_there = mask.unsqueeze(2)
+        if self.softmax:
+            highest = weights.masked_fill(~is_there, torch.finfo(weights.dtype).min).amax(1, keepdim=True)
+            exponents = (weights - highest).exp().masked_fill(~is_there, 0.0)
+            weights = exponents / exponents.sum(1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+        pooled: Tensor = (weights * values.float()).masked_fill(~is_there, 0.0).sum(1)
+        return pooled.to(target.dtype)

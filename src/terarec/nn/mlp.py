@@ -9,13 +9,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from terarec.nn.activation import ReLUInPlace, new_activation
-from terarec.nn.batch_norm import BatchNorm1d
-from terarec.nn.dropout import dropout, relu_dropout
+from terarec.nn.activations import ReLUInPlace, dropout, new_activation, relu_dropout
 from terarec.nn.initializers import Distribution, by_scheme, linear_distributions, scheme_option, uniform
 from terarec.nn.layer import FileTensor, TensorShape, WeightedLayer, transposed, whole
 from terarec.nn.layer_option import choice, flag, integer, list_of
 from terarec.nn.linear import new_linear
+from terarec.nn.normalization import BatchNorm1d
 
 ACTIVATIONS = ("relu", "none")
 
@@ -31,7 +30,7 @@ class MLP(nn.Module):
         biases: whether each layer has a bias; by default all have.
         dropout: probability of zeroing a unit behind an activation while training.
         initial: (fan_in, fan_out) -> distributions of a layer's first weight and bias.
-        activation: name of the activation, one of `terarec.nn.activation.ACTIVATIONS`.
+        activation: name of the activation, one of `terarec.nn.activations.ACTIVATIONS`.
         batch_norm: whether what goes into an activation is normalized over the batch.
     """
 

@@ -10,34 +10,29 @@ from typing import Any, cast
 import torch
 
 from terarec.errors import ConfigError
-from terarec.nn.activations import ELU, Cast, ReLU, Sigmoid
-from terarec.nn.attention import AttentionScores, AttentionValues, MultiHeadAttention
-from terarec.nn.batch_norm import BatchNorm
-from terarec.nn.concat import Concat
-from terarec.nn.dropout import Dropout
-from terarec.nn.elementwise import Add, ElementwiseMultiply, Sub
-from terarec.nn.fm_order2 import FmOrder2
-from terarec.nn.gather import Gather
+from terarec.nn.activations import ELU, Cast, Dropout, PReLUDice, ReLU, Sigmoid
+from terarec.nn.arithmetic import Add, ElementwiseMultiply, MatrixMultiply, ReduceMean, ReduceSum, Sub
+from terarec.nn.attention import AttentionScores, AttentionValues, MultiHeadAttention, Softmax
+from terarec.nn.cross import MultiCross
 from terarec.nn.group_dense import GroupDense
-from terarec.nn.gru import GRU
 from terarec.nn.inner_product import FusedInnerProduct, InnerProduct
-from terarec.nn.interaction import Interaction
+from terarec.nn.interaction import FmOrder2, Interaction
 from terarec.nn.layer import Layer, TensorShape, WeightedLayer
-from terarec.nn.layer_norm import LayerNorm
 from terarec.nn.layer_option import REQUIRED, LayerOption
 from terarec.nn.losses import BinaryCrossEntropy, CrossEntropy, Loss, MultiCrossEntropy
-from terarec.nn.matrix_multiply import MatrixMultiply
 from terarec.nn.mlp import MLPLayer
-from terarec.nn.multi_cross import MultiCross
-from terarec.nn.prelu_dice import PReLUDice
-from terarec.nn.reduce import ReduceMean, ReduceSum
-from terarec.nn.reshape import Reshape
-from terarec.nn.reshape_concat import FusedReshapeConcat, FusedReshapeConcatGeneral
-from terarec.nn.scale import Scale
-from terarec.nn.select import Select
-from terarec.nn.sequence_mask import SequenceMask
-from terarec.nn.slice import Slice
-from terarec.nn.softmax import Softmax
+from terarec.nn.normalization import BatchNorm, LayerNorm
+from terarec.nn.reshaping import (
+    Concat,
+    FusedReshapeConcat,
+    FusedReshapeConcatGeneral,
+    Gather,
+    Reshape,
+    Scale,
+    Select,
+    Slice,
+)
+from terarec.nn.sequence import GRU, SequenceMask
 from terarec.nn.weight_multiply import WeightMultiply
 from terarec.spec.quoting import did_you_mean
 

@@ -12,8 +12,8 @@ from terarec.etl.workflow import Workflow
 from terarec.formats.dataset import DATASET_FILE
 from terarec.recipes.library import find_recipe_files, load_recipe, load_recipe_data
 from terarec.spec import RecipeSpec
-from terarec.train.callback import Callback
 from terarec.train.seeds import SeedResult, SeedsReport, fit_seeds
+from terarec.train.trainer import Callback
 
 TEST_SPLIT = "test"
 

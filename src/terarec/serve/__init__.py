@@ -5,11 +5,10 @@ the Open Inference Protocol v2, and `serve` behind HTTP. `InferenceClient` asks 
 """
 
 from terarec.serve.client import InferenceClient, InferenceError
-from terarec.serve.inputs import InputColumn
 from terarec.serve.run import RunningServer, serve
 from terarec.serve.score_files import ScoreReport, score_files
 from terarec.serve.service import InferenceService
-from terarec.serve.session import InferenceSession
+from terarec.serve.session import InferenceSession, InputColumn
 
 __all__ = [
     "InferenceClient",

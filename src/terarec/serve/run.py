@@ -61,8 +61,7 @@ def serve(
         FormatError: `run_dir` holds no complete checkpoint.
         MissingDependencyError: starlette or uvicorn is not installed.
     """
-    from terarec.serve.http_server import HttpServer
-    from terarec.serve.server import create_app
+    from terarec.serve.http_server import HttpServer, create_app
 
     def started() -> None:
         if ready is not None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import terarec
 from terarec.errors import ConfigError
 from terarec.serve.elements import INTEGER_BITS, Elements, float32_elements
-from terarec.serve.inputs import ColumnKind, InputColumn
 from terarec.serve.messages import (
     InferRequest,
     InferResponse,
@@ -18,7 +17,7 @@ from terarec.serve.messages import (
     TensorMetadata,
     UnknownModelError,
 )
-from terarec.serve.session import InferenceSession
+from terarec.serve.session import ColumnKind, InferenceSession, InputColumn
 from terarec.spec import ServingSpec
 from terarec.spec.quoting import quoted
 

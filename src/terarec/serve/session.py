@@ -1,9 +1,11 @@
-"""The engine of serving: a trained model and its workflow, from raw values to probabilities. Knows no transport."""
+"""A trained model and its workflow, from raw values to scores; no transport."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +13,44 @@ import torch
 from torch import nn
 
 from terarec.batch import Batch, Jagged, to_device
+from terarec.etl.columns import ColumnType
 from terarec.etl.workflow import EncodedRecords, RawValues, Workflow, workflow_of
 from terarec.models.artifact import DATASET_DIRECTORY, load_model
 from terarec.models.contract import device_of, logits_of, score_names
 from terarec.nn.objectives import build_objective
-from terarec.serve.inputs import input_columns
+from terarec.nn.precision import autocast
 from terarec.spec import DatasetSpec, RunSpec
+
+ColumnKind = Literal["number", "integer", "string"]
+_KINDS: dict[str, ColumnKind] = {"number": "number", "integer": "integer", "text": "string", "hex32": "string"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputColumn:
+    """A raw column of a record.
+
+    Attributes:
+        name: of the column.
+        kind: what its values are.
+        hotness: 1 for one value a record; more for a list of at most so many values; None for one of any length.
+    """
+
+    name: str
+    kind: ColumnKind
+    hotness: int | None = 1
+
+
+def input_columns(workflow: Workflow) -> tuple[InputColumn, ...]:
+    """The raw columns of a record that `workflow` encodes."""
+    return tuple(_input_column(workflow, name, found) for name, found in workflow.record_columns.items())
+
+
+def _input_column(workflow: Workflow, name: str, found: ColumnType) -> InputColumn:
+    source = workflow.spec.source.column(name)
+    is_written_time = source is not None and source.format is not None
+    # A list of at most one value is a list all the same.
+    hotness = (None if found.max_length is None else max(found.max_length, 2)) if found.is_list else 1
+    return InputColumn(name=name, kind="string" if is_written_time else _KINDS[found.kind], hotness=hotness)
 
 
 class InferenceSession:
@@ -99,9 +133,7 @@ class InferenceSession:
     def score(self, records: EncodedRecords) -> npt.NDArray[np.float32]:
         """Score B records that `workflow` has encoded; as `predict`."""
         batch = to_device(self._batch(records), self.device)
-        precision = self.run.training.precision
-        dtype = torch.float16 if precision == "fp16" else torch.bfloat16
-        with torch.inference_mode(), torch.autocast(self.device.type, dtype=dtype, enabled=precision != "fp32"):
+        with torch.inference_mode(), autocast(self.run.training.precision, self.device):
             output = self._model(batch)
         scores: npt.NDArray[np.float32] = self._objective.scores(logits_of(self._model, output)).cpu().numpy()
         return scores

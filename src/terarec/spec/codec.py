@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -191,3 +192,14 @@ def _inside(where: str, name: str) -> str:
 
 def _root(where: str) -> str:
     return f"{where}: " if where else ""
+
+
+def finite_data(value: Any) -> Any:
+    """Return JSON data with None in the place of NaN and infinity, for which JSON has no words."""
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): finite_data(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_data(item) for item in value]
+    return value

@@ -1,13 +1,11 @@
 """Training: one step, the loop around it, a run in a directory, evaluation, prediction, the report."""
 
-from terarec.train.callback import Callback
 from terarec.train.evaluation import Evaluation, Evaluator, evaluate
-from terarec.train.fit_report import FitReport
+from terarec.train.loggers import ProgressBar
 from terarec.train.optimizers import Optimizers, Schedule
 from terarec.train.predict import PredictReport, predict
-from terarec.train.progress import ProgressBar
 from terarec.train.run import Run, build
-from terarec.train.trainer import Trainer
+from terarec.train.trainer import Callback, FitReport, Trainer
 
 __all__ = [
     "Callback",

@@ -13,11 +13,9 @@ from terarec.checkpoint import MANIFEST, Checkpoint, TrainState, mark_best, save
 from terarec.checkpoint.directory import keep_newest, step_path
 from terarec.data.batch_reader import BatchReader
 from terarec.errors import ConfigError
-from terarec.models.artifact import load_weights
-from terarec.models.state import dense_state, tables
-from terarec.train.callback import Callback
+from terarec.models.artifact import dense_state, load_weights, tables
 from terarec.train.evaluation import Evaluation
-from terarec.train.trainer import Trainer
+from terarec.train.trainer import Callback, Trainer
 
 NO_OPTIMIZER: Mapping[str, Any] = {"state": {}, "param_groups": []}
 """State of a model without dense parameters."""

@@ -1,20 +1,46 @@
-"""How good a model is on a split."""
+"""Scores of a model for a stream of batches, and how good they are."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from terarec.batch import Batch, column
 from terarec.metrics import MetricSet, Results, Throughput
+from terarec.models.contract import device_of, logits_of
 from terarec.nn.objectives import BinaryObjective, Objective
+from terarec.nn.precision import Precision, autocast
 from terarec.spec import TrainingSpec
-from terarec.train.precision import Precision
-from terarec.train.scoring import score
+from terarec.train.devices import copied_ahead
+
+
+def score(model: nn.Module, batches: Iterable[Batch], precision: Precision = "fp32") -> Iterator[tuple[Batch, Tensor]]:
+    """Yield each of `batches`, on the CPU, with its logits float32[B, C], the model being in evaluation mode meanwhile.
+
+    The mode that the model had before is restored when the stream ends or is closed.
+
+    Raises:
+        ConfigError: A model that gives no logits, or a graph with a label that no loss reads.
+    """
+    was_training, device = model.training, device_of(model)
+    model.eval()
+    try:
+        for there, batch in copied_ahead(((batch, batch) for batch in batches), device):
+            yield batch, _logits(model, there, precision)
+    finally:
+        model.train(was_training)
+
+
+@torch.no_grad()
+def _logits(model: nn.Module, batch: Batch, precision: Precision) -> Tensor:
+    with autocast(precision, batch.label.device):
+        output = model(batch)
+    return logits_of(model, output).float().cpu()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,20 +1,232 @@
-"""Loggers for other programs: TensorBoard and MLflow. Their packages are imported where one is made."""
+"""Callbacks that record a training: metrics.jsonl, TensorBoard, MLflow, and a progress bar."""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from terarec.errors import ConfigError, MissingDependencyError
+from terarec.formats import write_bytes
+from terarec.metrics import Throughput
 from terarec.spec import RunSpec, to_data
+from terarec.train.devices import describe_environment
 from terarec.train.evaluation import Evaluation
-from terarec.train.points import LOG_EVERY, Point, PointLogger
-from terarec.train.trainer import Trainer
+from terarec.train.report_log import read_point
+from terarec.train.trainer import Callback, Trainer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
+
+
+LOG_EVERY = 10
+"""Steps between training points: hundreds of points for a run of thousands of steps, at some 10 us a line."""
+
+Point = dict[str, float | int]
+
+
+class PointLogger(Callback):
+    """Makes a point of the training every few steps, and calls `log_training` with it.
+
+    A training point has ``step``, ``samples``, ``epoch``, ``loss`` (mean over the steps since the last point),
+    ``samples_per_second`` (over the same steps, evaluations left out), ``seconds`` (of training since the start or
+    resume), ``lr`` of the layers and ``rows_lr`` of the tables.
+
+    Args:
+        every: Steps between points.
+    """
+
+    def __init__(self, every: int = LOG_EVERY) -> None:
+        self.every = every
+        self._throughput = Throughput()
+        self._losses: list[Tensor] = []
+        self._samples_logged = 0
+        self._seconds = 0.0
+        self._evaluation_seconds = 0.0
+
+    def log_training(self, point: Point) -> None:
+        """Write a training point."""
+        raise NotImplementedError
+
+    def on_start(self, trainer: Trainer) -> None:
+        """Start the clock."""
+        self._samples_logged = trainer.samples
+        self._throughput.reset()
+
+    def on_step(self, trainer: Trainer) -> None:
+        """Add the loss; log a point if one is due."""
+        if trainer.last_loss is not None:
+            self._losses.append(trainer.last_loss)  # on the model's device: a GPU is not waited for
+        if trainer.step % self.every == 0:
+            self._log(trainer)
+
+    def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
+        """Leave the evaluation out of the training's time."""
+        self._evaluation_seconds += evaluation.seconds
+
+    def on_end(self, trainer: Trainer) -> None:
+        """Log what is left."""
+        self._log(trainer)
+
+    def _log(self, trainer: Trainer) -> None:
+        if not self._losses:
+            return
+        losses = torch.stack(self._losses).tolist()
+        seconds = self._throughput.seconds - self._evaluation_seconds
+        self._seconds += seconds
+        point: Point = {
+            "step": trainer.step,
+            "samples": trainer.samples,
+            "epoch": trainer.epoch,
+            "loss": sum(losses) / len(losses),
+            "samples_per_second": (trainer.samples - self._samples_logged) / seconds,
+            "seconds": self._seconds,
+        }
+        for name, optimizer in (("lr", trainer.optimizers.dense), ("rows_lr", trainer.optimizers.rows)):
+            if optimizer is not None:
+                point[name] = float(optimizer.param_groups[0]["lr"])
+        self._losses.clear()
+        self._samples_logged = trainer.samples
+        self._evaluation_seconds = 0.0
+        self._throughput.reset()
+        self.log_training(point)
+
+
+class MetricsLog(PointLogger):
+    """Writes a line for each start, a training line every few steps and a line per evaluation.
+
+    The line of a start has ``step``, ``samples`` and what `describe_environment` returns. A training line is a point of
+    `PointLogger`. An evaluation line has ``step``, ``samples``, ``split``, every metric by its name, ``seconds``, and
+    ``labels`` and ``slices`` where there are several.
+
+    Args:
+        path: Path of the file. Lines after the step at which training starts are removed, the others kept.
+        split: Name of the validation split.
+        every: Steps between training lines.
+    """
+
+    def __init__(self, path: Path, split: str, every: int = LOG_EVERY) -> None:
+        super().__init__(every)
+        self.path = path
+        self.split = split
+        self._file: IO[str] | None = None
+
+    def on_start(self, trainer: Trainer) -> None:
+        """Open the file, without what a run that was killed had logged beyond its checkpoint."""
+        kept = _lines_until(self.path, trainer.step) if self.path.exists() else []
+        write_bytes(self.path, b"".join(kept))
+        self._file = self.path.open("a", encoding="utf-8")
+        where = describe_environment(trainer.device, trainer.spec)
+        self._write({"step": trainer.step, "samples": trainer.samples, **where})
+        super().on_start(trainer)
+
+    def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
+        """Write the evaluation's line."""
+        super().on_evaluation(trainer, evaluation)
+        figures = {
+            name: value for name, value in evaluation.figures().items() if name not in ("rows", "samples_per_second")
+        }
+        self._write({"step": trainer.step, "samples": trainer.samples, "split": self.split, **figures})
+
+    def on_end(self, trainer: Trainer) -> None:
+        """Write what is left and close the file."""
+        if self._file is not None:
+            super().on_end(trainer)
+            self._file.close()
+            self._file = None
+
+    def log_training(self, point: Point) -> None:
+        """Write a training line."""
+        self._write(point)
+
+    def _write(self, point: Mapping[str, Any]) -> None:
+        assert self._file is not None, "the log is open while training runs"
+        finite = {name: value for name, value in point.items() if not _is_nan(value)}  # JSON has no word for NaN
+        self._file.write(json.dumps(finite, allow_nan=False) + "\n")
+        self._file.flush()
+
+
+def _is_nan(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _lines_until(path: Path, step: int) -> list[bytes]:
+    """The lines of steps up to `step`; a line cut short by a crash is the last one and goes too."""
+    kept = []
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+        if not line.endswith(b"\n") or read_point(path, number, line)["step"] > step:
+            break
+        kept.append(line)
+    return kept
+
+
+_REFRESH_PER_SECOND = 4  # a redraw takes about a millisecond of the cores that train
+
+
+class ProgressBar(Callback):
+    """Steps, loss, samples a second and the last AUC, redrawn in place; one line per evaluation stays.
+
+    Args:
+        console: where to draw; stderr by default. Where that is no terminal only the evaluations are printed.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        from rich.console import Console  # here, so that who trains without a bar needs no rich
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.console = console or Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            refresh_per_second=_REFRESH_PER_SECOND,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self._task: TaskID | None = None
+
+    def on_start(self, trainer: Trainer) -> None:
+        """Draw the empty bar."""
+        self._task = self._bar.add_task("training", total=trainer.total_steps, completed=trainer.step, figures="")
+        self._bar.start()
+
+    def on_step(self, trainer: Trainer) -> None:
+        """Move on."""
+        if self._task is None or self._bar.disable:
+            return
+        steps_per_second = self._bar.tasks[0].speed or 0.0
+        rate = steps_per_second * trainer.spec.batch_size
+        self._bar.update(
+            self._task,
+            completed=trainer.step,
+            description=f"epoch {trainer.last_epoch}",
+            figures=f"loss {trainer.loss:.4f}  {rate:,.0f} samples/s",
+        )
+
+    def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
+        """Print the figures."""
+        self._bar.console.print(
+            f"step {trainer.step:,}: AUC {evaluation.auc:.5f}, logloss {evaluation.logloss:.5f} "
+            f"({evaluation.rows:,} rows in {evaluation.seconds:.1f} s)",
+            highlight=False,
+        )
+
+    def on_end(self, trainer: Trainer) -> None:
+        """Take the bar away."""
+        self._bar.stop()
+
 
 _CURVES = {
     "loss": "train/loss",

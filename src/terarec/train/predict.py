@@ -18,9 +18,8 @@ from terarec.models.contract import score_names
 from terarec.nn.objectives import build_objective
 from terarec.spec import DatasetSpec, FieldError
 from terarec.spec.quoting import did_you_mean, quoted
-from terarec.train.columns import check_columns
-from terarec.train.run_dir import RunDirectory, check_run
-from terarec.train.scoring import score
+from terarec.train.evaluation import score
+from terarec.train.run_dir import RunDirectory, check_columns, check_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

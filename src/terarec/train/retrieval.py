@@ -15,8 +15,8 @@ from terarec.errors import ConfigError
 from terarec.metrics import ItemLists, RetrievalResults, evaluate_retrieval
 from terarec.models.contract import device_of
 from terarec.models.two_tower import TwoTower
+from terarec.nn.precision import Precision, autocast
 from terarec.spec import DatasetSpec, TwoTowerSpec
-from terarec.train.precision import Precision, autocast
 
 DEFAULT_K = (10, 50, 100)
 """Lengths of the lists of recommended items."""

@@ -1,9 +1,11 @@
-"""What lies where in a RUN directory, and how one is begun."""
+"""What is where in a RUN directory, how one is begun and locked, and whether a data set fits its model."""
 
 from __future__ import annotations
 
 import dataclasses
+import filecmp
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,9 +19,104 @@ from terarec.formats import AtomicFile, read_dataset, workflow_files, write_data
 from terarec.formats.atomic import PARTIAL_SUFFIX
 from terarec.formats.hugectr import RECORDS_FILE
 from terarec.models.artifact import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
-from terarec.spec import DatasetSpec, RunSpec, to_data
-from terarec.train.columns import check_columns
-from terarec.train.run_lock import exclusive
+from terarec.spec import CategoricalColumn, DatasetSpec, RunSpec, to_data
+from terarec.spec.codec import parse_json
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold the lock file `path` during the block; the kernel releases it when the process dies, whatever kills it.
+
+    Where the system has no ``flock`` (Windows) nothing is held.
+
+    Raises:
+        ConfigError: another process, or this one, holds it.
+    """
+    try:
+        import fcntl
+    except ModuleNotFoundError:
+        yield
+        return
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Who held it may have removed the file since it was opened: then this lock is nobody's.
+            is_held = os.path.samestat(os.fstat(file.fileno()), path.stat())
+        except (BlockingIOError, FileNotFoundError):
+            is_held = False
+        if not is_held:
+            raise ConfigError(f"{path.parent}: another training runs there, expected a directory of its own")
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+_FREE = ("split", "weight", "metadata")
+"""Fields of a workflow that change nothing of what a model reads."""
+
+
+def check_columns(dataset: DatasetSpec, directory: Path, trained_on: DatasetSpec, trained_directory: Path) -> None:
+    """Raise `ConfigError` unless `dataset` has the columns of `trained_on`: names, order, rows, hotness, workflow.
+
+    Equal rows are not enough: ids that were learnt on other logs mean other things. So what workflows learnt is
+    compared to the byte, and their steps; how rows were split, sample weights and metadata change neither.
+
+    Args:
+        dataset: what is to be read.
+        directory: where it is.
+        trained_on: what the model knows.
+        trained_directory: where its workflow is, ``RUN/dataset``.
+    """
+    if dataset.column_names != trained_on.column_names:
+        raise ConfigError(
+            f"data set {dataset.name!r}: got the columns {', '.join(dataset.column_names)}, "
+            f"expected those that the model was trained on: {', '.join(trained_on.column_names)}"
+        )
+    for column, known in zip(dataset.categorical, trained_on.categorical, strict=True):
+        if column != known:
+            raise ConfigError(
+                f"data set {dataset.name!r}, column {column.name!r}: {_shape(column)}, expected {_shape(known)} as in "
+                "training; were its ids learnt anew?"
+            )
+    files = workflow_files(dataset, directory)
+    known_files = workflow_files(trained_on, trained_directory)
+    for file in sorted({*files, *known_files}):
+        is_known = file in files and file in known_files
+        if not is_known or not _are_alike(directory / file, trained_directory / file):
+            raise ConfigError(
+                f"data set {dataset.name!r}: {file} is not that of the training in {trained_directory}; were its ids "
+                "learnt anew?"
+            )
+
+
+def _are_alike(path: Path, known: Path) -> bool:
+    """Whether two files of workflows hold the same, apart from what no model depends on."""
+    if filecmp.cmp(path, known, shallow=False):
+        return True
+    if path.name != "workflow.json":
+        return False
+    one, other = _encoding(path), _encoding(known)
+    return one is not None and one == other
+
+
+def _encoding(path: Path) -> dict[str, Any] | None:
+    """What of a ``workflow.json`` decides how values become what a model reads; None for a file that is none."""
+    try:
+        content = parse_json(path.read_bytes())
+    except ValueError:
+        return None
+    if not isinstance(content, dict) or not isinstance(content.get("workflow"), dict):
+        return None
+    if content.get("version") == 2:
+        content["version"] = 3  # which has added `weight` and `metadata` alone
+    return {**content, "workflow": {name: value for name, value in content["workflow"].items() if name not in _FREE}}
+
+
+def _shape(column: CategoricalColumn) -> str:
+    rows = "any keys" if column.rows is None else f"{column.rows} rows"
+    return rows if column.hotness == 1 else f"{rows} in lists of {column.hotness}"
+
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_DIRECTORY = "tensorboard"

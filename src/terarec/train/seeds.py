@@ -16,10 +16,10 @@ from terarec.errors import ConfigError, FormatError
 from terarec.formats import write_bytes
 from terarec.models.artifact import RUN_FILE, load_model
 from terarec.spec import RunSpec, to_data
-from terarec.spec.codec import parse_json
-from terarec.train.callback import Callback
+from terarec.spec.codec import finite_data, parse_json
 from terarec.train.run import Run, build
 from terarec.train.run_dir import differences
+from terarec.train.trainer import Callback
 
 RESULT_FILE = "result.json"
 """Figures of a finished seed in its RUN directory."""
@@ -145,7 +145,7 @@ def fit_seeds(
         if on_result is not None:
             on_result(result)
     report = SeedsReport(results=tuple(results))
-    write_bytes(out / SEEDS_FILE, json.dumps(_finite(report.figures()), indent=2, allow_nan=False).encode())
+    write_bytes(out / SEEDS_FILE, json.dumps(finite_data(report.figures()), indent=2, allow_nan=False).encode())
     return report
 
 
@@ -177,16 +177,7 @@ def _write(file: Path, result: SeedResult) -> None:
         "epochs": result.epochs,
         "seconds": result.seconds,
     }
-    write_bytes(file, json.dumps(_finite(figures), indent=2, allow_nan=False).encode())
-
-
-def _finite(value: Any) -> Any:
-    """`value` with None in the place of numbers that JSON does not have."""
-    if isinstance(value, Mapping):
-        return {name: _finite(held) for name, held in value.items()}
-    if isinstance(value, list):
-        return [_finite(held) for held in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    write_bytes(file, json.dumps(finite_data(figures), indent=2, allow_nan=False).encode())
 
 
 def _read(file: Path, seed: int, directory: Path) -> SeedResult:

@@ -1,4 +1,4 @@
-"""The training loop."""
+"""The training loop, what it calls, and what it reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import logging
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -20,17 +22,86 @@ from terarec.kernels import memory
 from terarec.metrics import Throughput
 from terarec.models.contract import device_of, training_loss
 from terarec.nn.objectives import BinaryObjective, Objective
+from terarec.nn.precision import autocast, warn_if_slow
 from terarec.optim import LossScaler, freeze
 from terarec.spec import TrainingSpec
 from terarec.spec.quoting import did_you_mean
-from terarec.train.callback import Callback
 from terarec.train.devices import batches_on
-from terarec.train.early_stopping import EarlyStopping
 from terarec.train.evaluation import Evaluation, Evaluator
-from terarec.train.fit_report import FitReport
-from terarec.train.interrupt import Interrupts
 from terarec.train.optimizers import Optimizers
-from terarec.train.precision import autocast, warn_if_slow
+from terarec.train.stopping import EarlyStopping, Interrupts
+
+
+class Callback:
+    """Called by `Trainer.fit`; every hook does nothing unless overridden.
+
+    What a hook raises ends the training, as it was after the last step: a `Run` still saves that step.
+
+    The trainer's ``step``, ``epoch``, ``samples`` and ``loss`` say how far it is.
+    """
+
+    def on_start(self, trainer: Trainer) -> None:
+        """`fit` begins, perhaps continuing a restored run."""
+
+    def on_step_start(self, trainer: Trainer) -> None:
+        """A batch is there and its step follows; learning rates may still be set for it."""
+
+    def on_step(self, trainer: Trainer) -> None:
+        """A step is done, its weights are updated; if an evaluation was due, that is done too."""
+
+    def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
+        """The validation split was scored after ``trainer.step`` steps; `on_step` of that step follows."""
+
+    def on_epoch_end(self, trainer: Trainer) -> None:
+        """All batches of an epoch are done; ``trainer.epoch`` counts it already."""
+
+    def on_interrupt(self, trainer: Trainer) -> None:
+        """A signal asked to stop; the last step is complete. `on_end` follows."""
+
+    def on_finish(self, trainer: Trainer) -> None:
+        """All steps are done. `on_end` follows."""
+
+    def on_error(self, trainer: Trainer) -> None:
+        """A hook, the reader or an evaluation raised an exception between two steps. `on_end` follows."""
+
+    def on_end(self, trainer: Trainer) -> None:
+        """`fit` ends for whatever reason, an error included: release what was taken."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FitReport:
+    """What `Trainer.fit` did.
+
+    Attributes:
+        steps: steps of the whole run, those before a resume included.
+        samples: samples trained in this call.
+        seconds: wall-clock time of this call without evaluations; reading and checkpoints included.
+        total_seconds: Wall-clock time of this call, evaluations included.
+        samples_per_second: samples / seconds.
+        loss: of the last step's batch; NaN if there was no step.
+        device: Where the model trained.
+        evaluation: the last one; None without a validation split.
+        highest_auc: the highest AUC of all evaluations of the run, or None.
+        best_step: step of the evaluation that was best by ``training.monitor``, or None.
+        stopped_early: whether ``training.patience`` ended the training.
+        peak_memory_bytes: most physical memory that this process ever held.
+        checkpoint: the newest checkpoint, if the run writes any.
+    """
+
+    steps: int
+    samples: int
+    seconds: float
+    total_seconds: float
+    samples_per_second: float
+    loss: float
+    device: str
+    evaluation: Evaluation | None
+    highest_auc: float | None
+    best_step: int | None
+    stopped_early: bool
+    peak_memory_bytes: int
+    checkpoint: Path | None = None
+
 
 FIRST_DYNAMIC_SCALE = 65536.0
 """What `torch.amp.GradScaler` starts with."""

@@ -20,8 +20,8 @@ from terarec.formats.hugectr import (
     write_statistics,
 )
 from terarec.models import GraphModel
-from terarec.nn.batch_norm import BatchNorm
 from terarec.nn.layer import FileTensor, WeightedLayer
+from terarec.nn.normalization import BatchNorm
 from terarec.optim import dense_states
 
 _KNOWN = ((), ("momentum",), ("sum",), ("exp_avg", "exp_avg_sq"), ("sum", "linear"))

@@ -1,17 +1,61 @@
-"""DeepFM (Guo et al. 2017, arXiv 1703.04247) and xDeepFM (Lian et al. 2018, arXiv 1803.05170)."""
+"""Factorization machines: FM, DeepFM (Guo et al. 2017, arXiv 1703.04247) and xDeepFM (arXiv 1803.05170)."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from terarec.batch import Batch
 from terarec.models.columns import ColumnVectors, LinearTerms, input_width, mlp
-from terarec.models.linear import PairProducts
-from terarec.nn.compressed_interaction import CompressedInteraction
 from terarec.nn.initializers import dense_distributions
+from terarec.nn.interaction import CompressedInteraction
 from terarec.nn.linear import new_linear
-from terarec.spec import DatasetSpec, DeepFMSpec, XDeepFMSpec
+from terarec.spec import DatasetSpec, DeepFMSpec, FMSpec, XDeepFMSpec
+
+
+class PairProducts(nn.Module):
+    """The dots of all pairs of vectors, summed (Rendle 2010): half of (sum of v)^2 - sum of v^2.
+
+    With several outputs each of them weighs the D products by learned factors, which start at one.
+
+    Args:
+        width: Length D of a vector.
+        num_outputs: Number of outputs C.
+    """
+
+    def __init__(self, width: int, num_outputs: int) -> None:
+        super().__init__()
+        self.factors = nn.Parameter(torch.ones(num_outputs, width)) if num_outputs > 1 else None
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """float[B, m, D] -> float[B, C]."""
+        products = 0.5 * (vectors.sum(1).square() - vectors.square().sum(1))
+        if self.factors is None:
+            return products.sum(1, keepdim=True)
+        return nn.functional.linear(products, self.factors)
+
+
+class FM(LinearTerms):
+    """Factorization machine (Rendle 2010): linear terms, and the dots of all pairs of columns' vectors.
+
+    Args:
+        spec: Width, tables and first weights.
+        dataset: Columns.
+        num_outputs: Number of outputs C; None for one a label.
+        seed: Seed of the first weights.
+    """
+
+    def __init__(self, spec: FMSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0) -> None:
+        outputs = num_outputs or len(dataset.labels)
+        super().__init__(spec, dataset, outputs, seed=seed)
+        self.vectors = ColumnVectors(spec, dataset, generator=torch.Generator().manual_seed(seed), seed=seed)
+        self.products = PairProducts(spec.width, outputs)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits float[B, C]."""
+        vectors, _ = self.vectors(batch)
+        logits: Tensor = self.linear_terms(batch) + self.products(vectors)
+        return logits
 
 
 class DeepFM(LinearTerms):

@@ -1,9 +1,12 @@
-"""The best evaluation so far, and when to stop for want of a better one."""
+"""When training stops early: for want of a better evaluation, or by a signal."""
 
 from __future__ import annotations
 
 import math
+import signal
+import threading
 from collections.abc import Mapping
+from types import FrameType, TracebackType
 from typing import Any
 
 from terarec.metrics import find_metric
@@ -76,3 +79,37 @@ class EarlyStopping:
         if than is None:
             return True
         return value > than + by if self.is_higher_better else value < than - by
+
+
+class Interrupts:
+    """While entered, the first SIGINT or SIGTERM only sets `received`; the second takes its usual, immediate effect.
+
+    Only the main thread may handle signals; entered elsewhere it does nothing.
+
+    Attributes:
+        received: name of the signal that came ("SIGINT", "SIGTERM"), or None.
+    """
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._restore()
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        self.received = signal.Signals(number).name
+        self._restore()
+
+    def _restore(self) -> None:
+        while self._before:
+            number, handler = self._before.popitem()
+            signal.signal(number, handler)
