@@ -10,8 +10,7 @@ import numpy as np
 from terarec.data.synthetic import adult, amazon, avazu, mind, movielens, rees46
 from terarec.etl import fit
 from terarec.etl.columns import Block, Column, concatenate_blocks
-from terarec.etl.operators.plain_arrow import plain_of_column
-from terarec.etl.operators.plain_function import PlainLists
+from terarec.etl.ops.record_values import Ragged, values_of_column
 from terarec.etl.ready import READY
 from terarec.etl.source import open_source
 from terarec.etl.workflow import Workflow
@@ -58,14 +57,14 @@ def served_records(workflow: Workflow, block: Block) -> dict[str, list[Any]]:
     """The raw values of ``workflow.record_columns`` for the rows of a whole log that the workflow keeps."""
     brought: dict[str, Column | None] = {name: block.columns.get(name) for name in workflow.record_columns}
     for step, code in enumerate(workflow.plan.codes):
-        block = code.apply(block, workflow.states.get(step))
+        block = code.transform(block, workflow.states.get(step))
         made = code.writes if code.stage == "grouped" else brought if code.stage == "rows" else ()
         brought.update({name: block.columns[name] for name in made if name in brought and name in block.columns})
     return {name: _as_lists(column) for name, column in brought.items() if column is not None}
 
 
 def _as_lists(column: Column) -> list[Any]:
-    values = plain_of_column(column)
-    if isinstance(values, PlainLists):
+    values = values_of_column(column)
+    if isinstance(values, Ragged):
         return values.each()
     return values.tolist() if isinstance(values, np.ndarray) else values

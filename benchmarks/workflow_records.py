@@ -14,9 +14,9 @@ from ready_records import LOGS, fitted_with_records
 from record import Row, append_rows, measure
 
 from terarec.etl.columns import Block, Column
-from terarec.etl.operators import SpillOptions
+from terarec.etl.ops import Categorify, Clip, FillMissing, LogOp, SpillOptions
 from terarec.etl.workflow import Workflow, run_steps
-from terarec.spec import Categorify, Clip, FillMissing, LabelSpec, LogOp, SourceColumn, SourceSpec
+from terarec.spec import LabelSpec, SourceColumn, SourceSpec
 
 NUMBERS = tuple(f"I{number}" for number in range(1, 14))
 CATEGORIES = tuple(f"C{number}" for number in range(1, 27))

@@ -34,13 +34,13 @@ ETL: dict[str, set[str]] = {
     "statistics": set(),
     "values": {"columns", "partitions"},
     "source": {"columns", "generated", "in_order"},
-    "operators": {"columns", "statistics", "values"},
-    "workflow": {"columns", "operators"},
+    "ops": {"columns", "statistics", "values"},
+    "workflow": {"columns", "ops"},
     "sink": {"columns", "partitions"},
 }
 """The rooms of `etl`, and which others each may import."""
 ETL["engine"] = set(ETL)
 ETL["spark"] = set(ETL)
 ETL["preparation"] = set(ETL)
-ETL["ready"] = set()
-ETL["drift"] = {"source", "operators", "workflow", "statistics", "values"}
+ETL["ready"] = {"ops"}
+ETL["drift"] = {"source", "ops", "workflow", "statistics", "values"}

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from terarec.etl.columns import Block, Column
-from terarec.etl.operators import implementation
+from terarec.etl.ops import TargetEncoding
 from terarec.metrics import AUC
-from terarec.spec import TargetEncoding
-from tests.etl.operators.fitting import blocks_of, fit
+from tests.etl.ops.fitting import blocks_of, fit
 
 ROWS = 20_000
 STEP = TargetEncoding(columns=("k",), target="y", outputs=("e",), smoothing=1.0)
@@ -17,9 +16,9 @@ def aucs(keys: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
     """AUC of the encoding that training rows get, and of the one that would take their own labels along."""
     columns = {"k": Column("integer", keys), "y": Column("number", labels.astype(np.float64))}
     block = Block(columns, np.arange(ROWS), np.zeros(ROWS, dtype=np.uint8))
-    code, state = implementation(STEP), fit(STEP, blocks_of(block, 4096))
-    kept_apart = code.apply(block, state).columns["e"].values
-    in_fold = code.apply(Block(columns, block.rows), state).columns["e"].values
+    code, state = STEP, fit(STEP, blocks_of(block, 4096))
+    kept_apart = code.transform(block, state).columns["e"].values
+    in_fold = code.transform(Block(columns, block.rows), state).columns["e"].values
     return AUC().update(kept_apart, labels).compute(), AUC().update(in_fold, labels).compute()
 
 

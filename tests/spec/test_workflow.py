@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError
-from terarec.spec import (
+from terarec.etl.ops import (
     Bucketize,
     Categorify,
     Clip,
@@ -22,7 +22,6 @@ from terarec.spec import (
     JoinGroupby,
     JoinTable,
     KeepRows,
-    LabelSpec,
     LambdaOp,
     ListSlice,
     LogOp,
@@ -30,6 +29,11 @@ from terarec.spec import (
     NormalizeMinMax,
     Pad,
     Rename,
+    SplitText,
+    TargetEncoding,
+)
+from terarec.spec import (
+    LabelSpec,
     SourceColumn,
     SourceSpec,
     SplitByFiles,
@@ -37,8 +41,6 @@ from terarec.spec import (
     SplitByHash,
     SplitByTime,
     SplitByUser,
-    SplitText,
-    TargetEncoding,
     WorkflowSpec,
     from_data,
     to_data,

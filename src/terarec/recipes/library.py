@@ -41,6 +41,8 @@ def load_recipe(data: str, model: str) -> RecipeSpec:
     Raises:
         ConfigError: There is no such recipe.
     """
+    import terarec.etl.ops  # noqa: F401  the operators of a recipe's workflow register themselves
+
     models = _models_of(data)
     if model not in models:
         raise _unknown(f"recipe for {data}", model, models)

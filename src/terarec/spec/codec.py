@@ -106,6 +106,8 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
         return {key: _decode(item, value, _inside(where, key)) for key, value in data.items()}
     if dataclasses.is_dataclass(hint):
         return _decode_spec(hint, data, where)
+    if hasattr(hint, "members"):  # an open union, whose members register themselves
+        return _decode_member(hint.members(), data, where)
     return _decode_scalar(hint, data, where)
 
 
@@ -128,6 +130,11 @@ def _decode_union(members: tuple[Any, ...], data: Any, where: str) -> Any:
         plain = [member for member in members if member is not type(None)]
         fitting = [member for member in plain if _fits(member, data)]
         return _decode((fitting or plain)[0], data, where)
+    return _decode_member(specs, data, where)
+
+
+def _decode_member(specs: Mapping[str, Any], data: Any, where: str) -> Any:
+    """Decode one of `specs` by its kind."""
     if not isinstance(data, dict):
         raise _mistyped(where, data, "an object")
     kind = data.get("kind")

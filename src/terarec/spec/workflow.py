@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias, get_args
 
 from terarec.spec import checks
-from terarec.spec.operators import JoinTable, Operator
+from terarec.spec.operator import OperatorSpec
 from terarec.spec.quoting import did_you_mean, quoted
 
 
@@ -283,7 +283,7 @@ class WorkflowSpec:
     name: str
     source: SourceSpec
     tables: Mapping[str, SourceSpec] = field(default_factory=dict)
-    steps: tuple[Operator, ...] = ()
+    steps: tuple[OperatorSpec, ...] = ()
     split: Split | None = None
     labels: tuple[LabelSpec, ...]
     dense: tuple[str, ...] = ()
@@ -306,9 +306,10 @@ class WorkflowSpec:
         for name in self.metadata:
             self._check_metadata(name)
         for index, step in enumerate(self.steps):
-            if isinstance(step, JoinTable) and step.table not in self.tables:
+            table = step.side_table
+            if table is not None and table not in self.tables:
                 known = ", ".join(map(repr, self.tables)) or "none"
-                checks.reject(self, f"steps[{index}].table", f"got {step.table!r}, expected one of tables: {known}")
+                checks.reject(self, f"steps[{index}].table", f"got {table!r}, expected one of tables: {known}")
 
     def _check_metadata(self, name: str) -> None:
         column = self.source.column(name)

@@ -7,20 +7,12 @@ from typing import Any
 import numpy as np
 
 from terarec.etl.columns import Block
+from terarec.etl.ops import Categorify, FillMissing, ListSlice, Normalize, Rename
 from terarec.etl.workflow import Workflow
 from terarec.formats import create_shard, shard_path, write_dataset
-from terarec.spec import (
-    Categorify,
-    FillMissing,
-    LabelSpec,
-    ListSlice,
-    Normalize,
-    Rename,
-    SourceColumn,
-    SourceSpec,
-)
+from terarec.spec import LabelSpec, SourceColumn, SourceSpec
 from tests.etl.column_values import block_of
-from tests.etl.operators.fitting import fit
+from tests.etl.ops.fitting import fit
 
 SOURCE = SourceSpec(
     format="delimited",

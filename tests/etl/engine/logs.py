@@ -4,19 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
+from terarec.etl.ops import Categorify, FillMissing, History, LogOp, TargetEncoding
 from terarec.etl.workflow import Workflow
-from terarec.spec import (
-    Categorify,
-    FillMissing,
-    History,
-    LabelSpec,
-    LogOp,
-    SourceColumn,
-    SourceSpec,
-    Split,
-    SplitByFraction,
-    TargetEncoding,
-)
+from terarec.spec import LabelSpec, SourceColumn, SourceSpec, Split, SplitByFraction
 
 SOURCE = SourceSpec(
     format="delimited",

@@ -7,10 +7,11 @@ import pytest
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.engine import prepare
+from terarec.etl.ops import Categorify, LogOp
 from terarec.etl.source import source as source_module
 from terarec.etl.source.delimited import DelimitedReader
 from terarec.etl.workflow import Workflow
-from terarec.spec import Categorify, LabelSpec, LogOp, PrepareOptions, Split, SplitByFiles, SplitByFraction
+from terarec.spec import LabelSpec, PrepareOptions, Split, SplitByFiles, SplitByFraction
 from tests.etl.engine.contents import contents
 from tests.etl.engine.logs import SOURCE, shop_files, shop_workflow
 

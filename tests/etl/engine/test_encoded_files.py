@@ -13,20 +13,9 @@ import pytest
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.etl import prepare
 from terarec.etl.engine import EncodedFiles
+from terarec.etl.ops import Categorify, Explode, KeepRows, Normalize, TargetEncoding
 from terarec.etl.workflow import Workflow
-from terarec.spec import (
-    Categorify,
-    Explode,
-    KeepRows,
-    LabelSpec,
-    Normalize,
-    OneSplit,
-    PrepareOptions,
-    SourceColumn,
-    SourceSpec,
-    SplitByFiles,
-    TargetEncoding,
-)
+from terarec.spec import LabelSpec, OneSplit, PrepareOptions, SourceColumn, SourceSpec, SplitByFiles
 from tests.etl.engine.logs import shop_files, shop_workflow
 from tests.etl.ready.prepared import CASES, Prepared, make
 

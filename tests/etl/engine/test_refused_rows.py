@@ -8,21 +8,16 @@ import pytest
 
 from terarec.errors import FormatError
 from terarec.etl.engine import Progress, prepare
+from terarec.etl.ops import Categorify, Explode, KeepRows, LogOp, Normalize, SplitText
 from terarec.etl.workflow import Workflow
 from terarec.spec import (
-    Categorify,
-    Explode,
-    KeepRows,
     LabelSpec,
-    LogOp,
-    Normalize,
     PrepareOptions,
     SourceColumn,
     SourceSpec,
     Split,
     SplitByFraction,
     SplitByTime,
-    SplitText,
     WorkflowSpec,
 )
 from tests.etl.engine.contents import contents

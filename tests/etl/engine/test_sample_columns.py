@@ -11,23 +11,10 @@ import pytest
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.engine import prepare
+from terarec.etl.ops import Categorify, Explode, History, KeepRows, Normalize, Rename
 from terarec.etl.workflow import Workflow
 from terarec.formats import read_dataset
-from terarec.spec import (
-    Categorify,
-    Explode,
-    History,
-    KeepRows,
-    LabelSpec,
-    MetadataColumn,
-    Normalize,
-    PrepareOptions,
-    Rename,
-    SourceColumn,
-    SourceSpec,
-    SplitByHash,
-    WorkflowSpec,
-)
+from terarec.spec import LabelSpec, MetadataColumn, PrepareOptions, SourceColumn, SourceSpec, SplitByHash, WorkflowSpec
 from tests.etl.engine.contents import contents
 from tests.etl.engine.test_prepare import equal, read_split
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from terarec.etl.ops import Pad
 from terarec.etl.workflow import Workflow
-from terarec.spec import Pad
 from tests.etl.engine.contents import contents
 from tests.etl.engine.logs import shop_workflow
 

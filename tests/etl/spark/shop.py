@@ -6,7 +6,7 @@ import gzip
 import random
 from pathlib import Path
 
-from terarec.spec import (
+from terarec.etl.ops import (
     Bucketize,
     Categorify,
     Clip,
@@ -21,7 +21,6 @@ from terarec.spec import (
     JoinGroupby,
     JoinTable,
     KeepRows,
-    LabelSpec,
     LambdaOp,
     ListSlice,
     LogOp,
@@ -29,13 +28,10 @@ from terarec.spec import (
     NormalizeMinMax,
     Pad,
     Rename,
-    SourceColumn,
-    SourceSpec,
-    SplitByHash,
     SplitText,
     TargetEncoding,
-    WorkflowSpec,
 )
+from terarec.spec import LabelSpec, SourceColumn, SourceSpec, SplitByHash, WorkflowSpec
 
 SOURCE = SourceSpec(
     format="delimited",

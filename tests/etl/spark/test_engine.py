@@ -13,26 +13,20 @@ import pytest
 from terarec.errors import ConfigError, FormatError
 from terarec.etl import spark as spark_engine
 from terarec.etl.engine import Progress, prepare
-from terarec.etl.workflow import Workflow
-from terarec.spec import (
+from terarec.etl.ops import (
     Categorify,
     Explode,
     FillMissing,
     GivenIds,
-    LabelSpec,
     LambdaOp,
     ListSlice,
     LogOp,
     Normalize,
-    OneSplit,
     Operator,
-    PrepareOptions,
-    SourceColumn,
-    SourceSpec,
-    SplitByTime,
     SplitText,
-    WorkflowSpec,
 )
+from terarec.etl.workflow import Workflow
+from terarec.spec import LabelSpec, OneSplit, PrepareOptions, SourceColumn, SourceSpec, SplitByTime, WorkflowSpec
 from tests.cli.conftest import figures
 from tests.etl.engine.contents import contents
 from tests.etl.engine.logs import shop_files, shop_workflow

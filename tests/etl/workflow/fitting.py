@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from terarec.etl.columns import Block
-from terarec.etl.operators import SpillOptions
+from terarec.etl.ops import SpillOptions
 from terarec.etl.workflow import Workflow, run_steps
 
 
@@ -16,7 +16,7 @@ def fit(workflow: Workflow, block: Block, directory: Path) -> Workflow:
         statistics = {step: plan.codes[step].statistic(plan.types[step], memory) for step in steps}
         rows = block.only(work.reads)
         for step in work.row_steps:
-            rows = plan.codes[step].apply(rows, workflow.states.get(step))
+            rows = plan.codes[step].transform(rows, workflow.states.get(step))
         _, partials = run_steps(plan, work, rows.training(), workflow.states, statistics=statistics)
         for step, statistic in statistics.items():
             statistic.merge(partials[step])

@@ -5,21 +5,19 @@ from typing import Any
 import numpy as np
 
 from terarec.etl.columns import Block
-from terarec.etl.workflow import Workflow
-from terarec.spec import (
+from terarec.etl.ops import (
     Bucketize,
     Categorify,
     Cross,
     FillMissing,
     JoinGroupby,
-    LabelSpec,
     ListSlice,
     LogOp,
     Normalize,
-    SourceColumn,
-    SourceSpec,
     TargetEncoding,
 )
+from terarec.etl.workflow import Workflow
+from terarec.spec import LabelSpec, SourceColumn, SourceSpec
 from tests.etl.column_values import block_of
 
 SOURCE = SourceSpec(

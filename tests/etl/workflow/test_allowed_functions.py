@@ -15,10 +15,11 @@ import pytest
 
 from terarec.errors import ConfigError
 from terarec.etl import prepare
+from terarec.etl.ops import LambdaOp
 from terarec.etl.ready import READY, criteo
 from terarec.etl.workflow import Workflow, workflow_of
 from terarec.etl.workflow.allowed_functions import READY_FUNCTIONS
-from terarec.spec import LabelSpec, LambdaOp, SourceColumn, SourceSpec, WorkflowSpec
+from terarec.spec import LabelSpec, SourceColumn, SourceSpec, WorkflowSpec
 from terarec.spec.named_code import imported
 
 system = os.system  # what another module defines
@@ -81,7 +82,7 @@ def test_a_function_is_refused_by_name_before_its_module_is_imported(tmp_path: P
         "terarec.etl.ready.row_functions:pc",
         "terarec.etl.ready.row_functions:_modulo",
         "terarec.etl.ready.row_functionsx:length",
-        "terarec.etl.operators.lambda_op:imported",
+        "terarec.etl.ops.columns:imported",
     ],
 )
 def test_names_that_nobody_allowed(field: str, name: str, tmp_path: Path) -> None:

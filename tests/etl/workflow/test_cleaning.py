@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl import fit
+from terarec.etl.ops import Categorify, FillMissing, HashBucket, ListSlice, Normalize
 from terarec.etl.source import open_source
 from terarec.etl.workflow import Workflow, raw_column
-from terarec.spec import Categorify, FillMissing, HashBucket, LabelSpec, ListSlice, Normalize, SourceColumn, SourceSpec
+from terarec.spec import LabelSpec, SourceColumn, SourceSpec
 
 COLUMNS = (
     SourceColumn(name="y", type="integer"),

@@ -7,15 +7,9 @@ import numpy as np
 import pytest
 
 from terarec.errors import ConfigError, DataNotFoundError
-from terarec.etl.operators import SpillOptions
+from terarec.etl.ops import Categorify, DropLowCardinality, History, Normalize, SpillOptions
 from terarec.etl.workflow import Workflow
-from terarec.spec import (
-    Categorify,
-    DropLowCardinality,
-    History,
-    LabelSpec,
-    Normalize,
-)
+from terarec.spec import LabelSpec
 from tests.etl.workflow.fitting import fit
 from tests.etl.workflow.shop import SOURCE, raw, rows_of, shop
 

@@ -3,27 +3,21 @@
 import pytest
 
 from terarec.errors import ConfigError
-from terarec.etl.workflow import plan
-from terarec.spec import (
+from terarec.etl.ops import (
     Bucketize,
     Clip,
     Explode,
     FillMissing,
     HashBucket,
     KeepRows,
-    LabelSpec,
     ListSlice,
     LogOp,
     Operator,
     Rename,
-    SourceColumn,
-    SourceSpec,
-    Split,
-    SplitByTime,
-    SplitByUser,
     SplitText,
-    WorkflowSpec,
 )
+from terarec.etl.workflow import plan
+from terarec.spec import LabelSpec, SourceColumn, SourceSpec, Split, SplitByTime, SplitByUser, WorkflowSpec
 
 SOURCE = SourceSpec(
     format="delimited",

@@ -12,22 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError
-from terarec.etl.operators.categorify import Vocabularies
+from terarec.etl.ops import Bucketize, Categorify, Clip, FillMissing, GivenIds, ListSlice, LogOp
+from terarec.etl.ops.categorical import Vocabularies
 from terarec.etl.values.value_ids import ValueIds
 from terarec.etl.workflow import EncodedRecords, Workflow, raw_column
-from terarec.spec import (
-    Bucketize,
-    Categorify,
-    Clip,
-    FillMissing,
-    GivenIds,
-    LabelSpec,
-    ListSlice,
-    LogOp,
-    SourceColumn,
-    SourceSpec,
-    WorkflowSpec,
-)
+from terarec.spec import LabelSpec, SourceColumn, SourceSpec, WorkflowSpec
 
 NAMES = ("site", "city", "item", "tags", "seen")
 VOCABULARIES = {

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import ColumnType
-from terarec.etl.workflow import Workflow
-from terarec.spec import (
-    MISSING_KEY,
+from terarec.etl.ops import (
     Bucketize,
     Clip,
     Cross,
@@ -20,15 +18,14 @@ from terarec.spec import (
     FillMissing,
     HashBucket,
     KeepRows,
-    LabelSpec,
     ListSlice,
     LogOp,
     Operator,
     Rename,
-    SourceColumn,
-    SourceSpec,
     SplitText,
 )
+from terarec.etl.workflow import Workflow
+from terarec.spec import MISSING_KEY, LabelSpec, SourceColumn, SourceSpec
 from tests.etl.column_values import block_of
 
 SOURCE = SourceSpec(

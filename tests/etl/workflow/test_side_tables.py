@@ -4,8 +4,9 @@ import pytest
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import ColumnType
+from terarec.etl.ops import HashBucket, JoinTable, Operator
 from terarec.etl.workflow import plan
-from terarec.spec import HashBucket, JoinTable, LabelSpec, Operator, SourceColumn, SourceSpec, WorkflowSpec
+from terarec.spec import LabelSpec, SourceColumn, SourceSpec, WorkflowSpec
 
 SOURCE = SourceSpec(
     format="delimited",

@@ -11,19 +11,10 @@ import pytest
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl import fit, prepare
+from terarec.etl.ops import Categorify, Clip, FillMissing, Normalize, NormalizeMinMax, Rename
 from terarec.etl.source import open_source
 from terarec.etl.workflow import Workflow
-from terarec.spec import (
-    Categorify,
-    Clip,
-    FillMissing,
-    LabelSpec,
-    Normalize,
-    NormalizeMinMax,
-    Rename,
-    SourceColumn,
-    SourceSpec,
-)
+from terarec.spec import LabelSpec, SourceColumn, SourceSpec
 from tests.etl.source.samples import rows_of
 
 MILLISECONDS = 1_700_000_000_000

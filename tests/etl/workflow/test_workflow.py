@@ -8,20 +8,9 @@ import pytest
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.etl.columns import Block
+from terarec.etl.ops import Bucketize, FillMissing, HashBucket, ListSlice, LogOp
 from terarec.etl.workflow import Workflow
-from terarec.spec import (
-    MISSING_KEY,
-    Bucketize,
-    CategoricalColumn,
-    DenseColumn,
-    FillMissing,
-    HashBucket,
-    LabelSpec,
-    ListSlice,
-    LogOp,
-    SourceColumn,
-    SourceSpec,
-)
+from terarec.spec import MISSING_KEY, CategoricalColumn, DenseColumn, LabelSpec, SourceColumn, SourceSpec
 from tests.etl.column_values import block_of
 
 SOURCE = SourceSpec(

@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.etl.operators.categorify import CategorifyCode, Vocabularies
 from terarec.etl.values.value_ids import ValueIds
 from terarec.etl.workflow import IdValues, Workflow
-from terarec.spec import MISSING_ID, MISSING_KEY, CategoricalColumn, DatasetSpec, Rename
+from terarec.spec import MISSING_ID, MISSING_KEY, CategoricalColumn, DatasetSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +56,13 @@ def vocabularies(workflow: Workflow) -> Mapping[str, ValueIds]:
     """Result column -> the vocabulary that made its ids, for those that a `Categorify` made."""
     found: dict[str, ValueIds] = {}
     for step, code in enumerate(workflow.plan.codes):
-        if isinstance(code.spec, Rename):
-            renamed = {new: found[old] for old, new in code.spec.names.items() if old in found}
-            found = {name: ids for name, ids in found.items() if name not in code.spec.names} | renamed
+        if code.renames:
+            renamed = {new: found[old] for old, new in code.renames.items() if old in found}
+            found = {name: ids for name, ids in found.items() if name not in code.renames} | renamed
             continue
         for name in code.writes:
             found.pop(name, None)
-        state = workflow.states.get(step)
-        if isinstance(code, CategorifyCode) and isinstance(state, Vocabularies):
-            pairs = zip(code.writes, code.spec.columns, strict=True)
-            found.update({output: state.ids[code.vocabulary(name)] for output, name in pairs})
+        found.update(code.vocabularies(workflow.states.get(step)))
     return found
 
 

@@ -11,7 +11,7 @@ from terarec.etl.engine.learning import Statistics
 from terarec.etl.engine.passes import Passes
 from terarec.etl.engine.splits import RowBounds, assign
 from terarec.etl.engine.steps import Steps
-from terarec.etl.operators import State
+from terarec.etl.ops import State
 from terarec.etl.source import RawBlock, Source
 from terarec.etl.workflow import Plan
 from terarec.spec import SplitByFiles, SplitByFraction

@@ -21,7 +21,7 @@ from terarec.etl.engine.splits import assign
 from terarec.etl.engine.steps import Steps
 from terarec.etl.engine.unlabelled import scoring_plan, scoring_source
 from terarec.etl.in_order import available_threads
-from terarec.etl.operators.explode import ITEM_BITS, MAX_ITEMS
+from terarec.etl.ops.lists import ITEM_BITS, MAX_ITEMS
 from terarec.etl.source import BadInputReport, open_source
 from terarec.etl.workflow import EncodedRecords, Workflow
 from terarec.etl.workflow.data_set import dense_values, keys_of

@@ -13,7 +13,7 @@ from terarec.errors import FormatError
 from terarec.etl.columns import SPLIT_NAMES, Block
 from terarec.etl.engine.passes import Beside, Passes, ReadRows
 from terarec.etl.engine.steps import Steps
-from terarec.etl.operators import Statistic
+from terarec.etl.ops import Statistic
 from terarec.etl.source import RawBlock
 from terarec.etl.workflow import Pass
 

@@ -17,7 +17,7 @@ from terarec.etl.engine.arrow_blocks import from_table, to_batch
 from terarec.etl.engine.passes import Passes, ReadRows
 from terarec.etl.engine.splits import hashes
 from terarec.etl.engine.steps import Steps, stored_name
-from terarec.etl.operators import OperatorCode, Statistic
+from terarec.etl.ops import Operator, Statistic
 from terarec.etl.partitions import Partitions
 from terarec.etl.workflow import run_steps
 
@@ -66,14 +66,14 @@ def run_grouped(passes: Passes, steps: Steps, directory: Path, count: int) -> No
 class _Scatter:
     """The input rows of one grouped step, in files by group."""
 
-    def __init__(self, code: OperatorCode, step: int, directory: Path, count: int) -> None:
+    def __init__(self, code: Operator, step: int, directory: Path, count: int) -> None:
         self._code = code
         self._step = step
         self._partitions = Partitions.make(directory, count)
 
     def observe(self, block: Block) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
         """What the step reads of a block, and the file of each row."""
-        spec: Any = self._code.spec
+        spec: Any = self._code
         partition = hashes(block.columns[spec.group], _SEED) % self._partitions.count
         return to_batch(block.rows, {name: block.columns[name] for name in self._code.reads}), partition
 
@@ -89,7 +89,7 @@ class _Scatter:
             self._partitions.discard(number)
             if table is None:
                 continue
-            done = self._code.apply(from_table(table), None)
+            done = self._code.transform(from_table(table), None)
             outputs = {stored_name(self._step, name): done.columns[name] for name in self._code.writes}
             for start in range(0, done.num_rows, _BATCH_ROWS):
                 stop = min(start + _BATCH_ROWS, done.num_rows)

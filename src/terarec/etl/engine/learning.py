@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from terarec.etl.engine.learnt_states import LearntStates
-from terarec.etl.operators import ColumnTypes, SpillOptions, Statistic
+from terarec.etl.ops import ColumnTypes, SpillOptions, Statistic
 from terarec.etl.workflow import Plan, source_types
 
 Statistics: TypeAlias = Mapping[int, Statistic]
@@ -62,7 +62,7 @@ class Learning:
         return statistics
 
     def _types(self, step: int) -> ColumnTypes:
-        table = self._plan.codes[step].table
+        table = self._plan.codes[step].side_table
         types: ColumnTypes = self._plan.types[step]
         return types if table is None else source_types(self._plan.spec.tables[table])
 

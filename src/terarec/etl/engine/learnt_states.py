@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from terarec.etl.operators import State
+from terarec.etl.ops import State
 from terarec.etl.workflow import Plan
 from terarec.etl.workflow.saved import STATES, state_name
 

@@ -24,14 +24,14 @@ from terarec.etl.engine.side_tables import observe_table, told
 from terarec.etl.engine.splits import Bounds, RowBounds, assign
 from terarec.etl.engine.steps import Steps
 from terarec.etl.in_order import available_threads
-from terarec.etl.operators import State
-from terarec.etl.operators.explode import ITEM_BITS
+from terarec.etl.ops import State
+from terarec.etl.ops.lists import ITEM_BITS
 from terarec.etl.sink import Sink, SinkOptions, create_sink
 from terarec.etl.source import Source
 from terarec.etl.workflow import Pass, Workflow
 from terarec.formats.flush import flush_tree
 from terarec.kernels import memory
-from terarec.spec import DatasetSpec, Explode, PrepareOptions, SplitByFiles, SplitByFraction
+from terarec.spec import DatasetSpec, PrepareOptions, SplitByFiles, SplitByFraction
 
 _UNKNOWN_MEMORY = 8 << 30
 _IN_MEMORY = 3
@@ -68,7 +68,7 @@ class Run:
         self._kept = LearntStates(self._plan, directory / WORKFLOW)
         self._learning = Learning(self._plan, self._kept, self._work / "spill", self._memory // 2)
         self._states: dict[int, State] = dict(workflow.states)
-        item_bits = ITEM_BITS if any(isinstance(step, Explode) for step in workflow.spec.steps) else 0
+        item_bits = ITEM_BITS if any(code.explodes for code in workflow.plan.codes) else 0
         self._passes = Passes(source, options.threads or available_threads(), phases.meter, item_bits)
         self._partitions = partition_count(self._estimated_bytes, self._memory)
         self._expected: dict[str, int] = {}
@@ -201,6 +201,6 @@ class Run:
         return {"rows": rows if until_row is None else {}}
 
     def _look_at_table(self, statistics: Statistics, step: int) -> Result:
-        name = self._plan.codes[step].table
+        name = self._plan.codes[step].side_table
         assert name is not None
         return {"rows": {}, **observe_table(self._workflow, name, self._options, statistics[step])}

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from terarec.errors import ConfigError
 from terarec.etl.engine.phases import Result
-from terarec.etl.operators import Statistic
+from terarec.etl.ops import Statistic
 from terarec.etl.source import FAULTS_SHOWN, BadInputReport, open_source
 from terarec.etl.workflow import Workflow
 from terarec.spec import PrepareOptions

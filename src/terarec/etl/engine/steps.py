@@ -12,12 +12,11 @@ import numpy as np
 from terarec.etl.columns import Block, Column
 from terarec.etl.engine.passes import ReadRows
 from terarec.etl.engine.splits import Assign
-from terarec.etl.operators import State, Statistic
+from terarec.etl.ops import State, Statistic
 from terarec.etl.workflow import Pass, Plan, run_steps
 from terarec.etl.workflow.execution import state_of
 from terarec.etl.workflow.judge import judge
 from terarec.etl.workflow.metadata import with_metadata
-from terarec.spec import Explode
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +37,9 @@ class Steps:
         """The rows that take part, with their splits: those that row steps keep, and of which nothing is refused."""
         block, is_exploded = with_metadata(rows.block, work.metadata), False
         for step in work.row_steps:
-            do = partial(self.plan.codes[step].apply, state=state_of(self.plan, step, self.states))
+            do = partial(self.plan.codes[step].transform, state=state_of(self.plan, step, self.states))
             block = rows.refusals.leave_out(do, block, is_exploded=is_exploded)[0]
-            is_exploded |= isinstance(self.plan.spec.steps[step], Explode)
+            is_exploded |= self.plan.codes[step].explodes
         block = rows.refusals.leave_out(partial(judge, self.plan), block)[1]
         return block.with_split(self.assign(block))
 

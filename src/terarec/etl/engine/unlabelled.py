@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from terarec.etl.operators import OperatorCode, implementation
+from terarec.etl.ops import Operator
 from terarec.etl.source import find_files
 from terarec.etl.source.delimited import split_header
 from terarec.etl.source.text import read_text
 from terarec.etl.workflow import Pass, Plan
 from terarec.etl.workflow.judging import Judging
-from terarec.spec import Explode, FieldError, KeepRows, Rename, SourceColumn, SourceSpec
+from terarec.spec import FieldError, SourceColumn, SourceSpec
 
 _FIRST_BYTES = 1 << 16
 """Read of a file to see how many fields its lines have."""
@@ -44,25 +44,19 @@ def scoring_plan(plan: Plan, results: Sequence[str]) -> ScoringPlan:
         results: columns after the last step.
     """
     needed = set(results)
-    codes: list[OperatorCode] = list(plan.codes)
+    codes: list[Operator] = list(plan.codes)
     steps: list[int] = []
     grouped: list[int] = []
     for step in reversed(range(len(plan.codes))):
-        code, spec = plan.codes[step], plan.spec.steps[step]
+        code = plan.codes[step]
         made = needed & set(code.writes)
-        if isinstance(spec, KeepRows) and not grouped:
+        if code.filters and not grouped:
             continue
         if code.stage != "rows" and not made:
             continue
-        if isinstance(spec, Rename):
-            codes[step] = implementation(
-                dataclasses.replace(spec, names={old: new for old, new in spec.names.items() if new in needed})
-            )
-        elif isinstance(spec, Explode):
-            columns = tuple(name for name in spec.columns if name in needed) or spec.columns[:1]
-            codes[step] = implementation(dataclasses.replace(spec, columns=columns))
+        codes[step] = code.restricted_to(needed)
         needed -= set(codes[step].writes)
-        needed |= set(codes[step].reads if code.stage in ("grouped", "rows") else codes[step].spec.serving_reads)
+        needed |= set(codes[step].reads if code.stage in ("grouped", "rows") else codes[step].serving_reads)
         steps.append(step)
         grouped += [step] if code.stage == "grouped" else []
     rows = len(plan.row_steps)
@@ -80,7 +74,7 @@ def scoring_plan(plan: Plan, results: Sequence[str]) -> ScoringPlan:
         grouped=unlabelled.grouped_steps,
         steps=tuple(step for step in reversed(steps) if step >= rows),
     )
-    explodes = any(isinstance(plan.spec.steps[step], Explode) for step in steps)
+    explodes = any(plan.codes[step].explodes for step in steps)
     return ScoringPlan(plan=unlabelled, work=work, explodes=explodes)
 
 

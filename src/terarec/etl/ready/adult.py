@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from terarec.spec import (
-    Bucketize,
-    Categorify,
-    LabelSpec,
-    LogOp,
-    Normalize,
-    SourceColumn,
-    SourceSpec,
-    Split,
-    SplitByFiles,
-    WorkflowSpec,
-)
+from terarec.etl.ops import Bucketize, Categorify, LogOp, Normalize
+from terarec.spec import LabelSpec, SourceColumn, SourceSpec, Split, SplitByFiles, WorkflowSpec
 
 _TEXTS = (
     *("workclass", "education", "marital_status", "occupation"),

@@ -5,21 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from terarec.errors import ConfigError
+from terarec.etl.ops import Categorify, History, JoinTable, ListSlice, LogOp, Normalize, Rename
 from terarec.etl.ready.row_steps import row_step
-from terarec.spec import (
-    Categorify,
-    History,
-    JoinTable,
-    LabelSpec,
-    ListSlice,
-    LogOp,
-    Normalize,
-    Rename,
-    SourceColumn,
-    SourceSpec,
-    SplitByTime,
-    WorkflowSpec,
-)
+from terarec.spec import LabelSpec, SourceColumn, SourceSpec, SplitByTime, WorkflowSpec
 
 _FIELDS = {
     "2018": ("reviewerID", "asin", "overall", "unixReviewTime", "brand", "category"),

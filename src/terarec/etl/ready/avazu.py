@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
+from terarec.etl.ops import Categorify, JoinGroupby, LogOp, Normalize
 from terarec.etl.ready.row_steps import row_step
-from terarec.spec import (
-    Categorify,
-    JoinGroupby,
-    LabelSpec,
-    LogOp,
-    Normalize,
-    SourceColumn,
-    SourceSpec,
-    Split,
-    SplitByTime,
-    WorkflowSpec,
-)
+from terarec.spec import LabelSpec, SourceColumn, SourceSpec, Split, SplitByTime, WorkflowSpec
 
 _NUMBERED = ("C1", "banner_pos", "device_type", "device_conn_type", *(f"C{number}" for number in range(14, 22)))
 _HASHED = (

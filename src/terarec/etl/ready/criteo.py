@@ -5,20 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from terarec.errors import ConfigError
+from terarec.etl.ops import Categorify, FillMissing, LambdaOp, LogOp
 from terarec.kernels.encoding_types import CATEGORY_NAMES, INTEGER_NAMES, LABEL_NAME
-from terarec.spec import (
-    Categorify,
-    FillMissing,
-    LabelSpec,
-    LambdaOp,
-    LogOp,
-    SourceColumn,
-    SourceSpec,
-    Split,
-    SplitByFiles,
-    SplitByFraction,
-    WorkflowSpec,
-)
+from terarec.spec import LabelSpec, SourceColumn, SourceSpec, Split, SplitByFiles, SplitByFraction, WorkflowSpec
 
 _SPLIT = SplitByFraction(valid=0.1)
 

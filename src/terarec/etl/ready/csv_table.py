@@ -5,20 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from terarec.spec import (
-    Bucketize,
-    Categorify,
-    FillMissing,
-    LabelSpec,
-    LogOp,
-    Normalize,
-    Operator,
-    SourceColumn,
-    SourceSpec,
-    Split,
-    WorkflowSpec,
-    checks,
-)
+from terarec.etl.ops import Bucketize, Categorify, FillMissing, LogOp, Normalize, Operator
+from terarec.spec import LabelSpec, SourceColumn, SourceSpec, Split, WorkflowSpec, checks
 from terarec.spec.workflow import SourceType
 
 

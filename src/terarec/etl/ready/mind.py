@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
+from terarec.etl.ops import Categorify, Explode, JoinTable, ListSlice, LogOp, Normalize, Rename, SplitText
 from terarec.etl.ready.row_steps import row_step
-from terarec.spec import (
-    Categorify,
-    Explode,
-    JoinTable,
-    LabelSpec,
-    ListSlice,
-    LogOp,
-    Normalize,
-    Rename,
-    SourceColumn,
-    SourceSpec,
-    Split,
-    SplitByFiles,
-    SplitText,
-    WorkflowSpec,
-)
+from terarec.spec import LabelSpec, SourceColumn, SourceSpec, Split, SplitByFiles, WorkflowSpec
 
 _NEWS = ("news_id", "category", "subcategory", "title", "abstract", "url", "title_entities", "abstract_entities")
 

@@ -5,21 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from terarec.errors import ConfigError
+from terarec.etl.ops import Categorify, History, JoinTable, ListSlice, LogOp, Normalize
 from terarec.etl.ready.row_steps import row_step
-from terarec.spec import (
-    Categorify,
-    History,
-    JoinTable,
-    LabelSpec,
-    ListSlice,
-    LogOp,
-    Normalize,
-    SourceColumn,
-    SourceSpec,
-    Split,
-    SplitByTime,
-    WorkflowSpec,
-)
+from terarec.spec import LabelSpec, SourceColumn, SourceSpec, Split, SplitByTime, WorkflowSpec
 
 _MOST_GENRES = 10
 _OF_USER = ("gender", "age", "occupation", "zip")

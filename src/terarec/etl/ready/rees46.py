@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
+from terarec.etl.ops import Categorify, DifferenceLag, FillMissing, History, KeepRows, LogOp, Normalize
 from terarec.etl.ready.row_steps import row_step
-from terarec.spec import (
-    Categorify,
-    DifferenceLag,
-    FillMissing,
-    History,
-    KeepRows,
-    LabelSpec,
-    LogOp,
-    Normalize,
-    SourceColumn,
-    SourceSpec,
-    Split,
-    SplitByTime,
-    WorkflowSpec,
-)
+from terarec.spec import LabelSpec, SourceColumn, SourceSpec, Split, SplitByTime, WorkflowSpec
 
 _SOURCE = SourceSpec(
     format="delimited",

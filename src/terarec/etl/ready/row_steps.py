@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from terarec.etl.ops import LambdaOp
 from terarec.etl.ready import row_functions
-from terarec.spec import LambdaOp
 
 
 def row_step(function: str, column: str, *outputs: str) -> LambdaOp:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from terarec.errors import ConfigError
-from terarec.spec import LambdaOp, WorkflowSpec
+from terarec.etl.ops import LambdaOp
+from terarec.spec import WorkflowSpec
 from terarec.spec.named_code import imported
 
 

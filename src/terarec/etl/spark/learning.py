@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from terarec import spec
+from terarec.etl import ops
 from terarec.etl.columns import ARROW_TYPES
-from terarec.etl.operators import SpillOptions, State
-from terarec.etl.operators.categorify import Vocabularies
-from terarec.etl.operators.join_groupby import GroupFigures, JoinedGroups
-from terarec.etl.operators.learnt_numbers import SAMPLE_SEED
+from terarec.etl.ops import SpillOptions, State
+from terarec.etl.ops.categorical import Vocabularies
+from terarec.etl.ops.joins import FittedGroups, JoinedGroups
+from terarec.etl.ops.states import SAMPLE_SEED
 from terarec.etl.spark.expressions import ROW, column, hashed
 from terarec.etl.spark.steps.learnt import lookup_key
 from terarec.etl.spark.steps.step import Step
@@ -35,9 +35,9 @@ _SPARE = 1.25
 
 def learn(frame: DataFrame, step: Step, memory: SpillOptions) -> State:
     """The state of `step`, fitted to `frame`: the training rows as they stand before it."""
-    if isinstance(step.spec, spec.Categorify):
+    if isinstance(step.spec, ops.Categorify):
         return _vocabularies(frame, step)
-    if isinstance(step.spec, spec.JoinGroupby):
+    if isinstance(step.spec, ops.JoinGroupby):
         return _groups(frame, step)
     statistic = step.code.statistic(step.types, memory)
     partial = _PARTIALS[type(step.spec)](frame, step)
@@ -170,7 +170,7 @@ def _groups(frame: DataFrame, step: Step) -> JoinedGroups:
         found = frame.withColumn("value", lookup_key(step, name)).groupBy("value").agg(*figures)
         table = _typed(found.toArrow(), step, name).sort_by([("value", "ascending")])
         filled = {output: pc.fill_null(table.column(output), math.nan) for output in outputs}
-        columns[name] = GroupFigures(pa.table({"value": table.column("value"), **filled}))
+        columns[name] = FittedGroups(pa.table({"value": table.column("value"), **filled}))
     return JoinedGroups(columns)
 
 
@@ -190,11 +190,11 @@ def _distinct(frame: DataFrame, step: Step) -> dict[str, pa.Array]:
 
 
 _PARTIALS: dict[type[Any], Callable[[DataFrame, Step], Any]] = {
-    spec.Bucketize: _samples,
-    spec.DropLowCardinality: _distinct,
-    spec.FillMissing: _samples,
-    spec.LogOp: _ranges,
-    spec.Normalize: _moments,
-    spec.NormalizeMinMax: _ranges,
-    spec.TargetEncoding: _targets,
+    ops.Bucketize: _samples,
+    ops.DropLowCardinality: _distinct,
+    ops.FillMissing: _samples,
+    ops.LogOp: _ranges,
+    ops.Normalize: _moments,
+    ops.NormalizeMinMax: _ranges,
+    ops.TargetEncoding: _targets,
 }

@@ -6,7 +6,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from terarec.etl.engine.positive_rows import SHOWN, no_positives
-from terarec.etl.operators.values import value_of
+from terarec.etl.ops.values import value_of
 from terarec.etl.spark.expressions import column
 from terarec.etl.spark.steps.refusals import Refusal, dense_refusal, label_refusals, refuse_rows, weight_refusal
 from terarec.etl.workflow.metadata import metadata_name

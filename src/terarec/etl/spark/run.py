@@ -18,7 +18,7 @@ from terarec.etl.engine.learnt_states import LearntStates
 from terarec.etl.engine.phases import Phases, Result
 from terarec.etl.engine.preparation import WORK, WORKFLOW
 from terarec.etl.engine.side_tables import observe_table
-from terarec.etl.operators import SpillOptions, State, Statistic
+from terarec.etl.ops import SpillOptions, State, Statistic
 from terarec.etl.source import Source
 from terarec.etl.spark.bad_input import bad_input
 from terarec.etl.spark.expressions import ROW, SPLIT, column
@@ -213,10 +213,10 @@ class SparkRun:
     def _learn_table(self, index: int) -> Learnt:
         """Side tables are small: the driver reads them as the local engine does."""
         code = self._plan.codes[index]
-        assert code.table is not None
-        types = source_types(self._plan.spec.tables[code.table])
+        assert code.side_table is not None
+        types = source_types(self._plan.spec.tables[code.side_table])
         statistic: Statistic = code.statistic(types, SpillOptions(directory=self._work))
-        result = observe_table(self._workflow, code.table, self._options, statistic)
+        result = observe_table(self._workflow, code.side_table, self._options, statistic)
         return {index: statistic.finish()}, result
 
     def _steps(self, frame: DataFrame, steps: Sequence[int] | range) -> DataFrame:

@@ -11,19 +11,11 @@ from pyspark.sql import functions as F
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import SPLIT_NAMES, TEST, TRAIN, VALID
-from terarec.etl.operators.explode import ITEM_BITS
+from terarec.etl.ops.base import operators
+from terarec.etl.ops.lists import ITEM_BITS
 from terarec.etl.spark.expressions import ROW, column, hashed
 from terarec.etl.spark.ranks import values_at
-from terarec.spec import (
-    Explode,
-    OneSplit,
-    SplitByFiles,
-    SplitByFraction,
-    SplitByHash,
-    SplitByTime,
-    SplitByUser,
-    WorkflowSpec,
-)
+from terarec.spec import OneSplit, SplitByFiles, SplitByFraction, SplitByHash, SplitByTime, SplitByUser, WorkflowSpec
 
 _SHARE_BITS = 53
 
@@ -51,7 +43,7 @@ def split_column(spec: WorkflowSpec, rows: DataFrame, file_rows: Sequence[int]) 
         ConfigError: nothing would be left for training.
     """
     split = spec.split
-    bits = ITEM_BITS if any(isinstance(step, Explode) for step in spec.steps) else 0
+    bits = ITEM_BITS if any(step.explodes for step in operators(spec.steps)) else 0
     if split is None or isinstance(split, OneSplit):
         return F.lit(TRAIN if split is None else SPLIT_NAMES.index(split.split)).cast("int")
     if isinstance(split, SplitByFiles):

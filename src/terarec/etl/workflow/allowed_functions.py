@@ -10,16 +10,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from terarec.errors import ConfigError
-from terarec.spec import LambdaOp, WorkflowSpec
-from terarec.spec.named_code import check_allowed
+from terarec.etl.ops.base import operators
+from terarec.spec import OperatorSpec, WorkflowSpec
+from terarec.spec.named_code import check_allowed, imported
 
 _ROW_FUNCTIONS = "terarec.etl.ready.row_functions"
 _NAMES = ("hour_and_weekday", "avazu_hour_and_weekday", "length", "modulo_10_million", "modulo_40_million")
 READY_FUNCTIONS = frozenset(f"{_ROW_FUNCTIONS}:{name}{of}" for name in _NAMES for of in ("", "_on_spark", "_of_record"))
 """The functions that the ready workflows name. No others of terarec: its modules reach the rest of Python."""
 
-FIELDS = ("function", "record_function", "spark_function")
-"""The fields of a step that name a function."""
+
+def import_operators(workflow: object, allow_import: Sequence[str], where: str) -> None:
+    """Import the operators of users that the JSON data of a workflow name as ``"package.module:Class"``.
+
+    Args:
+        workflow: Parsed JSON, not validated yet.
+        allow_import: As for `check_functions`.
+        where: File of the workflow.
+
+    Raises:
+        ConfigError: An operator of a package that is not allowed, or one that does not exist.
+    """
+    steps = workflow.get("steps") if isinstance(workflow, dict) else None
+    for position, step in enumerate(steps if isinstance(steps, list) else ()):
+        kind = step.get("kind") if isinstance(step, dict) else None
+        if isinstance(kind, str) and ":" in kind and kind not in OperatorSpec.members():
+            check_allowed(kind, allow_import, f"{where}: steps[{position}]: operator {kind!r}")
+            imported(kind)
 
 
 def check_functions(spec: WorkflowSpec, allow_import: Sequence[str], where: str) -> None:
@@ -37,11 +54,9 @@ def check_functions(spec: WorkflowSpec, allow_import: Sequence[str], where: str)
     """
     if isinstance(allow_import, str):
         raise ConfigError(f"allow_import: got the text {allow_import!r}, expected a list of packages")
-    for position, step in enumerate(spec.steps):
-        if not isinstance(step, LambdaOp):
-            continue
-        for field in FIELDS:
-            function = getattr(step, field)
-            if function is not None and function not in READY_FUNCTIONS:
+    for position, step in enumerate(operators(spec.steps)):
+        place = f"{where}: steps[{position}] {type(step).__name__}"
+        for field, function in step.functions.items():
+            if function not in READY_FUNCTIONS:
                 # One for Spark may need a library that only Spark's machines have: then it is not looked into here.
-                check_allowed(function, allow_import, f"{where}: steps[{position}] LambdaOp: {field} {function!r}")
+                check_allowed(function, allow_import, f"{place}: {field} {function!r}")

@@ -11,20 +11,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.etl.columns import REFUSED_SHOWN, Block, Column, RowFaultError, to_arrow
-from terarec.etl.operators import State
-from terarec.etl.operators.values import refused, value_of
+from terarec.etl.ops import State
+from terarec.etl.ops.values import rejected, value_of
 from terarec.etl.workflow.metadata import metadata_columns, metadata_name
 from terarec.etl.workflow.plan import Plan
 from terarec.formats import ColumnBlock, Keys
-from terarec.spec import (
-    MISSING_KEY,
-    CategoricalColumn,
-    DatasetSpec,
-    DenseColumn,
-    DropLowCardinality,
-    LabelColumn,
-    LabelSpec,
-)
+from terarec.spec import MISSING_KEY, CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, LabelSpec
 
 PROBABILITY = "a number from 0 to 1, or positives (--positive)"
 """What a label accepts that has to be a probability."""
@@ -74,9 +66,8 @@ def cardinalities(plan: Plan, states: Mapping[int, State]) -> dict[str, int]:
 
 
 def dropped_columns(plan: Plan, states: Mapping[int, State]) -> frozenset[str]:
-    """Columns that `DropLowCardinality` found to have too few values."""
-    steps = [step for step, spec in enumerate(plan.spec.steps) if isinstance(spec, DropLowCardinality)]
-    return frozenset(name for step in steps for name in states[step].dropped)  # type: ignore[attr-defined]
+    """Return the columns that the states of the steps drop."""
+    return frozenset(name for step, code in enumerate(plan.codes) for name in code.dropped(states.get(step)))
 
 
 def column_block(plan: Plan, dataset: DatasetSpec, block: Block) -> ColumnBlock:
@@ -118,7 +109,7 @@ def dense_values(names: Sequence[str], block: Block) -> NDArray[np.float32]:
     right = np.isfinite(dense)
     if not right.all():
         first = int(np.argmin(right.all(axis=1)))
-        raise refused(block, names[first], ~right[first], NUMBER)
+        raise rejected(block, names[first], ~right[first], NUMBER)
     return dense.T
 
 
@@ -141,9 +132,9 @@ def label_values(label: LabelSpec, block: Block) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):
         numbers = column.numbers().astype(np.float32)
     if np.isinf(numbers).any():
-        raise refused(block, label.source, np.isinf(numbers), IN_FLOAT32)
+        raise rejected(block, label.source, np.isinf(numbers), IN_FLOAT32)
     if label.is_probability and (outside := (numbers < 0) | (numbers > 1)).any():
-        raise refused(block, label.source, outside, PROBABILITY)
+        raise rejected(block, label.source, outside, PROBABILITY)
     return numbers
 
 
@@ -157,7 +148,7 @@ def weight_values(name: str, block: Block) -> NDArray[np.float32]:
         weights = block.columns[name].numbers().astype(np.float32)
     right = (weights >= 0) & (weights < np.inf)
     if not right.all():
-        raise refused(block, name, ~right, WEIGHT)
+        raise rejected(block, name, ~right, WEIGHT)
     return weights
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import Block, Column
-from terarec.etl.operators import State, Statistic
+from terarec.etl.ops import State, Statistic
 from terarec.etl.workflow.plan import Pass, Plan
 
 
@@ -42,7 +42,7 @@ def run_steps(
         if step in work.grouped:
             block = block.with_columns((grouped or {})[step])
         else:
-            block = plan.codes[step].apply(block, state_of(plan, step, states))
+            block = plan.codes[step].transform(block, state_of(plan, step, states))
     return block, partials
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from terarec.etl.ops import GivenIds
 from terarec.etl.workflow.workflow import Workflow
 from terarec.formats import read_dataset
-from terarec.spec import CategoricalColumn, DatasetSpec, GivenIds, LabelSpec, SourceColumn, SourceSpec, WorkflowSpec
+from terarec.spec import CategoricalColumn, DatasetSpec, LabelSpec, SourceColumn, SourceSpec, WorkflowSpec
 
 
 def workflow_of(directory: Path, *, allow_import: Sequence[str] = ()) -> Workflow:

@@ -16,7 +16,7 @@ def judge(plan: Plan, block: Block) -> None:
     if not block.num_rows:
         return
     for step in plan.judging.steps:
-        block = plan.codes[step].apply(block, None)
+        block = plan.codes[step].transform(block, None)
     for label in plan.judging.labels:
         label_values(label, block)
     dense_values(plan.judging.dense, block)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from terarec.etl.operators import OperatorCode
+from terarec.etl.ops import Operator
 from terarec.etl.workflow.results import results_read
-from terarec.spec import DropLowCardinality, LabelSpec, WorkflowSpec
+from terarec.spec import LabelSpec, WorkflowSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +29,7 @@ class Judging:
     weight: str | None
 
 
-def judging(spec: WorkflowSpec, codes: Sequence[OperatorCode], rows: int, columns: Collection[str]) -> Judging:
+def judging(spec: WorkflowSpec, codes: Sequence[Operator], rows: int, columns: Collection[str]) -> Judging:
     """What of `spec` can be judged after its first `rows` steps, where `columns` stand.
 
     Args:
@@ -40,7 +40,7 @@ def judging(spec: WorkflowSpec, codes: Sequence[OperatorCode], rows: int, column
     """
     steps, known = _known_steps(codes, rows, columns)
     labels = tuple(label for label in spec.labels if label.source in known)
-    dense = tuple(name for name in spec.dense if name in known - _may_be_dropped(spec))
+    dense = tuple(name for name in spec.dense if name in known - _may_be_dropped(codes))
     weight = spec.weight if spec.weight in known else None
     needed, wanted = {*dense, *(label.source for label in labels), *(() if weight is None else (weight,))}, []
     used = set(results_read(spec))  # a step that nothing uses is never done, and refuses nothing
@@ -49,13 +49,13 @@ def judging(spec: WorkflowSpec, codes: Sequence[OperatorCode], rows: int, column
         is_used = code.stage != "stateless" or bool(used & writes)
         if is_used:
             used = (used - writes) | reads
-        if step in steps and (needed & writes or (code.refuses and is_used)):
+        if step in steps and (needed & writes or (code.may_reject and is_used)):
             wanted.append(step)
             needed = (needed - writes) | reads
     return Judging(reads=frozenset(needed), steps=tuple(reversed(wanted)), labels=labels, dense=dense, weight=weight)
 
 
-def _known_steps(codes: Sequence[OperatorCode], rows: int, columns: Collection[str]) -> tuple[set[int], set[str]]:
+def _known_steps(codes: Sequence[Operator], rows: int, columns: Collection[str]) -> tuple[set[int], set[str]]:
     """The steps after the first `rows`, and the columns at the end, that need nothing learnt or grouped."""
     steps: set[int] = set()
     known = set(columns)
@@ -68,5 +68,5 @@ def _known_steps(codes: Sequence[OperatorCode], rows: int, columns: Collection[s
     return steps, known
 
 
-def _may_be_dropped(spec: WorkflowSpec) -> set[str]:
-    return {name for step in spec.steps if isinstance(step, DropLowCardinality) for name in step.columns}
+def _may_be_dropped(codes: Sequence[Operator]) -> set[str]:
+    return {name for code in codes for name in code.may_drop}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.etl.operators.plain_function import as_numbers
+from terarec.etl.ops.record_values import as_numbers
 
 
 class Operation(NamedTuple):

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from terarec.etl.columns import Cleaning, ColumnType
-from terarec.etl.operators.plain_function import PlainLists, checked_integers, checked_texts
-from terarec.etl.operators.values import HEX_DIGITS
+from terarec.etl.ops.record_values import Ragged, checked_integers, checked_texts
+from terarec.etl.ops.values import HEX_DIGITS
 from terarec.etl.workflow.raw_values import cut_text, time_reader
 from terarec.kernels.cpu.encoding import numbers_of_list
 from terarec.kernels.encoding_types import RefusedValueError
@@ -80,7 +80,7 @@ def _read_lists(
     lengths = list(map(len, lists))
     if max_length is not None and max(lengths, default=0) > max_length:
         raise RefusedValueError(0)
-    return PlainLists(flat if items is None else items(flat), list(accumulate(lengths, initial=0)))
+    return Ragged(flat if items is None else items(flat), list(accumulate(lengths, initial=0)))
 
 
 def _listed(value: Any, separator: str | None) -> Sequence[Any]:

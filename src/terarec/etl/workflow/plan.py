@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import ColumnType
-from terarec.etl.operators import ColumnTypes, OperatorCode, implementation
+from terarec.etl.ops import ColumnTypes, Operator
+from terarec.etl.ops.base import operators
 from terarec.etl.workflow.judging import Judging, judging
 from terarec.etl.workflow.results import check_results, results_read
 from terarec.spec import SourceSpec, SplitByTime, SplitByUser, WorkflowSpec
@@ -51,7 +52,7 @@ class Plan:
     """
 
     spec: WorkflowSpec
-    codes: tuple[OperatorCode, ...]
+    codes: tuple[Operator, ...]
     types: tuple[ColumnTypes, ...]
     row_steps: tuple[int, ...]
     grouped_steps: tuple[int, ...]
@@ -119,14 +120,13 @@ def plan(spec: WorkflowSpec) -> Plan:
         ConfigError: a step reads a column that is not there or of another type, or stands where it cannot; results
             of other types. The message names the step.
     """
-    codes: list[OperatorCode] = []
+    codes: list[Operator] = []
     types: list[ColumnTypes] = [source_types(spec.source)]
-    for position, step in enumerate(spec.steps):
+    for position, code in enumerate(operators(spec.steps)):
         try:
-            code = implementation(step)
             types.append(_types_after(spec, code, types[-1]))
         except ConfigError as error:
-            raise ConfigError(f"steps[{position}] {type(step).__name__}: {error}") from None
+            raise ConfigError(f"steps[{position}] {type(code).__name__}: {error}") from None
         codes.append(code)
     check_results(spec, types[-1])
     rows = _num_row_steps(spec, codes, types)
@@ -137,7 +137,7 @@ def plan(spec: WorkflowSpec) -> Plan:
         types=tuple(types),
         row_steps=tuple(range(rows)),
         grouped_steps=tuple(step for step, code in enumerate(codes) if code.stage == "grouped"),
-        table_steps=tuple(step for step, code in enumerate(codes) if code.table is not None),
+        table_steps=tuple(step for step, code in enumerate(codes) if code.side_table is not None),
         fit_phases=_fit_phases(codes),
         judging=judging(spec, codes, rows, types[rows]),
     )
@@ -151,7 +151,7 @@ def source_types(source: SourceSpec) -> ColumnTypes:
     }
 
 
-def _types_after(spec: WorkflowSpec, code: OperatorCode, types: ColumnTypes) -> ColumnTypes:
+def _types_after(spec: WorkflowSpec, code: Operator, types: ColumnTypes) -> ColumnTypes:
     for name in code.reads:
         if name not in types:
             raise ConfigError(f"column {name!r} does not exist here; there are {', '.join(map(repr, types))}")
@@ -160,20 +160,20 @@ def _types_after(spec: WorkflowSpec, code: OperatorCode, types: ColumnTypes) -> 
     return {**kept, **made}
 
 
-def side_types(spec: WorkflowSpec, code: OperatorCode, types: ColumnTypes) -> ColumnTypes:
+def side_types(spec: WorkflowSpec, code: Operator, types: ColumnTypes) -> ColumnTypes:
     """Types of what a step takes of its side table."""
-    if code.table is None:
+    if code.side_table is None:
         return {}
-    side = source_types(spec.tables[code.table])
+    side = source_types(spec.tables[code.side_table])
     for name in (*code.reads, *code.writes):
         if name not in side:
             there = ", ".join(map(repr, side))
-            raise ConfigError(f"column {name!r} does not exist in table {code.table!r}; there are {there}")
+            raise ConfigError(f"column {name!r} does not exist in table {code.side_table!r}; there are {there}")
     for name in code.reads:
         if side[name].is_list or side[name].kind != types[name].kind:
             raise ConfigError(
-                f"column {name!r} holds {types[name]}, and {side[name]} in table {code.table!r}; expected one kind, "
-                "and one value a row of the table"
+                f"column {name!r} holds {types[name]}, and {side[name]} in table {code.side_table!r}; expected one "
+                "kind, and one value a row of the table"
             )
     return {name: side[name] for name in code.writes}
 
@@ -182,7 +182,7 @@ def _split_columns(spec: WorkflowSpec) -> set[str]:
     return {spec.split.column} if isinstance(spec.split, SplitByUser | SplitByTime) else set()
 
 
-def _num_row_steps(spec: WorkflowSpec, codes: Sequence[OperatorCode], types: Sequence[ColumnTypes]) -> int:
+def _num_row_steps(spec: WorkflowSpec, codes: Sequence[Operator], types: Sequence[ColumnTypes]) -> int:
     """How many of the first steps are done before the rows are split."""
     rows = max((step + 1 for step, code in enumerate(codes) if code.stage == "rows"), default=0)
     for name in _split_columns(spec):
@@ -197,12 +197,12 @@ def _num_row_steps(spec: WorkflowSpec, codes: Sequence[OperatorCode], types: Seq
     return rows
 
 
-def _check_order(spec: WorkflowSpec, codes: Sequence[OperatorCode], rows: int) -> None:
+def _check_order(spec: WorkflowSpec, codes: Sequence[Operator], rows: int) -> None:
     """Raise if a step that learns or looks at other rows stands before the rows are what they will be."""
     last_grouped = max((step for step, code in enumerate(codes) if code.stage == "grouped"), default=-1)
     for step, code in enumerate(codes):
         kind = type(spec.steps[step]).__name__
-        learns = code.stage == "fitted" and code.table is None
+        learns = code.stage == "fitted" and code.side_table is None
         if step < rows and (learns or code.stage == "grouped"):
             raise ConfigError(
                 f"steps[{step}] {kind}: stands before steps[{rows - 1}], after which the rows are chosen and split; "
@@ -216,13 +216,13 @@ def _check_order(spec: WorkflowSpec, codes: Sequence[OperatorCode], rows: int) -
             )
 
 
-def _fit_phases(codes: Sequence[OperatorCode]) -> tuple[tuple[int, ...], ...]:
+def _fit_phases(codes: Sequence[Operator]) -> tuple[tuple[int, ...], ...]:
     """Steps by the number of passes that their inputs need first."""
     passes: dict[str, int] = {}
     phases: dict[int, list[int]] = {}
     for step, code in enumerate(codes):
         before = max((passes.get(name, 0) for name in code.reads), default=0)
-        if code.stage == "fitted" and code.table is None:
+        if code.stage == "fitted" and code.side_table is None:
             phases.setdefault(before, []).append(step)
             before += 1
         passes.update(dict.fromkeys(code.writes, before))

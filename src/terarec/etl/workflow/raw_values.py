@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.etl.columns import FIRST_SECOND, LAST_SECOND, SECONDS, Cleaning, Column, ColumnType
-from terarec.etl.operators.plain_function import checked_texts
-from terarec.etl.operators.values import HEX_DIGITS
+from terarec.etl.ops.record_values import checked_texts
+from terarec.etl.ops.values import HEX_DIGITS
 from terarec.etl.workflow.raw_column import RawColumn, RawValues
 from terarec.kernels.cpu.encoding import numbers_of_list
 from terarec.kernels.encoding_types import RefusedValueError

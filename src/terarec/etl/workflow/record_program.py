@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.etl.operators import State
-from terarec.etl.operators.plain_function import PlainFunction, PlainLists
+from terarec.etl.ops import State
+from terarec.etl.ops.record_values import Ragged, RecordFunction
 from terarec.etl.workflow.operations import NumberPlace, Operations, alone, fetching
 from terarec.etl.workflow.plan import Plan
 from terarec.etl.workflow.raw_reading import RawReading
 from terarec.etl.workflow.serving import ServingPlan
 from terarec.formats import Keys
-from terarec.spec import MISSING_KEY, Rename
+from terarec.spec import MISSING_KEY
 
 
 class RecordProgram:
@@ -67,7 +67,7 @@ class _Builder:
     def __init__(self, plan: Plan, serving: ServingPlan, states: Mapping[int, State]) -> None:
         self._plan, self._serving = plan, serving
         self._functions = {
-            step: plan.codes[step].plain_functions(serving.types[step], states.get(step)) for step in serving.steps
+            step: plan.codes[step].record_functions(serving.types[step], states.get(step)) for step in serving.steps
         }
         self.operations = Operations(len(serving.inputs))
         self._raw = RawReading(plan, serving, self.operations)
@@ -103,14 +103,14 @@ class _Builder:
         return self.operations.numbers(values)
 
     def _maker(self, name: str, before: int) -> tuple[int | None, str]:
-        """The last step before `before` that makes the column, and its name there; `Rename` is seen through."""
+        """The last step before `before` that makes the column, and its name there; renaming is looked through."""
         for step in reversed(self._serving.steps):
-            spec = self._plan.spec.steps[step]
-            if step >= before or name not in spec.writes:
+            code = self._plan.codes[step]
+            if step >= before or name not in code.writes:
                 continue
-            if not isinstance(spec, Rename):
+            if not code.renames:
                 return step, name
-            name = next(old for old, new in spec.names.items() if new == name)
+            name = code.origin(name) or name
         return None, name
 
     def _made(self, step: int, name: str) -> int | None:
@@ -119,7 +119,7 @@ class _Builder:
                 return self._emit(step, function) + function.writes.index(name)
         return None
 
-    def _emit(self, step: int, function: PlainFunction) -> int:
+    def _emit(self, step: int, function: RecordFunction) -> int:
         """The slot of the first output of a step's function."""
         if function.takes == "matrix":
             reads = [self.matrix(function.reads, step)]
@@ -133,7 +133,7 @@ class _Builder:
 
 def _keys(values: Any) -> Keys:
     """Plain ids, or integers, as a model takes them."""
-    if isinstance(values, PlainLists):
+    if isinstance(values, Ragged):
         return _keys_of_items(values.items), np.array(values.offsets, dtype=np.int64)
     return _keys_of_items(values)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import Block, Cleaning, ColumnType
-from terarec.etl.operators import State
+from terarec.etl.ops import State
 from terarec.etl.workflow.data_set import data_set, dense_values, keys_of
 from terarec.etl.workflow.encoded_records import EncodedRecords
 from terarec.etl.workflow.execution import state_of
@@ -104,7 +104,7 @@ class RecordEncoder:
         }
         block = Block(read, np.arange(num_records, dtype=np.int64))
         for step in self._serving.steps:
-            block = _told(self._plan.codes[step].apply, block, state_of(self._plan, step, self._states))
+            block = _told(self._plan.codes[step].transform, block, state_of(self._plan, step, self._states))
         return block
 
 

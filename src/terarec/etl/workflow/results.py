@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from terarec.errors import ConfigError
-from terarec.etl.operators import ColumnTypes
-from terarec.etl.operators.values import value_of
-from terarec.spec import Clip, DropLowCardinality, FillMissing, Rename, WorkflowSpec
+from terarec.etl.ops import ColumnTypes, Operator
+from terarec.etl.ops.base import operators
+from terarec.etl.ops.values import value_of
+from terarec.spec import WorkflowSpec
 
 
 def results_read(spec: WorkflowSpec) -> tuple[str, ...]:
@@ -47,15 +48,9 @@ def check_times(spec: WorkflowSpec) -> None:
         ConfigError: names the column.
     """
     times = {column.name for column in spec.source.columns if column.type == "time"}
-    for step in spec.steps:
-        made: dict[str, str] = {}
-        if isinstance(step, FillMissing | Clip):
-            made = dict(zip(step.outputs or step.columns, step.columns, strict=True))
-        elif isinstance(step, Rename):
-            made = {new: old for old, new in step.names.items()}
-        kept = {new for new, old in made.items() if old in times}
-        gone = set(step.names) if isinstance(step, Rename) else set(step.writes)
-        times = (times - gone) | kept
+    for step in operators(spec.steps):
+        kept = {name for name in step.writes if _time_of(step, name) in times}
+        times = (times - {*step.writes, *step.renames}) | kept
     for name in spec.dense:
         if name in times:
             raise ConfigError(
@@ -64,17 +59,21 @@ def check_times(spec: WorkflowSpec) -> None:
             )
 
 
+def _time_of(step: Operator, name: str) -> str | None:
+    """Return the input whose times the output `name` still holds."""
+    return step.input_of(name) if step.keeps_integers else step.origin(name)
+
+
 def _check_dropped(spec: WorkflowSpec) -> None:
     results = {*spec.dense, *spec.categorical, *spec.keys}
-    for position, step in enumerate(spec.steps):
-        if isinstance(step, DropLowCardinality):
-            written = {name for later in spec.steps[position + 1 :] for name in later.writes}
-            for name in step.columns:
-                if name not in results or name in written:
-                    raise ConfigError(
-                        f"steps[{position}] DropLowCardinality: column {name!r} is not among dense, categorical and "
-                        "keys, or a later step makes it; expected columns that are results as they stand there"
-                    )
+    for position, step in enumerate(operators(spec.steps)):
+        written = {name for later in spec.steps[position + 1 :] for name in later.writes}
+        for name in step.may_drop:
+            if name not in results or name in written:
+                raise ConfigError(
+                    f"steps[{position}] {type(step).__name__}: column {name!r} is not among dense, categorical and "
+                    "keys, or a later step makes it; expected columns that are results as they stand there"
+                )
 
 
 def _check(types: ColumnTypes, what: str, name: str, accepted: tuple[str, ...], *, lists: bool = False) -> None:

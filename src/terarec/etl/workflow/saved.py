@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from terarec.errors import ConfigError, FormatError
-from terarec.etl.operators import State
-from terarec.etl.workflow.allowed_functions import check_functions
+from terarec.etl.ops import State
+from terarec.etl.workflow.allowed_functions import check_functions, import_operators
 from terarec.etl.workflow.plan import Plan
 from terarec.formats import open_versioned, write_envelope
 from terarec.spec import WorkflowSpec, from_data, to_data
@@ -37,6 +37,7 @@ def read_workflow(path: Path, allow_import: Sequence[str] = ()) -> WorkflowSpec:
             raise FormatError(f"{path}: $.{field}: unknown field, expected only 'workflow'")
     if version == 1:
         _add_cleaning(data.get("workflow"))
+    import_operators(data.get("workflow"), allow_import, str(path))
     spec: WorkflowSpec = from_data(WorkflowSpec, data.get("workflow"), f"{path}: $.workflow")
     check_functions(spec, allow_import, str(path))
     return spec

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import ColumnType
-from terarec.etl.operators import ColumnTypes, NumberStepCode
-from terarec.etl.operators.bucketize import BucketizeCode
+from terarec.etl.ops import ColumnTypes
 from terarec.etl.workflow.plan import Plan, side_types
-from terarec.spec import Explode, GivenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ def serving_plan(plan: Plan, results: Sequence[str]) -> ServingPlan:
     needed, brought = set(results), dict[str, ColumnType]()
     steps: list[int] = []
     for step in reversed(range(len(plan.codes))):
-        code, spec = plan.codes[step], plan.spec.steps[step]
+        code = plan.codes[step]
         made = needed & set(code.writes)
         if code.stage == "rows" or not made:
             continue
@@ -50,14 +48,14 @@ def serving_plan(plan: Plan, results: Sequence[str]) -> ServingPlan:
             brought.update((name, plan.types[step + 1][name]) for name in made)
         else:
             steps.append(step)
-            needed |= set(spec.serving_reads)
+            needed |= set(code.serving_reads)
     if needed & brought.keys():
         name = min(needed & brought.keys())
         raise ConfigError(
             f"column {name!r}: a record would need it as it is in the source and as a grouped step makes it; expected "
             "other names in the step's outputs"
         )
-    exploded = {name for spec in plan.spec.steps if isinstance(spec, Explode) for name in spec.columns}
+    exploded = {name for code in plan.codes if code.explodes for name in code.writes}
     raw = {name: plan.types[0][name] for name in plan.types[0] if name in needed}
     exact = _exact(plan, steps, results)
     raw |= {name: _as_number(found) for name, found in raw.items() if name not in exact}
@@ -69,10 +67,10 @@ def serving_plan(plan: Plan, results: Sequence[str]) -> ServingPlan:
 
 def _bounded(plan: Plan, steps: Iterable[int], name: str, found: ColumnType) -> ColumnType:
     """`found` with the length that the first step to replace the raw column `name` demands of its lists, if it does."""
-    first = next((plan.spec.steps[step] for step in steps if name in plan.spec.steps[step].writes), None)
-    if not found.is_list or not isinstance(first, GivenIds) or name not in first.columns:
+    first = next((plan.codes[step] for step in steps if name in plan.codes[step].writes), None)
+    if not found.is_list or first is None or first.max_list_length is None or name not in first.reads:
         return found
-    return ColumnType(found.kind, True, first.max_length)
+    return ColumnType(found.kind, True, first.max_list_length)
 
 
 def _exact(plan: Plan, steps: Sequence[int], results: Sequence[str]) -> set[str]:
@@ -82,8 +80,8 @@ def _exact(plan: Plan, steps: Sequence[int], results: Sequence[str]) -> set[str]
         code, made = plan.codes[step], exact & set(plan.codes[step].writes)
         exact -= made
         hands_on = any(plan.types[step + 1][name].kind == "integer" for name in made)
-        if hands_on or not isinstance(code, NumberStepCode | BucketizeCode):
-            exact |= set(plan.spec.steps[step].serving_reads)
+        if hands_on or not code.is_numeric:
+            exact |= set(code.serving_reads)
     return exact | {column.name for column in plan.spec.source.columns if column.type == "time"}
 
 

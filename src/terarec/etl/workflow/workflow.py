@@ -10,7 +10,7 @@ from typing import Literal
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import Block, ColumnType
-from terarec.etl.operators import State
+from terarec.etl.ops import Operator, State
 from terarec.etl.workflow.data_set import column_block, data_set
 from terarec.etl.workflow.encoded_records import EncodedRecords
 from terarec.etl.workflow.execution import state_of
@@ -20,7 +20,7 @@ from terarec.etl.workflow.raw_column import RawValues
 from terarec.etl.workflow.records import RecordEncoder
 from terarec.etl.workflow.saved import load_states, read_workflow, save_states, write_workflow
 from terarec.formats import ColumnBlock
-from terarec.spec import DatasetSpec, LabelSpec, Operator, SourceSpec, Split, WorkflowSpec
+from terarec.spec import DatasetSpec, LabelSpec, SourceSpec, Split, WorkflowSpec
 
 
 class Workflow:
@@ -166,7 +166,7 @@ class Workflow:
         """
         block = with_metadata(block, self.spec.metadata)
         for step in range(len(self.plan.codes) if upto is None else upto):
-            block = self.plan.codes[step].apply(block, state_of(self.plan, step, self.states))
+            block = self.plan.codes[step].transform(block, state_of(self.plan, step, self.states))
         return block
 
     def dataset_spec(self, storage: Literal["parquet", "raw"] = "parquet") -> DatasetSpec:

@@ -10,7 +10,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from terarec.etl.columns import Kind
-from terarec.etl.operators.cross import SEPARATOR
+from terarec.etl.ops.categorical import SEPARATOR
 from terarec.etl.spark.expressions import column, hashed
 from terarec.etl.spark.steps.step import Step
 

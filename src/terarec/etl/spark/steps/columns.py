@@ -8,8 +8,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from terarec.errors import ConfigError
-from terarec.etl.operators.explode import ITEM_BITS
-from terarec.etl.operators.values import value_of
+from terarec.etl.ops.lists import ITEM_BITS
+from terarec.etl.ops.values import value_of
 from terarec.etl.spark.expressions import ROW, SPARK_TYPES, column
 from terarec.etl.spark.fields import hex_of, integer_of, literally, number_of
 from terarec.etl.spark.steps.step import Step

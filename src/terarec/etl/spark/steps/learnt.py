@@ -80,9 +80,9 @@ def join_groupby(frame: DataFrame, step: Step, tables: Tables) -> DataFrame:
     """Figures of the training rows that share the value."""
     for place, name in enumerate(step.spec.columns):
         groups = step.state.columns[name]
-        made = {output: f"{_MEANS}_{number}" for number, output in enumerate(groups.figures)}
+        made = {output: f"{_MEANS}_{number}" for number, output in enumerate(groups.statistics)}
         figures = {
-            stored: pa.array(groups.figures[output][SEEN:], type=pa.float64(), from_pandas=True)
+            stored: pa.array(groups.statistics[output][SEEN:], type=pa.float64(), from_pandas=True)
             for output, stored in made.items()
         }
         known = pa.array(np.ones(len(groups.ids.values), dtype=np.bool_))
@@ -91,7 +91,7 @@ def join_groupby(frame: DataFrame, step: Step, tables: Tables) -> DataFrame:
         frame = tables.join(frame, key, f"{step.index}-{place}", table)
 
         frame = frame.withColumns(
-            {output: _figure(groups.figures[output], stored, key) for output, stored in made.items()}
+            {output: _figure(groups.statistics[output], stored, key) for output, stored in made.items()}
         )
         frame = frame.drop(_IS_KNOWN, *made.values())
     return frame

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from terarec.etl.operators.values import value_of
+from terarec.etl.ops.values import value_of
 from terarec.etl.spark.expressions import column, literal
 from terarec.etl.spark.steps.step import Step
 

@@ -8,7 +8,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from terarec.etl.columns import Kind
-from terarec.etl.operators.values import value_of
+from terarec.etl.ops.values import value_of
 from terarec.etl.spark.expressions import column, each, literal
 from terarec.etl.spark.steps.step import Step
 

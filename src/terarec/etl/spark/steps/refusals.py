@@ -9,13 +9,13 @@ from typing import Any
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from terarec import spec
+from terarec.etl import ops
 from terarec.etl.columns import Kind
-from terarec.etl.operators.explode import MAX_ITEMS, accepted_length
-from terarec.etl.operators.given_ids import accepted_id
-from terarec.etl.operators.log_op import accepted_number
-from terarec.etl.operators.split_text import accepted_part
-from terarec.etl.operators.values import accepted_list
+from terarec.etl.ops.categorical import accepted_id
+from terarec.etl.ops.columns import accepted_part
+from terarec.etl.ops.lists import MAX_ITEMS, accepted_length
+from terarec.etl.ops.numeric import accepted_number
+from terarec.etl.ops.values import accepted_list
 from terarec.etl.spark.expressions import ROW, column, refuse
 from terarec.etl.spark.steps.columns import text_part, typed_part
 from terarec.etl.spark.steps.step import Step
@@ -141,10 +141,10 @@ def _explode(step: Step) -> list[Refusal]:
 
 
 _REFUSALS: dict[type[Any], Callable[[Step], list[Refusal]]] = {
-    spec.Explode: _explode,
-    spec.GivenIds: _given_ids,
-    spec.LogOp: _log_op,
-    spec.SplitText: _split_text,
+    ops.Explode: _explode,
+    ops.GivenIds: _given_ids,
+    ops.LogOp: _log_op,
+    ops.SplitText: _split_text,
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from terarec import spec
+from terarec.etl import ops
 from terarec.etl.spark.expressions import ROW
 from terarec.etl.spark.steps import categories, columns, given, groups, learnt, lists, numbers
 from terarec.etl.spark.steps.refusals import refuse_rows, step_refusals
@@ -16,33 +16,33 @@ from terarec.etl.spark.steps.step import Step
 from terarec.etl.spark.tables import Tables
 
 _EXPRESSIONS: dict[type[Any], Callable[[Step], Mapping[str, Column]]] = {
-    spec.Bucketize: numbers.bucketize,
-    spec.Clip: numbers.clip,
-    spec.Cross: categories.cross,
-    spec.FillMissing: numbers.fill_missing,
-    spec.GivenIds: given.given_ids,
-    spec.HashBucket: categories.hash_bucket,
-    spec.LambdaOp: columns.lambda_op,
-    spec.ListSlice: lists.list_slice,
-    spec.LogOp: numbers.log_op,
-    spec.Normalize: numbers.normalize,
-    spec.NormalizeMinMax: numbers.normalize_min_max,
-    spec.Pad: lists.pad,
-    spec.SplitText: columns.split_text,
+    ops.Bucketize: numbers.bucketize,
+    ops.Clip: numbers.clip,
+    ops.Cross: categories.cross,
+    ops.FillMissing: numbers.fill_missing,
+    ops.GivenIds: given.given_ids,
+    ops.HashBucket: categories.hash_bucket,
+    ops.LambdaOp: columns.lambda_op,
+    ops.ListSlice: lists.list_slice,
+    ops.LogOp: numbers.log_op,
+    ops.Normalize: numbers.normalize,
+    ops.NormalizeMinMax: numbers.normalize_min_max,
+    ops.Pad: lists.pad,
+    ops.SplitText: columns.split_text,
 }
 _FRAMES: dict[type[Any], Callable[[DataFrame, Step], DataFrame]] = {
-    spec.DifferenceLag: groups.difference_lag,
-    spec.DropLowCardinality: lambda frame, step: frame,
-    spec.Explode: columns.explode,
-    spec.History: groups.history,
-    spec.KeepRows: columns.keep_rows,
-    spec.Rename: columns.rename,
+    ops.DifferenceLag: groups.difference_lag,
+    ops.DropLowCardinality: lambda frame, step: frame,
+    ops.Explode: columns.explode,
+    ops.History: groups.history,
+    ops.KeepRows: columns.keep_rows,
+    ops.Rename: columns.rename,
 }
 _LOOKUPS: dict[type[Any], Callable[[DataFrame, Step, Tables], DataFrame]] = {
-    spec.Categorify: learnt.categorify,
-    spec.JoinGroupby: learnt.join_groupby,
-    spec.JoinTable: learnt.join_table,
-    spec.TargetEncoding: learnt.target_encoding,
+    ops.Categorify: learnt.categorify,
+    ops.JoinGroupby: learnt.join_groupby,
+    ops.JoinTable: learnt.join_table,
+    ops.TargetEncoding: learnt.target_encoding,
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import Column
 
 from terarec.etl.columns import ColumnType
-from terarec.etl.operators import ColumnTypes
+from terarec.etl.ops import ColumnTypes
 from terarec.etl.spark.expressions import column, each
 
 
@@ -36,7 +36,7 @@ class Step:
     @property
     def spec(self) -> Any:
         """The step's spec."""
-        return self.code.spec
+        return self.code
 
     def map(self, function: Callable[[str, ColumnType, Column], Column]) -> Mapping[str, Column]:
         """The outputs, each by `function` (name, type, value) of every value of its input."""

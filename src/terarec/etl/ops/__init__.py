@@ -1,0 +1,61 @@
+"""Operators of feature workflows: one class each, with its fields, fitting, and what it does to rows and records.
+
+Described in docs/workflows.md; CONTRIBUTING.md shows how one is added.
+"""
+
+from terarec.etl.ops.base import (
+    ColumnsOperator,
+    ColumnTypes,
+    MappedColumns,
+    Operator,
+    SpillOptions,
+    Stage,
+    State,
+    Statistic,
+)
+from terarec.etl.ops.categorical import Categorify, Cross, DropLowCardinality, GivenIds, HashBucket
+from terarec.etl.ops.columns import KeepRows, LambdaOp, Rename, SplitText, ValueType
+from terarec.etl.ops.groups import DifferenceLag, History
+from terarec.etl.ops.joins import GroupStatistic, JoinGroupby, JoinTable
+from terarec.etl.ops.lists import Explode, ListSlice, Pad
+from terarec.etl.ops.numeric import Bucketize, Clip, FillMissing, LogOp, Normalize, NormalizeMinMax, NumberOperator
+from terarec.etl.ops.target_encoding import TargetEncoding
+from terarec.spec import register
+
+__all__ = [
+    "Bucketize",
+    "Categorify",
+    "Clip",
+    "ColumnTypes",
+    "ColumnsOperator",
+    "Cross",
+    "DifferenceLag",
+    "DropLowCardinality",
+    "Explode",
+    "FillMissing",
+    "GivenIds",
+    "GroupStatistic",
+    "HashBucket",
+    "History",
+    "JoinGroupby",
+    "JoinTable",
+    "KeepRows",
+    "LambdaOp",
+    "ListSlice",
+    "LogOp",
+    "MappedColumns",
+    "Normalize",
+    "NormalizeMinMax",
+    "NumberOperator",
+    "Operator",
+    "Pad",
+    "Rename",
+    "SpillOptions",
+    "SplitText",
+    "Stage",
+    "State",
+    "Statistic",
+    "TargetEncoding",
+    "ValueType",
+    "register",
+]

@@ -1,0 +1,342 @@
+"""What an operator is: its fields, types, fitting, and what it does to a block of rows and to a few records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.errors import ConfigError
+from terarec.etl.columns import Block, ColumnType, from_arrow
+from terarec.etl.ops.record_values import RecordFunction, arrow_of_values, values_of_column
+from terarec.etl.values.value_ids import ValueIds
+from terarec.spec import MISSING_ID, OperatorSpec, checks
+
+Stage: TypeAlias = Literal["stateless", "fitted", "grouped", "rows"]
+"""stateless: one row at a time; fitted: the same with a fitted state; grouped: needs other rows: `transform` takes
+blocks that hold all rows of each of their groups, by rising row id; rows: changes which rows exist."""
+
+ColumnTypes: TypeAlias = Mapping[str, ColumnType]
+"""Name -> type of the columns at some place of a workflow."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpillOptions:
+    """Resources of a statistic while it gathers.
+
+    Attributes:
+        directory: An existing directory for what does not fit in memory; emptied at the end of the phase.
+        memory_bytes: Approximate size before it spills; None for no bound.
+    """
+
+    directory: Path
+    memory_bytes: int | None = None
+
+
+@runtime_checkable
+class State(Protocol):
+    """What a step fitted. Frozen."""
+
+    def save(self, directory: Path, name: str) -> None:
+        """Write ``<name>.json``, ``<name>.parquet`` or both (or ``<name>-<part>.parquet``) into `directory`."""
+        ...
+
+
+class Statistic(Protocol):
+    """Gathers the state of a step, block by block."""
+
+    def observe(self, block: Block) -> Any:
+        """Return the partial state of a block of training rows for `merge`; several threads call it at a time."""
+        ...
+
+    def merge(self, partial: Any) -> None:
+        """Add a partial state. One thread calls it, in the order of the blocks."""
+        ...
+
+    def finish(self) -> State:
+        """Return the state after the last block."""
+        ...
+
+
+class Operator(OperatorSpec):
+    """Base of all operators: frozen, keyword-only dataclasses that `terarec.spec.register` names.
+
+    A subclass implements `output_types` and `transform`; a fitted one `statistic` and `load_state`, too. Everything
+    else says something to a planner only where it differs from the default.
+
+    Attributes:
+        accepted: Kinds of inputs that the operator takes.
+        takes_lists: Whether the inputs must be lists; else lists are taken item by item.
+        keeps_integers: Whether outputs of integers are integers in the same unit (a time stays a time).
+        keeps_values: Whether each output holds values of its input and no others.
+        is_numeric: Whether only the number of an input matters, not whether it is an integer.
+        explodes: Whether the operator makes a row of every item of a list.
+        filters: Whether the operator drops rows, which it does not do to served records.
+    """
+
+    accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "number", "hex32", "id")
+    takes_lists: ClassVar[bool] = False
+    keeps_integers: ClassVar[bool] = False
+    keeps_values: ClassVar[bool] = False
+    is_numeric: ClassVar[bool] = False
+    explodes: ClassVar[bool] = False
+    filters: ClassVar[bool] = False
+
+    @property
+    def stage(self) -> Stage:
+        """What `transform` needs besides the row itself; see `Stage`."""
+        return "stateless"
+
+    @property
+    def may_reject(self) -> bool:
+        """Whether `transform` may raise a `RowFaultError`."""
+        return False
+
+    @property
+    def removes(self) -> tuple[str, ...]:
+        """Columns that no later step may read."""
+        return ()
+
+    @property
+    def may_drop(self) -> tuple[str, ...]:
+        """Columns of the result that the state may drop."""
+        return ()
+
+    @property
+    def renames(self) -> Mapping[str, str]:
+        """Old names -> new names of columns that stay as they are."""
+        return {}
+
+    @property
+    def functions(self) -> Mapping[str, str]:
+        """Field -> ``"package.module:name"`` of the functions that the step imports."""
+        return {}
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Inputs with the outputs that are made of them alone."""
+        return ()
+
+    @property
+    def max_list_length(self) -> int | None:
+        """The longest list that the step accepts; None for no bound."""
+        return None
+
+    def output_types(self, types: ColumnTypes) -> ColumnTypes:
+        """Return the types of `writes`; by default those of the inputs in `pairs`, whose kinds must be `accepted`.
+
+        Args:
+            types: Types of all columns before the step, which include `reads`.
+
+        Raises:
+            ConfigError: An input of a type that the operator does not take; names the column and what is accepted.
+        """
+        return {output: self.input_type(types, name) for name, output in self.pairs}
+
+    def input_type(self, types: ColumnTypes, name: str) -> ColumnType:
+        """Return the type of the input `name`, checked against `accepted`."""
+        found = types[name]
+        if found.kind not in self.accepted:
+            raise ConfigError(f"column {name!r} holds {found}, expected {' or '.join(self.accepted)}")
+        if self.takes_lists and not found.is_list:
+            raise ConfigError(f"column {name!r} holds one {found} a row, expected lists")
+        return found
+
+    def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
+        """Return the numbers of ids of those outputs that are ids.
+
+        Args:
+            rows: Numbers of ids of the id columns before the step.
+            state: State of a fitted step.
+        """
+        return {output: rows[name] for name, output in self.pairs if name in rows}
+
+    def transform(self, block: Block, state: State | None) -> Block:
+        """Do the step to the rows of a block. The result shares the columns that the step does not write.
+
+        Raises:
+            RowFaultError: Rows hold a value that the step does not take.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no transform")
+
+    def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
+        """Return functions that do the step to a few records, by default through `transform`.
+
+        Where several functions write one output, one of them gives it as a matrix of numbers.
+
+        Args:
+            types: Types of the columns before the step.
+            state: State of a fitted step.
+        """
+        if self.stage in ("grouped", "rows") or self.renames or not self.writes:
+            return ()
+        return [RecordFunction(self.serving_reads, self.writes, partial(self._transform_records, types, state))]
+
+    def _transform_records(self, types: ColumnTypes, state: State | None, *inputs: Any) -> Sequence[Any]:
+        kinds = [types[name].kind for name in self.serving_reads]
+        columns = [from_arrow(arrow_of_values(values, kind), kind) for values, kind in zip(inputs, kinds, strict=True)]
+        rows = np.arange(len(columns[0]), dtype=np.int64)
+        block = self.transform(Block(dict(zip(self.serving_reads, columns, strict=True)), rows), state)
+        return [values_of_column(block.columns[name]) for name in self.writes]
+
+    def statistic(self, types: ColumnTypes, memory: SpillOptions) -> Statistic:
+        """Return a fresh statistic (fitted steps only); `types` as for `output_types`, or of the side table."""
+        raise NotImplementedError(f"{type(self).__name__} is not fitted")
+
+    def load_state(self, directory: Path, name: str) -> State:
+        """Read what `State.save` wrote (fitted steps only).
+
+        Raises:
+            DataNotFoundError: No such file.
+            FormatError: A file of another content.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is not fitted")
+
+    def dropped(self, state: State | None) -> tuple[str, ...]:
+        """Return those of `may_drop` that the state drops."""
+        return ()
+
+    def restricted_to(self, needed: set[str]) -> Operator:
+        """Return the operator that makes those of its outputs that are `needed`, or all where it makes them at once."""
+        return self
+
+    def origin(self, output: str) -> str | None:
+        """Return the input whose values `output` holds; None where the step makes values of its own."""
+        pairs = {**{new: old for old, new in self.renames.items()}, **{new: old for old, new in self.pairs}}
+        return pairs.get(output) if self.renames or self.keeps_values else None
+
+    def input_of(self, output: str) -> str | None:
+        """Return the one input that `output` is made of; None where there are several."""
+        return next((name for name, made in self.pairs if made == output), None)
+
+    def inverse(
+        self, column: str, numbers: NDArray[np.float64], state: State | None, *, is_float32: bool = False
+    ) -> NDArray[np.float64]:
+        """Return the numbers of the input `column` that `numbers` were made of, unchanged where nothing scales them.
+
+        Args:
+            column: An input.
+            numbers: Values of its output.
+            state: State of a fitted step.
+            is_float32: Whether they were rounded to float32; digits that it does not hold are rounded away.
+        """
+        return numbers
+
+    def reserved_ids(self, is_id: bool) -> int:
+        """Return the number of the first ids without a value of their own: 0 for missing values, then rare ones."""
+        return int(is_id)
+
+    def vocabularies(self, state: State | None) -> Mapping[str, ValueIds]:
+        """Return output -> the vocabulary of its ids, for outputs that have one."""
+        return {}
+
+    def describe_ids(self, column: str, ids: NDArray[np.int64], state: State | None) -> Sequence[str]:
+        """Return what ids made of the input `column` mean, as text."""
+        return [MISSING if number == MISSING_ID else f"(bucket {number})" for number in ids]
+
+
+def operators(steps: Sequence[OperatorSpec]) -> tuple[Operator, ...]:
+    """Return the steps of a workflow as operators.
+
+    Raises:
+        ConfigError: A class that is no `Operator`.
+    """
+    found = tuple(step for step in steps if isinstance(step, Operator))
+    if len(found) < len(steps):
+        names = ", ".join(type(step).__name__ for step in steps if not isinstance(step, Operator))
+        raise ConfigError(f"got the operator {names}, expected a class derived from terarec.etl.ops.Operator")
+    return found
+
+
+MISSING, RARE = "(missing)", "(rare or unseen)"
+"""Descriptions of ids that stand for no value of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnsOperator(Operator):
+    """An operator that reads `columns`, and writes them again unless a subclass says otherwise.
+
+    Attributes:
+        columns: The inputs.
+    """
+
+    columns: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check_columns(self, "columns")
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Columns that the step reads while a data set is prepared."""
+        return self.columns
+
+    @property
+    def serving_reads(self) -> tuple[str, ...]:
+        """Columns that the step reads when a record is served."""
+        return self.columns
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Columns that the step adds or replaces."""
+        return self.columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappedColumns(ColumnsOperator):
+    """An operator that makes one output column of each input column.
+
+    Attributes:
+        columns: The inputs.
+        outputs: Names of the outputs, one for each input; () replaces the inputs under their own names.
+    """
+
+    outputs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.outputs:
+            check_columns(self, "outputs")
+            if len(self.outputs) != len(self.columns):
+                checks.fail(self, "outputs", f"{len(self.columns)} names, one for each of columns")
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Columns that the step adds or replaces."""
+        return self.outputs or self.columns
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Each input and the output that is made of it."""
+        return tuple(zip(self.columns, self.outputs or self.columns, strict=True))
+
+
+def check_columns(owner: object, field: str) -> None:
+    """Raise unless ``owner.field`` is a tuple of at least one column name, all distinct."""
+    value = getattr(owner, field)
+    if not isinstance(value, tuple) or not value or not all(isinstance(name, str) and name for name in value):
+        checks.fail(owner, field, "a tuple of at least one column name")
+    checks.distinct(owner, field, value)
+
+
+def check_column(owner: object, field: str) -> None:
+    """Raise unless ``owner.field`` is the name of a column."""
+    value = getattr(owner, field)
+    if not isinstance(value, str) or not value:
+        checks.fail(owner, field, "the name of a column")
+
+
+def scalar_input(types: ColumnTypes, name: str, accepted: Sequence[str]) -> ColumnType:
+    """Return the type of the input `name`.
+
+    Raises:
+        ConfigError: A column of lists, or of a kind that is not `accepted`.
+    """
+    found = types[name]
+    if found.is_list or found.kind not in accepted:
+        raise ConfigError(f"column {name!r} holds {found}, expected one {' or '.join(accepted)} a row")
+    return found

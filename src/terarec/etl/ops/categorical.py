@@ -1,0 +1,560 @@
+"""Operators that make ids, and what is fitted on categories. See docs/workflows.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from terarec.errors import ConfigError, FormatError
+from terarec.etl.columns import REFUSED_SHOWN, Block, Column, ColumnType, RowFaultError, to_arrow
+from terarec.etl.ops.base import (
+    MISSING,
+    RARE,
+    ColumnsOperator,
+    ColumnTypes,
+    MappedColumns,
+    SpillOptions,
+    Stage,
+    State,
+    check_column,
+)
+from terarec.etl.ops.record_values import Ragged, RecordFunction, item_function
+from terarec.etl.ops.states import read_params, read_table, table_path, write_params, write_table
+from terarec.etl.ops.values import accepted_list, hashes_of, rejected
+from terarec.etl.values.value_counts import ValueCounts, encoding_bytes
+from terarec.etl.values.value_ids import ValueIds, find_each
+from terarec.etl.values.value_kind import VALUE_TYPES, as_values, lookup_kind
+from terarec.kernels.cpu.hashes import xxh64_list
+from terarec.kernels.cpu.ids import TablesOfColumns
+from terarec.kernels.encoding_types import RefusedValueError
+from terarec.spec import MISSING_ID, checks, register
+
+JOINT = "joint"
+"""Name of the vocabulary that all columns share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabularies:
+    """State of `Categorify`.
+
+    Attributes:
+        ids: Input column, or `JOINT` -> its values and their ids.
+        counts: The same -> number of training values of each, int64 array [V].
+    """
+
+    ids: Mapping[str, ValueIds]
+    counts: Mapping[str, pa.Array]
+
+    def save(self, directory: Path, name: str) -> None:
+        """Write ``<name>-<column>.parquet`` for each vocabulary: columns value and count, in the order of the ids."""
+        for column, ids in self.ids.items():
+            table = pa.table({"value": ids.values, "count": self.counts[column]})
+            write_table(table_path(directory, name, column), table)
+
+
+@register("categorify")
+@dataclass(frozen=True, kw_only=True)
+class Categorify(MappedColumns):
+    """Value -> id by frequency: 0 missing, then `hash_buckets` ids for rare and unseen values, then the kept values.
+
+    Attributes:
+        min_count: Values that occur less often in the training part are rare.
+        max_size: Keep at most so many values, the most frequent ones.
+        hash_buckets: A rare or unseen value has id ``1 + hash mod hash_buckets``.
+        joint: One vocabulary for all `columns`.
+    """
+
+    stage: ClassVar[Stage] = "fitted"
+    accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "hex32")
+    min_count: int = 1
+    max_size: int | None = None
+    hash_buckets: int = 1
+    joint: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.positive_int(self, "min_count")
+        checks.int64(self, "hash_buckets", minimum=1)
+        if self.max_size is not None:
+            checks.positive_int(self, "max_size")
+        checks.one_of(self, "joint", (False, True))
+
+    def output_types(self, types: ColumnTypes) -> ColumnTypes:
+        """Return ids; the inputs of a joint vocabulary are of one kind."""
+        inputs = {name: self.input_type(types, name) for name in self.columns}
+        first = self.columns[0]
+        for name, found in inputs.items():
+            if self.joint and found.kind != inputs[first].kind:
+                raise ConfigError(
+                    f"column {name!r} holds {found}, expected {inputs[first].kind} as column {first!r}: "
+                    "they share a vocabulary"
+                )
+        made = [ColumnType("id", found.is_list, found.max_length) for found in inputs.values()]
+        return dict(zip(self.writes, made, strict=True))
+
+    def vocabulary(self, column: str) -> str:
+        """Return the name of the vocabulary of the input `column`."""
+        return JOINT if self.joint else column
+
+    def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
+        """Count kept values, the ids of rare ones and that of missing ones."""
+        assert isinstance(state, Vocabularies)
+        return {output: state.ids[self.vocabulary(name)].num_ids for name, output in self.pairs}
+
+    def transform(self, block: Block, state: State | None) -> Block:
+        """Look the ids up."""
+        assert isinstance(state, Vocabularies)
+        columns = [block.columns[name] for name in self.columns]
+        found = find_each([state.ids[self.vocabulary(name)] for name in self.columns], columns)
+        made = [column.like(Column("id", ids)) for column, ids in zip(columns, found, strict=True)]
+        return block.with_columns(dict(zip(self.writes, made, strict=True)))
+
+    def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
+        """Return one function that looks all columns up."""
+        assert isinstance(state, Vocabularies)
+        tables = TablesOfColumns([state.ids[self.vocabulary(name)].table for name in self.columns])
+        of_lists = any(types[name].is_list for name in self.columns)
+        call = partial(_found_lists if of_lists else _found, tables)
+        return [RecordFunction(self.columns, self.writes, call, takes="raw")]
+
+    def reserved_ids(self, is_id: bool) -> int:
+        """Count the ids of missing, rare and unseen values."""
+        return 1 + self.hash_buckets
+
+    def vocabularies(self, state: State | None) -> Mapping[str, ValueIds]:
+        """Return the vocabularies of all outputs."""
+        assert isinstance(state, Vocabularies)
+        return {output: state.ids[self.vocabulary(name)] for name, output in self.pairs}
+
+    def describe_ids(self, column: str, ids: NDArray[np.int64], state: State | None) -> Sequence[str]:
+        """Return the values."""
+        assert isinstance(state, Vocabularies)
+        found = self.values_of_ids(column, ids.tolist(), state)
+        names = {MISSING_ID: MISSING}
+        return [
+            names.get(int(number), RARE) if value is None else str(value)
+            for number, value in zip(ids, found, strict=True)
+        ]
+
+    def values_of_ids(self, column: str, ids: Iterable[int], state: Vocabularies) -> list[str | int | None]:
+        """Return the values of ids of the input `column`; None for missing and for rare or unseen ones.
+
+        Raises:
+            IndexError: No such id.
+        """
+        return state.ids[self.vocabulary(column)].inverse(ids)
+
+    def statistic(self, types: ColumnTypes, memory: SpillOptions) -> VocabularyStatistic:
+        """Return a statistic that counts the values."""
+        return VocabularyStatistic(self, types, memory)
+
+    def load_state(self, directory: Path, name: str) -> Vocabularies:
+        """Read the state."""
+        ids: dict[str, ValueIds] = {}
+        counts: dict[str, pa.Array] = {}
+        for part in dict.fromkeys(map(self.vocabulary, self.columns)):
+            path = table_path(directory, name, part)
+            table = read_table(path, {"value": tuple(VALUE_TYPES), "count": (pa.int64(),)})
+            values, counts[part] = (column.combine_chunks() for column in table.columns)
+            ids[part] = ValueIds(VALUE_TYPES[values.type], values, self.hash_buckets)
+            try:
+                _ = ids[part].table
+            except ValueError as error:
+                raise FormatError(f"{path}: {error}") from error
+        return Vocabularies(ids, counts)
+
+
+def _found(tables: TablesOfColumns, *columns: list[Any]) -> NDArray[np.int64]:
+    """Find the ids int64[c, n] of c columns of n values each."""
+    return tables.find_lists(list(columns)).reshape(len(columns), -1)
+
+
+def _found_lists(tables: TablesOfColumns, *columns: list[Any] | Ragged) -> Sequence[Any]:
+    """Find ids where some are columns of lists."""
+    flat = [column.items if isinstance(column, Ragged) else column for column in columns]
+    ids, begin, found = tables.find_lists(flat), 0, []
+    for column, items in zip(columns, flat, strict=True):
+        part, begin = ids[begin : begin + len(items)], begin + len(items)
+        found.append(Ragged(part, column.offsets) if isinstance(column, Ragged) else part)
+    return found
+
+
+class VocabularyStatistic:
+    """Counts the values of all inputs of a `Categorify`.
+
+    Args:
+        op: The step.
+        types: Types of the columns before it.
+        memory: Bound of the counts, and of the vocabularies made of them.
+    """
+
+    def __init__(self, op: Categorify, types: ColumnTypes, memory: SpillOptions) -> None:
+        self._op = op
+        self._memory_bytes = memory.memory_bytes
+        self._kinds = {op.vocabulary(name): lookup_kind(types[name].kind) for name in op.columns}
+        self._counts = ValueCounts(self._kinds, memory.directory, memory.memory_bytes)
+
+    def observe(self, block: Block) -> None:
+        """Count the values of a block of training rows.
+
+        Raises:
+            StorageError: The disk is full.
+        """
+        for name in self._op.columns:
+            self._counts.add(self._op.vocabulary(name), block.columns[name])
+        self._counts.relieve()
+
+    def merge(self, partial: None) -> None:
+        """Do nothing: `observe` counts, in any order of the blocks."""
+
+    def finish(self) -> Vocabularies:
+        """Return the vocabularies.
+
+        Raises:
+            StorageError: They would not fit in memory; names the column, its size, and what helps.
+        """
+        op, left = self._op, self._memory_bytes
+        ids: dict[str, ValueIds] = {}
+        counts: dict[str, pa.Array] = {}
+        for part, kind in self._kinds.items():
+            kept = self._counts.kept(part, op.min_count, op.max_size, left)
+            left = None if left is None else left - encoding_bytes(kept)
+            values, counts[part] = (column.combine_chunks() for column in kept.columns)
+            ids[part] = ValueIds(kind, values, op.hash_buckets)
+        return Vocabularies(ids, counts)
+
+
+@register("hash_bucket")
+@dataclass(frozen=True, kw_only=True)
+class HashBucket(MappedColumns):
+    """Value -> id without fitting: 0 missing, else ``1 + hash mod buckets``."""
+
+    accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "hex32")
+    buckets: int
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.int64(self, "buckets", minimum=1)
+        checks.int64(self, "seed", minimum=0)
+
+    def output_types(self, types: ColumnTypes) -> ColumnTypes:
+        """Return ids."""
+        return {
+            output: ColumnType("id", found.is_list, found.max_length)
+            for output, found in super().output_types(types).items()
+        }
+
+    def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
+        """Count the buckets and the missing value's id."""
+        return dict.fromkeys(self.writes, self.buckets + 1)
+
+    def transform(self, block: Block, state: State | None) -> Block:
+        """Compute 1 + hash mod buckets."""
+        made = {}
+        for name, output in self.pairs:
+            column = block.columns[name]
+            ids = self._ids(hashes_of(column, self.seed))
+            ids[column.is_missing()] = MISSING_ID
+            made[output] = column.like(Column("id", ids))
+        return block.with_columns(made)
+
+    def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
+        """Return functions of single values."""
+        return [
+            item_function(
+                name,
+                output,
+                self._ids_of_digits if types[name].kind == "hex32" else self._ids_of_values,
+                is_list=types[name].is_list,
+            )
+            for name, output in self.pairs
+        ]
+
+    def _ids(self, hashes: NDArray[np.int64]) -> NDArray[np.int64]:
+        return hashes % self.buckets + 1
+
+    def _ids_of_values(self, values: list[Any]) -> NDArray[np.int64]:
+        ids = self._ids(xxh64_list(values, self.seed))
+        if None in values or "" in values:
+            ids[[value is None or value == "" for value in values]] = MISSING_ID
+        return ids
+
+    def _ids_of_digits(self, values: list[str | None]) -> NDArray[np.int64]:
+        return self._ids_of_values([int(digits, 16) if digits else None for digits in values])
+
+
+@register("given_ids")
+@dataclass(frozen=True, kw_only=True)
+class GivenIds(MappedColumns):
+    """Integer -> the same number as an id or a key, for data whose ids are made already.
+
+    Attributes:
+        rows: Number of ids of each of `columns`, 0 <= id < rows, none missing; None: its integers are keys.
+        max_length: The longest list where `columns` are lists; a longer one is invalid.
+    """
+
+    accepted: ClassVar[tuple[str, ...]] = ("integer",)
+    may_reject: ClassVar[bool] = True
+    keeps_values: ClassVar[bool] = True
+    rows: tuple[int | None, ...]
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.rows) != len(self.columns):
+            checks.fail(self, "rows", f"{len(self.columns)} numbers, one for each of columns")
+        for rows in self.rows:
+            if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
+                checks.fail(self, "rows", "an integer >= 1 or None for each of columns")
+        if self.max_length is not None:
+            checks.positive_int(self, "max_length")
+
+    @property
+    def max_list_length(self) -> int | None:
+        """The longest list."""
+        return self.max_length
+
+    def output_types(self, types: ColumnTypes) -> ColumnTypes:
+        """Return ids, or integers where there are keys; lists of at most `max_length`."""
+        made: dict[str, ColumnType] = {}
+        for (name, output), rows in zip(self.pairs, self.rows, strict=True):
+            found = self.input_type(types, name)
+            bounds = [bound for bound in (found.max_length, self.max_length) if bound is not None]
+            longest = min(bounds, default=None) if found.is_list else None
+            made[output] = ColumnType("integer" if rows is None else "id", found.is_list, longest)
+        return made
+
+    def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
+        """Return the provided numbers; keys have none."""
+        return {output: rows for output, rows in zip(self.writes, self.rows, strict=True) if rows is not None}
+
+    def transform(self, block: Block, state: State | None) -> Block:
+        """Check the numbers."""
+        made = {}
+        for (name, output), rows in zip(self.pairs, self.rows, strict=True):
+            self._check_lengths(block, name)
+            column = block.columns[name]
+            if rows is not None:
+                wrong = (column.values < 0) | (column.values >= rows) | column.is_missing()
+                if wrong.any():
+                    raise rejected(block, name, wrong, accepted_id(rows))
+                column = column.like(Column("id", column.values))
+            made[output] = column
+        return block.with_columns(made)
+
+    def _check_lengths(self, block: Block, name: str) -> None:
+        offsets, most = block.columns[name].offsets, self.max_length
+        if offsets is None or most is None:
+            return
+        lengths = np.diff(offsets)
+        long = np.flatnonzero(lengths > most)
+        if long.size:
+            got = [f"got a list of {length}" for length in lengths[long][:REFUSED_SHOWN].tolist()]
+            raise RowFaultError(name, block.rows[long], got, accepted_list(most))
+
+    def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
+        """Return functions that check Python integers."""
+        return [
+            RecordFunction((name,), (output,), partial(self._convert, rows), takes="values" if rows is None else "raw")
+            for (name, output), rows in zip(self.pairs, self.rows, strict=True)
+        ]
+
+    def _convert(self, rows: int | None, values: list[Any] | Ragged) -> Sequence[Any]:
+        items = values.items if isinstance(values, Ragged) else values
+        if rows is not None:
+            for row, value in enumerate(items):
+                if type(value) is not int or not 0 <= value < rows:
+                    raise RefusedValueError(row)
+            items = np.array(items, dtype=np.int64)
+        if not isinstance(values, Ragged):
+            return (items,)
+        if self.max_length is not None and max(map(len, values.each()), default=0) > self.max_length:
+            raise RefusedValueError(0)
+        return (Ragged(items, values.offsets),)
+
+
+def accepted_id(rows: int) -> str:
+    """Describe one of `rows` ids."""
+    return f"an id, 0 <= id < {rows}"
+
+
+SEPARATOR = "\x1f"
+_DIGITS = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
+_SHIFTS = np.arange(28, -1, -4, dtype=np.uint32)
+
+
+@register("cross")
+@dataclass(frozen=True, kw_only=True)
+class Cross(ColumnsOperator):
+    r"""Several columns -> one text column: their values joined by ``"\x1f"``; a missing part is empty."""
+
+    accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "hex32")
+    output: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_column(self, "output")
+        if len(self.columns) < 2:
+            checks.fail(self, "columns", "at least two column names")
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Columns that the step adds or replaces."""
+        return (self.output,)
+
+    def output_types(self, types: ColumnTypes) -> ColumnTypes:
+        """Return text."""
+        for name in self.columns:
+            if self.input_type(types, name).is_list:
+                raise ConfigError(f"column {name!r} holds {types[name]}, expected one value a row")
+        return {self.output: ColumnType("text")}
+
+    def transform(self, block: Block, state: State | None) -> Block:
+        """Join the values by the unit separator."""
+        columns = [block.columns[name] for name in self.columns]
+        parts = [_texts(column) for column in columns]
+        joined = pc.binary_join_element_wise(*parts, pa.scalar(SEPARATOR, pa.large_string()))
+        all_missing = np.logical_and.reduce([column.is_missing() for column in columns])
+        if all_missing.any():
+            joined = pc.if_else(pa.array(all_missing), pa.scalar(None, pa.large_string()), joined)
+        return block.with_columns({self.output: Column("text", joined)})
+
+    def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
+        """Return functions of single values."""
+        spell = [_SPELLINGS[types[name].kind] for name in self.columns]
+
+        def call(*columns: list[Any]) -> Sequence[Any]:
+            spelled = [[one(value) for value in values] for one, values in zip(spell, columns, strict=True)]
+            return ([SEPARATOR.join(parts) if any(parts) else None for parts in zip(*spelled, strict=True)],)
+
+        return [RecordFunction(self.columns, (self.output,), call)]
+
+
+_SPELLINGS: Mapping[str, Callable[[Any], str]] = {
+    "text": lambda text: text or "",
+    "integer": lambda number: "" if number is None else str(number),
+    "hex32": lambda digits: digits.lower().zfill(8) if digits else "",
+}
+
+
+def _texts(column: Column) -> pa.LargeStringArray:
+    """Return the values as text, "" where missing."""
+    if column.type == "text":
+        return column.values.fill_null("")
+    if column.type == "integer":
+        return pa.array(column.values, mask=column.missing).cast(pa.large_string()).fill_null("")
+    digits = _DIGITS[(column.values[:, None] >> _SHIFTS) & np.uint32(15)]
+    offsets = pa.py_buffer(np.arange(0, 8 * len(column.values) + 1, 8, dtype=np.int64))
+    texts = pa.LargeStringArray.from_buffers(len(column.values), offsets, pa.py_buffer(np.ascontiguousarray(digits)))
+    return texts if column.missing is None else pc.if_else(pa.array(column.missing), "", texts)
+
+
+@dataclass(frozen=True, slots=True)
+class DistinctCounts:
+    """State of `DropLowCardinality`.
+
+    Attributes:
+        columns: Input column -> its distinct values in training, counted up to ``min_distinct``.
+        dropped: Columns that have fewer.
+    """
+
+    columns: Mapping[str, int]
+    dropped: tuple[str, ...]
+
+    def save(self, directory: Path, name: str) -> None:
+        """Write ``<name>.json``."""
+        state = {"columns": self.columns, "dropped": self.dropped}
+        write_params(directory, name, DropLowCardinality.kind, state)
+
+
+@register("drop_low_cardinality")
+@dataclass(frozen=True, kw_only=True)
+class DropLowCardinality(ColumnsOperator):
+    """Drops those of `columns` that have fewer than `min_distinct` values in the training part; missing is none."""
+
+    stage: ClassVar[Stage] = "fitted"
+    accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "hex32", "id")
+    min_distinct: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.positive_int(self, "min_distinct", minimum=2)
+
+    @property
+    def serving_reads(self) -> tuple[str, ...]:
+        """Columns that the step reads when a record is served: what is dropped is never made."""
+        return ()
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Columns that the step adds or replaces."""
+        return ()
+
+    def output_types(self, types: ColumnTypes) -> ColumnTypes:
+        """Return nothing: no column is written."""
+        for name in self.columns:
+            self.input_type(types, name)
+        return {}
+
+    def transform(self, block: Block, state: State | None) -> Block:
+        """Leave the columns out; a served record may lack them."""
+        assert isinstance(state, DistinctCounts)
+        return block.only([name for name in block.columns if name not in state.dropped])
+
+    @property
+    def may_drop(self) -> tuple[str, ...]:
+        """All inputs."""
+        return self.columns
+
+    def dropped(self, state: State | None) -> tuple[str, ...]:
+        """Return the columns that have too few values."""
+        return state.dropped if isinstance(state, DistinctCounts) else ()
+
+    def statistic(self, types: ColumnTypes, memory: SpillOptions) -> DistinctStatistic:
+        """Return a statistic that looks for enough distinct values."""
+        return DistinctStatistic(self)
+
+    def load_state(self, directory: Path, name: str) -> DistinctCounts:
+        """Read the state."""
+        columns = read_params(directory, name, self.kind).get("columns")
+        counts = columns if isinstance(columns, dict) else {}
+        if not all(isinstance(counts.get(column), int) for column in self.columns):
+            raise FormatError(f"{directory / name}.json: $.state.columns is {columns!r}, expected a count of each")
+        return _distinct_counts(self, counts)
+
+
+class DistinctStatistic:
+    """Collects distinct values until a column has enough."""
+
+    def __init__(self, op: DropLowCardinality) -> None:
+        self._op = op
+        self._seen: dict[str, set[object]] = {name: set() for name in op.columns}
+
+    def observe(self, block: Block) -> Mapping[str, pa.Array]:
+        """Return the first distinct values of the columns that do not have enough yet."""
+        enough = self._op.min_distinct
+        short = [name for name, seen in self._seen.items() if len(seen) < enough]
+        return {name: to_arrow(as_values(block.columns[name])).drop_null().unique().slice(0, enough) for name in short}
+
+    def merge(self, partial: Mapping[str, pa.Array]) -> None:
+        """Add the partial state of a block."""
+        for name, values in partial.items():
+            self._seen[name].update(values.to_pylist())
+
+    def finish(self) -> DistinctCounts:
+        """Return the columns that are dropped."""
+        counts = {name: min(len(seen), self._op.min_distinct) for name, seen in self._seen.items()}
+        return _distinct_counts(self._op, counts)
+
+
+def _distinct_counts(op: DropLowCardinality, counts: Mapping[str, int]) -> DistinctCounts:
+    return DistinctCounts(counts, tuple(name for name, count in counts.items() if count < op.min_distinct))

@@ -1,0 +1,247 @@
+"""Operators on columns of lists. See docs/workflows.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from terarec.errors import ConfigError
+from terarec.etl.columns import (
+    REFUSED_SHOWN,
+    Block,
+    Column,
+    ColumnType,
+    Kind,
+    RowFaultError,
+    concatenate_columns,
+    offsets_of,
+)
+from terarec.etl.ops.base import (
+    ColumnsOperator,
+    ColumnTypes,
+    MappedColumns,
+    Stage,
+    State,
+)
+from terarec.etl.ops.record_values import Ragged, RecordFunction, joined
+from terarec.etl.ops.values import accepted_list, value_of
+from terarec.spec import checks, register
+
+
+@register("list_slice")
+@dataclass(frozen=True, kw_only=True)
+class ListSlice(MappedColumns):
+    """``items[start:stop]`` of each list, as Python has it: negative positions count from the end."""
+
+    takes_lists: ClassVar[bool] = True
+    keeps_values: ClassVar[bool] = True
+    start: int = 0
+    stop: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.int64(self, "start")
+        if self.stop is not None:
+            checks.int64(self, "stop")
+            if (self.start < 0) is (self.stop < 0) and self.stop <= self.start:
+                checks.fail(self, "stop", f"a position above start, {self.start}")
+
+    @property
+    def max_length(self) -> int | None:
+        """Length of the longest output, None without a bound."""
+        if self.stop is None:
+            return -self.start if self.start < 0 else None
+        if self.start < 0 <= self.stop:
+            return min(-self.start, self.stop)
+        return self.stop - self.start if (self.start < 0) is (self.stop < 0) else None
+
+    def output_types(self, types: ColumnTypes) -> ColumnTypes:
+        """Return lists, of a bounded length where the slice or the input has one."""
+        made = {}
+        for name, output in self.pairs:
+            found = self.input_type(types, name)
+            bounds = [bound for bound in (found.max_length, self.max_length) if bound is not None]
+            made[output] = ColumnType(found.kind, True, min(bounds, default=None))
+        return made
+
+    def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
+        """Return functions of Python lists."""
+        return [
+            RecordFunction((name,), (output,), partial(self._convert, types[name].kind)) for name, output in self.pairs
+        ]
+
+    def _convert(self, kind: Kind, lists: Ragged) -> Sequence[Any]:
+        return (joined([items[self.start : self.stop] for items in lists.each()], kind),)
+
+    def transform(self, block: Block, state: State | None) -> Block:
+        """Slice the lists."""
+        made = {}
+        for name, output in self.pairs:
+            column = block.columns[name]
+            assert column.offsets is not None
+            lengths = np.diff(column.offsets)
+            first = _position(self.start, lengths)
+            last = lengths if self.stop is None else _position(self.stop, lengths)
+            offsets = offsets_of(np.maximum(last - first, 0))
+            items = np.repeat(column.offsets[:-1] + first - offsets[:-1], np.diff(offsets)) + np.arange(offsets[-1])
+            flat = column.flat().take(items)
+            made[output] = Column(flat.type, flat.values, flat.missing, offsets)
+        return block.with_columns(made)
+
+
+def _position(position: int, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the index of a Python `position` in lists of these lengths."""
+    if position < 0:
+        return np.maximum(lengths + position, 0)
+    return np.minimum(lengths, position)
+
+
+@register("pad")
+@dataclass(frozen=True, kw_only=True)
+class Pad(MappedColumns):
+    """Lists of exactly `length` items: longer ones lose their last items, shorter ones end in `value`.
+
+    Attributes:
+        length: Length of every list.
+        value: A number for numbers, integers and ids (0 is the id of a missing value), a text for text.
+    """
+
+    takes_lists: ClassVar[bool] = True
+    keeps_values: ClassVar[bool] = True
+    length: int
+    value: float | str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.positive_int(self, "length")
+        if not isinstance(self.value, str):
+            checks.finite_float(self, "value")
+        elif not self.value:
+            checks.fail(self, "value", "a number or a text that is not empty")
+
+    def output_types(self, types: ColumnTypes) -> ColumnTypes:
+        """Return lists of `length`."""
+        made = {}
+        for name, output in self.pairs:
+            found = self.input_type(types, name)
+            try:
+                value = value_of(found.kind, self.value)
+            except ConfigError as error:
+                raise ConfigError(f"column {name!r}: {error}") from None
+            if found.kind == "id" and value < 0:
+                raise ConfigError(f"column {name!r}: got {self.value!r}, expected an id >= 0")
+            made[output] = ColumnType(found.kind, True, self.length)
+        return made
+
+    def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
+        """Return those of the inputs, the padding included."""
+        return {output: max(rows[name], int(self.value) + 1) for name, output in self.pairs if name in rows}
+
+    def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
+        """Return functions of Python lists."""
+        return [
+            RecordFunction((name,), (output,), partial(self._convert, types[name].kind)) for name, output in self.pairs
+        ]
+
+    def _convert(self, kind: Kind, lists: Ragged) -> Sequence[Any]:
+        length = self.length
+        padding = [self.value if kind == "hex32" else value_of(kind, self.value)] * length
+        return (joined([[*items[:length], *padding[len(items) :]] for items in lists.each()], kind),)
+
+    def transform(self, block: Block, state: State | None) -> Block:
+        """Cut the lists, or pad them at the end."""
+        made = {}
+        for name, output in self.pairs:
+            column = block.columns[name]
+            assert column.offsets is not None
+            places = np.arange(self.length)
+            items = column.offsets[:-1, None] + places
+            # The padding is one more value behind the others.
+            items = np.where(places < np.diff(column.offsets)[:, None], items, len(column.values)).ravel()
+            flat = concatenate_columns([column.flat(), self._padding(column)]).take(items)
+            offsets = np.arange(len(column) + 1, dtype=np.int64) * self.length
+            made[output] = Column(flat.type, flat.values, flat.missing, offsets)
+        return block.with_columns(made)
+
+    def _padding(self, column: Column) -> Column:
+        value = value_of(column.type, self.value)
+        if column.type == "text":
+            return Column("text", pa.array([value], type=pa.large_string()))
+        return Column(column.type, np.array([value], dtype=column.values.dtype))
+
+
+ITEM_BITS = 16
+"""Bits of a row id that hold the position of the item."""
+MAX_ITEMS = 1 << ITEM_BITS
+
+
+@register("explode")
+@dataclass(frozen=True, kw_only=True)
+class Explode(ColumnsOperator):
+    """A row for every item of the lists of `columns`, which have equal lengths in a row; an empty list gives no row.
+
+    Item i of row r has the row id ``r << 16 | i``. A served record is one item already.
+    """
+
+    stage: ClassVar[Stage] = "rows"
+    takes_lists: ClassVar[bool] = True
+    keeps_values: ClassVar[bool] = True
+    may_reject: ClassVar[bool] = True
+    explodes: ClassVar[bool] = True
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Each input, which the items replace."""
+        return tuple(zip(self.columns, self.columns, strict=True))
+
+    def restricted_to(self, needed: set[str]) -> Explode:
+        """Return the operator on the `needed` columns, or on the first to make the rows."""
+        return replace(self, columns=tuple(name for name in self.columns if name in needed) or self.columns[:1])
+
+    def output_types(self, types: ColumnTypes) -> ColumnTypes:
+        """Return the types of the items."""
+        return {name: ColumnType(self.input_type(types, name).kind) for name in self.columns}
+
+    def transform(self, block: Block, state: State | None) -> Block:
+        """Make a row of every item, other columns repeated.
+
+        Raises:
+            RowFaultError: The lists of a row differ in length, or one has more than 65,536 items.
+        """
+        first = self.columns[0]
+        offsets = block.columns[first].offsets
+        assert offsets is not None
+        lengths = np.diff(offsets)
+        for name in self.columns[1:]:
+            found = block.columns[name].offsets
+            assert found is not None
+            if not np.array_equal(found, offsets):
+                wrong = np.diff(found) != lengths
+                raise _refused(block, name, np.diff(found), wrong, accepted_length(first))
+        if (long := lengths > MAX_ITEMS).any():
+            raise _refused(block, first, lengths, long, accepted_list(MAX_ITEMS))
+        positions = np.repeat(np.arange(len(lengths)), lengths)
+        others = [name for name in block.columns if name not in self.columns]
+        repeated = block.only(others).take(positions)
+        items = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+        flat = {name: block.columns[name].flat() for name in self.columns}
+        return Block({**repeated.columns, **flat}, (repeated.rows << ITEM_BITS) | items, repeated.split)
+
+
+def accepted_length(first: str) -> str:
+    """Describe the length of a list next to that of the column `first`."""
+    return f"as many items as in column {first!r}"
+
+
+def _refused(
+    block: Block, name: str, lengths: NDArray[np.int64], wrong: NDArray[np.bool_], accepted: str
+) -> RowFaultError:
+    """Return the error that the lists of these `lengths` in `wrong` rows are not what is `accepted`."""
+    got = [f"got a list of {length}" for length in lengths[wrong][:REFUSED_SHOWN].tolist()]
+    return RowFaultError(name, block.rows[wrong], got, accepted)

@@ -1,0 +1,593 @@
+"""Operators on numbers. x is a value, n the number of training values that are not missing; see docs/workflows.md."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from terarec.errors import ConfigError
+from terarec.etl.columns import Block, Column, ColumnType, Kind
+from terarec.etl.ops.base import MISSING, ColumnTypes, MappedColumns, SpillOptions, Stage, State, Statistic
+from terarec.etl.ops.record_values import RecordFunction, as_numbers, item_function
+from terarec.etl.ops.states import FittedNumbers, SampleStatistic, SummedStatistic
+from terarec.etl.ops.values import rejected, value_of
+from terarec.etl.statistics.moments import Moments
+from terarec.etl.statistics.number_range import NumberRange
+from terarec.kernels.encoding_types import RefusedValueError
+from terarec.spec import MISSING_ID, checks, register
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumberOperator(MappedColumns):
+    """Base of operators that compute one number of each number, in float64.
+
+    Columns of one length go through the formula as one matrix: threads that did it column by column would wait for the
+    GIL after each of NumPy's short calls. When records are served, integers go as float64, too, where only their number
+    matters: the formulas that keep integers keep the order of two numbers, and their bounds are float64.
+    """
+
+    accepted: ClassVar[tuple[str, ...]] = ("number", "integer")
+    is_numeric: ClassVar[bool] = True
+
+    def output_types(self, types: ColumnTypes) -> ColumnTypes:
+        """Return numbers."""
+        return {
+            output: ColumnType("number", found.is_list, found.max_length)
+            for output, found in super().output_types(types).items()
+        }
+
+    @abstractmethod
+    def params(self, name: str, state: State | None) -> tuple[float, ...]:
+        """Return the parameters of the formula for the input `name`."""
+
+    @abstractmethod
+    def formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
+        """Compute the outputs of ``numbers float64[..., n]``, NaN being missing; params are numbers or [..., 1]."""
+
+    def checked_formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
+        """Compute the formula, or raise `RefusedValueError` for a number that it does not take."""
+        return self.formula(numbers, *params)
+
+    def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
+        """Return the formula for all columns at once, and for lists one by one."""
+        numbers = [pair for pair in self.pairs if types[pair[0]].kind in ("number", "integer")]
+        single = [pair for pair in numbers if not types[pair[0]].is_list]
+        functions = [
+            self._list_function(name, output, state)
+            for name, output in numbers
+            if types[name].is_list and not (self.keeps_integers and types[name].kind == "integer")
+        ]
+        if single:
+            names, outputs = zip(*single, strict=True)
+            call = partial(self._transform_matrix, self._param_columns(names, state))
+            functions.append(RecordFunction(names, outputs, call, takes="matrix", gives="matrix"))
+        return functions
+
+    def _transform_matrix(self, params: Sequence[NDArray[np.float64]], numbers: NDArray[np.float64]) -> NDArray[Any]:
+        return self.checked_formula(numbers, *params)
+
+    def _list_function(self, name: str, output: str, state: State | None) -> RecordFunction:
+        params = self.params(name, state)
+
+        def call(items: Any) -> NDArray[Any]:
+            return self.checked_formula(as_numbers(items), *params)
+
+        return item_function(name, output, call, is_list=True)
+
+    def transform(self, block: Block, state: State | None) -> Block:
+        """Compute the formula."""
+        outputs = dict(self.pairs)
+        lengths: dict[int, list[str]] = {}
+        for name in self.columns:
+            lengths.setdefault(len(block.columns[name].values), []).append(name)
+        made = {}
+        for length, names in lengths.items():
+            columns = [block.columns[name] for name in names]
+            numbers = np.empty((len(names), length))
+            for row, column in zip(numbers, columns, strict=True):
+                column.write_numbers(row)
+            results = self.formula(numbers, *self._param_columns(names, state))
+            for name, column, values in zip(names, columns, results, strict=True):
+                made[outputs[name]] = column.like(Column("number", values))
+        return block.with_columns(made)
+
+    def _param_columns(self, names: Sequence[str], state: State | None) -> tuple[NDArray[np.float64], ...]:
+        """Return the parameters of the formula for the inputs `names`, float64[len(names), 1] each."""
+        params = zip(*(self.params(name, state) for name in names), strict=True)
+        return tuple(np.array(values, dtype=np.float64)[:, None] for values in params)
+
+
+@register("fill_missing")
+@dataclass(frozen=True, kw_only=True)
+class FillMissing(NumberOperator):
+    """Gives missing values a value.
+
+    Attributes:
+        value: What missing becomes: a number for numbers and integers, a text for text columns.
+        median: Take the lower median of the training values instead (the smallest x with at least n / 2 values <= x).
+        indicator: Also add the number column ``<output>_missing``, 1 where the value was missing and 0 elsewhere.
+    """
+
+    keeps_integers: ClassVar[bool] = True
+    accepted: ClassVar[tuple[str, ...]] = ("number", "integer", "text", "hex32")
+    value: float | str | None = None
+    median: bool = False
+    indicator: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.one_of(self, "median", (False, True))
+        checks.one_of(self, "indicator", (False, True))
+        if (self.value is None) is not self.median:
+            checks.reject(self, "", f"got value {self.value!r} and median {self.median}, expected exactly one of them")
+        if self.value is not None and not isinstance(self.value, str):
+            checks.finite_float(self, "value")
+        if self.value == "":
+            checks.fail(self, "value", "a number or a text that is not empty")
+
+    @property
+    def stage(self) -> Stage:
+        """A median is fitted."""
+        return "fitted" if self.median else "stateless"
+
+    @property
+    def indicators(self) -> tuple[str, ...]:
+        """Names of the columns that `indicator` adds, one for each output."""
+        return tuple(f"{name}_missing" for name in self.outputs or self.columns) if self.indicator else ()
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Columns that the step adds or replaces."""
+        return (*(self.outputs or self.columns), *self.indicators)
+
+    def output_types(self, types: ColumnTypes) -> ColumnTypes:
+        """Return the types of the inputs, and numbers for the indicators."""
+        inputs = [self.input_type(types, name) for name in self.columns]
+        for name, found in zip(self.columns, inputs, strict=True):
+            self._check_fill(name, found)
+        made = dict(zip(self.writes, inputs, strict=False))
+        for name, found in zip(self.indicators, inputs, strict=False):
+            made[name] = ColumnType("number", found.is_list, found.max_length)
+        return made
+
+    def _check_fill(self, name: str, found: ColumnType) -> None:
+        if self.median and found.kind not in ("number", "integer"):
+            raise ConfigError(f"column {name!r} holds {found}, expected number or integer to have a median")
+        if self.value is not None:
+            try:
+                value_of(found.kind, self.value)
+            except ConfigError as error:
+                raise ConfigError(f"column {name!r}: {error}") from None
+
+    def fill_of(self, name: str, kind: Kind, state: State | None) -> Any:
+        """Return the value for missing ones of the input `name`, a column of `kind`; a median of integers is one."""
+        if self.value is not None:
+            return value_of(kind, self.value)
+        assert isinstance(state, FittedNumbers)
+        median = state.columns[name]["median"]
+        return np.int64(median) if kind == "integer" else median
+
+    def params(self, name: str, state: State | None) -> tuple[float, ...]:
+        """Return the number for missing ones."""
+        return (float(self.fill_of(name, "number", state)),)
+
+    def formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
+        """Replace missing numbers."""
+        return np.where(np.isnan(numbers), params[0], numbers)
+
+    def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
+        """Return the formula for numbers, functions of single values for others, and the indicators."""
+        functions = list(super().record_functions(types, state))
+        for name, output in self.pairs:
+            found = types[name]
+            if found.kind != "number":
+                call = partial(_fill_values, self._record_fill(name, found.kind, state))
+                functions.append(item_function(name, output, call, is_list=found.is_list))
+        for name, output in zip(self.columns, self.indicators, strict=False):
+            functions.append(item_function(name, output, _indicate_missing, is_list=types[name].is_list))
+        return functions
+
+    def _record_fill(self, name: str, kind: Kind, state: State | None) -> Any:
+        if kind == "hex32":  # hexadecimal digits are text in records
+            return self.value
+        fill = self.fill_of(name, kind, state)
+        return int(fill) if kind == "integer" else fill
+
+    def transform(self, block: Block, state: State | None) -> Block:
+        """Fill missing values and add the indicators."""
+        made: dict[str, Column] = {}
+        for position, (name, output) in enumerate(self.pairs):
+            column = block.columns[name]
+            made[output] = column.like(_filled(column, self.fill_of(name, column.type, state)))
+            if self.indicator:
+                indicator = column.is_missing().astype(np.float64)
+                made[self.indicators[position]] = column.like(Column("number", indicator))
+        return block.with_columns(made)
+
+    def statistic(self, types: ColumnTypes, memory: SpillOptions) -> Statistic:
+        """Return a statistic that samples."""
+        return SampleStatistic(self.kind, self.columns, lambda sample: {"median": sample.median()})
+
+    def load_state(self, directory: Path, name: str) -> FittedNumbers:
+        """Read the medians."""
+        return FittedNumbers.load(directory, name, self, ("median",))
+
+
+def _fill_values(fill: Any, values: list[Any]) -> list[Any]:
+    return [fill if value is None or value == "" else value for value in values]
+
+
+def _indicate_missing(values: Any) -> NDArray[np.float64]:
+    if isinstance(values, list):
+        return np.array([value is None or value == "" for value in values], dtype=np.float64)
+    return np.asarray(np.isnan(values), dtype=np.float64)
+
+
+def _filled(column: Column, value: Any) -> Column:
+    if column.type != "text":
+        if column.type != "number" and value == 0:
+            return Column(column.type, column.values)  # missing values are 0 there already
+        filled = np.where(column.is_missing(), value, column.values).astype(column.values.dtype, copy=False)
+        return Column(column.type, filled)
+    missing = column.is_missing()
+    if not missing.any():
+        return column.flat()
+    return Column("text", pc.if_else(pa.array(missing), pa.scalar(value, pa.large_string()), column.values))
+
+
+@register("clip")
+@dataclass(frozen=True, kw_only=True)
+class Clip(NumberOperator):
+    """min(max(x, low), high); None is no bound."""
+
+    keeps_integers: ClassVar[bool] = True
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for bound in ("low", "high"):
+            if getattr(self, bound) is not None:
+                checks.finite_float(self, bound)
+        if self.low is None and self.high is None:
+            checks.reject(self, "", "got neither low nor high, expected at least one")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            checks.fail(self, "low", f"at most high, {self.high!r}")
+
+    def output_types(self, types: ColumnTypes) -> ColumnTypes:
+        """Return the types of the inputs."""
+        made = {output: self.input_type(types, name) for name, output in self.pairs}
+        for name in self.columns:
+            for bound in (self.low, self.high):
+                if bound is not None and types[name].kind == "integer":
+                    try:
+                        value_of("integer", bound)
+                    except ConfigError as error:
+                        raise ConfigError(f"column {name!r}: {error}") from None
+        return made
+
+    def params(self, name: str, state: State | None) -> tuple[float, ...]:
+        """Return the bounds."""
+        low = -np.inf if self.low is None else self.low
+        return low, np.inf if self.high is None else self.high
+
+    def formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
+        """Compute min(max(x, low), high)."""
+        low, high = params
+        return np.asarray(np.minimum(np.maximum(numbers, low), high))
+
+    def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
+        """Return the formula for numbers, and a function for integers that stay integers."""
+        functions = list(super().record_functions(types, state))
+        for name, output in self.pairs:
+            if types[name].kind == "integer":
+                functions.append(item_function(name, output, self._clip_values, is_list=types[name].is_list))
+        return functions
+
+    def _clip_values(self, values: list[int | None]) -> list[int | None]:
+        low = -(2**63) if self.low is None else int(self.low)
+        high = 2**63 if self.high is None else int(self.high)
+        return [None if value is None else min(max(value, low), high) for value in values]
+
+    def transform(self, block: Block, state: State | None) -> Block:
+        """Compute min(max(x, low), high); integers stay integers."""
+        made = {}
+        for name, output in self.pairs:
+            column = block.columns[name]
+            if column.type == "number":
+                values = self.formula(column.values, *self.params(name, state))
+            else:
+                values = self._clip_integers(column)
+            made[output] = column.like(Column(column.type, values, column.missing))
+        return block.with_columns(made)
+
+    def _clip_integers(self, column: Column) -> NDArray[np.int64]:
+        values = column.values
+        if self.low is not None:
+            values = np.maximum(values, int(self.low))
+        if self.high is not None:
+            values = np.minimum(values, int(self.high))
+        return np.asarray(values if column.missing is None else np.where(column.missing, 0, values))
+
+
+@register("log_op")
+@dataclass(frozen=True, kw_only=True)
+class LogOp(NumberOperator):
+    """ln(x + shift).
+
+    Attributes:
+        shift: None fits it: 1 - (least training value), so that this one becomes 0; lower values are raised to it.
+    """
+
+    shift: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shift is not None:
+            checks.finite_float(self, "shift")
+
+    @property
+    def stage(self) -> Stage:
+        """A shift that is not provided is fitted."""
+        return "fitted" if self.shift is None else "stateless"
+
+    @property
+    def may_reject(self) -> bool:
+        """A provided shift rejects x <= -shift."""
+        return self.shift is not None
+
+    def params(self, name: str, state: State | None) -> tuple[float, ...]:
+        """Return the shift."""
+        if self.shift is not None:
+            return (self.shift,)
+        assert isinstance(state, FittedNumbers)
+        return (float(state.columns[name]["shift"]),)
+
+    def formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
+        """Compute ln(x + shift); with a fitted shift ln(max(x, 1 - shift) + shift)."""
+        (shift,) = params
+        if self.shift is not None:
+            return np.asarray(np.log(numbers + shift))
+        shifted = np.asarray(np.maximum(numbers, 1.0 - shift))
+        shifted += shift
+        return np.asarray(np.log(shifted, out=shifted))
+
+    def checked_formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
+        """Compute the formula, or raise `RefusedValueError` for x <= -shift."""
+        if self.shift is not None and np.count_nonzero(numbers <= -params[0]):
+            raise RefusedValueError(0)
+        return self.formula(numbers, *params)
+
+    def transform(self, block: Block, state: State | None) -> Block:
+        """Compute the formula.
+
+        Raises:
+            RowFaultError: x + shift is not above 0.
+        """
+        for name in self.columns if self.shift is not None else ():
+            (shift,) = self.params(name, state)
+            low = block.columns[name].numbers() <= -shift
+            if low.any():
+                raise rejected(block, name, low, accepted_number(shift))
+        return super().transform(block, state)
+
+    def inverse(
+        self, column: str, numbers: NDArray[np.float64], state: State | None, *, is_float32: bool = False
+    ) -> NDArray[np.float64]:
+        """Return exp(y) - shift."""
+        (shift,) = self.params(column, state)
+        if not is_float32:
+            return np.exp(numbers) - shift
+        return _to_digits(np.exp(numbers) - shift + shift) - shift
+
+    def statistic(self, types: ColumnTypes, memory: SpillOptions) -> Statistic:
+        """Return a statistic of minima."""
+        return SummedStatistic(
+            self.kind, self.columns, NumberRange, lambda found: {"shift": 1.0 - found.minimum if found else 1.0}
+        )
+
+    def load_state(self, directory: Path, name: str) -> FittedNumbers:
+        """Read the shifts."""
+        return FittedNumbers.load(directory, name, self, ("shift",))
+
+
+def accepted_number(shift: float) -> str:
+    """Describe the numbers that have a logarithm."""
+    return f"more than {-shift!r} for a logarithm (Clip raises lower ones)"
+
+
+def _to_digits(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Round numbers above 0 to five digits, which logarithms in float32 hold."""
+    powers = 10.0 ** (4 - np.floor(np.log10(numbers, where=numbers > 0.0, out=np.zeros_like(numbers))))
+    return np.asarray(np.round(numbers * powers) / powers)
+
+
+def _rounded(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Round away the digits that float32 did not hold, so that 38 is 38 whatever mean and deviation scaled it."""
+    width = float(np.ptp(numbers)) if len(numbers) else 0.0
+    if not width > 0.0:
+        return numbers
+    return np.round(numbers, -math.floor(math.log10(width * 2.0**-20)) - 1)
+
+
+@register("normalize")
+@dataclass(frozen=True, kw_only=True)
+class Normalize(NumberOperator):
+    """(x - mean) / deviation of the training values; the population's deviation, 1 where it is 0."""
+
+    stage: ClassVar[Stage] = "fitted"
+
+    def params(self, name: str, state: State | None) -> tuple[float, ...]:
+        """Return mean and deviation."""
+        assert isinstance(state, FittedNumbers)
+        return state.columns[name]["mean"], state.columns[name]["deviation"]
+
+    def formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
+        """Compute (x - mean) / deviation."""
+        mean, deviation = params
+        return np.asarray((numbers - mean) / deviation)
+
+    def inverse(
+        self, column: str, numbers: NDArray[np.float64], state: State | None, *, is_float32: bool = False
+    ) -> NDArray[np.float64]:
+        """Return y * deviation + mean."""
+        mean, deviation = self.params(column, state)
+        found = numbers * deviation + mean
+        return _rounded(found) if is_float32 else found
+
+    def statistic(self, types: ColumnTypes, memory: SpillOptions) -> Statistic:
+        """Return a statistic of means and deviations."""
+        return SummedStatistic(
+            self.kind, self.columns, Moments, lambda found: {"mean": found.mean, "deviation": found.deviation}
+        )
+
+    def load_state(self, directory: Path, name: str) -> FittedNumbers:
+        """Read means and deviations."""
+        return FittedNumbers.load(directory, name, self, ("mean", "deviation"))
+
+
+@register("normalize_min_max")
+@dataclass(frozen=True, kw_only=True)
+class NormalizeMinMax(NumberOperator):
+    """(x - min) / (max - min) of the training values; 0 where max = min."""
+
+    stage: ClassVar[Stage] = "fitted"
+
+    def params(self, name: str, state: State | None) -> tuple[float, ...]:
+        """Return minimum and maximum."""
+        assert isinstance(state, FittedNumbers)
+        return state.columns[name]["minimum"], state.columns[name]["maximum"]
+
+    def formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
+        """Compute (x - minimum) / (maximum - minimum), 0 where both are equal."""
+        minimum, maximum = params
+        width = np.asarray(maximum - minimum)
+        return np.asarray((width > 0.0) * (numbers - minimum) / np.where(width > 0.0, width, 1.0))
+
+    def inverse(
+        self, column: str, numbers: NDArray[np.float64], state: State | None, *, is_float32: bool = False
+    ) -> NDArray[np.float64]:
+        """Return y * (maximum - minimum) + minimum."""
+        minimum, maximum = self.params(column, state)
+        found = numbers * (maximum - minimum) + minimum
+        return _rounded(found) if is_float32 else found
+
+    def statistic(self, types: ColumnTypes, memory: SpillOptions) -> Statistic:
+        """Return a statistic of ranges."""
+        return SummedStatistic(self.kind, self.columns, NumberRange, _range_params)
+
+    def load_state(self, directory: Path, name: str) -> FittedNumbers:
+        """Read minima and maxima."""
+        return FittedNumbers.load(directory, name, self, ("minimum", "maximum"))
+
+
+def _range_params(found: NumberRange) -> dict[str, float]:
+    return {"minimum": found.minimum, "maximum": found.maximum} if found else {"minimum": 0.0, "maximum": 0.0}
+
+
+@register("bucketize")
+@dataclass(frozen=True, kw_only=True)
+class Bucketize(MappedColumns):
+    """Number -> id of its interval: 0 missing, else 1 + the number of boundaries that are <= x.
+
+    Attributes:
+        boundaries: Rising numbers.
+        intervals: Fit boundaries instead, which cut the training values into about so many equal parts.
+    """
+
+    accepted: ClassVar[tuple[str, ...]] = ("number", "integer")
+    is_numeric: ClassVar[bool] = True
+    boundaries: tuple[float, ...] = ()
+    intervals: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.boundaries) is (self.intervals is not None):
+            checks.reject(self, "", "expected exactly one of boundaries and intervals")
+        if self.intervals is not None:
+            checks.positive_int(self, "intervals", minimum=2)
+        numbers = all(isinstance(bound, int | float) and math.isfinite(bound) for bound in self.boundaries)
+        if not numbers or not all(a < b for a, b in itertools.pairwise(self.boundaries)):
+            checks.fail(self, "boundaries", "rising numbers")
+
+    @property
+    def stage(self) -> Stage:
+        """Boundaries that are not provided are fitted."""
+        return "stateless" if self.intervals is None else "fitted"
+
+    def output_types(self, types: ColumnTypes) -> ColumnTypes:
+        """Return ids."""
+        return {
+            output: ColumnType("id", found.is_list, found.max_length)
+            for output, found in super().output_types(types).items()
+        }
+
+    def boundaries_of(self, name: str, state: State | None) -> tuple[float, ...]:
+        """Return the boundaries for the input `name`."""
+        if self.intervals is None:
+            return self.boundaries
+        assert isinstance(state, FittedNumbers)
+        boundaries: tuple[float, ...] = state.columns[name]["boundaries"]
+        return boundaries
+
+    def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
+        """Count the missing value's id, and one interval more than boundaries."""
+        return {output: len(self.boundaries_of(name, state)) + 2 for name, output in self.pairs}
+
+    def transform(self, block: Block, state: State | None) -> Block:
+        """Compute 1 + the number of boundaries that are <= x."""
+        made = {}
+        for name, output in self.pairs:
+            column = block.columns[name]
+            made[output] = column.like(Column("id", _interval_ids(self._bounds(name, state), column.numbers())))
+        return block.with_columns(made)
+
+    def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
+        """Return a function of numbers for each column."""
+        functions = []
+        for name, output in self.pairs:
+            bounds = self._bounds(name, state)
+            if types[name].is_list:
+                functions.append(item_function(name, output, partial(_interval_ids_of_items, bounds), is_list=True))
+            else:
+                functions.append(RecordFunction((name,), (output,), partial(_interval_ids, bounds), takes="matrix"))
+        return functions
+
+    def _bounds(self, name: str, state: State | None) -> NDArray[np.float64]:
+        return np.asarray(self.boundaries_of(name, state), dtype=np.float64)
+
+    def describe_ids(self, column: str, ids: NDArray[np.int64], state: State | None) -> Sequence[str]:
+        """Return the intervals."""
+        ends = ["-inf", *(f"{boundary:g}" for boundary in self.boundaries_of(column, state)), "inf"]
+        return [MISSING if number == MISSING_ID else f"[{ends[number - 1]}, {ends[number]})" for number in ids]
+
+    def statistic(self, types: ColumnTypes, memory: SpillOptions) -> Statistic:
+        """Return a statistic that samples."""
+        intervals = self.intervals or 0
+        return SampleStatistic(self.kind, self.columns, lambda sample: {"boundaries": sample.boundaries(intervals)})
+
+    def load_state(self, directory: Path, name: str) -> FittedNumbers:
+        """Read the boundaries."""
+        return FittedNumbers.load(directory, name, self, ("boundaries",))
+
+
+def _interval_ids(boundaries: NDArray[np.float64], numbers: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Compute ids of ``numbers float64[...]``, NaN being missing."""
+    ids = np.searchsorted(boundaries, numbers, side="right").astype(np.int64, copy=False) + 1
+    ids[np.isnan(numbers)] = MISSING_ID
+    return ids
+
+
+def _interval_ids_of_items(boundaries: NDArray[np.float64], items: Any) -> NDArray[np.int64]:
+    return _interval_ids(boundaries, as_numbers(items))

@@ -1,0 +1,168 @@
+"""The values of a few records, where a `Column` would cost more than the work itself, and functions on them.
+
+n values of a column are here, by their kind:
+
+* number: float64[n], NaN being missing
+* integer: a list of int, None being missing
+* text: a list of str, None and "" being missing
+* hex32: a list of 1 to 8 hexadecimal digits each, None and "" being missing
+* id: int64[n]
+
+and `Ragged` of m of them where a row holds a list.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from terarec.etl.columns import ARROW_TYPES, DTYPES, Column, Kind
+from terarec.kernels.cpu.encoding import numbers_of_list
+from terarec.kernels.encoding_types import RefusedValueError
+
+
+class Ragged(NamedTuple):
+    """n lists: their m values one after another, and n + 1 offsets, where each begins."""
+
+    items: Any
+    offsets: Sequence[int]
+
+    def each(self) -> list[Any]:
+        """Return the n lists."""
+        return [self.items[begin:end] for begin, end in pairwise(self.offsets)]
+
+
+class RecordFunction(NamedTuple):
+    """A function from some columns of a few records to others. It raises `RefusedValueError` for a value it rejects.
+
+    Attributes:
+        reads: Inputs.
+        writes: Outputs.
+        call: Function of one argument for each input that returns a sequence of one item for each output. A matrix of
+            numbers is one float64[c, n], a row for each column.
+        takes: "values"; "raw" values, as a caller provided them, whose kind it checks itself; or numbers and integers,
+            one a row, as a "matrix".
+        gives: "values" or a "matrix".
+    """
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    call: Callable[..., Any]
+    takes: Literal["values", "raw", "matrix"] = "values"
+    gives: Literal["values", "matrix"] = "values"
+
+
+def item_function(
+    name: str, output: str, call: Callable[[Any], Any], *, is_list: bool, takes: Literal["values", "raw"] = "values"
+) -> RecordFunction:
+    """Return the function that applies `call` to the values of one column, item by item where these are lists."""
+
+    def of_values(values: Any) -> Sequence[Any]:
+        return (call(values),)
+
+    def of_lists(lists: Ragged) -> Sequence[Any]:
+        return (Ragged(call(lists.items), lists.offsets),)
+
+    return RecordFunction((name,), (output,), of_lists if is_list else of_values, takes)
+
+
+def as_numbers(values: Any) -> Any:
+    """Return numbers or integers as float64[n], NaN where missing."""
+    return numbers_of_list(values, whole=True) if isinstance(values, list) else values
+
+
+def checked_integers(values: list[Any]) -> list[Any]:
+    """Return `values` if they are 64-bit integers and None; else raise `RefusedValueError`."""
+    numbers_of_list(values, whole=True)
+    return values
+
+
+def checked_texts(values: list[Any]) -> list[Any]:
+    """Return `values` if they are texts and None; raise `RefusedValueError` for others and for lone surrogates."""
+    for row, value in enumerate(values):
+        if value is not None and not (isinstance(value, str) and (value.isascii() or is_utf8(value))):
+            raise RefusedValueError(row)
+    return values
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether a text has no lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def joined(lists: Sequence[Sequence[Any]], kind: Kind) -> Ragged:
+    """Return lists of values of a kind as `Ragged`."""
+    offsets: list[int] = [0]
+    items: list[Any] = []
+    for values in lists:
+        items.extend(values)
+        offsets.append(len(items))
+    return Ragged(np.array(items, dtype=DTYPES[kind]) if kind in ("number", "id") else items, offsets)
+
+
+def values_of_column(column: Column) -> Any:
+    """Return the values of a column."""
+    flat = _values_of_flat(column)
+    return flat if column.offsets is None else Ragged(flat, column.offsets.tolist())
+
+
+def _values_of_flat(column: Column) -> Any:
+    values = column.values
+    if column.type == "text":
+        return column.values.to_pylist()
+    if column.type in ("number", "id"):
+        return values
+    spelled = [f"{value:08x}" for value in values.tolist()] if column.type == "hex32" else values.tolist()
+    if column.missing is None:
+        return spelled
+    return [None if gone else value for value, gone in zip(spelled, column.missing.tolist(), strict=True)]
+
+
+def arrow_of_values(values: Any, kind: Kind) -> pa.Array:
+    """Return an Arrow array of the type of `kind`, or a large_list of it; missing values are null."""
+    if isinstance(values, Ragged):
+        offsets = pa.array(values.offsets, type=pa.int64())
+        return pa.LargeListArray.from_arrays(offsets, arrow_of_values(values.items, kind))
+    spelled = values if isinstance(values, np.ndarray) else python_of_values(values, kind)
+    return pa.array(spelled, type=ARROW_TYPES[kind], from_pandas=True)
+
+
+def python_of_values(values: Any, kind: Kind) -> list[Any]:
+    """Return Python values: None for all missing ones, hex32 as int, lists as lists."""
+    if isinstance(values, Ragged):
+        return Ragged(python_of_values(values.items, kind), values.offsets).each()
+    if kind == "text":
+        return [text or None for text in values]
+    if kind == "hex32":
+        return [int(digits, 16) if digits else None for digits in values]
+    if kind == "number":
+        return [None if math.isnan(number) else number for number in values.tolist()]
+    return values if isinstance(values, list) else values.tolist()
+
+
+def values_of_python(values: list[Any], kind: Kind) -> Any:
+    """Return the values that `python_of_values` makes such Python values of, which are no lists.
+
+    Raises:
+        RefusedValueError: A value of another kind.
+    """
+    if kind == "number":
+        return numbers_of_list(values)
+    if kind == "text":
+        return checked_texts(values)
+    checked_integers(values)
+    if kind != "hex32":
+        return values
+    for row, value in enumerate(values):
+        if value is not None and not 0 <= value < 2**32:
+            raise RefusedValueError(row)
+    return [None if value is None else f"{value:08x}" for value in values]

@@ -1,0 +1,264 @@
+"""Values to the mean of the target in the training rows that have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from terarec.errors import FormatError
+from terarec.etl.columns import ARROW_TYPES, TRAIN, Block, Column, ColumnType, from_arrow, to_arrow
+from terarec.etl.ops.base import (
+    ColumnTypes,
+    MappedColumns,
+    SpillOptions,
+    Stage,
+    State,
+    check_column,
+    scalar_input,
+)
+from terarec.etl.ops.record_values import RecordFunction, item_function
+from terarec.etl.ops.states import read_params, read_table, table_path, write_params, write_table
+from terarec.etl.statistics.exact_sum import exact_sum
+from terarec.etl.values.group_sums import GroupSums
+from terarec.etl.values.value_counts import encoding_bytes
+from terarec.etl.values.value_ids import ValueIds
+from terarec.etl.values.value_kind import VALUE_TYPES, as_values, lookup_kind
+from terarec.kernels.cpu.hashes import xxh64_int64
+from terarec.spec import checks, register
+
+
+class TargetMeans:
+    """Fitted means of one column.
+
+    Attributes:
+        rows: Columns value (null: missing), fold (int32), count (int64) and sum (float64, of the target).
+        ids: Ids of the values.
+        encoded: float64[folds + 1, ids]; row f is without the rows of fold f, the last one is of all.
+    """
+
+    def __init__(self, rows: pa.Table, totals: FoldTotals, smoothing: float) -> None:
+        self.rows = rows
+        values = rows.column("value").combine_chunks()
+        kind = VALUE_TYPES[values.type]
+        self.ids = ValueIds(kind, values.drop_null().unique())
+        folds = len(totals.counts)
+        place = (rows.column("fold").to_numpy(), self.ids.find(from_arrow(values, kind)))
+        counts, sums = np.zeros((folds, self.ids.num_ids)), np.zeros((folds, self.ids.num_ids))
+        counts[place], sums[place] = rows.column("count").to_numpy(), rows.column("sum").to_numpy()
+        self.encoded = np.empty((folds + 1, self.ids.num_ids))
+        for left_out in range(folds + 1):
+            # Summed anew and not by subtraction, which would leave a trace of the fold in the last bits.
+            others = [fold for fold in range(folds) if fold != left_out]
+            weight = counts[others].sum(axis=0) + smoothing
+            prior = totals.prior(others)
+            shares = np.full(self.ids.num_ids, prior)
+            np.divide(sums[others].sum(axis=0) + smoothing * prior, weight, out=shares, where=weight > 0.0)
+            self.encoded[left_out] = shares
+
+    def encode_values(self, values: Any) -> NDArray[np.float64]:
+        """Encode n Python values of rows outside the training part, float64[n]."""
+        return np.asarray(self.encoded[-1, self.ids.find_plain(values)])
+
+
+@dataclass(frozen=True, slots=True)
+class FoldTotals:
+    """The target in each fold: how many rows have one, and their sum."""
+
+    counts: tuple[int, ...]
+    sums: tuple[float, ...]
+
+    def prior(self, folds: list[int]) -> float:
+        """Return the mean of the target in these folds, 0 where they are empty."""
+        count = sum(self.counts[fold] for fold in folds)
+        return sum(self.sums[fold] for fold in folds) / count if count else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TargetEncodings:
+    """State of `TargetEncoding`: the target in each fold, and input column -> its means."""
+
+    totals: FoldTotals
+    columns: Mapping[str, TargetMeans]
+
+    def save(self, directory: Path, name: str) -> None:
+        """Write ``<name>.json``, the target in each fold, and ``<name>-<column>.parquet``, `TargetMeans.rows`."""
+        totals = {"count": self.totals.counts, "sum": self.totals.sums}
+        write_params(directory, name, TargetEncoding.kind, totals)
+        for column, means in self.columns.items():
+            write_table(table_path(directory, name, column), means.rows)
+
+
+@register("target_encoding")
+@dataclass(frozen=True, kw_only=True)
+class TargetEncoding(MappedColumns):
+    """Value -> (sum of the target + smoothing * prior) / (count + smoothing), the prior being the target's mean.
+
+    Training rows take sum and count without the rows of their own fold; other rows, and records served, take all.
+
+    Attributes:
+        target: A number or integer column; never read at serving.
+        folds: Number of folds; a row's fold is ``hash(row id) mod folds``.
+        smoothing: Number of values that the prior counts for.
+        seed: Seed of that hash.
+    """
+
+    stage: ClassVar[Stage] = "fitted"
+    accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "hex32", "id")
+    target: str
+    folds: int = 5
+    smoothing: float = 20.0
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_column(self, "target")
+        checks.positive_int(self, "folds", minimum=2)
+        checks.finite_float(self, "smoothing", low=0.0)
+        checks.int64(self, "seed", minimum=0)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Columns that the step reads while a data set is prepared."""
+        return tuple(dict.fromkeys((*self.columns, self.target)))
+
+    def output_types(self, types: ColumnTypes) -> ColumnTypes:
+        """Return numbers."""
+        for name in self.columns:
+            scalar_input(types, name, self.accepted)
+        scalar_input(types, self.target, ("number", "integer"))
+        return dict.fromkeys(self.writes, ColumnType("number"))
+
+    def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
+        """Return nothing: no output is an id."""
+        return {}
+
+    def folds_of(self, block: Block) -> NDArray[np.int64]:
+        """Return the fold of each row, int64[n]."""
+        return xxh64_int64(block.rows, self.seed) % self.folds
+
+    def transform(self, block: Block, state: State | None) -> Block:
+        """Encode training rows without their own fold, others by all folds."""
+        assert isinstance(state, TargetEncodings)
+        view = np.full(block.num_rows, self.folds)
+        if block.split is not None:
+            view = np.where(block.split == TRAIN, self.folds_of(block), view)
+        made = {}
+        for name, output in self.pairs:
+            means = state.columns[name]
+            made[output] = Column("number", means.encoded[view, means.ids.find(block.columns[name])])
+        return block.with_columns(made)
+
+    def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
+        """Return functions of all training rows."""
+        assert isinstance(state, TargetEncodings)
+        return [
+            item_function(name, output, state.columns[name].encode_values, is_list=False, takes="raw")
+            for name, output in self.pairs
+        ]
+
+    def statistic(self, types: ColumnTypes, memory: SpillOptions) -> TargetStatistic:
+        """Return a statistic that sums the target by value and fold."""
+        return TargetStatistic(self, types, memory)
+
+    def load_state(self, directory: Path, name: str) -> TargetEncodings:
+        """Read the state."""
+        params = read_params(directory, name, self.kind)
+        totals = _read_totals(directory / f"{name}.json", params, self.folds)
+        columns = {}
+        for column in self.columns:
+            path = table_path(directory, name, column)
+            types = {"fold": (pa.int32(),), "count": (pa.int64(),), "sum": (pa.float64(),)}
+            rows = read_table(path, {"value": tuple(VALUE_TYPES), **types}, nullable=("value",))
+            folds = rows.column("fold").to_numpy()
+            if len(folds) and not 0 <= folds.min() <= folds.max() < self.folds:
+                raise FormatError(f"{path}: got fold {folds.max()}, expected 0 <= fold < {self.folds}")
+            columns[column] = TargetMeans(rows, totals, self.smoothing)
+        return TargetEncodings(totals, columns)
+
+
+def _read_totals(path: Path, params: Mapping[str, object], folds: int) -> FoldTotals:
+    counts, sums = params.get("count"), params.get("sum")
+    for found in (counts, sums):
+        if (
+            not isinstance(found, list)
+            or len(found) != folds
+            or not all(isinstance(item, int | float) for item in found)
+        ):
+            raise FormatError(f"{path}: $.state is {params!r}, expected count and sum of {folds} folds")
+    assert isinstance(counts, list)
+    assert isinstance(sums, list)
+    return FoldTotals(tuple(counts), tuple(map(float, sums)))
+
+
+_Partial: TypeAlias = tuple[Mapping[str, pa.Table], list[tuple[int, Fraction]]]
+
+
+class TargetStatistic:
+    """Sums the target by value and fold.
+
+    Args:
+        op: The step.
+        types: Types of the columns before it.
+        memory: Bound of the sums of all columns together, and of the encodings made of them.
+    """
+
+    def __init__(self, op: TargetEncoding, types: ColumnTypes, memory: SpillOptions) -> None:
+        self._op = op
+        self._memory_bytes = memory.memory_bytes
+        bound = None if memory.memory_bytes is None else memory.memory_bytes // len(op.columns)
+        self._sums = {}
+        for number, name in enumerate(op.columns):
+            value = pa.field("value", ARROW_TYPES[lookup_kind(types[name].kind)])
+            schema = pa.schema([value, ("fold", pa.int32()), ("count", pa.int64()), ("sum", pa.float64())])
+            directory = memory.directory / f"sums-{number:03d}"
+            self._sums[name] = GroupSums(name, schema, {"count": "sum", "sum": "sum"}, directory, bound)
+        self._counts = [0] * op.folds
+        self._totals = [Fraction(0)] * op.folds
+
+    def observe(self, block: Block) -> _Partial:
+        """Return the rows that have a target, and its sum in each fold."""
+        target = block.columns[self._op.target].numbers()
+        present = ~np.isnan(target)
+        folds = self._op.folds_of(block)
+        totals = []
+        for fold in range(self._op.folds):
+            numbers = target[present & (folds == fold)]
+            totals.append((len(numbers), exact_sum(numbers)))
+        mask = pa.array(present)
+        shared = {"fold": pa.array(folds.astype(np.int32)), "count": pa.array(present.astype(np.int64))}
+        rows = {
+            name: pa.table({"value": to_arrow(as_values(block.columns[name])), **shared, "sum": target}).filter(mask)
+            for name in self._op.columns
+        }
+        return rows, totals
+
+    def merge(self, partial: _Partial) -> None:
+        """Add the partial state of a block."""
+        rows, totals = partial
+        for name, table in rows.items():
+            self._sums[name].add(table)
+        for fold, (count, total) in enumerate(totals):
+            self._counts[fold] += count
+            self._totals[fold] += total
+
+    def finish(self) -> TargetEncodings:
+        """Return the encodings.
+
+        Raises:
+            StorageError: They would not fit in memory; names the column, its size, and what helps.
+            OSError: The disk is full.
+        """
+        totals = FoldTotals(tuple(self._counts), tuple(map(float, self._totals)))
+        columns, left = {}, self._memory_bytes
+        for name, sums in self._sums.items():
+            rows = sums.result(lambda rows: rows, left)
+            left = None if left is None else left - encoding_bytes(rows)
+            columns[name] = TargetMeans(rows, totals, self._op.smoothing)
+        return TargetEncodings(totals, columns)

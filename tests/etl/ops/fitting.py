@@ -1,0 +1,60 @@
+"""Fits steps on blocks, as an engine does, and saves and loads what they learnt."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from terarec.etl.columns import Block, ColumnType, concatenate_blocks
+from terarec.etl.ops import Operator, SpillOptions
+
+
+def types_of(block: Block) -> dict[str, ColumnType]:
+    return {name: ColumnType(column.type, column.is_list) for name, column in block.columns.items()}
+
+
+def blocks_of(block: Block, rows: int) -> list[Block]:
+    """`block` in parts of so many rows; one empty part where it has none."""
+    return [block.slice(start, min(start + rows, block.num_rows)) for start in range(0, block.num_rows, rows)] or [
+        block
+    ]
+
+
+def fit(
+    step: Operator | Operator,
+    blocks: Sequence[Block],
+    *,
+    memory_bytes: int | None = None,
+    threads: int = 1,
+    types: Mapping[str, ColumnType] | None = None,
+) -> Any:
+    """The state after the training rows of `blocks`."""
+    code = step
+    with TemporaryDirectory() as directory:
+        statistic = code.statistic(
+            types or types_of(blocks[0]), SpillOptions(directory=Path(directory), memory_bytes=memory_bytes)
+        )
+        with ThreadPoolExecutor(threads) as pool:
+            for partial in pool.map(lambda block: statistic.observe(block.training()), blocks):
+                statistic.merge(partial)
+        return statistic.finish()
+
+
+def saved(code: Operator, state: Any) -> Any:
+    """`state` once it was written and read."""
+    with TemporaryDirectory() as directory:
+        state.save(Path(directory), "07-step")
+        return code.load_state(Path(directory), "07-step")
+
+
+def files_of(state: Any) -> dict[str, bytes]:
+    """What `state` saves."""
+    with TemporaryDirectory() as directory:
+        state.save(Path(directory), "step")
+        return {path.name: path.read_bytes() for path in sorted(Path(directory).iterdir())}
+
+
+def apply(code: Operator, state: Any, blocks: Sequence[Block]) -> Block:
+    """The step done to all blocks."""
+    return concatenate_blocks([code.transform(block, state) for block in blocks])

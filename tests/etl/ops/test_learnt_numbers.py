@@ -1,0 +1,129 @@
+"""Fitted steps on numbers against their formulas in plain Python."""
+
+import math
+import statistics
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from terarec.errors import ConfigError, FormatError
+from terarec.etl.columns import ColumnType
+from terarec.etl.ops import Bucketize, FillMissing, LogOp, Normalize, NormalizeMinMax
+from tests.etl.column_values import block_of, values_of
+from tests.etl.ops.fitting import fit
+
+NUMBERS = st.lists(st.none() | st.integers(-(10**9), 10**9).map(lambda number: number / 64), max_size=30)
+
+
+def present(values):
+    return [value for value in values if value is not None]
+
+
+def close(made, expected, **tolerance):
+    assert [value is None for value in made] == [value is None for value in expected]
+    assert present(made) == pytest.approx(present(expected), **tolerance)
+
+
+def outcome(step, train, later):
+    """What a step makes of the number column x, and its state."""
+    code, state = step, fit(step, [block_of(x=("number", train))])
+    return values_of(code.transform(block_of(x=("number", later)), state).columns[step.writes[0]]), code, state
+
+
+@given(train=NUMBERS, later=NUMBERS)
+def test_normalize(train, later):
+    made, code, state = outcome(Normalize(columns=("x",)), train, later)
+    numbers = [Fraction(value) for value in present(train)]
+    mean = float(sum(numbers) / len(numbers)) if numbers else 0.0
+    deviation = statistics.pstdev(numbers) if numbers else 0.0
+    expected = [None if value is None else (value - mean) / (float(deviation) or 1.0) for value in later]
+    close(made, expected, rel=1e-12)
+    back = code.inverse("x", np.array(present(made)), state)
+    assert back == pytest.approx(present(later), rel=1e-9, abs=1e-6)
+
+
+@given(train=NUMBERS, later=NUMBERS)
+def test_normalize_min_max(train, later):
+    made, code, state = outcome(NormalizeMinMax(columns=("x",)), train, later)
+    low, high = (min(present(train)), max(present(train))) if present(train) else (0.0, 0.0)
+    scaled = {True: lambda value: (value - low) / (high - low), False: lambda value: 0.0}[high > low]
+    assert made == [None if value is None else scaled(value) for value in later]
+    if high > low:
+        assert code.inverse("x", np.array(present(made)), state) == pytest.approx(present(later), rel=1e-9, abs=1e-6)
+
+
+@given(train=NUMBERS, later=NUMBERS)
+def test_log_with_a_learnt_shift(train, later):
+    made, code, state = outcome(LogOp(columns=("x",), shift=None), train, later)
+    shift = 1.0 - min(present(train), default=0.0)
+    expected = [None if value is None else math.log(max(value, 1.0 - shift) + shift) for value in later]
+    close(made, expected, rel=1e-12)
+    raised = [max(value, 1.0 - shift) for value in present(later)]
+    assert code.inverse("x", np.array(present(made)), state) == pytest.approx(raised, rel=1e-7, abs=1e-6)
+
+
+@given(train=NUMBERS, later=NUMBERS)
+def test_fill_with_the_median(train, later):
+    made, _, _ = outcome(FillMissing(columns=("x",), median=True), train, later)
+    median = statistics.median_low(present(train)) if present(train) else 0.0
+    assert made == [median if value is None else value for value in later]
+
+
+def test_the_median_of_integers_is_one_of_them_and_told_where_it_stands():
+    step = FillMissing(columns=("i",), median=True, indicator=True)
+    block = block_of(i=("integer", [4, None, 1, 9, None, 7]))
+    made = step.transform(block, fit(step, [block]))
+    assert made.columns["i"].type == "integer"
+    assert values_of(made.columns["i"]) == [4, 4, 1, 9, 4, 7]
+    assert values_of(made.columns["i_missing"]) == [0.0, 1.0, 0.0, 0.0, 1.0, 0.0]
+
+
+@given(train=NUMBERS, later=NUMBERS, intervals=st.integers(2, 6))
+def test_intervals_of_equal_counts(train, later, intervals):
+    made, code, state = outcome(Bucketize(columns=("x",), intervals=intervals), train, later)
+    rising, boundaries = sorted(present(train)), []
+    for k in range(1, intervals):
+        reached = [value for place, value in enumerate(rising, start=1) if place * intervals >= k * len(rising)]
+        above = [value for value in rising if reached and value > reached[0]]
+        boundaries += above[:1]
+    boundaries = sorted(set(boundaries))
+    assert made == [0 if x is None else 1 + sum(bound <= x for bound in boundaries) for x in later]
+    assert code.cardinalities({}, state) == {"x": len(boundaries) + 2}
+
+
+def test_items_of_lists_count_one_by_one():
+    block = block_of(x=("number", [[1.0, 3.0], [], [None, 8.0]]))
+    step = Normalize(columns=("x",), outputs=("y",))
+    made = step.transform(block, fit(step, [block])).columns["y"]
+    deviation = statistics.pstdev([1.0, 3.0, 8.0])
+    expected = [[-3.0 / deviation, -1.0 / deviation], [], [None, 4.0 / deviation]]
+    assert [pytest.approx(items) for items in values_of(made)] == expected
+
+
+def test_texts_have_no_median():
+    with pytest.raises(ConfigError, match="column 't' holds text, expected number or integer to have a median"):
+        FillMissing(columns=("t",), median=True).output_types({"t": ColumnType("text")})
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ('{"format": "terarec.state", "version": 1, "kind": "log_op", "state": {}}', r"\$.kind is 'log_op'"),
+        ('{"format": "terarec.state", "version": 1, "kind": "normalize", "state": 3}', r"\$.state is 3"),
+        (
+            '{"format": "terarec.state", "version": 1, "kind": "normalize", "state": {"columns": {"x": {"mean": 1}}}}',
+            r"\$.state.columns.x: got {'mean': 1}, expected mean and deviation",
+        ),
+        (
+            '{"format": "terarec.state", "version": 1, "kind": "normalize", "state": {"columns": {}}}',
+            r"\$.state.columns.x: got None, expected mean and deviation",
+        ),
+    ],
+)
+def test_damaged_states_are_refused(tmp_path, content, told):
+    (tmp_path / "s.json").write_text(content)
+    with pytest.raises(FormatError, match=told):
+        Normalize(columns=("x",)).load_state(tmp_path, "s")

@@ -1,0 +1,106 @@
+"""What every step without a state keeps to, whatever it does."""
+
+import json
+
+import numpy as np
+import pytest
+
+from terarec.etl.columns import Block, ColumnType, concatenate_blocks
+from terarec.etl.ops import Rename
+from terarec.spec import from_data, to_data
+from tests.etl.column_values import block_of, column_of, values_of
+from tests.etl.ops.cases import CASES, Case
+from tests.etl.ops.plain_steps import written_plainly
+
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
+
+
+def types_of(block: Block) -> dict[str, ColumnType]:
+    return {name: ColumnType(column.type, column.is_list) for name, column in block.columns.items()}
+
+
+def same(block: Block, other: Block) -> None:
+    assert list(block.columns) == list(other.columns)
+    assert block.rows.tolist() == other.rows.tolist()
+    for name, column in block.columns.items():
+        assert column.type == other.columns[name].type
+        assert values_of(column) == values_of(other.columns[name])
+
+
+@every_case
+def test_gives_what_its_formula_says(case: Case) -> None:
+    block = block_of(**case.inputs)
+    before = {name: values_of(column) for name, column in block.columns.items()}
+    made = case.step.transform(block, None)
+    assert {name: values_of(column) for name, column in block.columns.items()} == before
+    for name, (kind, values) in case.expected.items():
+        assert made.columns[name].type == kind
+        assert values_of(made.columns[name]) == values_of(column_of(kind, values))
+    assert made.rows.tolist() == (block.rows.tolist() if case.rows is None else case.rows)
+    assert not made.columns.keys() & set(case.gone)
+    for name, column in block.columns.items():
+        if name not in {*case.step.writes, *case.gone} and case.rows is None:
+            assert made.columns[name] is column
+
+
+@every_case
+def test_plain_values_become_the_same_together_and_row_by_row(case: Case) -> None:
+    code, block = case.step, block_of(**case.inputs)
+    if code.stage == "rows" or isinstance(case.step, Rename):
+        assert not code.record_functions(types_of(block), None)  # not done to records, or seen through
+        return
+    found = written_plainly(code, None, block)
+    made = code.transform(block, None)
+    assert dict(found) == {name: values_of(made.columns[name]) for name in case.step.writes}
+    rows = [written_plainly(code, None, block.slice(row, row + 1)) for row in range(block.num_rows)]
+    for place, (name, values) in enumerate(found):
+        assert [row[place] for row in rows] == [(name, [value]) for value in values]
+
+
+@every_case
+def test_comes_back_from_json(case: Case) -> None:
+    data = json.loads(json.dumps(to_data(case.step)))
+    assert from_data(type(case.step), data) == case.step
+
+
+@every_case
+def test_foretells_its_types(case: Case) -> None:
+    block = block_of(**case.inputs)
+    code = case.step
+    foretold = code.output_types(types_of(block))
+    made = code.transform(block, None)
+    assert set(foretold) == set(code.writes)
+    for name, found in foretold.items():
+        column = made.columns[name]
+        assert (found.kind, found.is_list) == (column.type, column.is_list)
+        if found.max_length is not None and column.offsets is not None:
+            assert np.diff(column.offsets).max(initial=0) <= found.max_length
+
+
+@every_case
+def test_blocks_give_what_the_whole_gives(case: Case) -> None:
+    block = block_of(**case.inputs)
+    code = case.step
+    whole = code.transform(block, None)
+    parts = [code.transform(block.slice(row, row + 1), None) for row in range(block.num_rows)]
+    same(concatenate_blocks(parts), whole)
+
+
+@every_case
+def test_takes_a_block_without_rows(case: Case) -> None:
+    block = block_of(**case.inputs)
+    code = case.step
+    made = code.transform(block.slice(0, 0), None)
+    assert made.num_rows == 0
+    for name, (kind, _) in case.expected.items():
+        assert (made.columns[name].type, len(made.columns[name])) == (kind, 0)
+
+
+@every_case
+def test_ids_are_below_their_number(case: Case) -> None:
+    code = case.step
+    made = code.transform(block_of(**case.inputs), None)
+    for name, rows in code.cardinalities({}, None).items():
+        values = made.columns[name].values
+        assert values.min(initial=0) >= 0
+        assert values.max(initial=0) < rows
