@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from terarec.checkpoint import load, save
-from terarec.cli.inspect_checkpoint import describe_checkpoint
-from terarec.cli.inspect_table import describe_table
+from terarec.cli.inspect_model import describe_checkpoint, describe_table
 from terarec.errors import StorageError
 from terarec.spec import TableSpec
 from terarec.storage import Arena, static_tables

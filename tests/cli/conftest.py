@@ -9,7 +9,20 @@ from typing import Any
 
 import pytest
 
-from terarec.cli.entry import run
+from terarec.cli.app import command_line, run
+from terarec.cli.train import SETTINGS, TrainOptions
+
+
+def commands(group: Any = None) -> dict[str, Any]:
+    """The commands of a group by name, loaded; of ``terarec`` itself if none is named."""
+    listed = (group or command_line()).commands
+    return {name: command.load() if hasattr(command, "load") else command for name, command in listed.items()}
+
+
+def train_options(**flags: Any) -> TrainOptions:
+    """Options of ``terarec train`` by the names of its flags."""
+    settings = {SETTINGS[name].path: str(flags.pop(name)) for name in [*flags] if name in SETTINGS}
+    return TrainOptions(**flags, settings=settings)
 
 
 @dataclass(frozen=True)

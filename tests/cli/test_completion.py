@@ -71,7 +71,7 @@ def test_files_are_left_to_bash(program: Path, words: tuple[str, ...]) -> None:
 
 
 def test_completion_loads_nothing_heavy() -> None:
-    code = "import sys; from terarec.cli.entry import run; run([]); print(*sys.modules)"
+    code = "import sys; from terarec.cli.app import run; run([]); print(*sys.modules)"
     environment = {**os.environ, "_TERAREC_COMPLETE": "complete_bash", "COMP_WORDS": "terarec tr", "COMP_CWORD": "1"}
     out = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True

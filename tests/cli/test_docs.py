@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
 
-from terarec.cli.app import app
+from terarec.cli.app import command_line
 from tests.cli.conftest import Workshop, figures
 from tests.cli.test_options import listed
 
@@ -15,7 +14,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 
 
 def test_every_option_is_on_the_page() -> None:
-    words = {word for line in listed(get_command(app), "terarec") for word in line.split() if word.startswith("--")}
+    words = {word for line in listed(command_line(), "terarec") for word in line.split() if word.startswith("--")}
     assert {word for word in words if not re.search(rf"`[^`]*{word}\b", PAGE)} == set()
 
 

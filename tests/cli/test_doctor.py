@@ -4,8 +4,7 @@ from pathlib import Path
 import torch
 
 from terarec import __version__
-from terarec.cli import doctor_host
-from terarec.cli.doctor_software import EXTRAS
+from terarec.cli import diagnostics
 from terarec.kernels.registry import active
 from terarec.ops import linear_choice
 from tests.cli.conftest import figures, terarec
@@ -61,12 +60,12 @@ def test_people_see_it_too() -> None:
 
 def test_extras_are_those_of_the_project() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    for extra, libraries in EXTRAS.items():
+    for extra, libraries in diagnostics.EXTRAS.items():
         assert tuple(line.split(">=")[0] for line in project["optional-dependencies"][extra]) == libraries
 
 
 def test_the_host_is_described_in_plain_numbers() -> None:
-    memory = doctor_host.memory()
+    memory = diagnostics.memory()
     assert memory["total_bytes"] is None or memory["total_bytes"] >= memory["available_bytes"] > 0
-    assert doctor_host.huge_pages() in {"always", "madvise", "never", None}
-    assert doctor_host.processor()["model"]
+    assert diagnostics.huge_pages() in {"always", "madvise", "never", None}
+    assert diagnostics.processor()["model"]

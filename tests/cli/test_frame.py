@@ -2,12 +2,12 @@ import subprocess
 import sys
 
 import pytest
-from typer.main import get_command
 
 from terarec import __version__
-from terarec.cli.app import ORDER, app
+from terarec.cli.app import command_line
 from tests.cli.conftest import refused, terarec
 
+ORDER = [*command_line().commands]
 ENTRY = [sys.executable, "-c", "from terarec.cli import main; main()"]
 
 
@@ -17,7 +17,7 @@ def test_help_reads_like_a_table_of_contents(monkeypatch: pytest.MonkeyPatch) ->
     assert ended.code == 0
     lines = [line.strip("\u2502 ") for line in ended.out.splitlines()]
     named = [line.split()[0] for line in lines if line and line.split()[0] in ORDER]
-    assert named == list(ORDER)
+    assert named == ORDER
     panels = [line.strip("\u256d\u256e\u2500 ") for line in ended.out.splitlines() if line.startswith("\u256d")]
     assert panels == ["Options", "Data", "Model", "Serving", "Looking inside"]
     # One line a command: a panel is as high as the commands in it.
@@ -35,7 +35,7 @@ def test_version() -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    code = "import sys; from terarec.cli.entry import run; run(['train', '--help']); print(*sys.modules)"
+    code = "import sys; from terarec.cli.app import run; run(['train', '--help']); print(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not {"torch", "numpy", "pyarrow", "matplotlib", "uvicorn"} & set(out.splitlines()[-1].split())
 
@@ -74,7 +74,7 @@ def test_a_reader_that_leaves_is_no_error(arguments: list[str]) -> None:
 
 
 def all_commands() -> list[list[str]]:
-    found, left = [], [([], get_command(app))]
+    found, left = [], [([], command_line())]
     while left:
         words, command = left.pop()
         found.append(words)

@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from typer.main import get_command
-
-from terarec.cli.app import app
+from terarec.cli.app import command_line
+from tests.cli.conftest import commands
 
 FROZEN = Path(__file__).with_name("options.txt")
 
@@ -13,7 +12,7 @@ FROZEN = Path(__file__).with_name("options.txt")
 def listed(command: Any, name: str) -> list[str]:
     if hasattr(command, "commands"):
         own = [f"{name} {'/'.join(option.opts)}" for option in command.params]
-        return own + [line for word, inner in command.commands.items() for line in listed(inner, f"{name} {word}")]
+        return own + [line for word, inner in commands(command).items() for line in listed(inner, f"{name} {word}")]
     lines = [name]
     for parameter in command.params:
         is_argument = parameter.param_type_name == "argument"
@@ -23,4 +22,4 @@ def listed(command: Any, name: str) -> list[str]:
 
 
 def test_the_options_are_those_on_the_list() -> None:
-    assert sorted(listed(get_command(app), "terarec")) == FROZEN.read_text().splitlines()
+    assert sorted(listed(command_line(), "terarec")) == FROZEN.read_text().splitlines()

@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
 
-from terarec.cli.app import app
-from tests.cli.conftest import refused, terarec
+from terarec.cli.app import command_line
+from tests.cli.conftest import commands, refused, terarec
 
 
 def options() -> list[tuple[tuple[str, ...], Any]]:
@@ -16,10 +15,10 @@ def options() -> list[tuple[tuple[str, ...], Any]]:
 
     def walk(command: Any, words: tuple[str, ...]) -> None:
         found.extend((words, option) for option in command.params if option.param_type_name == "option")
-        for word, inner in getattr(command, "commands", {}).items():
+        for word, inner in (commands(command) if hasattr(command, "commands") else {}).items():
             walk(inner, (*words, word))
 
-    walk(get_command(app), ())
+    walk(command_line(), ())
     return found
 
 
@@ -84,6 +83,6 @@ def test_a_name_that_is_given_twice_is_refused(tmp_path: Path, arguments: list[s
 
 
 def test_a_line_that_a_shell_completes_may_repeat_an_option() -> None:
-    with get_command(app).make_context("terarec", ["train", "--epochs", "1"], resilient_parsing=True) as context:
-        train = context.command.commands["train"]
+    with command_line().make_context("terarec", ["train", "--epochs", "1"], resilient_parsing=True) as context:
+        train = commands(context.command)["train"]
         train.make_context("train", ["--epochs", "1", "--epochs"], parent=context, resilient_parsing=True)

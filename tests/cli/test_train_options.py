@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from terarec.cli.train_options import _FLAGS, TrainOptions, run_spec
+from terarec.cli.train import SETTINGS, run_spec
 from terarec.config import save_run
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.spec import (
@@ -22,7 +22,7 @@ from terarec.spec import (
     TrainingSpec,
     WideDeepSpec,
 )
-from tests.cli.conftest import refused
+from tests.cli.conftest import refused, train_options
 from tests.models.every import GRAPH
 from tests.models.test_graph_runs import written
 
@@ -31,12 +31,12 @@ OUT = Path("run")
 
 def test_data_alone_is_a_run_of_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run_spec(TrainOptions(out=OUT, data=Path("data"))) == RunSpec(data=str(tmp_path / "data"))
+    assert run_spec(train_options(out=OUT, data=Path("data"))) == RunSpec(data=str(tmp_path / "data"))
 
 
 def test_every_flag_sets_its_field() -> None:
     spec = run_spec(
-        TrainOptions(
+        train_options(
             out=OUT,
             data=Path("/d"),
             model="dlrm",
@@ -85,7 +85,7 @@ ASSIGNED = ["training.schedule.gamma=0.5", "training.freeze=bottom.*,top.*"]
 
 
 def test_flags_a_file_and_assignments_describe_the_same_run(tmp_path: Path) -> None:
-    by_flags = run_spec(TrainOptions(out=OUT, data=Path("/d"), assignments=ASSIGNED, **FLAGS))
+    by_flags = run_spec(train_options(out=OUT, data=Path("/d"), assignments=ASSIGNED, **FLAGS))
     assert by_flags.objective == RegressionSpec()
     assert by_flags.training == TrainingSpec(
         epochs=3,
@@ -103,24 +103,24 @@ def test_flags_a_file_and_assignments_describe_the_same_run(tmp_path: Path) -> N
         slices=("country", "day"),
         monitor="mae",
     )
-    assignments = [f"{_FLAGS[name]}={value}" for name, value in FLAGS.items()]
-    assert run_spec(TrainOptions(out=OUT, data=Path("/d"), assignments=[*assignments, *ASSIGNED])) == by_flags
+    assignments = [f"{SETTINGS[name].path}={value}" for name, value in FLAGS.items()]
+    assert run_spec(train_options(out=OUT, data=Path("/d"), assignments=[*assignments, *ASSIGNED])) == by_flags
     config = tmp_path / "run.json"
     save_run(by_flags, config)
-    assert run_spec(TrainOptions(out=OUT, config_file=config)) == by_flags
-    assert run_spec(TrainOptions(out=OUT, config=config)) == by_flags
-    assert run_spec(TrainOptions(out=OUT, config=config, assignments=["training.loss_scale=8"])).training == (
+    assert run_spec(train_options(out=OUT, config_file=config)) == by_flags
+    assert run_spec(train_options(out=OUT, config=config)) == by_flags
+    assert run_spec(train_options(out=OUT, config=config, assignments=["training.loss_scale=8"])).training == (
         dataclasses.replace(by_flags.training, loss_scale=8.0)
     )
     with pytest.raises(ConfigError, match="--config"):
-        run_spec(TrainOptions(out=OUT, config=config, config_file=config))
+        run_spec(train_options(out=OUT, config=config, config_file=config))
 
 
 @pytest.mark.parametrize("kind", ["dnn", "wide_deep", "deepfm", "xdeepfm", "dcn", "dcn_v2", "autoint"])
 def test_layers_and_first_weights_can_be_said_for_each_model(kind: str) -> None:
     """The settings of published results."""
     spec = run_spec(
-        TrainOptions(
+        train_options(
             out=OUT,
             data=Path("/d"),
             model=kind,
@@ -139,7 +139,7 @@ def test_layers_and_first_weights_can_be_said_for_each_model(kind: str) -> None:
     assert (spec.kind, spec.width, spec.hidden, spec.pooling) == (kind, 10, (400, 400, 400), "mean")
     assert (spec.activation, spec.batch_norm, spec.dropout, spec.init) == ("prelu", True, 0.2, "xavier_normal")
     assert spec.tables == StaticTablesSpec(initializer="normal", init_scale=1e-4)
-    off = run_spec(TrainOptions(out=OUT, data=Path("/d"), model=kind, batch_norm=False)).model
+    off = run_spec(train_options(out=OUT, data=Path("/d"), model=kind, batch_norm=False)).model
     assert not isinstance(off, LRSpec | FMSpec | GraphModelSpec | PythonModelSpec)
     assert not off.batch_norm
 
@@ -147,15 +147,15 @@ def test_layers_and_first_weights_can_be_said_for_each_model(kind: str) -> None:
 def test_the_graph_of_a_file_is_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path)
     monkeypatch.chdir(tmp_path)
-    options = TrainOptions(out=OUT, data=Path("/d"), model="graph", assignments=["model.file=graph.json"])
+    options = train_options(out=OUT, data=Path("/d"), model="graph", assignments=["model.file=graph.json"])
     assert run_spec(options).model == GraphModelSpec(graph=GRAPH)
     with pytest.raises(ConfigError, match="model: got neither file nor graph"):
-        run_spec(TrainOptions(out=OUT, data=Path("/d"), model="graph"))
+        run_spec(train_options(out=OUT, data=Path("/d"), model="graph"))
 
 
 def test_width_alone_widens_the_bottom_of_dlrm_only() -> None:
-    assert run_spec(TrainOptions(out=OUT, data=Path("/d"), width=8)).model == DLRMSpec(width=8, bottom=(512, 256, 8))
-    wide = run_spec(TrainOptions(out=OUT, data=Path("/d"), model="wide_deep", width=4, hidden="9"))
+    assert run_spec(train_options(out=OUT, data=Path("/d"), width=8)).model == DLRMSpec(width=8, bottom=(512, 256, 8))
+    wide = run_spec(train_options(out=OUT, data=Path("/d"), model="wide_deep", width=4, hidden="9"))
     assert wide.model == WideDeepSpec(width=4, hidden=(9,))
 
 
@@ -164,7 +164,7 @@ def test_the_file_comes_first_then_flags_then_set(tmp_path: Path) -> None:
     model = {"kind": "dlrm", "width": 4, "bottom": [8, 4], "top": [2]}
     config.write_text(json.dumps({"data": "d", "model": model, "training": {"epochs": 5, "seed": 1}}))
     assignments = ["training.epochs=7", "training.max_steps=10"]
-    spec = run_spec(TrainOptions(config=config, out=OUT, epochs=6, width=16, assignments=assignments))
+    spec = run_spec(train_options(config=config, out=OUT, epochs=6, width=16, assignments=assignments))
     assert spec.data == str(tmp_path / "d")
     assert spec.model == DLRMSpec(width=16, bottom=(8, 16), top=(2,))
     assert (spec.training.epochs, spec.training.max_steps, spec.training.seed) == (7, 10, 1)
@@ -173,20 +173,20 @@ def test_the_file_comes_first_then_flags_then_set(tmp_path: Path) -> None:
 def test_a_resumed_run_is_described_by_itself(tmp_path: Path) -> None:
     before = RunSpec(data="/d", model=DLRMSpec(width=4, bottom=(8, 4), top=(2,)), sparse_optimizer=SGDSpec(lr=0.5))
     save_run(before, tmp_path / "run.json")
-    assert run_spec(TrainOptions(out=tmp_path, resume=True)) == before
-    longer = run_spec(TrainOptions(out=tmp_path, resume=True, epochs=6, data=Path("/moved")))
+    assert run_spec(train_options(out=tmp_path, resume=True)) == before
+    longer = run_spec(train_options(out=tmp_path, resume=True, epochs=6, data=Path("/moved")))
     training = dataclasses.replace(before.training, epochs=6)
     assert longer == dataclasses.replace(before, data="/moved", training=training)
-    assert run_spec(TrainOptions(out=tmp_path, data=Path("/d"))) == RunSpec(data="/d")
+    assert run_spec(train_options(out=tmp_path, data=Path("/d"))) == RunSpec(data="/d")
     with pytest.raises(ConfigError, match="nothing to train on"):
-        run_spec(TrainOptions(out=tmp_path / "none", resume=True))
+        run_spec(train_options(out=tmp_path / "none", resume=True))
 
 
 def test_neither_file_nor_data_is_told() -> None:
     with pytest.raises(ConfigError, match=r"neither CONFIG\.json nor --data"):
-        run_spec(TrainOptions(out=OUT))
+        run_spec(train_options(out=OUT))
     with pytest.raises(DataNotFoundError):
-        run_spec(TrainOptions(out=OUT, config=Path("none.json")))
+        run_spec(train_options(out=OUT, config=Path("none.json")))
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_neither_file_nor_data_is_told() -> None:
 )
 def test_a_wrong_flag_names_its_field(flags: dict, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        run_spec(TrainOptions(out=OUT, data=Path("/d"), **flags))
+        run_spec(train_options(out=OUT, data=Path("/d"), **flags))
     assert expected in str(caught.value)
 
 

@@ -3,15 +3,14 @@
 import re
 import shlex
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
-from typer.main import get_command
 
-from terarec.cli.app import app
-from terarec.cli.train_options import TrainOptions, run_spec
+from terarec.cli.train import SETTINGS, TrainOptions, run_spec
 from terarec.config import read_graph
 from terarec.spec import GraphModelSpec, ModelSpec
+from tests.cli.conftest import commands, train_options
 from tests.models.test_graph_runs import written
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
@@ -35,12 +34,12 @@ def test_the_command_lines_describe_runs(command: str, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     graph = read_graph(written(tmp_path))
     words = shlex.split(command.replace("\\\n", " "))
-    group: Any = get_command(app)
-    parsed = group.commands["train"].make_context("train", words[1:]).params
-    options = {name: value for name, value in parsed.items() if name in TrainOptions.__dataclass_fields__}
+    parsed = commands()["train"].make_context("train", words[1:]).params
+    known = {*SETTINGS, *TrainOptions.__dataclass_fields__}
+    options = {name: value for name, value in parsed.items() if name in known and value is not None}
     options |= {"assignments": re.findall(r"--set (?:'([^']*)'|(\S+))", command)}
     options["assignments"] = [quoted or plain for quoted, plain in options["assignments"]]
-    model = run_spec(TrainOptions(**{**options, "out": Path("run"), "data": Path("data")})).model
+    model = run_spec(train_options(**{**options, "out": Path("run"), "data": Path("data")})).model
     assert model.kind == words[words.index("--model") + 1]
     assert not isinstance(model, GraphModelSpec) or model.graph == graph
 

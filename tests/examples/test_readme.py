@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from terarec.cli.entry import run
+from terarec.cli.app import run
 from terarec.data.synthetic import generate
 from terarec.etl import prepare
 from terarec.etl.ready import criteo_terabyte

@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from terarec.cli.inspect_column import describe_column
-from terarec.cli.inspect_dataset import describe_dataset
-from terarec.cli.inspect_table import describe_table
+from terarec.cli.inspect_data import describe_column, describe_dataset
+from terarec.cli.inspect_model import describe_table
 from terarec.errors import ConfigError
 from terarec.formats import create_shard, shard_path, write_dataset
 from terarec.serve import InferenceSession, InputColumn

@@ -1,4 +1,4 @@
-"""The command line: one file per command, each parse -> spec -> one call -> show."""
+"""The command line: each command parses options, makes specs, calls one function and shows its result."""
 
 import sys
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run ``terarec ARGUMENTS`` (those of the process by default) and exit with its code: see docs/cli.md."""
     try:
         # Here, so that Ctrl-C while the commands load ends as at any other time.
-        from terarec.cli.entry import run
+        from terarec.cli.app import run
 
         code = run(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:

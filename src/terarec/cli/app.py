@@ -1,66 +1,26 @@
-"""The table of contents: every command, in the order of the work."""
+"""The list of all commands, and how one runs: whatever stops it becomes one line and an exit code."""
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
+import typer.main
 
 from terarec import __version__
-from terarec.cli import (
-    convert,
-    doctor,
-    drift,
-    evaluate,
-    export,
-    generate,
-    init_config,
-    predict,
-    prepare_criteo,
-    prepare_csv,
-    prepare_workflow,
-    reproduce,
-    serve,
-    train,
-    workflow,
-)
-from terarec.cli import inspect as inspect_command
-from terarec.cli.command import Group, add
+from terarec.cli.command import Group, Lazy
+from terarec.cli.failures import INTERRUPTED, Failure, failure_of
 
-DATA, MODEL, SERVING, LOOKING = "Data", "Model", "Serving", "Looking inside"
+DATA, MODEL, SERVING, INSIDE = "Data", "Model", "Serving", "Looking inside"
 WORKFLOW = "WORKFLOW"
-ORDER = (
-    "generate",
-    "workflow",
-    "prepare",
-    "convert",
-    "drift",
-    "init-config",
-    "train",
-    "evaluate",
-    "predict",
-    "export",
-    "reproduce",
-    "serve",
-    "inspect",
-    "doctor",
-)
-
-
-@dataclass
-class Frame:
-    """What the global options set for the one place that handles errors."""
-
-    debug: bool = False
-
-
-class Contents(Group):
-    """Lists the commands in the order of the work; Typer alone would put groups of commands last."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """The commands' names, as ``terarec --help`` shows them."""
-        return sorted(super().list_commands(ctx), key=ORDER.index)
 
 
 class WorkflowOrCommand(Group):
@@ -72,6 +32,113 @@ class WorkflowOrCommand(Group):
         return super().resolve_command(ctx, args if is_command else [WORKFLOW, *args])
 
 
+def _group(cls: type[Group], name: str, summary: str, commands: Sequence[Lazy], **attributes: Any) -> Group:
+    return cls(name=name, help=summary, commands=list(commands), rich_help_panel=DATA, **attributes)
+
+
+def _commands() -> list[Any]:
+    """All commands in the order of the work."""
+    generate = [
+        ("criteo", "Write logs in the Criteo layout: a label, 13 integers and 26 hexadecimal categories a line."),
+        ("avazu", "Write clicks on mobile advertisements in Avazu's layout: train.csv."),
+        ("rees46", "Write a shop's views, carts and purchases in REES46's layout: 2019-Oct.csv."),
+        (
+            "mind",
+            "Write pages of a news site in MIND's layout: behaviors.tsv and news.tsv for two splits.",
+        ),
+        ("movielens", "Write ratings of films in MovieLens' layouts: ratings.csv and movies.csv."),
+        ("adult", "Write people as in UCI's Adult: adult.data and adult.test."),
+        ("amazon", "Write reviews in the layouts of the Amazon review data: JSON lines of reviews and of products."),
+    ]
+    prepare = [
+        Lazy(
+            "criteo",
+            "prepare_criteo:prepare_criteo",
+            "Criteo logs: logarithms of integers, ids of categories by frequency.",
+            describes=["PrepareOptions"],
+        ),
+        Lazy(
+            "csv",
+            "prepare_csv:prepare_csv",
+            "Any CSV or TSV: numbers standardized, ids of categories by frequency.",
+            describes=["CsvOptions", "SourceSpec", "PrepareOptions"],
+        ),
+        Lazy(
+            WORKFLOW,
+            "prepare_workflow:prepare_workflow",
+            "Any logs by a workflow: your own, a fitted one, or a preset such as avazu.",
+            describes=["PrepareOptions"],
+        ),
+    ]
+    return [
+        _group(
+            Group,
+            "generate",
+            "Write synthetic raw logs whose best reachable AUC is known.",
+            [Lazy(name, f"generate:{name}", summary) for name, summary in generate],
+        ),
+        Lazy(
+            "workflow",
+            "workflow:workflow",
+            "Write a preset workflow as JSON, to change and use it.",
+            panel=DATA,
+        ),
+        _group(
+            WorkflowOrCommand,
+            "prepare",
+            "Turn raw logs into a data set: ids, numbers, shards, dataset.json.",
+            prepare,
+            subcommand_metavar="WORKFLOW|criteo|csv ...",
+        ),
+        Lazy(
+            "convert",
+            "convert:convert",
+            "Write a data set as HugeCTR's files, these as a data set, or HugeCTR's model as a run.",
+            panel=DATA,
+            describes=["RecordLayout"],
+        ),
+        Lazy(
+            "drift",
+            "drift:drift",
+            "Compare data with those before, column by column: new values, missing ones, moved distributions.",
+            panel=DATA,
+        ),
+        Lazy(
+            "init-config",
+            "train:init_config",
+            "Write a complete, commented run description for a data set.",
+            panel=MODEL,
+            describes=["PythonModelSpec"],
+        ),
+        Lazy("train", "train:train", "Train a model on a data set; Ctrl-C leaves a checkpoint.", panel=MODEL),
+        Lazy("evaluate", "run:evaluate", "Compute metrics of a trained model on a data set.", panel=MODEL),
+        Lazy("predict", "run:predict", "Write the scores of raw files or of a data set.", panel=MODEL),
+        Lazy("export", "run:export", "Write a trained model as an ONNX file or a torch program.", panel=MODEL),
+        Lazy(
+            "reproduce",
+            "train:reproduce",
+            "Repeat a published result by its recipe and public data.",
+            panel=MODEL,
+            describes=["TrainingSpec"],
+        ),
+        Lazy("serve", "run:serve", "Score raw records over HTTP (Open Inference Protocol v2).", panel=SERVING),
+        Lazy(
+            "inspect",
+            "inspect:inspect",
+            "Show what a data set, run, checkpoint, column or table holds.",
+            panel=INSIDE,
+        ),
+        Lazy("doctor", "inspect:doctor", "Show versions, hardware and active kernels; check the core.", panel=INSIDE),
+    ]
+
+
+@dataclass
+class Frame:
+    """What the global options set for the one place that handles errors."""
+
+    debug: bool = False
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"terarec {__version__}")
@@ -79,8 +146,8 @@ def _print_version(wanted: bool) -> None:
 
 
 # Error messages and help must read the same in a pipe and in a terminal, so Typer's own error panels stay off.
-app = typer.Typer(
-    cls=Contents,
+_terarec = typer.Typer(
+    cls=Group,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},  # commands and groups inherit it
     pretty_exceptions_enable=False,
@@ -88,8 +155,8 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def contents(
+@_terarec.callback()
+def _contents(
     ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
@@ -103,36 +170,61 @@ def contents(
         print(ctx.get_help())
 
 
-_generate = typer.Typer(help="Write synthetic raw logs whose best reachable AUC is known.")
-add(_generate, "criteo", generate.criteo)
-add(_generate, "avazu", generate.avazu)
-add(_generate, "rees46", generate.rees46)
-add(_generate, "mind", generate.mind)
-add(_generate, "movielens", generate.movielens)
-add(_generate, "adult", generate.adult)
-add(_generate, "amazon", generate.amazon)
-app.add_typer(_generate, name="generate", rich_help_panel=DATA)
+def command_line() -> Any:
+    """Return ``terarec`` with all its commands, none of them loaded yet."""
+    group: Any = typer.main.get_command(_terarec)
+    for command in _commands():
+        group.add_command(command)
+    return group
 
-add(app, "workflow", workflow.workflow, panel=DATA)
 
-_prepare = typer.Typer(
-    cls=WorkflowOrCommand,
-    subcommand_metavar="WORKFLOW|criteo|csv ...",
-    help="Turn raw logs into a data set: ids, numbers, shards, dataset.json.",
-)
-add(_prepare, "criteo", prepare_criteo.prepare_criteo, describes=["PrepareOptions"])
-add(_prepare, "csv", prepare_csv.prepare_csv, describes=["CsvOptions", "SourceSpec", "PrepareOptions"])
-add(_prepare, WORKFLOW, prepare_workflow.prepare_workflow, describes=["PrepareOptions"])
-app.add_typer(_prepare, name="prepare", rich_help_panel=DATA)
+def run(arguments: Sequence[str]) -> int:
+    """Run ``terarec ARGUMENTS`` and return its exit code, without ending the process."""
+    frame = Frame()
+    try:
+        with _stopped_by_sigterm():
+            result = command_line()(list(arguments), prog_name="terarec", obj=frame, standalone_mode=False)
+        sys.stdout.flush()
+    except SystemExit:
+        # Rich leaves so when the reader of stdout has gone, and has dealt with stdout by then; Typer after it has
+        # completed a line for a shell. Neither is a failure: `terarec --help | head` has shown what was requested.
+        return 0
+    except BaseException as error:
+        failure = failure_of(error)
+        if frame.debug:
+            traceback.print_exc()
+    else:
+        # Typer's own way of reporting that --help has printed (0), that a shell is unknown to it (1), which it has
+        # said, or that Ctrl-C was pressed (130).
+        if not isinstance(result, int) or result != INTERRUPTED:
+            return result if isinstance(result, int) else 0
+        failure = failure_of(KeyboardInterrupt())
+    _report(failure, as_json="--json" in arguments)
+    return failure.exit_code
 
-add(app, "convert", convert.convert, panel=DATA, describes=["RecordLayout"])
-add(app, "drift", drift.drift, panel=DATA)
-add(app, "init-config", init_config.init_config, panel=MODEL, describes=["PythonModelSpec"])
-add(app, "train", train.train, panel=MODEL)
-add(app, "evaluate", evaluate.evaluate, panel=MODEL)
-add(app, "predict", predict.predict, panel=MODEL)
-add(app, "export", export.export, panel=MODEL)
-add(app, "reproduce", reproduce.reproduce, panel=MODEL, describes=["TrainingSpec"])
-add(app, "serve", serve.serve, panel=SERVING, describes=["ServingSpec"])
-add(app, "inspect", inspect_command.inspect, panel=LOOKING)
-add(app, "doctor", doctor.doctor, panel=LOOKING)
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """Handle SIGTERM as Ctrl-C while this lasts: nobody presses that where a scheduler ends a command."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may handle signals
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _report(failure: Failure, *, as_json: bool) -> None:
+    if failure.line is None:
+        # The reader of our output has gone; what is still buffered must not fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return
+    from terarec.cli.show import print_json
+    from terarec.spec.quoting import printable
+
+    sys.stdout.flush()
+    print(f"terarec: {printable(failure.line)}", file=sys.stderr, flush=True)
+    if as_json:
+        print_json({"error": failure.message})

@@ -50,7 +50,7 @@ class ConvertOptions:
 
 
 def convert(options: ConvertOptions, show: Show) -> None:
-    """Write a data set as HugeCTR's files, these as a data set, or HugeCTR's model as a run."""
+    """Run ``terarec convert``."""
     _check(options)
     started = time.perf_counter()
     if options.to == "run":

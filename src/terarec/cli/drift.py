@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terarec.cli.shared_options import AllowImport, Force
+from terarec.cli.options import AllowImport, Force
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
 
@@ -33,7 +33,7 @@ class DriftOptions:
 
 
 def drift(options: DriftOptions, show: Show) -> None:
-    """Compare data with those before, column by column: new values, missing ones, moved distributions."""
+    """Run ``terarec drift``."""
     from terarec.etl.drift import compare, names_apart, summarize_dataset, write_drift_report
     from terarec.formats import check_new_file, read_dataset
 

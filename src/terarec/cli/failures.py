@@ -10,7 +10,6 @@ from typing import Any
 import typer
 
 from terarec.errors import ConfigError, RunInterruptedError, TerarecError
-from terarec.spec.quoting import nearest, one_line
 
 DATA = 1
 USAGE = 2
@@ -57,8 +56,8 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(DATA, _one_line(f"error: {_system(error)}"))
     if isinstance(error, MemoryError):
         return Failure(DATA, _one_line(f"error: out of memory: {error}"))
-    told = f"{type(error).__name__}: {error}"
-    return Failure(DEFECT, _one_line(f"error: a defect in terarec: {told} (terarec --debug ... shows the traceback)"))
+    found = f"{type(error).__name__}: {error}"
+    return Failure(DEFECT, _one_line(f"error: a defect in terarec: {found} (terarec --debug ... shows the traceback)"))
 
 
 def _usage(error: Any) -> str:
@@ -72,6 +71,8 @@ def _usage(error: Any) -> str:
 
 def _near_options(typed: str, parameters: Sequence[Any]) -> str:
     """The options whose words include those of `typed` (``--dense-lr`` for ``--lr``), or else the nearest one."""
+    from terarec.spec.quoting import nearest
+
     known = [name[2:] for parameter in parameters for name in parameter.opts if name.startswith("--")]
     words = set(typed.strip("-").split("-"))
     close = [name for name in known if words <= set(name.split("-"))] or [nearest(typed.strip("-"), known)]
@@ -91,4 +92,6 @@ def _system(error: OSError) -> str:
 
 
 def _one_line(text: str) -> str:
+    from terarec.spec.quoting import one_line
+
     return one_line(" ".join(text.split()))

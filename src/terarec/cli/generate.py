@@ -47,49 +47,49 @@ class GenerateAmazonOptions(GenerateOptions):
 
 
 def criteo(options: GenerateCriteoOptions, show: Show) -> None:
-    """Write logs in the Criteo layout: a label, 13 integers and 26 hexadecimal categories a line."""
+    """Run ``terarec generate criteo``."""
     from terarec.data.synthetic import criteo as source
 
     _generate(source.generate, "rows", options, show)
 
 
 def avazu(options: GenerateOptions, show: Show) -> None:
-    """Write clicks on mobile advertisements in Avazu's layout: train.csv."""
+    """Run ``terarec generate avazu``."""
     from terarec.data.synthetic import avazu as source
 
     _generate(source.generate, "rows", options, show)
 
 
 def rees46(options: GenerateOptions, show: Show) -> None:
-    """Write a shop's views, carts and purchases in REES46's layout: 2019-Oct.csv."""
+    """Run ``terarec generate rees46``."""
     from terarec.data.synthetic import rees46 as source
 
     _generate(source.generate, "events", options, show)
 
 
 def mind(options: GenerateOptions, show: Show) -> None:
-    """Write pages of a news site in MIND's layout: behaviors.tsv and news.tsv for training and validation."""
+    """Run ``terarec generate mind``."""
     from terarec.data.synthetic import mind as source
 
     _generate(source.generate, "pages", options, show)
 
 
 def movielens(options: GenerateMovielensOptions, show: Show) -> None:
-    """Write ratings of films in MovieLens' layouts: ratings.csv and movies.csv."""
+    """Run ``terarec generate movielens``."""
     from terarec.data.synthetic import movielens as source
 
     _generate(source.generate, "ratings", options, show)
 
 
 def adult(options: GenerateOptions, show: Show) -> None:
-    """Write people as in UCI's Adult: adult.data and adult.test."""
+    """Run ``terarec generate adult``."""
     from terarec.data.synthetic import adult as source
 
     _generate(source.generate, "people", options, show)
 
 
 def amazon(options: GenerateAmazonOptions, show: Show) -> None:
-    """Write reviews in the layouts of the Amazon review data: JSON lines of reviews and of products."""
+    """Run ``terarec generate amazon``."""
     from terarec.data.synthetic import amazon as source
 
     _generate(source.generate, "reviews", options, show)

@@ -1,16 +1,16 @@
-"""``terarec inspect``: what is in a data set, a RUN, a checkpoint, a column or a table."""
+"""``terarec inspect``: what is in a data set, a RUN, a checkpoint, a column or a table; ``doctor``: the host."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from terarec.cli.checkpoint_option import CheckpointOption
 from terarec.cli.figures import label
-from terarec.cli.shared_options import AllowImport
+from terarec.cli.options import AllowImport, CheckpointOption
 from terarec.cli.show import Show
 from terarec.errors import ConfigError, DataNotFoundError
 
@@ -33,13 +33,13 @@ class InspectOptions:
 
 
 def inspect(options: InspectOptions, show: Show) -> None:
-    """Show what a data set, run, checkpoint, column or table holds."""
-    told = _describe(options, show)
-    show.figures(f"{told['what']} {told['path']}", {name: value for name, value in told.items() if name != "what"})
-    for name, rows in told.items():
+    """Run ``terarec inspect``."""
+    found = _describe(options, show)
+    show.figures(f"{found['what']} {found['path']}", {name: value for name, value in found.items() if name != "what"})
+    for name, rows in found.items():
         if isinstance(rows, list):
             show.table(label(name), rows)
-    show.json(told)
+    show.json(found)
 
 
 def _describe(options: InspectOptions, show: Show) -> dict[str, Any]:
@@ -55,8 +55,7 @@ def _describe(options: InspectOptions, show: Show) -> dict[str, Any]:
 
 
 def _describe_dataset(options: InspectOptions, show: Show) -> dict[str, Any]:
-    from terarec.cli.inspect_column import describe_column
-    from terarec.cli.inspect_dataset import describe_dataset
+    from terarec.cli.inspect_data import describe_column, describe_dataset
 
     if options.checkpoint is not None:
         raise ConfigError(f"--checkpoint: {options.path} is a data set, expected a RUN")
@@ -77,8 +76,7 @@ def _describe_dataset(options: InspectOptions, show: Show) -> dict[str, Any]:
 
 def _describe_model(options: InspectOptions) -> dict[str, Any]:
     from terarec.checkpoint import MANIFEST
-    from terarec.cli.inspect_checkpoint import describe_checkpoint
-    from terarec.cli.inspect_table import describe_table
+    from terarec.cli.inspect_model import describe_checkpoint, describe_table
     from terarec.formats import DATASET_FILE
     from terarec.models.artifact import CHECKPOINT_DIRECTORY, RUN_FILE
 
@@ -94,3 +92,27 @@ def _describe_model(options: InspectOptions) -> dict[str, Any]:
     return describe_table(
         path, options.table, options.top, which=options.checkpoint, allow_import=options.allow_import or ()
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """``terarec doctor`` takes nothing but what every command takes."""
+
+
+def doctor(options: DoctorOptions, show: Show) -> None:
+    """Run ``terarec doctor``."""
+    from terarec.cli.diagnostics import examine
+
+    del options
+    found = examine()
+    for section, entries in found.items():
+        if isinstance(entries, Mapping):
+            show.figures(section, {name: _words(value) for name, value in entries.items()})
+        elif isinstance(entries, list):
+            show.table(section, entries)
+    show.line("All is well." if found["ok"] else "Not all is well: see check.")
+    show.json(found)
+
+
+def _words(value: Any) -> Any:
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else value

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from terarec.cli.command import comma_separated
+from terarec.cli.options import comma_separated
 from terarec.cli.preparation import PreparationOptions, last_rows, prepare
 from terarec.cli.show import Show
 from terarec.errors import ConfigError

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from terarec.cli.command import comma_separated
+from terarec.cli.options import AllowImport, comma_separated
 from terarec.cli.preparation import PreparationOptions, pairs, prepare
-from terarec.cli.shared_options import AllowImport
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
 from terarec.spec import OneSplit

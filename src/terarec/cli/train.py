@@ -1,24 +1,214 @@
-"""``terarec train``: a run from its description to its report."""
+"""Commands that make a RUN: ``terarec init-config``, ``train`` and ``reproduce``."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from terarec.cli.failures import failure_of
+from terarec.cli.options import DEVICES, AllowImport, Force, Setting, Settings
 from terarec.cli.show import Show
-from terarec.cli.train_options import TrainOptions, run_spec
+from terarec.config import load_run, override, parse_assignments, with_graph
 from terarec.errors import ConfigError
+from terarec.spec import (
+    DLRMSpec,
+    ModelSpec,
+    RunSpec,
+)
+from terarec.spec.quoting import did_you_mean
 
 if TYPE_CHECKING:
-    from terarec.spec import RunSpec
     from terarec.train.run import Run
     from terarec.train.seeds import SeedResult
     from terarec.train.trainer import Callback, FitReport
 
 
+_MODELS = {spec.kind: spec for spec in typing.get_args(ModelSpec)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitConfigOptions:
+    """What ``terarec init-config`` takes."""
+
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=f"Kind of model: {', '.join(_MODELS)}.")]
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="A prepared data set, or HugeCTR's files.")]
+    out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("run.json")
+    factory: Annotated[
+        str | None, typer.Option(metavar="package.module:name", help="Class or function that makes a python model.")
+    ] = None
+    force: Force = False
+
+
+def init_config(options: InitConfigOptions, show: Show) -> None:
+    """Run ``terarec init-config``."""
+    from terarec.config import commented_json, starting_run
+    from terarec.data import read_spec
+    from terarec.formats import check_new_file, write_bytes
+
+    if options.model not in _MODELS:
+        hint = did_you_mean(options.model, _MODELS)
+        raise ConfigError(f"MODEL: got {options.model!r}{hint}, expected one of {', '.join(_MODELS)}")
+    if options.factory is not None and options.model != "python":
+        raise ConfigError(f"--factory: has no meaning for {options.model}, expected the model python")
+    check_new_file(options.out, replace=options.force)
+    dataset = read_spec(options.data)
+    # A relative path counts from the folder of the file, so that both may be moved together.
+    data = os.path.relpath(options.data, options.out.parent)
+    found = starting_run(_MODELS[options.model], dataset, data, factory=options.factory)
+    write_bytes(options.out, commented_json(found.run, found.remarks).encode())
+    for path in found.open_fields:
+        show.line(f"{path}: {found.remarks[path]}")
+    figures = {"out": str(options.out), "model": options.model, "data": str(options.data)}
+    show.result(f"Wrote {options.out}", {**figures, "open_fields": list(found.open_fields)})
+
+
+SETTINGS: Mapping[str, Setting] = {
+    "model": Setting(path="model.kind", summary="Kind of model."),
+    "epochs": Setting(path="training.epochs"),
+    "batch_size": Setting(path="training.batch_size"),
+    "width": Setting(path="model.width"),
+    "bottom": Setting(path="model.bottom"),
+    "top": Setting(path="model.top"),
+    "hidden": Setting(path="model.hidden"),
+    "activation": Setting(path="model.activation"),
+    "batch_norm": Setting(path="model.batch_norm"),
+    "dropout": Setting(path="model.dropout"),
+    "dense_init": Setting(path="model.init"),
+    "pooling": Setting(path="model.pooling"),
+    "table_init": Setting(path="model.tables.initializer"),
+    "init_scale": Setting(path="model.tables.init_scale"),
+    "tables": Setting(path="model.tables.kind"),
+    "dense_optimizer": Setting(path="dense_optimizer.kind"),
+    "dense_lr": Setting(path="dense_optimizer.lr", summary="Learning rate of the layers."),
+    "sparse_optimizer": Setting(path="sparse_optimizer.kind"),
+    "sparse_lr": Setting(path="sparse_optimizer.lr", summary="Learning rate of the tables."),
+    "objective": Setting(path="objective.kind"),
+    "schedule": Setting(path="training.schedule.kind"),
+    "device": Setting(path="training.device", metavar=DEVICES),
+    "precision": Setting(path="training.precision"),
+    "loss_scale": Setting(path="training.loss_scale", metavar="NUMBER|dynamic"),
+    "compile": Setting(path="training.compile"),
+    "accumulate": Setting(path="training.accumulate"),
+    "clip_norm": Setting(path="training.clip_norm"),
+    "metrics": Setting(path="training.metrics"),
+    "group": Setting(path="training.group", metavar="COLUMN"),
+    "slices": Setting(path="training.slices"),
+    "monitor": Setting(path="training.monitor", metavar="METRIC"),
+    "seed": Setting(path="training.seed"),
+    "threads": Setting(path="training.threads"),
+    "patience": Setting(path="training.patience"),
+}
+"""Options of ``terarec train`` that are fields of `RunSpec`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """What ``terarec train`` takes; None leaves a setting to the configuration file, or to its default."""
+
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG.json", help="A run description; flags go on top.")
+    ] = None
+    config_file: Annotated[
+        Path | None, typer.Option("--config", metavar="CONFIG.json", help="The same as an option.")
+    ] = None
+    out: Annotated[Path, typer.Option(help="RUN directory to write: checkpoints, metrics, report.html.")]
+    data: Annotated[Path | None, typer.Option(help="A prepared data set.")] = None
+    settings: Annotated[Mapping[str, str], Settings(RunSpec, SETTINGS)] = field(default_factory=dict)
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Train so many runs, with the seeds S, S + 1, ...: RUN/seed-S, ...")
+    ] = None
+    init_from: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Start from the weights of another run or checkpoint."),
+    ] = None
+    reset_optimizer: Annotated[
+        bool, typer.Option("--reset-optimizer", help="With --init-from: leave its optimizer states.")
+    ] = False
+    no_tensorboard: Annotated[
+        bool, typer.Option("--no-tensorboard", help="Write no events of TensorBoard where that is installed.")
+    ] = False
+    mlflow: Annotated[
+        str | None, typer.Option(metavar="URI", help="Log to MLflow: the URI of a server, or a directory.")
+    ] = None
+    allow_import: AllowImport = None
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in RUN.")] = False
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Any field, e.g. training.max_steps=100.")
+    ] = None
+
+
+_RUN_FILE = "run.json"  # as in terarec.models.artifact, which would load torch for a name
+
+
+def run_spec(options: TrainOptions) -> RunSpec:
+    """The run that `options` describe.
+
+    Without a configuration file the options change the description of the run to resume, ``RUN/run.json``, or of the
+    one that ``--init-from`` names.
+    The graph that ``--set model.file`` names is read, from the working directory on.
+    ``--width`` alone also widens the last layer of DLRM's bottom MLP, which must be as wide as the embedding.
+
+    Raises:
+        ConfigError: no data set named, or a field that is unknown, mistyped or out of range.
+        DataNotFoundError: no such configuration file.
+    """
+    base = _base(options)
+    changes = dict(options.settings)
+    if options.data is not None:
+        changes["data"] = str(options.data.absolute())
+    if options.init_from is not None:
+        changes["init_from"] = str(options.init_from.absolute())
+    if options.reset_optimizer:
+        changes["reset_optimizer"] = "true"
+    changes |= parse_assignments(options.assignments or ())
+    return with_graph(override(base, _with_bottom_as_wide(base, changes)), Path.cwd())
+
+
+def _base(options: TrainOptions) -> RunSpec:
+    """What the flags go on top of."""
+    if options.config is not None and options.config_file is not None:
+        raise ConfigError(f"--config: got {options.config_file} and CONFIG.json {options.config}, expected one of them")
+    config = options.config or options.config_file
+    if config is not None:
+        return load_run(config)
+    described = (options.out if options.seeds is None else _first_seed(options.out)) / _RUN_FILE
+    if options.resume and described.is_file():
+        return load_run(described)
+    if options.init_from is not None:
+        for run in (options.init_from, *options.init_from.absolute().parents[1:2]):
+            if (run / _RUN_FILE).is_file():
+                return dataclasses.replace(load_run(run / _RUN_FILE), init_from=None, reset_optimizer=False)
+    if options.data is None:
+        raise ConfigError(
+            "nothing to train on: got neither CONFIG.json nor --data, expected one of them, "
+            f"or --resume and a run in {options.out}, or --init-from and another run"
+        )
+    return RunSpec(data=str(options.data))
+
+
+def _first_seed(out: Path) -> Path:
+    """The run of the lowest seed below `out`, whose seed is the first one; `out` itself if there is none."""
+    runs = [run for run in out.glob("seed-*") if run.name.removeprefix("seed-").isdecimal()]
+    return min(runs, key=lambda run: int(run.name.removeprefix("seed-")), default=out)
+
+
+def _with_bottom_as_wide(base: RunSpec, changes: dict[str, str]) -> dict[str, str]:
+    kind = changes.get("model.kind", base.model.kind)
+    if kind != DLRMSpec.kind or "model.width" not in changes or "model.bottom" in changes:
+        return changes
+    model = base.model if isinstance(base.model, DLRMSpec) else DLRMSpec()
+    return {**changes, "model.bottom": "-".join(map(str, [*model.bottom[:-1], changes["model.width"]]))}
+
+
 def train(options: TrainOptions, show: Show) -> None:
-    """Train a model on a data set; Ctrl-C leaves a checkpoint."""
+    """Run ``terarec train``."""
     spec = run_spec(options)
     if options.seeds is not None:
         _train_seeds(spec, options, options.seeds, show)
@@ -116,3 +306,53 @@ def _figures(run: Run, report: FitReport, page: Path | None) -> dict[str, Any]:
         "checkpoint": str(report.checkpoint) if report.checkpoint is not None else None,
         "report": str(page) if page is not None else None,
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceOptions:
+    """What ``terarec reproduce`` takes."""
+
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Name of the data, such as frappe_x1.")]
+    model: Annotated[str, typer.Option(help="Name of the model, such as deepfm.")]
+    data: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the public files.")]
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs, with the seeds 0, 1, ...")] = 1
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory to write; ./RECIPE by default.")] = None
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of the training.")] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Keep finished runs, and go on with an interrupted one.")] = (
+        False
+    )
+
+
+def reproduce(options: ReproduceOptions, show: Show) -> None:
+    """Run ``terarec reproduce``."""
+    from terarec.recipes.reproduce import TEST_SPLIT
+    from terarec.recipes.reproduce import reproduce as run_recipe
+    from terarec.train.loggers import ProgressBar
+
+    out = options.out or Path(options.recipe)
+
+    report = run_recipe(
+        options.recipe,
+        options.model,
+        options.data,
+        out,
+        seeds=options.seeds,
+        threads=options.threads,
+        resume=options.resume,
+        callbacks=lambda _: (ProgressBar(show.progress_console),),
+        on_result=lambda result: tell_seed(result, show),
+    )
+    seeds, published = report.seeds, report.recipe.published
+    figures: dict[str, Any] = {
+        "recipe": options.recipe,
+        "model": options.model,
+        "out": str(out),
+        "split": TEST_SPLIT,
+        **seeds.figures(),
+        "published_auc": published.auc,
+        "published_logloss": published.logloss,
+        "published_mean_auc": published.mean_auc,
+        "published_mean_logloss": published.mean_logloss,
+        "published": published.source,
+    }
+    show.result(f"{options.model} on {options.recipe}", figures)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from terarec.cli.shared_options import Force
+from terarec.cli.options import Force
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import re
 import textwrap
-import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Union
+from typing import Any
 
 from terarec.spec import to_data
+from terarec.spec.fields import documentation_of, kinds_of, members, summary_of, words_of
 
 _INDENT, _WIDTH = 2, 100
 
@@ -39,15 +38,15 @@ def _object(spec: Any, path: str, remarks: Mapping[str, str], depth: int) -> Ite
     yield "{"
     kind = getattr(type(spec), "kind", None)
     hints = typing.get_type_hints(type(spec))
-    entries = _entries(type(spec))
+    entries = documentation_of(type(spec))
     fields = dataclasses.fields(spec)
     if kind is not None:
-        yield from _comment(_summary(type(spec)), inner)
+        yield from _comment(summary_of(type(spec)), inner)
         yield f'{inner}"kind": {json.dumps(kind)}{"," if fields else ""}'
     for position, field in enumerate(fields):
         place = f"{path}.{field.name}" if path else field.name
         value = getattr(spec, field.name)
-        for text in (entries.get(field.name, ""), _choices(hints[field.name]), remarks.get(place, "")):
+        for text in (_as_json(entries.get(field.name, "")), _choices(hints[field.name]), remarks.get(place, "")):
             yield from _comment(text, inner)
         lines = list(_value(value, place, remarks, depth + 1))
         lines[0] = f"{inner}{json.dumps(field.name)}: {lines[0]}"
@@ -76,34 +75,13 @@ def _comment(text: str, indent: str) -> list[str]:
 
 def _choices(hint: Any) -> str:
     """The words, or the kinds, that a field of this type takes."""
-    is_union = typing.get_origin(hint) in (Union, types.UnionType)
-    members = typing.get_args(hint) if is_union else (hint,)
-    words = [json.dumps(word) for member in members if typing.get_origin(member) is Literal for word in _args(member)]
-    kinds = [json.dumps(member.kind) for member in members if hasattr(member, "kind")]
-    if not words and len(kinds) < 2:
+    words = [json.dumps(word) for word in words_of(hint)]
+    kinds = [json.dumps(kind) for kind in kinds_of(hint)]
+    if not words and not kinds:
         return ""
-    listed = [*words, *kinds, *(["null"] if type(None) in members else [])]
+    listed = [*words, *kinds, *(["null"] if type(None) in members(hint) else [])]
     return f"{'Kinds' if kinds else 'One of'}: {', '.join(listed)}."
 
 
-def _args(member: Any) -> tuple[Any, ...]:
-    return typing.get_args(member)
-
-
-def _summary(spec_type: type) -> str:
-    """The first paragraph of the class's docstring."""
-    return " ".join(inspect.cleandoc(spec_type.__doc__ or "").split("\n\n")[0].split())
-
-
-def _entries(spec_type: type) -> dict[str, str]:
-    """Field -> its entry in an ``Attributes:`` section of the class or of one that it inherits from."""
-    found: dict[str, str] = {}
-    for owner in reversed(spec_type.__mro__):
-        _, _, section = inspect.cleandoc(owner.__doc__ or "").partition("\nAttributes:\n")
-        section = re.split(r"\n(?=\S)", section)[0]
-        for entry in re.split(r"\n(?= {4}\S)", "\n" + section):
-            name, colon, text = entry.strip().partition(": ")
-            if colon:
-                text = re.sub(r"\bNone\b", "null", " ".join(text.split()))
-                found[name] = text[:1].upper() + text[1:]
-    return found
+def _as_json(text: str) -> str:
+    return re.sub(r"\bNone\b", "null", text)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import types
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar, Union
+from typing import Any, Literal, TypeVar
 
 from terarec.errors import ConfigError
 from terarec.spec import from_data, to_data
 from terarec.spec.codec import parse_json, unknown_choice, unknown_field
+from terarec.spec.fields import kinds_of, members, present
 from terarec.spec.quoting import quoted, shortened
 
 Spec = TypeVar("Spec")
@@ -61,8 +61,8 @@ def _assign(root: type, data: dict[str, Any], path: str, text: str) -> None:
     kinds: dict[str, Any] = {}
     for depth, group in enumerate(groups):
         hint = _field_hint(spec_type, group, ".".join(groups[:depth]))
-        kinds = _kinds(hint)
-        part = _present(hint)
+        kinds = kinds_of(hint)
+        part = present(hint)
         if not kinds and not dataclasses.is_dataclass(part):
             raise ConfigError(f"{path}: {'.'.join(groups[: depth + 1])} has no fields, expected it to be set itself")
         if data.get(group) is None:
@@ -102,30 +102,14 @@ def _field_hint(spec_type: type, field: str, parent: str) -> Any:
     return hints[field]
 
 
-def _members(hint: Any) -> tuple[Any, ...]:
-    is_union = typing.get_origin(hint) in (Union, types.UnionType)
-    return typing.get_args(hint) if is_union else (hint,)
-
-
-def _present(hint: Any) -> Any:
-    """What a field holds if it is not None."""
-    return next(member for member in _members(hint) if member is not type(None))
-
-
-def _kinds(hint: Any) -> dict[str, Any]:
-    """The specs of a union by their kind; empty for a hint that is not such a union."""
-    members = [member for member in _members(hint) if dataclasses.is_dataclass(member)]
-    return {str(getattr(member, "kind", "")): member for member in members} if len(members) > 1 else {}
-
-
 def _read(hint: Any, text: str, path: str) -> Any:
     """The value that `text` stands for in a field annotated `hint`."""
-    members = _members(hint)
-    if type(None) in members and text.lower() in _NONE_WORDS:
+    types = members(hint)
+    if type(None) in types and text.lower() in _NONE_WORDS:
         return None
-    if any(dataclasses.is_dataclass(member) for member in members):
+    if any(dataclasses.is_dataclass(member) for member in types):
         raise ConfigError(f"{path}: got {quoted(text)}, expected one of its fields to be set, as in {path}.kind=...")
-    hint = _present(hint)
+    hint = present(hint)
     if hint is Any or _holds_specs(hint) or (typing.get_origin(hint) is Mapping and text.startswith("{")):
         return _read_json(hint, text, path)
     if typing.get_origin(hint) is Mapping:
@@ -144,7 +128,7 @@ def _read(hint: Any, text: str, path: str) -> Any:
     try:
         return _read_number(hint, text, path)
     except ConfigError:
-        if str in members:  # a number or a word, which the spec checks
+        if str in types:  # a number or a word, which the spec checks
             return text
         raise
 

@@ -78,7 +78,7 @@ def test_a_function_is_refused_by_name_before_its_module_is_imported(tmp_path: P
         "posix:system",
         "subprocess:run",
         "builtins:eval",
-        "terarec.cli.app:app",
+        "terarec.cli.app:command_line",
         "terarec.etl.ready.row_functions:pc",
         "terarec.etl.ready.row_functions:_modulo",
         "terarec.etl.ready.row_functionsx:length",

@@ -1,0 +1,205 @@
+"""Options that several commands have, and options that are fields of a spec.
+
+What a field of a spec means, which words it takes and what its default is stands in the spec alone: `spec_option`,
+`SpecFields` and `Settings` take it from there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol
+
+import typer
+
+from terarec.spec import TrainingSpec
+from terarec.spec.fields import documentation_of, kinds_of, present, specs_of, words_of
+
+_MOST_KINDS = 3
+"""Kinds of models that a line of help names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecField:
+    """A field of a spec as an option of a command.
+
+    Attributes:
+        hint: Type of the field.
+        meaning: First sentence of its documentation.
+        default: Its default value.
+    """
+
+    hint: Any
+    meaning: str
+    default: Any
+
+    @classmethod
+    def at(cls, spec_type: type, path: str) -> SpecField:
+        """Find the field at a dotted path, such as "model.width": in all kinds of models that have it."""
+        *groups, leaf = path.split(".")
+        owners, holder = [spec_type], ""
+        for group in groups:
+            holder = next(documentation_of(owner).get(group, "") for owner in owners)
+            hints = [typing.get_type_hints(owner)[group] for owner in owners if _field(owner, group)]
+            owners = list(dict.fromkeys(spec for hint in hints for spec in specs_of(hint)))
+        if leaf == "kind":
+            return cls(hint=kinds_of(typing.Union[tuple(owners)]), meaning=_sentence(holder), default=None)  # noqa: UP007
+        having = [owner for owner in owners if _field(owner, leaf)]
+        found = _field(having[0], leaf)
+        assert found is not None
+        meaning = _sentence(documentation_of(having[0]).get(leaf, ""))
+        if len(having) < len(owners) and len(having) <= _MOST_KINDS:
+            meaning = f"{meaning.rstrip('.')} ({', '.join(owner.kind for owner in having)})."  # type: ignore[attr-defined]
+        default = found.default if found.default_factory is dataclasses.MISSING else found.default_factory()
+        return cls(hint=typing.get_type_hints(having[0])[leaf], meaning=meaning, default=default)
+
+    @property
+    def type(self) -> type:
+        """The Python type of the option: numbers and flags are checked where the option is read, all else later."""
+        hint = present(self.hint) if not isinstance(self.hint, dict) else str
+        return hint if hint in (int, float, bool) and float | str != self.hint else str
+
+    @property
+    def metavar(self) -> str | None:
+        """What stands for the value in the help."""
+        if isinstance(self.hint, dict):
+            return "|".join(self.hint)
+        if words := words_of(self.hint):
+            return "|".join(map(str, words))
+        if typing.get_origin(present(self.hint)) is tuple:
+            return "N-N-..." if typing.get_args(present(self.hint))[0] is int else "A,B,..."
+        return None
+
+
+def _field(spec_type: type, name: str) -> dataclasses.Field[Any] | None:
+    return next((field for field in dataclasses.fields(spec_type) if field.name == name), None)
+
+
+def _sentence(text: str) -> str:
+    """The first sentence, without the marks of code."""
+    first = re.split(r"(?<=\.) (?=[A-Z\"])", text)[0].replace("`", "")
+    return re.sub(r"\bNone\b", "none", first)
+
+
+def spec_option(
+    name: str, spec_type: type, path: str, *, metavar: str | None = None, summary: str | None = None
+) -> Any:
+    """Declare the option ``--name`` for the field at `path` of `spec_type`.
+
+    Args:
+        name: Name of the option, with underscores.
+        spec_type: Class of the spec.
+        path: Dotted path of the field.
+        metavar: What stands for the value in the help; None for what the field's type says.
+        summary: Help; None for the first sentence of the field's documentation.
+    """
+    field = SpecField.at(spec_type, path)
+    flag = f"--{name.replace('_', '-')}"
+    words = f"{flag}/--no-{flag[2:]}" if field.type is bool else flag
+    return typer.Option(words, metavar=metavar or field.metavar, help=summary or field.meaning)
+
+
+class OptionGroup(Protocol):
+    """Marks a field of a command's options that stands for several options: ``Annotated[type, group]``."""
+
+    def parameters(self, hint: Any) -> list[inspect.Parameter]:
+        """Return the options of a field of the type `hint`."""
+
+    def value(self, hint: Any, values: Mapping[str, Any]) -> object:
+        """Return the field's value for the values of the options."""
+
+
+class SpecFields:
+    """A spec whose fields of these names are options, with its own defaults."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def parameters(self, hint: Any) -> list[inspect.Parameter]:
+        """See `OptionGroup`."""
+        found = {name: SpecField.at(hint, name) for name in self._names}
+        return [
+            _parameter(name, field.default, Annotated[field.hint, spec_option(name, hint, name)])
+            for name, field in found.items()
+        ]
+
+    def value(self, hint: Any, values: Mapping[str, Any]) -> object:
+        """Build the spec."""
+        return hint(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """An option that sets a field: its dotted path, and what the spec does not say."""
+
+    path: str
+    metavar: str | None = None
+    summary: str | None = None
+
+
+class Settings:
+    """Options that set fields of a spec where they are given: their value is a mapping of dotted paths to texts."""
+
+    def __init__(self, spec_type: type, settings: Mapping[str, Setting]) -> None:
+        self._spec_type = spec_type
+        self._settings = settings
+
+    def parameters(self, hint: Any) -> list[inspect.Parameter]:
+        """See `OptionGroup`."""
+        del hint
+        return [
+            _parameter(
+                name,
+                None,
+                Annotated[
+                    SpecField.at(self._spec_type, setting.path).type | None,
+                    spec_option(name, self._spec_type, setting.path, metavar=setting.metavar, summary=setting.summary),
+                ],
+            )
+            for name, setting in self._settings.items()
+        ]
+
+    def value(self, hint: Any, values: Mapping[str, Any]) -> object:
+        """Return the texts of the options that are given."""
+        del hint
+        return {self._settings[name].path: str(value) for name, value in values.items() if value is not None}
+
+
+def _parameter(name: str, default: object, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def comma_separated(texts: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the words of an option ``A,B,...`` that may be repeated."""
+    return tuple(word.strip() for text in texts or () if text for word in text.split(","))
+
+
+AllowImport = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-import", metavar="PACKAGE", help="A package whose code the workflow or the model may name; repeatable."
+    ),
+]
+"""Code of other packages is rejected when a workflow is read, or a model is built."""
+
+Force = Annotated[bool, typer.Option("--force", help="Replace what is at --out.")]
+"""Without it nothing that exists is replaced."""
+
+CheckpointOption = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="STEP|best|last",
+        help="Which checkpoint of RUN; the last one, or the best one of a run with training.patience.",
+    ),
+]
+DEVICES = "auto|cpu|cuda|cuda:N"
+DeviceOption = Annotated[str | None, spec_option("device", TrainingSpec, "device", metavar=DEVICES)]
+"""Checked by the spec, or by `terarec.train.devices.resolve_device`."""
+MetricsOption = Annotated[str | None, spec_option("metrics", TrainingSpec, "metrics")]
+GroupOption = Annotated[str | None, spec_option("group", TrainingSpec, "group", metavar="COLUMN")]
+SlicesOption = Annotated[str | None, spec_option("slices", TrainingSpec, "slices")]

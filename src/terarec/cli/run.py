@@ -1,0 +1,352 @@
+"""Commands on a trained RUN: ``terarec evaluate``, ``predict``, ``export`` and ``serve``."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from terarec.cli.options import (
+    AllowImport,
+    CheckpointOption,
+    DeviceOption,
+    Force,
+    GroupOption,
+    MetricsOption,
+    SlicesOption,
+    SpecFields,
+    comma_separated,
+)
+from terarec.cli.show import Show
+from terarec.errors import ConfigError
+from terarec.spec import BAD_INPUT_POLICIES, PrepareOptions, ServingSpec
+
+if TYPE_CHECKING:
+    from terarec.etl.engine import Progress
+    from terarec.models.two_tower import TwoTower
+    from terarec.spec import DatasetSpec, TrainingSpec, TwoTowerSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """What ``terarec evaluate`` takes."""
+
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train wrote.")]
+    data: Annotated[Path, typer.Option(help="A prepared data set, or HugeCTR's files.")]
+    split: Annotated[str, typer.Option(help="Which part of the data set.")] = "valid"
+    metrics: MetricsOption = None
+    group: GroupOption = None
+    slices: SlicesOption = None
+    k: Annotated[
+        str | None, typer.Option("--k", metavar="10,50,...", help="Lengths of the lists of items, for two_tower.")
+    ] = None
+    checkpoint: CheckpointOption = None
+    device: DeviceOption = None
+    allow_import: AllowImport = None
+
+
+def evaluate(options: EvaluateOptions, show: Show) -> None:
+    """Run ``terarec evaluate``."""
+    from terarec.data import open_reader, read_spec
+    from terarec.kernels import memory
+    from terarec.models import TwoTower
+    from terarec.models.artifact import load_model
+    from terarec.nn.objectives import build_objective
+    from terarec.spec import TwoTowerSpec
+    from terarec.train.devices import describe_device, resolve_device
+    from terarec.train.evaluation import Evaluator
+    from terarec.train.run_dir import RunDirectory, check_columns, check_run
+
+    check_run(options.run)
+    device = resolve_device(options.device or "auto")
+    model, spec, trained_on, step = load_model(
+        options.run, options.checkpoint, device=device, allow_import=options.allow_import or ()
+    )
+    training, described = _training(options, spec.training), read_spec(options.data)
+    reader = open_reader(options.data, options.split, batch_size=training.batch_size, threads=training.reader_threads)
+    check_columns(described, options.data, trained_on, RunDirectory(options.run).dataset)
+    labels = [label.name for label in trained_on.labels]
+    evaluator = Evaluator.of(training, build_objective(spec.objective), labels)
+    if options.k is not None and not isinstance(model, TwoTower):
+        raise ConfigError(f"--k: has no meaning for a model of the kind {spec.model.kind}, expected two_tower")
+    total = described.num_rows(options.split)
+    with show.progress("evaluating", "samples") as progress:
+        found = evaluator.evaluate(model, reader, progress=lambda done: progress(done, total))
+    figures: dict[str, Any] = {"run": str(options.run), "data": str(options.data), "split": options.split}
+    figures |= {"step": step, "device": describe_device(device), **found.figures()}
+    if isinstance(model, TwoTower) and isinstance(spec.model, TwoTowerSpec):
+        figures["retrieval"] = _retrieval(model, spec.model, training, described, options, show)
+    figures |= {"best_auc": described.best_auc, "peak_memory_bytes": memory.peak_bytes()}
+    show.figures(f"{options.run} on {options.data}", figures)
+    show.figures("retrieval", figures.get("retrieval", {}))
+    show.table("labels", _rows("label", figures.get("labels", {})))
+    for column, by_value in figures.get("slices", {}).items():
+        show.table(f"slices of {column}", _slice_rows(by_value))
+    show.json(figures)
+
+
+def _training(options: EvaluateOptions, training: TrainingSpec) -> TrainingSpec:
+    """The run's settings with the metrics that the options name."""
+    given = {
+        "metrics": comma_separated([options.metrics]) if options.metrics is not None else None,
+        "group": options.group,
+        "slices": comma_separated([options.slices]) if options.slices is not None else None,
+    }
+    return dataclasses.replace(training, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+
+
+def _retrieval(
+    model: TwoTower,
+    spec: TwoTowerSpec,
+    training: TrainingSpec,
+    described: DatasetSpec,
+    options: EvaluateOptions,
+    show: Show,
+) -> dict[str, Any]:
+    """Metrics of the items that the model finds among all items of the data set."""
+    from terarec.data import open_reader
+    from terarec.train.retrieval import evaluate_towers, user_column
+
+    splits = [options.split, *(["train"] if "train" in described.splits and options.split != "train" else [])]
+    readers = [
+        open_reader(options.data, split, batch_size=training.batch_size, threads=training.reader_threads)
+        for split in splits
+    ]
+    total = sum(described.num_rows(split) for split in splits)
+    with show.progress("reading users and items", "samples") as progress:
+        found = evaluate_towers(
+            model,
+            readers[0],
+            readers[1] if len(readers) > 1 else (),
+            user=user_column(spec, described, training.group),
+            k=None if options.k is None else _lengths(options.k),
+            precision=training.precision,
+            progress=lambda done: progress(done, total),
+        )
+    counts = {name: getattr(found, name) for name in ("users", "items", "relevant", "relevant_seen")}
+    return {**counts, **found.values}
+
+
+def _lengths(text: str) -> list[int]:
+    words = comma_separated([text])
+    if not words or not all(word.isdecimal() and int(word) for word in words):
+        raise ConfigError(f"--k: got {text!r}, expected numbers of items such as 10,50,100")
+    return [int(word) for word in words]
+
+
+def _rows(name: str, found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row of a table for each of `found`, whose rows and metrics are JSON data."""
+    return [{name: key, "rows": held["rows"], **held["metrics"]} for key, held in found.items()]
+
+
+def _slice_rows(by_value: Mapping[str, Any]) -> list[dict[str, Any]]:
+    rows = [{"value": str(held["value"]), "rows": held["rows"], **held["metrics"]} for held in by_value["values"]]
+    other = by_value["other"]
+    if other is not None:
+        rows.append({"value": f"{other['distinct_values']} others", "rows": other["rows"], **other["metrics"]})
+    return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions:
+    """What ``terarec predict`` takes."""
+
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train wrote.")]
+    raw: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RAW...", help="Raw files to score, directories, patterns or URLs; in the place of --data."
+        ),
+    ] = None
+    out: Annotated[Path, typer.Option(help="File to write, a line per sample in order: .parquet, .csv or .jsonl.")]
+    data: Annotated[Path | None, typer.Option(help="A prepared data set.")] = None
+    split: Annotated[str | None, typer.Option(help="Which part of the data set; valid if unset.")] = None
+    checkpoint: CheckpointOption = None
+    keep: Annotated[
+        str, typer.Option(metavar="A,B,...", help="Columns of the raw files, or of the data set, to write too.")
+    ] = ""
+    bad_input: Annotated[
+        str,
+        typer.Option(metavar="|".join(BAD_INPUT_POLICIES), help="What to do with what cannot be read in raw files."),
+    ] = "raise"
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads that read raw files.")] = None
+    device: DeviceOption = None
+    force: Force = False
+    allow_import: AllowImport = None
+
+
+def predict(options: PredictOptions, show: Show) -> None:
+    """Run ``terarec predict``."""
+    if (options.data is None) == (not options.raw):
+        given = "both" if options.raw else "neither"
+        raise ConfigError(f"got {given} of RAW and --data, expected raw files or a prepared data set")
+    if options.data is not None:
+        _predict_dataset(options, options.data, show)
+    else:
+        _predict_raw(options, options.raw or [], show)
+
+
+def _predict_dataset(options: PredictOptions, data: Path, show: Show) -> None:
+    from terarec.data import read_spec
+    from terarec.train.devices import resolve_device
+    from terarec.train.predict import predict as score
+
+    _check_unset(options, "a data set", ("bad_input", "threads"))
+    split = options.split or "valid"
+    total = read_spec(data).num_rows(split)
+    with show.progress("predicting", "samples") as progress:
+        report = score(
+            options.run,
+            data,
+            split,
+            options.out,
+            checkpoint=options.checkpoint,
+            keep=_names(options.keep),
+            replace=options.force,
+            device=resolve_device(options.device or "auto"),
+            progress=lambda done: progress(done, total),
+            allow_import=options.allow_import or (),
+        )
+    _show(options, {"split": split, **dataclasses.asdict(report)}, show)
+
+
+def _predict_raw(options: PredictOptions, raw: list[str], show: Show) -> None:
+    from terarec.formats import check_new_file, check_suffix
+    from terarec.serve import InferenceSession, score_files
+    from terarec.train.devices import resolve_device
+    from terarec.train.run_dir import check_run
+
+    _check_unset(options, "raw files", ("split",))
+    check_new_file(options.out, replace=options.force)  # before a large model is loaded
+    check_suffix(options.out)
+    check_run(options.run)
+    session = InferenceSession.open(
+        options.run,
+        options.checkpoint,
+        device=resolve_device(options.device or "auto"),
+        allow_import=options.allow_import or (),
+    )
+    with show.progress("scoring", "MiB") as advance:
+
+        def tell(progress: Progress) -> None:
+            rate = f"{progress.rows_per_second:,.0f} rows/s"
+            advance(progress.done_bytes >> 20, progress.total_bytes >> 20, rate=rate)
+
+        report = score_files(
+            session,
+            raw,
+            options.out,
+            keep=_names(options.keep),
+            options=PrepareOptions(
+                bad_input=options.bad_input,  # type: ignore[arg-type]  # the options check the word
+                threads=options.threads,
+            ),
+            replace=options.force,
+            progress=tell,
+        )
+    for line in report.first_bad_input:
+        show.line(line)
+    _show(options, dataclasses.asdict(report), show)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",")) if text else ()
+
+
+def _check_unset(options: PredictOptions, what: str, names: tuple[str, ...]) -> None:
+    for field in dataclasses.fields(options):
+        if field.name in names and getattr(options, field.name) != field.default:
+            raise ConfigError(f"--{field.name.replace('_', '-')}: has no meaning for {what}")
+
+
+def _show(options: PredictOptions, figures: dict[str, Any], show: Show) -> None:
+    from terarec.kernels import memory
+
+    told = {"out": str(options.out), **figures, "peak_memory_bytes": memory.peak_bytes()}
+    show.result(f"Scores in {options.out}", told)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """What ``terarec export`` takes."""
+
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train wrote.")]
+    out: Annotated[Path, typer.Option(help="Directory to make.")]
+    format: Annotated[
+        str, typer.Option(metavar="onnx|torch", help="An ONNX file, or a program for torch.export.load.")
+    ] = "onnx"
+    no_tables: Annotated[
+        bool, typer.Option("--no-tables", help="Leave the tables out; the vectors that they give are inputs then.")
+    ] = False
+    checkpoint: CheckpointOption = None
+    allow_import: AllowImport = None
+
+
+def export(options: ExportOptions, show: Show) -> None:
+    """Run ``terarec export``."""
+    from terarec.export import export_run
+    from terarec.kernels import memory
+    from terarec.train.run_dir import check_run
+
+    started = time.perf_counter()
+    check_run(options.run)
+    report = export_run(
+        options.run,
+        options.out,
+        format=options.format,
+        tables=not options.no_tables,
+        checkpoint=options.checkpoint,
+        allow_import=options.allow_import or (),
+    )
+    figures = {"run": str(options.run), "out": str(options.out), "format": options.format, **dataclasses.asdict(report)}
+    spent = {"seconds": time.perf_counter() - started, "peak_memory_bytes": memory.peak_bytes()}
+    show.result(f"Exported {options.out}", {**figures, "file": str(report.file), **spent})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """What ``terarec serve`` takes."""
+
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train wrote.")]
+    server: Annotated[
+        ServingSpec,
+        SpecFields("name", "host", "port", "max_request_bytes", "max_in_flight", "receive_timeout_seconds"),
+    ]
+    checkpoint: CheckpointOption = None
+    device: DeviceOption = None
+    allow_import: AllowImport = None
+
+
+def serve(options: ServeOptions, show: Show) -> None:
+    """Run ``terarec serve``."""
+    from terarec.serve import run
+    from terarec.train.devices import describe_device, resolve_device
+
+    device = resolve_device(options.device or "auto")
+
+    def ready(server: run.RunningServer) -> None:
+        url = f"{server.url}/v2/models/{options.server.name}"
+        show.line(f"Serving {options.run} at {url}/infer; Ctrl-C stops.")
+        show.json(
+            {
+                "url": server.url,
+                "host": server.host,
+                "port": server.port,
+                "name": options.server.name,
+                "device": describe_device(device),
+            }
+        )
+
+    run.serve(
+        options.run,
+        options.server,
+        ready,
+        checkpoint=options.checkpoint,
+        device=device,
+        allow_import=options.allow_import or (),
+    )
