@@ -87,7 +87,7 @@ def test_files_do_not_depend_on_threads_or_partitions(
     prepare(shop_workflow(), log, tmp_path / "a", PrepareOptions(threads=1))
     monkeypatch.setattr(grouped, "_BATCH_ROWS", 3)
     monkeypatch.setattr(partitions, "_BUFFERED_ROWS", 50)
-    monkeypatch.setattr("terarec.etl.engine.run.partition_count", lambda *_: 7)
+    monkeypatch.setattr("terarec.etl.engine.local.partition_count", lambda *_: 7)
     prepare(shop_workflow(), log, tmp_path / "b", PrepareOptions(threads=3))
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 

@@ -1,9 +1,8 @@
 """The single-machine engine: fits a workflow's operators on the training part, then encodes and writes every row."""
 
-from terarec.etl.engine.encoded_files import EncodedBlock, EncodedFiles
 from terarec.etl.engine.local import fit, prepare
-from terarec.etl.engine.progress import OnProgress, PhaseReport, Progress
-from terarec.etl.engine.report import PrepareReport
+from terarec.etl.engine.report import OnProgress, PhaseReport, PrepareReport, Progress
+from terarec.etl.engine.score import EncodedBlock, EncodedFiles
 
 __all__ = [
     "EncodedBlock",

@@ -12,48 +12,47 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.etl.columns import Block, Column, concatenate_blocks
-from terarec.etl.engine.arrow_blocks import from_table, to_batch
-from terarec.etl.engine.passes import Passes, ReadRows
-from terarec.etl.engine.splits import hashes
-from terarec.etl.engine.steps import Steps, stored_name
+from terarec.etl.columns import Block, Column, Kind, concatenate_blocks, from_arrow, to_arrow
+from terarec.etl.engine.passes import Passes, Pipeline, ReadRows, stored_name
+from terarec.etl.engine.split import hashes
 from terarec.etl.ops import Operator, Statistic
 from terarec.etl.partitions import Partitions
-from terarec.etl.workflow import run_steps
 
 _SEED = 0x6772_6F75
 _BATCH_ROWS = 1 << 12
 """Rows of a result that are read at once; one such batch a file is held."""
 _MAX_PARTITIONS = 128
 """Their results are read side by side: each takes a file handle."""
+ROW = "\x1frow"
+"""Name of the row ids among the columns, which no source has."""
+_KIND = b"kind"
 
 
 def partition_count(estimated_bytes: int, memory_bytes: int) -> int:
-    """Files for rows of so many bytes, so that the work on one of them stays within the memory."""
+    """Return the number of files for rows of so many bytes, so that each fits in the memory."""
     return min(max(8 * estimated_bytes // memory_bytes, 1), _MAX_PARTITIONS)
 
 
-def run_grouped(passes: Passes, steps: Steps, directory: Path, count: int) -> None:
-    """Run all grouped steps; `GroupedRows` reads what they give.
+def run_grouped(passes: Passes, pipeline: Pipeline, directory: Path, count: int) -> None:
+    """Run all grouped steps; `GroupedRows` reads their outputs.
 
     Args:
-        passes: the sources.
-        steps: of the workflow.
-        directory: for the files; made anew.
-        count: files for each step.
+        passes: The sources.
+        pipeline: Steps of the workflow.
+        directory: Directory of the files, which are made anew.
+        count: Files for each step.
 
     Raises:
         OSError: the disk is full.
     """
-    plan, work = steps.plan, steps.plan.grouped_pass()
+    plan, work = pipeline.plan, pipeline.plan.grouped_pass()
     stages = {step: _Scatter(plan.codes[step], step, directory / f"in-{step}", count) for step in plan.grouped_steps}
     observing = dataclasses.replace(work, observes=plan.grouped_steps)
 
     def scatter(rows: ReadRows) -> dict[int, Any]:
-        # What a grouped step reads stands where a statistic would look: right before the step.
-        entered = steps.enter(work, rows)
-        looking = cast(Mapping[int, Statistic], stages)
-        return run_steps(plan, observing, entered, steps.states, statistics=looking)[1]
+        # A stage takes the inputs of its step where a statistic would observe them: right before the step.
+        block = pipeline.preprocess(work, rows)
+        return pipeline.run(observing, block, None, cast(Mapping[int, Statistic], stages))[1]
 
     with closing(passes.map(scatter)) as results:
         for found in results:
@@ -64,7 +63,7 @@ def run_grouped(passes: Passes, steps: Steps, directory: Path, count: int) -> No
 
 
 class _Scatter:
-    """The input rows of one grouped step, in files by group."""
+    """Input rows of one grouped step, in files by group."""
 
     def __init__(self, code: Operator, step: int, directory: Path, count: int) -> None:
         self._code = code
@@ -72,7 +71,7 @@ class _Scatter:
         self._partitions = Partitions.make(directory, count)
 
     def observe(self, block: Block) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        """What the step reads of a block, and the file of each row."""
+        """Return the inputs of the step in a block, and the file of each row."""
         spec: Any = self._code
         partition = hashes(block.columns[spec.group], _SEED) % self._partitions.count
         return to_batch(block.rows, {name: block.columns[name] for name in self._code.reads}), partition
@@ -82,7 +81,7 @@ class _Scatter:
         self._partitions.scatter(batch, partition)
 
     def finish_into(self, directory: Path) -> None:
-        """Do the step, file after file; the outputs go to files in `directory`."""
+        """Run the step, file after file; the outputs go to files in `directory`."""
         results = Partitions.make(directory, self._partitions.count)
         for number in range(self._partitions.count):
             table = self._partitions.read(number)
@@ -99,12 +98,12 @@ class _Scatter:
 
 
 class GroupedRows:
-    """What the grouped steps gave, in the order of the sources; see `Beside`.
+    """Outputs of the grouped steps, in the order of the sources; see `JoinedRows`.
 
     Args:
-        directory: that `run_grouped` filled.
-        steps: positions of the grouped steps to read.
-        count: files of each.
+        directory: Directory that `run_grouped` filled.
+        steps: Positions of the grouped steps to read.
+        count: Files of each.
     """
 
     def __init__(self, directory: Path, steps: Sequence[int], count: int) -> None:
@@ -113,7 +112,7 @@ class GroupedRows:
         ]
 
     def rows_before(self, row: int) -> Block | None:
-        """The next rows with the outputs of all grouped steps, up to the id `row` and without it."""
+        """Return the next rows with the outputs of all grouped steps, up to the id `row` and without it."""
         columns: dict[str, Column] = {}
         rows: NDArray[np.int64] | None = None
         for cursors in self._steps:
@@ -128,14 +127,14 @@ class GroupedRows:
 
 
 class _Cursor:
-    """A place in one file, whose rows have rising ids."""
+    """Position in one file, whose rows have rising ids."""
 
     def __init__(self, partitions: Partitions, number: int) -> None:
         self._batches = partitions.batches(number)
         self._head: Block | None = self._next()
 
     def rows_before(self, row: int) -> list[Block]:
-        """The next rows with ids below `row`."""
+        """Return the next rows with ids below `row`."""
         parts = []
         while self._head is not None:
             count = int(np.searchsorted(self._head.rows, row))
@@ -150,3 +149,23 @@ class _Cursor:
     def _next(self) -> Block | None:
         batch = next(self._batches, None)
         return None if batch is None else from_table(pa.Table.from_batches([batch]))
+
+
+def to_batch(rows: NDArray[np.int64], columns: Mapping[str, Column]) -> pa.RecordBatch:
+    """Return a batch of columns of n rows and their ids, int64[n]."""
+    fields, arrays = [pa.field(ROW, pa.int64())], [pa.array(rows)]
+    for name, column in columns.items():
+        array = to_arrow(column)
+        fields.append(pa.field(name, array.type, metadata={_KIND: column.type.encode()}))
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def from_table(table: pa.Table) -> Block:
+    """Return the rows of a table of such batches."""
+    columns = {
+        field.name: from_arrow(table.column(field.name), cast(Kind, field.metadata[_KIND].decode()))
+        for field in table.schema
+        if field.name != ROW
+    }
+    return Block(columns, table.column(ROW).to_numpy())

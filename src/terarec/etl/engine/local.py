@@ -2,15 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from terarec.etl.engine.preparation import fit_by, prepare_by
-from terarec.etl.engine.progress import OnProgress
-from terarec.etl.engine.report import PrepareReport
-from terarec.etl.engine.run import Run
-from terarec.etl.workflow import Workflow
-from terarec.spec import PrepareOptions
+from terarec.errors import FormatError
+from terarec.etl.columns import SPLIT_NAMES
+from terarec.etl.engine.fitting import (
+    SpillingStatistics,
+    StateStore,
+    Statistics,
+    bad_input_to_json,
+    check_training,
+    fit_pass,
+    fit_table,
+    fit_while_counting,
+)
+from terarec.etl.engine.grouped import GroupedRows, partition_count, run_grouped
+from terarec.etl.engine.passes import Passes, Pipeline
+from terarec.etl.engine.preparation import WORK, WORKFLOW, Phases, Result, fit_with, prepare_with
+from terarec.etl.engine.report import OnProgress, PrepareReport
+from terarec.etl.engine.split import (
+    Bounds,
+    RowBounds,
+    assign,
+    bounds_from_data,
+    bounds_to_data,
+    find_bounds,
+    needs_bounds,
+)
+from terarec.etl.engine.write import PositiveRows, no_positives, training_values, write_rows
+from terarec.etl.in_order import available_threads
+from terarec.etl.ops import State
+from terarec.etl.ops.lists import ITEM_BITS
+from terarec.etl.sink import SinkOptions, create_sink
+from terarec.etl.source import Source
+from terarec.etl.workflow import Pass, Workflow
+from terarec.formats.flush import flush_tree
+from terarec.kernels import memory
+from terarec.spec import DatasetSpec, PrepareOptions, SplitByFiles, SplitByFraction
+
+BYTES_PER_TEXT_BYTE = 3
+"""Rows take about so many times the bytes of their text in memory; text of compressed files is estimated in turn."""
+_UNKNOWN_MEMORY = 8 << 30
 
 
 def prepare(
@@ -20,32 +55,189 @@ def prepare(
     options: PrepareOptions,
     progress: OnProgress | None = None,
 ) -> PrepareReport:
-    """Fit `workflow`, unless it is fitted, and write the data set of `sources`.
+    """Fit `workflow`, unless it is fitted, and write the data set of `sources`; see `terarec.etl.prepare`.
 
-    ``<out>.partial`` takes the work; a killed run is gone on with by the same call after its last whole phase.
-
-    Args:
-        workflow: what to do; if it is fitted, rows are transformed only.
-        sources: files, directories, patterns or URLs, in order.
-        out: directory to make; it must not exist, or be empty. ``workflow/`` and ``report.json`` are in it, too.
-        options: how.
-        progress: called after every block.
-
-    Raises:
-        ConfigError: options or a split that do not fit the sources; `out` holds something, or is being written.
-        DataNotFoundError: a source does not exist.
-        FormatError: a damaged source, one that changed meanwhile, or bad input under the policy "raise".
-        StorageError: the disk is full.
+    ``<out>.partial`` takes the work; the same call resumes a killed run.
     """
-    return prepare_by(Run, workflow, sources, out, options, progress)
+    return prepare_with(LocalRun, workflow, sources, out, options, progress)
 
 
 def fit(
     workflow: Workflow, sources: Sequence[str | Path], options: PrepareOptions, progress: OnProgress | None = None
 ) -> Workflow:
-    """`workflow`, fitted on the training part of `sources`; nothing is written but files that spill, which go again.
+    """Return `workflow` fitted on the training part of `sources`; only temporary files are written."""
+    return fit_with(LocalRun, workflow, sources, options, progress)
 
-    Raises:
-        ConfigError, DataNotFoundError, FormatError, StorageError: as for `prepare`.
+
+class LocalRun:
+    """The phases of one preparation on this machine; see `EngineRun`.
+
+    Args:
+        workflow: Workflow to fit, unless it is fitted, and to transform rows with.
+        source: Rows.
+        options: Options of the preparation.
+        phases: Runs each phase unless it is done.
+        directory: Directory that becomes the data set, with `WORKFLOW` in it, and `WORK` until `finish`.
+
+    Attributes:
+        spilled: Names of the steps whose statistics did not fit in memory.
     """
-    return fit_by(Run, workflow, sources, options, progress)
+
+    def __init__(
+        self, workflow: Workflow, source: Source, options: PrepareOptions, phases: Phases, directory: Path
+    ) -> None:
+        self._work = directory / WORK
+        self._work.mkdir(exist_ok=True)
+        workflow.save(directory / WORKFLOW)  # states that phases fit are added to it
+        self.spilled: list[str] = []
+        self._workflow = workflow
+        self._source = source
+        self._options = options
+        self._phases = phases
+        self._directory = directory
+        self._memory = options.memory_bytes or (memory.available_bytes() or _UNKNOWN_MEMORY) // 2
+        self._plan = workflow.plan
+        self._states: dict[int, State] = dict(workflow.states)
+        self._store = StateStore(self._plan, directory / WORKFLOW)
+        self._statistics = SpillingStatistics(self._plan, self._work / "spill", self._memory // 2)
+        item_bits = ITEM_BITS if any(code.explodes for code in workflow.plan.codes) else 0
+        self._passes = Passes(source, options.threads or available_threads(), phases.meter, item_bits)
+        self._estimated_bytes = BYTES_PER_TEXT_BYTE * source.text_bytes
+        self._partitions = partition_count(self._estimated_bytes, self._memory)
+        self._expected_rows: dict[str, int] = {}
+        phases.meter.total_bytes = source.num_bytes * self._num_passes()
+
+    def fit(self) -> Workflow:
+        """Return the fitted workflow."""
+        for step in self._plan.table_steps:
+            self._fit_phase(f"table {step}", [step], partial(self._fit_table, step), 0)
+        bounds = self._find_bounds()
+        self._pipeline = Pipeline(self._plan, self._states, assign(self._workflow.spec.split, bounds))
+        if self._plan.grouped_steps:
+            grouped = self._phases.run("group", self._group, self._source.num_bytes)
+            self._partitions = grouped["partitions"]  # of an interrupted run, whatever its memory was
+        if isinstance(bounds, RowBounds) and not any(code.stage == "rows" for code in self._plan.codes):
+            valid, test = bounds.test_from - bounds.valid_from, bounds.end - bounds.test_from
+            self._expected_rows = {"train": bounds.valid_from, "valid": valid, "test": test}
+        until_row = bounds.valid_from if isinstance(bounds, RowBounds) else None
+        for number, steps in enumerate(self._plan.fit_phases):
+            work = partial(self._fit_rows, self._plan.fit_pass(number), until_row, steps)
+            self._fit_phase(f"fit {number + 1}", steps, work, self._source.num_bytes)
+        return Workflow.of(self._workflow.spec, self._states)
+
+    def write(self, spec: DatasetSpec, fitted: Workflow, location: Path) -> Result:
+        """Write all rows; see `EngineRun`."""
+        options = self._options
+        sink_options = SinkOptions(
+            storage=options.storage,
+            rows_per_shard=options.rows_per_shard,
+            seed=options.seed if options.shuffle else None,
+            memory_bytes=self._memory // 2,
+            estimated_bytes=self._estimated_bytes,
+            expected=self._expected_rows,
+        )
+        work = self._plan.transform_pass()
+        positives = PositiveRows(() if self._workflow.states else self._workflow.spec.labels)
+
+        def write() -> Result:
+            for split in SPLIT_NAMES:  # of a run that was killed in this phase
+                shutil.rmtree(self._directory / split, ignore_errors=True)
+            with create_sink(spec, self._directory, location, sink_options) as sink:
+                rows, missing = write_rows(
+                    self._passes,
+                    self._pipeline,
+                    fitted.encode_block,
+                    sink=sink,
+                    joined=self._joined(work),
+                    positives=positives,
+                )
+                label = positives.absent
+                if label is not None and rows:
+                    values = training_values(self._passes, self._pipeline, label.source, self._joined(work))
+                    raise no_positives(label, values)
+                sink.close()
+            if not rows:
+                raise FormatError("the sources hold no row that the workflow keeps, expected at least one")
+            return {"rows": rows, "missing": missing, "bad_input": bad_input_to_json(self._source.bad_input)}
+
+        return self._phases.run("write", write, self._source.num_bytes)
+
+    def finish(self) -> None:
+        """Remove what phases passed on; see `EngineRun`."""
+        shutil.rmtree(self._work)
+
+    def _num_passes(self) -> int:
+        fits = sum(not self._is_fitted(steps) for steps in self._plan.fit_phases)
+        counts = needs_bounds(self._workflow.spec.split) and not self._fits_while_counting
+        return counts + bool(self._plan.grouped_steps) + fits + 1
+
+    @property
+    def _fits_while_counting(self) -> bool:
+        """Whether rows are counted in the pass that fits the first steps."""
+        plan, split = self._plan, self._workflow.spec.split
+        fits = bool(plan.fit_phases) and not self._is_fitted(plan.fit_phases[0])
+        is_by_rows = isinstance(split, SplitByFraction | SplitByFiles)
+        return is_by_rows and fits and not plan.grouped_steps and self._source.is_text
+
+    def _is_fitted(self, steps: Sequence[int]) -> bool:
+        return all(step in self._states for step in steps)
+
+    def _find_bounds(self) -> Bounds | None:
+        split = self._workflow.spec.split
+        if split is None or not needs_bounds(split):
+            return None
+        if self._fits_while_counting:
+            assert isinstance(split, SplitByFraction | SplitByFiles)
+            work = partial(self._fit_while_counting, split)
+            fitted = self._fit_phase("fit 1", self._plan.fit_phases[0], work, self._source.num_bytes)
+            return bounds_from_data(fitted["bounds"])
+        pipeline = Pipeline(self._plan, self._states, assign(None, None))
+        preprocess = partial(pipeline.preprocess, self._plan.row_pass())
+
+        def count() -> Result:
+            return bounds_to_data(find_bounds(split, self._passes, preprocess, self._work))
+
+        return bounds_from_data(self._phases.run("split", count, self._source.num_bytes))
+
+    def _group(self) -> Result:
+        run_grouped(self._passes, self._pipeline, self._work, self._partitions)
+        flush_tree(self._work)  # the journal must not outlive what it promises
+        return {"partitions": self._partitions}
+
+    def _joined(self, work: Pass) -> GroupedRows | None:
+        return GroupedRows(self._work, work.grouped, self._partitions) if work.grouped else None
+
+    def _fit_phase(
+        self, name: str, steps: Sequence[int], work: Callable[[], tuple[Statistics, Result]], num_bytes: int
+    ) -> Result:
+        """Fit `steps`, unless they are, in a phase of this `name`; return its result."""
+        if self._is_fitted(steps):
+            return {}
+
+        def run() -> Result:
+            statistics, result = work()
+            states, spilled = self._statistics.finish(statistics)
+            self._store.save(states)
+            return {"rows": {}, **result, "spilled": spilled}
+
+        result = self._phases.run(name, run, num_bytes)
+        self.spilled += result["spilled"]
+        self._expected_rows.update(result["rows"])
+        self._states.update({step: self._store.state(step) for step in steps})
+        return result
+
+    def _fit_rows(self, work: Pass, until_row: int | None, steps: Sequence[int]) -> tuple[Statistics, Result]:
+        statistics, blocks = self._statistics.new(steps), self._passes.blocks(until_row)
+        rows = fit_pass(self._passes, self._pipeline, work, statistics, joined=self._joined(work), blocks=blocks)
+        check_training(rows["train"])
+        return statistics, {"rows": rows if until_row is None else {}}
+
+    def _fit_while_counting(self, split: SplitByFraction | SplitByFiles) -> tuple[Statistics, Result]:
+        new_statistics = partial(self._statistics.new, self._plan.fit_phases[0])
+        statistics, bounds = fit_while_counting(self._passes, self._plan, self._states, split, new_statistics)
+        return statistics, {"bounds": bounds_to_data(bounds)}
+
+    def _fit_table(self, step: int) -> tuple[Statistics, Result]:
+        name, statistics = self._plan.codes[step].side_table, self._statistics.new([step])
+        assert name is not None
+        return statistics, fit_table(self._workflow, name, self._options, statistics[step])

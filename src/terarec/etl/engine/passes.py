@@ -1,27 +1,79 @@
-"""The sources, read several times: threads parse blocks and work on them, results come in the order of the sources."""
+"""Passes over the sources: threads parse blocks and transform them, results come in the order of the sources."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
-from terarec.etl.columns import Block
-from terarec.etl.engine.progress import ProgressMeter
-from terarec.etl.engine.refusals import Refusals
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.etl.columns import Block, Column, RowFaultError
+from terarec.etl.engine.report import ProgressMeter
 from terarec.etl.in_order import map_in_order
-from terarec.etl.source import RawBlock, Source
+from terarec.etl.ops import State, Statistic
+from terarec.etl.source import InputFault, RawBlock, Source
+from terarec.etl.workflow import Pass, Plan, run_steps
+from terarec.etl.workflow.execution import state_of
+from terarec.etl.workflow.judge import judge
+from terarec.etl.workflow.metadata import with_metadata
 
 Result = TypeVar("Result")
 
 
-class Beside(Protocol):
-    """Rows that lie on the disk in the order of the sources, to be joined to them."""
+class JoinedRows(Protocol):
+    """Rows on the disk in the order of the sources, to be joined to them."""
 
     def rows_before(self, row: int) -> Block | None:
-        """The next rows, up to the row id `row` and without it; called with rising ids, from one thread."""
+        """Return the next rows, up to the row id `row` and without it; called with rising ids, from one thread."""
         ...
+
+
+class InvalidRowHandler:
+    """Leaves invalid rows of one block out, or raises, as the source's policy for bad input says.
+
+    Args:
+        source: Source of the block.
+        raw: The block.
+        item_bits: Bits of a row id that number the items of an exploded row; 0 where no step explodes.
+    """
+
+    def __init__(self, source: Source, raw: RawBlock, item_bits: int) -> None:
+        self._source = source
+        self._raw = raw
+        self._item_bits = item_bits
+        self._counts: Counter[str] = Counter()
+        self._faults: list[InputFault] = []
+
+    def filter(
+        self, function: Callable[[Block], Result], block: Block, *, is_exploded: bool = True
+    ) -> tuple[Result, Block]:
+        """Return `function` of the valid rows of `block`, and these rows.
+
+        Args:
+            function: Work on rows; it raises `RowFaultError` for invalid ones.
+            block: Rows of the block, or what steps made of them.
+            is_exploded: Whether the steps that explode rows, if there are any, are done.
+
+        Raises:
+            FormatError: A row is invalid, and the policy is "raise"; with file and line or row.
+        """
+        while True:
+            try:
+                return function(block), block
+            except RowFaultError as fault:
+                rows = fault.rows >> self._item_bits if is_exploded else fault.rows
+                self._faults += self._source.refused(self._raw, rows, fault)
+                self._counts[fault.kind] += len(rows)
+                block = block.keep(~np.isin(block.rows, fault.rows))
+
+    def flush(self) -> None:
+        """Report all of them to the source, once for the block however many functions ran."""
+        self._source.leave_out(self._raw, self._counts, self._faults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,24 +81,26 @@ class ReadRows:
     """A block of the sources.
 
     Attributes:
-        block: its rows as they were read.
-        joined: the rows beside that belong to it.
-        refusals: takes those that are refused.
+        raw: The block before it was parsed.
+        block: Its rows as they were read.
+        joined: The joined rows that belong to it.
+        invalid: Handler of invalid rows.
     """
 
+    raw: RawBlock
     block: Block
     joined: Block | None
-    refusals: Refusals
+    invalid: InvalidRowHandler
 
 
 class Passes:
-    """Goes through the sources as often as asked.
+    """Reads the sources, as often as needed.
 
     Args:
-        source: the files.
-        threads: that parse and work. One more reads.
-        meter: is told of every block.
-        item_bits: bits of a row id that tell the item of an exploded row, 0 where no step explodes.
+        source: Files.
+        threads: Threads that parse and transform; one more reads.
+        meter: Progress meter, called for every block.
+        item_bits: Bits of a row id that number the items of an exploded row; 0 where no step explodes.
     """
 
     def __init__(self, source: Source, threads: int, meter: ProgressMeter, item_bits: int) -> None:
@@ -56,7 +110,7 @@ class Passes:
         self._threads = threads
 
     def count_rows(self) -> Sequence[int]:
-        """Rows of each file."""
+        """Return the rows of each file."""
         counts = self.source.count_rows()
         self.meter.add(sum(counts), sum(file.bytes for file in self.source.files))
         return counts
@@ -65,7 +119,7 @@ class Passes:
         """Parse the first rows.
 
         Raises:
-            FormatError: with the policy "raise" bad input in them.
+            FormatError: Bad input in them, with the policy "raise".
         """
         for raw in self.source.raw_blocks():
             self.source.read_block(raw)
@@ -75,39 +129,39 @@ class Passes:
         self,
         function: Callable[[ReadRows], Result],
         *,
-        beside: Beside | None = None,
+        joined: JoinedRows | None = None,
         blocks: Iterable[RawBlock] | None = None,
     ) -> Generator[Result]:
-        """`function` of blocks of the sources, called in worker threads.
+        """Yield `function` of blocks of the sources, computed in worker threads.
 
         Args:
-            function: takes the rows of a block.
-            beside: see there.
-            blocks: in order, iterated in a thread of its own; None for all.
+            function: Work on a block.
+            joined: Rows to join.
+            blocks: Blocks in order, iterated in a thread of its own; None for all.
 
         Raises:
-            FormatError: a damaged source, or with the policy "raise" bad input in it.
+            FormatError: A damaged source, or with the policy "raise" bad input in it.
         """
 
         def work(item: tuple[RawBlock, Block | None]) -> tuple[Result, int, int]:
-            raw, joined = item
-            refusals = Refusals(self.source, raw, self.item_bits)
+            raw, joined_rows = item
+            invalid = InvalidRowHandler(self.source, raw, self.item_bits)
             block = self.source.read_block(raw)
-            result = function(ReadRows(block, joined, refusals))
-            refusals.settle()
+            result = function(ReadRows(raw, block, joined_rows, invalid))
+            invalid.flush()
             return result, block.num_rows, raw.read_bytes
 
-        with closing(map_in_order(work, self._items(beside, blocks), self._threads)) as results:
+        with closing(map_in_order(work, self._items(joined, blocks), self._threads)) as results:
             for result, rows, read_bytes in results:
                 self.meter.add(rows, read_bytes)
                 yield result
 
     def blocks(self, until_row: int | None, after: RawBlock | None = None) -> Iterator[RawBlock]:
-        """Blocks of the sources.
+        """Yield blocks of the sources.
 
         Args:
-            until_row: ends with the block before the one that begins with this row id, or with a later one.
-            after: begins behind this block.
+            until_row: Row id before which the last block begins; None for all.
+            after: Block before the first one.
         """
         for raw in self.source.raw_blocks(after):
             if until_row is not None and raw.first_row << self.item_bits >= until_row:
@@ -115,8 +169,65 @@ class Passes:
             yield raw
 
     def _items(
-        self, beside: Beside | None, blocks: Iterable[RawBlock] | None
+        self, joined: JoinedRows | None, blocks: Iterable[RawBlock] | None
     ) -> Iterator[tuple[RawBlock, Block | None]]:
         for raw in self.source.raw_blocks() if blocks is None else blocks:
             end = (raw.first_row + raw.num_rows) << self.item_bits
-            yield raw, None if beside is None else beside.rows_before(end)
+            yield raw, None if joined is None else joined.rows_before(end)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The steps of a workflow on the blocks of a pass.
+
+    Attributes:
+        plan: Plan of the workflow.
+        states: Position of a step -> its fitted state, as far as phases have gone.
+        assign: Function that returns the split of each row, uint8[n].
+    """
+
+    plan: Plan
+    states: dict[int, State]
+    assign: Callable[[Block], NDArray[np.uint8]]
+
+    def preprocess(self, work: Pass, rows: ReadRows) -> Block:
+        """Return the rows that the row steps keep and that are valid, with their splits."""
+        block, is_exploded = with_metadata(rows.block, work.metadata), False
+        for step in work.row_steps:
+            apply = partial(self.plan.codes[step].transform, state=state_of(self.plan, step, self.states))
+            block = rows.invalid.filter(apply, block, is_exploded=is_exploded)[0]
+            is_exploded |= self.plan.codes[step].explodes
+        block = rows.invalid.filter(partial(judge, self.plan), block)[1]
+        return block.with_split(self.assign(block))
+
+    def run(
+        self,
+        work: Pass,
+        block: Block,
+        joined: Block | None,
+        statistics: Mapping[int, Statistic] | None = None,
+    ) -> tuple[Block, dict[int, Any]]:
+        """Run the steps of a pass after the split.
+
+        Args:
+            work: The pass.
+            block: Rows that `preprocess` returned; with `statistics` only those for training.
+            joined: Outputs of grouped steps for these rows and perhaps for more; None where none is needed.
+            statistics: Position of a step -> statistic that observes the rows before it.
+
+        Returns:
+            The rows after the last step, and the partial result of each statistic.
+        """
+        grouped: dict[int, dict[str, Column]] = {}
+        if joined is not None:
+            if not np.array_equal(joined.rows, block.rows):
+                joined = joined.keep(np.isin(joined.rows, block.rows))
+            assert joined.num_rows == block.num_rows, "joined rows are not those of the block"
+            for step in work.grouped:
+                grouped[step] = {name: joined.columns[stored_name(step, name)] for name in self.plan.codes[step].writes}
+        return run_steps(self.plan, work, block, self.states, grouped=grouped, statistics=statistics)
+
+
+def stored_name(step: int, name: str) -> str:
+    """Return the name of output `name` of a grouped step among the outputs of all of them."""
+    return f"{step}\x1f{name}"

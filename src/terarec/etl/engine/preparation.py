@@ -1,48 +1,61 @@
-"""A preparation around the phases of an engine: the directory in the making, its journal, and the report."""
+"""What every engine does around its phases: the directory in the making, its journal, and the report."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-from terarec.errors import FormatError
-from terarec.etl.engine.fingerprint import fingerprint
-from terarec.etl.engine.phases import Phases, Result
-from terarec.etl.engine.progress import OnProgress
-from terarec.etl.engine.report import BadInput, InputColumn, PrepareReport, output_columns, table_sizes
-from terarec.etl.engine.side_tables import bad_input, check_tables
+from terarec.errors import ConfigError, FormatError
+from terarec.etl.engine.report import (
+    BadInput,
+    InputColumn,
+    OnProgress,
+    PhaseReport,
+    PrepareReport,
+    ProgressMeter,
+    output_columns,
+    table_sizes,
+)
 from terarec.etl.generated import read_best_auc
 from terarec.etl.sink import RECORD_KINDS
-from terarec.etl.source import Source, open_source
+from terarec.etl.source import FAULTS_SHOWN, Source, open_source
 from terarec.etl.workflow import Workflow
 from terarec.etl.workflow.results import check_times
 from terarec.formats import Journal, resumable_directory
 from terarec.kernels import memory
-from terarec.spec import DatasetSpec, FieldError, PrepareOptions
+from terarec.spec import DatasetSpec, FieldError, PrepareOptions, to_data
 
 WORK = "work"
-"""Directory of what phases hand on through the disk."""
+"""Directory of what phases pass on through the disk."""
 WORKFLOW = "workflow"
 """Directory of the fitted workflow in a data set."""
+_FREE_OPTIONS = ("threads", "memory_bytes", "restart", "spark_master", "spark_conf")
+"""Options that change no result, so that an interrupted run may be resumed with others."""
+
+Result: TypeAlias = dict[str, Any]
+"""Result of a phase, as JSON."""
 
 
 class EngineRun(Protocol):
-    """The phases of one preparation, each of which is done unless it is done already.
+    """The phases of one preparation, each of which runs unless it is done already.
 
-    It saves the workflow, and what its steps learn, in `WORKFLOW` of its directory.
+    It saves the workflow, and the states that its steps are fitted to, in `WORKFLOW` of its directory.
 
     Attributes:
-        spilled: names of the steps that did not fit in memory while they learnt.
+        spilled: Names of the steps whose statistics did not fit in memory.
     """
 
     spilled: list[str]
 
     def fit(self) -> Workflow:
-        """The fitted workflow."""
+        """Return the fitted workflow."""
         ...
 
     def write(self, spec: DatasetSpec, fitted: Workflow, location: Path) -> Result:
@@ -55,15 +68,56 @@ class EngineRun(Protocol):
         ...
 
     def finish(self) -> None:
-        """Remove what phases handed on."""
+        """Remove what phases passed on."""
         ...
+
+
+class Phases:
+    """Runs phases and commits them, so that each is done once, by this run or by an interrupted one before it.
+
+    Args:
+        journal: Record of the phases that are done.
+        progress: Callback, called after every block.
+
+    Attributes:
+        meter: Progress meter, to be called for every block.
+        reports: Report of each phase.
+        results: Result of each phase.
+    """
+
+    def __init__(self, journal: Journal, progress: OnProgress | None) -> None:
+        self.meter = ProgressMeter(progress)
+        self.reports: list[PhaseReport] = []
+        self.results: list[Result] = []
+        self._journal = journal
+
+    def run(self, name: str, work: Callable[[], Result], num_bytes: int) -> Result:
+        """Return the result of phase `name`, computed by `work` unless it is done already.
+
+        Args:
+            name: Name of the phase.
+            work: Function that does it; its result goes to the journal.
+            num_bytes: Bytes of the sources that it reads.
+        """
+        known = self._journal.result(name)
+        if known is not None:
+            self.meter.skip(num_bytes)
+            report, result = PhaseReport(**{**known["report"], "resumed": True}), dict(known["result"])
+        else:
+            self.meter.begin(name)
+            result = work()
+            report = self.meter.end()
+            self._journal.commit(name, {"report": dataclasses.asdict(report), "result": result})
+        self.reports.append(report)
+        self.results.append(result)
+        return result
 
 
 StartRun: TypeAlias = Callable[[Workflow, Source, PrepareOptions, Phases, Path], EngineRun]
 """Makes the run of a workflow over a source, in a directory that becomes the data set."""
 
 
-def prepare_by(
+def prepare_with(
     start: StartRun,
     workflow: Workflow,
     sources: Sequence[str | Path],
@@ -74,38 +128,99 @@ def prepare_by(
     """Fit `workflow`, unless it is fitted, and write the data set of `sources`, by the run that `start` makes.
 
     Raises:
-        ConfigError, DataNotFoundError, FormatError, StorageError: as for `terarec.etl.engine.prepare`.
+        ConfigError, DataNotFoundError, FormatError, StorageError: As for `terarec.etl.prepare`.
     """
     begun = time.perf_counter()
     _check_storage(workflow, options)
-    _check(workflow, options)
-    source = _opened(workflow, sources, options)
-    work_on = fingerprint(workflow, source, options)
-    with resumable_directory(out, work_on, restart=options.restart) as journal:
+    source = _open(workflow, sources, options)
+    with resumable_directory(out, fingerprint(workflow, source, options), restart=options.restart) as journal:
         phases = Phases(journal, progress)
         run = start(workflow, source, options, phases, journal.directory)
         fitted = run.fit()
         described = fitted.dataset_spec("raw" if options.storage == "raw" else "parquet")
         spec = dataclasses.replace(described, best_auc=read_best_auc([file.path for file in source.files]))
         written = run.write(spec, fitted, out.resolve())
-        if _opened(workflow, sources, options).fingerprint() != source.fingerprint():
+        if _open(workflow, sources, options).fingerprint() != source.fingerprint():
             raise FormatError(f"{source.files[0].path}: the sources changed while they were read")
-        written["bad_input"] = bad_input(written["bad_input"], phases.results)
-        report = _report(spec, written, source, options, time.perf_counter() - begun)
-        report = dataclasses.replace(report, spilled=tuple(run.spilled), phases=phases.reports)
+        columns, rows, seconds = output_columns(spec), sum(written["rows"].values()), time.perf_counter() - begun
+        report = PrepareReport(
+            rows=rows,
+            splits=written["rows"],
+            input_bytes=source.num_bytes,
+            seconds=seconds,
+            rows_per_second=rows / seconds,
+            peak_memory_bytes=memory.peak_bytes(),
+            best_auc=spec.best_auc,
+            columns=columns,
+            inputs=tuple(
+                InputColumn(name=name, missing=missing, missing_share=missing / values if values else 0.0)
+                for name, (missing, values) in written["missing"].items()
+            ),
+            tables=table_sizes(columns),
+            bad_input=BadInput(policy=options.bad_input, **merge_bad_input(written["bad_input"], phases.results)),
+            spilled=tuple(run.spilled),
+            phases=tuple(phases.reports),
+        )
         report.save(journal.directory)
         run.finish()
     return report
 
 
-def _check(workflow: Workflow, options: PrepareOptions) -> None:
-    check_tables(workflow, options)
-    if not workflow.states:  # one that has learnt goes on as it was fitted
+def fit_with(
+    start: StartRun,
+    workflow: Workflow,
+    sources: Sequence[str | Path],
+    options: PrepareOptions,
+    progress: OnProgress | None,
+) -> Workflow:
+    """Return `workflow`, fitted on the training part of `sources` by the run that `start` makes.
+
+    Raises:
+        ConfigError, DataNotFoundError, FormatError, StorageError: As for `terarec.etl.fit`.
+    """
+    source = _open(workflow, sources, options)
+    with tempfile.TemporaryDirectory(prefix="terarec-") as directory:
+        phases = Phases(Journal(Path(directory), {}), progress)
+        return start(workflow, source, options, phases, Path(directory)).fit()
+
+
+def fingerprint(workflow: Workflow, source: Source, options: PrepareOptions) -> dict[str, str]:
+    """Return what an interrupted run must have in common with the one that resumes it, a digest for each part."""
+    chosen = {name: value for name, value in dataclasses.asdict(options).items() if name not in _FREE_OPTIONS}
+    return {
+        "workflow": _digest([to_data(workflow.spec), workflow.is_fitted]),
+        "options": _digest(chosen),
+        "sources": source.fingerprint(),
+    }
+
+
+def merge_bad_input(rows: Result, phases: Iterable[Result]) -> Result:
+    """Return the bad input of the side tables and of the rows together, as `bad_input_to_json` does for each.
+
+    Args:
+        rows: Bad input of the sources.
+        phases: Results of all phases. Steps that join the same table read it alike: it counts once.
+    """
+    tables = {phase["bad_table"]["table"]: phase["bad_table"] for phase in phases if "bad_table" in phase}
+    parts = [*tables.values(), rows]
+    counts = sum((Counter(part["counts"]) for part in parts), Counter())
+    first = [line for part in parts for line in part["first"]]
+    return {"counts": dict(sorted(counts.items())), "first": first[:FAULTS_SHOWN]}
+
+
+def _open(workflow: Workflow, sources: Sequence[str | Path], options: PrepareOptions) -> Source:
+    """Open the sources of a workflow that can be fitted with these options."""
+    for name in options.tables:
+        if name not in workflow.spec.tables:
+            known = ", ".join(map(repr, workflow.spec.tables)) or "no table"
+            raise ConfigError(f"side table {name!r}: the workflow joins none of this name, expected {known}")
+    if not workflow.states:  # a fitted one goes on as it was fitted
         check_times(workflow.spec)
+    return open_source(workflow.spec.source, sources, options.bad_input, options.threads)
 
 
 def _check_storage(workflow: Workflow, options: PrepareOptions) -> None:
-    """Raise where files cannot hold columns of the workflow, before anything is learnt."""
+    """Raise where files cannot hold columns of the workflow, before anything is fitted."""
     if workflow.spec.keys and options.storage != "parquet":
         names = ", ".join(map(repr, workflow.spec.keys))
         problem = f"got {options.storage!r}, which holds no keys of 64 bits ({names}), expected 'parquet'"
@@ -119,49 +234,5 @@ def _check_storage(workflow: Workflow, options: PrepareOptions) -> None:
         raise FieldError("", "storage", f"{problem}, expected 'parquet' or 'raw'")
 
 
-def fit_by(
-    start: StartRun,
-    workflow: Workflow,
-    sources: Sequence[str | Path],
-    options: PrepareOptions,
-    progress: OnProgress | None,
-) -> Workflow:
-    """`workflow`, fitted on the training part of `sources` by the run that `start` makes.
-
-    Raises:
-        ConfigError, DataNotFoundError, FormatError, StorageError: as for `terarec.etl.engine.fit`.
-    """
-    _check(workflow, options)
-    source = _opened(workflow, sources, options)
-    with tempfile.TemporaryDirectory(prefix="terarec-") as directory:
-        phases = Phases(Journal(Path(directory), {}), progress)
-        return start(workflow, source, options, phases, Path(directory)).fit()
-
-
-def _opened(workflow: Workflow, sources: Sequence[str | Path], options: PrepareOptions) -> Source:
-    return open_source(workflow.spec.source, sources, options.bad_input, options.threads)
-
-
-def _report(
-    spec: DatasetSpec, written: Result, source: Source, options: PrepareOptions, seconds: float
-) -> PrepareReport:
-    rows = sum(written["rows"].values())
-    columns = output_columns(spec)
-    return PrepareReport(
-        rows=rows,
-        splits=written["rows"],
-        input_bytes=source.num_bytes,
-        seconds=seconds,
-        rows_per_second=rows / seconds,
-        peak_memory_bytes=memory.peak_bytes(),
-        best_auc=spec.best_auc,
-        columns=columns,
-        inputs=tuple(
-            InputColumn(name=name, missing=missing, missing_share=missing / values if values else 0.0)
-            for name, (missing, values) in written["missing"].items()
-        ),
-        tables=table_sizes(columns),
-        bad_input=BadInput(policy=options.bad_input, **written["bad_input"]),
-        spilled=(),
-        phases=(),
-    )
+def _digest(data: object) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from terarec.errors import FormatError
-from terarec.etl.engine.phases import Result
+from terarec.etl.engine.preparation import Result
 from terarec.etl.source import FAULTS_SHOWN
 from terarec.etl.source.bad_input import FATAL
 from terarec.spec import BadInputPolicy
@@ -35,7 +35,7 @@ class BadRows(Protocol):
 
 
 def bad_input(policy: BadInputPolicy, parts: Sequence[BadRows]) -> Result:
-    """What was found, as `terarec.etl.engine.side_tables.told` has it; of one line in the order of `parts`.
+    """What was found, as `terarec.etl.engine.fitting.bad_input_to_json` has it; of one line in the order of `parts`.
 
     Raises:
         FormatError: something, and the policy is "raise", or a fault that no policy passes over.

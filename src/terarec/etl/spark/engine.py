@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from terarec.etl.engine.preparation import StartRun, fit_by, prepare_by
-from terarec.etl.engine.progress import OnProgress
-from terarec.etl.engine.report import PrepareReport
+from terarec.etl.engine.preparation import StartRun, fit_with, prepare_with
+from terarec.etl.engine.report import OnProgress, PrepareReport
 from terarec.etl.spark.accepted import check_accepted
 from terarec.etl.spark.session import check_spark, spark_session
 from terarec.etl.workflow import Workflow
@@ -44,7 +43,7 @@ def prepare(
     """
     check_accepted(workflow.spec)
     with _runs(options) as start:
-        return prepare_by(start, workflow, sources, out, options, progress)
+        return prepare_with(start, workflow, sources, out, options, progress)
 
 
 def fit(
@@ -61,7 +60,7 @@ def fit(
     """
     check_accepted(workflow.spec)
     with _runs(options) as start:
-        return fit_by(start, workflow, sources, options, progress)
+        return fit_with(start, workflow, sources, options, progress)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Rows with values that are refused, left out before anything is learnt, as `terarec.etl.engine.steps` does."""
+"""Rows with values that are refused, left out before anything is learnt, as `terarec.etl.engine.passes` does."""
 
 from __future__ import annotations
 

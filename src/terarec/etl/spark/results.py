@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from terarec.etl.engine.positive_rows import SHOWN, no_positives
+from terarec.etl.engine.write import SHOWN, no_positives
 from terarec.etl.ops.values import value_of
 from terarec.etl.spark.expressions import column
 from terarec.etl.spark.steps.refusals import Refusal, dense_refusal, label_refusals, refuse_rows, weight_refusal

@@ -14,10 +14,8 @@ from pyspark.sql import functions as F
 
 from terarec.errors import FormatError
 from terarec.etl.columns import SPLIT_NAMES, TRAIN
-from terarec.etl.engine.learnt_states import LearntStates
-from terarec.etl.engine.phases import Phases, Result
-from terarec.etl.engine.preparation import WORK, WORKFLOW
-from terarec.etl.engine.side_tables import observe_table
+from terarec.etl.engine.fitting import StateStore, fit_table
+from terarec.etl.engine.preparation import WORK, WORKFLOW, Phases, Result
 from terarec.etl.ops import SpillOptions, State, Statistic
 from terarec.etl.source import Source
 from terarec.etl.spark.bad_input import bad_input
@@ -81,7 +79,7 @@ class SparkRun:
         self._directory = directory
         self._work = directory / WORK
         self._plan = workflow.plan
-        self._kept = LearntStates(self._plan, directory / WORKFLOW)
+        self._kept = StateStore(self._plan, directory / WORKFLOW)
         self._states: dict[int, State] = dict(workflow.states)
         self._tables = Tables(spark, self._work / "tables")
         self._head = max((*self._plan.row_steps, *self._plan.grouped_steps), default=-1) + 1
@@ -190,7 +188,7 @@ class SparkRun:
 
         def work() -> Result:
             learnt, result = look()
-            self._kept.keep(learnt)
+            self._kept.save(learnt)
             return result
 
         self._phase(name, work, passes)
@@ -216,7 +214,7 @@ class SparkRun:
         assert code.side_table is not None
         types = source_types(self._plan.spec.tables[code.side_table])
         statistic: Statistic = code.statistic(types, SpillOptions(directory=self._work))
-        result = observe_table(self._workflow, code.side_table, self._options, statistic)
+        result = fit_table(self._workflow, code.side_table, self._options, statistic)
         return {index: statistic.finish()}, result
 
     def _steps(self, frame: DataFrame, steps: Sequence[int] | range) -> DataFrame:

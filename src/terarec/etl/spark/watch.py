@@ -10,7 +10,7 @@ from uuid import uuid4
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
-from terarec.etl.engine.progress import ProgressMeter
+from terarec.etl.engine.report import ProgressMeter
 
 _PERIOD = 1.0
 """Seconds between two looks, each of which asks the driver for a few numbers."""

@@ -1,0 +1,297 @@
+"""Raw files -> model inputs, block by block, for scoring: nothing is fitted or split, and labels may be absent."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from terarec.etl.columns import Block, Column, to_arrow
+from terarec.etl.engine.grouped import GroupedRows, partition_count, run_grouped
+from terarec.etl.engine.local import BYTES_PER_TEXT_BYTE
+from terarec.etl.engine.passes import Passes, Pipeline, ReadRows
+from terarec.etl.engine.report import OnProgress, ProgressMeter
+from terarec.etl.engine.split import assign
+from terarec.etl.in_order import available_threads
+from terarec.etl.ops import Operator
+from terarec.etl.ops.lists import ITEM_BITS, MAX_ITEMS
+from terarec.etl.source import BadInputReport, find_files, open_source
+from terarec.etl.source.delimited import split_header
+from terarec.etl.source.text import read_text
+from terarec.etl.workflow import EncodedRecords, Pass, Plan, Workflow
+from terarec.etl.workflow.data_set import dense_values, keys_of
+from terarec.etl.workflow.judging import Judging
+from terarec.formats import Keys
+from terarec.kernels import memory
+from terarec.spec import FieldError, OneSplit, PrepareOptions, SourceColumn, SourceSpec
+
+_FIRST_BYTES = 1 << 16
+"""Bytes of a file that are read to see how many fields its lines have."""
+_MEMORY_BYTES = 4 << 30
+"""Memory of grouped steps where it is not known how much is free."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedBlock:
+    """n rows of the files, in order.
+
+    Attributes:
+        rows: int64[n], positions among all rows of all files, from 0.
+        items: int64[n], positions in the list that a step cut into rows; None where no step does.
+        records: Model inputs of the rows.
+        kept: Requested raw columns, n values each.
+    """
+
+    rows: NDArray[np.int64]
+    items: NDArray[np.int64] | None
+    records: EncodedRecords
+    kept: dict[str, pa.Array]
+
+    def slice(self, begin: int, end: int) -> EncodedBlock:
+        """Rows ``begin <= i < end``."""
+        records = self.records
+        return EncodedBlock(
+            rows=self.rows[begin:end],
+            items=None if self.items is None else self.items[begin:end],
+            records=EncodedRecords(
+                dense=records.dense[begin:end],
+                keys=tuple(_sliced(keys, begin, end) for keys in records.keys),
+            ),
+            kept={name: values[begin:end] for name, values in self.kept.items()},
+        )
+
+
+def _sliced(keys: Keys, begin: int, end: int) -> Keys:
+    if not isinstance(keys, tuple):
+        return keys[begin:end]
+    values, offsets = keys
+    return values[offsets[begin] : offsets[end]], offsets[begin : end + 1] - offsets[begin]
+
+
+class EncodedFiles:
+    """Rows of raw files as a fitted workflow encodes records that are served.
+
+    Every row is encoded, as every record is that is served: `KeepRows` leaves rows out only where a later step looks at
+    other rows, whose values it decides. Steps that look at other rows see those of the files.
+
+    Args:
+        workflow: A fitted workflow.
+        sources: Files, directories, patterns or URLs, in order. Columns that only labels are made of may be empty or
+            absent.
+        keep: Raw columns to return with the rows.
+        options: Threads, memory and the policy for bad input; the rest does not matter.
+        progress: Callback, called after every block.
+
+    Attributes:
+        keep: As above.
+        explodes: Whether a step cuts lists into rows.
+
+    Raises:
+        ConfigError: the workflow is not fitted; a column that is not there, or a file that lacks one.
+        DataNotFoundError: a source does not exist.
+        FormatError: an empty or a damaged file.
+    """
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        sources: Sequence[str | Path],
+        *,
+        keep: Sequence[str] = (),
+        options: PrepareOptions | None = None,
+        progress: OnProgress | None = None,
+    ) -> None:
+        chosen = options or PrepareOptions()
+        dataset = workflow.dataset_spec()
+        self.keep = tuple(keep)
+        self._dense = [column.name for column in dataset.dense]
+        self._keys = [column.name for column in dataset.categorical]
+        wanted = scoring_plan(workflow.plan, (*self._dense, *self._keys))
+        spec = scoring_source(wanted, workflow.plan, sources, self.keep)
+        self._plan, self._work = wanted.plan, wanted.work
+        self.explodes = wanted.explodes
+        self._source = open_source(spec, sources, chosen.bad_input, chosen.threads)
+        item_bits = ITEM_BITS if self.explodes else 0
+        meter = ProgressMeter(progress)
+        passes = 2 if self._work.grouped else 1
+        meter.total_bytes = passes * self._source.num_bytes
+        self._passes = Passes(self._source, chosen.threads or available_threads(), meter, item_bits)
+        self._pipeline = Pipeline(self._plan, dict(workflow.states), assign(OneSplit(split="test"), None))
+        free = chosen.memory_bytes or (memory.available_bytes() or _MEMORY_BYTES) // 2
+        self._partitions = partition_count(BYTES_PER_TEXT_BYTE * self._source.text_bytes, free)
+
+    @property
+    def bad_input(self) -> BadInputReport:
+        """Bad input in the blocks so far."""
+        return self._source.bad_input
+
+    def blocks(self) -> Generator[EncodedBlock]:
+        """Yield all rows in order; a few blocks are in memory at a time.
+
+        Raises:
+            FormatError: a damaged file, or bad input under the policy "raise", with file and line.
+            StorageError, OSError: grouped steps need the disk, and it is full.
+        """
+        if not self._work.grouped:
+            yield from self._encoded(None)
+            return
+        with tempfile.TemporaryDirectory(prefix="terarec-") as directory:
+            self._passes.meter.begin("group")
+            run_grouped(self._passes, self._pipeline, Path(directory), self._partitions)
+            yield from self._encoded(GroupedRows(Path(directory), self._work.grouped, self._partitions))
+
+    def _encoded(self, joined: GroupedRows | None) -> Generator[EncodedBlock]:
+        self._passes.meter.begin("score")
+        with closing(self._passes.map(self._encode, joined=joined)) as blocks:
+            for block in blocks:
+                if block is not None:
+                    yield block
+
+    def _encode(self, rows: ReadRows) -> EncodedBlock | None:
+        block = self._pipeline.preprocess(self._work, rows)
+        return rows.invalid.filter(partial(self._encode_block, rows), block)[0]
+
+    def _encode_block(self, rows: ReadRows, block: Block) -> EncodedBlock | None:
+        if not block.num_rows:
+            return None
+        done = self._pipeline.run(self._work, block, rows.joined)[0]
+        dense = np.ascontiguousarray(dense_values(self._dense, done))
+        numbers = done.rows // MAX_ITEMS if self.explodes else done.rows
+        raw = rows.block.only(self.keep).take(np.searchsorted(rows.block.rows, numbers))
+        return EncodedBlock(
+            rows=numbers,
+            items=done.rows % MAX_ITEMS if self.explodes else None,
+            records=EncodedRecords(dense=dense, keys=keys_of(self._plan, done, self._keys)),
+            kept={name: _kept(raw.columns[name]) for name in self.keep},
+        )
+
+
+def _kept(column: Column) -> pa.Array:
+    """Return the values of a raw column, those of hexadecimal digits with all eight of them."""
+    values = to_arrow(column)
+    if column.type != "hex32" or column.is_list:
+        return values
+    digits = [None if number is None else f"{number:08x}" for number in values.to_pylist()]
+    return pa.array(digits, type=pa.large_string())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ScoringPlan:
+    """Steps for rows that are only to be scored.
+
+    Attributes:
+        plan: Plan of the workflow, without anything about labels and splits.
+        work: Pass that makes model inputs.
+        explodes: Whether a step cuts lists into rows.
+    """
+
+    plan: Plan
+    work: Pass
+    explodes: bool
+
+
+def scoring_plan(plan: Plan, results: Sequence[str]) -> ScoringPlan:
+    """Return the steps that the columns `results` depend on, for rows that no model is trained on.
+
+    Fitted steps transform rows as they do records that are served, so columns that they read in training alone are not
+    needed. Grouped steps see the other rows that are scored.
+
+    Args:
+        plan: Plan of a fitted workflow.
+        results: Columns after the last step.
+    """
+    needed = set(results)
+    codes: list[Operator] = list(plan.codes)
+    steps: list[int] = []
+    grouped: list[int] = []
+    for step in reversed(range(len(plan.codes))):
+        code = plan.codes[step]
+        made = needed & set(code.writes)
+        if code.filters and not grouped:
+            continue
+        if code.stage != "rows" and not made:
+            continue
+        codes[step] = code.restricted_to(needed)
+        needed -= set(codes[step].writes)
+        needed |= set(codes[step].reads if code.stage in ("grouped", "rows") else codes[step].serving_reads)
+        steps.append(step)
+        grouped += [step] if code.stage == "grouped" else []
+    rows = len(plan.row_steps)
+    nothing = Judging(reads=frozenset(), steps=(), labels=(), dense=(), weight=None)
+    unlabelled = dataclasses.replace(
+        plan,
+        spec=dataclasses.replace(plan.spec, split=None),
+        codes=tuple(codes),
+        grouped_steps=tuple(reversed(grouped)),
+        judging=nothing,
+    )
+    work = Pass(
+        reads=tuple(column.name for column in plan.spec.source.columns if column.name in needed),
+        row_steps=tuple(step for step in reversed(steps) if step < rows),
+        grouped=unlabelled.grouped_steps,
+        steps=tuple(step for step in reversed(steps) if step >= rows),
+    )
+    explodes = any(plan.codes[step].explodes for step in steps)
+    return ScoringPlan(plan=unlabelled, work=work, explodes=explodes)
+
+
+def scoring_source(wanted: ScoringPlan, plan: Plan, paths: Sequence[str | Path], keep: Sequence[str]) -> SourceSpec:
+    """Return how to read files of which only some columns matter.
+
+    Args:
+        wanted: Steps for the rows.
+        plan: Plan of the complete workflow.
+        paths: Files.
+        keep: Further columns to read.
+
+    Raises:
+        ConfigError: a column of `keep` that the source cannot give.
+        DataNotFoundError, FormatError: as `terarec.etl.source.open_source`.
+    """
+    source = plan.spec.source
+    has_names = source.format != "delimited" or source.header
+    typed = {column.name: column for column in source.columns}
+    for name in keep:
+        if name not in typed and not (source.format == "delimited" and source.header):
+            raise FieldError("", "keep", f"got {name!r}, expected columns of the workflow's source: {', '.join(typed)}")
+    if has_names:
+        names = dict.fromkeys((*wanted.work.reads, *keep))
+        columns = [_read_as(typed.get(name), name, name in wanted.work.reads, source) for name in names]
+        return dataclasses.replace(source, columns=tuple(columns))
+    there = [column for column in source.columns if column.name not in _absent(wanted, plan, paths, keep)]
+    columns = [_read_as(column, column.name, column.name in wanted.work.reads, source) for column in there]
+    return dataclasses.replace(source, columns=tuple(columns))
+
+
+def _read_as(column: SourceColumn | None, name: str, is_needed: bool, source: SourceSpec) -> SourceColumn:
+    """Return how to read a column; one of delimited text that no step reads may hold anything."""
+    if column is None or (source.format == "delimited" and not is_needed):
+        return SourceColumn(name=name, type="text")
+    return column
+
+
+def _absent(wanted: ScoringPlan, plan: Plan, paths: Sequence[str | Path], keep: Sequence[str]) -> frozenset[str]:
+    """Return the columns of the labels, or these and those of the weight and metadata, that the files lack.
+
+    Lines of files without a header do not name their fields: the number of fields in the first one tells.
+    """
+    source = plan.spec.source
+    needed = {*wanted.work.reads, *keep}
+    with_labels = scoring_plan(plan, [label.source for label in plan.spec.labels]).work.reads
+    labels = frozenset(with_labels) - needed
+    weight = () if plan.spec.weight is None else scoring_plan(plan, [plan.spec.weight]).work.reads
+    unread = labels | (frozenset((*weight, *plan.spec.metadata)) - needed)
+    file = find_files(paths)[0]
+    text = next(read_text(file, _FIRST_BYTES)).text
+    if source.encoding != "utf-8":
+        text = text.decode(source.encoding).encode()
+    line = next((line for line in text.split(b"\n") if line.removesuffix(b"\r")), b"")
+    fields = len(split_header(file.path, line.removesuffix(b"\r"), source)) if line else 0
+    return next((names for names in (labels, unread) if fields == len(source.columns) - len(names)), frozenset())

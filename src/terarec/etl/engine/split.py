@@ -1,0 +1,286 @@
+"""Splits: which rows are for training, validation and test. Described in docs/workflows.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.etl.columns import SPLIT_NAMES, TEST, TRAIN, VALID, Block, Column, text_buffers
+from terarec.etl.engine.passes import Passes, ReadRows
+from terarec.kernels.cpu.hashes import xxh64_int64, xxh64_text
+from terarec.spec import (
+    FieldError,
+    OneSplit,
+    Split,
+    SplitByFiles,
+    SplitByFraction,
+    SplitByHash,
+    SplitByTime,
+    SplitByUser,
+)
+
+_SHARE_BITS = 53
+
+Assign: TypeAlias = Callable[[Block], NDArray[np.uint8]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowBounds:
+    """Splits by position: rows with ids from these on are for validation, and for test; ids end before `end`."""
+
+    valid_from: int
+    test_from: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimeBounds:
+    """Splits by time: rows later than these are for validation, and for test; infinite where there are none."""
+
+    valid_after: float
+    test_after: float
+
+
+Bounds: TypeAlias = RowBounds | TimeBounds
+
+
+def assign(split: Split | None, bounds: Bounds | None) -> Assign:
+    """Return the function that splits rows: uint8[n] for a block of n rows.
+
+    Args:
+        split: Split of the workflow; None for training rows alone.
+        bounds: Bounds that `find_bounds` counted, where `needs_bounds`.
+    """
+    if split is None or isinstance(split, OneSplit):
+        number = TRAIN if split is None else SPLIT_NAMES.index(split.split)
+        return lambda block: np.full(block.num_rows, number, dtype=np.uint8)
+    if isinstance(split, SplitByHash):
+        return lambda block: _by_share(xxh64_int64(block.rows, split.seed), split.valid, split.test)
+    if isinstance(split, SplitByUser):
+        return lambda block: _by_share(hashes(block.columns[split.column], split.seed), split.valid, split.test)
+    if isinstance(split, SplitByTime):
+        return lambda block: _by_time(block.columns[split.column], split, bounds)
+    assert isinstance(bounds, RowBounds)
+    return lambda block: _marked(block.rows >= bounds.valid_from, block.rows >= bounds.test_from)
+
+
+def share_counts(total: int, valid: float, test: float) -> tuple[int, int]:
+    """Return the rows for validation and for test of `total` ones: rounded shares, at least 1 row for each above 0."""
+    counts = [max(round(total * share), 1) if share > 0 else 0 for share in (valid, test)]
+    return counts[0], counts[1]
+
+
+def _by_share(hashes: NDArray[np.int64], valid: float, test: float) -> NDArray[np.uint8]:
+    uniform = (hashes.view(np.uint64) >> np.uint64(64 - _SHARE_BITS)) / float(1 << _SHARE_BITS)
+    is_valid = uniform < valid
+    return _marked(is_valid, (uniform < valid + test) & ~is_valid)
+
+
+def _by_time(column: Column, split: SplitByTime, bounds: Bounds | None) -> NDArray[np.uint8]:
+    times = times_of(column)
+    if isinstance(bounds, TimeBounds):
+        return _marked(times > bounds.valid_after, times > bounds.test_after)
+    valid_from = math.inf if split.valid_from is None else split.valid_from
+    test_from = math.inf if split.test_from is None else split.test_from
+    return _marked(times >= valid_from, times >= test_from)
+
+
+def times_of(column: Column) -> NDArray[np.float64]:
+    """Return the times of a column as float64[n]; missing ones before all others."""
+    times = np.asarray(column.values, dtype=np.float64)
+    return np.where(column.is_missing(), -np.inf, times)
+
+
+def _marked(is_valid: NDArray[np.bool_], is_test: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    splits = np.where(is_valid, VALID, TRAIN).astype(np.uint8)
+    splits[is_test] = TEST
+    return splits
+
+
+def hashes(column: Column, seed: int) -> NDArray[np.int64]:
+    """Return the hash of each value of a column, int64[n]; 0 for a missing one."""
+    if column.type == "text":
+        found = xxh64_text(*text_buffers(column.values), seed)
+    else:
+        found = xxh64_int64(np.asarray(column.values, dtype=np.int64), seed)
+    return np.where(column.is_missing(), 0, found)
+
+
+def needs_bounds(split: Split | None) -> bool:
+    """Return whether the rows, or their times, must be counted before they can be split."""
+    by_share = isinstance(split, SplitByTime) and bool(split.valid or split.test)
+    return by_share or isinstance(split, SplitByFraction | SplitByFiles)
+
+
+def find_bounds(split: Split, passes: Passes, preprocess: Callable[[ReadRows], Block], directory: Path) -> Bounds:
+    """Count the sources for a `split` that needs bounds.
+
+    Args:
+        split: Split of the workflow.
+        passes: The sources.
+        preprocess: Function that returns the rows that take part.
+        directory: Directory for a file of the rows' times.
+
+    Raises:
+        ConfigError: nothing would be left for training.
+        OSError: the disk is full.
+    """
+    if isinstance(split, SplitByTime):
+        return _time_bounds(split, passes, preprocess, directory / "times")
+    assert isinstance(split, SplitByFiles | SplitByFraction)
+    return counted_bounds(split, passes, passes.count_rows())
+
+
+def counted_bounds(split: SplitByFiles | SplitByFraction, passes: Passes, counts: Sequence[int]) -> RowBounds:
+    """Return the bounds of the rows of sources whose files hold `counts` rows.
+
+    Raises:
+        ConfigError: nothing would be left for training.
+        FormatError: The same, and bad input at the beginning is the likely reason (policy "raise").
+    """
+    try:
+        return _row_bounds(split, counts, passes.item_bits)
+    except FieldError:
+        passes.read_first()
+        raise
+
+
+def _row_bounds(split: SplitByFiles | SplitByFraction, counts: Sequence[int], item_bits: int) -> RowBounds:
+    if isinstance(split, SplitByFiles):
+        return _file_bounds(split, counts, item_bits)
+    total = sum(counts)
+    valid, test = share_counts(total, split.valid, split.test)
+    _check_training(total - valid - test, total)
+    return _shifted(total - valid - test, total - test, total, item_bits)
+
+
+def _file_bounds(split: SplitByFiles, counts: Sequence[int], item_bits: int) -> RowBounds:
+    if len(counts) <= split.valid + split.test:
+        raise FieldError(
+            "",
+            "split",
+            f"got {len(counts)} files of which {split.valid} are for validation and {split.test} for test, "
+            "expected at least one more for training, or a split that takes all rows",
+        )
+    first_test = len(counts) - split.test
+    others = sum(counts[: first_test - split.valid])
+    training = others - share_counts(others, split.valid_fraction, 0.0)[0]
+    _check_training(training, others)
+    return _shifted(training, sum(counts[:first_test]), sum(counts), item_bits)
+
+
+def _shifted(valid_from: int, test_from: int, end: int, item_bits: int) -> RowBounds:
+    return RowBounds(valid_from=valid_from << item_bits, test_from=test_from << item_bits, end=end << item_bits)
+
+
+def _time_bounds(split: SplitByTime, passes: Passes, preprocess: Callable[[ReadRows], Block], path: Path) -> TimeBounds:
+    def work(rows: ReadRows) -> NDArray[np.float64]:
+        return times_of(preprocess(rows).columns[split.column])
+
+    with OrderStatistics(path) as times:
+        with closing(passes.map(work)) as found:
+            for values in found:
+                times.add(values)
+        valid, test = share_counts(times.count, split.valid, split.test)
+        training = times.count - valid - test
+        _check_training(training, times.count)
+        return TimeBounds(
+            valid_after=times.at(training - 1),
+            test_after=times.at(training + valid - 1) if test else math.inf,
+        )
+
+
+def _check_training(training: int, total: int) -> None:
+    if training < 1:
+        raise FieldError("", "split", f"leaves {max(training, 0)} of {total} rows for training, expected at least one")
+
+
+def bounds_to_data(bounds: Bounds) -> dict[str, Any]:
+    """Return `bounds` as JSON."""
+    return {name: repr(value) for name, value in dataclasses.asdict(bounds).items()}
+
+
+def bounds_from_data(data: Mapping[str, str]) -> Bounds:
+    """Return the bounds that `bounds_to_data` wrote."""
+    if "valid_from" in data:
+        return RowBounds(**{name: int(value) for name, value in data.items()})
+    return TimeBounds(valid_after=float(data["valid_after"]), test_after=float(data["test_after"]))
+
+
+_CHUNK = 1 << 20
+_DIGIT_BITS = 16
+_KEY_BITS = 64
+
+
+class OrderStatistics:
+    """Numbers in a file, 8 bytes each, of which those of given ranks are found in four passes.
+
+    Args:
+        path: File to make; it is removed at the end of the block.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("w+b")
+        self.count = 0
+
+    def add(self, values: NDArray[np.float64]) -> None:
+        """Append ``values[n]``, none of them NaN.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        self._file.write(values.tobytes())
+        self.count += len(values)
+
+    def at(self, rank: int) -> float:
+        """Return the number with exactly `rank` others before it in rising order."""
+        # Digit by digit from the highest: how many keys share the digits found so far and have which one next.
+        found = 0
+        for shift in range(_KEY_BITS - _DIGIT_BITS, -1, -_DIGIT_BITS):
+            counts = np.zeros(1 << _DIGIT_BITS, dtype=np.int64)
+            for keys in self._keys():
+                above = shift + _DIGIT_BITS
+                if above < _KEY_BITS:
+                    keys = keys[keys >> np.uint64(above) == found]
+                digits = (keys >> np.uint64(shift)) & np.uint64((1 << _DIGIT_BITS) - 1)
+                counts += np.bincount(digits.astype(np.int64), minlength=len(counts))
+            digit = int(np.searchsorted(np.cumsum(counts), rank, side="right"))
+            rank -= int(counts[:digit].sum())
+            found = found << _DIGIT_BITS | digit
+        return float(_values(np.array([found], dtype=np.uint64))[0])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def _keys(self) -> Iterator[NDArray[np.uint64]]:
+        self._file.seek(0)
+        while content := self._file.read(8 * _CHUNK):
+            yield _ordered(np.frombuffer(content, dtype=np.float64))
+
+
+def _ordered(values: NDArray[np.float64]) -> NDArray[np.uint64]:
+    """Return unsigned integers in the order of the numbers: the sign bit is flipped, and all others if it was set."""
+    bits = (values + 0.0).view(np.uint64)  # one zero instead of two
+    sign = np.uint64(1 << 63)
+    return np.where(bits & sign != 0, ~bits, bits | sign)
+
+
+def _values(keys: NDArray[np.uint64]) -> NDArray[np.float64]:
+    sign = np.uint64(1 << 63)
+    return np.where(keys & sign != 0, keys & ~sign, ~keys).view(np.float64)

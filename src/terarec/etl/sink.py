@@ -1,0 +1,366 @@
+"""Write encoded rows as a data set or as HugeCTR's files, in order or shuffled."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from terarec.etl.columns import SPLIT_NAMES
+from terarec.etl.partitions import Partitions
+from terarec.formats import (
+    ColumnBlock,
+    FileWriter,
+    Keys,
+    SplitFiles,
+    create_shard,
+    even_sizes,
+    shard_path,
+    slice_rows,
+    write_dataset,
+)
+from terarec.formats.hugectr import (
+    RECORDS_FILE,
+    RecordKind,
+    RecordOptions,
+    SplitRecords,
+    describe_records,
+    write_records,
+)
+from terarec.kernels.cpu.hashes import xxh64_int64
+from terarec.spec import DatasetSpec, ShardSpec
+
+
+class Sink(Protocol):
+    """Takes encoded rows and makes files of them. As a context manager it gives up what is not closed."""
+
+    def write(self, split: str, rows: NDArray[np.int64], block: ColumnBlock) -> None:
+        """Append rows to `split`.
+
+        Args:
+            split: "train", "valid" or "test".
+            rows: their ids, int64[n].
+            block: the rows.
+
+        Raises:
+            StorageError: the disk is full.
+        """
+        ...
+
+    def close(self) -> None:
+        """Finish all files, and what describes them."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+ROW, PLACE, FLOATS, KEYS, WEIGHT = "row", "place", "floats", "keys", "weight"
+
+
+def to_batch(rows: NDArray[np.int64], place: NDArray[np.uint64], block: ColumnBlock) -> pa.RecordBatch:
+    """`block` with the ids of its rows and their `place` in the order to come; lists of keys are separate columns."""
+    floats = np.concatenate([block.label, block.dense], axis=1, dtype=np.float32)
+    columns: dict[str, pa.Array] = {ROW: pa.array(rows), PLACE: pa.array(place), FLOATS: _matrix(floats)}
+    scalars = [keys for keys in block.keys if not isinstance(keys, tuple)]
+    if scalars:
+        columns[KEYS] = _matrix(np.stack(scalars, axis=1))
+    for index, keys in enumerate(block.keys):
+        if isinstance(keys, tuple):
+            columns[f"list{index}"] = pa.LargeListArray.from_arrays(pa.array(keys[1]), pa.array(keys[0]))
+    if block.weight is not None:
+        columns[WEIGHT] = pa.array(block.weight)
+    columns |= {f"metadata{index}": array for index, array in enumerate(block.metadata)}
+    return pa.record_batch(columns)
+
+
+def from_table(table: pa.Table, like: ColumnBlock) -> ColumnBlock:
+    """The rows of a table of such batches; `like` is a block of their columns, of any rows."""
+    num_labels = like.label.shape[1]
+    floats = _rows(table, FLOATS)
+    scalars = iter(_rows(table, KEYS).T if KEYS in table.column_names else ())
+    keys: list[Keys] = []
+    for index, column in enumerate(like.keys):
+        if isinstance(column, tuple):
+            lists = table.column(f"list{index}").combine_chunks()
+            keys.append((lists.flatten().to_numpy(), _offsets(lists)))
+        else:
+            keys.append(np.ascontiguousarray(next(scalars)))
+    return ColumnBlock(
+        label=floats[:, :num_labels],
+        dense=floats[:, num_labels:],
+        keys=tuple(keys),
+        weight=None if like.weight is None else table.column(WEIGHT).to_numpy(),
+        metadata=tuple(table.column(f"metadata{index}").combine_chunks() for index in range(len(like.metadata))),
+    )
+
+
+def _matrix(values: NDArray[Any]) -> pa.Array:
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+
+
+def _rows(table: pa.Table, name: str) -> NDArray[Any]:
+    column = table.column(name).combine_chunks()
+    values: NDArray[Any] = column.flatten().to_numpy()
+    return values.reshape(len(column), column.type.list_size)
+
+
+def _offsets(lists: pa.Array) -> NDArray[np.int64]:
+    offsets: NDArray[np.int64] = lists.offsets.to_numpy()
+    from_zero: NDArray[np.int64] = offsets - offsets[0]
+    return from_zero
+
+
+class DatasetSink:
+    """Writes the splits of a data set; see `Sink`.
+
+    Args:
+        directory: where the data set is made.
+        location: where it will lie.
+        spec: its columns and storage.
+        rows_per_shard: most rows of a file.
+        expected: rows of each split, where they are known: its files get equally many then.
+    """
+
+    def __init__(
+        self, directory: Path, location: Path, spec: DatasetSpec, rows_per_shard: int, expected: Mapping[str, int]
+    ) -> None:
+        self._directory = directory
+        self._location = location
+        self._spec = spec
+        self._splits = {name: self._files(name, even_sizes(expected.get(name), rows_per_shard)) for name in SPLIT_NAMES}
+
+    def write(self, split: str, rows: NDArray[np.int64], block: ColumnBlock) -> None:
+        """See `Sink`."""
+        del rows
+        self._splits[split].write(block)
+
+    def close(self) -> None:
+        """See `Sink`."""
+        for files in self._splits.values():
+            files.close()
+        shards = {
+            name: tuple(ShardSpec(file=f"{name}/{path.name}", rows=rows) for path, rows in files.files)
+            for name, files in self._splits.items()
+            if files.files
+        }
+        write_dataset(dataclasses.replace(self._spec, splits=shards), self._directory, location=self._location)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for files in self._splits.values():
+            files.abort()
+
+    def _files(self, split: str, sizes: object) -> SplitFiles:
+        def create(index: int) -> tuple[Path, FileWriter]:
+            path = shard_path(self._directory, self._spec, split, index)
+            return path, create_shard(self._spec, path)
+
+        return SplitFiles(create, sizes)  # type: ignore[arg-type]
+
+
+class RecordsSink:
+    """Writes the splits as files of one of HugeCTR's kinds; see `Sink`. What they hold is said by `describe_records`.
+
+    Args:
+        directory: where the files are made.
+        location: where they will lie, which the file lists name.
+        spec: the columns.
+        kind: of the files.
+        rows_per_file: most rows of a Norm or Parquet file, each of which is a part with a keyset of its own.
+        expected: rows of each split, where they are known: its files get equally many then.
+
+    Raises:
+        ConfigError: columns that the files cannot hold.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        location: Path,
+        spec: DatasetSpec,
+        kind: RecordKind,
+        rows_per_file: int,
+        expected: Mapping[str, int],
+    ) -> None:
+        self._directory = directory
+        self._spec = spec
+        self._options = RecordOptions(kind=kind, keysets=True)
+        records = describe_records(spec, self._options, {})
+        self._splits = {
+            name: SplitRecords(
+                directory / name,
+                location / name,
+                records,
+                even_sizes(expected.get(name), rows_per_file),
+                keysets=True,
+            )
+            for name in SPLIT_NAMES
+        }
+
+    def write(self, split: str, rows: NDArray[np.int64], block: ColumnBlock) -> None:
+        """See `Sink`."""
+        del rows
+        self._splits[split].write(block)
+
+    def close(self) -> None:
+        """See `Sink`."""
+        for files in self._splits.values():
+            files.close()
+        rows = {name: files.num_rows for name, files in self._splits.items()}
+        write_records(describe_records(self._spec, self._options, rows), self._directory / RECORDS_FILE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for files in self._splits.values():
+            files.abort()
+
+
+SHUFFLED = "train"
+"""The split whose rows change places. Others are read in order, or by those who look for a row in their logs."""
+
+_WRITTEN_ROWS = 1 << 14
+_MAX_PARTITIONS = 256
+
+
+class ShuffledSink:
+    """Hands the train split to another sink in the order of ``XXH64(row id, seed)``, ties by row id; see `Sink`.
+
+    Rows are scattered to files on the disk by the highest bits of the hash; at the end each file is sorted in memory,
+    one after the other. The order does not depend on the number of files.
+
+    Args:
+        inner: takes the rows.
+        directory: for the files, to make and to remove.
+        seed: of the hash.
+        estimated_bytes: about the bytes of all rows.
+        memory_bytes: what sorting may take.
+    """
+
+    def __init__(self, inner: Sink, directory: Path, *, seed: int, estimated_bytes: int, memory_bytes: int) -> None:
+        self._inner = inner
+        self._seed = seed
+        # A file is held three times while it is sorted: as read, as taken in order, and as columns.
+        count = min(max(4 * estimated_bytes // memory_bytes, 1), _MAX_PARTITIONS)
+        self._partitions = Partitions.make(directory, 1 << (count - 1).bit_length())
+        self._like: ColumnBlock | None = None
+
+    def write(self, split: str, rows: NDArray[np.int64], block: ColumnBlock) -> None:
+        """See `Sink`."""
+        if split != SHUFFLED:
+            self._inner.write(split, rows, block)
+            return
+        self._like = slice_rows(block, 0, 0)
+        place = xxh64_int64(rows, self._seed).view(np.uint64)
+        bits = self._partitions.count.bit_length() - 1
+        partition = (place >> np.uint64(64 - bits)) if bits else np.zeros_like(place)
+        self._partitions.scatter(to_batch(rows, place, block), partition.astype(np.int64))
+
+    def close(self) -> None:
+        """See `Sink`."""
+        for index in range(self._partitions.count):
+            table = self._partitions.read(index)
+            self._partitions.discard(index)
+            if table is not None:
+                self._write_sorted(table)
+        self._partitions.remove()
+        self._inner.close()
+
+    def __enter__(self) -> Self:
+        self._inner.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._partitions.remove()
+        self._inner.__exit__(kind, error, traceback)
+
+    def _write_sorted(self, table: pa.Table) -> None:
+        assert self._like is not None
+        rows = table.column(ROW).to_numpy()
+        order = np.lexsort((rows, table.column(PLACE).to_numpy()))
+        block = from_table(table.take(pa.array(order)), self._like)
+        rows = rows[order]
+        for start in range(0, len(rows), _WRITTEN_ROWS):
+            stop = min(start + _WRITTEN_ROWS, len(rows))
+            self._inner.write(SHUFFLED, rows[start:stop], slice_rows(block, start, stop))
+
+
+RECORD_KINDS: Mapping[str, RecordKind] = {
+    "norm": "norm",
+    "hugectr_parquet": "parquet",
+    "hugectr_raw": "raw",
+    "hugectr_raw_async": "raw_async",
+}
+"""Storage -> the kind of HugeCTR's files; other storages are a data set's own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SinkOptions:
+    """What to write.
+
+    Attributes:
+        storage: "parquet", "raw", or one of `RECORD_KINDS`.
+        rows_per_shard: most rows of a file.
+        seed: of the shuffle of the train split; None leaves the rows in order.
+        memory_bytes: what shuffling may take.
+        estimated_bytes: about the bytes of all rows.
+        expected: rows of each split, where they are known.
+    """
+
+    storage: str
+    rows_per_shard: int
+    seed: int | None
+    memory_bytes: int
+    estimated_bytes: int
+    expected: Mapping[str, int]
+
+
+def create_sink(spec: DatasetSpec, directory: Path, location: Path, options: SinkOptions) -> Sink:
+    """The sink for a data set of `spec`'s columns, made in `directory`, which will lie at `location`.
+
+    Raises:
+        ConfigError: columns that the storage cannot hold.
+    """
+    sink = ordered_sink(spec, directory, location, options.storage, options.rows_per_shard, options.expected)
+    if options.seed is None:
+        return sink
+    return ShuffledSink(
+        sink,
+        directory / "shuffle",
+        seed=options.seed,
+        estimated_bytes=options.estimated_bytes,
+        memory_bytes=options.memory_bytes,
+    )
+
+
+def ordered_sink(
+    spec: DatasetSpec, directory: Path, location: Path, storage: str, rows_per_shard: int, expected: Mapping[str, int]
+) -> Sink:
+    """The same for rows that come in the order in which they are to lie; `SinkOptions` tells what the last three are.
+
+    Raises:
+        ConfigError: columns that the storage cannot hold.
+    """
+    if storage in RECORD_KINDS:
+        return RecordsSink(directory, location, spec, RECORD_KINDS[storage], rows_per_shard, expected)
+    return DatasetSink(directory, location, spec, rows_per_shard, expected)
