@@ -5,23 +5,24 @@ ALLOWED: dict[str, set[str]] = {
     "spec": set(),
     "kernels": set(),
     "ops": {"kernels"},
-    "formats": {"spec"},
-    "config": {"spec"},
+    "io": {"spec"},
+    "formats": {"spec", "io"},
+    "config": {"spec", "io"},
     "batch": {"spec"},
     "nn": {"spec", "ops", "batch"},
-    "etl": {"spec", "kernels", "formats"},
-    "data": {"spec", "kernels", "formats", "batch"},
+    "etl": {"spec", "io", "kernels", "formats"},
+    "data": {"spec", "io", "kernels", "formats", "batch"},
     "storage": {"spec", "kernels", "ops", "formats"},
     "metrics": {"spec"},
     "optim": {"spec", "ops", "storage"},
     "embedding": {"spec", "batch", "ops", "storage"},
-    "checkpoint": {"spec", "formats", "storage"},
-    "models": {"spec", "formats", "config", "batch", "nn", "storage", "embedding", "checkpoint"},
+    "checkpoint": {"spec", "io", "formats", "storage"},
+    "models": {"spec", "io", "formats", "config", "batch", "nn", "storage", "embedding", "checkpoint"},
 }
 ALLOWED["train"] = set(ALLOWED) - {"etl"}
-ALLOWED["serve"] = {"spec", "formats", "batch", "etl", "nn", "embedding", "models", "checkpoint"}
-ALLOWED["export"] = {"spec", "formats", "batch", "nn", "embedding", "storage", "models"}
-ALLOWED["recipes"] = {"spec", "formats", "etl", "train"}
+ALLOWED["serve"] = {"spec", "io", "formats", "batch", "etl", "nn", "embedding", "models", "checkpoint"}
+ALLOWED["export"] = {"spec", "io", "formats", "batch", "nn", "embedding", "storage", "models"}
+ALLOWED["recipes"] = {"spec", "io", "formats", "etl", "train"}
 ALLOWED["cli"] = set(ALLOWED)
 ALLOWED["hugectr"] = set(ALLOWED) - {"cli"}
 ALLOWED["cli"].add("hugectr")

@@ -17,8 +17,8 @@ from terarec.etl.generated import SIDECAR, read_best_auc
 from terarec.etl.workflow import Workflow
 from terarec.formats import open_shard, read_dataset, read_tensors
 from terarec.formats.hugectr import read_parquet_metadata, read_records, read_statistics
-from terarec.formats.journal import Journal
 from terarec.hugectr.json_files import read_json
+from terarec.io import Journal
 from terarec.serve import InferenceSession
 from terarec.serve.json_form import decode_infer_request
 from terarec.train.report_log import read_log

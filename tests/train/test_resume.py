@@ -146,7 +146,7 @@ def test_resume_without_a_checkpoint_starts_from_the_beginning(tmp_path, spec):
 def test_a_run_is_not_trained_over(tmp_path, spec):
     build(spec, tmp_path).fit()
     before = sorted(path.name for path in tmp_path.rglob("*"))
-    with pytest.raises(ConfigError, match="holds the checkpoints of a run, expected an empty directory, or --resume"):
+    with pytest.raises(ConfigError, match="expected an empty directory, or resume=True"):
         build(spec, tmp_path).fit()
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
 

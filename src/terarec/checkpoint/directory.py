@@ -11,9 +11,7 @@ from pathlib import Path
 
 from terarec.checkpoint.manifest import MANIFEST
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError
-from terarec.formats import open_envelope, write_envelope
-from terarec.formats.atomic import PARTIAL_SUFFIX
-from terarec.formats.flush import flush, flush_tree
+from terarec.io import PARTIAL_SUFFIX, atomic_dir, read_versioned_json, write_versioned_json
 from terarec.spec import FieldError
 from terarec.spec.quoting import did_you_mean
 
@@ -21,6 +19,7 @@ BEST = "best.json"
 _BEST_FORMAT = "terarec.best"
 _BEST_VERSION = 1
 _STEP = re.compile(r"step-(\d{8,})")
+_UNFINISHED = re.compile(rf"{_STEP.pattern}{re.escape(PARTIAL_SUFFIX)}(-\d+)?")
 
 
 def step_path(directory: Path, step: int) -> Path:
@@ -80,7 +79,7 @@ def find(directory: Path, which: int | str = "last") -> Path:
 
 def mark_best(directory: Path, step: int) -> None:
     """Name the checkpoint of `step` as the best one below `directory`: `keep_newest` keeps it. Atomic."""
-    write_envelope(directory / BEST, _BEST_FORMAT, _BEST_VERSION, {"step": step})
+    write_versioned_json(directory / BEST, _BEST_FORMAT, _BEST_VERSION, {"step": step})
 
 
 def best_step(directory: Path) -> int | None:
@@ -92,7 +91,7 @@ def best_step(directory: Path) -> int | None:
     path = directory / BEST
     if not path.is_file():
         return None
-    step = open_envelope(path, _BEST_FORMAT, _BEST_VERSION).get("step")
+    step = read_versioned_json(path, _BEST_FORMAT, _BEST_VERSION).get("step")
     if not isinstance(step, int):
         raise FormatError(f"{path}: $.step: got {step!r}, expected an integer")
     return step
@@ -102,8 +101,8 @@ def best_step(directory: Path) -> int | None:
 def staged(directory: Path, step: int) -> Iterator[Path]:
     """A fresh directory to write the checkpoint of `step` into, renamed into place if the block succeeds.
 
-    If the block fails nothing stays of it; if the process dies, a ``.partial`` directory stays, until the next call
-    removes it.
+    If the block fails nothing stays of it; if the process dies, a ``.partial-<process>`` directory stays, until the
+    next call removes it.
 
     Raises:
         StorageError: a whole checkpoint of `step` is there already, or the disk refuses to take this one.
@@ -111,24 +110,21 @@ def staged(directory: Path, step: int) -> Iterator[Path]:
     target = step_path(directory, step)
     if (target / MANIFEST).is_file():
         raise StorageError(f"{target}: a checkpoint of this step exists already, expected a new step")
-    partial = target.with_name(target.name + PARTIAL_SUFFIX)
     try:
         _remove_leftovers(directory)
-        partial.mkdir(parents=True)
-        yield partial
-        flush_tree(partial)
-        partial.rename(target)
-        flush(directory)
+        directory.mkdir(parents=True, exist_ok=True)  # stays when this checkpoint fails
+        with atomic_dir(target) as partial:
+            yield partial
     except (OSError, StorageError) as error:
-        # What writes a file says of it that nothing was left behind; here it is the checkpoint that counts.
-        reason = error if isinstance(error, OSError) else error.__cause__
+        # The writer of a file reports that nothing was left behind; here the earlier checkpoints count.
+        reason: BaseException | None = error
+        while isinstance(reason, StorageError):
+            reason = reason.__cause__
         if not isinstance(reason, OSError):
             raise
         raise StorageError(
             f"{target}: the checkpoint could not be written: {_words(reason)}; {_left(directory)}"
         ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def keep_newest(directory: Path, count: int) -> None:
@@ -148,14 +144,13 @@ def _left(directory: Path) -> str:
     checkpoints = whole(directory)
     if not checkpoints:
         return "there is no earlier one"
-    return f"earlier checkpoints are whole; go on from {checkpoints[-1].name} with --resume"
+    return f"earlier checkpoints are whole; go on from {checkpoints[-1].name} with resume=True"
 
 
 def _remove_leftovers(directory: Path) -> None:
     """Remove what writes and removals that were cut short have left: what is named as a checkpoint and is not whole."""
     for path in directory.glob("step-*"):
-        is_ours = _STEP.fullmatch(path.name.removesuffix(PARTIAL_SUFFIX)) is not None
-        if is_ours and not (_STEP.fullmatch(path.name) and (path / MANIFEST).is_file()):
+        if _UNFINISHED.fullmatch(path.name) or (_STEP.fullmatch(path.name) and not (path / MANIFEST).is_file()):
             shutil.rmtree(path)
 
 

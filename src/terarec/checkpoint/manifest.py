@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.formats import open_envelope, write_envelope
+from terarec.io import read_versioned_json, write_versioned_json
 from terarec.spec import checks, from_data, to_data
 
 MANIFEST = "manifest.json"
@@ -50,7 +50,7 @@ class Manifest:
 
 def write_manifest(checkpoint: Path, step: int, files: Sequence[FileEntry]) -> None:
     """Write the manifest of `checkpoint`, whose other files are all on the disk by now."""
-    write_envelope(checkpoint / MANIFEST, FORMAT, VERSION, to_data(Manifest(step=step, files=tuple(files))))
+    write_versioned_json(checkpoint / MANIFEST, FORMAT, VERSION, to_data(Manifest(step=step, files=tuple(files))))
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
@@ -64,7 +64,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
     if not path.is_file():
         raise DataNotFoundError(f"{checkpoint}: holds no {MANIFEST}, expected a whole checkpoint")
     try:
-        manifest = from_data(Manifest, open_envelope(path, FORMAT, VERSION), f"{path}: $")
+        manifest = from_data(Manifest, read_versioned_json(path, FORMAT, VERSION), f"{path}: $")
     except ConfigError as error:
         raise FormatError(str(error)) from None
     inside = checkpoint.resolve()

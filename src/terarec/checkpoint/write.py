@@ -29,7 +29,8 @@ from terarec.checkpoint.manifest import FileEntry, write_manifest
 from terarec.checkpoint.optimizer_state import flatten
 from terarec.checkpoint.state import TrainState
 from terarec.errors import ConfigError
-from terarec.formats import write_bytes, write_tensors
+from terarec.formats import write_tensors
+from terarec.io import write_bytes
 from terarec.storage import Store
 
 SHARD_BYTES = 256 * 2**20

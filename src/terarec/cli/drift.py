@@ -35,7 +35,8 @@ class DriftOptions:
 def drift(options: DriftOptions, show: Show) -> None:
     """Run ``terarec drift``."""
     from terarec.etl.drift import compare, names_apart, summarize_dataset, write_drift_report
-    from terarec.formats import check_new_file, read_dataset
+    from terarec.formats import read_dataset
+    from terarec.io import check_new_file
 
     if options.out.suffix != ".html":
         raise ConfigError(f"--out: got {options.out}, expected a file that ends in .html")

@@ -216,7 +216,8 @@ def _predict_dataset(options: PredictOptions, data: Path, show: Show) -> None:
 
 
 def _predict_raw(options: PredictOptions, raw: list[str], show: Show) -> None:
-    from terarec.formats import check_new_file, check_suffix
+    from terarec.formats import check_suffix
+    from terarec.io import check_new_file
     from terarec.serve import InferenceSession, score_files
     from terarec.train.devices import resolve_device
     from terarec.train.run_dir import check_run

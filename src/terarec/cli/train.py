@@ -50,7 +50,7 @@ def init_config(options: InitConfigOptions, show: Show) -> None:
     """Run ``terarec init-config``."""
     from terarec.config import commented_json, starting_run
     from terarec.data import read_spec
-    from terarec.formats import check_new_file, write_bytes
+    from terarec.io import check_new_file, write_bytes
 
     if options.model not in _MODELS:
         hint = did_you_mean(options.model, _MODELS)

@@ -28,7 +28,7 @@ def workflow(options: WorkflowOptions, show: Show) -> None:
     """Write a ready workflow as JSON, to change it and prepare by it."""
     from terarec.etl.ready import READY
     from terarec.etl.workflow import Workflow
-    from terarec.formats import check_new_file
+    from terarec.io import check_new_file
 
     if options.name not in READY:
         raise ConfigError(f"NAME: got {options.name!r}, expected one of {', '.join(map(repr, READY))}")

@@ -11,6 +11,7 @@ from typing import Any
 
 from terarec.config.commented import without_comments
 from terarec.errors import ConfigError, DataNotFoundError
+from terarec.io import write_json
 from terarec.spec import GraphModelSpec, GraphSpec, RunSpec, from_data, to_data
 from terarec.spec.codec import parse_json
 
@@ -59,14 +60,16 @@ def read_graph(path: Path | str) -> GraphSpec:
 
 
 def save_run(run: RunSpec, path: Path | str) -> None:
-    """Write `run` as indented JSON, beside `path` first and then renamed into place."""
+    """Write `run` atomically as indented JSON.
+
+    Raises:
+        DataNotFoundError: no such folder.
+        StorageError: the disk is full.
+    """
     path = Path(path)
-    beside = path.with_name(path.name + ".partial")
-    try:
-        beside.write_text(json.dumps(to_data(run), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    if not path.parent.is_dir():
+        raise DataNotFoundError(f"{path.parent}: no such directory, expected one for {path.name}")
+    write_json(path, to_data(run))
 
 
 def _parse(path: Path, what: str) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from terarec.errors import FormatError
-from terarec.formats import is_remote
+from terarec.io import is_remote
 from terarec.spec.codec import parse_json
 from terarec.spec.quoting import quoted
 

@@ -18,8 +18,7 @@ from terarec.export.inputs import NO_KEY, KeyInput, ModelInput, default_key_inpu
 from terarec.export.onnx_graph import OPSET, onnx_library
 from terarec.export.parity import BATCH_SIZES, Run, max_difference, onnx_runner, random_batches, torch_runner
 from terarec.export.scoring import Scores, Scoring, collections
-from terarec.formats import new_directory, write_envelope
-from terarec.formats.new_directory import check_replaceable
+from terarec.io import atomic_dir, check_replaceable, write_versioned_json
 from terarec.models import GraphModel
 from terarec.models.artifact import load_model
 from terarec.nn.objectives import build_objective
@@ -146,7 +145,7 @@ def export_model(
     """
     _check(out, format)
     model.eval()
-    with new_directory(out) as partial:
+    with atomic_dir(out) as partial:
         path = partial / FORMATS[format]
         if isinstance(model, GraphModel):
             written = _write_graph(model, dataset, path, format, tables, key_inputs)
@@ -171,7 +170,7 @@ def export_model(
             "compared_samples": sum(BATCH_SIZES),
             "versions": _versions(format),
         }
-        write_envelope(partial / EXPORT_FILE, _NAME, _VERSION, content)
+        write_versioned_json(partial / EXPORT_FILE, _NAME, _VERSION, content)
         size = sum(file.stat().st_size for file in partial.iterdir())
     return ExportReport(
         file=out / path.name,

@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import os
 import re
-import shutil
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +22,7 @@ from terarec.export.inputs import KeyInput, default_key_inputs, graph_inputs, ne
 from terarec.export.layers import emit
 from terarec.export.onnx_graph import IR_VERSION, OPSET, OnnxGraph, onnx_library
 from terarec.export.scoring import Scoring, exportable
-from terarec.formats.flush import flush, flush_tree
+from terarec.io import atomic_entries
 from terarec.models.graph import GraphModel
 from terarec.nn.layer import Layer
 from terarec.nn.registry import LAYERS
@@ -208,22 +205,7 @@ def _emit_layers(graph: OnnxGraph, model: GraphModel, needed: list[GraphLayer], 
 def _save(model: Any, path: Path) -> None:
     onnx = onnx_library()
     onnx.checker.check_model(model)
-    with _temporary_directory(path) as folder:
+    with atomic_entries(path.parent) as folder:
         data = f"{path.name}.data"
         is_large = model.ByteSize() > _MOST_BYTES
         onnx.save_model(model, folder / path.name, save_as_external_data=is_large, location=data)
-        flush_tree(folder)
-        for written in sorted(folder.iterdir(), key=lambda file: file.name == path.name):  # the model last
-            os.replace(written, path.parent / written.name)
-        flush(path.parent)
-
-
-@contextmanager
-def _temporary_directory(path: Path) -> Iterator[Path]:
-    """Make a directory next to `path`, on its disk, for files that will be renamed."""
-    folder = path.with_name(f"{path.name}.partial-{os.getpid()}")
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)

@@ -1,23 +1,15 @@
 """Bytes <-> NumPy and Arrow: data set shards, ``dataset.json``, tensor containers. Described in docs/formats.md."""
 
 from terarec.formats.arguments import check_rows
-from terarec.formats.atomic import AtomicFile, check_new_file, write_bytes
 from terarec.formats.bfloat16 import BFLOAT16, widen_bfloat16
 from terarec.formats.block import ColumnBlock, Keys, merge, slice_rows
 from terarec.formats.buffers import recycled_empty
 from terarec.formats.container import read_tensors, write_tensors
 from terarec.formats.dataset import DATASET_FILE, read_dataset, workflow_files, write_dataset
-from terarec.formats.envelope import open_envelope, open_versioned, write_envelope
 from terarec.formats.even_sizes import even_sizes
-from terarec.formats.file_set import new_files
-from terarec.formats.journal import Journal
 from terarec.formats.layout import default_group_rows
-from terarec.formats.location import folder_and_name, is_remote, read_text
-from terarec.formats.new_directory import new_directory
 from terarec.formats.parquet import ParquetShard, ParquetShardWriter
 from terarec.formats.raw import RawShard, RawShardWriter
-from terarec.formats.remote import local_copy
-from terarec.formats.resumable_directory import resumable_directory
 from terarec.formats.sample_columns import METADATA_TYPES
 from terarec.formats.shard import Shard, create_shard, open_shard, shard_path
 from terarec.formats.split_files import FileWriter, SplitFiles
@@ -29,10 +21,8 @@ __all__ = [
     "DATASET_FILE",
     "METADATA_TYPES",
     "TABLE_SUFFIXES",
-    "AtomicFile",
     "ColumnBlock",
     "FileWriter",
-    "Journal",
     "Keys",
     "ParquetShard",
     "ParquetShardWriter",
@@ -41,33 +31,21 @@ __all__ = [
     "Shard",
     "ShardWriter",
     "SplitFiles",
-    "check_new_file",
     "check_rows",
     "check_suffix",
     "create_shard",
     "default_group_rows",
     "even_sizes",
-    "folder_and_name",
-    "is_remote",
-    "local_copy",
     "merge",
-    "new_directory",
-    "new_files",
-    "open_envelope",
     "open_shard",
-    "open_versioned",
     "read_dataset",
     "read_tensors",
-    "read_text",
     "recycled_empty",
-    "resumable_directory",
     "shard_path",
     "slice_rows",
     "table_file",
     "widen_bfloat16",
     "workflow_files",
-    "write_bytes",
     "write_dataset",
-    "write_envelope",
     "write_tensors",
 ]

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.formats.atomic import AtomicFile
 from terarec.formats.bfloat16 import BFLOAT16
+from terarec.io import atomic_file
 from terarec.spec.codec import parse_json
 from terarec.spec.quoting import quoted
 
@@ -73,14 +73,12 @@ def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Map
         FormatError: an element type that safetensors, or NumPy, does not have.
         StorageError: the disk is full; nothing is left behind.
     """
-    file = AtomicFile(path)
     digest = hashlib.sha256()
-    with file.guard(), file.partial.open("wb", buffering=0) as stream:
+    with atomic_file(path) as partial, partial.open("wb", buffering=0) as stream:
         _write(stream, digest, memoryview(_header(path, tensors, metadata or {})))
         for array in tensors.values():
             little = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
             _write(stream, digest, np.ascontiguousarray(little).reshape(-1).view(np.uint8).data)
-    file.commit()
     return digest.hexdigest()
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.formats.envelope import open_envelope, write_envelope
 from terarec.formats.hugectr.file_list import write_file_list
 from terarec.formats.hugectr.parquet_metadata import METADATA_FILE, write_parquet_metadata
+from terarec.io import read_versioned_json, write_versioned_json
 from terarec.spec import DatasetSpec, from_data, to_data
 
 DATASET_FILE = "dataset.json"
@@ -29,7 +29,7 @@ def read_dataset(directory: Path) -> DatasetSpec:
     path = directory / DATASET_FILE
     if not path.is_file():
         raise DataNotFoundError(f"{directory}: holds no {DATASET_FILE}, expected a data set made by 'terarec prepare'")
-    data = open_envelope(path, FORMAT, VERSION, oldest=_OLDEST)
+    data = read_versioned_json(path, FORMAT, VERSION, oldest=_OLDEST)
     for field in data:
         if field != "dataset":
             raise FormatError(f"{path}: $.{field}: unknown field, expected only 'dataset'")
@@ -65,7 +65,7 @@ def write_dataset(spec: DatasetSpec, directory: Path, *, location: Path | None =
                 [column.name for column in spec.dense],
                 [column.name for column in spec.categorical],
             )
-    write_envelope(directory / DATASET_FILE, FORMAT, VERSION, {"dataset": to_data(spec)})
+    write_versioned_json(directory / DATASET_FILE, FORMAT, VERSION, {"dataset": to_data(spec)})
 
 
 def workflow_files(spec: DatasetSpec, directory: Path) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import csv
 
-from terarec.formats.atomic import AtomicFile
+from terarec.io import atomic_file
 from terarec.spec import FieldError
 
 TABLE_SUFFIXES = (".parquet", ".csv", ".jsonl")
@@ -52,18 +52,16 @@ def table_file(path: Path, schema: pa.Schema, *, replace: bool = False) -> Itera
         raise FieldError(
             "", "out", f"got {path} for column {lists[0]!r}, which holds lists, expected .parquet or .jsonl"
         )
-    file = AtomicFile(path, replace=replace)
-    with file.guard():
+    with atomic_file(path, replace=replace) as partial:
         if path.suffix == ".parquet":
-            with pq.ParquetWriter(file.partial, schema) as parquet:
+            with pq.ParquetWriter(partial, schema) as parquet:
                 yield parquet
         elif path.suffix == ".csv":
-            with csv.CSVWriter(str(file.partial), schema) as text:
+            with csv.CSVWriter(str(partial), schema) as text:
                 yield text
         else:
-            with file.partial.open("w", encoding="utf-8") as lines:
+            with partial.open("w", encoding="utf-8") as lines:
                 yield _JsonLines(lines)
-    file.commit()
 
 
 class _JsonLines:

@@ -12,8 +12,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.formats.arguments import check_rows
-from terarec.formats.atomic import AtomicFile
 from terarec.formats.block import ColumnBlock, Keys
+from terarec.io import AtomicFile
 from terarec.spec import DatasetSpec, ShardSpec
 
 

@@ -35,7 +35,7 @@ class DataSource:
         Raises:
             FileCannotOpenError: a path that is not there, or cannot be written to.
         """
-        from terarec.formats import local_copy  # loads what reads files
+        from terarec.io import local_copy
 
         for remote, local in self._pairs:
             with as_hugectr_errors("move_to_local"), local_copy(self._params.url(remote)) as source:
@@ -61,13 +61,13 @@ def _listed(paths: str | list[str]) -> list[str]:
 
 def _copy(source: Path, target: Path) -> None:
     """Copy a file to a file, or the entries of a folder into a folder."""
-    from terarec.formats import new_files
+    from terarec.io import atomic_entries
 
     if not source.exists():
         raise DataNotFoundError(f"{source}: no such file or folder")
     folder, names = target.parent, {source: target.name}
     if source.is_dir():
         folder, names = target, {entry: entry.name for entry in source.iterdir()}
-    with new_files(folder, replaceable=".*") as held:
+    with atomic_entries(folder, replaceable=".*") as held:
         for entry, name in names.items():
             (shutil.copytree if entry.is_dir() else shutil.copyfile)(entry, held / name)

@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from terarec.errors import DataNotFoundError
-from terarec.formats import folder_and_name, new_files, read_text
 from terarec.hugectr.enums import Optimizer_t, Update_t
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongInputError
 from terarec.hugectr.tables.kinds import TRUTH, Kind, named_member
 from terarec.hugectr.tables.optimizer import CREATE_OPTIMIZER_3_0, OptimizerWithSchedule, OptParamsPy
 from terarec.hugectr.tables.table import REQUIRED, Table
+from terarec.io import atomic_entries, folder_and_name, read_text
 from terarec.spec.codec import parse_json
 from terarec.spec.quoting import quoted
 
@@ -104,7 +104,7 @@ def read_json(path: str) -> JsonObject:
 def write_json(path: str, data: Any) -> None:
     """Write `data` as the file `path`, beside it first."""
     folder, name = folder_and_name(path)
-    with new_files(folder) as held:
+    with atomic_entries(folder) as held:
         (held / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 

@@ -16,7 +16,6 @@ from torch import Tensor, optim
 
 from terarec.batch import to_device
 from terarec.errors import RunInterruptedError
-from terarec.formats import local_copy, new_files
 from terarec.formats.hugectr import COLLECTION_FILES, SPARSE_FOLDER_FILES, STATISTICS_SUFFIX
 from terarec.hugectr.callbacks import Intervals, Iterations, LearningRate, ScriptCallbacks
 from terarec.hugectr.compilation import Compiled, compile_network
@@ -70,6 +69,7 @@ from terarec.hugectr.weights import (
     save_sparse,
     save_sparse_optimizer_states,
 )
+from terarec.io import atomic_entries, local_copy
 from terarec.models import GraphModel
 from terarec.models.graph import tensor_shapes
 from terarec.spec import RecordsSpec
@@ -454,7 +454,7 @@ class Model:
         made, source = self._compiled("save_params_to_files"), self._source(data_source_params)
         dense = made.trainer.optimizers.dense
         names = FileNames(source.url(source.model_home + prefix), iter)
-        with new_files(names.folder, replaceable=SPARSE_FOLDER_FILES) as folder:
+        with atomic_entries(names.folder, replaceable=SPARSE_FOLDER_FILES) as folder:
             save_dense(made.model, folder / names.dense)
             if dense is not None:
                 save_dense_optimizer_states(made.model, dense, folder / names.dense_states)
@@ -473,7 +473,7 @@ class Model:
         model = self._compiled("load_dense_weights").model
         source = self._source(data_source_params)
         file = source.stored("dense_model", dense_model_file)
-        with local_copy(source.url(file), beside=(STATISTICS_SUFFIX,)) as path:
+        with local_copy(source.url(file), adjacent=(STATISTICS_SUFFIX,)) as path:
             load_dense(model, path)
 
     @as_hugectr_errors("load_dense_optimizer_states")
@@ -545,7 +545,7 @@ class Model:
             StorageError: the disk is full.
         """
         collections = list(self._collections("embedding_dump", table_names))
-        with new_files(self._url(path), replaceable=COLLECTION_FILES) as held:
+        with atomic_entries(self._url(path), replaceable=COLLECTION_FILES) as held:
             for number, tables, names in collections:
                 folder = dump_folder(held, number)
                 dump_collection(tables, folder, names=names, key_bytes=self._key_bytes)

@@ -14,10 +14,10 @@ import torch
 from terarec.checkpoint import TrainState, save
 from terarec.data import BatchReader, open_reader, read_spec
 from terarec.errors import ConfigError
-from terarec.formats import is_remote
 from terarec.formats.hugectr import RECORDS_FILE, write_records
 from terarec.hugectr.enums import Check_t, DataReaderType_t
 from terarec.hugectr.readers import DataReader
+from terarec.io import is_remote
 from terarec.models import GraphModel
 from terarec.optim import LearningRateSchedule, build_schedulers
 from terarec.optim.schedules import scheduler_states

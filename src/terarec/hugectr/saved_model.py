@@ -11,7 +11,6 @@ from pathlib import Path
 from torch import Tensor
 
 from terarec.errors import ConfigError
-from terarec.formats import is_remote
 from terarec.formats.hugectr import read_records
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.enums import Alignment_t, Check_t, DataReaderType_t
@@ -23,6 +22,7 @@ from terarec.hugectr.tables.optimizer import OptParamsPy
 from terarec.hugectr.tables.reader import AsyncParam, DataReaderParams
 from terarec.hugectr.tables.solver import Solver
 from terarec.hugectr.tables.sparse_embedding import SparseEmbedding
+from terarec.io import is_remote
 from terarec.spec import RecordLayout, RecordsSpec
 
 _KINDS = {

@@ -13,7 +13,6 @@ from torch import nn
 
 from terarec.batch import Jagged
 from terarec.embedding import EmbeddingCollection
-from terarec.formats import is_remote
 from terarec.formats.hugectr import read_keyset
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.tables.calls import UPDATE
@@ -21,6 +20,7 @@ from terarec.hugectr.tables.table import taking
 from terarec.hugectr.tables.training_cache import ModelOversubscriberParams
 from terarec.hugectr.weights import EmbeddingFile, FileNames, load_sparse, save_sparse
 from terarec.hugectr.weights.sparse import held_rows
+from terarec.io import is_remote
 from terarec.kernels.hash_index import HashIndex, new_hash_index
 
 IncrementalModel = list[tuple[NDArray[np.int64], NDArray[np.float32]]]

@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from terarec.errors import ConfigError
 from terarec.etl.engine import EncodedBlock, EncodedFiles, Progress
-from terarec.formats import check_new_file, check_suffix, table_file
+from terarec.formats import check_suffix, table_file
+from terarec.io import check_new_file
 from terarec.serve.session import InferenceSession
 from terarec.spec import FieldError, PrepareOptions
 

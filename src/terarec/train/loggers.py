@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError, MissingDependencyError
-from terarec.formats import write_bytes
+from terarec.io import write_bytes
 from terarec.metrics import Throughput
 from terarec.spec import RunSpec, to_data
 from terarec.train.devices import describe_environment

@@ -11,7 +11,8 @@ import torch
 
 from terarec.batch import Batch, select
 from terarec.data import open_reader, read_spec
-from terarec.formats import METADATA_TYPES, check_new_file, check_suffix, table_file
+from terarec.formats import METADATA_TYPES, check_suffix, table_file
+from terarec.io import check_new_file
 from terarec.metrics import Throughput
 from terarec.models.artifact import load_model
 from terarec.models.contract import score_names

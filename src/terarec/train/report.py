@@ -20,7 +20,8 @@ from terarec.checkpoint import whole
 from terarec.checkpoint.layout import DENSE, WEIGHTS, parse_table_file
 from terarec.config import load_run
 from terarec.errors import FormatError
-from terarec.formats import DATASET_FILE, read_dataset, write_bytes
+from terarec.formats import DATASET_FILE, read_dataset
+from terarec.io import write_bytes
 from terarec.spec import DatasetSpec, RunSpec, to_data
 from terarec.train.report_curves import draw_curves, metric_title
 from terarec.train.report_log import RunLog, read_log

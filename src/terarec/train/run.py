@@ -295,7 +295,7 @@ class Run:
         try:
             report = self.trainer.fit(train_reader, valid_reader)
         except RunInterruptedError as error:
-            raise RunInterruptedError(f"{error}; resume from {self._checkpointing.newest} with --resume") from None
+            raise RunInterruptedError(f"{error}; resume from {self._checkpointing.newest} with resume=True") from None
         finally:
             self.directory.holds_work |= self.trainer.step > 0
         return dataclasses.replace(report, checkpoint=self._checkpointing.newest)

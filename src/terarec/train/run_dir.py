@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import filecmp
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,42 +14,12 @@ from typing import Any
 from terarec.checkpoint import whole
 from terarec.config import load_run, save_run
 from terarec.errors import ConfigError, DataNotFoundError
-from terarec.formats import AtomicFile, read_dataset, workflow_files, write_dataset
-from terarec.formats.atomic import PARTIAL_SUFFIX
+from terarec.formats import read_dataset, workflow_files, write_dataset
 from terarec.formats.hugectr import RECORDS_FILE
+from terarec.io import PARTIAL_SUFFIX, atomic_file, file_lock
 from terarec.models.artifact import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
 from terarec.spec import CategoricalColumn, DatasetSpec, RunSpec, to_data
 from terarec.spec.codec import parse_json
-
-
-@contextmanager
-def exclusive(path: Path) -> Iterator[None]:
-    """Hold the lock file `path` during the block; the kernel releases it when the process dies, whatever kills it.
-
-    Where the system has no ``flock`` (Windows) nothing is held.
-
-    Raises:
-        ConfigError: another process, or this one, holds it.
-    """
-    try:
-        import fcntl
-    except ModuleNotFoundError:
-        yield
-        return
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Who held it may have removed the file since it was opened: then this lock is nobody's.
-            is_held = os.path.samestat(os.fstat(file.fileno()), path.stat())
-        except (BlockingIOError, FileNotFoundError):
-            is_held = False
-        if not is_held:
-            raise ConfigError(f"{path.parent}: another training runs there, expected a directory of its own")
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-
 
 _FREE = ("split", "weight", "metadata")
 """Fields of a workflow that change nothing of what a model reads."""
@@ -187,8 +156,9 @@ class RunDirectory:
         is_new = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
         before = {entry.name for entry in self.path.iterdir()}
+        busy = ConfigError(f"{self.path}: another training runs there, expected a directory of its own")
         try:
-            with exclusive(self.path / _LOCK_FILE):
+            with file_lock(self.path / _LOCK_FILE, busy):
                 try:
                     yield
                 except BaseException:
@@ -214,7 +184,8 @@ class RunDirectory:
         if not self.has_checkpoint:
             return
         if not resume:
-            raise ConfigError(f"{self.path}: holds the checkpoints of a run, expected an empty directory, or --resume")
+            expected = "expected an empty directory, or resume=True"
+            raise ConfigError(f"{self.path}: holds the checkpoints of a run, {expected}")
         for path, old, new in differences(to_data(load_run(self.run_file)), to_data(spec)):
             if path not in _MAY_CHANGE:
                 raise ConfigError(
@@ -277,7 +248,5 @@ def differences(old: dict[str, Any], new: dict[str, Any], parent: str = "") -> I
 
 
 def _copy(source: Path, target: Path) -> None:
-    file = AtomicFile(target)
-    with file.guard():
-        shutil.copyfile(source, file.partial)
-    file.commit()
+    with atomic_file(target) as partial:
+        shutil.copyfile(source, partial)

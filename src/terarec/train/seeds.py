@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 
 from terarec.config import load_run
 from terarec.errors import ConfigError, FormatError
-from terarec.formats import write_bytes
+from terarec.io import write_json
 from terarec.models.artifact import RUN_FILE, load_model
 from terarec.spec import RunSpec, to_data
 from terarec.spec.codec import finite_data, parse_json
@@ -145,7 +144,7 @@ def fit_seeds(
         if on_result is not None:
             on_result(result)
     report = SeedsReport(results=tuple(results))
-    write_bytes(out / SEEDS_FILE, json.dumps(finite_data(report.figures()), indent=2, allow_nan=False).encode())
+    write_json(out / SEEDS_FILE, finite_data(report.figures()))
     return report
 
 
@@ -177,7 +176,7 @@ def _write(file: Path, result: SeedResult) -> None:
         "epochs": result.epochs,
         "seconds": result.seconds,
     }
-    write_bytes(file, json.dumps(finite_data(figures), indent=2, allow_nan=False).encode())
+    write_json(file, finite_data(figures))
 
 
 def _read(file: Path, seed: int, directory: Path) -> SeedResult:

@@ -64,7 +64,7 @@ def test_changed_sources_are_refused_until_restarted(tmp_path: Path) -> None:
     workflow = shop_workflow(SplitByTime(column="time", valid=0.1))
     workflow = workflow.with_sample_columns(weight="time", metadata=("user", "price", "item"))
     killed_in("write", tmp_path / "out", log)
-    with pytest.raises(ConfigError, match=r"with other workflow, .*--restart"):
+    with pytest.raises(ConfigError, match=r"with other workflow, .*restart=True"):
         prepare(
             workflow.with_sample_columns(weight="time", metadata=("user",)),
             log,
@@ -73,7 +73,7 @@ def test_changed_sources_are_refused_until_restarted(tmp_path: Path) -> None:
         )
     with log[0].open("a") as file:
         file.write("0\t1600000000\tu1\t1\t1.0\t\n")
-    with pytest.raises(ConfigError, match=r"with other sources, .*--restart"):
+    with pytest.raises(ConfigError, match=r"with other sources, .*restart=True"):
         prepare(workflow, log, tmp_path / "out", PrepareOptions(shuffle=True))
     report = prepare(workflow, log, tmp_path / "out", PrepareOptions(shuffle=True, restart=True))
     assert report.rows == 601

@@ -61,7 +61,7 @@ def test_an_interrupted_run_is_gone_on_with(tmp_path: Path) -> None:
     with pytest.raises(RunInterruptedError, match=r"keeps the phases rows, fit 1, fit 2; the same call goes on"):
         spark_engine.prepare(WORKFLOW, log, tmp_path / "out", on_spark(OPTIONS), interrupt)
     assert not (tmp_path / "out").exists()
-    with pytest.raises(ConfigError, match=r"with other options, .*--restart"):
+    with pytest.raises(ConfigError, match=r"with other options, .*restart=True"):
         spark_engine.prepare(WORKFLOW, log, tmp_path / "out", on_spark(PrepareOptions(seed=1)))
     assert resumed(log, tmp_path / "out") == PHASES[:3]
     assert not (tmp_path / "out.partial").exists()

@@ -8,7 +8,7 @@ import pytest
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.formats.hugectr import NormFile, read_file_list, read_keyset, write_file_list, write_keyset
-from terarec.formats.location import locate
+from terarec.io import locate
 from tests.formats.hugectr.samples import assert_same_rows, make_layout, make_rows, norm_bytes
 
 

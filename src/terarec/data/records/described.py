@@ -10,7 +10,7 @@ from terarec.data.records.sources import NormSource, ParquetSource, RawAsyncSour
 from terarec.errors import FormatError
 from terarec.formats.block import ColumnBlock, Keys, bags_of, check_keys
 from terarec.formats.hugectr import final_keys
-from terarec.formats.location import is_remote
+from terarec.io import is_remote
 from terarec.spec import CategoricalColumn, RecordLayout, RecordsSpec
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from terarec.data.prefetch import ordered_map
 from terarec.data.source import DatasetSource
-from terarec.formats import new_directory, read_dataset
+from terarec.formats import read_dataset
 from terarec.formats.hugectr import (
     RECORDS_FILE,
     ROWS_PER_FILE,
@@ -17,6 +17,7 @@ from terarec.formats.hugectr import (
     describe_records,
     write_records,
 )
+from terarec.io import atomic_dir
 from terarec.spec import RecordsSpec
 
 _THREADS = 2
@@ -50,7 +51,7 @@ def write_as_records(dataset: Path, out: Path, options: RecordOptions, progress:
     records = describe_records(spec, options, {split: spec.num_rows(split) for split in spec.splits})
     total = sum(split.rows for split in records.splits.values())
     done = 0
-    with new_directory(out) as partial:
+    with atomic_dir(out) as partial:
         for split in records.splits:
             source = DatasetSource(dataset, split)
             location = out.resolve() / split

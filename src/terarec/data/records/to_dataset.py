@@ -12,14 +12,9 @@ from terarec.data.decode import cut
 from terarec.data.prefetch import ordered_map
 from terarec.data.records.described import ColumnSource
 from terarec.data.records.sources import RecordSource
-from terarec.formats import (
-    ColumnBlock,
-    create_shard,
-    new_directory,
-    shard_path,
-    write_dataset,
-)
+from terarec.formats import ColumnBlock, create_shard, shard_path, write_dataset
 from terarec.formats.hugectr import describe_dataset, read_records
+from terarec.io import atomic_dir
 from terarec.spec import DatasetSpec, ShardSpec
 
 _ROWS_PER_SHARD = 1 << 20
@@ -66,7 +61,7 @@ def write_as_dataset(
     dataset = describe_dataset(spec, out.name, storage, {})
     total = sum(entry.rows for entry in spec.splits.values())
     done = num_skipped = 0
-    with new_directory(out) as partial:
+    with atomic_dir(out) as partial:
         splits: dict[str, tuple[ShardSpec, ...]] = {}
         for split in spec.splits:
             source = ColumnSource(spec, split, records.parent, dataset.categorical)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from terarec.data.synthetic.best_auc import pack, packed_auc
 from terarec.errors import ConfigError
-from terarec.formats import new_directory
+from terarec.io import atomic_dir
 
 REPORT_FILE = "generated.json"
 
@@ -112,7 +112,7 @@ def write_log(
     check_count("rows", rows, 1)
     check_count("seed", seed, 0)
     started = time.perf_counter()
-    with new_directory(out) as partial:
+    with atomic_dir(out) as partial:
         files, samples = _write(partial, pieces, rows, progress)
         report = _report(partial, files, samples, rows=rows, seed=seed, started=started)
         known = {key: value for key, value in asdict(report).items() if "second" not in key}

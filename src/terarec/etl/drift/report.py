@@ -9,7 +9,7 @@ from terarec.etl.drift.compare import ColumnDrift, DriftReport
 from terarec.etl.drift.page import render
 from terarec.etl.drift.plots import draw_bins
 from terarec.etl.drift.summary import DataSummary
-from terarec.formats import check_new_file, write_bytes, write_envelope
+from terarec.io import check_new_file, write_bytes, write_versioned_json
 
 MAX_PLOTS = 24
 """Columns that are drawn, the most moved ones; a plot is about 20 KB of the page."""
@@ -37,7 +37,7 @@ def write_drift_report(report: DriftReport, path: Path, *, replace: bool = False
     moved = sorted(report.columns, key=lambda column: -column.stability_index)
     plots = draw_bins(moved[:MAX_PLOTS], report.reference.name, report.current.name)
     write_bytes(path, render(report, moved, plots).encode(), replace=replace)
-    write_envelope(figures, "terarec.drift", 1, _content(report), replace=replace)
+    write_versioned_json(figures, "terarec.drift", 1, _content(report), replace=replace)
     return path, figures
 
 

@@ -39,7 +39,7 @@ from terarec.etl.ops.lists import ITEM_BITS
 from terarec.etl.sink import SinkOptions, create_sink
 from terarec.etl.source import Source
 from terarec.etl.workflow import Pass, Workflow
-from terarec.formats.flush import flush_tree
+from terarec.io import flush_tree
 from terarec.kernels import memory
 from terarec.spec import DatasetSpec, PrepareOptions, SplitByFiles, SplitByFraction
 

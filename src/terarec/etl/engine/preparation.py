@@ -28,7 +28,7 @@ from terarec.etl.sink import RECORD_KINDS
 from terarec.etl.source import FAULTS_SHOWN, Source, open_source
 from terarec.etl.workflow import Workflow
 from terarec.etl.workflow.results import check_times
-from terarec.formats import Journal, resumable_directory
+from terarec.io import Journal, resumable_dir
 from terarec.kernels import memory
 from terarec.spec import DatasetSpec, FieldError, PrepareOptions, to_data
 
@@ -133,7 +133,7 @@ def prepare_with(
     begun = time.perf_counter()
     _check_storage(workflow, options)
     source = _open(workflow, sources, options)
-    with resumable_directory(out, fingerprint(workflow, source, options), restart=options.restart) as journal:
+    with resumable_dir(out, fingerprint(workflow, source, options), restart=options.restart) as journal:
         phases = Phases(journal, progress)
         run = start(workflow, source, options, phases, journal.directory)
         fitted = run.fit()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from terarec.formats import write_envelope
+from terarec.io import write_versioned_json
 from terarec.spec import DatasetSpec, to_data
 
 
@@ -229,7 +229,7 @@ class PrepareReport:
         Raises:
             StorageError: the disk is full.
         """
-        write_envelope(directory / REPORT_FILE, FORMAT, VERSION, {"report": to_data(self)})
+        write_versioned_json(directory / REPORT_FILE, FORMAT, VERSION, {"report": to_data(self)})
 
 
 def output_columns(spec: DatasetSpec) -> tuple[OutputColumn, ...]:

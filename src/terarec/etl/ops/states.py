@@ -22,8 +22,8 @@ from terarec.etl.columns import Block, Column
 from terarec.etl.statistics.moments import Moments
 from terarec.etl.statistics.number_range import NumberRange
 from terarec.etl.statistics.number_sample import GrowingSample, NumberSample
-from terarec.formats import AtomicFile, open_envelope, write_envelope
 from terarec.formats.arrow_columns import arrow_errors
+from terarec.io import AtomicFile, read_versioned_json, write_versioned_json
 from terarec.kernels.cpu.hashes import xxh64_int64
 from terarec.spec import OperatorSpec
 from terarec.spec.quoting import quoted
@@ -38,7 +38,7 @@ def write_params(directory: Path, name: str, kind: str, state: Mapping[str, Any]
     Raises:
         StorageError: The disk is full.
     """
-    write_envelope(directory / f"{name}.json", STATE_FORMAT, STATE_VERSION, {"kind": kind, "state": state})
+    write_versioned_json(directory / f"{name}.json", STATE_FORMAT, STATE_VERSION, {"kind": kind, "state": state})
 
 
 def read_params(directory: Path, name: str, kind: str) -> Mapping[str, Any]:
@@ -49,7 +49,7 @@ def read_params(directory: Path, name: str, kind: str) -> Mapping[str, Any]:
         FormatError: Not a state, or one of another kind.
     """
     path = directory / f"{name}.json"
-    content = open_envelope(path, STATE_FORMAT, STATE_VERSION)
+    content = read_versioned_json(path, STATE_FORMAT, STATE_VERSION)
     if content.get("kind") != kind:
         raise FormatError(f"{path}: $.kind is {quoted(content.get('kind'))}, expected {kind!r}")
     state = content.get("state")

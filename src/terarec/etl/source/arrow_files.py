@@ -19,7 +19,7 @@ from terarec.etl.source.files import SourceFile
 from terarec.etl.source.names import check_names
 from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart
 from terarec.etl.source.settle import report_fault, settle
-from terarec.formats.location import locate
+from terarec.io import locate
 from terarec.spec import BadInputPolicy, SourceSpec
 
 _BATCH_ROWS = 1 << 16

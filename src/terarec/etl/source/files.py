@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.etl.generated import SIDECAR, is_sidecar
-from terarec.formats.location import file_system, is_remote
+from terarec.io import file_system, is_remote
 
 _READ_SEVERAL_TIMES = "the sources are read several times, which a pipe does not allow (save its rows to a file first)"
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from terarec.errors import FormatError
 from terarec.etl.source.files import SourceFile
-from terarec.formats.location import is_remote, locate
+from terarec.io import is_remote, locate
 from terarec.kernels.cpu.delimited import count_rows
 from terarec.kernels.delimited_types import UNQUOTED, Quoting
 

@@ -13,7 +13,7 @@ from terarec.etl.source.bad_input import InputFault
 from terarec.etl.source.delimited import DelimitedReader
 from terarec.etl.source.json_lines import JsonLinesReader
 from terarec.etl.source.raw_block import RawPart
-from terarec.formats.location import locate
+from terarec.io import locate
 from terarec.spec import BadInputPolicy, SourceSpec
 
 

@@ -35,7 +35,7 @@ from terarec.etl.spark.watch import JobWatch
 from terarec.etl.workflow import Pass, Workflow, source_types
 from terarec.etl.workflow.metadata import metadata_name
 from terarec.etl.workflow.results import results_read
-from terarec.formats import is_remote
+from terarec.io import is_remote
 from terarec.spec import DatasetSpec, PrepareOptions
 
 Learnt: TypeAlias = tuple[Mapping[int, State], Result]

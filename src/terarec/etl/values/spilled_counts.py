@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from terarec.etl.values.count_tables import CountTable
 from terarec.etl.values.partition_of import PARTITIONS, partition_of
 from terarec.etl.values.value_kind import ValueKind
-from terarec.formats import AtomicFile
+from terarec.io import AtomicFile
 
 _CHUNK_VALUES = 1 << 20
 

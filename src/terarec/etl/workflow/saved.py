@@ -10,7 +10,7 @@ from terarec.errors import ConfigError, FormatError
 from terarec.etl.ops import State
 from terarec.etl.workflow.allowed_functions import check_functions, import_operators
 from terarec.etl.workflow.plan import Plan
-from terarec.formats import open_versioned, write_envelope
+from terarec.io import read_json_and_version, write_versioned_json
 from terarec.spec import WorkflowSpec, from_data, to_data
 
 FORMAT = "terarec.workflow"
@@ -31,7 +31,7 @@ def read_workflow(path: Path, allow_import: Sequence[str] = ()) -> WorkflowSpec:
         FormatError: not a workflow, or of a newer version.
         ConfigError: a field is wrong; the message has its JSON path. A step names a function that is not allowed.
     """
-    version, data = open_versioned(path, FORMAT, VERSION)
+    version, data = read_json_and_version(path, FORMAT, VERSION)
     for field in data:
         if field != "workflow":
             raise FormatError(f"{path}: $.{field}: unknown field, expected only 'workflow'")
@@ -55,7 +55,7 @@ def _add_cleaning(workflow: Any) -> None:
 
 def write_workflow(spec: WorkflowSpec, path: Path, *, replace: bool = True) -> None:
     """Write ``workflow.json`` atomically."""
-    write_envelope(path, FORMAT, VERSION, {"workflow": to_data(spec)}, replace=replace)
+    write_versioned_json(path, FORMAT, VERSION, {"workflow": to_data(spec)}, replace=replace)
 
 
 def save_states(plan: Plan, states: Mapping[int, State], directory: Path) -> None:

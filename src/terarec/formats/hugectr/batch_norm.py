@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,9 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.errors import DataNotFoundError, FormatError
-from terarec.formats.atomic import write_bytes
-from terarec.spec.codec import parse_json
+from terarec.errors import FormatError
+from terarec.io import read_json, write_json
 
 SUFFIX = ".ntp.json"
 
@@ -31,7 +29,7 @@ def write_statistics(path: Path, layers: Sequence[BatchNormStatistics]) -> None:
         StorageError: the disk is full; nothing is left behind.
     """
     described = [{"type": "BatchNorm", "mean": _numbers(mean), "var": _numbers(var)} for mean, var in layers]
-    write_bytes(path, json.dumps({"layers": described}, indent=2).encode() + b"\n")
+    write_json(path, {"layers": described}, allow_nan=True)
 
 
 def read_statistics(path: Path) -> list[BatchNormStatistics]:
@@ -41,12 +39,7 @@ def read_statistics(path: Path) -> list[BatchNormStatistics]:
         DataNotFoundError: no such file.
         FormatError: no JSON, or other contents.
     """
-    if not path.is_file():
-        raise DataNotFoundError(f"{path}: no such file")
-    try:
-        content = parse_json(path.read_bytes())
-    except ValueError as error:
-        raise FormatError(f"{path}: not JSON ({error})") from None
+    content = read_json(path)
     layers = content.get("layers") if isinstance(content, dict) else None
     if not isinstance(layers, list):
         raise FormatError(f'{path}: expected an object with a list "layers"')

@@ -15,7 +15,7 @@ import numpy as np
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.hugectr.plain import PlainFile, as_bytes, open_plain, spans
 from terarec.formats.hugectr.sparse_rows import CHUNK_ROWS, SparseRows
-from terarec.formats.new_directory import new_directory
+from terarec.io import atomic_dir
 
 META = "meta_data"
 COLLECTION_FILES = rf"{META}|(key|weight)\d+"
@@ -83,7 +83,7 @@ def write_collection(
         StorageError: the disk is full; nothing is left behind.
     """
     key_type = _KEY_TYPES[key_bytes == 8]
-    with new_directory(path, replaceable=COLLECTION_FILES) as partial:
+    with atomic_dir(path, replaceable=COLLECTION_FILES) as partial:
         for table in tables:
             with ExitStack() as stack:
                 keys = stack.enter_context((partial / f"key{table.table_id}").open("wb"))

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from terarec.errors import FormatError
-from terarec.formats.atomic import write_bytes
-from terarec.formats.location import file_system, is_remote, read_text
+from terarec.io import file_system, is_remote, read_text, write_bytes
 
 
 def read_file_list(path: str | Path) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from terarec.errors import FormatError
 from terarec.formats.block import ColumnBlock, Keys
 from terarec.formats.hugectr.field_types import FLOAT, FieldTypes, record_bytes
 from terarec.formats.hugectr.strided import Strided, copy_transposed
-from terarec.formats.location import locate
+from terarec.io import locate
 from terarec.spec import RecordLayout
 
 

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
-from terarec.formats.atomic import write_bytes
 from terarec.formats.hugectr.key_types import check_key_range, key_dtype
-from terarec.formats.location import locate
+from terarec.io import locate, write_bytes
 
 
 def read_keyset(path: str | Path, key_bytes: int) -> NDArray[np.int64]:

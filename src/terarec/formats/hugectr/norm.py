@@ -18,7 +18,7 @@ from terarec.formats.hugectr.norm_frames import (
 )
 from terarec.formats.hugectr.norm_header import header_size, parse_header
 from terarec.formats.hugectr.norm_records import decode, decode_even, even_slots
-from terarec.formats.location import locate
+from terarec.io import locate
 from terarec.spec import RecordLayout
 
 GROUP_ROWS = 16_384

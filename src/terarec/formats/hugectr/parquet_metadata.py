@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from terarec.errors import FormatError
-from terarec.formats.atomic import write_bytes
-from terarec.formats.location import read_text
-from terarec.spec.codec import parse_json
+from terarec.io import read_json, write_bytes
 from terarec.spec.quoting import quoted
 
 METADATA_FILE = "_metadata.json"
@@ -43,12 +41,7 @@ def read_parquet_metadata(path: str | Path) -> ParquetMetadata:
         DataNotFoundError: no such file.
         FormatError: not JSON, or a field is missing or wrong (JSON path).
     """
-    try:
-        data = parse_json(read_text(path))
-    except ValueError as error:
-        if isinstance(error, FormatError):
-            raise
-        raise FormatError(f"{path}: not JSON ({error}), expected a {METADATA_FILE}") from None
+    data = read_json(path, f"a {METADATA_FILE}")
     where = f"{path}: $"
     num_rows: dict[str, int] = {}
     for index, entry in enumerate(_field(data, "file_stats", list, where)):

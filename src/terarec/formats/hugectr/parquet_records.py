@@ -18,7 +18,7 @@ from terarec.formats.buffers import recycled_empty
 from terarec.formats.hugectr.arguments import check_bag_lengths
 from terarec.formats.hugectr.parquet_metadata import ParquetMetadata, base_name
 from terarec.formats.hugectr.parquet_pieces import PIECE_ROWS, RowGroupPieces
-from terarec.formats.location import locate
+from terarec.io import locate
 from terarec.spec import RecordLayout
 
 _BUFFER_BYTES = 1 << 20

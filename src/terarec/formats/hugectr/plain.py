@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.formats.atomic import AtomicFile
+from terarec.io import atomic_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,12 @@ def write_plain(path: Path, chunks: Iterable[NDArray[Any]], dtype: np.dtype[Any]
     Raises:
         StorageError: the disk is full; nothing is left behind.
     """
-    file = AtomicFile(path)
     count = 0
-    with file.guard(), file.partial.open("wb") as stream:
+    with atomic_file(path) as partial, partial.open("wb") as stream:
         stream.write(header)
         for chunk in chunks:
             stream.write(as_bytes(chunk, dtype))
             count += chunk.size
-    file.commit()
     return count
 
 

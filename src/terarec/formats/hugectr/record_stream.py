@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.formats.atomic import AtomicFile
+from terarec.io import AtomicFile
 
 
 class RecordStream:

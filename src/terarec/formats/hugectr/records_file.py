@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from terarec.errors import ConfigError, FormatError
-from terarec.formats.envelope import open_envelope, write_envelope
+from terarec.io import read_versioned_json, write_versioned_json
 from terarec.spec import RecordsSpec, from_data, to_data
 
 RECORDS_FILE = "records.json"
@@ -20,7 +20,7 @@ def read_records(path: Path) -> RecordsSpec:
         DataNotFoundError: no such file.
         FormatError: the file is not JSON, of another format or a newer version, or a field is wrong (JSON path).
     """
-    data = open_envelope(path, FORMAT, VERSION)
+    data = read_versioned_json(path, FORMAT, VERSION)
     for field in data:
         if field != "records":
             raise FormatError(f"{path}: $.{field}: unknown field, expected only 'records'")
@@ -36,4 +36,4 @@ def write_records(spec: RecordsSpec, path: Path) -> None:
     Raises:
         StorageError: the disk is full.
     """
-    write_envelope(path, FORMAT, VERSION, {"records": to_data(spec)})
+    write_versioned_json(path, FORMAT, VERSION, {"records": to_data(spec)})

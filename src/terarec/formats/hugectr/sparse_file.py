@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
-from terarec.formats.atomic import AtomicFile
 from terarec.formats.hugectr.plain import open_plain, spans
 from terarec.formats.hugectr.sparse_rows import CHUNK_ROWS, SparseRows
+from terarec.io import atomic_file
 
 KeyBytes = Literal[4, 8]
 
@@ -63,13 +63,11 @@ def write_sparse_file(path: Path, layout: SparseFileLayout, chunks: Iterable[Spa
         FormatError: a key that 4 bytes do not hold, a vector of another width, or slots missing or not asked for.
         StorageError: the disk is full; nothing is left behind.
     """
-    file = AtomicFile(path)
     count = 0
-    with file.guard(), file.partial.open("wb") as stream:
+    with atomic_file(path) as partial, partial.open("wb") as stream:
         for chunk in chunks:
             stream.write(_entries(path, layout, chunk).data)
             count += len(chunk.keys)
-    file.commit()
     return count
 
 

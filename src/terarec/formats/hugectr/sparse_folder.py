@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.hugectr.plain import PlainFile, as_bytes, open_plain, spans
 from terarec.formats.hugectr.sparse_rows import CHUNK_ROWS, SparseRows
-from terarec.formats.new_directory import new_directory
+from terarec.io import atomic_dir
 
 KEYS, SLOTS, VECTORS = "key", "slot_id", "emb_vector"
 SPARSE_FOLDER_FILES = f"{KEYS}|{SLOTS}|{VECTORS}"
@@ -98,7 +98,7 @@ def write_sparse_folder(path: Path, chunks: Iterable[SparseRows]) -> int:
         StorageError: the disk is full; nothing is left behind.
     """
     count = 0
-    with new_directory(path, replaceable=SPARSE_FOLDER_FILES) as partial, ExitStack() as stack:
+    with atomic_dir(path, replaceable=SPARSE_FOLDER_FILES) as partial, ExitStack() as stack:
         keys, vectors = (stack.enter_context((partial / name).open("wb")) for name in (KEYS, VECTORS))
         slots = None
         for chunk in chunks:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from terarec.embedding import EmbeddingCollection
-from terarec.formats import folder_and_name
 from terarec.formats.hugectr import (
     CHUNK_ROWS,
     SparseFileLayout,
@@ -31,6 +30,7 @@ from terarec.formats.hugectr import (
 )
 from terarec.hugectr.enums import Embedding_t
 from terarec.hugectr.errors import BrokenFileError, OutOfBoundError
+from terarec.io import folder_and_name
 from terarec.kernels.contract import LAST_UPDATE
 from terarec.storage import DynamicTable, Rows, StaticTable
 

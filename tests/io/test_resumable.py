@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from terarec.errors import ClusterError, ConfigError, FormatError, RunInterruptedError, StorageError
-from terarec.formats import new_directory, resumable_directory
+from terarec.io import atomic_dir, resumable_dir
 
 WORK = {"sources": "a"}
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from terarec.formats import resumable_directory
-with resumable_directory(Path(sys.argv[1]), {"sources": "a"}) as journal:
+from terarec.io import resumable_dir
+with resumable_dir(Path(sys.argv[1]), {"sources": "a"}) as journal:
     (journal.directory / "counts").write_text("whole")
     journal.commit("count", {"rows": 7})
     os.kill(os.getpid(), signal.SIGKILL)
@@ -25,14 +25,14 @@ with resumable_directory(Path(sys.argv[1]), {"sources": "a"}) as journal:
 
 def stop(out: Path, reason: BaseException) -> None:
     """Stop for a `reason` after one phase."""
-    with resumable_directory(out, WORK) as journal:
+    with resumable_dir(out, WORK) as journal:
         journal.commit("count", {"rows": 7})
         raise reason
 
 
 def test_it_appears_whole_and_without_its_marks(tmp_path: Path) -> None:
     out = tmp_path / "data"
-    with resumable_directory(out, WORK) as journal:
+    with resumable_dir(out, WORK) as journal:
         (journal.directory / "rows").write_text("1")
         journal.commit("write", {})
         assert not out.exists()
@@ -51,7 +51,7 @@ def test_an_error_leaves_none_of_the_directories_above_that_it_made(tmp_path: Pa
     for place in (tmp_path / "there" / "a" / "b" / "data", tmp_path / "c" / "data"):
         with pytest.raises(RuntimeError, match="broken"):
             stop(place, RuntimeError("broken"))
-    with pytest.raises(RuntimeError, match="broken"), new_directory(tmp_path / "c" / "data"):
+    with pytest.raises(RuntimeError, match="broken"), atomic_dir(tmp_path / "c" / "data"):
         raise RuntimeError("broken")
     assert [path.name for path in tmp_path.rglob("*")] == ["there"]
     with pytest.raises(RunInterruptedError):
@@ -64,7 +64,7 @@ def test_a_killed_run_is_gone_on_with(tmp_path: Path) -> None:
     killed = subprocess.run([sys.executable, "-c", KILLED, str(out)], check=False)
     assert killed.returncode == -signal.SIGKILL
     assert not out.exists()
-    with resumable_directory(out, WORK) as journal:
+    with resumable_dir(out, WORK) as journal:
         assert journal.result("count") == {"rows": 7}
         assert journal.result("write") is None
         assert (journal.directory / "counts").read_text() == "whole"
@@ -75,21 +75,21 @@ def test_other_work_is_refused_until_restarted(tmp_path: Path) -> None:
     out = tmp_path / "data"
     subprocess.run([sys.executable, "-c", KILLED, str(out)], check=False)
     with (
-        pytest.raises(ConfigError, match=r"interrupted run left .*data\.partial with other sources, .*--restart"),
-        resumable_directory(out, {"sources": "b"}),
+        pytest.raises(ConfigError, match=r"interrupted run left .*data\.partial with other sources, .*restart=True"),
+        resumable_dir(out, {"sources": "b"}),
     ):
         pass
     assert (tmp_path / "data.partial" / "counts").exists()
-    with resumable_directory(out, {"sources": "b"}, restart=True) as journal:
+    with resumable_dir(out, {"sources": "b"}, restart=True) as journal:
         assert journal.phases == ()
         assert not (journal.directory / "counts").exists()
 
 
 def test_two_runs_at_once_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "data"
-    with resumable_directory(out, WORK) as journal:
+    with resumable_dir(out, WORK) as journal:
         (journal.directory / "rows").write_text("1")
-        with pytest.raises(ConfigError, match="data is being written by another run"), resumable_directory(out, WORK):
+        with pytest.raises(ConfigError, match="data is being written by another run"), resumable_dir(out, WORK):
             pass
     assert (out / "rows").exists()
 
@@ -98,7 +98,7 @@ def test_control_c_keeps_what_is_committed(tmp_path: Path) -> None:
     out = tmp_path / "data"
     with pytest.raises(RunInterruptedError, match="keeps the phases count;"):
         stop(out, KeyboardInterrupt())
-    with resumable_directory(out, WORK) as journal:
+    with resumable_dir(out, WORK) as journal:
         assert journal.phases == ("count",)
 
 
@@ -115,9 +115,9 @@ def test_a_damaged_journal_is_refused_until_restarted(tmp_path: Path) -> None:
         stop(out, KeyboardInterrupt())
     journal = tmp_path / "data.partial" / "journal.json"
     journal.write_bytes(journal.read_bytes()[:40])
-    with pytest.raises(FormatError, match=r"journal\.json: not JSON .*; restart \(--restart\) throws"):
+    with pytest.raises(FormatError, match=r"journal\.json: not JSON .*; restart=True discards"):
         stop(out, RuntimeError("never reached"))
-    with resumable_directory(out, WORK, restart=True) as fresh:
+    with resumable_dir(out, WORK, restart=True) as fresh:
         assert fresh.phases == ()
 
 
@@ -126,9 +126,9 @@ def test_what_is_not_committed_is_not_told_as_kept(tmp_path: Path, monkeypatch: 
         raise KeyboardInterrupt
 
     def count_and_split() -> None:
-        with resumable_directory(tmp_path / "data", WORK) as journal:
+        with resumable_dir(tmp_path / "data", WORK) as journal:
             journal.commit("count", {"rows": 7})
-            monkeypatch.setattr("terarec.formats.journal.write_envelope", press)
+            monkeypatch.setattr("terarec.io.resumable.write_versioned_json", press)
             journal.commit("split", {})
 
     with pytest.raises(RunInterruptedError, match="keeps the phases count;"):
@@ -136,14 +136,14 @@ def test_what_is_not_committed_is_not_told_as_kept(tmp_path: Path, monkeypatch: 
 
 
 def test_control_c_before_the_first_phase_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), resumable_directory(tmp_path / "data", WORK):
+    with pytest.raises(KeyboardInterrupt), resumable_dir(tmp_path / "data", WORK):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_directory_that_holds_something_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
-    with pytest.raises(ConfigError, match="exists and is not empty"), resumable_directory(tmp_path, WORK):
+    with pytest.raises(ConfigError, match="exists and is not empty"), resumable_dir(tmp_path, WORK):
         pass
     assert (tmp_path / "mine").read_text() == "precious"
     assert not tmp_path.with_name(tmp_path.name + ".partial").exists()
@@ -152,7 +152,7 @@ def test_a_directory_that_holds_something_is_refused(tmp_path: Path) -> None:
 def test_an_error_of_the_disk_names_the_directory_that_was_asked_for(tmp_path: Path) -> None:
     with (
         pytest.raises(StorageError, match=r"data: No space left on device; nothing was left behind"),
-        resumable_directory(tmp_path / "data", WORK),
+        resumable_dir(tmp_path / "data", WORK),
         Path("/dev/full").open("wb", buffering=0) as full,
     ):
         full.write(b"1")

@@ -4,7 +4,7 @@ import fsspec
 import pytest
 
 from terarec.errors import ConfigError, DataNotFoundError, StorageError
-from terarec.formats import local_copy, new_files
+from terarec.io import atomic_entries, local_copy
 
 ROWS = "key|slot"
 
@@ -33,7 +33,7 @@ def held(place):
 
 
 def put(place, **contents):
-    with new_files(place, replaceable=ROWS) as folder:
+    with atomic_entries(place, replaceable=ROWS) as folder:
         for name, content in contents.items():
             (folder / name).parent.mkdir(exist_ok=True)
             if isinstance(content, dict):
@@ -75,7 +75,7 @@ def test_the_local_copy_of_a_path_is_itself_and_of_a_url_whole(tmp_path, url):
     with local_copy(tmp_path / "a") as path:
         assert path == tmp_path / "a"
     put(url, a="1", b="2", rows={"key": "k"})
-    with local_copy(f"{url}/a", beside=("x", ".none")) as path:
+    with local_copy(f"{url}/a", adjacent=("x", ".none")) as path:
         assert (path.name, path.read_text()) == ("a", "1")
     with local_copy(f"{url}/rows/") as folder:
         assert [(one.name, one.read_text()) for one in folder.iterdir()] == [("key", "k")]

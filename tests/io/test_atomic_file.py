@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from terarec.errors import StorageError
-from terarec.formats import create_shard, shard_path, write_bytes, write_dataset, write_tensors
+from terarec.formats import create_shard, shard_path, write_dataset, write_tensors
+from terarec.io import write_bytes
 from tests.formats.samples import make_block, make_spec
 
 

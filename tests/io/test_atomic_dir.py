@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from terarec.errors import ConfigError, StorageError
-from terarec.formats import new_directory
+from terarec.io import atomic_dir
 
 
 def test_all_files_are_on_the_disk_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,7 +20,7 @@ def test_all_files_are_on_the_disk_before_the_name(tmp_path: Path, monkeypatch: 
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", watch)
-    with new_directory(out) as partial:
+    with atomic_dir(out) as partial:
         (partial / "train").mkdir()
         (partial / "train" / "part").write_text("x")
         (partial / "dataset.json").write_text("y")
@@ -36,7 +36,7 @@ def test_all_files_are_on_the_disk_before_the_name(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, number: int) -> None:
     def write() -> None:
-        with new_directory(tmp_path / "out") as partial:
+        with atomic_dir(tmp_path / "out") as partial:
             (partial / "part").write_text("x")
             raise OSError(number, os.strerror(number))
 
@@ -47,14 +47,14 @@ def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, number: int) -> None
 
 def test_what_is_there_stays(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ConfigError, match=r"^out: .* exists and is not empty"), new_directory(tmp_path):
+    with pytest.raises(ConfigError, match=r"^out: .* exists and is not empty"), atomic_dir(tmp_path):
         pass
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_file_that_does_not_fit_is_named_by_its_place(tmp_path: Path) -> None:
     def write() -> None:
-        with new_directory(tmp_path / "out") as partial:
+        with atomic_dir(tmp_path / "out") as partial:
             raise StorageError(f"{partial / 'part'}: File too large")
 
     with pytest.raises(StorageError, match=rf"^{tmp_path / 'out' / 'part'}: File too large$"):
@@ -63,11 +63,11 @@ def test_a_file_that_does_not_fit_is_named_by_its_place(tmp_path: Path) -> None:
 
 def test_what_may_be_replaced_is_whole_until_then(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with new_directory(out) as partial:
+    with atomic_dir(out) as partial:
         (partial / "key").write_text("old")
 
     def write(name: str, *, fails: bool) -> None:
-        with new_directory(out, replaceable="key|value") as partial:
+        with atomic_dir(out, replaceable="key|value") as partial:
             (partial / name).write_text("new")
             assert (out / "key").read_text() == "old"
             if fails:
@@ -80,5 +80,5 @@ def test_what_may_be_replaced_is_whole_until_then(tmp_path: Path) -> None:
     assert [path.name for path in out.iterdir()] == ["value"]
     assert list(tmp_path.iterdir()) == [out]
     refused = pytest.raises(ConfigError, match="holds 'value', expected a directory with nothing of others in it")
-    with refused, new_directory(out, replaceable="key"):
+    with refused, atomic_dir(out, replaceable="key"):
         pass

@@ -1,0 +1,98 @@
+"""JSON files: plain ones, and versioned ones ``{"format": NAME, "version": N, ...}``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from terarec.errors import FormatError
+from terarec.io.atomic import write_bytes
+from terarec.io.remote import locate
+from terarec.spec.codec import parse_json
+from terarec.spec.quoting import quoted
+
+
+def write_json(path: Path, content: object, *, replace: bool = True, allow_nan: bool = False) -> None:
+    """Write `content` atomically as indented JSON.
+
+    Args:
+        path: The file.
+        content: JSON data.
+        replace: Whether an existing file is replaced.
+        allow_nan: Whether NaN and infinities are written, in the spelling that Python reads.
+
+    Raises:
+        ConfigError: a file is there that may not be replaced.
+        StorageError: the disk is full.
+        ValueError: a number that JSON lacks.
+    """
+    write_bytes(path, f"{json.dumps(content, indent=2, allow_nan=allow_nan)}\n".encode(), replace=replace)
+
+
+def read_json(path: str | Path, expected: str = "JSON") -> Any:
+    """Return the content of a JSON file.
+
+    Args:
+        path: Path or URL.
+        expected: What the file should be, for the error.
+
+    Raises:
+        DataNotFoundError: no such file.
+        FormatError: not JSON.
+    """
+    try:
+        file = locate(path)
+        return parse_json(file.read(0, file.size).tobytes())
+    except FormatError:
+        raise
+    except ValueError as error:
+        raise FormatError(f"{path}: not JSON ({error}), expected {expected}") from None
+
+
+def write_versioned_json(
+    path: Path, name: str, version: int, content: Mapping[str, Any], *, replace: bool = True
+) -> None:
+    """Write `content` atomically as indented JSON after ``"format": name`` and ``"version": version``.
+
+    Raises:
+        ConfigError: a file is there that may not be replaced.
+        StorageError: the disk is full.
+    """
+    write_json(path, {"format": name, "version": version, **content}, replace=replace)
+
+
+def read_versioned_json(path: Path, name: str, version: int, *, oldest: int = 1) -> dict[str, Any]:
+    """Return the content of a file of `write_versioned_json`; see `read_json_and_version`."""
+    return read_json_and_version(path, name, version, oldest=oldest)[1]
+
+
+def read_json_and_version(path: Path, name: str, version: int, *, oldest: int = 1) -> tuple[int, dict[str, Any]]:
+    """Return version and content of a file of `write_versioned_json`.
+
+    Args:
+        path: The file.
+        name: Format that the file must name.
+        version: Newest accepted version.
+        oldest: Oldest accepted version.
+
+    Raises:
+        DataNotFoundError: no such file.
+        FormatError: not JSON, another format, or a version outside these.
+    """
+    data = read_json(path, f"a {name!r} file")
+    found = data.get("format") if isinstance(data, dict) else None
+    if found != name:
+        raise FormatError(f"{path}: $.format is {quoted(found)}, expected {name!r}")
+    number = data.get("version")
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise FormatError(f"{path}: $.version is {quoted(number)}, expected an integer >= 1")
+    if number > version:
+        raise FormatError(f"{path}: {name} version {number} is newer than this terarec reads (up to {version})")
+    if number < oldest:
+        raise FormatError(
+            f"{path}: {name} version {number} was made by an earlier development state, expected version {oldest}; "
+            "make it again"
+        )
+    return number, {key: value for key, value in data.items() if key not in ("format", "version")}

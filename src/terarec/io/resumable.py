@@ -1,0 +1,142 @@
+"""Directories that appear complete, and whose committed phases outlive a kill for the next run to go on with."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from terarec.errors import ClusterError, FormatError, RunInterruptedError
+from terarec.io.atomic import check_replaceable, ensure_parents, replace_directory, rewrite_error_paths
+from terarec.io.json_files import read_versioned_json, write_versioned_json
+from terarec.io.locks import file_lock
+from terarec.io.remote import PARTIAL_SUFFIX
+from terarec.spec import FieldError
+
+LOCK_FILE = "lock"
+JOURNAL_FILE = "journal.json"
+FORMAT = "terarec.journal"
+VERSION = 1
+
+
+class Journal:
+    """The committed phases of a directory under construction, in its ``journal.json``.
+
+    Args:
+        directory: The directory.
+        fingerprint: What the phases depend on: the name of each part, and a text that changes whenever it does.
+
+    Attributes:
+        directory: The directory.
+
+    Raises:
+        ConfigError: phases of another fingerprint are there already.
+        FormatError: the file is damaged.
+    """
+
+    def __init__(self, directory: Path, fingerprint: Mapping[str, str]) -> None:
+        self.directory = directory
+        self._path = directory / JOURNAL_FILE
+        self._fingerprint = dict(fingerprint)
+        self._phases: dict[str, Any] = {}
+        if self._path.exists():
+            found = _read(self._path)
+            _check(found["fingerprint"], fingerprint, directory)
+            self._phases = found["phases"]
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """The committed phases, in the order of their commits."""
+        return tuple(self._phases)
+
+    def result(self, phase: str) -> Any | None:
+        """Return the result that `commit` stored for `phase`; None if the phase is not committed."""
+        return self._phases.get(phase)
+
+    def commit(self, phase: str, result: Mapping[str, Any]) -> None:
+        """Store that `phase` is done. Its files must be on the disk.
+
+        Raises:
+            StorageError: the disk is full.
+        """
+        phases = {**self._phases, phase: dict(result)}
+        write_versioned_json(self._path, FORMAT, VERSION, {"fingerprint": self._fingerprint, "phases": phases})
+        self._phases = phases
+
+    def remove(self) -> None:
+        """Remove the file: the directory is complete."""
+        self._path.unlink(missing_ok=True)
+
+
+@contextmanager
+def resumable_dir(out: Path, fingerprint: Mapping[str, str], *, restart: bool = False) -> Iterator[Journal]:
+    """Yield the journal of ``<out>.partial``, locked, to write into; renamed to `out` when the block succeeds.
+
+    An error in the block removes it. A kill leaves it, and so do Ctrl-C and a cluster that gives up once a phase is
+    committed: the next call goes on with it.
+
+    Args:
+        out: Must not exist, or be an empty directory.
+        fingerprint: Fingerprint of the work, see `Journal`.
+        restart: Whether the work of an interrupted call is discarded first.
+
+    Raises:
+        ClusterError: from the block; what is committed was kept.
+        ConfigError: `out` is a file or not empty, another process writes it, or other work was begun there; what is
+            there stays as it is.
+        RunInterruptedError: Ctrl-C; what is committed was kept.
+        StorageError: the disk is full, or cannot be written.
+    """
+    out = out.resolve()
+    check_replaceable(out)
+    partial = out.with_name(out.name + PARTIAL_SUFFIX)
+    busy = FieldError("", "out", f"{out} is being written by another run, expected one run at a time")
+    with rewrite_error_paths(partial, out), ensure_parents(out):
+        partial.mkdir(exist_ok=True)
+        with file_lock(partial / LOCK_FILE, busy):
+            if restart:
+                _empty(partial)
+            journal = Journal(partial, fingerprint)
+            try:
+                yield journal
+                journal.remove()
+                (partial / LOCK_FILE).unlink()
+                replace_directory(partial, out)
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt | ClusterError) and journal.phases:
+                    kept = f"{partial} keeps the phases {', '.join(journal.phases)}; the same call goes on from there"
+                    if isinstance(error, ClusterError):
+                        raise ClusterError(f"{error}; {kept}") from error
+                    raise RunInterruptedError(kept) from error
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+
+
+def _empty(directory: Path) -> None:
+    for entry in directory.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.name != LOCK_FILE:
+            entry.unlink()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = read_versioned_json(path, FORMAT, VERSION)
+        if not all(isinstance(found.get(part), dict) for part in ("fingerprint", "phases")):
+            raise FormatError(f"{path}: expected the objects fingerprint and phases")
+        return found
+    except FormatError as error:
+        raise FormatError(f"{error}; restart=True discards the work of the interrupted run") from error
+
+
+def _check(found: Mapping[str, str], expected: Mapping[str, str], directory: Path) -> None:
+    for part, value in expected.items():
+        if found.get(part) != value:
+            problem = (
+                f"an interrupted run left {directory} with other {part}, expected the same to go on, "
+                "or restart=True to discard its work"
+            )
+            raise FieldError("", "out", problem)
