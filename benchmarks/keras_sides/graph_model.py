@@ -13,7 +13,7 @@ from keras_sides import workload as sizes
 from keras_sides.workload import Floats, Inputs, Workload
 from terarec.batch import Batch, Jagged
 from terarec.models import GraphModel
-from terarec.nn.inner_product import InnerProduct
+from terarec.nn.dense import InnerProduct
 from terarec.spec import (
     AdamSpec,
     GraphEmbedding,

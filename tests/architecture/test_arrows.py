@@ -70,7 +70,7 @@ def test_the_reader_of_imports_sees_every_form() -> None:
     source = """import terarec.data.reader
 from terarec import ops
 def f():
-    from terarec.nn.mlp import MLP
+    from terarec.nn.dense import MLP
 if TYPE_CHECKING:
     from terarec.etl import engine
 import_module("terarec.cli.app")
@@ -80,7 +80,7 @@ import_module(f"terarec.kernels.{name}")
     assert found == [
         (1, "terarec.data.reader"),
         (2, "terarec.ops"),
-        (4, "terarec.nn.mlp"),
+        (4, "terarec.nn.dense"),
         (6, "terarec.etl.engine"),
         (7, "terarec.cli.app"),
         (8, "terarec.kernels"),

@@ -9,7 +9,7 @@ import torch
 from terarec.errors import ConfigError
 from terarec.nn import TensorShape
 from terarec.nn.attention import TargetAttention
-from terarec.nn.mlp import MLP
+from terarec.nn.dense import MLP
 from tests.nn.formula import Array, assert_gradcheck, compare, draw, generator, make
 
 

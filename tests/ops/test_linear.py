@@ -10,7 +10,7 @@ from torch.nn.functional import linear as by_torch
 
 from terarec.errors import KernelError
 from terarec.nn import MLP
-from terarec.nn.linear import Linear
+from terarec.nn.dense import Linear
 from terarec.ops import linear, linear_choice
 from tests.kernels.test_registry import run_python
 

@@ -16,11 +16,9 @@ from terarec.nn.activations import ELU, PReLUDice, ReLU
 from terarec.nn.arithmetic import Add, ElementwiseMultiply, MatrixMultiply, ReduceMean, ReduceSum, Sub
 from terarec.nn.attention import AttentionScores, AttentionValues, MultiHeadAttention, Softmax
 from terarec.nn.cross import MultiCross
-from terarec.nn.group_dense import GroupDense
-from terarec.nn.inner_product import FusedInnerProduct, InnerProduct
+from terarec.nn.dense import FusedInnerProduct, GroupDense, InnerProduct, MLPLayer, WeightMultiply
 from terarec.nn.interaction import FmOrder2, Interaction
 from terarec.nn.layer import Layer
-from terarec.nn.mlp import MLPLayer
 from terarec.nn.normalization import BatchNorm, LayerNorm
 from terarec.nn.reshaping import (
     Concat,
@@ -33,7 +31,6 @@ from terarec.nn.reshaping import (
     Slice,
 )
 from terarec.nn.sequence import GRU, SequenceMask
-from terarec.nn.weight_multiply import WeightMultiply
 
 
 def constant(graph: OnnxGraph, tensor: Tensor) -> str:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from terarec.batch import Batch
 from terarec.models.columns import ColumnVectors, LinearTerms, input_width, mlp
 from terarec.nn.attention import SelfAttention
+from terarec.nn.dense import new_linear
 from terarec.nn.initializers import dense_distributions
-from terarec.nn.linear import new_linear
 from terarec.spec import AutoIntSpec, DatasetSpec
 
 

@@ -1,8 +1,9 @@
-"""What models read of a batch: the vectors of its columns, and linear terms."""
+"""Parts that models share: embeddings of columns, linear terms, and an MLP as a spec describes it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,44 +13,26 @@ from terarec.batch import Batch
 from terarec.embedding import EmbeddingCollection
 from terarec.nn import MLP
 from terarec.nn.initializers import Distribution, dense_distributions, normal, uniform
-from terarec.spec import (
-    AutoIntSpec,
-    CategoricalColumn,
-    ColumnPooling,
-    DatasetSpec,
-    DCNSpec,
-    DCNV2Spec,
-    DeepFMSpec,
-    DINSpec,
-    DLRMSpec,
-    DNNSpec,
-    FeatureSpec,
-    FMSpec,
-    Initializer,
-    LRSpec,
-    TablesSpec,
-    TwoTowerSpec,
-    WideDeepSpec,
-    XDeepFMSpec,
-)
+from terarec.spec import CategoricalColumn, ColumnPooling, DatasetSpec, FeatureSpec, Initializer, TablesSpec
+from terarec.spec.model import EmbeddedSpec, NetworkSpec
 
 WIDE_SUFFIX = ".wide"
 
-NetworkSpec = (
-    DNNSpec
-    | WideDeepSpec
-    | DeepFMSpec
-    | XDeepFMSpec
-    | DCNSpec
-    | DCNV2Spec
-    | AutoIntSpec
-    | DLRMSpec
-    | DINSpec
-    | TwoTowerSpec
-)
-"""The specs of models with dense layers."""
-LinearSpec = LRSpec | FMSpec | WideDeepSpec | DeepFMSpec | XDeepFMSpec | AutoIntSpec
-"""The specs of models with linear terms."""
+
+class LinearSpec(Protocol):
+    """The fields of a model's spec that describe its linear terms."""
+
+    @property
+    def pooling(self) -> ColumnPooling:
+        """How the weights of a list become one."""
+
+    @property
+    def tables(self) -> TablesSpec:
+        """Static or dynamic tables."""
+
+    @property
+    def wide_initializer(self) -> Initializer | None:
+        """First weights of the keys; None for those of `tables`."""
 
 
 def collection(
@@ -82,7 +65,7 @@ def collection(
     )
 
 
-def embeddings(spec: NetworkSpec | FMSpec, dataset: DatasetSpec, *, seed: int) -> EmbeddingCollection | None:
+def embeddings(spec: EmbeddedSpec, dataset: DatasetSpec, *, seed: int) -> EmbeddingCollection | None:
     """A table of `spec.width` for each categorical column, of its name."""
     return collection(dataset.categorical, spec.tables, width=spec.width, pooling=spec.pooling, seed=seed)
 
@@ -170,9 +153,7 @@ class ColumnVectors(nn.Module):
         seed: Seed of the tables' first weights.
     """
 
-    def __init__(
-        self, spec: NetworkSpec | FMSpec, dataset: DatasetSpec, *, generator: torch.Generator, seed: int
-    ) -> None:
+    def __init__(self, spec: EmbeddedSpec, dataset: DatasetSpec, *, generator: torch.Generator, seed: int) -> None:
         super().__init__()
         self.width = spec.width
         self.num_vectors = len(dataset.categorical) + len(dataset.dense)

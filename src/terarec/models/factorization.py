@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from terarec.batch import Batch
 from terarec.models.columns import ColumnVectors, LinearTerms, input_width, mlp
+from terarec.nn.dense import new_linear
 from terarec.nn.initializers import dense_distributions
 from terarec.nn.interaction import CompressedInteraction
-from terarec.nn.linear import new_linear
 from terarec.spec import DatasetSpec, DeepFMSpec, FMSpec, XDeepFMSpec
 
 

@@ -15,9 +15,9 @@ from terarec.models.factorization import FM, DeepFM, XDeepFM
 from terarec.models.graph import graph_model
 from terarec.models.two_tower import TwoTower
 from terarec.models.wide_deep import DNN, LR, WideDeep
-from terarec.spec import (
+from terarec.spec import DatasetSpec
+from terarec.spec.model import (
     AutoIntSpec,
-    DatasetSpec,
     DCNSpec,
     DCNV2Spec,
     DeepFMSpec,

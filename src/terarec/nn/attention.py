@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from terarec.nn.activations import dropout
+from terarec.nn.dense import MLP, new_linear
 from terarec.nn.initializers import Distribution
 from terarec.nn.layer import Layer, TensorShape
 from terarec.nn.layer_option import integer, number
-from terarec.nn.linear import new_linear
-from terarec.nn.mlp import MLP
 
 
 def masked_softmax(x: Tensor, mask: Tensor) -> Tensor:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from terarec.nn.dense import new_linear
 from terarec.nn.initializers import Distribution, by_scheme, constant, scheme_option, xavier_normal
 from terarec.nn.layer import FileTensor, TensorShape, WeightedLayer
 from terarec.nn.layer_option import integer
-from terarec.nn.linear import new_linear
 
 
 class MultiCross(WeightedLayer):

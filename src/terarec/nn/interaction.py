@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from terarec.nn.dense import new_linear
 from terarec.nn.initializers import Distribution
 from terarec.nn.layer import Layer, TensorShape
 from terarec.nn.layer_option import integer
-from terarec.nn.linear import new_linear
 
 # The next layer's GEMM reads rows of this many floats at a time: 415 columns instead of 416 made its gradient
 # 1.5 times slower (73 against 47 ms for 8192 x 415 x 1024, MKL 2024.2 on 2 Zen 3 cores).

@@ -14,13 +14,11 @@ from terarec.nn.activations import ELU, Cast, Dropout, PReLUDice, ReLU, Sigmoid
 from terarec.nn.arithmetic import Add, ElementwiseMultiply, MatrixMultiply, ReduceMean, ReduceSum, Sub
 from terarec.nn.attention import AttentionScores, AttentionValues, MultiHeadAttention, Softmax
 from terarec.nn.cross import MultiCross
-from terarec.nn.group_dense import GroupDense
-from terarec.nn.inner_product import FusedInnerProduct, InnerProduct
+from terarec.nn.dense import FusedInnerProduct, GroupDense, InnerProduct, MLPLayer, WeightMultiply
 from terarec.nn.interaction import FmOrder2, Interaction
 from terarec.nn.layer import Layer, TensorShape, WeightedLayer
 from terarec.nn.layer_option import REQUIRED, LayerOption
 from terarec.nn.losses import BinaryCrossEntropy, CrossEntropy, Loss, MultiCrossEntropy
-from terarec.nn.mlp import MLPLayer
 from terarec.nn.normalization import BatchNorm, LayerNorm
 from terarec.nn.reshaping import (
     Concat,
@@ -33,7 +31,6 @@ from terarec.nn.reshaping import (
     Slice,
 )
 from terarec.nn.sequence import GRU, SequenceMask
-from terarec.nn.weight_multiply import WeightMultiply
 from terarec.spec.quoting import did_you_mean
 
 _MODULES: tuple[type[Layer], ...] = (

@@ -21,8 +21,8 @@ _FLAGS = (False, True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Embedded:
-    """What all models with embeddings have.
+class EmbeddedSpec:
+    """Base of the specs of models with embeddings.
 
     Attributes:
         width: Length D of every embedding vector.
@@ -40,8 +40,8 @@ class _Embedded:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Network(_Embedded):
-    """What all models with dense layers have. A hidden layer is: linear, batch norm, activation, dropout.
+class NetworkSpec(EmbeddedSpec):
+    """Base of the specs of models with dense layers. A hidden layer is: linear, batch norm, activation, dropout.
 
     Attributes:
         activation: What follows each hidden layer.
@@ -58,7 +58,7 @@ class _Network(_Embedded):
     init: DenseInit = "default"
 
     def __post_init__(self) -> None:
-        _Embedded.__post_init__(self)
+        EmbeddedSpec.__post_init__(self)
         checks.one_of(self, "activation", get_args(Activation))
         checks.one_of(self, "batch_norm", _FLAGS)
         checks.finite_float(self, "dropout", low=0.0, high=0.95)
@@ -86,7 +86,7 @@ class LRSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FMSpec(_Embedded):
+class FMSpec(EmbeddedSpec):
     """Factorization machine (Rendle 2010): linear terms and the dots of all pairs of columns' vectors.
 
     Attributes:
@@ -97,12 +97,12 @@ class FMSpec(_Embedded):
     wide_initializer: Initializer | None = "zeros"
 
     def __post_init__(self) -> None:
-        _Embedded.__post_init__(self)
+        EmbeddedSpec.__post_init__(self)
         _check_wide(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DNNSpec(_Network):
+class DNNSpec(NetworkSpec):
     """An MLP over the dense columns and all embeddings (Covington et al. 2016).
 
     Attributes:
@@ -113,51 +113,45 @@ class DNNSpec(_Network):
     hidden: tuple[int, ...] = (256, 128)
 
     def __post_init__(self) -> None:
-        _Network.__post_init__(self)
+        NetworkSpec.__post_init__(self)
         checks.widths(self, "hidden")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WideDeepSpec(_Network):
-    """Wide & Deep (Cheng et al. 2016): a linear part over all columns beside an MLP over their embeddings.
-
-    Attributes:
-        hidden: Widths of the hidden layers.
-        wide_initializer: First weights of the keys in the linear part; None for those of `tables`.
-    """
-
-    kind: ClassVar[str] = "wide_deep"
-    width: int = 8
-    hidden: tuple[int, ...] = (256, 128)
-    wide_initializer: Initializer | None = "zeros"
-
-    def __post_init__(self) -> None:
-        _Network.__post_init__(self)
-        checks.widths(self, "hidden")
-        _check_wide(self)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeepFMSpec(_Network):
-    """DeepFM (Guo et al. 2017): a factorization machine and an MLP over the same vectors.
+class _WideNetworkSpec(NetworkSpec):
+    """Base of the specs of models with linear terms and one MLP.
 
     Attributes:
         hidden: Widths of the hidden layers.
         wide_initializer: First weights of the keys in the linear terms; None for those of `tables`.
     """
 
-    kind: ClassVar[str] = "deepfm"
     hidden: tuple[int, ...] = (256, 128)
     wide_initializer: Initializer | None = "zeros"
 
     def __post_init__(self) -> None:
-        _Network.__post_init__(self)
+        NetworkSpec.__post_init__(self)
         checks.widths(self, "hidden")
         _check_wide(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class XDeepFMSpec(_Network):
+class WideDeepSpec(_WideNetworkSpec):
+    """Wide & Deep (Cheng et al. 2016): a linear part over all columns beside an MLP over their embeddings."""
+
+    kind: ClassVar[str] = "wide_deep"
+    width: int = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeepFMSpec(_WideNetworkSpec):
+    """DeepFM (Guo et al. 2017): a factorization machine and an MLP over the same vectors."""
+
+    kind: ClassVar[str] = "deepfm"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class XDeepFMSpec(NetworkSpec):
     """xDeepFM (Lian et al. 2018): linear terms, a compressed interaction network, and an MLP.
 
     Attributes:
@@ -172,14 +166,14 @@ class XDeepFMSpec(_Network):
     wide_initializer: Initializer | None = "zeros"
 
     def __post_init__(self) -> None:
-        _Network.__post_init__(self)
+        NetworkSpec.__post_init__(self)
         checks.widths(self, "cin")
         checks.widths(self, "hidden", allow_empty=True)
         _check_wide(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DCNSpec(_Network):
+class DCNSpec(NetworkSpec):
     """Deep & Cross Network (Wang et al. 2017): rank-one cross layers and an MLP side by side.
 
     Attributes:
@@ -192,7 +186,7 @@ class DCNSpec(_Network):
     hidden: tuple[int, ...] = (256, 128)
 
     def __post_init__(self) -> None:
-        _Network.__post_init__(self)
+        NetworkSpec.__post_init__(self)
         checks.positive_int(self, "cross_layers")
         checks.widths(self, "hidden", allow_empty=True)
 
@@ -201,7 +195,7 @@ Structure = Literal["parallel", "stacked", "stacked_parallel", "cross_only"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DCNV2Spec(_Network):
+class DCNV2Spec(NetworkSpec):
     """DCN V2 (Wang et al. 2021): cross layers with whole or low-rank kernels, and an MLP.
 
     Attributes:
@@ -221,7 +215,7 @@ class DCNV2Spec(_Network):
     hidden: tuple[int, ...] = (256, 128)
 
     def __post_init__(self) -> None:
-        _Network.__post_init__(self)
+        NetworkSpec.__post_init__(self)
         checks.one_of(self, "structure", get_args(Structure))
         checks.positive_int(self, "cross_layers")
         checks.positive_int(self, "experts")
@@ -233,7 +227,7 @@ class DCNV2Spec(_Network):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AutoIntSpec(_Network):
+class AutoIntSpec(NetworkSpec):
     """AutoInt (Song et al. 2019): self-attention among the columns' vectors; with an MLP beside it AutoInt+.
 
     Attributes:
@@ -260,7 +254,7 @@ class AutoIntSpec(_Network):
     wide_initializer: Initializer | None = "zeros"
 
     def __post_init__(self) -> None:
-        _Network.__post_init__(self)
+        NetworkSpec.__post_init__(self)
         for count in ("layers", "heads", "attention_width"):
             checks.positive_int(self, count)
         for flag in ("residual", "scale", "layer_norm", "wide"):
@@ -272,7 +266,7 @@ class AutoIntSpec(_Network):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DLRMSpec(_Network):
+class DLRMSpec(NetworkSpec):
     """DLRM (Naumov et al. 2019): bottom MLP, interaction, top MLP.
 
     Attributes:
@@ -287,7 +281,7 @@ class DLRMSpec(_Network):
     interaction: Literal["dot", "cat"] = "dot"
 
     def __post_init__(self) -> None:
-        _Network.__post_init__(self)
+        NetworkSpec.__post_init__(self)
         checks.widths(self, "bottom")
         checks.widths(self, "top")
         checks.one_of(self, "interaction", ("dot", "cat"))
@@ -313,7 +307,7 @@ class TargetHistory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DINSpec(_Network):
+class DINSpec(NetworkSpec):
     """Deep Interest Network (Zhou et al. 2018): histories pooled by attention to a target, and an MLP.
 
     Attributes:
@@ -335,7 +329,7 @@ class DINSpec(_Network):
     hidden: tuple[int, ...] = (200, 80)
 
     def __post_init__(self) -> None:
-        _Network.__post_init__(self)
+        NetworkSpec.__post_init__(self)
         if not self.sequences:
             checks.fail(self, "sequences", "at least one pair of a target and a history")
         checks.distinct(self, "sequences", [pair.history for pair in self.sequences])
@@ -350,7 +344,7 @@ class DINSpec(_Network):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TwoTowerSpec(_Network):
+class TwoTowerSpec(NetworkSpec):
     """Two towers for retrieval (Yi et al. 2019): a vector of the user and one of the item, compared by their dot.
 
     Attributes:
@@ -379,7 +373,7 @@ class TwoTowerSpec(_Network):
     frequency_buckets: int = 1_048_576
 
     def __post_init__(self) -> None:
-        _Network.__post_init__(self)
+        NetworkSpec.__post_init__(self)
         for tower in ("user", "item"):
             if not getattr(self, tower):
                 checks.fail(self, tower, "at least one column")

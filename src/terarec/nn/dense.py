@@ -1,0 +1,319 @@
+"""Fully connected layers: the linear layer that models are made of, MLPs, and the layers of the registry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from terarec.nn.activations import ReLUInPlace, dropout, new_activation, relu_dropout
+from terarec.nn.initializers import (
+    Distribution,
+    by_scheme,
+    linear_distributions,
+    scheme_option,
+    uniform,
+    xavier_uniform,
+)
+from terarec.nn.layer import FileTensor, TensorShape, WeightedLayer, transposed, whole
+from terarec.nn.layer_option import LayerOption, choice, flag, integer, list_of
+from terarec.nn.normalization import BatchNorm1d
+from terarec.ops import linear
+
+
+class Linear(nn.Linear):
+    """`torch.nn.Linear`, multiplied by the faster of torch's libraries on a CPU (`terarec.ops.linear`)."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """float[..., n] -> float[..., m]."""
+        return linear(input, self.weight, self.bias)
+
+
+def new_linear(
+    fan_in: int, fan_out: int, *, weight: Distribution, bias: Distribution | None, generator: torch.Generator
+) -> Linear:
+    """A fully connected layer whose first weights come from `generator` alone; without bias if `bias` is None."""
+    layer = Linear(fan_in, fan_out, bias=bias is not None, device="meta").to_empty(device="cpu")
+    weight.fill_(layer.weight, generator)
+    if bias is not None:
+        bias.fill_(layer.bias, generator)
+    return layer
+
+
+LINEAR_OPTIONS = (
+    integer("num_output", "width of the output"),
+    scheme_option("weight_init", "first weights W"),
+    scheme_option("bias_init", "first biases b"),
+)
+
+
+class InnerProduct(WeightedLayer):
+    """y = x W + b over the last dimension."""
+
+    KIND = "inner_product"
+    OPTIONS: ClassVar[tuple[LayerOption, ...]] = LINEAR_OPTIONS
+    SHAPES = "[B, ..., n] -> [B, ..., num_output]"
+    FORMULA = "y = x W + b; W [n, num_output] Xavier-normal, b normal with variance 1/num_output"
+
+    def __init__(
+        self,
+        shapes: Sequence[TensorShape],
+        *,
+        num_output: int,
+        weight_init: str,
+        bias_init: str,
+        generator: torch.Generator,
+    ) -> None:
+        (shape,) = shapes
+        self.require(len(shape.dims) >= 1, shapes, "at least two dimensions")
+        super().__init__([TensorShape(shape.rows, (*shape.dims[:-1], num_output))])
+        weight, bias = linear_distributions(shape.dims[-1], num_output, weight_init, bias_init)
+        self.linear = new_linear(shape.dims[-1], num_output, weight=weight, bias=bias, generator=generator)
+
+    def file_tensors(self) -> list[FileTensor]:
+        """W [n, num_output], b [num_output]."""
+        return [FileTensor(self.linear.weight, transposed), FileTensor(self.linear.bias, whole)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float[B, ..., n] -> float[B, ..., num_output]."""
+        out: Tensor = self.linear(x)
+        return out
+
+
+class FusedInnerProduct(InnerProduct):
+    """A fully connected layer with its activation; what HugeCTR passes between several of them is left out."""
+
+    KIND = "fused_inner_product"
+    OPTIONS = (*LINEAR_OPTIONS, choice("activation", "what follows", ("relu", "none"), default="relu"))
+    SHAPES = "[B, n] -> [B, num_output]"
+    FORMULA = "y = max(0, x W + b), or x W + b without activation; weights as inner_product"
+
+    def __init__(
+        self,
+        shapes: Sequence[TensorShape],
+        *,
+        num_output: int,
+        weight_init: str,
+        bias_init: str,
+        activation: str,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__(
+            shapes, num_output=num_output, weight_init=weight_init, bias_init=bias_init, generator=generator
+        )
+        self.has_relu = activation == "relu"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float[B, n] -> float[B, num_output]."""
+        out = super().forward(x)
+        return out.relu_() if self.has_relu else out
+
+
+ACTIVATIONS = ("relu", "none")
+
+
+class MLP(nn.Module):
+    """Linear layers with an activation between them; batch norm goes before it, dropout behind it.
+
+    Args:
+        in_width: width of the input.
+        widths: width of each layer's output.
+        generator: source of the first weights.
+        relus: whether the activation follows each layer; by default all but the last.
+        biases: whether each layer has a bias; by default all have.
+        dropout: probability of zeroing a unit behind an activation while training.
+        initial: (fan_in, fan_out) -> distributions of a layer's first weight and bias.
+        activation: name of the activation, one of `terarec.nn.activations.ACTIVATIONS`.
+        batch_norm: whether what goes into an activation is normalized over the batch.
+    """
+
+    def __init__(
+        self,
+        in_width: int,
+        widths: Sequence[int],
+        *,
+        generator: torch.Generator,
+        relus: Sequence[bool] | None = None,
+        biases: Sequence[bool] | None = None,
+        dropout: float = 0.0,
+        initial: Callable[[int, int], tuple[Distribution, Distribution]] = linear_distributions,
+        activation: str = "relu",
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.relus = [True] * (len(widths) - 1) + [False] if relus is None else list(relus)
+        self.dropout = dropout
+        self.layers = nn.ModuleList()
+        has_bias = [True] * len(widths) if biases is None else biases
+        for (fan_in, fan_out), with_bias in zip(pairwise((in_width, *widths)), has_bias, strict=True):
+            weight, bias = initial(fan_in, fan_out)
+            drawn = new_linear(fan_in, fan_out, weight=weight, bias=bias if with_bias else None, generator=generator)
+            self.layers.append(drawn)
+        active = [width if relu else None for width, relu in zip(widths, self.relus, strict=True)]
+        self.norms = nn.ModuleList(
+            BatchNorm1d(width) if batch_norm and width is not None else nn.Identity() for width in active
+        )
+        self.activations = nn.ModuleList(
+            nn.Identity() if width is None else new_activation(activation, width) for width in active
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float[B, in_width] -> float[B, widths[-1]]."""
+        for layer, norm, activation, relu in zip(self.layers, self.norms, self.activations, self.relus, strict=True):
+            x = layer(x)
+            if relu:
+                x = norm(x)
+                if not (self.training and self.dropout):
+                    x = activation(x)
+                elif isinstance(activation, ReLUInPlace):
+                    x = relu_dropout(x, self.dropout)
+                else:
+                    x = dropout(activation(x), self.dropout)
+        return x
+
+
+class MLPLayer(WeightedLayer):
+    """The MLP of the registry. A second input, HugeCTR's buffer for the gradient of an interaction, is not read."""
+
+    KIND = "mlp"
+    OPTIONS = (
+        list_of(integer("num_outputs", "width of each layer's output")),
+        list_of(choice("activations", "what follows each layer; relu everywhere if empty", ACTIVATIONS), default=()),
+        list_of(flag("biases", "whether each layer has a bias; all have if empty"), default=()),
+        scheme_option("weight_init", "first weights"),
+        scheme_option("bias_init", "first biases"),
+    )
+    BOTTOMS = (1, 2)
+    SHAPES = "[B, n] -> [B, num_outputs[-1]]"
+    FORMULA = "x <- activation(x W_i + b_i), i = 1, 2, ...; W_i and b_i uniform within 1/sqrt(in)"
+
+    def __init__(
+        self,
+        shapes: Sequence[TensorShape],
+        *,
+        num_outputs: tuple[int, ...],
+        activations: tuple[str, ...],
+        biases: tuple[bool, ...],
+        weight_init: str,
+        bias_init: str,
+        generator: torch.Generator,
+    ) -> None:
+        self.require(len(num_outputs) >= 1, shapes, "at least one layer", num_outputs=num_outputs)
+        count = len(num_outputs)
+        for name, values in (("activations", activations), ("biases", biases)):
+            self.require(len(values) in (0, count), shapes, f"{count} of {name}", **{name: values})
+        super().__init__([TensorShape(shapes[0].rows, (*shapes[0].dims[:-1], num_outputs[-1]))])
+
+        def initial(fan_in: int, fan_out: int) -> tuple[Distribution, Distribution]:
+            own = uniform(1.0 / math.sqrt(fan_in))
+            return (
+                by_scheme(weight_init, default=own, fans=(fan_in, fan_out)),
+                by_scheme(bias_init, default=own, fans=(fan_out, fan_out)),
+            )
+
+        self.mlp = MLP(
+            shapes[0].dims[-1],
+            num_outputs,
+            generator=generator,
+            relus=[name == "relu" for name in activations or ("relu",) * count],
+            biases=biases or (True,) * count,
+            initial=initial,
+        )
+        for index, width in enumerate(num_outputs):
+            if self.mlp.layers[index].bias is None:
+                self.register_buffer(f"unused_bias_{index}", torch.zeros(width))
+
+    def file_tensors(self) -> list[FileTensor]:
+        """W and b of each layer; where a layer has no bias the file holds one all the same, which is kept."""
+        entries = []
+        for index, layer in enumerate(self.mlp.layers):
+            unused = self.get_buffer(f"unused_bias_{index}") if layer.bias is None else None
+            bias = layer.get_parameter("bias") if unused is None else unused
+            entries += [FileTensor(layer.get_parameter("weight"), transposed), FileTensor(bias, whole)]
+        return entries
+
+    def forward(self, x: Tensor, scratch: Tensor | None = None) -> Tensor:
+        """float[B, n] -> float[B, num_outputs[-1]]."""
+        out: Tensor = self.mlp(x)
+        return out
+
+
+class GroupDense(WeightedLayer):
+    """Two or more fully connected layers with ReLU between them; first weights as `inner_product`'s."""
+
+    KIND = "group_dense"
+    OPTIONS = (
+        list_of(integer("num_outputs", "width of each layer's output")),
+        choice("last_activation", "what follows the last layer", ACTIVATIONS, default="relu"),
+    )
+    BOTTOMS = (1, 2)
+    SHAPES = "[B, n] -> [B, num_outputs[-1]]"
+    FORMULA = "x <- max(0, x W_i + b_i), i = 1, 2, ...; the last one with its own activation"
+
+    def __init__(
+        self,
+        shapes: Sequence[TensorShape],
+        *,
+        num_outputs: tuple[int, ...],
+        last_activation: str,
+        generator: torch.Generator,
+    ) -> None:
+        shape = shapes[0]
+        self.require(len(shape.dims) == 1, shapes, "an input of two dimensions")
+        self.require(len(num_outputs) >= 2, shapes, "at least two layers", num_outputs=num_outputs)
+        super().__init__([TensorShape(shape.rows, num_outputs[-1:])])
+        relus = [True] * (len(num_outputs) - 1) + [last_activation == "relu"]
+        self.mlp = MLP(shape.dims[0], num_outputs, generator=generator, relus=relus)
+
+    def file_tensors(self) -> list[FileTensor]:
+        """W and b of each layer."""
+        views = ("weight", transposed), ("bias", whole)
+        return [FileTensor(getattr(layer, name), view) for layer in self.mlp.layers for name, view in views]
+
+    def forward(self, x: Tensor, scratch: Tensor | None = None) -> Tensor:
+        """float[B, n] -> float[B, num_outputs[-1]]."""
+        out: Tensor = self.mlp(x)
+        return out
+
+
+class WeightMultiply(WeightedLayer):
+    """Turns each of s numbers into a vector: the number times the weights of its column."""
+
+    KIND = "weight_multiply"
+    OPTIONS = (
+        list_of(integer("weight_dims", "columns s and length d of their vectors"), length=2),
+        scheme_option("weight_init", "first weights"),
+    )
+    SHAPES = "[B, s] -> [B, s*d]"
+    FORMULA = "y[b, s*d + j] = x[b, s] w[s, j]; w Xavier-uniform with fans s and s*d"
+
+    def __init__(
+        self,
+        shapes: Sequence[TensorShape],
+        *,
+        weight_dims: tuple[int, int],
+        weight_init: str,
+        generator: torch.Generator,
+    ) -> None:
+        (shape,) = shapes
+        columns, length = weight_dims
+        self.require(shape.dims == (columns,), shapes, f"[B, {columns}]", weight_dims=weight_dims)
+        super().__init__([TensorShape(shape.rows, (columns * length,))])
+        self.weight = nn.Parameter(torch.empty(columns, length))
+        fans = (columns, columns * length)
+        distribution = by_scheme(
+            weight_init, default=xavier_uniform(*fans), uniform=uniform(1.0 / sum(fans)), fans=fans
+        )
+        distribution.fill_(self.weight, generator)
+
+    def file_tensors(self) -> list[FileTensor]:
+        """The matrix w [s, d]."""
+        return [FileTensor(self.weight, whole)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float[B, s] -> float[B, s*d]."""
+        return (x.unsqueeze(2) * self.weight).flatten(1)
