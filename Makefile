@@ -8,7 +8,7 @@ PEERS_PREPARE := .venv-peers-prepare
 PEERS_FRAPPE := .venv-peers-frappe
 CORE := $(shell find CMakeLists.txt csrc -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name CMakeLists.txt)
 
-.PHONY: demo test test-all lint bench peers peers-prepare peers-frappe venv wheel clean help
+.PHONY: demo test test-all lint docs bench peers peers-prepare peers-frappe venv wheel clean help
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 16
@@ -26,6 +26,10 @@ lint: $(STAMP)   ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(STAMP)   ## the documentation as a site in build/site
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet "mkdocs-material" "mkdocstrings[python]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 bench: $(STAMP)  ## every measurement of the README; appends rows to benchmarks/results
 	$(BIN)/pip install --quiet -c constraints.txt polars
