@@ -29,14 +29,16 @@ ALLOWED["cli"].add("hugectr")
 
 ETL: dict[str, set[str]] = {
     "columns": set(),
+    "cleaning": set(),
     "in_order": set(),
     "partitions": set(),
     "generated": set(),
     "statistics": set(),
-    "values": {"columns", "partitions"},
-    "source": {"columns", "generated", "in_order"},
-    "ops": {"columns", "statistics", "values"},
-    "workflow": {"columns", "ops"},
+    "values": {"columns"},
+    "value_counts": {"columns", "partitions", "values"},
+    "source": {"columns", "cleaning", "generated", "in_order"},
+    "ops": {"columns", "statistics", "values", "value_counts"},
+    "workflow": {"columns", "cleaning", "ops"},
     "sink": {"columns", "partitions"},
 }
 """The rooms of `etl`, and which others each may import."""

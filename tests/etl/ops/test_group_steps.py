@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from terarec.errors import ConfigError, FormatError, StorageError
 from terarec.etl.columns import Block, ColumnType
 from terarec.etl.ops import DropLowCardinality, JoinGroupby, JoinTable, TargetEncoding
-from terarec.etl.values.value_counts import encoding_bytes
+from terarec.etl.value_counts import encoding_bytes
 from terarec.kernels.ref.hashes import xxh64_int64
 from tests.etl.column_values import block_of, column_of, values_of
 from tests.etl.ops.fitting import blocks_of, files_of, fit, saved, types_of
@@ -188,10 +188,10 @@ def test_groups_beyond_memory_go_to_the_disk_and_give_the_same_bits(step, kind, 
 
 
 @BEYOND_MEMORY
-def test_figures_of_groups_beyond_memory_are_refused_with_their_number_and_what_helps(step, kind):
+def test_statistics_of_groups_beyond_memory_are_refused_with_their_number_and_what_helps(step, kind):
     blocks = many_groups(kind)
     rows = group_rows(fit(step, blocks))
-    told = rf"column 'k': the figures of its {rows.num_rows:,} groups need about .* are left; HashBucket, Categorify"
+    told = rf"column 'k': the statistics of its {rows.num_rows:,} groups need about .* are left; HashBucket, Categorify"
     for memory in (encoding_bytes(rows) * 9 // 10, 10_000):
         with pytest.raises(StorageError, match=told):
             fit(step, blocks, memory_bytes=memory)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from terarec.errors import ConfigError
 from terarec.etl.ops import Bucketize, Categorify, Clip, FillMissing, GivenIds, ListSlice, LogOp
 from terarec.etl.ops.categorical import Vocabularies
-from terarec.etl.values.value_ids import ValueIds
+from terarec.etl.values import ValueIds
 from terarec.etl.workflow import EncodedRecords, Workflow, raw_column
 from terarec.spec import LabelSpec, SourceColumn, SourceSpec, WorkflowSpec
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.etl.values.value_ids import ValueIds
+from terarec.etl.values import ValueIds
 from terarec.etl.workflow import IdValues, Workflow
 from terarec.spec import MISSING_ID, MISSING_KEY, CategoricalColumn, DatasetSpec
 

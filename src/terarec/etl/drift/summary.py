@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from terarec.etl.drift.id_names import IdNames, id_names
 from terarec.etl.drift.raw_units import in_raw_units
-from terarec.etl.statistics.number_sample import GrowingSample, NumberSample
+from terarec.etl.statistics import GrowingSample, NumberSample
 from terarec.etl.workflow import Workflow
 from terarec.formats import ColumnBlock, Keys
 from terarec.kernels.cpu.counts import Int64Counts
@@ -86,10 +86,10 @@ def summarize(name: str, spec: DatasetSpec, blocks: Iterable[ColumnBlock], workf
     categories = [_Categories() for _ in spec.categorical]
     rows = 0
     for block in blocks:
-        tickets = xxh64_int64(np.arange(rows, rows + block.num_rows))
+        hashes = xxh64_int64(np.arange(rows, rows + block.num_rows))
         rows += block.num_rows
         for gathered, column in zip(numbers, np.hstack([block.label, block.dense]).T, strict=True):
-            gathered.add(column.astype(np.float64), tickets)
+            gathered.add(column.astype(np.float64), hashes)
         for counted, keys in zip(categories, block.keys, strict=True):
             counted.add(keys)
     dense = spec.column_names[: len(numbers)]
@@ -110,15 +110,15 @@ class _Numbers:
         self._total = self._missing = 0
         self._sample = GrowingSample()
 
-    def add(self, numbers: NDArray[np.float64], tickets: NDArray[np.int64]) -> None:
+    def add(self, numbers: NDArray[np.float64], hashes: NDArray[np.int64]) -> None:
         present = ~np.isnan(numbers)
         self._total += len(numbers)
         self._missing += len(numbers) - int(present.sum())
-        self._sample.add(NumberSample(tickets[present], numbers[present]))
+        self._sample.add(NumberSample(hashes[present], numbers[present]))
 
     def summary(self, workflow: Workflow, name: str) -> NumberSummary:
         sample = self._sample.sample()
-        raw = NumberSample(sample.tickets, in_raw_units(workflow, name, sample.numbers))
+        raw = NumberSample(sample.hashes, in_raw_units(workflow, name, sample.numbers))
         return NumberSummary(total=self._total, missing=self._missing, sample=raw)
 
 

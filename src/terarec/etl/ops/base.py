@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from terarec.errors import ConfigError
 from terarec.etl.columns import Block, ColumnType, from_arrow
 from terarec.etl.ops.record_values import RecordFunction, arrow_of_values, values_of_column
-from terarec.etl.values.value_ids import ValueIds
+from terarec.etl.values import ValueIds
 from terarec.spec import MISSING_ID, OperatorSpec, checks
 
 Stage: TypeAlias = Literal["stateless", "fitted", "grouped", "rows"]

@@ -29,9 +29,8 @@ from terarec.etl.ops.base import (
 from terarec.etl.ops.record_values import Ragged, RecordFunction, item_function
 from terarec.etl.ops.states import read_params, read_table, table_path, write_params, write_table
 from terarec.etl.ops.values import accepted_list, hashes_of, rejected
-from terarec.etl.values.value_counts import ValueCounts, encoding_bytes
-from terarec.etl.values.value_ids import ValueIds, find_each
-from terarec.etl.values.value_kind import VALUE_TYPES, as_values, lookup_kind
+from terarec.etl.value_counts import ValueCounts, encoding_bytes
+from terarec.etl.values import VALUE_TYPES, ValueIds, as_values, find_each, lookup_kind
 from terarec.kernels.cpu.hashes import xxh64_list
 from terarec.kernels.cpu.ids import TablesOfColumns
 from terarec.kernels.encoding_types import RefusedValueError
@@ -210,7 +209,7 @@ class VocabularyStatistic:
         """
         for name in self._op.columns:
             self._counts.add(self._op.vocabulary(name), block.columns[name])
-        self._counts.relieve()
+        self._counts.maybe_spill()
 
     def merge(self, partial: None) -> None:
         """Do nothing: `observe` counts, in any order of the blocks."""

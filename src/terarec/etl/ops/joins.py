@@ -28,10 +28,8 @@ from terarec.etl.ops.base import (
 )
 from terarec.etl.ops.record_values import Ragged, RecordFunction, joined, values_of_column
 from terarec.etl.ops.states import read_table, table_path, write_table
-from terarec.etl.values.group_sums import Aggregate, GroupSums
-from terarec.etl.values.value_counts import encoding_bytes
-from terarec.etl.values.value_ids import ValueIds
-from terarec.etl.values.value_kind import VALUE_TYPES, as_values, lookup_kind
+from terarec.etl.value_counts import Aggregate, GroupSums, encoding_bytes
+from terarec.etl.values import VALUE_TYPES, ValueIds, as_values, lookup_kind
 from terarec.spec import checks, register
 
 GroupStatistic = Literal["count", "sum", "mean", "std", "min", "max"]
@@ -162,7 +160,7 @@ class JoinGroupby(ColumnsOperator):
 
 
 def _lookup_groups(groups: FittedGroups, values: Any) -> Sequence[Any]:
-    ids = groups.ids.find_plain(values)
+    ids = groups.ids.find_values(values)
     return [statistics[ids] for statistics in groups.statistics.values()]
 
 
@@ -285,7 +283,7 @@ class SideTable:
     def positions_of_values(self, keys: list[Any]) -> list[int]:
         """Return the rows of `columns` of a few Python values."""
         missing, first = len(self.ids.values), self.ids.first_id
-        return [missing if found < first else found - first for found in self.ids.find_plain(keys).tolist()]
+        return [missing if found < first else found - first for found in self.ids.find_values(keys).tolist()]
 
     def save(self, directory: Path, name: str) -> None:
         """Write ``<name>-<key>.parquet``: `rows`."""

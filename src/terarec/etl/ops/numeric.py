@@ -22,8 +22,7 @@ from terarec.etl.ops.base import MISSING, ColumnTypes, MappedColumns, SpillOptio
 from terarec.etl.ops.record_values import RecordFunction, as_numbers, item_function
 from terarec.etl.ops.states import FittedNumbers, SampleStatistic, SummedStatistic
 from terarec.etl.ops.values import rejected, value_of
-from terarec.etl.statistics.moments import Moments
-from terarec.etl.statistics.number_range import NumberRange
+from terarec.etl.statistics import Moments, NumberRange
 from terarec.kernels.encoding_types import RefusedValueError
 from terarec.spec import MISSING_ID, checks, register
 

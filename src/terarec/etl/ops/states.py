@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.etl.columns import Block, Column
-from terarec.etl.statistics.moments import Moments
-from terarec.etl.statistics.number_range import NumberRange
-from terarec.etl.statistics.number_sample import GrowingSample, NumberSample
+from terarec.etl.statistics import GrowingSample, Moments, NumberRange, NumberSample
 from terarec.formats.arrow_columns import arrow_errors
 from terarec.io import AtomicFile, read_versioned_json, write_versioned_json
 from terarec.kernels.cpu.hashes import xxh64_int64

@@ -25,11 +25,9 @@ from terarec.etl.ops.base import (
 )
 from terarec.etl.ops.record_values import RecordFunction, item_function
 from terarec.etl.ops.states import read_params, read_table, table_path, write_params, write_table
-from terarec.etl.statistics.exact_sum import exact_sum
-from terarec.etl.values.group_sums import GroupSums
-from terarec.etl.values.value_counts import encoding_bytes
-from terarec.etl.values.value_ids import ValueIds
-from terarec.etl.values.value_kind import VALUE_TYPES, as_values, lookup_kind
+from terarec.etl.statistics import exact_sum
+from terarec.etl.value_counts import GroupSums, encoding_bytes
+from terarec.etl.values import VALUE_TYPES, ValueIds, as_values, lookup_kind
 from terarec.kernels.cpu.hashes import xxh64_int64
 from terarec.spec import checks, register
 
@@ -64,7 +62,7 @@ class TargetMeans:
 
     def encode_values(self, values: Any) -> NDArray[np.float64]:
         """Encode n Python values of rows outside the training part, float64[n]."""
-        return np.asarray(self.encoded[-1, self.ids.find_plain(values)])
+        return np.asarray(self.encoded[-1, self.ids.find_values(values)])
 
 
 @dataclass(frozen=True, slots=True)

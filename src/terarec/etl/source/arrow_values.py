@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
-from terarec.etl.columns import SECONDS, Cleaning, Column, from_arrow, offsets_of
+from terarec.etl.cleaning import SECONDS, Cleaning
+from terarec.etl.columns import Column, from_arrow, offsets_of
 from terarec.etl.source.raw_block import FieldFaults
 from terarec.etl.source.settle import without_bad
 from terarec.etl.source.text_values import parse_texts

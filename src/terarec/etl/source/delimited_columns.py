@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from terarec.etl.columns import SECONDS, Column
+from terarec.etl.cleaning import SECONDS
+from terarec.etl.columns import Column
 from terarec.etl.source.raw_block import FieldFaults
 from terarec.etl.source.settle import without_bad
 from terarec.etl.source.times import beyond_years, parse_times

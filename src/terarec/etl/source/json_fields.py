@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from terarec.etl.columns import Cleaning
+from terarec.etl.cleaning import Cleaning
 from terarec.etl.source.bad_input import show
 from terarec.etl.source.raw_block import FieldFaults
 from terarec.etl.source.text import MAX_LINE_BYTES

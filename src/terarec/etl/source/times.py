@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from terarec.etl.columns import FIRST_SECOND, LAST_SECOND, text_buffers
+from terarec.etl.cleaning import FIRST_SECOND, LAST_SECOND
+from terarec.etl.columns import text_buffers
 
 _WIDTHS = {"Y": 4, "m": 2, "d": 2, "H": 2, "M": 2, "S": 2, "I": 2, "p": 2}
 _RANGES = {"Y": (1, 9999), "m": (1, 12), "d": (1, 31), "H": (0, 23), "M": (0, 59), "S": (0, 59), "I": (1, 12)}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from terarec.etl.columns import SPACE
+from terarec.etl.cleaning import SPACE
 from terarec.etl.source.bad_input import FATAL
 from terarec.etl.source.delimited import DelimitedReader
 from terarec.etl.source.text import MAX_LINE_BYTES

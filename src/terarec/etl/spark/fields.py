@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from terarec.etl.columns import FIRST_SECOND, LAST_SECOND, SPACE, ColumnType
+from terarec.etl.cleaning import FIRST_SECOND, LAST_SECOND, SPACE
+from terarec.etl.columns import ColumnType
 from terarec.etl.spark.expressions import each, spark_type
 from terarec.etl.workflow.plan import source_types
 from terarec.spec import SourceColumn, SourceSpec

@@ -22,11 +22,8 @@ from terarec.etl.ops.states import SAMPLE_SEED
 from terarec.etl.spark.expressions import ROW, column, hashed
 from terarec.etl.spark.steps.learnt import lookup_key
 from terarec.etl.spark.steps.step import Step
-from terarec.etl.statistics.moments import Moments
-from terarec.etl.statistics.number_range import NumberRange
-from terarec.etl.statistics.number_sample import SAMPLE_SIZE, NumberSample
-from terarec.etl.values.value_ids import ValueIds
-from terarec.etl.values.value_kind import lookup_kind
+from terarec.etl.statistics import SAMPLE_SIZE, Moments, NumberRange, NumberSample
+from terarec.etl.values import ValueIds, lookup_kind
 
 _ITEM, _PLACE, _PART = "item", "place", "part"
 _SPARE = 1.25

@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from terarec.etl.columns import Cleaning, ColumnType
+from terarec.etl.cleaning import Cleaning
+from terarec.etl.columns import ColumnType
 from terarec.etl.ops.record_values import Ragged, checked_integers, checked_texts
 from terarec.etl.ops.values import HEX_DIGITS
 from terarec.etl.workflow.raw_values import cut_text, time_reader

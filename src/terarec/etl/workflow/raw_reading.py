@@ -7,7 +7,8 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from terarec.etl.columns import Cleaning, ColumnType
+from terarec.etl.cleaning import Cleaning
+from terarec.etl.columns import ColumnType
 from terarec.etl.workflow.operations import NumberPlace, Operations, alone
 from terarec.etl.workflow.plain_reading import plain_reader
 from terarec.etl.workflow.plan import Plan

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from terarec.etl.columns import FIRST_SECOND, LAST_SECOND, SECONDS, Cleaning, Column, ColumnType
+from terarec.etl.cleaning import FIRST_SECOND, LAST_SECOND, SECONDS, Cleaning
+from terarec.etl.columns import Column, ColumnType
 from terarec.etl.ops.record_values import checked_texts
 from terarec.etl.ops.values import HEX_DIGITS
 from terarec.etl.workflow.raw_column import RawColumn, RawValues

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from terarec.errors import ConfigError, FormatError
-from terarec.etl.columns import Block, Cleaning, ColumnType
+from terarec.etl.cleaning import Cleaning
+from terarec.etl.columns import Block, ColumnType
 from terarec.etl.ops import State
 from terarec.etl.workflow.data_set import data_set, dense_values, keys_of
 from terarec.etl.workflow.encoded_records import EncodedRecords

@@ -1,4 +1,4 @@
-"""What is done to every raw value before anything else: in files of every format, and in records that are served."""
+"""Cleaning of raw values, in files of every format and in served records: white space and texts for missing values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from terarec.spec import SourceSpec
 
 SPACE = " \t\n\v\f\r"
-"""ASCII white space, which trimming drops."""
+"""ASCII white space, which is trimmed."""
 
 FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799
 """The times that are accepted as integers, of the years 1 to 9999; milliseconds of any day since 1978 lie beyond."""
@@ -23,11 +23,11 @@ SECONDS = "seconds since 1970 in UTC, of the years 1 to 9999 (milliseconds are t
 
 @dataclass(frozen=True, slots=True)
 class Cleaning:
-    """How texts are cleaned. The parser of delimited text and Spark's expressions do the same.
+    """Cleaning of texts. The parser of delimited text does the same.
 
     Attributes:
-        trim: whether white space around a text is dropped.
-        missing: texts that mean a missing value once they are trimmed; "" does so always.
+        trim: Whether white space around a text is dropped.
+        missing: Trimmed texts that mean a missing value; "" always does.
     """
 
     trim: bool = False
@@ -35,12 +35,12 @@ class Cleaning:
 
     @classmethod
     def of_files(cls, source: SourceSpec) -> Cleaning:
-        """What is done to the texts of files with types of their own; a parser has trimmed those of delimited text."""
+        """Return the cleaning of files with types of their own; a parser has trimmed delimited text."""
         return cls(source.trim and source.cleaning == "values", frozenset(source.missing) - {""})
 
     @classmethod
     def of_records(cls, source: SourceSpec) -> Cleaning:
-        """What is done to the raw values of records."""
+        """Return the cleaning of the raw values of records."""
         return cls.of_files(source) if source.cleaning == "values" else cls()
 
     @property
@@ -49,18 +49,18 @@ class Cleaning:
         return self.trim or bool(self.missing)
 
     def value(self, value: Any) -> Any:
-        """A raw value, None if it is a text that means a missing one."""
+        """Return a raw value, None if it is a text that means a missing one."""
         if not isinstance(value, str):
             return value
         text = value.strip(SPACE) if self.trim else value
         return None if text == "" or text in self.missing else text
 
     def values(self, values: Sequence[Any]) -> list[Any]:
-        """Raw values."""
+        """Return cleaned raw values."""
         return list(map(self.value, values))
 
     def texts(self, texts: Any) -> Any:
-        """An Arrow array of texts, null where they mean a missing value."""
+        """Return an Arrow array of texts, null where they mean a missing value."""
         if self.trim:
             texts = pc.utf8_trim(texts, SPACE)
         missing = pc.is_in(texts, value_set=pa.array(["", *self.missing], type=texts.type))

@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terarec.etl.statistics import number_sample
-from terarec.etl.statistics.exact_sum import exact_sum, exact_sum_of_squares
-from terarec.etl.statistics.moments import Moments
-from terarec.etl.statistics.number_range import NumberRange
-from terarec.etl.statistics.number_sample import GrowingSample, NumberSample
+from terarec.etl.statistics import (
+    GrowingSample,
+    Moments,
+    NumberRange,
+    NumberSample,
+    exact_sum,
+    exact_sum_of_squares,
+)
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 NUMBERS = st.lists(FINITE, max_size=50)
@@ -61,21 +64,21 @@ def test_deviation_beyond_the_range_of_squares():
     assert Moments().mean == 0.0
 
 
-def sample_of(numbers, block_rows, tickets):
+def sample_of(numbers, block_rows, hashes):
     growing = GrowingSample()
     for start in range(0, len(numbers), block_rows):
         part = slice(start, start + block_rows)
-        growing.add(NumberSample(tickets[part], numbers[part]))
+        growing.add(NumberSample(hashes[part], numbers[part]))
     return growing.sample()
 
 
 @pytest.mark.parametrize("block_rows", [1, 7, 64, 1000])
-def test_the_sample_holds_the_lowest_tickets_whatever_the_blocks(monkeypatch, block_rows):
-    monkeypatch.setattr(number_sample, "SAMPLE_SIZE", 50)
+def test_the_sample_holds_the_lowest_hashes_whatever_the_blocks(monkeypatch, block_rows):
+    monkeypatch.setattr("terarec.etl.statistics.SAMPLE_SIZE", 50)
     generator = np.random.default_rng(1)
-    numbers, tickets = generator.random(500), generator.permutation(500).astype(np.int64)
-    sample = sample_of(numbers, block_rows, tickets)
-    assert sorted(sample.numbers.tolist()) == sorted(numbers[tickets < 50].tolist())
+    numbers, hashes = generator.random(500), generator.permutation(500).astype(np.int64)
+    sample = sample_of(numbers, block_rows, hashes)
+    assert sorted(sample.numbers.tolist()) == sorted(numbers[hashes < 50].tolist())
 
 
 @given(values=st.lists(st.integers(0, 12).map(float), max_size=60), intervals=st.integers(1, 9))

@@ -1,19 +1,43 @@
-"""Distinct values and their ids: the dictionary behind `Categorify` and all steps that look values up."""
+"""Distinct values and their ids: the dictionary behind all steps that look values up."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.etl.columns import Column, text_buffers
-from terarec.etl.values.value_kind import ValueKind, as_values
+from terarec.etl.columns import ARROW_TYPES, Column, Kind, text_buffers
 from terarec.kernels.cpu.ids import Hex32Ids, Int64Ids, TextIds, find_columns
 from terarec.spec import MISSING_ID
+
+ValueKind: TypeAlias = Literal["text", "integer", "hex32"]
+"""Kinds that can be looked up; ids are looked up as integers."""
+
+VALUE_TYPES: dict[pa.DataType, ValueKind] = {
+    ARROW_TYPES["text"]: "text",
+    ARROW_TYPES["integer"]: "integer",
+    ARROW_TYPES["hex32"]: "hex32",
+}
+"""Arrow type -> kind of the values."""
+
+
+def lookup_kind(kind: Kind) -> ValueKind:
+    """Return the kind under which values of `kind`, no numbers, are looked up."""
+    assert kind != "number"
+    return "integer" if kind == "id" else kind
+
+
+def as_values(column: Column) -> Column:
+    """Return the m values of a column, without their lists; ids as integers, id 0 being missing."""
+    if column.type != "id":
+        return column.flat()
+    missing = column.values == 0
+    return Column("integer", column.values.astype(np.int64, copy=False), missing if missing.any() else None)
+
 
 _INT32_IDS = 2**31
 
@@ -24,9 +48,9 @@ class ValueIds:
     Id 0 is a missing value's; ids ``1 .. hash_buckets`` are those of other values: ``1 + hash mod hash_buckets``.
 
     Attributes:
-        kind: of the values.
+        kind: Kind of the values.
         values: Arrow array [V] without nulls, of the kind's type in `VALUE_TYPES`.
-        hash_buckets: see above.
+        hash_buckets: Number of ids of other values.
     """
 
     def __init__(self, kind: ValueKind, values: pa.Array, hash_buckets: int = 1) -> None:
@@ -36,7 +60,7 @@ class ValueIds:
 
     @property
     def first_id(self) -> int:
-        """The id of value 0."""
+        """Id of value 0."""
         return 1 + self.hash_buckets
 
     @property
@@ -46,10 +70,10 @@ class ValueIds:
 
     @cached_property
     def table(self) -> Hex32Ids | Int64Ids | TextIds:
-        """The compiled table that finds ids, made at first use.
+        """Compiled table that finds ids, made at first use.
 
         Raises:
-            ValueError: a value occurs twice.
+            ValueError: A value occurs twice.
         """
         if self.kind == "text":
             return TextIds(*text_buffers(self.values), hash_buckets=self.hash_buckets)
@@ -59,7 +83,7 @@ class ValueIds:
         return Int64Ids(numbers, hash_buckets=self.hash_buckets)
 
     def find(self, column: Column) -> NDArray[np.int64]:
-        """Ids int64[m] of the m values of a column of this kind, or of ids where the kind is integer."""
+        """Find ids int64[m] of the m values of a column of this kind, or of ids where the kind is integer."""
         table, column = self.table, as_values(column)
         if isinstance(table, TextIds):
             text = column.values
@@ -67,11 +91,11 @@ class ValueIds:
             return table.find_all(*text_buffers(text), missing)
         return table.find_all(column.values, column.missing)
 
-    def find_plain(self, values: list[Any] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Ids int64[m] of a few values as a server holds them, or of ids int64[m] where the kind is integer.
+    def find_values(self, values: list[Any] | NDArray[np.int64]) -> NDArray[np.int64]:
+        """Find ids int64[m] of a few Python values, or of ids int64[m] where the kind is integer.
 
         Raises:
-            RefusedValueError: a value that the table does not take.
+            RefusedValueError: A value that the table does not take.
         """
         if isinstance(values, list):
             return self.table.find_list(values)
@@ -79,10 +103,10 @@ class ValueIds:
         return self.table.find_all(values, values == MISSING_ID)
 
     def inverse(self, ids: Iterable[int]) -> list[str | int | None]:
-        """The values of `ids`; None for missing and for hashed values. hex32 gives eight lower-case digits.
+        """Return the values of `ids`; None for missing and for hashed values. hex32 gives eight lower-case digits.
 
         Raises:
-            IndexError: an id outside 0 <= id < `num_ids`.
+            IndexError: An id outside 0 <= id < `num_ids`.
         """
         values: list[str | int | None] = []
         for number in ids:
@@ -94,7 +118,7 @@ class ValueIds:
 
 
 def find_each(ids: Sequence[ValueIds], columns: Sequence[Column]) -> list[NDArray[Any]]:
-    """Ids of the values of each column by its own `ids`, as `ValueIds.find` has them; as int32 where all of them fit.
+    """Find the ids of each column in its own `ids`, like `ValueIds.find`, as int32 where all of them fit.
 
     Columns of one kind and length are looked up together.
     """

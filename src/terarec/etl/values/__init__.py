@@ -1,1 +1,0 @@
-"""Distinct values of columns: how often each occurs, also where memory does not hold them, and which id each has."""
