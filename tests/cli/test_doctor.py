@@ -27,6 +27,7 @@ def test_doctor_tells_what_is_there() -> None:
         "starlette",
         "uvicorn",
         "matplotlib",
+        "jinja2",
         "onnx",
         "onnxruntime",
         "onnxscript",

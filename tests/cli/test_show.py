@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from terarec.cli.figures import byte_text, label, text
 from terarec.cli.show import Show
+from terarec.reports.numbers import byte_text, label, text
 
 
 @pytest.mark.parametrize(

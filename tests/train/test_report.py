@@ -26,8 +26,7 @@ from terarec.spec import (
     freq,
     lru,
 )
-from terarec.train.report import write_report
-from terarec.train.report_curves import MAX_POINTS, draw_curves, smooth, thin
+from terarec.train.report import MAX_POINTS, draw_curves, smooth, thin, write_report
 from terarec.train.report_log import RunLog
 from terarec.train.run import build
 
@@ -112,8 +111,9 @@ def test_nested_settings_read_as_words(spec: RunSpec, tmp_path: Path) -> None:
 def test_the_ticks_of_a_narrow_curve_differ() -> None:
     """E4: .720 .721 .721 .722 .722."""
     points = [{"samples": n, "auc": 0.72 + n * 1e-4, "split": "valid"} for n in range(20)]
-    ((_, svg),) = draw_curves(RunLog(training=(), evaluations=points), None)
-    labels = re.findall(r"<!-- (0\.\d+) -->", svg.split("auc-matplotlib.axis_2")[1].split("area under")[0])
+    (plot,) = draw_curves(RunLog(training=(), evaluations=points), None)
+    svg = plot.svg
+    labels = re.findall(r">(0\.\d+)</text>", svg.split("auc-matplotlib.axis_2")[1].split("area under")[0])
     assert len(labels) == len(set(labels)) > 2
 
 

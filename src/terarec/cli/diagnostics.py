@@ -120,7 +120,7 @@ def _read(path: str) -> str | None:
 _LIBRARIES = ("numpy", "pyarrow", "safetensors", "typer", "rich")
 EXTRAS = {
     "serve": ("starlette", "uvicorn"),
-    "report": ("matplotlib",),
+    "report": ("matplotlib", "jinja2"),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "tensorboard": ("tensorboard",),
     "mlflow": ("mlflow-skinny",),

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from terarec.cli.figures import label
 from terarec.cli.options import AllowImport, CheckpointOption
 from terarec.cli.show import Show
 from terarec.errors import ConfigError, DataNotFoundError
+from terarec.reports.numbers import label
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from terarec.cli.figures import label, text
+from terarec.reports.numbers import label, text
+from terarec.reports.progress import Bar
 from terarec.spec.quoting import printable
 
 if TYPE_CHECKING:
@@ -109,28 +110,17 @@ class Show:
     @contextmanager
     def progress(self, words: str, unit: str) -> Iterator[Advance]:
         """A progress bar on stderr while the block runs; nothing is drawn where stderr is no terminal."""
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        bar = Bar(self.progress_console, words, unit)
 
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:,.0f} of {task.total:,.0f} " + unit),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
-        )
-        console = self.progress_console
-        with Progress(
-            *columns, console=console, transient=True, refresh_per_second=4, disable=not console.is_terminal
-        ) as bar:
-            task = bar.add_task(words, total=1, rate="", visible=False)
+        def advance(position: int, total: int, *, words: str | None = None, rate: str | None = None) -> None:
+            speed = f"{bar.speed:,.0f} {unit}/s" if bar.speed else ""
+            bar.move(position, total, words=words, remark=speed if rate is None else rate)
 
-            def advance(position: int, total: int, *, words: str | None = None, rate: str | None = None) -> None:
-                if rate is None:
-                    speed = bar.tasks[task].speed
-                    rate = f"{speed:,.0f} {unit}/s" if speed else ""
-                bar.update(task, description=words, completed=position, total=total, rate=rate, visible=True)
-
+        bar.start()
+        try:
             yield advance
+        finally:
+            bar.stop()
 
 
 def print_json(data: Mapping[str, Any]) -> None:

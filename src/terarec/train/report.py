@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import platform
@@ -12,6 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -22,10 +25,11 @@ from terarec.config import load_run
 from terarec.errors import FormatError
 from terarec.formats import DATASET_FILE, read_dataset
 from terarec.io import write_bytes
+from terarec.reports.numbers import byte_text, duration_text, setting_text
+from terarec.reports.page import Facts, Grid, Page, Plot, Row, Tile, render
+from terarec.reports.plots import BLUE, GREEN, OCHRE, ORANGE, PALE_BLUE, PURPLE, new_axes, plot_style, svg_element
 from terarec.spec import DatasetSpec, RunSpec, to_data
-from terarec.train.report_curves import draw_curves, metric_title
 from terarec.train.report_log import RunLog, read_log
-from terarec.train.report_page import Facts, Grid, Page, Tile, render
 from terarec.train.run_dir import RunDirectory
 
 REPORT_FILE = "report.html"
@@ -33,18 +37,31 @@ MOST_TILES = 4
 """Metrics that the head of the report shows."""
 
 
+Values = Sequence[float] | npt.NDArray[np.float64]
+
+SPLIT_COLORS = (ORANGE, PURPLE, OCHRE)
+
+_TITLES = {"auc": "AUC", "gauc": "GAUC", "rmse": "RMSE", "mae": "MAE", "mse": "MSE", "ne": "normalized entropy"}
+
+MAX_POINTS = 400
+"""Points drawn of a curve, about one per two pixels; longer logs are averaged down to it."""
+
+MIN_SMOOTHED = 40
+"""Points from which a loss curve gets a moving average beside it, over a twentieth of the points."""
+
+
 def write_report(run_dir: Path) -> Path:
     """Write ``report.html`` of a run: curves, figures, model, data, tables, machine.
 
     Args:
-        run_dir: a run with at least one logged point; the sizes come from its newest checkpoint, if there is one.
+        run_dir: Run with at least one logged point; the sizes come from its newest checkpoint, if there is one.
 
     Returns:
         The path of the file.
 
     Raises:
         FormatError: a file of the run is missing or damaged.
-        MissingDependencyError: matplotlib is not installed.
+        MissingDependencyError: matplotlib or Jinja2 is not installed.
     """
     directory = RunDirectory(run_dir)
     run = load_run(directory.run_file)
@@ -55,16 +72,20 @@ def write_report(run_dir: Path) -> Path:
     page = Page(
         title=f"{_title(run)} on {dataset.name}",
         subtitle=f"terarec run in {run_dir.absolute().name}/",
-        tiles=_tiles(log, dataset),
-        curves=draw_curves(log, dataset.best_auc),
-        evaluations=_evaluation_grid(log),
-        facts=(
-            Facts(title="Model", rows=[*_fields(run.model), *_parameter_rows(newest, sizes)]),
-            Facts(title="Data", rows=_data_rows(run, dataset)),
-            Facts(title="Training", rows=[*_optimizer_rows(run), *_fields(run.training)]),
-            Facts(title="What it ran on", rows=[*_start_rows(log), *_machine_rows()]),
+        rows=(
+            Row(width="narrow", cards=_tiles(log, dataset)),
+            Row(width="medium", cards=[*draw_curves(log, dataset.best_auc), _evaluation_grid(log)]),
+            Row(
+                width="medium",
+                cards=(
+                    Facts(title="Model", rows=[*_fields(run.model), *_parameter_rows(newest, sizes)]),
+                    Facts(title="Data", rows=_data_rows(run, dataset)),
+                    Facts(title="Training", rows=[*_optimizer_rows(run), *_fields(run.training)]),
+                    Facts(title="What it ran on", rows=[*_start_rows(log), *_machine_rows()]),
+                ),
+            ),
+            Row(width="wide", cards=[_table_grid(sizes)]),
         ),
-        tables=_table_grid(sizes),
     )
     path = run_dir / REPORT_FILE
     write_bytes(path, render(page).encode())
@@ -89,43 +110,14 @@ def _tiles(log: RunLog, dataset: DatasetSpec) -> list[Tile]:
         rate = statistics.median(point["samples_per_second"] for point in log.training)
         tiles.append(Tile(name="training", figure=f"{rate:,.0f}", remark="samples/s, median"))
         tiles.append(Tile(name="samples seen", figure=f"{last['samples']:,}", remark=f"in {last['step']:,} steps"))
-        tiles.append(Tile(name="training time", figure=_duration(log.training_seconds)))
+        tiles.append(Tile(name="training time", figure=duration_text(log.training_seconds)))
     return tiles
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{seconds:.1f} s"
 
 
 def _fields(spec: object) -> Iterator[tuple[str, str]]:
     """The fields of a spec for people."""
     for name, value in to_data(spec).items():
-        yield name.replace("_", " "), _text(value)
-
-
-def _text(value: object) -> str:
-    """A value of `to_data` for people; a nested spec is its kind and its fields."""
-    if isinstance(value, Mapping):
-        words = [f"{name.replace('_', ' ')} {_inner(held)}" for name, held in value.items() if name != "kind"]
-        return ", ".join([value["kind"], *words] if "kind" in value else words) or "none"
-    if isinstance(value, list):
-        is_sizes = all(isinstance(item, int) for item in value)
-        return ("-" if is_sizes else ", ").join(map(_text, value)) or "none"
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _inner(value: object) -> str:
-    """`_text` of what is a part of something, so that its commas are its own."""
-    text = _text(value)
-    return f"({text})" if ", " in text or (isinstance(value, Mapping) and value) else text
+        yield name.replace("_", " "), setting_text(value)
 
 
 def _data_rows(run: RunSpec, dataset: DatasetSpec) -> list[tuple[str, str]]:
@@ -142,9 +134,9 @@ def _optimizer_rows(run: RunSpec) -> Iterator[tuple[str, str]]:
     for name, spec in (("dense optimizer", run.dense_optimizer), ("table optimizer", run.sparse_optimizer)):
         data = to_data(spec)
         rows = data.pop("rows", None)
-        yield name, _text(data).replace("-", "\N{NON-BREAKING HYPHEN}")  # no line ends inside 1e-08
+        yield name, setting_text(data).replace("-", "\N{NON-BREAKING HYPHEN}")  # no line ends inside 1e-08
         if rows is not None:
-            yield "table rows", _text(rows)
+            yield "table rows", setting_text(rows)
 
 
 def _parameter_rows(newest: Sequence[Path], sizes: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, str]]:
@@ -152,7 +144,7 @@ def _parameter_rows(newest: Sequence[Path], sizes: Mapping[str, tuple[int, int]]
         dense = sum(math.prod(shape) for shape in _shapes(checkpoint / DENSE).values())
         yield "dense parameters", f"{dense:,}"
         in_tables = sum(rows * width for rows, width in sizes.values())
-        yield "table parameters", f"{in_tables:,} ({_bytes(4 * in_tables)}) in {len(sizes)} tables"
+        yield "table parameters", f"{in_tables:,} ({byte_text(4 * in_tables)}) in {len(sizes)} tables"
 
 
 def _table_sizes(checkpoint: Path) -> dict[str, tuple[int, int]]:
@@ -197,23 +189,14 @@ def _figure(point: Mapping[str, Any], name: str, digits: int = 5) -> str:
 
 def _table_grid(sizes: Mapping[str, tuple[int, int]]) -> Grid:
     by_size = sorted(sizes.items(), key=lambda item: -item[1][0] * item[1][1])
-    rows = [(name, f"{rows:,}", str(width), _bytes(4 * rows * width)) for name, (rows, width) in by_size]
+    rows = [(name, f"{rows:,}", str(width), byte_text(4 * rows * width)) for name, (rows, width) in by_size]
     return Grid(title="Embedding tables", header=("table", "rows", "width", "weights"), rows=rows)
-
-
-def _bytes(count: int) -> str:
-    size, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            break
-        size /= 1024
-    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
 
 
 def _start_rows(log: RunLog) -> Iterator[tuple[str, str]]:
     """What the training ran on; of several starts that differ, all in their order."""
     for name in ("device", "threads", "precision", "compile"):
-        held = dict.fromkeys(_text(start[name]) for start in log.starts if name in start)
+        held = dict.fromkeys(setting_text(start[name]) for start in log.starts if name in start)
         if held:
             yield name.replace("threads", "CPU threads").replace("compile", "torch.compile"), ", then ".join(held)
     kernels = log.starts[-1].get("kernels", {}) if log.starts else {}
@@ -236,3 +219,125 @@ def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.M) if cpuinfo.is_file() else None
     return match[1] if match else platform.processor() or platform.machine()
+
+
+def draw_curves(log: RunLog, best_auc: float | None) -> list[Plot]:
+    """Draw loss, metrics and throughput over the samples seen; what was not logged is left out.
+
+    Args:
+        log: Log of the run.
+        best_auc: AUC of the model that generated the labels, if known; drawn as a line.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    curves: list[Plot] = []
+    with plot_style():
+        if log.training:
+            curves.append(Plot(title="Loss", svg=_loss(log)))
+        curves += [
+            Plot(title=metric_title(metric), svg=_metric(log.evaluations, metric, best_auc))
+            for metric in log.metrics
+            if metric != "logloss"  # which is next to the loss
+        ]
+        if log.training:
+            curves.append(Plot(title="Throughput", svg=_throughput(log.training)))
+    return curves
+
+
+def thin(values: Values, most: int = MAX_POINTS) -> npt.NDArray[np.float64]:
+    """`values`, or at most `most` means of equally long runs of them."""
+    array = np.asarray(values, dtype=np.float64)
+    if len(array) <= most:
+        return array
+    return np.array([part.mean() for part in np.array_split(array, most)])
+
+
+def smooth(values: Values) -> npt.NDArray[np.float64]:
+    """Moving average over a twentieth of the points, over fewer near the ends."""
+    array = np.asarray(values, dtype=np.float64)
+    half = len(array) // 40
+    sums = np.concatenate([[0.0], np.cumsum(array)])
+    index = np.arange(len(array))
+    low, high = np.maximum(index - half, 0), np.minimum(index + half + 1, len(array))
+    means: npt.NDArray[np.float64] = (sums[high] - sums[low]) / (high - low)
+    return means
+
+
+def _loss(log: RunLog) -> str:
+    figure, axes = _axes("loss (nats per sample)" if "logloss" in log.metrics else "loss")
+    samples, losses = _series(log.training, "loss")
+    smoothed = len(losses) >= MIN_SMOOTHED
+    _line(axes, samples, losses, PALE_BLUE if smoothed else BLUE, "train")
+    if smoothed:
+        _line(axes, samples, smooth(losses), BLUE, "train, smoothed")
+    _evaluation_lines(axes, log.evaluations, "logloss")
+    return _svg(figure, "loss")
+
+
+def metric_title(metric: str) -> str:
+    """What a metric is called for people."""
+    return _TITLES.get(metric, metric)
+
+
+def _metric(evaluations: Sequence[dict[str, Any]], metric: str, best_auc: float | None) -> str:
+    figure, axes = _axes("area under the ROC curve" if metric == "auc" else metric_title(metric))
+    _evaluation_lines(axes, evaluations, metric)
+    last = next(point for point in reversed(evaluations) if metric in point)
+    at = (last["samples"], last[metric])
+    axes.annotate(f"{at[1]:.4f}", at, (0, 7), textcoords="offset points", horizontalalignment="right")
+    if metric == "auc" and best_auc is not None:
+        axes.axhline(
+            best_auc, color=GREEN, linewidth=1.4, linestyle=(0, (5, 3)), label=f"best reachable {best_auc:.4f}"
+        )
+    axes.ticklabel_format(axis="y", style="plain", useOffset=False)  # as many digits as keep the labels apart
+    axes.margins(y=0.15)
+    return _svg(figure, re.sub(r"\W", "_", metric))
+
+
+def _throughput(training: Sequence[dict[str, Any]]) -> str:
+    from matplotlib.ticker import EngFormatter
+
+    figure, axes = _axes("samples per second")
+    samples, rates = _series(training, "samples_per_second")
+    _line(axes, samples, rates, BLUE, "train")
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set_ylim(bottom=0, top=1.15 * max(rates, default=1.0))
+    return _svg(figure, "throughput")
+
+
+def _axes(unit: str) -> tuple[Any, Any]:
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    figure, axes = new_axes(3.4)
+    axes.set_xlabel("samples seen")
+    axes.set_ylabel(unit)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    return figure, axes
+
+
+def _line(axes: Any, x: Values, y: Values, color: str, label: str, marker: str | None = None) -> None:
+    """One curve; a single point shows as a dot, since a line of one point does not show at all."""
+    mark = marker or ("o" if len(x) == 1 else None)
+    axes.plot(thin(x), thin(y), color=color, label=label, marker=mark, markersize=4.5)
+
+
+def _evaluation_lines(axes: Any, evaluations: Sequence[dict[str, Any]], name: str) -> None:
+    splits = dict.fromkeys(point["split"] for point in evaluations)
+    for split, color in zip(splits, itertools.cycle(SPLIT_COLORS), strict=False):
+        points = [point for point in evaluations if point["split"] == split]
+        _line(axes, *_series(points, name), color, split, marker="o")
+
+
+def _series(points: Sequence[dict[str, Any]], name: str) -> tuple[list[float], list[float]]:
+    known = [point for point in points if name in point]
+    return [point["samples"] for point in known], [point[name] for point in known]
+
+
+def _svg(figure: Any, name: str) -> str:
+    """The figure as an element with a legend above the curves."""
+    axes = figure.axes[0]
+    axes.set_xlim(left=0)
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=5)  # above the curves, never over them
+    return svg_element(figure, name)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from terarec.errors import ConfigError
 from terarec.etl.drift.measures import jensen_shannon_distance, stability_index
 from terarec.etl.drift.summary import CategorySummary, DataSummary, NumberSummary
+from terarec.reports.numbers import number_text
 
 INTERVALS = 10
 """Bins of a number: the reference's deciles."""
@@ -137,11 +138,6 @@ def _interval_names(boundaries: Sequence[float]) -> list[str]:
         return ["all numbers"]
     edges = [number_text(bound) for bound in boundaries]
     return [f"< {edges[0]}", *(f"{low} to {high}" for low, high in itertools.pairwise(edges)), f">= {edges[-1]}"]
-
-
-def number_text(number: float) -> str:
-    """A number to four digits, without a power of ten where people read it at once."""
-    return f"{number:,.0f}" if 1e4 <= abs(number) < 1e10 else f"{number:.4g}"
 
 
 def _interval_counts(summary: NumberSummary, boundaries: Sequence[float]) -> NDArray[np.int64]:

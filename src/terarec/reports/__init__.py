@@ -1,0 +1,1 @@
+"""What people read: numbers as text, progress bars, and reports as one HTML file that fetches nothing."""

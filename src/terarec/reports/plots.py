@@ -1,0 +1,71 @@
+"""Plots of reports as SVG, in one style."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from terarec.errors import MissingDependencyError
+
+INK, MUTED, LINES = "#1f2933", "#66727f", "#e4e8ec"
+BLUE, PALE_BLUE, GREEN, ORANGE, PURPLE, OCHRE = "#2463b5", "#9dbde6", "#2a8a57", "#d9622b", "#8a4fb0", "#a8871c"
+
+_STYLE: Any = {
+    "svg.fonttype": "none",  # text stays text, drawn by whichever fonts the reader has: a third of the size
+    "svg.hashsalt": "terarec",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "sans-serif"],
+    "font.size": 9,
+    "text.color": INK,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": MUTED,
+    "axes.titlecolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": LINES,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "lines.linewidth": 1.8,
+    "legend.frameon": False,
+}
+
+
+@contextmanager
+def plot_style() -> Iterator[None]:
+    """Draw in the style of reports while this lasts.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError("a report needs matplotlib: pip install 'terarec[report]'") from error
+    with mpl.rc_context(_STYLE):
+        yield
+
+
+def new_axes(height: float) -> tuple[Any, Any]:
+    """Return a figure of one card's width and this height in inches, and its axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.6, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def svg_element(figure: Any, name: str) -> str:
+    """Return the figure as an element for a page: no prolog, no metadata, and ids that begin with `name`."""
+    buffer = io.StringIO()
+    with warnings.catch_warnings():
+        # The page's reader draws the texts, by whichever fonts exist there.
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    return re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-", text)
