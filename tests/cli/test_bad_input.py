@@ -202,7 +202,7 @@ def test_another_data_set_than_the_model_knows(workshop: Workshop, tmp_path: Pat
     days = sorted(workshop.raw.glob("*.tsv"))
     figures("prepare", "criteo", *days, "--out", tmp_path / "other", "--min-count", 9)
     message = refused("evaluate", workshop.run, "--data", tmp_path / "other", code=2)
-    assert "ids learnt anew" in message
+    assert "ids fitted again" in message
 
 
 @pytest.mark.parametrize(

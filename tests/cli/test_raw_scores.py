@@ -154,7 +154,7 @@ def test_ids_that_were_learnt_anew_are_refused_still(shop: Path, tmp_path: Path)
     options = ["--label", "bought", "--dense", "age", "--categorical", "city"]
     figures("prepare", "csv", shop / "valid.csv", shop / "test.csv", *options, "--out", tmp_path / "other")
     message = refused("evaluate", shop / "run", "--data", tmp_path / "other", "--split", "train", code=2)
-    assert "learnt anew" in message
+    assert "fitted again" in message
     path = tmp_path / "new" / "workflow" / "workflow.json"
     figures("prepare", shop / "data", shop / "test.csv", "--split", "test", "--out", tmp_path / "new")
     content = json.loads(path.read_text())

@@ -158,7 +158,7 @@ def files(directory: Path) -> dict[str, bytes]:
 
 def test_a_place_that_cannot_be_written_is_refused_first(workshop: Workshop, tmp_path: Path) -> None:
     before = files(workshop.data)
-    assert "is no run, expected a new or an empty directory, or a RUN" in refused(
+    assert "expected a new or an empty directory, or a RUN" in refused(
         "train", "--data", workshop.data, "--out", workshop.data, code=2
     )
     assert files(workshop.data) == before

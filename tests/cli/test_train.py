@@ -117,5 +117,5 @@ def test_a_warm_start_takes_over_the_description_of_the_run(tmp_path: Path, capl
     assert "got shape [4, 3], expected [4, 4]" in refusal
     other = prepare(tmp_path, "other", seed=2)
     refusal = refused("train", "--init-from", run, "--data", other, "--out", tmp_path / "run4", code=2)
-    assert "were its ids learnt anew" in refusal
+    assert "were its ids fitted again" in refusal
     assert not (tmp_path / "run4").exists()

@@ -191,7 +191,7 @@ def test_what_cannot_become_a_run_is_refused(files, saved, tmp_path):
     with pytest.raises(WrongInputError, match="holds the checkpoints of a run, expected a new or an empty directory"):
         made.save_run(path)
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(WrongInputError, match=r"holds 'thesis.txt' and is no run"):
+    with pytest.raises(WrongInputError, match=r"not a run directory \(unexpected entry 'thesis.txt'\)"):
         made.save_run(tmp_path)
     with pytest.raises(IllegalCallError, match="save_run: the model is not compiled"):
         model(*files["norm"]).save_run(tmp_path / "run")

@@ -129,7 +129,7 @@ def test_the_lock_file_of_a_killed_training_holds_nobody_up(tmp_path, spec):
 def test_a_directory_of_something_else_is_refused(tmp_path, spec):
     (tmp_path / "notes.txt").write_text("mine")
     for resume in (False, True):
-        with pytest.raises(ConfigError, match=r"holds 'notes\.txt' and is no run, expected a new or an empty"):
+        with pytest.raises(ConfigError, match=r"unexpected entry 'notes\.txt'\), expected a new or an empty"):
             build(spec, tmp_path).fit(resume=resume)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 

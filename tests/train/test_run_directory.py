@@ -212,7 +212,7 @@ def test_a_run_without_a_checkpoint_cannot_be_opened(tmp_path, spec):
         load_model(tmp_path)
     run = build(spec, tmp_path)
     run.directory.begin(run.spec, run.dataset)
-    with pytest.raises(DataNotFoundError, match="checkpoints: holds no whole checkpoint"):
+    with pytest.raises(DataNotFoundError, match="checkpoints: holds no complete checkpoint"):
         load_model(tmp_path)
 
 

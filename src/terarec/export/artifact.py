@@ -41,14 +41,14 @@ class ExportReport:
     """What was exported.
 
     Attributes:
-        file: the model's file.
-        step: training steps behind the weights; None for a model that is of no run.
-        model: class of the model.
-        tables: whether the tables are in the file.
-        inputs: names of the inputs, in order.
-        outputs: names of the outputs, in order.
-        max_abs_difference: largest difference between the file's scores and the model's on random batches.
-        bytes: size of the directory's files.
+        file: The model's file.
+        step: Training steps behind the weights; None for a model that is of no run.
+        model: Class of the model.
+        tables: Whether the tables are in the file.
+        inputs: Names of the inputs, in order.
+        outputs: Names of the outputs, in order.
+        max_abs_difference: Largest difference between the file's scores and the model's on random batches.
+        bytes: Size of the directory's files.
     """
 
     file: Path
@@ -85,16 +85,16 @@ def export_run(
     """Write the model of a run into the new directory `out`; see `export_model`.
 
     Args:
-        run_dir: what training wrote.
-        out: directory to make.
+        run_dir: What training wrote.
+        out: Output directory.
         format: "onnx" or "torch".
-        tables: whether the tables are in the file.
+        tables: Whether the tables are in the file.
         checkpoint: "last", "best" or a step; None as in `terarec.models.artifact.find_checkpoint`.
-        scores: of logits; None for those of the run's objective.
-        allow_import: packages whose code a model of the kind "python" may name.
+        scores: Scores of logits; None for those of the run's objective.
+        allow_import: Packages whose code a model of the kind "python" may name.
 
     Raises:
-        DataNotFoundError: `run_dir` is no run, or holds no whole checkpoint.
+        DataNotFoundError: `run_dir` is no run, or holds no complete checkpoint.
     """
     _check(out, format)
     loaded = load_model(run_dir, checkpoint, allow_import=allow_import)
@@ -127,21 +127,21 @@ def export_model(
     `out` gets ``model.onnx`` or ``model.pt2`` and `EXPORT_FILE`, which names inputs and outputs (docs/export.md).
 
     Args:
-        model: takes a `Batch`, on the CPU; put into evaluation mode.
-        out: directory to make.
-        dataset: the columns that the model reads; a `GraphModel` needs none.
+        model: A module that takes a `Batch`, on the CPU; put into evaluation mode.
+        out: Output directory.
+        dataset: The columns that the model reads; a `GraphModel` needs none.
         format: "onnx", or "torch" for a program of `torch.export`.
-        tables: whether the tables are in the file; else the vectors that they give are inputs.
-        key_inputs: where keys come from; by default an input for each column.
-        scores: of logits; a `GraphModel` gives the predictions of its losses.
-        run: the run that the model is from.
-        step: training steps behind its weights.
+        tables: Whether the tables are in the file; else the vectors that they give are inputs.
+        key_inputs: Where keys come from; by default an input for each column.
+        scores: Scores of logits; a `GraphModel` gives the predictions of its losses.
+        run: The run that the model is from.
+        step: Training steps behind its weights.
 
     Raises:
         ConfigError: `out` holds something, an unknown format, a layer or an operation that the format cannot hold, or
             scores of the file that are not the model's.
-        MissingDependencyError: a library of the extra "onnx" is not installed.
-        StorageError: the disk is full; nothing is left behind.
+        MissingDependencyError: A library of the extra "onnx" is not installed.
+        StorageError: The disk is full; nothing is left behind.
     """
     _check(out, format)
     model.eval()

@@ -25,8 +25,8 @@ class OnnxTable:
     takes ceil(log2 n) steps for all keys of a batch together.
 
     Args:
-        graph: where the constants go.
-        table: what it holds now.
+        graph: Where the constants go.
+        table: What it holds now.
     """
 
     def __init__(self, graph: OnnxGraph, table: Store) -> None:
@@ -69,7 +69,7 @@ class OnnxTable:
         return graph.node("And", low, high), keys
 
     def _search(self, keys: str) -> tuple[str, str]:
-        """Whether each key is there, and the place of the last one that is not greater."""
+        """Return whether each key is there, and the place of the last one that is not greater."""
         graph = self._graph
         places = graph.node("Sub", keys, keys)
         step = 1 << (self._count - 1).bit_length()
@@ -93,7 +93,7 @@ def pool(graph: OnnxGraph, vectors: str, keys: str, *, is_mean: bool) -> str:
 
 
 def _padded(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """`keys` up to a power of two, so that no step of the search leaves them."""
+    """Return `keys` up to a power of two, so that no step of the search leaves them."""
     size = 1 << (len(keys) - 1).bit_length() if len(keys) else 1
     return np.concatenate([keys, np.full(size - len(keys), np.iinfo(np.int64).max)])
 
@@ -108,16 +108,16 @@ def emit_embedding(
     """Add the tables and lookups of `spec`.
 
     Args:
-        graph: that has `inputs` as its inputs.
-        spec: the embedding.
-        collection: its tables.
-        inputs: where the keys of each column come from.
+        graph: That has `inputs` as its inputs.
+        spec: The embedding.
+        collection: Its tables.
+        inputs: Where the keys of each column come from.
 
     Returns:
         Top -> name of the value.
 
     Raises:
-        ConfigError: a column that no input has, or fewer keys than a feature lays side by side.
+        ConfigError: A column that no input has, or fewer keys than a feature lays side by side.
     """
     graph.scope = spec.name
     places = {column: (source, place) for source in inputs for place, column in enumerate(source.columns)}
@@ -149,7 +149,7 @@ def _together(feature: GraphFeature, places: Places) -> tuple[str, str, int | No
 
 
 def _keys(graph: OnnxGraph, features: Sequence[GraphFeature], places: Places) -> str:
-    """The keys int64[B, len(features), K]."""
+    """Return the keys int64[B, len(features), K]."""
     runs = []
     for source, members in groupby((places[feature.read_column] for feature in features), key=lambda place: place[0]):
         order = [place for _, place in members]
@@ -159,7 +159,7 @@ def _keys(graph: OnnxGraph, features: Sequence[GraphFeature], places: Places) ->
 
 
 def _tops(graph: OnnxGraph, spec: GraphEmbedding, parts: list[str]) -> dict[str, str]:
-    """The values of the tops from parts [B, n, width] in the order of the features."""
+    """Return the values of the tops from parts [B, n, width] in the order of the features."""
     if spec.output == "stacked":
         return {spec.name: _concat(graph, parts)}
     row = _concat(graph, [graph.node("Flatten", part, axis=1) for part in parts])

@@ -35,14 +35,14 @@ _EXAMPLE_KEYS = 5
 
 
 def trace(scoring: Scoring, *, tables: bool) -> ExportedProgram:
-    """The program of `scoring`, for batches of any length.
+    """Return the program of `scoring`, for batches of any length.
 
     Args:
-        scoring: of a model in evaluation mode.
-        tables: as `Scoring` has it.
+        scoring: Scoring of a model in evaluation mode.
+        tables: As `Scoring` has it.
 
     Raises:
-        ConfigError: the model computes something that a program cannot hold, with the layer.
+        ConfigError: The model computes something that a program cannot hold, with the layer.
     """
     is_open = torch.export.Dim.DYNAMIC
     examples, shapes = [], []
@@ -65,10 +65,10 @@ def trace(scoring: Scoring, *, tables: bool) -> ExportedProgram:
 def save_onnx(program: ExportedProgram, scoring: Scoring, path: Path) -> None:
     """Write `program` as an ONNX file with the names of the inputs and outputs of `scoring`.
 
-    Constants of more than 1.5 GiB lie beside it, in ``<path>.data``.
+    Constants of more than 1.5 GiB are in a file next to it, ``<path>.data``.
 
     Raises:
-        ConfigError: an operation that ONNX files cannot hold.
+        ConfigError: An operation that ONNX files cannot hold.
         MissingDependencyError: ``onnxscript`` is not installed.
     """
     onnx_library("onnxscript")  # which the exporter of torch needs
@@ -121,7 +121,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _layer_of(error: BaseException, model: nn.Module) -> str:
-    """The innermost module of `model` in which `error` was raised."""
+    """Return the innermost module of `model` in which `error` was raised."""
     names = {module: name for name, module in model.named_modules()}
     found, place = "", error.__traceback__
     while place is not None:
@@ -153,19 +153,19 @@ def export_onnx(
     Inputs, in this order: the dense tensor float32[batch, F] if there is one; with `embeddings` the key inputs
     int64[batch, n, K], else the embeddings' tops float32[batch, ...], each under its own name. A bag of fewer than K
     keys is filled up with `NO_KEY`. Outputs: the predictions of each label under its name. The length of the batch is
-    open. Constants of more than 2 GiB lie beside the file, in ``<path>.data``.
+    open. Constants of more than 2 GiB are in a file next to it, ``<path>.data``.
 
     Args:
-        model: its weights as they are now.
-        path: the file.
-        embeddings: whether the tables are in the file.
-        key_inputs: where keys come from; by default an input for each column that an embedding reads.
-        name: of the graph.
+        model: Its weights as they are now.
+        path: The file.
+        embeddings: Whether the tables are in the file.
+        key_inputs: Where keys come from; by default an input for each column that an embedding reads.
+        name: Name of the graph.
 
     Raises:
-        ConfigError: a model that is no graph, a layer that ONNX files cannot hold, or key inputs that lack a column.
+        ConfigError: A model that is no graph, a layer that ONNX files cannot hold, or key inputs that lack a column.
         MissingDependencyError: ``onnx`` is not installed.
-        StorageError: the disk is full; nothing is left behind.
+        StorageError: The disk is full; nothing is left behind.
     """
     if not isinstance(model, GraphModel):
         raise ConfigError(

@@ -25,8 +25,8 @@ class KeyInput:
     """An input int64[B, n, K] with the keys of n columns of the batch.
 
     Attributes:
-        name: of the input.
-        columns: features of the batch, in order.
+        name: Name of the input.
+        columns: Features of the batch, in order.
         max_keys: K, the most keys of a bag; None leaves it open.
     """
 
@@ -40,11 +40,11 @@ class ModelInput:
     """An input [B, ...dims] of an exported model.
 
     Attributes:
-        name: of the input.
+        name: Name of the input.
         dtype: "float32", "int64" or "bool".
-        dims: lengths behind the batch; None for an open one.
-        columns: the data set's columns that it holds, in order; empty for vectors of tables.
-        read: its value for a batch.
+        dims: Lengths behind the batch; None for an open one.
+        columns: The data set's columns that it holds, in order; empty for vectors of tables.
+        read: Its value for a batch.
     """
 
     name: str
@@ -55,7 +55,7 @@ class ModelInput:
 
 
 def dense_input(name: str, columns: Sequence[str], *, width: int | None = None) -> ModelInput:
-    """The dense columns float32[B, F]; F is `width` where the columns have no names."""
+    """Return the dense columns float32[B, F]; F is `width` where the columns have no names."""
     return ModelInput(
         name=name,
         dtype="float32",
@@ -66,7 +66,7 @@ def dense_input(name: str, columns: Sequence[str], *, width: int | None = None) 
 
 
 def key_input(source: KeyInput) -> ModelInput:
-    """The keys int64[B, n, K] of `source`."""
+    """Return the keys int64[B, n, K] of `source`."""
     return ModelInput(
         name=source.name,
         dtype="int64",
@@ -137,7 +137,7 @@ def _sequence_inputs(
 
 
 def _looked_up(model: nn.Module, collection: EmbeddingCollection, batch: Batch) -> EmbeddingOutput:
-    """What `collection` gives when `model` scores `batch`; the model may leave out keys before."""
+    """Return what `collection` gives when `model` scores `batch`; the model may leave out keys before."""
     found: list[EmbeddingOutput] = []
     handle = collection.register_forward_hook(lambda module, arguments, output: found.append(output))
     try:
@@ -149,7 +149,7 @@ def _looked_up(model: nn.Module, collection: EmbeddingCollection, batch: Batch) 
 
 
 def needed_layers(spec: GraphSpec) -> list[GraphLayer]:
-    """The layers that predictions depend on, the losses among them."""
+    """Return the layers that predictions depend on, the losses among them."""
     wanted: set[str] = set()
     needed = []
     for layer in reversed(spec.layers):
@@ -164,13 +164,13 @@ def needed_layers(spec: GraphSpec) -> list[GraphLayer]:
 
 
 def read_embeddings(spec: GraphSpec) -> list[GraphEmbedding]:
-    """The embeddings that predictions depend on."""
+    """Return the embeddings that predictions depend on."""
     read = {bottom for layer in needed_layers(spec) for bottom in layer.bottoms}
     return [embedding for embedding in spec.embeddings if not read.isdisjoint(embedding.tops)]
 
 
 def default_key_inputs(spec: GraphSpec) -> list[KeyInput]:
-    """An input for each column; its length is fixed where vectors are laid side by side."""
+    """Return an input for each column; its length is fixed where vectors are laid side by side."""
     most: dict[str, int | None] = {}
     for embedding in read_embeddings(spec):
         for feature in embedding.features:
@@ -183,12 +183,12 @@ def default_key_inputs(spec: GraphSpec) -> list[KeyInput]:
 def graph_inputs(
     model: GraphModel, sources: Sequence[KeyInput] | None, *, dense: Sequence[str] = ()
 ) -> list[ModelInput]:
-    """The inputs of an exported graph model: the dense tensor, then the keys or what the embeddings give.
+    """Return the inputs of an exported graph model: the dense tensor, then the keys or what the embeddings give.
 
     Args:
-        model: the model.
-        sources: where keys come from; None for tables outside the file, whose tops are inputs.
-        dense: names of the dense columns, where they are known.
+        model: The model.
+        sources: Where keys come from; None for tables outside the file, whose tops are inputs.
+        dense: Names of the dense columns, where they are known.
     """
     spec = model.spec
     found = []

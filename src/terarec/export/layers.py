@@ -34,12 +34,12 @@ from terarec.nn.sequence import GRU, SequenceMask
 
 
 def constant(graph: OnnxGraph, tensor: Tensor) -> str:
-    """`tensor` as a float32 constant."""
+    """Return `tensor` as a float32 constant."""
     return graph.constant(tensor.detach().float().cpu().numpy())
 
 
 def indices(graph: OnnxGraph, tensor: Tensor) -> str:
-    """`tensor` as an int64 constant."""
+    """Return `tensor` as an int64 constant."""
     return graph.constant(tensor.detach().cpu().numpy().astype(np.int64))
 
 
@@ -52,17 +52,17 @@ def linear(graph: OnnxGraph, x: str, layer: nn.Linear, *, has_relu: bool = False
 
 
 def identity(graph: OnnxGraph, layer: Layer, x: str) -> list[str]:
-    """What evaluation leaves as it is."""
+    """Return what evaluation leaves as it is."""
     return [x]
 
 
 def relu(graph: OnnxGraph, layer: ReLU, x: str) -> list[str]:
-    """The positive part."""
+    """Return the positive part."""
     return [graph.node("Relu", x)]
 
 
 def sigmoid(graph: OnnxGraph, layer: Layer, x: str) -> list[str]:
-    """The logistic function; the prediction of most losses, too."""
+    """Return the logistic function; the prediction of most losses, too."""
     return [graph.node("Sigmoid", x)]
 
 
@@ -72,22 +72,22 @@ def elu(graph: OnnxGraph, layer: ELU, x: str) -> list[str]:
 
 
 def class_probabilities(graph: OnnxGraph, layer: Layer, x: str) -> list[str]:
-    """The prediction of a loss of classes."""
+    """Return the prediction of a loss of classes."""
     return [graph.node("Softmax", x, axis=1)]
 
 
 def add(graph: OnnxGraph, layer: Add, *inputs: str) -> list[str]:
-    """The sum of all inputs."""
+    """Return the sum of all inputs."""
     return [graph.node("Sum", *inputs)]
 
 
 def sub(graph: OnnxGraph, layer: Sub, left: str, right: str) -> list[str]:
-    """The first less the second."""
+    """Return the first less the second."""
     return [graph.node("Sub", left, right)]
 
 
 def elementwise_multiply(graph: OnnxGraph, layer: ElementwiseMultiply, first: str, *others: str) -> list[str]:
-    """The product of all inputs."""
+    """Return the product of all inputs."""
     for other in others:
         first = graph.node("Mul", first, other)
     return [first]
@@ -99,7 +99,7 @@ def concat(graph: OnnxGraph, layer: Concat, *inputs: str) -> list[str]:
 
 
 def reshape(graph: OnnxGraph, layer: Reshape, x: str) -> list[str]:
-    """A view, of some of the slots where they are named."""
+    """Return a view, of some of the slots where they are named."""
     for slots in layer.buffers():  # where only some are taken
         x = graph.node("Gather", x, indices(graph, slots), axis=1)
     return [graph.reshape(x, *layer.output_shapes[0].dims)]
@@ -111,22 +111,22 @@ def select(graph: OnnxGraph, layer: Select, x: str) -> list[str]:
 
 
 def gather(graph: OnnxGraph, layer: Gather, x: str) -> list[str]:
-    """Rows of the whole batch."""
+    """Rows of the batch across samples."""
     return [graph.node("Gather", x, indices(graph, layer.get_buffer("_indices")), axis=0)]
 
 
 def slices(graph: OnnxGraph, layer: Slice, x: str) -> list[str]:
-    """One output for each range of the last dimension."""
+    """Return one output for each range of the last dimension."""
     return [graph.slice(x, start, stop, axis=-1) for start, stop in layer.ranges]
 
 
 def reduce_sum(graph: OnnxGraph, layer: ReduceSum, x: str) -> list[str]:
-    """The sum along a dimension, which stays with length 1."""
+    """Return the sum along a dimension, which stays with length 1."""
     return [graph.node("ReduceSum", x, graph.integers(layer.axis), keepdims=1)]
 
 
 def reduce_mean(graph: OnnxGraph, layer: ReduceMean, x: str) -> list[str]:
-    """The mean along a dimension, which stays with length 1."""
+    """Return the mean along a dimension, which stays with length 1."""
     return [graph.node("ReduceMean", x, graph.integers(layer.axis), keepdims=1)]
 
 
@@ -140,7 +140,7 @@ def scale(graph: OnnxGraph, layer: Scale, x: str) -> list[str]:
 
 
 def matrix_multiply(graph: OnnxGraph, layer: MatrixMultiply, left: str, right: str) -> list[str]:
-    """A product for each sample, or of whole batches where the first input has two dimensions."""
+    """Return a product for each sample, or of entire batches where the first input has two dimensions."""
     dims = layer.output_shapes[0].dims
     if layer.is_of_batches:
         return [graph.reshape(graph.node("MatMul", left, graph.node("Flatten", right, axis=1)), *dims)]
@@ -151,12 +151,12 @@ def matrix_multiply(graph: OnnxGraph, layer: MatrixMultiply, left: str, right: s
 
 
 def fused_reshape_concat_general(graph: OnnxGraph, layer: FusedReshapeConcatGeneral, *inputs: str) -> list[str]:
-    """All slots as rows, the inputs' vectors side by side."""
+    """Return all slots as rows, the inputs' vectors side by side."""
     return [graph.reshape(graph.node("Concat", *inputs, axis=2), *layer.output_shapes[0].dims)]
 
 
 def fused_reshape_concat(graph: OnnxGraph, layer: FusedReshapeConcat, *inputs: str) -> list[str]:
-    """All slots but the last, and the last one."""
+    """Return all slots but the last, and the last one."""
     joined = graph.node("Concat", *inputs, axis=2)
     last = layer.output_shapes[0].rows // layer.output_shapes[1].rows
     parts = (graph.slice(joined, 0, last, axis=1), graph.slice(joined, last, last + 1, axis=1))
@@ -181,7 +181,7 @@ def mlp(graph: OnnxGraph, layer: MLPLayer | GroupDense, x: str, *scratch: str) -
 
 
 def multi_cross(graph: OnnxGraph, layer: MultiCross, x0: str) -> list[str]:
-    """One cross layer after the other, in either version."""
+    """Return one cross layer after the other, in either version."""
     x = x0
     weights = iter(layer.file_parameters())
     for _ in range(len(layer.bias)):
@@ -238,7 +238,7 @@ def gru(graph: OnnxGraph, layer: GRU, x: str) -> list[str]:
 
 
 def weight_multiply(graph: OnnxGraph, layer: WeightMultiply, x: str) -> list[str]:
-    """Each number times its vector."""
+    """Return each number times its vector."""
     vectors = graph.node("Mul", graph.node("Unsqueeze", x, graph.integers(2)), constant(graph, layer.weight))
     return [graph.reshape(vectors, layer.weight.numel())]
 
@@ -252,7 +252,7 @@ def fm_order2(graph: OnnxGraph, layer: FmOrder2, x: str) -> list[str]:
 
 
 def interaction(graph: OnnxGraph, layer: Interaction, first: str, others: str) -> list[str]:
-    """The first vector, the lower triangle of all dots, row by row, and a zero."""
+    """Return the first vector, the lower triangle of all dots, row by row, and a zero."""
     own = graph.node("Unsqueeze", first, graph.integers(1))
     vectors = graph.node("Concat", own, others, axis=1)
     dots = graph.node("MatMul", vectors, graph.node("Transpose", vectors, perm=[0, 2, 1]))
@@ -387,7 +387,7 @@ def emit(graph: OnnxGraph, kind: str, layer: Layer, bottoms: list[str]) -> list[
     """Add `layer` to `graph` and return the names of its outputs; a loss gets its logits alone and gives predictions.
 
     Raises:
-        ConfigError: a kind that cannot be exported.
+        ConfigError: A kind that cannot be exported.
     """
     if kind not in EXPORTED_KINDS:
         raise ConfigError(f"layer {kind}: has no form in ONNX files, expected one of {', '.join(EXPORTED_KINDS)}")

@@ -19,10 +19,10 @@ IR_VERSION = 8
 
 
 def onnx_library(name: str = "onnx") -> ModuleType:
-    """A package that the extra ``onnx`` brings: "onnx", "onnxruntime" or "onnxscript".
+    """Return a package that the extra ``onnx`` brings: "onnx", "onnxruntime" or "onnxscript".
 
     Raises:
-        MissingDependencyError: it is not installed.
+        MissingDependencyError: It is not installed.
     """
     try:
         return importlib.import_module(name)
@@ -34,7 +34,7 @@ class OnnxGraph:
     """Builds a graph node by node; values are known by their names.
 
     Attributes:
-        scope: prefix of the names of the values that come next, for those who look at the graph.
+        scope: Prefix of the names of the values that come next, for those who look at the graph.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class OnnxGraph:
         self.scope = ""
 
     def input(self, name: str, dtype: type[np.generic], dims: Sequence[int | None]) -> str:
-        """An input [B, ...dims]; None leaves a length open."""
+        """Return an input [B, ...dims]; None leaves a length open."""
         self._inputs.append(self._value_info(name, dtype, dims))
         return name
 
@@ -57,27 +57,27 @@ class OnnxGraph:
         self._outputs.append(self._value_info(name, np.float32, dims))
 
     def constant(self, array: NDArray[Any]) -> str:
-        """A constant of float32, int64 or bool."""
+        """Return a constant of float32, int64 or bool."""
         name = self._new_name("constant")
         self._constants.append(self._onnx.numpy_helper.from_array(np.ascontiguousarray(array), name))
         return name
 
     def number(self, value: float) -> str:
-        """A float32 scalar."""
+        """Return a float32 scalar."""
         return self.constant(np.array(value, np.float32))
 
     def integers(self, *values: int) -> str:
-        """An int64 vector, as shapes and axes are given."""
+        """Return an int64 vector, as shapes and axes are given."""
         return self.constant(np.array(values, np.int64))
 
     def node(self, operator: str, *inputs: str, **attributes: Any) -> str:
-        """A node with one output, whose name is returned."""
+        """Return a node with one output, whose name is returned."""
         output = self._new_name(operator)
         self._nodes.append(self._onnx.helper.make_node(operator, list(inputs), [output], **attributes))
         return output
 
     def reshape(self, value: str, *dims: int) -> str:
-        """`value` as [-1, ...dims], row-major."""
+        """Return `value` as [-1, ...dims], row-major."""
         return self.node("Reshape", value, self.integers(-1, *dims))
 
     def slice(self, value: str, start: int, stop: int, *, axis: int) -> str:
@@ -85,7 +85,7 @@ class OnnxGraph:
         return self.node("Slice", value, self.integers(start), self.integers(stop), self.integers(axis))
 
     def model(self, name: str) -> Any:
-        """The ``onnx.ModelProto``, checked by ONNX."""
+        """Return the ``onnx.ModelProto``, checked by ONNX."""
         helper = self._onnx.helper
         graph = helper.make_graph(self._nodes, name, self._inputs, self._outputs, self._constants)
         opsets = [helper.make_opsetid("", OPSET)]

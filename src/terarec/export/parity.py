@@ -33,16 +33,16 @@ def max_difference(
     expected: Callable[[Batch], Sequence[torch.Tensor]],
     batches: Iterable[Batch],
 ) -> float:
-    """The largest absolute difference between scores of a file and those of a model.
+    """Return the largest absolute difference between scores of a file and those of a model.
 
     Args:
-        run: runs the file.
-        inputs: of the file.
-        expected: the model's scores for each output of the file.
-        batches: what is compared.
+        run: Runs the file.
+        inputs: Inputs of the file.
+        expected: The model's scores for each output of the file.
+        batches: What is compared.
 
     Raises:
-        ConfigError: one beyond `TOLERANCE`, or a score that is no number in one of them alone.
+        ConfigError: One beyond `TOLERANCE`, or a score that is no number in one of them alone.
     """
     largest = 0.0
     for batch in batches:
@@ -90,10 +90,10 @@ def random_batches(
     """Batches of `BATCH_SIZES` samples, always the same ones.
 
     Args:
-        columns: the categorical columns; a list has 0 to `hotness` keys, at most a few.
-        readers: column -> the tables that its keys are looked up in.
-        num_dense: number F of dense columns, which are normally distributed.
-        num_labels: number of label columns, which are zeros.
+        columns: The categorical columns; a list has 0 to `hotness` keys, at most a few.
+        readers: Column -> the tables that its keys are looked up in.
+        num_dense: Number F of dense columns, which are normally distributed.
+        num_labels: Number of label columns, which are zeros.
     """
     generator = torch.Generator().manual_seed(0)
     known = {column.name: _known_keys(readers.get(column.name, ()), column, generator) for column in columns}

@@ -21,7 +21,7 @@ class TableLookup(nn.Module):
     """The rows of a table in float32. Keys 0 to n - 1 are rows; others are found in the sorted keys by halving.
 
     Args:
-        table: what it holds now.
+        table: What it holds now.
     """
 
     rows: Tensor
@@ -60,7 +60,7 @@ class TableLookup(nn.Module):
         return places, places == keys
 
     def _search(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """The place of the last key that is not greater, and whether it is equal."""
+        """Return the place of the last key that is not greater, and whether it is equal."""
         places = torch.zeros_like(keys)
         step = 1 << (self.count - 1).bit_length()
         while step > 1:
@@ -74,7 +74,7 @@ class CollectionLookup(nn.Module):
     """Looks `PaddedKeys` up as a collection in evaluation looks a `Jagged` up.
 
     Args:
-        collection: its features, and its tables as they are now.
+        collection: Its features, and its tables as they are now.
     """
 
     def __init__(self, collection: EmbeddingCollection) -> None:
@@ -85,7 +85,7 @@ class CollectionLookup(nn.Module):
         self.tables = nn.ModuleList(TableLookup(table) for table in collection.tables.values())
 
     def forward(self, keys: PaddedKeys) -> EmbeddingOutput:
-        """The pooled vectors float32[B, sum(D)] and the sequences."""
+        """Return the pooled vectors float32[B, sum(D)] and the sequences."""
         pooled: list[Tensor] = []
         sequences: dict[str, PaddedSequences] = {}
         for feature in self.features:
@@ -102,7 +102,7 @@ class CollectionLookup(nn.Module):
 
 
 def padded_output(pooled: Tensor, sequences: Mapping[str, PaddedSequences]) -> EmbeddingOutput:
-    """What a lookup gives, with padded sequences, which models that are exported have to take, too."""
+    """Return what a lookup gives, with padded sequences, which models that are exported have to take, too."""
     return EmbeddingOutput(pooled, cast(Mapping[str, Sequences], sequences))
 
 
@@ -126,18 +126,18 @@ class Scoring(nn.Module):
     """Turns the values of `inputs` into the scores of each label. It can run inside the block of `exportable` alone.
 
     Attributes:
-        inputs: what `forward` takes, in this order.
-        outputs: the labels, in the order in which `forward` returns their scores.
+        inputs: What `forward` takes, in this order.
+        outputs: The labels, in the order in which `forward` returns their scores.
 
     Args:
-        model: takes a `Batch`; in evaluation mode.
-        dataset: the columns that it reads.
-        tables: whether the tables are part of the module; else the vectors that they give are inputs.
-        key_inputs: where keys come from; by default an input for each column that the model reads.
-        scores: of logits.
+        model: Takes a `Batch`; in evaluation mode.
+        dataset: The columns that it reads.
+        tables: Whether the tables are part of the module; else the vectors that they give are inputs.
+        key_inputs: Where keys come from; by default an input for each column that the model reads.
+        scores: Scores of logits.
 
     Raises:
-        ConfigError: key inputs that lack a column, or name one twice.
+        ConfigError: Key inputs that lack a column, or name one twice.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Scoring(nn.Module):
         rest = list(values)
         dense = rest.pop(0) if self._has_dense else rest[0].new_zeros(rest[0].shape[0], 0, dtype=torch.float32)
         label = dense.new_zeros(dense.shape[0], len(self.outputs))
-        # The modules that stand in the place of collections take it as it is.
+        # The modules that replace collections take it as it is.
         sparse = cast(Jagged, self._vectors(rest) if self._paths else self._keys(rest))
         return self.scores_of(Batch(dense=dense, label=label, sparse=sparse))
 
@@ -206,7 +206,7 @@ class Scoring(nn.Module):
 
 
 class _GivenOutputs(PaddedKeys):
-    """Stands in the place of keys where the vectors of collections are inputs."""
+    """Placeholder of the keys where the vectors of collections are inputs."""
 
     def __init__(self, outputs: Mapping[str, EmbeddingOutput]) -> None:
         super().__init__({}, {})
@@ -218,7 +218,7 @@ class _GivenOutputs(PaddedKeys):
 
 
 class _GivenVectors(nn.Module):
-    """Stands in the place of the collection at `path` where its vectors are inputs."""
+    """Placeholder of the collection at `path` where its vectors are inputs."""
 
     def __init__(self, path: str, collection: EmbeddingCollection) -> None:
         super().__init__()
@@ -232,11 +232,11 @@ class _GivenVectors(nn.Module):
 
 @contextmanager
 def exportable(model: nn.Module, *, tables: bool) -> Iterator[None]:
-    """While the block runs, lookups that a program can hold stand in the place of the model's collections.
+    """While the block runs, lookups that a program can hold replace the model's collections.
 
     Args:
-        model: the model.
-        tables: as `Scoring` has it.
+        model: The model.
+        tables: As `Scoring` has it.
     """
     places = [
         (parent, name, f"{path}.{name}" if path else name, child)

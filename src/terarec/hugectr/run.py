@@ -132,7 +132,7 @@ def save_run(path: Path, records: RecordsSpec, training: Training) -> None:
         StorageError: The disk is full.
     """
     directory = RunDirectory(path)
-    with directory.taken():
+    with directory.locked():
         if directory.has_checkpoint:
             raise ConfigError(f"{path}: holds the checkpoints of a run, expected a new or an empty directory")
         described = path.absolute() / RECORDS_FILE

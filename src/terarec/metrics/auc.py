@@ -53,7 +53,7 @@ class AUC:
         """Take in a batch: `scores` and `labels` (in [0, 1]; NaN is unknown), each [B] or [B, L], and `weights` [B].
 
         Raises:
-            ConfigError: a NaN score, a label outside [0, 1], a weight that is not a finite number >= 0, or shapes that
+            ConfigError: A NaN score, a label outside [0, 1], a weight that is not a finite number >= 0, or shapes that
                 do not match (this batch or an earlier one).
         """
         score_columns, label_columns = as_columns("AUC", scores, labels)
@@ -73,11 +73,11 @@ class AUC:
         return self
 
     def per_label(self) -> tuple[float, ...]:
-        """The AUC of every label; NaN where one side is empty. Empty before the first update."""
+        """Return the AUC of every label; NaN where one side is empty. Empty before the first update."""
         return tuple(held.auc() for held in self._labels)
 
     def compute(self) -> float:
-        """The mean over the labels; NaN before the first update or if a label has one side only."""
+        """Return the mean over the labels; NaN before the first update or if a label has one side only."""
         return mean_over_labels(self.per_label())
 
     def _expect_labels(self, num_labels: int) -> None:
@@ -90,9 +90,9 @@ class AUC:
 def auc_by_group(
     scores: FloatColumns, labels: FloatColumns, weights: FloatColumns | None, group: Integers, groups: int
 ) -> Floats:
-    """The weighted AUC of each group of samples, float64[groups]; NaN where one side is empty.
+    """Return the weighted AUC of each group of samples, float64[groups]; NaN where one side is empty.
 
-    Sums are exact as long as float64 holds the sum of all weights, which it does for whole weights up to 2**53.
+    Sums are exact as long as float64 holds the sum of all weights, which it does for integer weights up to 2**53.
 
     Args:
         scores: Scores [N].
@@ -155,7 +155,7 @@ class _Scores:
         self._rest.extend(other._rest)
 
     def auc(self) -> float:
-        """The AUC; NaN if there is nothing on one side."""
+        """Return the AUC; NaN if there is nothing on one side."""
         for scores in (self._positive, self._negative):
             scores[:] = [np.sort(np.concatenate(scores))]  # later calls sort what is sorted
         positive, negative = self._positive[0], self._negative[0]

@@ -25,12 +25,12 @@ _EXPECTED = {"share": "0 to 1", "gain": "finite numbers >= 0", "value": "finite 
 def as_columns(
     metric: str, scores: Values, labels: Values, *, allow_classes: bool = False
 ) -> tuple[FloatColumns, FloatColumns]:
-    """`scores` and `labels`, each [B] or [B, L], as float32[B, L].
+    """Return `scores` and `labels`, each [B] or [B, L], as float32[B, L].
 
     With `allow_classes`, scores [B, C] of several classes may have labels [B] or [B, 1], the numbers of the classes.
 
     Raises:
-        ConfigError: shapes that differ or have more than two axes, or a score that is NaN (the row is named).
+        ConfigError: Shapes that differ or have more than two axes, or a score that is NaN (the row is named).
     """
     score_columns, label_columns = as_float32(scores), as_float32(labels)
     shapes = f"{metric}.update: got scores {list(score_columns.shape)} and labels {list(label_columns.shape)}, "
@@ -49,10 +49,10 @@ def as_columns(
 
 
 def as_weights(metric: str, weights: Values | None, rows: int) -> FloatColumns | None:
-    """`weights` as float32[B]; None for no weights.
+    """Return `weights` as float32[B]; None for no weights.
 
     Raises:
-        ConfigError: not one weight for each of the `rows` samples, or a weight that is not a finite number >= 0.
+        ConfigError: Not one weight for each of the `rows` samples, or a weight that is not a finite number >= 0.
     """
     if weights is None:
         return None
@@ -95,12 +95,12 @@ def check_one_score(metric: str, scores: FloatColumns, labels: FloatColumns) -> 
 
 
 def mean_over_labels(values: Sequence[float]) -> float:
-    """The mean of one value a label; NaN for no label."""
+    """Return the mean of one value a label; NaN for no label."""
     return sum(values) / len(values) if values else math.nan
 
 
 def as_float32(values: Values) -> FloatColumns:
-    """`values` as a float32 array in host memory; shares the memory of `values` where it can."""
+    """Return `values` as a float32 array in host memory; shares the memory of `values` where it can."""
     if isinstance(values, Tensor):
         values = values.detach().float().cpu().numpy()  # numpy has no bfloat16
     return np.asarray(values, dtype=np.float32)

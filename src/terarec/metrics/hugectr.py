@@ -37,7 +37,7 @@ class NDCG:
         """Take in a batch: `scores` and `labels` (gains), each [B] or [B, L].
 
         Raises:
-            ConfigError: a NaN score, a label that is no finite number >= 0, or shapes that do not match (this batch
+            ConfigError: A NaN score, a label that is no finite number >= 0, or shapes that do not match (this batch
                 or an earlier one).
         """
         score_columns, label_columns = as_columns("NDCG", scores, labels)
@@ -56,7 +56,7 @@ class NDCG:
         return self
 
     def per_label(self) -> tuple[float, ...]:
-        """The gain of every label; NaN where all of its labels are 0. Empty before the first update."""
+        """Return the gain of every label; NaN where all of its labels are 0. Empty before the first update."""
         num_labels = self._batches[0][0].shape[1] if self._batches else 0
         return tuple(
             _gain(*(np.concatenate([part[:, label] for part in parts]) for parts in zip(*self._batches, strict=True)))
@@ -64,7 +64,7 @@ class NDCG:
         )
 
     def compute(self) -> float:
-        """The mean over the labels; NaN before the first update or if a label has no gain."""
+        """Return the mean over the labels; NaN before the first update or if a label has no gain."""
         return mean_over_labels(self.per_label())
 
     def _expect_labels(self, num_labels: int) -> None:
@@ -115,7 +115,7 @@ class HitRate:
         """Take in a batch: `probabilities` and `labels` (1 is positive), each [B] or [B, L].
 
         Raises:
-            ConfigError: a NaN probability, or shapes that do not match.
+            ConfigError: A NaN probability, or shapes that do not match.
         """
         columns, label_columns = as_columns("HitRate", probabilities, labels)
         predicted = columns > THRESHOLD
@@ -130,13 +130,13 @@ class HitRate:
         return self
 
     def per_label(self) -> tuple[float, ...]:
-        """The share of every label; NaN where no probability was above 0.8. Empty before the first update."""
+        """Return the share of every label; NaN where no probability was above 0.8. Empty before the first update."""
         if self._counts is None:
             return ()
         return tuple(int(hits) / int(count) if count else math.nan for hits, count in self._counts.T)
 
     def compute(self) -> float:
-        """The mean over the labels; NaN before the first update or if a label has no share."""
+        """Return the mean over the labels; NaN before the first update or if a label has no share."""
         return mean_over_labels(self.per_label())
 
     def _add(self, counts: npt.NDArray[np.int64]) -> None:

@@ -34,9 +34,9 @@ class LabelMeanMetric(ABC):
     what is made of the means (`finish`). Memory: a few numbers a label.
 
     Attributes:
-        NAME: name in errors.
-        LABELS: accepted labels.
-        TAKES_CLASSES: whether scores [B, C] with the numbers of classes as labels are accepted.
+        NAME: Name in errors.
+        LABELS: Accepted labels.
+        TAKES_CLASSES: Whether scores [B, C] with the numbers of classes as labels are accepted.
     """
 
     NAME: ClassVar[str]
@@ -49,11 +49,11 @@ class LabelMeanMetric(ABC):
     @classmethod
     @abstractmethod
     def terms(cls, predictions: FloatColumns, labels: FloatColumns) -> Floats:
-        """The T terms of each sample and label, float64[T, B, L]; no label is NaN."""
+        """Return the T terms of each sample and label, float64[T, B, L]; no label is NaN."""
 
     @classmethod
     def finish(cls, means: Floats) -> Floats:
-        """The metric, float64[...], from the means of the terms, float64[T, ...]."""
+        """Return the metric, float64[...], from the means of the terms, float64[T, ...]."""
         value: Floats = means[0]
         return value
 
@@ -71,7 +71,7 @@ class LabelMeanMetric(ABC):
     def by_part(
         cls, predictions: FloatColumns, labels: FloatColumns, weights: FloatColumns | None, part: Integers, parts: int
     ) -> Floats:
-        """The metric of each part of the samples of one label, float64[parts]; NaN for a part without weight.
+        """Return the metric of each part of the samples of one label, float64[parts]; NaN for a part without weight.
 
         Args:
             predictions: Predictions [N, 1], or [N, C] for classes.
@@ -97,7 +97,7 @@ class LabelMeanMetric(ABC):
         """Take in a batch: `predictions` and `labels`, each [B] or [B, L], and `weights` [B] of the samples.
 
         Raises:
-            ConfigError: a NaN prediction, a label or weight that is not accepted, or shapes that do not match.
+            ConfigError: A NaN prediction, a label or weight that is not accepted, or shapes that do not match.
         """
         predicted, truth = as_columns(self.NAME, predictions, labels, allow_classes=self.TAKES_CLASSES)
         sample_weights = as_weights(self.NAME, weights, len(truth))
@@ -123,13 +123,13 @@ class LabelMeanMetric(ABC):
         return self
 
     def per_label(self) -> tuple[float, ...]:
-        """The value of every label; NaN for a label without weight. Empty before the first update."""
+        """Return the value of every label; NaN for a label without weight. Empty before the first update."""
         if self._totals is None:
             return ()
         return tuple(self._of_sums(self._totals, self._weights).tolist())
 
     def compute(self) -> float:
-        """The mean over the labels; NaN before the first sample."""
+        """Return the mean over the labels; NaN before the first sample."""
         return mean_over_labels(self.per_label())
 
     def _add(self, totals: Floats, weights: Floats) -> None:
@@ -159,7 +159,7 @@ class LogLoss(LabelMeanMetric):
 
     @classmethod
     def terms(cls, predictions: FloatColumns, labels: FloatColumns) -> Floats:
-        """The cross-entropy of each sample."""
+        """Return the cross-entropy of each sample."""
         if predictions.shape != labels.shape:
             return _softmax_loss(predictions, labels)[None]
         return _logistic_loss(predictions, labels)[None]
@@ -178,7 +178,7 @@ class NormalizedEntropy(LabelMeanMetric):
 
     @classmethod
     def terms(cls, predictions: FloatColumns, labels: FloatColumns) -> Floats:
-        """The cross-entropy and the label of each sample."""
+        """Return the cross-entropy and the label of each sample."""
         return np.stack([_logistic_loss(predictions, labels), labels.astype(np.float64)])
 
     @classmethod
@@ -221,7 +221,7 @@ class MSE(LabelMeanMetric):
 
     @classmethod
     def terms(cls, predictions: FloatColumns, labels: FloatColumns) -> Floats:
-        """The square of each error."""
+        """Return the square of each error."""
         return np.square(predictions.astype(np.float64) - labels)[None]
 
 
@@ -232,7 +232,7 @@ class RMSE(MSE):
 
     @classmethod
     def finish(cls, means: Floats) -> Floats:
-        """The root of the mean square."""
+        """Return the root of the mean square."""
         value: Floats = np.sqrt(means[0])
         return value
 
@@ -245,7 +245,7 @@ class MAE(LabelMeanMetric):
 
     @classmethod
     def terms(cls, predictions: FloatColumns, labels: FloatColumns) -> Floats:
-        """The size of each error."""
+        """Return the size of each error."""
         return np.abs(predictions.astype(np.float64) - labels)[None]
 
 
@@ -273,7 +273,7 @@ class SMAPE(LabelMeanMetric):
 
     @classmethod
     def terms(cls, predictions: FloatColumns, labels: FloatColumns) -> Floats:
-        """The relative size of each error."""
+        """Return the relative size of each error."""
         p, y = predictions.astype(np.float64), labels.astype(np.float64)
         half_sum = (p + y) / 2
         return np.divide(np.abs(p - y), half_sum, out=np.zeros_like(p), where=half_sum > 0)[None]
@@ -338,7 +338,7 @@ class AverageLoss:
         return self
 
     def compute(self) -> float:
-        """The mean over the batches; NaN before the first one."""
+        """Return the mean over the batches; NaN before the first one."""
         return self._total / self._batches if self._batches else math.nan
 
 
@@ -346,7 +346,7 @@ class Throughput:
     """Counts samples and the wall-clock seconds since the start or the last `reset`.
 
     Args:
-        clock: seconds, rising.
+        clock: Seconds, rising.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -34,7 +34,7 @@ class MetricSet:
         max_slices: Values of a slice column to report, the most frequent ones.
 
     Raises:
-        ConfigError: an unknown metric or one that occurs twice, a metric that needs groups without `group`, no label,
+        ConfigError: An unknown metric or one that occurs twice, a metric that needs groups without `group`, no label,
             or slices for which there is no metric.
 
     Example:
@@ -114,7 +114,7 @@ class MetricSet:
             loss: Mean loss of the batch.
 
         Raises:
-            ConfigError: an input that `reads` or `columns` names is missing, NaN among logits or scores, a label or
+            ConfigError: An input that `reads` or `columns` names is missing, NaN among logits or scores, a label or
                 weight that a metric does not accept, or shapes that do not match.
         """
         inputs: dict[Reads, FloatColumns] = {}
@@ -144,7 +144,7 @@ class MetricSet:
         self._take(inputs, truth, held, arrays)
 
     def compute(self) -> Results:
-        """The metrics of all samples since the last `reset`, by label and by slice."""
+        """Return the metrics of all samples since the last `reset`, by label and by slice."""
         overall, slices = self._streamed(), {}
         if self._store is not None and self._rows:
             group = None if self._group is None else self._store.column(self._group)[0]
@@ -178,7 +178,7 @@ class MetricSet:
         self._label_rows += (~np.isnan(labels)).sum(axis=0)
 
     def _streamed(self) -> MetricValues:
-        """The metrics of the streams; NaN for those that have seen nothing."""
+        """Return the metrics of the streams; NaN for those that have seen nothing."""
         values: list[dict[str, float]] = [{} for _ in self._labels]
         for name, stream in self._streams.items():
             for of_label, value in zip(values, stream.per_label(), strict=False):
@@ -186,7 +186,7 @@ class MetricSet:
         return self._values(self._rows, self._label_rows, values)
 
     def _by_part(self, part: Integers, parts: int, group: Integers | None) -> list[MetricValues]:
-        """The metrics of each part of the samples."""
+        """Return the metrics of each part of the samples."""
         assert self._store is not None
         computed = {metric.name: metric.by_part for metric in self._metrics if metric.by_part is not None}
         values: list[list[dict[str, float]]] = [[{} for _ in self._labels] for _ in range(parts)]
@@ -202,7 +202,7 @@ class MetricSet:
         return [self._values(int(rows[number]), label_rows[:, number], values[number]) for number in range(parts)]
 
     def _values(self, rows: int, label_rows: Integers, values: Sequence[Mapping[str, float]]) -> MetricValues:
-        """The metrics of some samples from those of each label."""
+        """Return the metrics of some samples from those of each label."""
         names = [metric.name for metric in self._metrics if metric.reads != "loss"]
         labels = {
             label: LabelValues(rows=int(count), values={name: of_label.get(name, math.nan) for name in names})

@@ -49,7 +49,7 @@ class RelevantRanks:
 
 
 def rank_in_group(group: Integers) -> Integers:
-    """The place, from 1, of each entry among the entries of its group; the entries of a group lie together."""
+    """Return the place, from 1, of each entry among the entries of its group; the entries of a group lie together."""
     is_start = np.concatenate([[True], group[1:] != group[:-1]])[: len(group)]
     places = np.arange(len(group))
     starts = np.flatnonzero(is_start)
@@ -58,7 +58,7 @@ def rank_in_group(group: Integers) -> Integers:
 
 
 def ranks_of_samples(scores: FloatColumns, labels: FloatColumns, group: Integers, groups: int) -> RelevantRanks:
-    """The ranks of the samples with a label above 0 by falling score in their groups; the label is the gain.
+    """Return the ranks of the samples with a label above 0 by falling score in their groups; the label is the gain.
 
     Among equal scores the lower label comes first: neither the order of the input nor a constant score helps.
 

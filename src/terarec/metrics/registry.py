@@ -26,7 +26,7 @@ class StreamingMetric(Protocol):
         """Take in a batch."""
 
     def per_label(self) -> tuple[float, ...]:
-        """The value of every label; empty before the first update."""
+        """Return the value of every label; empty before the first update."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +61,10 @@ class _Kind:
 
 
 def find_metric(name: str) -> Metric:
-    """The metric called `name`, such as ``auc``, ``ndcg@10`` or ``mrr``.
+    """Return the metric called `name`, such as ``auc``, ``ndcg@10`` or ``mrr``.
 
     Raises:
-        ConfigError: an unknown name (the nearest one is named), or a k that is missing, not accepted or not >= 1.
+        ConfigError: An unknown name (the nearest one is named), or a k that is missing, not accepted or not >= 1.
     """
     base, has_k, text = name.partition("@")
     kind = _KINDS.get(base)
@@ -72,7 +72,7 @@ def find_metric(name: str) -> Metric:
         hint = did_you_mean(base, _KINDS)
         raise ConfigError(f"metric: got {name!r}{hint}, expected one of {', '.join(metric_names())}")
     if has_k and not (kind.k != "none" and re.fullmatch("[1-9][0-9]{0,8}", text)):
-        expected = f"{base!r} alone" if kind.k == "none" else f"a whole number >= 1 after {base + '@'!r}"
+        expected = f"{base!r} alone" if kind.k == "none" else f"an integer >= 1 after {base + '@'!r}"
         raise ConfigError(f"metric: got {name!r}, expected {expected}")
     if kind.k == "required" and not has_k:
         raise ConfigError(f"metric: got {name!r}, expected the length of the list, such as {base + '@10'!r}")
@@ -80,7 +80,7 @@ def find_metric(name: str) -> Metric:
 
 
 def metric_names() -> tuple[str, ...]:
-    """The names of all metrics; ``@K`` stands for the length of a list."""
+    """Return the names of all metrics; ``@K`` is the length of a list."""
     suffix = {"none": "", "optional": "[@K]", "required": "@K"}
     return tuple(base + suffix[kind.k] for base, kind in _KINDS.items())
 

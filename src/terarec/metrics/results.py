@@ -22,7 +22,7 @@ class LabelValues:
     values: dict[str, float]
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The same as JSON values; None for NaN and infinity."""
+        """Return the same as JSON values; None for NaN and infinity."""
         return {"rows": self.rows, "metrics": finite_data(self.values)}
 
 
@@ -41,7 +41,7 @@ class MetricValues:
     labels: dict[str, LabelValues]
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The same as JSON values; None for NaN and infinity."""
+        """Return the same as JSON values; None for NaN and infinity."""
         return {
             "rows": self.rows,
             "metrics": finite_data(self.values),
@@ -62,7 +62,7 @@ class SliceValues:
     found: MetricValues
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The same as JSON values; None for NaN and infinity."""
+        """Return the same as JSON values; None for NaN and infinity."""
         return {"value": self.value, **self.found.to_json()}
 
 
@@ -81,7 +81,7 @@ class SliceResults:
     other_values: int
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The same as JSON values; None for NaN and infinity."""
+        """Return the same as JSON values; None for NaN and infinity."""
         values: list[JsonValue] = [value.to_json() for value in self.values]
         other = None if self.other is None else {"distinct_values": self.other_values, **self.other.to_json()}
         return {"values": values, "other": other}
@@ -100,9 +100,9 @@ class Results:
     slices: dict[str, SliceResults]
 
     def __getitem__(self, metric: str) -> float:
-        """The overall value of `metric`."""
+        """Return the overall value of `metric`."""
         return self.overall.values[metric]
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The same as JSON values; None for NaN and infinity."""
+        """Return the same as JSON values; None for NaN and infinity."""
         return {**self.overall.to_json(), "slices": {name: found.to_json() for name, found in self.slices.items()}}

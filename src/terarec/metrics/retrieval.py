@@ -80,7 +80,7 @@ def evaluate_retrieval(
         block_bytes: Memory of the scores of one block of users.
 
     Raises:
-        ConfigError: vectors whose shapes or devices do not match or that are not finite, lists that do not fit the
+        ConfigError: Vectors whose shapes or devices do not match or that are not finite, lists that do not fit the
             users and items, a k that is not in [1, I], or an unknown metric.
     """
     _check_vectors(user_vectors, item_vectors)
@@ -123,7 +123,7 @@ def _ranks(
     k: int,
     block_bytes: int,
 ) -> Integers:
-    """The rank of each pair of `findable`, `NOT_RANKED` for those beyond the first `k`.
+    """Return the rank of each pair of `findable`, `NOT_RANKED` for those beyond the first `k`.
 
     Pairs are ``user * I + item``, rising; `users` are those to rank items for.
     """
@@ -153,7 +153,7 @@ def _ranks(
 
 
 def best_items(scores: Tensor, k: int) -> Tensor:
-    """The `k` items with the highest scores of each row, best first, the lower number first among equal scores.
+    """Return the `k` items with the highest scores of each row, best first, the lower number first among equal scores.
 
     Args:
         scores: Scores [B, I], without NaN.
@@ -163,7 +163,7 @@ def best_items(scores: Tensor, k: int) -> Tensor:
         int64[B, k].
 
     Raises:
-        ConfigError: a NaN score.
+        ConfigError: A NaN score.
     """
     beyond = min(k + 1, scores.shape[1])
     values, items = scores.topk(beyond, dim=1)
@@ -205,7 +205,7 @@ def _check_vectors(user_vectors: Tensor, item_vectors: Tensor) -> None:
 
 
 def _pairs(name: str, lists: ItemLists, num_users: int, num_items: int) -> Integers:
-    """The distinct pairs ``user * I + item`` of `lists`, rising, int64."""
+    """Return the distinct pairs ``user * I + item`` of `lists`, rising, int64."""
     offsets, items = _as_int64(f"{name}.offsets", lists.offsets), _as_int64(f"{name}.items", lists.items)
     if offsets.shape != (num_users + 1,) or items.ndim != 1:
         got = f"offsets {list(offsets.shape)} and items {list(items.shape)}"

@@ -71,7 +71,7 @@ class SampleStore:
                 held[:] = [np.concatenate(held)]
 
     def samples(self, label: int, group: Integers | None) -> tuple[Samples, Integers]:
-        """The samples whose label number `label` is known, and their indices.
+        """Return the samples whose label number `label` is known, and their indices.
 
         Args:
             label: Number of the label.
@@ -111,7 +111,7 @@ def column_array(name: str, values: ColumnValues, rows: int) -> pa.Array:
     """`values` of a column as an array of int64, float64, booleans, or strings in a dictionary; NaN becomes null.
 
     Raises:
-        ConfigError: not one value for each of the `rows` samples, or values of another type.
+        ConfigError: Not one value for each of the `rows` samples, or values of another type.
     """
     if isinstance(values, Tensor):
         values = values.detach().cpu()
@@ -177,7 +177,7 @@ class Slices:
         self.parts = len(chosen) + bool(self._others)
 
     def results(self, found: Sequence[MetricValues]) -> SliceResults:
-        """The metrics of each part, with its value."""
+        """Return the metrics of each part, with its value."""
         values = tuple(
             SliceValues(value=value, found=of_value)
             for value, of_value in zip(self._values, found[: len(self._values)], strict=True)
@@ -219,13 +219,13 @@ class PartedSamples:
         self.parts = parts
 
     def auc(self) -> Floats:
-        """The weighted AUC of each part, float64[parts]."""
+        """Return the weighted AUC of each part, float64[parts]."""
         held = self.samples
         assert held.logits is not None
         return auc_by_group(held.logits[:, 0], held.labels, held.weights, self.part, self.parts)
 
     def gauc(self) -> Floats:
-        """The mean AUC of the groups in each part that have both classes, weighted by their impressions."""
+        """Return the mean AUC of the groups in each part that have both classes, weighted by their impressions."""
         held, grouped = self.samples, self._groups
         assert held.logits is not None
         kept = grouped.kept

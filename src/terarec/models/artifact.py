@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 def tables(model: nn.Module) -> dict[str, StaticTable | DynamicTable]:
-    """All embedding tables of `model` by name."""
+    """Return all embedding tables of `model` by name."""
     collections = (module for module in model.modules() if isinstance(module, EmbeddingCollection))
     return {name: table for collection in collections for name, table in collection.tables.items()}
 
 
 def dense_state(model: nn.Module) -> dict[str, Tensor]:
-    """The part of ``model.state_dict()`` that is not in tables, sharing memory with the model.
+    """Return the part of ``model.state_dict()`` that is not in tables, sharing memory with the model.
 
     Made without ``state_dict()``, which copies dynamic tables.
     """
@@ -45,7 +45,7 @@ def load_dense_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Copy `state`, as `dense_state` gives it, into `model`.
 
     Raises:
-        ConfigError: a tensor is missing, unknown or of another shape; nothing was copied then.
+        ConfigError: A tensor is missing, unknown or of another shape; nothing was copied then.
     """
     mine = dense_state(model)
     for key in (*mine, *state):
@@ -67,10 +67,10 @@ class LoadedModel(NamedTuple):
     """A trained model and what describes it.
 
     Attributes:
-        model: in evaluation mode; no optimizer and no optimizer state comes with it.
-        spec: of the run that trained it.
-        dataset: columns, without shards; its workflow is relative to ``RUN/dataset``.
-        step: training steps behind its weights.
+        model: In evaluation mode; no optimizer and no optimizer state comes with it.
+        spec: Spec of the run that trained it.
+        dataset: Columns, without shards; its workflow is relative to ``RUN/dataset``.
+        step: Training steps behind its weights.
     """
 
     model: nn.Module
@@ -80,17 +80,17 @@ class LoadedModel(NamedTuple):
 
 
 def find_checkpoint(run_dir: Path, spec: RunSpec, which: int | str | None = None) -> Path:
-    """The checkpoint of a run that `which` names.
+    """Return the checkpoint of a run that `which` names.
 
     Args:
-        run_dir: the run.
-        spec: of the run.
+        run_dir: The run.
+        spec: Spec of the run.
         which: "last", "best" or a step; None for the best one of a run with ``training.patience``, which stops it after
             its best step, and for the last one of any other.
 
     Raises:
-        DataNotFoundError: the run holds no whole checkpoint.
-        ConfigError: it holds none that `which` names.
+        DataNotFoundError: The run holds no complete checkpoint.
+        ConfigError: It holds none that `which` names.
     """
     directory = run_dir / CHECKPOINT_DIRECTORY
     if which is None:
@@ -117,10 +117,10 @@ def load_model(
         allow_import: Packages whose code the model may name.
 
     Raises:
-        DataNotFoundError: `run_dir` is no run, or holds no whole checkpoint.
-        ConfigError: it holds no such checkpoint, or its model is of a package that is not allowed.
-        FormatError: a file of it is damaged.
-        StorageError: not enough memory for the tables.
+        DataNotFoundError: `run_dir` is no run, or holds no complete checkpoint.
+        ConfigError: It holds no such checkpoint, or its model is of a package that is not allowed.
+        FormatError: A file of it is damaged.
+        StorageError: Not enough memory for the tables.
     """
     spec = load_run(run_dir / RUN_FILE)
     dataset = read_dataset(run_dir / DATASET_DIRECTORY)
@@ -146,13 +146,13 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, *, with_state: bool) 
     """Copy the dense weights and the tables of `checkpoint` into `model`.
 
     Args:
-        model: described as the one that was saved.
-        checkpoint: an open checkpoint.
-        with_state: also the row optimizer's state, for which the tables must have room.
+        model: Described as the one that was saved.
+        checkpoint: An open checkpoint.
+        with_state: Also the row optimizer's state, for which the tables must have room.
 
     Raises:
-        ConfigError: the model was described otherwise.
-        FormatError: a damaged file.
+        ConfigError: The model was described otherwise.
+        FormatError: A damaged file.
     """
     load_dense_state(model, checkpoint.dense())
     checkpoint.load_tables(tables(model), with_state=with_state)

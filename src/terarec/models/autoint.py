@@ -16,7 +16,7 @@ from terarec.spec import AutoIntSpec, DatasetSpec
 
 
 class AutoInt(nn.Module):
-    """Self-attention among the vectors of all columns, a linear layer over them, and on request an MLP beside it.
+    """Self-attention among the vectors of all columns, a linear layer over them, and optionally an MLP in parallel.
 
     Args:
         spec: Widths and layers; with ``spec.hidden`` it is AutoInt+.

@@ -45,7 +45,7 @@ def collection(
     suffix: str = "",
     initializer: Initializer | None = None,
 ) -> EmbeddingCollection | None:
-    """A table for each column, pooled; None where there is no column.
+    """Return a table for each column, pooled; None where there is no column.
 
     Args:
         columns: The columns, in the order of the output.
@@ -66,12 +66,12 @@ def collection(
 
 
 def embeddings(spec: EmbeddedSpec, dataset: DatasetSpec, *, seed: int) -> EmbeddingCollection | None:
-    """A table of `spec.width` for each categorical column, of its name."""
+    """Return a table of `spec.width` for each categorical column, of its name."""
     return collection(dataset.categorical, spec.tables, width=spec.width, pooling=spec.pooling, seed=seed)
 
 
 def side_by_side(embedding: EmbeddingCollection | None, batch: Batch) -> Tensor:
-    """The dense columns and the pooled vectors: float[B, F + S * D]."""
+    """Return the dense columns and the pooled vectors: float[B, F + S * D]."""
     if embedding is None:
         return batch.dense
     pooled: Tensor = embedding(batch.sparse).pooled
@@ -79,7 +79,7 @@ def side_by_side(embedding: EmbeddingCollection | None, batch: Batch) -> Tensor:
 
 
 def join(dense: Tensor, pooled: Tensor) -> Tensor:
-    """The dense columns and `pooled` side by side, without a copy where there are no dense columns."""
+    """Return the dense columns and `pooled` side by side, without a copy where there are no dense columns."""
     return torch.cat([dense, pooled], dim=1) if dense.shape[1] else pooled
 
 
@@ -133,7 +133,7 @@ class LinearTerms(nn.Module):
         self.linear_bias = nn.Parameter(torch.zeros(num_outputs))
 
     def linear_terms(self, batch: Batch) -> Tensor:
-        """The sum of all weights: float[B, C]."""
+        """Return the sum of all weights: float[B, C]."""
         logits = linear(batch.dense, self.linear_weight, self.linear_bias)
         if self.wide is not None:
             logits = logits + self.wide(batch.sparse).pooled.unflatten(1, (-1, self.num_outputs)).sum(dim=1)

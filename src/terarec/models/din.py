@@ -119,7 +119,7 @@ def _missing(column: CategoricalColumn) -> int:
 
 
 def _without(jagged: Jagged | PaddedKeys, missing: Mapping[str, int]) -> Jagged | PaddedKeys:
-    """`jagged` without the keys `missing` of the features that it names."""
+    """Return `jagged` without the keys `missing` of the features that it names."""
     if not missing:
         return jagged
     if isinstance(jagged, PaddedKeys):

@@ -32,10 +32,10 @@ from terarec.spec.tables import DEFAULT_OPTIMIZER
 
 
 class Embeddings(nn.ModuleDict):
-    """Embeddings by name; a name may also be that of a method, such as "keys", which a plain ModuleDict refuses.
+    """Embeddings by name; a name may also be that of a method, such as "keys", which a plain ModuleDict rejects.
 
     Raises:
-        ConfigError: a name under which every module keeps something of its own, such as "training".
+        ConfigError: A name under which every module keeps something of its own, such as "training".
     """
 
     def __setitem__(self, key: str, module: nn.Module) -> None:
@@ -72,7 +72,7 @@ def embedding_shapes(spec: GraphEmbedding) -> dict[str, TensorShape]:
 
 
 def embed(spec: GraphEmbedding, collection: EmbeddingCollection, jagged: Jagged) -> dict[str, Tensor]:
-    """The tops of `spec` for the keys of a batch."""
+    """Return the tops of `spec` for the keys of a batch."""
     batch_size = jagged.batch_size
     vectors = _side_by_side(spec, collection(_renamed(jagged, spec)), batch_size)
     if spec.output == "flat":
@@ -85,7 +85,7 @@ def embed(spec: GraphEmbedding, collection: EmbeddingCollection, jagged: Jagged)
 
 
 def _renamed(jagged: Jagged, spec: GraphEmbedding) -> Jagged:
-    """The bags under the features' own names, where these differ from those of the batch's columns."""
+    """Return the bags under the features' own names, where these differ from those of the batch's columns."""
     if all(feature.column is None for feature in spec.features):
         return jagged
     part = select(jagged, [feature.read_column for feature in spec.features])
@@ -120,18 +120,18 @@ class GraphModel(nn.Module):
     takes layers and tables to where they are to train, before optimizers are made for them.
 
     Attributes:
-        spec: what it was made from.
-        shapes: shape of every tensor but the losses.
-        embeddings: name -> tables with their features.
-        layers: in the order of ``spec.layers``, the losses among them.
+        spec: What it was made from.
+        shapes: Shape of every tensor but the losses.
+        embeddings: Name -> tables with their features.
+        layers: In the order of ``spec.layers``, the losses among them.
 
     Args:
-        spec: the graph.
-        seed: of the first weights.
+        spec: The graph.
+        seed: Seed of the first weights.
 
     Raises:
-        ConfigError: shapes or options that do not fit, with both shapes; no loss; a loss of no label.
-        StorageError: not enough memory for the tables.
+        ConfigError: Shapes or options that do not fit, with both shapes; no loss; a loss of no label.
+        StorageError: Not enough memory for the tables.
     """
 
     _place: Tensor
@@ -155,11 +155,11 @@ class GraphModel(nn.Module):
         return self._place.device
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Every tensor of the graph by name, but for the losses.
+        """Return every tensor of the graph by name, but for the losses.
 
         Raises:
-            ConfigError: a batch without the columns that the graph reads.
-            KeyOutOfRangeError: a key outside its static table.
+            ConfigError: A batch without the columns that the graph reads.
+            KeyOutOfRangeError: A key outside its static table.
         """
         tensors = self._inputs(batch)
         for layer, module in self._steps:
@@ -180,7 +180,7 @@ class GraphModel(nn.Module):
         }
 
     def total_loss(self, tensors: Mapping[str, Tensor], weight: Tensor | None = None) -> Tensor:
-        """What training minimises, a scalar: the sum of weight times loss, and the losses' penalties.
+        """Return what training minimises, a scalar: the sum of weight times loss, and the losses' penalties.
 
         Args:
             tensors: What `forward` gave.
@@ -202,7 +202,7 @@ class GraphModel(nn.Module):
         return {layer.bottoms[1]: module.predict(tensors[layer.bottoms[0]]) for layer, module in self._losses}
 
     def logits(self) -> dict[str, str]:
-        """The tensors that losses read -> their labels."""
+        """Return the tensors that losses read -> their labels."""
         return {layer.bottoms[0]: layer.bottoms[1] for layer, _ in self._losses}
 
     def label_logits(self, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -211,7 +211,7 @@ class GraphModel(nn.Module):
         The logit of a softmax over two classes is their difference, whose sigmoid is the probability of the second.
 
         Raises:
-            ConfigError: a label that no loss reads.
+            ConfigError: A label that no loss reads.
         """
         found = {layer.bottoms[1]: tensors[layer.bottoms[0]] for layer, _ in self._losses}
         columns = []
@@ -239,10 +239,10 @@ class GraphModel(nn.Module):
         return torch.cat(list(self.predictions(self(batch)).values()), dim=1)
 
     def tensor(self, batch: Batch, name: str) -> Tensor:
-        """The tensor `name` for `batch`; losses are scalars.
+        """Return the tensor `name` for `batch`; losses are scalars.
 
         Raises:
-            ConfigError: no tensor of that name.
+            ConfigError: No tensor of that name.
         """
         losses = list(self._weight_of)
         if name not in self.shapes and name not in losses:
@@ -251,10 +251,10 @@ class GraphModel(nn.Module):
         return tensors[name] if name in tensors else self.losses(tensors)[name]
 
     def collection(self, name: str) -> EmbeddingCollection:
-        """The embedding `name`.
+        """Return the embedding `name`.
 
         Raises:
-            ConfigError: no embedding of that name.
+            ConfigError: No embedding of that name.
         """
         if name not in self.embeddings:
             raise ConfigError(f"embedding: got {name!r}, expected one of {', '.join(self.embeddings) or 'none'}")
@@ -279,7 +279,7 @@ class GraphModel(nn.Module):
 def graph_model(
     spec: GraphModelSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0
 ) -> GraphModel:
-    """The model of a graph that reads the columns of a data set.
+    """Return the model of a graph that reads the columns of a data set.
 
     Args:
         spec: The graph, or its file.
@@ -344,7 +344,7 @@ def tensor_shapes(spec: GraphSpec) -> dict[str, TensorShape]:
     """Shape of every tensor of a graph but the losses; no table is made.
 
     Raises:
-        ConfigError: shapes or options of layers that do not fit.
+        ConfigError: Shapes or options of layers that do not fit.
     """
     return _build(spec, torch.Generator())[0]
 
@@ -352,7 +352,7 @@ def tensor_shapes(spec: GraphSpec) -> dict[str, TensorShape]:
 def _build(
     spec: GraphSpec, generator: torch.Generator
 ) -> tuple[dict[str, TensorShape], list[tuple[GraphLayer, Layer]]]:
-    """The shapes of all tensors, and the layers with their modules."""
+    """Return the shapes of all tensors, and the layers with their modules."""
     shapes = _input_shapes(spec)
     return shapes, [(layer, _build_layer(layer, shapes, generator)) for layer in spec.layers]
 
@@ -367,7 +367,7 @@ def _input_shapes(spec: GraphSpec) -> dict[str, TensorShape]:
 
 
 def _build_layer(layer: GraphLayer, shapes: dict[str, TensorShape], generator: torch.Generator) -> Layer:
-    """The module of `layer`, whose tops' shapes are added to `shapes`; a loss has none."""
+    """Return the module of `layer`, whose tops' shapes are added to `shapes`; a loss has none."""
     for name in layer.bottoms:
         if name not in shapes:
             raise ConfigError(f"{layer.kind} {layer.tops[0]!r} reads {name!r}, which is a loss, expected a tensor")

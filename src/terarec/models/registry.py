@@ -94,7 +94,7 @@ def build_model(
     seed: int = 0,
     allow_import: Sequence[str] = (),
 ) -> nn.Module:
-    """The model that `spec` describes, with tables as large as `dataset` needs.
+    """Return the model that `spec` describes, with tables as large as `dataset` needs.
 
     Args:
         spec: The model.

@@ -64,7 +64,7 @@ class TwoTower(nn.Module):
             self.frequency = ItemFrequency(key.rows, buckets=spec.frequency_buckets, decay=spec.frequency_decay)
 
     def forward(self, batch: Batch) -> TowerVectors:
-        """Both vectors of each sample."""
+        """Return both vectors of each sample."""
         return TowerVectors(self.user_vectors(batch), self.item_vectors(batch))
 
     def user_vectors(self, batch: Batch) -> Tensor:
@@ -75,11 +75,11 @@ class TwoTower(nn.Module):
         return self._scaled(self.user(batch)) / self.temperature
 
     def item_vectors(self, batch: Batch) -> Tensor:
-        """The items' vectors float[B, vector_width]; only the item's columns are read."""
+        """Return the items' vectors float[B, vector_width]; only the item's columns are read."""
         return self._scaled(self.item(batch))
 
     def output_logits(self, output: TowerVectors) -> Tensor:
-        """The score of each sample's own user and item: float[B, 1]."""
+        """Return the score of each sample's own user and item: float[B, 1]."""
         return (output.user * output.item).sum(1, keepdim=True)
 
     def training_loss(self, output: TowerVectors, batch: Batch) -> Tensor:
@@ -154,7 +154,7 @@ def _check_columns(spec: TwoTowerSpec, dataset: DatasetSpec) -> None:
 
 
 def _item_key(spec: TwoTowerSpec, dataset: DatasetSpec) -> CategoricalColumn:
-    """The column that tells items apart."""
+    """Return the column that identifies items."""
     columns = {column.name: column for column in dataset.categorical if column.name in spec.item}
     wanted = spec.item_key or next(iter(name for name in spec.item if name in columns), None)
     if wanted is None or wanted not in columns or columns[wanted].hotness > 1:

@@ -95,7 +95,7 @@ class ReduceMean(_Reduce):
 
 
 class MatrixMultiply(Layer):
-    """A matrix product for each sample, or of whole batches where an input has two dimensions."""
+    """A matrix product for each sample, or of entire batches where an input has two dimensions."""
 
     KIND = "matrix_multiply"
     OPTIONS = (flag("transpose_b", "whether the second matrix is transposed", default=False),)
@@ -126,7 +126,7 @@ class MatrixMultiply(Layer):
         """Shapes as declared.
 
         Raises:
-            RuntimeError: the rows of a batch are not as many as the columns of the first input of two dimensions.
+            RuntimeError: The rows of a batch are not as many as the columns of the first input of two dimensions.
         """
         if self.is_of_batches:
             return (left @ right.flatten(1)).reshape(-1, *right.shape[1:])

@@ -104,7 +104,7 @@ def _matrix(layer: int) -> Callable[[Tensor], Tensor]:
 
 
 class CrossV2(nn.Module):
-    """Cross layers with whole kernels (Wang et al. 2021, arXiv 2008.13535, eq. 1): x <- x0 * (W x + b) + x.
+    """Cross layers with full kernels (Wang et al. 2021, arXiv 2008.13535, eq. 1): x <- x0 * (W x + b) + x.
 
     Low-rank kernels are those of `terarec.nn.cross.MultiCross`.
 

@@ -120,15 +120,15 @@ class MLP(nn.Module):
     """Linear layers with an activation between them; batch norm goes before it, dropout behind it.
 
     Args:
-        in_width: width of the input.
-        widths: width of each layer's output.
-        generator: source of the first weights.
-        relus: whether the activation follows each layer; by default all but the last.
-        biases: whether each layer has a bias; by default all have.
-        dropout: probability of zeroing a unit behind an activation while training.
+        in_width: Width of the input.
+        widths: Width of each layer's output.
+        generator: Source of the first weights.
+        relus: Whether the activation follows each layer; by default all but the last.
+        biases: Whether each layer has a bias; by default all have.
+        dropout: Probability of zeroing a unit behind an activation while training.
         initial: (fan_in, fan_out) -> distributions of a layer's first weight and bias.
-        activation: name of the activation, one of `terarec.nn.activations.ACTIVATIONS`.
-        batch_norm: whether what goes into an activation is normalized over the batch.
+        activation: Name of the activation, one of `terarec.nn.activations.ACTIVATIONS`.
+        batch_norm: Whether what goes into an activation is normalized over the batch.
     """
 
     def __init__(
@@ -311,7 +311,7 @@ class WeightMultiply(WeightedLayer):
         distribution.fill_(self.weight, generator)
 
     def file_tensors(self) -> list[FileTensor]:
-        """The matrix w [s, d]."""
+        """Return the matrix w [s, d]."""
         return [FileTensor(self.weight, whole)]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ class Distribution:
 
     Attributes:
         kind: "normal" (mean 0), "uniform" (around 0) or "constant".
-        scale: standard deviation, greatest absolute value, or the value.
+        scale: Standard deviation, greatest absolute value, or the value.
     """
 
     kind: Literal["normal", "uniform", "constant"]
@@ -64,7 +64,7 @@ def xavier_uniform(fan_in: int, fan_out: int) -> Distribution:
 
 
 def scheme_option(name: str, meaning: str) -> LayerOption:
-    """An option that chooses the first weights by name."""
+    """Return an option that chooses the first weights by name."""
     return choice(name, meaning, SCHEMES, default="default")
 
 
@@ -75,13 +75,13 @@ def by_scheme(
     uniform: Distribution | None = None,
     fans: tuple[int, int] | None = None,
 ) -> Distribution:
-    """The distribution that `scheme` names.
+    """Return the distribution that `scheme` names.
 
     Args:
-        scheme: one of `SCHEMES`.
-        default: the layer's own.
-        uniform: what "uniform" means for this weight; the default if the layer does not tell them apart.
-        fans: (in, out) of the two Xavier schemes; they mean the default where the layer does not tell them apart.
+        scheme: One of `SCHEMES`.
+        default: The layer's own.
+        uniform: What "uniform" means for this weight; the default if the layer does not distinguish it.
+        fans: (in, out) of the two Xavier schemes; the default where the layer does not distinguish them.
     """
     if scheme == "zero":
         return constant(0.0)

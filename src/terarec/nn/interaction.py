@@ -24,9 +24,9 @@ class DotInteraction(nn.Module):
     """The dots of all pairs of F vectors, behind the first vector itself.
 
     Args:
-        num_vectors: number F of vectors a sample.
-        width: length D of a vector.
-        num_zeros: columns of zeros at the end; by default as many as make the width a multiple of 16.
+        num_vectors: Number F of vectors a sample.
+        width: Length D of a vector.
+        num_zeros: Columns of zeros at the end; by default as many as make the width a multiple of 16.
     """
 
     _lower: Tensor
@@ -64,7 +64,7 @@ class DotInteraction(nn.Module):
         return out
 
     def extra_repr(self) -> str:
-        """The shape."""
+        """Return the shape."""
         return f"num_vectors={self.num_vectors}, width={self.width}, out_width={self.out_width}"
 
 

@@ -19,8 +19,8 @@ class TensorShape:
     """The shape of a tensor whatever the batch: it is [rows * B, ...dims].
 
     Attributes:
-        rows: rows that each sample has: 1, unless a layer moved a dimension into the first one.
-        dims: the lengths behind the first dimension.
+        rows: Rows that each sample has: 1, unless a layer moved a dimension into the first one.
+        dims: The lengths behind the first dimension.
     """
 
     rows: int
@@ -44,12 +44,12 @@ class Layer(nn.Module):
     where there is more than one output. No input is written to.
 
     Attributes:
-        KIND: its name in the registry.
-        OPTIONS: what it accepts beside the shapes.
-        BOTTOMS: least and greatest number of inputs; no greatest where it is None.
-        SHAPES: the shapes in words, for the documentation.
-        FORMULA: what it computes, for the documentation.
-        output_shapes: shape of each output; empty for a loss, whose output is a scalar.
+        KIND: Its name in the registry.
+        OPTIONS: What it accepts in addition to the shapes.
+        BOTTOMS: Least and greatest number of inputs; no greatest where it is None.
+        SHAPES: The shapes in words, for the documentation.
+        FORMULA: What it computes, for the documentation.
+        output_shapes: Shape of each output; empty for a loss, whose output is a scalar.
     """
 
     KIND: ClassVar[str]
@@ -81,8 +81,8 @@ class FileTensor(NamedTuple):
     """One tensor of a layer's part of a weight file.
 
     Attributes:
-        tensor: the parameter that holds it, or a buffer where the file has weights that the model does not use.
-        view: of `tensor`, or of a tensor of its shape such as an optimizer's state, the part and orientation that
+        tensor: The parameter that holds it, or a buffer where the file has weights that the model does not use.
+        view: View of `tensor`, or of a tensor of its shape such as an optimizer's state, the part and orientation that
             the file holds.
     """
 
@@ -105,7 +105,7 @@ class WeightedLayer(Layer):
         """Take weights in the order and orientation of `file_parameters`.
 
         Raises:
-            ConfigError: the number of tensors or a shape is another; nothing was changed.
+            ConfigError: The number of tensors or a shape is another; nothing was changed.
         """
         own = self.file_parameters()
         shapes, expected = [tuple(tensor.shape) for tensor in tensors], [tuple(tensor.shape) for tensor in own]
@@ -117,10 +117,10 @@ class WeightedLayer(Layer):
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The `view` of a weight that a file holds as it is."""
+    """Return the `view` of a weight that a file holds as it is."""
     return tensor
 
 
 def transposed(tensor: Tensor) -> Tensor:
-    """The `view` of a matrix that is kept [out, in] and stored [in, out]."""
+    """Return the `view` of a matrix that is kept [out, in] and stored [in, out]."""
     return tensor.t()

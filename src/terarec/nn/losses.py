@@ -21,14 +21,14 @@ class Regularizer:
     Attributes:
         kind: "l1": strength / B sum |w|, gradient strength / B sign(w); "l2": strength / (2 B) sum w^2, gradient
             strength / B w. B is the batch size, as in HugeCTR.
-        strength: lambda.
+        strength: Lambda.
     """
 
     kind: Literal["l1", "l2"]
     strength: float
 
     def penalty(self, weights: Iterable[Tensor], batch_size: int) -> Tensor:
-        """The term for `weights`, a scalar that autograd differentiates; 0 if there are none."""
+        """Return the term for `weights`, a scalar that autograd differentiates; 0 if there are none."""
         of_one = _absolute if self.kind == "l1" else _half_square
         terms = [of_one(weight) for weight in weights]
         total = torch.stack(terms).sum() if terms else torch.zeros(())
@@ -72,7 +72,7 @@ class Loss(Layer):
     ``forward(logit, label, weight)`` multiplies the loss of each sample by its weight, float32[B], before the mean.
 
     Attributes:
-        regularizer: the penalty that its user adds for the weights of the model, or None.
+        regularizer: The penalty that its user adds for the weights of the model, or None.
     """
 
     OPTIONS: ClassVar[tuple[LayerOption, ...]] = _REGULARIZER

@@ -72,14 +72,14 @@ class BatchNorm(WeightedLayer):
         self.register_buffer("running_var", torch.ones(shape.dims))
 
     def file_tensors(self) -> list[FileTensor]:
-        """The two vectors gamma [n] and beta [n]."""
+        """Return the two vectors gamma [n] and beta [n]."""
         return [FileTensor(self.gamma, whole), FileTensor(self.beta, whole)]
 
     def forward(self, x: Tensor) -> Tensor:
         """float[B, n] -> float[B, n].
 
         Raises:
-            ValueError: the batch has one row while training, which has no variance.
+            ValueError: The batch has one row while training, which has no variance.
         """
         return batch_norm(
             x,
@@ -124,7 +124,7 @@ class LayerNorm(WeightedLayer):
         by_scheme(beta_init, default=constant(0.0)).fill_(self.beta, generator)
 
     def file_tensors(self) -> list[FileTensor]:
-        """The two vectors gamma [n] and beta [n]."""
+        """Return the two vectors gamma [n] and beta [n]."""
         return [FileTensor(self.gamma, whole), FileTensor(self.beta, whole)]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def fast_precisions(device: torch.device) -> list[Precision]:
 
 
 def mixed_precision(device: torch.device, *, loss_scale: float = 1.0) -> Precision:
-    """The format of matrix products for those who ask for 16 bits.
+    """Return the format of matrix products for those who ask for 16 bits.
 
     On a GPU that is fp16 where the loss is scaled, which fp16's small range asks for and bf16's does not, or where the
     GPU has no bf16, and bf16 otherwise. On a processor it is bf16 where that is faster than fp32: logged, once, where
@@ -72,7 +72,7 @@ def _processors_mixed_precision() -> Precision:
 
 
 def _has_units(precision: Precision) -> bool:
-    """Whether /proc/cpuinfo names a unit for `precision`; True where there is no such file to ask."""
+    """Return whether /proc/cpuinfo names a unit for `precision`; True where there is no such file to ask."""
     if not _CPUINFO.exists():
         return True
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", _CPUINFO.read_text(), re.MULTILINE)

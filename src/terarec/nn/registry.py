@@ -87,8 +87,8 @@ class LayerKind:
     """One kind of layer, as tables and pages need it.
 
     Attributes:
-        kind: its name.
-        module: its class, whose docstring, `SHAPES`, `FORMULA` and `BOTTOMS` describe it.
+        kind: Its name.
+        module: Its class, whose docstring, `SHAPES`, `FORMULA` and `BOTTOMS` describe it.
     """
 
     kind: str
@@ -119,13 +119,13 @@ def build_layer(
     """Make a layer.
 
     Args:
-        kind: a key of `LAYERS`.
-        shapes: of its inputs.
-        options: by name; the others have their defaults.
-        generator: source of its first weights.
+        kind: A key of `LAYERS`.
+        shapes: Shapes of its inputs.
+        options: By name; the others have their defaults.
+        generator: Source of its first weights.
 
     Raises:
-        ConfigError: there is no such kind or option, a value is not accepted, or the shapes do not fit; the message
+        ConfigError: There is no such kind or option, a value is not accepted, or the shapes do not fit; the message
             names the kind, the option and all shapes.
     """
     if kind not in LAYERS:
@@ -142,7 +142,7 @@ def build_layer(
 
 
 def _complete(kind: LayerKind, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Every option of `kind` with its value, the given ones checked."""
+    """Return every option of `kind` with its value, the given ones checked."""
     names = [option.name for option in kind.options]
     for name in given:
         if name not in names:

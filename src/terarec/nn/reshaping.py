@@ -19,7 +19,7 @@ class Concat(Layer):
     OPTIONS = (integer("axis", "dimension, the batch being 0", default=1),)
     BOTTOMS = (1, None)
     SHAPES = "[B, n_1], [B, n_2], ... -> [B, n_1 + n_2 + ...]; with more dimensions alike"
-    FORMULA = "y = x_1 beside x_2 beside ... along axis"
+    FORMULA = "y = x_1 || x_2 || ... along axis"
 
     def __init__(self, shapes: Sequence[TensorShape], *, axis: int) -> None:
         first = shapes[0]
@@ -165,7 +165,7 @@ class Slice(Layer):
         super().__init__([TensorShape(shape.rows, (*shape.dims[:-1], end - start)) for start, end in ranges])
         self.ranges = ranges
         starts, ends = [start for start, _ in ranges], [end for _, end in ranges]
-        # The gradient of a split is one concatenation; that of each slice alone is a tensor of the whole input's size.
+        # The gradient of a split is one concatenation; that of each slice alone is a tensor of the input's size.
         self.is_partition = starts == [0, *ends[:-1]] and ends[-1] == width
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -205,7 +205,7 @@ class Select(Layer):
 
 
 class Gather(Layer):
-    """The rows `indices` of the whole batch.
+    """The rows `indices` of the batch.
 
     There are to be as many of them as samples in the batch: the output counts as one row a sample.
     """
@@ -228,7 +228,7 @@ class Gather(Layer):
         """Any type.
 
         Raises:
-            IndexError: the batch has fewer rows than an index asks for.
+            IndexError: The batch has fewer rows than an index needs.
         """
         return x.index_select(0, self._indices)
 

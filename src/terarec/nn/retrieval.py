@@ -78,7 +78,7 @@ def in_batch_softmax(
     Args:
         users: float[B, D], the users' vectors divided by the temperature.
         items: float[B, D].
-        item_keys: int64[B], which tell items apart.
+        item_keys: int64[B], which identify items.
         log_q: float[B], log of the probability that the item is in a batch; None for no correction.
         queries: bool[B], the samples that have a loss; None for all. The items of the others are candidates, too.
         weights: float[B], factors of the samples' losses; None for ones.

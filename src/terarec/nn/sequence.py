@@ -75,7 +75,7 @@ class GRU(WeightedLayer):
 class SequenceMask(Layer):
     """1 for the pairs of positions that two sequences of given lengths have, 0 elsewhere; it has no gradient.
 
-    With one input it tells the positions of one sequence, for all of another: `max_sequence_len_from` is not used.
+    With one input it masks the positions of one sequence, for all of another: `max_sequence_len_from` is not used.
     """
 
     KIND = "sequence_mask"

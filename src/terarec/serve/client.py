@@ -20,7 +20,7 @@ from terarec.spec.codec import parse_json
 
 
 class InferenceError(TerarecError, RuntimeError):
-    """The server refused a request, answered something else than the protocol, or could not be reached."""
+    """The server rejected a request, violated the protocol, or could not be reached."""
 
 
 class InferenceClient:
@@ -39,21 +39,21 @@ class InferenceClient:
 
     @cached_property
     def metadata(self) -> ModelMetadata:
-        """Inputs and outputs of the model, asked for once."""
+        """Inputs and outputs of the model, requested once."""
         return decode_model_metadata(self._call(self._model))
 
     def infer(self, columns: Mapping[str, Sequence[Any] | npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         """Score B records.
 
         Args:
-            columns: raw column -> its B values; None or NaN is missing.
+            columns: Raw column -> its B values; None or NaN is missing.
 
         Returns:
             Output -> array; terarec's own server gives ``{"score": float32[B, L]}``.
 
         Raises:
-            ConfigError: a column that the model does not know, or a value of the wrong type.
-            InferenceError: the server refused, in its own words, or could not be reached.
+            ConfigError: A column that the model does not know, or a value of the wrong type.
+            InferenceError: The server rejected the request (its message), or could not be reached.
         """
         datatypes = {item.name: item.datatype for item in self.metadata.inputs}
         tensors = []
@@ -91,7 +91,7 @@ def _array(tensor: Tensor) -> npt.NDArray[Any]:
 
 
 def _reason(body: bytes) -> str:
-    """The protocol's error text, or the start of whatever came instead."""
+    """Return the protocol's error text, or the start of whatever came instead."""
     try:
         return str(parse_json(body)["error"])
     except (ValueError, TypeError, KeyError):

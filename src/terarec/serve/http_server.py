@@ -97,11 +97,11 @@ class Intake:
         except TimeoutError:
             limit = self._spec.receive_timeout_seconds
             raise RequestTimeoutError(
-                f"the body: got {len(held)} bytes in {limit:g} seconds, expected the whole body by then"
+                f"the body: got {len(held)} bytes in {limit:g} seconds, expected the complete body by then"
             ) from None
 
     async def _discard(self, request: Request) -> None:
-        """Receive what is left of a refused body, and forget it, where the connection ends with the answer.
+        """Receive the rest of a rejected body, and drop it, where the connection ends with the answer.
 
         A connection that is closed while the client still sends loses the answer. On one that is kept open, the client
         has it at once, and the HTTP server discards the rest.
@@ -142,8 +142,8 @@ class HttpServer(uvicorn.Server):
     """Tells when it is ready, and leaves signals to its caller: uvicorn would raise them anew after it has stopped.
 
     Args:
-        app: an ASGI application.
-        started: called once requests are accepted.
+        app: An ASGI application.
+        started: Called once requests are accepted.
         receive_timeout_seconds: Longest time from the first byte of a request to its last, or from a connection's
             beginning to the first request's end; later the connection is closed.
     """
@@ -211,7 +211,7 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take a piece of a request; the clock runs until it is whole."""
+        """Take a piece of a request; the clock runs until it is complete."""
         self.last_heard = self.loop.time()
         super().data_received(data)
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
@@ -241,12 +241,12 @@ class _Connection(H11Protocol):
         self._deadline = None
         if self.is_waiting:
             self.transport.abort()
-        else:  # the application refuses the rest of the body itself, and says so
+        else:  # the application rejects the rest of the body itself, with a message
             self._start()
 
 
 def _most_connections() -> int:
-    """How many connections the system's limit of open files allows, which is raised as far as it may be."""
+    """Return how many connections the system's limit of open files allows, which is raised as far as it may be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_CONNECTIONS + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -261,7 +261,7 @@ def _most_connections() -> int:
 
 WORKERS = 1
 """Requests worked on at once. The model uses all cores already: with 4 connections and 1,024 Criteo records a request,
-1 worker answered 46 to 54 requests a second, 2 workers 35 to 44, 4 workers 31 (2 Zen 3 cores, other work beside)."""
+1 worker answered 46 to 54 requests a second, 2 workers 35 to 44, 4 workers 31 (2 busy Zen 3 cores)."""
 
 _STATUS: tuple[tuple[type[TerarecError], int], ...] = (
     (UnknownModelError, 404),
@@ -275,11 +275,11 @@ _STATUS: tuple[tuple[type[TerarecError], int], ...] = (
 )
 
 _HEADERS = {408: {"Connection": "close"}, 503: {"Retry-After": "1"}}
-"""Headers of refusals. Nobody knows where the next request begins in what comes after half a body."""
+"""Headers of error responses. Nobody knows where the next request begins in what comes after half a body."""
 
 
 def create_app(service: InferenceService) -> Starlette:
-    """The application that serves `service`; run it under any ASGI server."""
+    """Return the application that serves `service`; run it under any ASGI server."""
     model = "/v2/models/{name}"
     version = f"{model}/versions/{{version}}"
     transport = _Transport(service)
@@ -293,7 +293,7 @@ def create_app(service: InferenceService) -> Starlette:
     ]
     app = Starlette(
         routes=routes,
-        exception_handlers={TerarecError: _refused, HTTPException: _no_route, Exception: _broken},
+        exception_handlers={TerarecError: _error_response, HTTPException: _no_route, Exception: _broken},
     )
     app.router.redirect_slashes = False
     return app
@@ -358,7 +358,7 @@ def _answer(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-def _refused(_: Request, error: Exception) -> Response:
+def _error_response(_: Request, error: Exception) -> Response:
     status = next(status for kind, status in _STATUS if isinstance(error, kind))
     return JSONResponse({"error": one_line(str(error))}, status_code=status, headers=_HEADERS.get(status))
 

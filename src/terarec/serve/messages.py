@@ -39,10 +39,10 @@ class Tensor:
     """A named tensor.
 
     Attributes:
-        name: of the model's input or output.
-        datatype: one of `terarec.serve.elements.DATATYPES`.
-        shape: sizes of its dimensions.
-        data: ``prod(shape)`` elements in row-major order; None stands for a missing value.
+        name: Name of the model's input or output.
+        datatype: One of `terarec.serve.elements.DATATYPES`.
+        shape: Sizes of its dimensions.
+        data: ``prod(shape)`` elements in row-major order; None is a missing value.
     """
 
     name: str
@@ -72,9 +72,9 @@ class InferRequest:
     """Records to score.
 
     Attributes:
-        inputs: one tensor per raw column of the model.
-        outputs: what is wanted; none means all.
-        id: returned with the answer, to tell answers apart.
+        inputs: One tensor per raw column of the model.
+        outputs: What is wanted; none means all.
+        id: Returned with the answer, to match answers with requests.
     """
 
     inputs: tuple[Tensor, ...]

@@ -1,4 +1,4 @@
-"""Serve a run over HTTP until told to stop."""
+"""Serve a run over HTTP until it is stopped."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class RunningServer:
     """A server that accepts requests.
 
     Attributes:
-        host, port: the address bound.
-        url: for `terarec.serve.InferenceClient`.
+        host, port: The address bound.
+        url: For `terarec.serve.InferenceClient`.
     """
 
     def __init__(self, host: str, port: int, stop: Callable[[], None]) -> None:
@@ -48,18 +48,18 @@ def serve(
     """Serve a checkpoint of a run; return after SIGINT, SIGTERM or `RunningServer.stop`.
 
     Args:
-        run_dir: what ``terarec train`` wrote.
-        spec: name, address and limits.
-        ready: called once, when requests are accepted.
-        checkpoint: as for `InferenceSession.open`.
+        run_dir: What ``terarec train`` wrote.
+        spec: Name, address and limits.
+        ready: Called once, when requests are accepted.
+        checkpoint: As for `InferenceSession.open`.
         device: Where the model is to be; the CPU by default.
-        allow_import: packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
+        allow_import: Packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
 
     Raises:
-        ConfigError: the address cannot be bound, the run holds no such checkpoint, or the workflow names a function
+        ConfigError: The address cannot be bound, the run holds no such checkpoint, or the workflow names a function
             that is not allowed.
         FormatError: `run_dir` holds no complete checkpoint.
-        MissingDependencyError: starlette or uvicorn is not installed.
+        MissingDependencyError: Starlette or uvicorn is not installed.
     """
     from terarec.serve.http_server import HttpServer, create_app
 
@@ -77,7 +77,7 @@ def serve(
 
 
 def _bind(spec: ServingSpec) -> socket.socket:
-    """A listening socket, made before the model is loaded: a taken port shows at once, an early client waits."""
+    """Return a listening socket, made before the model is loaded: a taken port shows at once, an early client waits."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             spec.host, spec.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

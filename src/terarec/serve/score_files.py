@@ -25,12 +25,12 @@ class ScoreReport:
     """What `score_files` wrote.
 
     Attributes:
-        step: training step of the checkpoint.
-        rows: scores.
-        seconds: wall-clock time, reading and writing included.
-        samples_per_second: rows / seconds.
-        bad_input: kind -> how often it was found in the files.
-        first_bad_input: the first findings, each in one line with file and line.
+        step: Training step of the checkpoint.
+        rows: Scores.
+        seconds: Wall-clock time, reading and writing included.
+        samples_per_second: Rows / seconds.
+        bad_input: Kind -> how often it was found in the files.
+        first_bad_input: The first findings, each in one line with file and line.
     """
 
     step: int
@@ -51,27 +51,27 @@ def score_files(
     replace: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> ScoreReport:
-    """Score the rows of raw files and write `out`, whole or not at all. A few blocks of rows are in memory at a time.
+    """Score the rows of raw files and write `out` atomically. A few blocks of rows are in memory at a time.
 
     `out` has a line for each row in order: ``row``, its position among all rows from 0; ``item``, its position in the
     list, where the workflow cuts lists into rows; the columns of `keep`; and the probability of each label as float32,
     named ``score`` if there is one label and else ``score_<label>``.
 
     Args:
-        session: of the run.
-        sources: files, directories, patterns or URLs, in any format of the workflow's source. The columns that labels
+        session: Session of the run.
+        sources: Files, directories, patterns or URLs, in any format of the workflow's source. The columns that labels
             alone are made of may be there, empty or absent.
-        out: a file whose name ends in .parquet, .csv or .jsonl.
-        keep: raw columns to write beside the scores, as the workflow reads them.
-        options: threads, memory, and what to do with bad input, whose rows "skip" leaves out.
-        replace: whether a file at `out` is replaced.
-        progress: called after every block.
+        out: A file whose name ends in .parquet, .csv or .jsonl.
+        keep: Raw columns to write next to the scores, as the workflow reads them.
+        options: Threads, memory, and what to do with bad input, whose rows "skip" leaves out.
+        replace: Whether a file at `out` is replaced.
+        progress: Called after every block.
 
     Raises:
         ConfigError: `out` is there or its name has another end; a file lacks a column; a name of `keep` is unknown.
-        DataNotFoundError: a source does not exist.
-        FormatError: a damaged source, or bad input under the policy "raise", with file and line.
-        StorageError: the disk is full.
+        DataNotFoundError: A source does not exist.
+        FormatError: A damaged source, or bad input under the policy "raise", with file and line.
+        StorageError: The disk is full.
     """
     check_new_file(out, replace=replace)
     check_suffix(out)

@@ -54,7 +54,7 @@ class InferenceService:
         """Inputs and outputs of the model.
 
         Raises:
-            UnknownModelError: it is not served under that name and version.
+            UnknownModelError: It is not served under that name and version.
         """
         if name != self._metadata.name:
             raise UnknownModelError(f"model {quoted(name)} is not served here, expected {self._metadata.name!r}")
@@ -67,9 +67,9 @@ class InferenceService:
         """Score the records of `request`.
 
         Raises:
-            UnknownModelError: the model is not served under that name and version.
-            RequestTooLargeError: more records than `ServingSpec.max_batch`.
-            ConfigError: an input that is unknown, missing, repeated or of the wrong type or shape.
+            UnknownModelError: The model is not served under that name and version.
+            RequestTooLargeError: More records than `ServingSpec.max_batch`.
+            ConfigError: An input that is unknown, missing, repeated or of the wrong type or shape.
         """
         metadata = self.model_metadata(name, version)
         for index, wanted in enumerate(request.outputs):
@@ -91,7 +91,7 @@ class InferenceService:
         return columns
 
     def _checked_column(self, tensor: Tensor, where: str) -> InputColumn:
-        """The raw column that `tensor` gives, if its datatype and shape are right."""
+        """Return the raw column that `tensor` gives, if its datatype and shape are right."""
         column = self._inputs.get(tensor.name)
         if column is None:
             raise ConfigError(f"{where}.name: got {quoted(tensor.name)}, expected one of {', '.join(self._inputs)}")
@@ -121,7 +121,7 @@ def _fits(shape: tuple[int, ...], hotness: int | None) -> bool:
 
 
 def _lists(tensor: Tensor) -> Elements:
-    """The values of each record of a tensor [B, n]; null fills the rows of records that have fewer than n."""
+    """Return the values of each record of a tensor [B, n]; null fills the rows of records that have fewer than n."""
     num_records, width = tensor.shape
     rows = (tensor.data[row * width : (row + 1) * width] for row in range(num_records))
     return [[value for value in row if value is not None] for row in rows]

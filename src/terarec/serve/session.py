@@ -30,8 +30,8 @@ class InputColumn:
     """A raw column of a record.
 
     Attributes:
-        name: of the column.
-        kind: what its values are.
+        name: Name of the column.
+        kind: What its values are.
         hotness: 1 for one value a record; more for a list of at most so many values; None for one of any length.
     """
 
@@ -41,7 +41,7 @@ class InputColumn:
 
 
 def input_columns(workflow: Workflow) -> tuple[InputColumn, ...]:
-    """The raw columns of a record that `workflow` encodes."""
+    """Return the raw columns of a record that `workflow` encodes."""
     return tuple(_input_column(workflow, name, found) for name, found in workflow.record_columns.items())
 
 
@@ -57,10 +57,10 @@ class InferenceSession:
     """Scores raw records with a trained model. Thread-safe; holds no optimizer and no optimizer state.
 
     Attributes:
-        run: how the model was trained.
-        step: training steps behind its weights.
-        workflow: encodes raw values as they were for training.
-        inputs: the raw columns that a record has, all of which `predict` needs.
+        run: How the model was trained.
+        step: Training steps behind its weights.
+        workflow: Encodes raw values as they were for training.
+        inputs: The raw columns that a record has, all of which `predict` needs.
         labels: Names of the L labels.
         device: Where the model is.
 
@@ -99,16 +99,16 @@ class InferenceSession:
         """Load a checkpoint of a run, and its workflow.
 
         Args:
-            run_dir: what training wrote.
+            run_dir: What training wrote.
             checkpoint: "last", "best" or a step; None for the last one, or the best one of a run with patience.
             device: Where the model is to be; the CPU by default.
             allow_import: Packages whose functions the workflow, and whose code the model may name.
 
         Raises:
-            ConfigError: the workflow names a function that is not allowed, or the run holds no such checkpoint.
-            DataNotFoundError: `run_dir` is no run, or holds no whole checkpoint.
-            FormatError: a file of it is damaged.
-            StorageError: not enough memory for the tables.
+            ConfigError: The workflow names a function that is not allowed, or the run holds no such checkpoint.
+            DataNotFoundError: `run_dir` is no run, or holds no complete checkpoint.
+            FormatError: A file of it is damaged.
+            StorageError: Not enough memory for the tables.
         """
         model, run, dataset, step = load_model(run_dir, checkpoint, device=device, allow_import=allow_import)
         workflow = workflow_of(run_dir / DATASET_DIRECTORY, allow_import=allow_import)
@@ -118,14 +118,14 @@ class InferenceSession:
         """Score B records.
 
         Args:
-            columns: each of `inputs` by name -> its B raw values, or lists of them where hotness is not 1, encoded here
+            columns: Each of `inputs` by name -> its B raw values, or lists of them where hotness is not 1, encoded here
                 as they were for training; None, null or "" is missing.
 
         Returns:
             float32[B, C]: the scores of the run's objective, such as the probability of each label.
 
         Raises:
-            ConfigError: a column that is missing, unknown or of another length than the first, or a value that
+            ConfigError: A column that is missing, unknown or of another length than the first, or a value that
                 the workflow cannot read, with its column and row.
         """
         return self.score(self.workflow.encode(columns))
@@ -139,7 +139,7 @@ class InferenceSession:
         return scores
 
     def _batch(self, records: EncodedRecords) -> Batch:
-        """`records` as the model reads a batch; labels, which no model looks at, are zeros."""
+        """Return `records` as the model reads a batch; labels, which no model looks at, are zeros."""
         num_records = len(records.dense)
         keys, lengths = [np.zeros(0, dtype=np.int64)], [np.zeros(1, dtype=np.int64)]
         for column in (records.keys[place] for place in self._places):

@@ -26,12 +26,12 @@ class Checkpointing(Callback):
 
     Args:
         directory: ``RUN/checkpoints``.
-        every: steps between checkpoints; None for epochs' ends.
-        keep: how many of the newest stay.
-        keep_best: whether the step of the best evaluation is saved, marked and kept as well.
+        every: Steps between checkpoints; None for epochs' ends.
+        keep: How many of the newest stay.
+        keep_best: Whether the step of the best evaluation is saved, marked and kept as well.
 
     Attributes:
-        newest: the newest checkpoint, if any.
+        newest: The newest checkpoint, if any.
     """
 
     def __init__(self, directory: Path, *, every: int | None, keep: int, keep_best: bool) -> None:
@@ -127,8 +127,8 @@ def restore(trainer: Trainer, reader: BatchReader, checkpoint: Checkpoint) -> No
     """Bring `trainer` and its train reader to where `checkpoint` was saved.
 
     Raises:
-        ConfigError: model, optimizers or reader were described otherwise.
-        FormatError: a damaged file.
+        ConfigError: Model, optimizers or reader were described otherwise.
+        FormatError: A damaged file.
     """
     load_weights(trainer.model, checkpoint, with_state=True)
     progress = checkpoint.progress

@@ -51,7 +51,7 @@ class Evaluation:
         results: The metrics, per label and per slice where there are several.
         rows: Samples scored.
         seconds: Wall-clock time, reading included.
-        samples_per_second: rows / seconds.
+        samples_per_second: Rows / seconds.
     """
 
     results: Results
@@ -125,7 +125,7 @@ class Evaluator:
         self._objective: Objective = objective or BinaryObjective()
         self.metrics = tuple(metrics) or self._objective.default_metrics
         self._labels, self._group, self._slices, self._precision = tuple(labels), group, tuple(slices), precision
-        self._new_set(1)  # refuses what is wrong before the first evaluation
+        self._new_set(1)  # raises for invalid settings before the first evaluation
 
     @classmethod
     def of(cls, training: TrainingSpec, objective: Objective | None, labels: Sequence[str]) -> Evaluator:

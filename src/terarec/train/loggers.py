@@ -160,7 +160,7 @@ def _is_nan(value: object) -> bool:
 
 
 def _lines_until(path: Path, step: int) -> list[bytes]:
-    """The lines of steps up to `step`; a line cut short by a crash is the last one and goes too."""
+    """Return the lines of steps up to `step`; a line cut short by a crash is the last one and goes too."""
     kept = []
     for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
         if not line.endswith(b"\n") or read_point(path, number, line)["step"] > step:
@@ -173,7 +173,7 @@ class ProgressBar(Callback):
     """Steps, loss, samples a second and the last AUC, redrawn in place; one line per evaluation stays.
 
     Args:
-        console: where to draw; stderr by default. Where that is no terminal only the evaluations are printed.
+        console: Where to draw; stderr by default. Where that is no terminal only the evaluations are printed.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -304,7 +304,7 @@ class MLflowLogger(PointLogger):
         except ImportError as error:
             raise MissingDependencyError("MLflow: pip install 'terarec[mlflow]'") from error
         if uri.partition(":")[0] == "file" or "://" not in uri:
-            # MLflow refuses directories unless this says that they are meant, which who names one does.
+            # MLflow rejects directories unless this variable allows them; naming one is that permission.
             import mlflow.environment_variables as variables
 
             allowed = getattr(variables, "MLFLOW_ALLOW_FILE_STORE", None)
@@ -344,7 +344,7 @@ class MLflowLogger(PointLogger):
         self._send(dict(evaluation_curves(evaluation, self._split)), trainer.step)
 
     def on_finish(self, trainer: Trainer) -> None:
-        """Remember that the training is whole."""
+        """Remember that the training is complete."""
         self._status = "FINISHED"
 
     def on_interrupt(self, trainer: Trainer) -> None:
@@ -389,7 +389,7 @@ def evaluation_curves(evaluation: Evaluation, split: str) -> Iterator[tuple[str,
 
 
 def _flat(data: Mapping[str, Any], parent: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted path, without characters that MLflow refuses, and text of each setting."""
+    """Dotted path, without characters that MLflow rejects, and text of each setting."""
     for name, value in data.items():
         path = f"{parent}{name}"
         if isinstance(value, Mapping):

@@ -28,10 +28,10 @@ class PredictReport:
     """What `predict` wrote.
 
     Attributes:
-        step: training steps behind the weights.
-        rows: samples scored.
-        seconds: wall-clock time, reading and writing included.
-        samples_per_second: rows / seconds.
+        step: Training steps behind the weights.
+        rows: Samples scored.
+        seconds: Wall-clock time, reading and writing included.
+        samples_per_second: Rows / seconds.
     """
 
     step: int
@@ -53,30 +53,30 @@ def predict(
     allow_import: Sequence[str] = (),
     progress: Callable[[int], None] | None = None,
 ) -> PredictReport:
-    """Score every sample of `split` with a checkpoint of a run and write `out`, whole or not at all.
+    """Score every sample of `split` with a checkpoint of a run and write `out` atomically.
 
     `out` has a row per sample in input order: the columns of `keep`; the probability of each label as float32, named
     ``score`` if there is one label and else ``score_<label>``; then the labels themselves under their names.
 
     Args:
-        run_dir: what training wrote.
-        dataset: a data set with the columns that the model was trained on.
-        split: its split.
-        out: a file whose name ends in .parquet, .csv or .jsonl.
+        run_dir: What training wrote.
+        dataset: A data set with the columns that the model was trained on.
+        split: Its split.
+        out: A file whose name ends in .parquet, .csv or .jsonl.
         checkpoint: "last", "best" or a step; None for the last one, or the best one of a run with patience.
-        keep: columns of the data set to write before the scores: metadata as it is, the weight, and categorical columns
+        keep: Columns of the data set to write before the scores: metadata as it is, the weight, and categorical columns
             of one key a sample as int64. A name of both is that of the metadata.
-        replace: whether a file at `out` is replaced.
+        replace: Whether a file at `out` is replaced.
         device: Where the model is to be; the CPU by default.
         allow_import: Packages whose code the model may name.
-        progress: called after every batch with the samples done.
+        progress: Called after every batch with the samples done.
 
     Raises:
-        ConfigError: the data set lacks the split, or its columns are not those of the run; the run holds no such
+        ConfigError: The data set lacks the split, or its columns are not those of the run; the run holds no such
             checkpoint; a name of `keep` is unknown; `out` is there, or its name has another end.
-        DataNotFoundError: `run_dir` is no run, or holds no whole checkpoint.
-        FormatError: a damaged file.
-        StorageError: the disk is full.
+        DataNotFoundError: `run_dir` is no run, or holds no complete checkpoint.
+        FormatError: A damaged file.
+        StorageError: The disk is full.
     """
     check_new_file(out, replace=replace)
     check_suffix(out)
@@ -108,15 +108,15 @@ def predict(
 
 
 def _kept_columns(dataset: DatasetSpec, keep: Sequence[str], *, reserved: Sequence[str]) -> dict[str, pa.DataType]:
-    """The columns of `keep` and the Arrow types in which they are written beside scores.
+    """Return the columns of `keep` and the Arrow types in which they are written next to scores.
 
     Args:
-        dataset: that has them.
-        keep: their names.
-        reserved: names of other columns of the file.
+        dataset: That has them.
+        keep: Their names.
+        reserved: Names of other columns of the file.
 
     Raises:
-        ConfigError: a name that is unknown, there twice or `reserved`, or that of a column of lists.
+        ConfigError: A name that is unknown, there twice or `reserved`, or that of a column of lists.
     """
     types: dict[str, pa.DataType] = {column.name: pa.int64() for column in dataset.categorical if column.hotness == 1}
     if dataset.weight is not None:

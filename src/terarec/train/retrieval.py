@@ -25,7 +25,7 @@ Integers = npt.NDArray[np.int64]
 
 
 def user_column(spec: TwoTowerSpec, dataset: DatasetSpec, group: str | None = None) -> str:
-    """Return the column that tells users apart: `group`, or else the first key column of the user's tower.
+    """Return the column that identifies users: `group`, or else the first key column of the user's tower.
 
     Raises:
         ConfigError: The tower has no column of one key a sample, and `group` is None.
@@ -38,7 +38,7 @@ def user_column(spec: TwoTowerSpec, dataset: DatasetSpec, group: str | None = No
             return name
     raise ConfigError(
         f"group: got none, and the user's tower has no column of one key a sample ({', '.join(spec.user)}), expected "
-        "the column that tells users apart"
+        "the column that identifies users"
     )
 
 
@@ -55,7 +55,7 @@ def evaluate_towers(
 ) -> RetrievalResults:
     """Rank all items for each user of a split, without those of the user's training samples.
 
-    The items are those of all samples, told apart by the model's ``item_key``; an item's vector is that of the first
+    The items are those of all samples, identified by the model's ``item_key``; an item's vector is that of the first
     sample with it. A user's vector is that of the user's first evaluated sample. Relevant items are those of evaluated
     samples with a label above 0, and seen ones those of training samples with a label above 0. Samples without a user
     give items only.
@@ -64,7 +64,7 @@ def evaluate_towers(
         model: The model; it is in evaluation mode meanwhile.
         evaluated: Batches of the evaluated split.
         train: Batches of the train split; none to mask nothing.
-        user: Column that tells users apart: metadata, or a categorical column of one key a sample.
+        user: Column that identifies users: metadata, or a categorical column of one key a sample.
         k: Lengths of the lists; None for those of `DEFAULT_K` that are no longer than the number of items.
         precision: Precision of the layers' matrix products.
         progress: Function called after every batch with the number of samples so far.
@@ -159,7 +159,7 @@ def _rows(vectors: Tensor, rows: Integers) -> Tensor:
 
 
 def _lists(pairs: Sequence[Integers], num_users: int) -> ItemLists:
-    """The lists of `pairs`, each int64[2, N] of users and items."""
+    """Return the lists of `pairs`, each int64[2, N] of users and items."""
     user, item = np.concatenate([np.empty((2, 0), dtype=np.int64), *pairs], axis=1)
     order = user.argsort(kind="stable")
     offsets = np.concatenate([[0], np.bincount(user, minlength=num_users).cumsum()]).astype(np.int64)

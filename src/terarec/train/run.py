@@ -41,7 +41,7 @@ from terarec.train.trainer import Callback, FitReport, Trainer
 
 _logger = logging.getLogger(__name__)
 _SAME = {"kind", "tables.kind", "tables.dtype"}
-"""Fields that have to be equal though the shapes of weights, which loading compares, do not tell them."""
+"""Fields that have to be equal though the shapes of weights, which loading compares, do not show them."""
 
 
 def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Path:
@@ -51,17 +51,17 @@ def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Path:
     is left out, which a warning says.
 
     Args:
-        trainer: of a model that `spec` and `dataset` describe, before its first step.
-        spec: the run to start.
-        dataset: its data.
+        trainer: Trainer of a model that `spec` and `dataset` describe, before its first step.
+        spec: The run to start.
+        dataset: Its data.
 
     Returns:
         The checkpoint that was loaded.
 
     Raises:
-        DataNotFoundError: there is no such run or checkpoint.
-        ConfigError: another model, other tables, other columns, or a workflow that gives other ids.
-        FormatError: a damaged file.
+        DataNotFoundError: There is no such run or checkpoint.
+        ConfigError: Another model, other tables, other columns, or a workflow that gives other ids.
+        FormatError: A damaged file.
     """
     assert spec.init_from is not None, "a run without init_from starts from its first weights"
     run_dir, checkpoint = _find(Path(spec.init_from))
@@ -91,7 +91,7 @@ def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Path:
 
 
 def _find(path: Path) -> tuple[Path, Checkpoint]:
-    """The run and the checkpoint that `path`, one of them, stands for."""
+    """Return the run and the checkpoint that `path`, one of them, names."""
     if not (path / MANIFEST).is_file():
         check_run(path)
         return path, load(find_checkpoint(path, load_run(path / RUN_FILE)))
@@ -104,7 +104,7 @@ def _find(path: Path) -> tuple[Path, Checkpoint]:
 
 
 def _left_out(old: RunSpec, new: RunSpec) -> list[str]:
-    """The optimizers whose state is not loaded: those of another kind, or both if that is asked for."""
+    """Return the optimizers whose state is not loaded: those of another kind, or both if that is requested."""
     kinds = {
         "dense_optimizer": [_state_kind(run.dense_optimizer) for run in (old, new)],
         "sparse_optimizer": [_row_kinds(run) for run in (old, new)],
@@ -113,14 +113,14 @@ def _left_out(old: RunSpec, new: RunSpec) -> list[str]:
 
 
 def _row_kinds(run: RunSpec) -> tuple[object, ...]:
-    """What the meaning of the rows' states depends on: the rules, and which tables they move."""
+    """Return what the meaning of the rows' states depends on: the rules, and which tables they move."""
     rules = {name: _state_kind(rule) for name, rule in run.row_optimizers.items()}
     assigned = getattr(getattr(run.model, "tables", None), "optimizers", None) or {}
     return _state_kind(run.sparse_optimizer), rules, dict(assigned)
 
 
 def _state_kind(spec: DenseOptimizerSpec | SparseOptimizerSpec) -> tuple[object, ...]:
-    """What the meaning of an optimizer's state depends on."""
+    """Return what the meaning of an optimizer's state depends on."""
     if isinstance(spec, TorchOptimizerSpec):
         return spec.kind, spec.name
     options = RowOptions() if spec.rows is None else spec.rows
@@ -148,14 +148,14 @@ def _load_state(optimizer: optim.Optimizer, state: Mapping[str, Any]) -> None:
 
 
 class Run:
-    """A training run that has a place on the disk. The model takes its memory when it is first asked for.
+    """A training run that has a place on the disk. The model takes its memory when it is first used.
 
     Attributes:
-        spec: what to train, on what, how.
-        dataset: description of the data.
-        directory: where everything is written.
-        callbacks: besides those that log and save.
-        initial: the checkpoint of another run that this one started from in this process, if any.
+        spec: What to train, on what, how.
+        dataset: Description of the data.
+        directory: Where everything is written.
+        callbacks: Besides those that log and save.
+        initial: The checkpoint of another run that this one started from in this process, if any.
     """
 
     def __init__(
@@ -233,10 +233,10 @@ class Run:
         )
 
     def _valid_reader(self) -> BatchReader | None:
-        """A reader of the split to evaluate on, or None if there is none.
+        """Return a reader of the split to evaluate on, or None if there is none.
 
         Raises:
-            ConfigError: the data set lacks the split, and it is not the default one.
+            ConfigError: The data set lacks the split, and it is not the default one.
         """
         split = self.spec.training.eval_split
         # Runs that were described before None was accepted turned the evaluation off by a split that is not there.
@@ -254,25 +254,25 @@ class Run:
         return self.reader(split) if has_rows else None
 
     def fit(self, *, resume: bool = False) -> FitReport:
-        """Train, log, save. ``threads`` and `keep_freed_memory` set up the whole process.
+        """Train, log, save. ``threads`` and `keep_freed_memory` apply to the process.
 
         Args:
-            resume: continue from the newest whole checkpoint, to the bit as if there had been no stop; from the start
-                if there is none yet.
+            resume: Continue from the newest complete checkpoint, bit for bit as without a stop; from the start if there
+                is none yet.
 
         Raises:
-            ConfigError: the directory holds a run and `resume` is false, or something that is no run; another training
+            ConfigError: The directory holds a run and `resume` is false, or something that is no run; another training
                 runs there; or the run to resume, or the one that ``spec.init_from`` names, has another model, other
                 columns or another workflow.
-            FormatError: the data set or a checkpoint is damaged.
-            StorageError: memory or disk is full; earlier checkpoints are whole.
-            TrainingError: the loss is NaN or infinite; the last checkpoint and the log stay.
+            FormatError: The data set or a checkpoint is damaged.
+            StorageError: Memory or disk is full; earlier checkpoints stay complete.
+            TrainingError: The loss is NaN or infinite; the last checkpoint and the log stay.
             RunInterruptedError: SIGINT or SIGTERM; a checkpoint of the last step is there to resume from.
 
         Whatever a callback, the reader or an evaluation raises: the last step has a checkpoint. Before the first step
-        nothing stays of this start, and a run that is refused stays as it was.
+        nothing is left of this start, and a rejected run is unchanged.
         """
-        with self.directory.taken():
+        with self.directory.locked():
             self.directory.check(self.spec, self.dataset, resume=resume)
             return self._fit()
 
@@ -310,19 +310,19 @@ def build(
     reset_optimizer: bool = False,
     allow_import: Sequence[str] = (),
 ) -> Run:
-    """A run of `spec` in the directory `out`.
+    """Return a run of `spec` in the directory `out`.
 
     Args:
-        spec: what to train, on what, how.
+        spec: What to train, on what, how.
         out: RUN directory; made by `Run.fit`.
-        callbacks: called after those that log and save, for example a `ProgressBar`.
+        callbacks: Called after those that log and save, for example a `ProgressBar`.
         init_from: ``spec.init_from``, if given here: a RUN or a checkpoint in one to start from.
         reset_optimizer: ``spec.reset_optimizer`` with it: take its weights alone.
         allow_import: Packages from which the model may come by name.
 
     Raises:
         DataNotFoundError: ``spec.data`` is no data set.
-        FormatError: its description is damaged.
+        FormatError: Its description is damaged.
     """
     if init_from is not None:
         spec = dataclasses.replace(spec, init_from=str(init_from), reset_optimizer=reset_optimizer)

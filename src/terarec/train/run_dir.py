@@ -28,14 +28,14 @@ _FREE = ("split", "weight", "metadata")
 def check_columns(dataset: DatasetSpec, directory: Path, trained_on: DatasetSpec, trained_directory: Path) -> None:
     """Raise `ConfigError` unless `dataset` has the columns of `trained_on`: names, order, rows, hotness, workflow.
 
-    Equal rows are not enough: ids that were learnt on other logs mean other things. So what workflows learnt is
-    compared to the byte, and their steps; how rows were split, sample weights and metadata change neither.
+    Equal rows are not enough: ids that were fitted on other logs mean other values. So the fitted state of
+    workflows is compared to the byte, and their steps; how rows were split, sample weights and metadata change neither.
 
     Args:
-        dataset: what is to be read.
-        directory: where it is.
-        trained_on: what the model knows.
-        trained_directory: where its workflow is, ``RUN/dataset``.
+        dataset: What is to be read.
+        directory: Where it is.
+        trained_on: What the model knows.
+        trained_directory: Where its workflow is, ``RUN/dataset``.
     """
     if dataset.column_names != trained_on.column_names:
         raise ConfigError(
@@ -46,7 +46,7 @@ def check_columns(dataset: DatasetSpec, directory: Path, trained_on: DatasetSpec
         if column != known:
             raise ConfigError(
                 f"data set {dataset.name!r}, column {column.name!r}: {_shape(column)}, expected {_shape(known)} as in "
-                "training; were its ids learnt anew?"
+                "training; were its ids fitted again?"
             )
     files = workflow_files(dataset, directory)
     known_files = workflow_files(trained_on, trained_directory)
@@ -55,12 +55,12 @@ def check_columns(dataset: DatasetSpec, directory: Path, trained_on: DatasetSpec
         if not is_known or not _are_alike(directory / file, trained_directory / file):
             raise ConfigError(
                 f"data set {dataset.name!r}: {file} is not that of the training in {trained_directory}; were its ids "
-                "learnt anew?"
+                "fitted again?"
             )
 
 
 def _are_alike(path: Path, known: Path) -> bool:
-    """Whether two files of workflows hold the same, apart from what no model depends on."""
+    """Return whether two files of workflows hold the same, apart from what no model depends on."""
     if filecmp.cmp(path, known, shallow=False):
         return True
     if path.name != "workflow.json":
@@ -70,7 +70,7 @@ def _are_alike(path: Path, known: Path) -> bool:
 
 
 def _encoding(path: Path) -> dict[str, Any] | None:
-    """What of a ``workflow.json`` decides how values become what a model reads; None for a file that is none."""
+    """Return what of a ``workflow.json`` decides how values become what a model reads; None for a file that is none."""
     try:
         content = parse_json(path.read_bytes())
     except ValueError:
@@ -125,13 +125,13 @@ class RunDirectory:
     """Paths of a RUN.
 
     Attributes:
-        path: the directory itself.
-        run_file: the resolved `RunSpec`.
-        dataset: description of the data and what encodes raw values, without samples.
-        checkpoints: the checkpoints.
-        metrics: the curves, as JSON lines.
-        tensorboard: the curves, as events of TensorBoard.
-        holds_work: whether steps were trained, so that the directory stays whatever happens.
+        path: The directory itself.
+        run_file: The resolved `RunSpec`.
+        dataset: Description of the data and what encodes raw values, without samples.
+        checkpoints: The checkpoints.
+        metrics: The curves, as JSON lines.
+        tensorboard: The curves, as events of TensorBoard.
+        holds_work: Whether steps were trained, so that the directory stays whatever happens.
     """
 
     def __init__(self, path: Path) -> None:
@@ -144,7 +144,7 @@ class RunDirectory:
         self.holds_work = False
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Keep the directory, made if need be, to one training while the block runs.
 
         If the block fails before a step was trained, what it has put here is removed again.
@@ -171,7 +171,7 @@ class RunDirectory:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether there is a whole checkpoint to go on from."""
+        """Whether there is a complete checkpoint to resume from."""
         return bool(whole(self.checkpoints))
 
     def check(self, spec: RunSpec, dataset: DatasetSpec, *, resume: bool) -> None:
@@ -207,9 +207,11 @@ class RunDirectory:
             return
         if not self.path.is_dir():
             raise ConfigError(f"out: {self.path} is a file, {expected}")
-        strangers = {entry.name.removesuffix(PARTIAL_SUFFIX) for entry in self.path.iterdir()} - _NAMES
-        if strangers and not (self.run_file.is_file() and self.dataset.is_dir()):
-            raise ConfigError(f"out: {self.path} holds {min(strangers)!r} and is no run, {expected}")
+        unexpected = {entry.name.removesuffix(PARTIAL_SUFFIX) for entry in self.path.iterdir()} - _NAMES
+        if unexpected and not (self.run_file.is_file() and self.dataset.is_dir()):
+            raise ConfigError(
+                f"out: {self.path} is not a run directory (unexpected entry {min(unexpected)!r}), {expected}"
+            )
 
     def _remove_all_but(self, names: set[str]) -> None:
         """Remove what a run consists of, save what is named."""
@@ -225,7 +227,7 @@ def check_run(path: Path) -> None:
     """Raise unless `path` looks like a RUN.
 
     Raises:
-        DataNotFoundError: there is no such directory, or it is no run; names the run if `path` lies within one.
+        DataNotFoundError: There is no such directory, or it is no run; names the run if `path` lies within one.
     """
     if not path.is_dir():
         raise DataNotFoundError(

@@ -149,7 +149,7 @@ def fit_seeds(
 
 
 def _is_same(run: Run) -> bool:
-    """Whether the finished run in the directory of `run` was trained as `run` asks."""
+    """Return whether the finished run in the directory of `run` was trained as `run` asks."""
     kept = to_data(load_run(run.directory.run_file))
     return all(path in _SAME_RESULT for path, _, _ in differences(kept, to_data(run.spec)))
 

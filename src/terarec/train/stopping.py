@@ -60,7 +60,7 @@ class EarlyStopping:
             self._num_without_improvement += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as JSON data."""
+        """Return the state as JSON data."""
         return {
             "best_step": self.best_step,
             "best_value": self.best_value,
@@ -87,7 +87,7 @@ class Interrupts:
     Only the main thread may handle signals; entered elsewhere it does nothing.
 
     Attributes:
-        received: name of the signal that came ("SIGINT", "SIGTERM"), or None.
+        received: Name of the signal that came ("SIGINT", "SIGTERM"), or None.
     """
 
     def __init__(self) -> None:

@@ -73,19 +73,19 @@ class FitReport:
     """What `Trainer.fit` did.
 
     Attributes:
-        steps: steps of the whole run, those before a resume included.
-        samples: samples trained in this call.
-        seconds: wall-clock time of this call without evaluations; reading and checkpoints included.
+        steps: Steps of the complete run, those before a resume included.
+        samples: Samples trained in this call.
+        seconds: Wall-clock time of this call without evaluations; reading and checkpoints included.
         total_seconds: Wall-clock time of this call, evaluations included.
-        samples_per_second: samples / seconds.
-        loss: of the last step's batch; NaN if there was no step.
+        samples_per_second: Samples / seconds.
+        loss: Loss of the last step's batch; NaN if there was no step.
         device: Where the model trained.
-        evaluation: the last one; None without a validation split.
-        highest_auc: the highest AUC of all evaluations of the run, or None.
-        best_step: step of the evaluation that was best by ``training.monitor``, or None.
-        stopped_early: whether ``training.patience`` ended the training.
-        peak_memory_bytes: most physical memory that this process ever held.
-        checkpoint: the newest checkpoint, if the run writes any.
+        evaluation: The last one; None without a validation split.
+        highest_auc: The highest AUC of all evaluations of the run, or None.
+        best_step: Step of the evaluation that was best by ``training.monitor``, or None.
+        stopped_early: Whether ``training.patience`` ended the training.
+        peak_memory_bytes: Most physical memory that this process ever held.
+        checkpoint: The newest checkpoint, if the run writes any.
     """
 
     steps: int
@@ -205,7 +205,7 @@ class Trainer:
 
     @property
     def total_steps(self) -> int:
-        """Steps that the whole run will have; 0 before `fit`."""
+        """Steps that the complete run will have; 0 before `fit`."""
         by_epochs, most = self.spec.epochs * self.steps_per_epoch, self.spec.max_steps
         if self.spec.repeat:
             return most or 0
@@ -245,7 +245,7 @@ class Trainer:
         Raises:
             ConfigError: `train_reader` gives no batch.
             TrainingError: The loss is NaN or infinite.
-            RunInterruptedError: A signal stopped the training after a whole step.
+            RunInterruptedError: A signal stopped the training after a complete step.
         """
         if len(train_reader) == 0:
             raise ConfigError("fit: the train split gives no batch, expected at least one")
@@ -267,7 +267,7 @@ class Trainer:
             if not self._is_in_step:
                 try:
                     self._call_all("on_error")
-                except TerarecError as second:  # such as a full disk; the first error is the one to tell
+                except TerarecError as second:  # such as a full disk; the first error is the one to report
                     _logger.warning("after %s: %s", type(error).__name__, second)
             raise
         finally:
