@@ -16,6 +16,9 @@ USAGE = 2
 DEFECT = 3
 INTERRUPTED = 130
 
+# Errors name arguments of Python functions; these are the options that set them.
+_OPTIONS = {"replace=True": "--force", "restart=True": "--restart", "resume=True": "--resume"}
+
 # Typer carries its own copy of Click since 0.16 and used Click itself before; this finds the class in both.
 _CommandLineError: Any = typer.BadParameter.__mro__[2]
 
@@ -94,4 +97,6 @@ def _system(error: OSError) -> str:
 def _one_line(text: str) -> str:
     from terarec.spec.quoting import one_line
 
+    for argument, option in _OPTIONS.items():
+        text = text.replace(argument, option)
     return one_line(" ".join(text.split()))

@@ -1,18 +1,12 @@
 """Bytes <-> NumPy and Arrow: data set shards, ``dataset.json``, tensor containers. Described in docs/formats.md."""
 
-from terarec.formats.arguments import check_rows
-from terarec.formats.bfloat16 import BFLOAT16, widen_bfloat16
-from terarec.formats.block import ColumnBlock, Keys, merge, slice_rows
+from terarec.formats.block import METADATA_TYPES, ColumnBlock, Keys, check_rows, default_group_rows, merge, slice_rows
 from terarec.formats.buffers import recycled_empty
-from terarec.formats.container import read_tensors, write_tensors
+from terarec.formats.container import BFLOAT16, read_tensors, widen_bfloat16, write_tensors
 from terarec.formats.dataset import DATASET_FILE, read_dataset, workflow_files, write_dataset
-from terarec.formats.even_sizes import even_sizes
-from terarec.formats.layout import default_group_rows
 from terarec.formats.parquet import ParquetShard, ParquetShardWriter
 from terarec.formats.raw import RawShard, RawShardWriter
-from terarec.formats.sample_columns import METADATA_TYPES
-from terarec.formats.shard import Shard, create_shard, open_shard, shard_path
-from terarec.formats.split_files import FileWriter, SplitFiles
+from terarec.formats.shard import FileWriter, Shard, SplitFiles, create_shard, even_sizes, open_shard, shard_path
 from terarec.formats.table_file import TABLE_SUFFIXES, check_suffix, table_file
 from terarec.formats.writer import ShardWriter
 

@@ -1,8 +1,8 @@
-"""`ColumnBlock`: decoded rows of a shard, column by column, and what one does with rows."""
+"""Decoded rows of a shard, column by column: slicing, merging, sizes that follow from the columns, and checks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
-from terarec.spec import CategoricalColumn
+from terarec.spec import CategoricalColumn, DatasetSpec, MetadataColumn
 
 Keys = NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]
 """Keys of one column for n rows: integers[n], or (values, offsets int64[n + 1]) for a list column."""
@@ -176,3 +176,154 @@ def _leave(keys: NDArray[Any], rows: int) -> bool:
     if keys.dtype.kind == "i" and rows <= sign_bit:  # read as unsigned, the negative ones are the highest
         return bool(keys.view(f"u{keys.itemsize}").max() >= rows)
     return int(keys.min()) < 0 or int(keys.max()) >= rows
+
+
+INT32_ROWS = 2**31
+"""Most rows that a table may have for its keys to fit int32."""
+
+MAX_GROUP_ROWS = 65_536
+MIN_GROUP_ROWS = 1_024
+GROUP_BYTES = 16 * 2**20
+
+
+def key_dtype(spec: DatasetSpec) -> np.dtype[Any]:
+    """Type in which all key columns are written: int32, or int64 if one column has more than 2^31 rows or any keys."""
+    is_wide = any(column.rows is None or column.rows > INT32_ROWS for column in spec.categorical)
+    return np.dtype(np.int64 if is_wide else np.int32)
+
+
+def record_words(spec: DatasetSpec) -> int:
+    """Four-byte words of a raw record: labels, dense, ``hotness`` keys of each categorical column, and the weight."""
+    keys = sum(column.hotness for column in spec.categorical)
+    return len(spec.labels) + len(spec.dense) + keys + (spec.weight is not None)
+
+
+def default_group_rows(spec: DatasetSpec) -> int:
+    """Rows of a row group: a power of two from 1,024 to 65,536 that keeps the group within 16 MiB of int32 records."""
+    rows = MAX_GROUP_ROWS
+    while rows > MIN_GROUP_ROWS and rows * record_words(spec) * 4 > GROUP_BYTES:
+        rows //= 2
+    return rows
+
+
+METADATA_TYPES: Mapping[str, pa.DataType] = {"int64": pa.int64(), "float64": pa.float64(), "string": pa.large_string()}
+"""Type of a metadata column -> the Arrow type of its values in memory."""
+
+
+def check_weights(name: str, weight: NDArray[np.floating], where: str) -> None:
+    """Raise `FormatError` unless the weights ``weight[n]`` of column `name` are finite float32 numbers >= 0.
+
+    Args:
+        name: of the column.
+        weight: the weights.
+        where: start of the message, for example ``"train/part-00000.parquet: row group 3"``.
+    """
+    with np.errstate(over="ignore"):
+        stored = weight.astype(np.float32, copy=False)
+    good = (weight >= 0) & (stored < np.inf)
+    if not good.all():
+        row = int(np.argmin(good))
+        raise FormatError(
+            f"{where}, column {name!r}: row {row} has the weight {weight[row]}, expected a finite float32 number >= 0"
+        )
+
+
+def check_sample_columns(
+    spec: DatasetSpec, num_rows: int, weight: object, metadata: Sequence[pa.Array], where: str
+) -> None:
+    """Raise `FormatError` unless `weight` and `metadata` are the columns of `spec` for `num_rows` rows.
+
+    Args:
+        spec: the data set.
+        num_rows: number of rows n.
+        weight: floats[n], or None where the data set has no weights.
+        metadata: an array of n values for each metadata column.
+        where: start of the message.
+    """
+    if spec.weight is None or weight is None:
+        if spec.weight is not None:
+            raise FormatError(f"{where}, column {spec.weight!r}: got no weights, expected {num_rows}")
+        if weight is not None:
+            raise FormatError(f"{where}: got weights, expected none for a data set without a weight column")
+    else:
+        if not isinstance(weight, np.ndarray) or weight.shape != (num_rows,) or weight.dtype.kind not in "fiu":
+            got = f"{weight.dtype}{list(weight.shape)}" if isinstance(weight, np.ndarray) else type(weight).__name__
+            raise FormatError(f"{where}, column {spec.weight!r}: got weights {got}, expected numbers[{num_rows}]")
+        check_weights(spec.weight, weight, where)
+    if len(metadata) != len(spec.metadata):
+        raise FormatError(f"{where}: got {len(metadata)} metadata columns, expected {len(spec.metadata)}")
+    for column, array in zip(spec.metadata, metadata, strict=True):
+        if len(array) != num_rows or array.type != METADATA_TYPES[column.type]:
+            expected = f"{num_rows} values of {METADATA_TYPES[column.type]}"
+            raise FormatError(
+                f"{where}, column {column.name!r}: got {len(array)} values of {array.type}, expected {expected}"
+            )
+
+
+def metadata_array(values: pa.Array | pa.ChunkedArray, column: MetadataColumn, where: str) -> pa.Array:
+    """The values of a metadata column in one array of its type in memory.
+
+    Raises:
+        FormatError: text that is not UTF-8, or values of another type; the message starts with `where`.
+    """
+    try:
+        array = values.cast(METADATA_TYPES[column.type])
+        if isinstance(array, pa.ChunkedArray):
+            array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()  # which copies even one chunk
+        if column.type == "string":
+            array.validate(full=True)
+    except pa.ArrowInvalid as error:
+        reason = str(error).splitlines()[0]
+        raise FormatError(f"{where}, column {column.name!r}: {reason}, expected {column.type} values") from None
+    return array
+
+
+def check_rows(
+    spec: DatasetSpec,
+    label: object,
+    dense: object,
+    keys: Sequence[Keys],
+    where: str,
+    *,
+    weight: object = None,
+    metadata: Sequence[pa.Array] = (),
+) -> int:
+    """Number of rows n in ``label[n, L]``, ``dense[n, F]`` and `keys`, one entry per categorical column.
+
+    `weight` and `metadata` are as in `ColumnBlock`.
+
+    Raises:
+        FormatError: a wrong shape, number of columns, kind of column, key or weight; the message starts with `where`.
+    """
+    if not isinstance(label, np.ndarray) or label.ndim != 2:
+        raise FormatError(f"{where}: got label {_shape(label)}, expected an array [n, {len(spec.labels)}]")
+    num_rows = int(label.shape[0])
+    for name, array, columns in (("label", label, spec.labels), ("dense", dense, spec.dense)):
+        if not isinstance(array, np.ndarray) or array.shape != (num_rows, len(columns)):
+            raise FormatError(f"{where}: got {name} {_shape(array)}, expected [{num_rows}, {len(columns)}]")
+    if len(keys) != len(spec.categorical):
+        raise FormatError(f"{where}: got keys of {len(keys)} columns, expected {len(spec.categorical)}")
+    for column, column_keys in zip(spec.categorical, keys, strict=True):
+        listed = isinstance(column_keys, tuple)
+        if listed != (column.hotness > 1):
+            expected = "(values, offsets)" if column.hotness > 1 else "one key per row"
+            raise FormatError(f"{where}, column {column.name!r}: hotness is {column.hotness}, expected {expected}")
+        _check_column_shape(column_keys, num_rows, f"{where}, column {column.name!r}")
+        check_keys(column, column_keys, where)
+    check_sample_columns(spec, num_rows, weight, metadata, where)
+    return num_rows
+
+
+def _check_column_shape(keys: Keys, num_rows: int, where: str) -> None:
+    values, offsets = keys if isinstance(keys, tuple) else (keys, None)
+    if not np.issubdtype(values.dtype, np.integer) or values.ndim != 1:
+        raise FormatError(f"{where}: got {values.dtype}{_shape(values)} keys, expected integers[n]")
+    if offsets is None:
+        if values.shape != (num_rows,):
+            raise FormatError(f"{where}: got {len(values)} keys for {num_rows} rows")
+    elif offsets.shape != (num_rows + 1,) or offsets[0] != 0 or offsets[-1] != len(values):
+        raise FormatError(f"{where}: got offsets {_shape(offsets)}, expected [{num_rows + 1}] from 0 to {len(values)}")
+
+
+def _shape(array: object) -> str:
+    return str(list(array.shape)) if isinstance(array, np.ndarray) else type(array).__name__

@@ -20,10 +20,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.formats.bfloat16 import BFLOAT16
 from terarec.io import atomic_file
 from terarec.spec.codec import parse_json
 from terarec.spec.quoting import quoted
+
+BFLOAT16 = np.dtype([("bfloat16", "<u2")])
+"""Element type of an array of bfloat16 bits; ``array.view(np.int16)`` are the bits themselves."""
+
+
+def widen_bfloat16(array: NDArray[Any]) -> NDArray[Any]:
+    """An array of `BFLOAT16` as float32; any other as it is."""
+    if array.dtype != BFLOAT16:
+        return array
+    return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
 
 MAX_HEADER_BYTES = 100_000_000
 METADATA = "__metadata__"

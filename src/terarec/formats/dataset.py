@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.formats.hugectr.file_list import write_file_list
-from terarec.formats.hugectr.parquet_metadata import METADATA_FILE, write_parquet_metadata
+from terarec.formats.parquet_lists import FILE_LIST, METADATA_FILE, write_file_list, write_parquet_metadata
 from terarec.io import read_versioned_json, write_versioned_json
 from terarec.spec import DatasetSpec, from_data, to_data
 
@@ -57,7 +56,7 @@ def write_dataset(spec: DatasetSpec, directory: Path, *, location: Path | None =
                 raise FormatError(f"{directory}: shard {shard.file!r} of split {split!r}, expected {split}/<file>")
         if spec.storage == "parquet" and shards:
             files = [((location or directory) / shard.file).resolve() for shard in shards]
-            write_file_list(directory / split / "_file_list.txt", files)
+            write_file_list(directory / split / FILE_LIST, files)
             write_parquet_metadata(
                 directory / split / METADATA_FILE,
                 [(shard.file.split("/")[-1], shard.rows) for shard in shards],

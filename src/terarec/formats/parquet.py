@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,143 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.formats.arrow_columns import arrow_errors, check_rows, column_array, list_values
-from terarec.formats.block import ColumnBlock, Keys, check_keys
-from terarec.formats.group_buffer import GroupBuffer
-from terarec.formats.layout import default_group_rows, key_dtype
-from terarec.formats.sample_columns import METADATA_TYPES, check_weights, metadata_array
+from terarec.formats.block import (
+    METADATA_TYPES,
+    ColumnBlock,
+    Keys,
+    check_keys,
+    check_weights,
+    default_group_rows,
+    key_dtype,
+    metadata_array,
+)
 from terarec.formats.writer import ShardWriter
 from terarec.spec import CategoricalColumn, DatasetSpec
+
+
+def check_row_count(table: pa.Table, expected: int, where: str) -> None:
+    """Check that as many rows were read as the file's footer, which no checksum covers, says.
+
+    Raises:
+        FormatError: They are more or fewer; the message starts with `where`.
+    """
+    if table.num_rows != expected:
+        raise FormatError(f"{where}: holds {table.num_rows} rows, expected {expected} as the file's footer says")
+
+
+def column_array(table: pa.Table, name: str, where: str) -> pa.Array:
+    """The column `name` in one piece.
+
+    Raises:
+        FormatError: it holds nulls; the message starts with `where`.
+    """
+    column = table.column(name)
+    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # which copies even one chunk
+    nulls = array.null_count or (array.flatten().null_count if is_list(array.type) else 0)
+    if nulls:
+        raise FormatError(f"{where}, column {name!r}: {nulls} {'null' if nulls == 1 else 'nulls'}, expected none")
+    return array
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether `kind` is any of Arrow's types of lists."""
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def list_values(array: pa.Array) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """The elements of lists, and where each list begins and ends among them, int64[n + 1]."""
+    if pa.types.is_fixed_size_list(array.type):
+        return array.flatten().to_numpy(), array.type.list_size * np.arange(len(array) + 1, dtype=np.int64)
+    offsets = array.offsets.to_numpy().astype(np.int64)
+    return array.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0]
+
+
+@contextmanager
+def arrow_errors(where: str) -> Iterator[None]:
+    """Turn PyArrow's errors about a damaged file into `FormatError`, whose message starts with `where`."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last from names of columns
+        reason = str(error).splitlines()[0]
+        raise FormatError(f"{where}: cannot be read as Parquet ({reason}), expected a whole Parquet file") from error
+
+
+class GroupBuffer:
+    """Column-major room for the rows of one row group; filling it copies, so callers may reuse their arrays.
+
+    Args:
+        spec: the data set's columns.
+        capacity: rows of a full group.
+    """
+
+    def __init__(self, spec: DatasetSpec, capacity: int) -> None:
+        self.capacity = capacity
+        self.num_rows = 0
+        self._label = np.empty((len(spec.labels), capacity), dtype=np.float32)
+        self._dense = np.empty((len(spec.dense), capacity), dtype=np.float32)
+        dtype = key_dtype(spec)
+        self._values = [np.empty(capacity * column.hotness, dtype=dtype) for column in spec.categorical]
+        self._offsets = [
+            np.zeros(capacity + 1, dtype=np.int32) if column.hotness > 1 else None for column in spec.categorical
+        ]
+        self._weight = None if spec.weight is None else np.empty(capacity, dtype=np.float32)
+        self._metadata: list[list[pa.Array]] = [[] for _ in spec.metadata]
+
+    @property
+    def full(self) -> bool:
+        """Whether no row fits in any more."""
+        return self.num_rows == self.capacity
+
+    def fill(self, rows: ColumnBlock, start: int) -> int:
+        """Copy rows from row `start` on, as many as fit; returns how many."""
+        count = min(self.capacity - self.num_rows, rows.num_rows - start)
+        here = slice(self.num_rows, self.num_rows + count)
+        there = slice(start, start + count)
+        self._label[:, here] = rows.label[there].T
+        self._dense[:, here] = rows.dense[there].T
+        for values, offsets, column in zip(self._values, self._offsets, rows.keys, strict=True):
+            if isinstance(column, tuple):
+                assert offsets is not None
+                new_values, new_offsets = column
+                first, last = int(new_offsets[start]), int(new_offsets[start + count])
+                base = int(offsets[self.num_rows])
+                values[base : base + last - first] = new_values[first:last]
+                offsets[here.start + 1 : here.stop + 1] = new_offsets[start + 1 : start + count + 1] - (first - base)
+            else:
+                values[here] = column[there]
+        if self._weight is not None:
+            self._weight[here] = rows.weight[there]  # type: ignore[index]
+        for pieces, array in zip(self._metadata, rows.metadata, strict=True):
+            pieces.append(array[there])
+        self.num_rows += count
+        return count
+
+    def float_columns(self) -> list[NDArray[np.float32]]:
+        """Label and dense columns, float32[n] each, as views that the next `fill` overwrites."""
+        return [column[: self.num_rows] for block in (self._label, self._dense) for column in block]
+
+    def key_columns(self) -> list[NDArray[Any] | tuple[NDArray[Any], NDArray[np.int32]]]:
+        """Key columns: keys[n], or (values, offsets int32[n + 1]); views that the next `fill` overwrites."""
+        columns: list[NDArray[Any] | tuple[NDArray[Any], NDArray[np.int32]]] = []
+        for values, offsets in zip(self._values, self._offsets, strict=True):
+            if offsets is None:
+                columns.append(values[: self.num_rows])
+            else:
+                columns.append((values[: offsets[self.num_rows]], offsets[: self.num_rows + 1]))
+        return columns
+
+    def sample_columns(self) -> list[pa.Array]:
+        """The weight column as a view that the next `fill` overwrites, if there is one, and metadata columns."""
+        weight = [] if self._weight is None else [pa.array(self._weight[: self.num_rows])]
+        return weight + [pa.concat_arrays(pieces) for pieces in self._metadata]
+
+    def clear(self) -> None:
+        """Forget the rows."""
+        self.num_rows = 0
+        for pieces in self._metadata:
+            pieces.clear()
+
 
 _KEY_TYPES = (pa.int32(), pa.int64())
 
@@ -153,7 +284,7 @@ class ParquetShard:
         ):
             table = file.read_row_group(index, columns=list(spec.file_columns), use_threads=False)
         num_rows = self.group_rows[index]
-        check_rows(table, num_rows, where)
+        check_row_count(table, num_rows, where)
         label = np.empty((num_rows, len(spec.labels)), dtype=np.float32)
         dense = np.empty((num_rows, len(spec.dense)), dtype=np.float32)
         floats = (*label.T, *dense.T)  # writable views of the matrices' columns

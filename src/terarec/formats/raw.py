@@ -9,9 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.formats.block import ColumnBlock, Keys, check_keys
-from terarec.formats.layout import INT32_ROWS, default_group_rows, record_words
-from terarec.formats.sample_columns import check_weights
+from terarec.formats.block import (
+    INT32_ROWS,
+    ColumnBlock,
+    Keys,
+    check_keys,
+    check_weights,
+    default_group_rows,
+    record_words,
+)
 from terarec.formats.writer import ShardWriter
 from terarec.spec import CategoricalColumn, DatasetSpec
 

@@ -1,15 +1,128 @@
-"""One way to read and write shards, whatever their format."""
+"""Shards of a split: one way to open and create them, and to cut rows into files."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
-from terarec.formats.block import ColumnBlock
+from terarec.formats.block import ColumnBlock, slice_rows
 from terarec.formats.parquet import ParquetShard, ParquetShardWriter
 from terarec.formats.raw import RawShard, RawShardWriter
 from terarec.formats.writer import ShardWriter
 from terarec.spec import DatasetSpec
+
+
+def even_sizes(total: int | None, most: int) -> Iterator[int]:
+    """Rows of one file after the other, at most `most`: for a known `total` they differ by one at the most.
+
+    Without it all files but the last are full. Goes on for ever, should there be more rows than `total`.
+    """
+    if total:
+        files = -(-total // most)
+        size, larger = divmod(total, files)
+        for index in range(files):
+            yield size + (index < larger)
+    while True:
+        yield most
+
+
+class FileWriter(Protocol):
+    """Writes one file, which appears when it is closed."""
+
+    def write_block(self, block: ColumnBlock) -> None:
+        """Append the rows of `block`."""
+        ...
+
+    def close(self) -> object:
+        """Finish the file."""
+        ...
+
+    def abort(self) -> None:
+        """Give the file up."""
+        ...
+
+
+class SplitFiles:
+    """The files of one split, one after the other. A thread finishes a full one, which waits for the disk.
+
+    Args:
+        create: makes the writer of file number so and so.
+        sizes: rows of each file, without end.
+
+    Attributes:
+        files: path and rows of each full file, and after `close` of all.
+    """
+
+    def __init__(self, create: Callable[[int], tuple[Path, FileWriter]], sizes: Iterator[int]) -> None:
+        self.files: list[tuple[Path, int]] = []
+        self._create = create
+        self._sizes = sizes
+        self._open: tuple[Path, FileWriter] | None = None
+        self._size = self._rows = 0
+        self._finisher = ThreadPoolExecutor(1, thread_name_prefix="files")
+        self._finishing: Future[object] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows so far."""
+        return sum(rows for _, rows in self.files) + self._rows
+
+    def write(self, block: ColumnBlock) -> None:
+        """Append the rows of `block`.
+
+        Raises:
+            StorageError: the disk is full.
+        """
+        start = 0
+        while start < block.num_rows:
+            if self._open is None:
+                self._open = self._create(len(self.files))
+                self._size = next(self._sizes)
+            count = min(self._size - self._rows, block.num_rows - start)
+            self._open[1].write_block(slice_rows(block, start, start + count))
+            start += count
+            self._rows += count
+            if self._rows == self._size:
+                self._finish()
+
+    def close(self) -> None:
+        """Finish the last file.
+
+        Raises:
+            StorageError: the disk is full.
+        """
+        self._finish()
+        self._wait()
+        self._finisher.shutdown()
+
+    def abort(self) -> None:
+        """Give the file up that is not finished."""
+        self._finisher.shutdown()
+        if self._open is not None:
+            self._open[1].abort()
+
+    def _finish(self) -> None:
+        if self._open is not None:
+            path, writer = self._open
+            self._wait()
+            self._finishing = self._finisher.submit(_close, writer)
+            self.files.append((path, self._rows))
+            self._open, self._rows = None, 0
+
+    def _wait(self) -> None:
+        if self._finishing is not None:
+            self._finishing.result()
+
+
+def _close(writer: FileWriter) -> None:
+    try:
+        writer.close()
+    except BaseException:
+        writer.abort()  # nobody else holds it any more
+        raise
+
 
 _SUFFIX = {"parquet": ".parquet", "raw": ".bin"}
 

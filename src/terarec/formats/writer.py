@@ -11,8 +11,7 @@ from typing import Any, Self
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.formats.arguments import check_rows
-from terarec.formats.block import ColumnBlock, Keys
+from terarec.formats.block import ColumnBlock, Keys, check_rows
 from terarec.io import AtomicFile
 from terarec.spec import DatasetSpec, ShardSpec
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.etl.columns import Block, Column
 from terarec.etl.statistics import GrowingSample, Moments, NumberRange, NumberSample
-from terarec.formats.arrow_columns import arrow_errors
+from terarec.formats.parquet import arrow_errors
 from terarec.io import AtomicFile, read_versioned_json, write_versioned_json
 from terarec.kernels.cpu.hashes import xxh64_int64
 from terarec.spec import OperatorSpec

@@ -11,7 +11,7 @@ from terarec.etl.spark.expressions import column
 from terarec.etl.spark.steps.refusals import Refusal, dense_refusal, label_refusals, refuse_rows, weight_refusal
 from terarec.etl.workflow.metadata import metadata_name
 from terarec.etl.workflow.plan import Plan
-from terarec.formats.layout import key_dtype
+from terarec.formats.block import key_dtype
 from terarec.spec import MISSING_KEY, CategoricalColumn, DatasetSpec, LabelSpec
 
 

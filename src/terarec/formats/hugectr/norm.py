@@ -2,24 +2,421 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from terarec.errors import FormatError
-from terarec.formats.block import ColumnBlock
-from terarec.formats.hugectr.norm_frames import (
-    CutShortError,
-    Piece,
-    Spans,
-    even_spans,
-    framed_spans,
-    has_right_checksum,
-    plain_spans,
+from terarec.formats.block import ColumnBlock, Keys, offsets_of
+from terarec.formats.hugectr.fields import (
+    RecordStream,
+    Strided,
+    check_bag_lengths,
+    check_records,
+    copy_transposed,
+    key_dtype,
 )
-from terarec.formats.hugectr.norm_header import header_size, parse_header
-from terarec.formats.hugectr.norm_records import decode, decode_even, even_slots
 from terarec.io import locate
 from terarec.spec import RecordLayout
+
+HEADER = struct.Struct("<8q")
+_FIELDS = ("error_check", "number_of_records", "label_dim", "dense_dim", "slot_num")
+
+
+def header_bytes(layout: RecordLayout, num_records: int, *, checksum: bool) -> bytes:
+    """The header, in its frame if there is a `checksum`."""
+    payload = HEADER.pack(checksum, num_records, layout.label_dim, layout.dense_dim, layout.num_slots, 0, 0, 0)
+    return frame(payload) if checksum else payload
+
+
+def frame(payload: bytes) -> bytes:
+    """Length, `payload`, and the sum of its bytes modulo 256."""
+    return struct.pack("<i", len(payload)) + payload + bytes([sum(payload) % 256])
+
+
+def header_size(*, checksum: bool) -> int:
+    """Bytes before the first record."""
+    return HEADER.size + (5 if checksum else 0)
+
+
+def parse_header(content: NDArray[np.uint8], layout: RecordLayout, where: str, *, checksum: bool) -> int:
+    """The number of records of the file that begins with `content`.
+
+    Raises:
+        FormatError: too few bytes, another kind of file, a wrong checksum, or dimensions that are not the layout's;
+            the message starts with `where` and names the byte.
+    """
+    size = header_size(checksum=checksum)
+    if len(content) < size:
+        raise FormatError(f"{where}: ends at byte {len(content)}, expected a header of {size} bytes")
+    first = HEADER.size if not checksum else _framed_payload(content, where)
+    found = HEADER.unpack(content[first - HEADER.size : first].tobytes())
+    expected = (int(checksum), found[1], layout.label_dim, layout.dense_dim, layout.num_slots)
+    for index, (field, value, right) in enumerate(zip(_FIELDS, found, expected, strict=False)):
+        byte = first - HEADER.size + 8 * index
+        if value != right:
+            raise FormatError(f"{where}: byte {byte}: {field} is {value}, expected {right}")
+        if value < 0:
+            raise FormatError(f"{where}: byte {byte}: {field} is {value}, expected 0 or more")
+    return int(found[1])
+
+
+def _framed_payload(content: NDArray[np.uint8], where: str) -> int:
+    """The byte after the header's payload."""
+    (length,) = struct.unpack_from("<i", content.data)
+    if length != HEADER.size:
+        raise FormatError(
+            f"{where}: byte 0: the header's length is {length}, expected {HEADER.size} (a file with checksums)"
+        )
+    end = 4 + HEADER.size
+    total, found = int(content[4:end].sum()) % 256, int(content[end])
+    if total != found:
+        raise FormatError(f"{where}: byte {end}: the header's checksum is {found}, its bytes sum to {total}")
+    return end
+
+
+_LENGTH = struct.Struct("<i")
+_FRAME_BYTES = 5
+"""The length before a record and the checksum after it."""
+
+
+class CutShortError(Exception):
+    """A piece ends before its records do, and the file goes on: more bytes are needed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """Some bytes of a Norm file, from the begin of a record on.
+
+    Attributes:
+        content: the bytes.
+        start: where they begin in the file.
+        first_record: number of the record there.
+        file_bytes: size of the file.
+        where: the file's name, for messages.
+    """
+
+    content: NDArray[np.uint8]
+    start: int
+    first_record: int
+    file_bytes: int
+    where: str
+
+    def ends(self, record: int, byte: int, total: int) -> Exception:
+        """What to raise when record `record` of the piece, at its byte `byte`, goes beyond it."""
+        if self.start + len(self.content) < self.file_bytes:
+            return CutShortError()
+        return FormatError(
+            f"{self.where}: ends at byte {self.file_bytes}, in record {self.first_record + record} at byte "
+            f"{self.start + byte}, expected {total} records"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spans:
+    """Where the payloads of n records lie in a piece.
+
+    Attributes:
+        starts: int64[n], their first bytes.
+        ends: int64[n], the bytes after them.
+    """
+
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+    @property
+    def stride(self) -> int | None:
+        """Bytes from one record to the next, if all records have one size; None otherwise."""
+        if len(self.starts) == 0:
+            return None
+        step = int(self.starts[1] - self.starts[0]) if len(self.starts) > 1 else int(self.ends[0] - self.starts[0])
+        sizes = self.ends - self.starts
+        is_even = bool((np.diff(self.starts) == step).all()) and bool((sizes == sizes[0]).all())
+        return step if is_even else None
+
+    def keep(self, mask: NDArray[np.bool_]) -> Spans:
+        """The records where ``mask[n]`` is true."""
+        return self if mask.all() else Spans(starts=self.starts[mask], ends=self.ends[mask])
+
+
+def even_spans(stride: int, size: int, count: int, *, first: int = 0) -> Spans:
+    """Records of `size` bytes, the first at byte `first`, the next ones `stride` bytes further on each."""
+    starts = first + stride * np.arange(count, dtype=np.int64)
+    return Spans(starts=starts, ends=starts + size)
+
+
+def framed_spans(piece: Piece, count: int, total: int) -> tuple[Spans, int]:
+    """The payloads of the first `count` framed records of a piece, and the byte behind them.
+
+    Args:
+        piece: starts with a frame.
+        count: records.
+        total: records of the file.
+
+    Raises:
+        FormatError: a frame that leaves the file.
+        CutShortError: more bytes are needed.
+    """
+    data = piece.content.data
+    if count and len(data) >= 4:
+        (length,) = _LENGTH.unpack_from(data)
+        stride = length + _FRAME_BYTES
+        if length >= 0 and stride * count <= len(data):
+            lengths = Strided(piece.content, 0, stride, count).matrix(0, np.dtype("<i4"), 1)
+            if (lengths == length).all():
+                return even_spans(stride, length, count, first=4), stride * count
+    starts: list[int] = []
+    ends: list[int] = []
+    byte, size = 0, len(data)
+    left = piece.file_bytes - piece.start
+    for record in range(count):
+        if byte + 4 > size:
+            raise piece.ends(record, byte, total)
+        (length,) = _LENGTH.unpack_from(data, byte)
+        start, end = byte + 4, byte + 4 + length
+        if length < 0 or end >= left:
+            raise FormatError(
+                f"{piece.where}: record {piece.first_record + record} at byte {piece.start + byte}: its length is "
+                f"{length}, expected 0 to {left - start - 1}, the bytes that are left"
+            )
+        if end >= size:
+            raise CutShortError
+        starts.append(start)
+        ends.append(end)
+        byte = end + 1
+    return Spans(starts=np.array(starts, dtype=np.int64), ends=np.array(ends, dtype=np.int64)), byte
+
+
+def has_right_checksum(content: NDArray[np.uint8], spans: Spans) -> NDArray[np.bool_]:
+    """bool[n]: whether the byte after each record is the sum of its bytes modulo 256."""
+    if len(spans.starts) == 0:
+        return np.ones(0, dtype=bool)
+    stride = spans.stride
+    if stride is not None:
+        size = int(spans.ends[0] - spans.starts[0])
+        payloads = Strided(content, int(spans.starts[0]), stride, len(spans.starts)).matrix(0, np.dtype("u1"), size)
+        sums = np.add.reduce(payloads, axis=1, dtype=np.uint8)
+    else:
+        bounds = np.stack([spans.starts, spans.ends], axis=1).reshape(-1)
+        sums = np.add.reduceat(content, bounds, dtype=np.uint8)[::2]
+        sums[spans.starts == spans.ends] = 0  # where `reduceat` gives the byte itself
+    good: NDArray[np.bool_] = sums == content[spans.ends]
+    return good
+
+
+def plain_spans(piece: Piece, count: int, layout: RecordLayout, total: int) -> tuple[Spans, int]:
+    """The payloads of the first `count` records without frames, whose counts tell their sizes; see `framed_spans`.
+
+    Raises:
+        FormatError: a record that leaves the file, or a number of keys that no slot may hold.
+        CutShortError: more bytes are needed.
+    """
+    content = piece.content
+    words = content[: len(content) // 4 * 4].view("<i4")
+    most, names = max(layout.most_keys, default=0), layout.slot_names
+    # How far each word leads if it is a number of keys; 0 where it cannot be one. Few distinct small ints, which
+    # Python keeps ready: a list of all words as they are would take four times as long to make.
+    counts_keys = (words >= 0) & (words <= most)
+    steps = np.where(counts_keys, words * (layout.key_bytes // 4) + 1, 0).tolist()
+    bounds = [0] * (count + 1)
+    position, fixed, slots = 0, layout.label_dim + layout.dense_dim, range(layout.num_slots)
+    for record in range(count):
+        position += fixed
+        try:
+            for slot in slots:
+                step = steps[position]
+                if not step:
+                    raise FormatError(
+                        f"{piece.where}, slot {names[slot]!r} at byte {piece.start + 4 * position}: record "
+                        f"{piece.first_record + record} holds {words[position]} keys, expected 0 to "
+                        f"{layout.most_keys[slot]}"
+                    )
+                position += step
+        except IndexError:
+            position = len(steps) + 1
+        if position > len(steps):
+            raise piece.ends(record, 4 * bounds[record], total)
+        bounds[record + 1] = position
+    places = 4 * np.array(bounds, dtype=np.int64)
+    return Spans(starts=places[:-1], ends=places[1:]), 4 * position
+
+
+_COUNT = np.dtype("<i4")
+_FLOAT = np.dtype("<f4")
+
+
+def decode(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlock:
+    """The records in `spans`: labels and dense numbers float32, keys as `ColumnBlock` has them.
+
+    Raises:
+        FormatError: a record whose fields take more or fewer bytes than it has, or a bag of too many or too few keys.
+    """
+    block = decode_even(piece, spans, layout)
+    return decode_uneven(piece, spans, layout) if block is None else block
+
+
+def decode_even(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlock | None:
+    """The records in `spans` if each slot holds the same number of keys in all of them; None otherwise."""
+    slots = even_slots(piece, spans, layout)
+    if slots is None:
+        return None
+    counts = [count for _, width, count in slots for _ in range(width)]
+    for name, count, most in zip(layout.slot_names, counts, layout.most_keys, strict=True):
+        check_bag_lengths(np.array([count]), most, f"{piece.where}, slot {name!r}")
+    records = _records(piece, spans)
+    label = np.ascontiguousarray(records.matrix(0, _FLOAT, layout.label_dim))
+    dense = np.ascontiguousarray(records.matrix(4 * layout.label_dim, _FLOAT, layout.dense_dim))
+    num_rows = len(spans.starts)
+    keys: list[Keys] = []
+    for byte, width, count in slots:
+        keys += _even_slots(records, num_rows, (byte, width, count), layout.key_bytes)
+    return ColumnBlock(label=label, dense=dense, keys=tuple(keys))
+
+
+def even_slots(piece: Piece, spans: Spans, layout: RecordLayout) -> list[tuple[int, int, int]] | None:
+    """The slots in the records in `spans`, neighbours of as many keys together: (first byte, slots, keys in each).
+
+    Returns:
+        None if a slot holds more keys in one record than in another.
+    """
+    counts = None if spans.stride is None else _counts_of_first(piece.content, spans, layout)
+    if counts is None:
+        return None
+    records = _records(piece, spans)
+    byte = 4 * (layout.label_dim + layout.dense_dim)
+    slots: list[tuple[int, int, int]] = []
+    for count, members in groupby(counts):
+        width = len(list(members))
+        step = 4 + count * layout.key_bytes
+        if (records.matrix(byte, _COUNT, width, step) != count).any():
+            return None
+        slots.append((byte, width, count))
+        byte += width * step
+    return slots
+
+
+def _records(piece: Piece, spans: Spans) -> Strided:
+    assert spans.stride is not None
+    return Strided(piece.content, int(spans.starts[0]), spans.stride, len(spans.starts))
+
+
+def _counts_of_first(content: NDArray[np.uint8], spans: Spans, layout: RecordLayout) -> list[int] | None:
+    """Keys of each slot in the first record; None if they do not add up to its size."""
+    payload = content[spans.starts[0] : spans.ends[0]]
+    words = payload[: len(payload) // 4 * 4].view(_COUNT).tolist()
+    position = layout.label_dim + layout.dense_dim
+    counts = []
+    for _ in range(layout.num_slots):
+        if position >= len(words) or words[position] < 0:
+            return None
+        counts.append(words[position])
+        position += 1 + counts[-1] * (layout.key_bytes // 4)
+    return counts if 4 * position == len(payload) else None
+
+
+def _even_slots(records: Strided, num_rows: int, slots: tuple[int, int, int], key_bytes: int) -> list[Keys]:
+    """Columns of neighbouring slots: (first byte, number of slots, keys in each)."""
+    byte, width, count = slots
+    step = 4 + count * key_bytes
+    if count == 1:
+        keys = np.empty((width, num_rows), dtype=np.int64)
+        copy_transposed(records.matrix(byte + 4, key_dtype(key_bytes), width, step), keys)
+        return list(keys)
+    offsets = np.arange(num_rows + 1, dtype=np.int64) * count
+    columns: list[Keys] = []
+    for slot in range(width):
+        values = records.matrix(byte + 4 + slot * step, key_dtype(key_bytes), count)
+        columns.append((values.astype(np.int64).reshape(-1), offsets))
+    return columns
+
+
+def decode_uneven(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlock:
+    """The records in `spans`, whatever the number of their keys; see `decode`."""
+    where = f"{piece.where} (with {layout.key_bytes}-byte keys)"  # what does not fit may be keys of the other size
+    fields = _Fields(piece, spans, where)
+    label = fields.take(layout.label_dim).view(_FLOAT)
+    dense = fields.take(layout.dense_dim).view(_FLOAT)
+    keys: list[Keys] = []
+    for name, most in zip(layout.slot_names, layout.most_keys, strict=True):
+        counts = fields.take(1)[:, 0].astype(np.int64)
+        check_bag_lengths(counts, most, f"{where}, slot {name!r}")
+        values = fields.take_keys(counts, layout.key_bytes)
+        keys.append(values if (counts == 1).all() else (values, offsets_of(counts)))
+    fields.finish()
+    return ColumnBlock(label=label, dense=dense, keys=tuple(keys))
+
+
+class _Fields:
+    """Takes the fields of all records one after the other; no record is read beyond its end."""
+
+    def __init__(self, piece: Piece, spans: Spans, where: str) -> None:
+        self._spans, self._start = spans, piece.start
+        self._where = where
+        sizes = spans.ends - spans.starts
+        self._check(sizes % 4 != 0, "a multiple of 4")
+        self._words = _joined(piece.content, spans).view(_COUNT)
+        self._ends = np.cumsum(sizes // 4)
+        self._position: NDArray[np.int64] = self._ends - sizes // 4
+
+    def take(self, columns: int) -> NDArray[Any]:
+        """The next words of each record, ``int32[n, columns]``."""
+        starts = self._advance(np.full(len(self._position), columns))
+        return self._words.take(starts[:, None] + np.arange(columns))
+
+    def take_keys(self, counts: NDArray[np.int64], key_bytes: int) -> NDArray[np.int64]:
+        """The next ``counts[n]`` keys of each record, one record after the other."""
+        step = key_bytes // 4
+        starts = self._advance(counts * step)
+        if (counts == 1).all():
+            index = starts
+        else:
+            offsets = offsets_of(counts)
+            index = np.repeat(starts - step * offsets[:-1], counts) + step * np.arange(offsets[-1])
+        low: NDArray[np.int64] = self._words.take(index).view(np.uint32).astype(np.int64)
+        if step == 1:
+            return low
+        high = self._words.take(index + 1).astype(np.int64)
+        keys: NDArray[np.int64] = high << 32 | low
+        return keys
+
+    def finish(self) -> None:
+        """Raise `FormatError` unless every record is used up."""
+        self._check(self._position != self._ends, "fewer")
+
+    def _advance(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
+        starts: NDArray[np.int64] = self._position
+        self._position = starts + words
+        self._check(self._position > self._ends, "more")
+        return starts
+
+    def _check(self, wrong: NDArray[np.bool_], expected: str) -> None:
+        if wrong.any():
+            record = int(np.argmax(wrong))
+            start, end = int(self._spans.starts[record]), int(self._spans.ends[record])
+            problem = f"record at byte {self._start + start}: holds {end - start} bytes, its fields take {expected}"
+            raise FormatError(f"{self._where}: {problem}")
+
+
+def _joined(content: NDArray[np.uint8], spans: Spans) -> NDArray[np.uint8]:
+    """The records' bytes one after the other, without what lies between them."""
+    if len(spans.starts) == 0:
+        return content[:0]
+    first, last = int(spans.starts[0]), int(spans.ends[-1])
+    gaps = spans.starts[1:] - spans.ends[:-1]
+    if not gaps.any():
+        return content[first:last]
+    offsets = offsets_of(gaps)
+    keep = np.ones(last - first, dtype=bool)
+    keep[np.repeat(spans.ends[:-1] - first - offsets[:-1], gaps) + np.arange(offsets[-1])] = False
+    return content[first:last][keep]
+
 
 GROUP_ROWS = 16_384
 """Records that are read at once, as of files of fixed width: 2.9 MB of Criteo's."""
@@ -169,3 +566,78 @@ class NormFile:
             raise FormatError(
                 f"{self._file.name}: holds {size} bytes, its {self.num_records} records end at byte {end}"
             )
+
+
+class NormWriter(RecordStream):
+    """Writes one Norm file. As a context manager it removes the file unless `close` was called inside.
+
+    Args:
+        path: where the file appears when the writer is closed.
+        layout: what its records hold; `slot_sizes` are not looked at, since Norm files hold the final keys.
+        checksum: whether every record gets a frame with a checksum.
+    """
+
+    def __init__(self, path: Path, layout: RecordLayout, *, checksum: bool) -> None:
+        self._layout = layout
+        self._checksum = checksum
+        super().__init__(path)
+
+    def write(self, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys]) -> None:
+        """Append n records.
+
+        Args:
+            label: float32[n, L].
+            dense: float32[n, F].
+            keys: per slot integers[n], or (values, offsets int64[n + 1]).
+
+        Raises:
+            FormatError: a wrong shape, bag or key; nothing was appended.
+            StorageError: the disk is full; the partial file is gone.
+        """
+        bags = check_records(self._layout, label, dense, keys, str(self._file.path))
+        content = _encode(label, dense, bags, self._layout.key_bytes, framed=self._checksum)
+        self._append(content, len(label))
+
+    def _header(self, num_records: int) -> bytes:
+        return header_bytes(self._layout, num_records, checksum=self._checksum)
+
+
+def _encode(
+    label: NDArray[Any],
+    dense: NDArray[Any],
+    bags: Sequence[tuple[NDArray[Any], NDArray[np.int64]]],
+    key_bytes: int,
+    *,
+    framed: bool,
+) -> NDArray[np.uint8]:
+    """The records' bytes, field by field: where a field begins differs from record to record."""
+    lengths = [np.diff(offsets) for _, offsets in bags]
+    fixed = 4 * (label.shape[1] + dense.shape[1] + len(bags))
+    sizes = fixed + key_bytes * np.sum(lengths, axis=0, dtype=np.int64) if bags else np.full(len(label), fixed)
+    strides = sizes + 5 if framed else sizes
+    begins = np.cumsum(strides) - strides
+    content = np.empty(int(strides.sum()), dtype=np.uint8)
+    position = begins.copy()
+    if framed:
+        position = _put(content, position, sizes.astype("<i4")[:, None])
+    position = _put(content, position, label.astype("<f4"))
+    position = _put(content, position, dense.astype("<f4"))
+    for (values, offsets), counts in zip(bags, lengths, strict=True):
+        position = _put(content, position, counts.astype("<i4")[:, None])
+        starts = np.repeat(position - key_bytes * offsets[:-1], counts) + key_bytes * np.arange(len(values))
+        _put(content, starts, values.astype(key_dtype(key_bytes))[:, None])
+        position = position + key_bytes * counts
+    if framed:
+        running = np.concatenate([[0], np.cumsum(content, dtype=np.uint8)]).astype(np.uint8)
+        # What the frames' own bytes hold cancels out: the sum runs from a record's first byte to its last.
+        content[position] = running[position] - running[begins + 4]
+    return content
+
+
+def _put(content: NDArray[np.uint8], starts: NDArray[np.int64], fields: NDArray[Any]) -> NDArray[np.int64]:
+    """Write ``fields[n, width]`` at the bytes ``starts[n]``; returns the bytes after them."""
+    columns = np.ascontiguousarray(fields).view(np.uint8)
+    for byte in range(columns.shape[1]):
+        content[starts + byte] = columns[:, byte]
+    ends: NDArray[np.int64] = starts + columns.shape[1]
+    return ends

@@ -1,12 +1,15 @@
-"""How the columns of a data set become the samples of HugeCTR's files, and the other way round."""
+"""What HugeCTR's files of a directory hold (``records.json``), and how the columns of a data set map to them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from terarec.errors import ConfigError
+from terarec.errors import ConfigError, FormatError
+from terarec.formats.parquet_lists import FILE_LIST
+from terarec.io import read_versioned_json, write_versioned_json
 from terarec.spec import (
     CategoricalColumn,
     DatasetSpec,
@@ -17,12 +20,13 @@ from terarec.spec import (
     RecordsSpec,
     ShardSpec,
     SparseInput,
+    from_data,
+    to_data,
 )
 
 RecordKind = Literal["norm", "parquet", "raw", "raw_async"]
 """One of `terarec.spec.RECORD_KINDS`."""
 
-FILE_LIST = "_file_list.txt"
 ROWS_PER_FILE = {"norm": 40_960, "parquet": 1 << 20}
 """As HugeCTR's own writers make them."""
 _FOUR_BYTES = 2**31
@@ -133,3 +137,34 @@ def is_listed(kind: str) -> bool:
 def _splits(kind: str, rows: Mapping[str, int]) -> dict[str, RecordSplit]:
     path = FILE_LIST if is_listed(kind) else "data.bin"
     return {split: RecordSplit(path=f"{split}/{path}", rows=count) for split, count in rows.items() if count}
+
+
+RECORDS_FILE = "records.json"
+FORMAT = "terarec.records"
+VERSION = 1
+
+
+def read_records(path: Path) -> RecordsSpec:
+    """The content of a ``records.json``.
+
+    Raises:
+        DataNotFoundError: no such file.
+        FormatError: the file is not JSON, of another format or a newer version, or a field is wrong (JSON path).
+    """
+    data = read_versioned_json(path, FORMAT, VERSION)
+    for field in data:
+        if field != "records":
+            raise FormatError(f"{path}: $.{field}: unknown field, expected only 'records'")
+    try:
+        return from_data(RecordsSpec, data.get("records"), f"{path}: $.records")
+    except ConfigError as error:
+        raise FormatError(str(error)) from None
+
+
+def write_records(spec: RecordsSpec, path: Path) -> None:
+    """Write a ``records.json``, atomically.
+
+    Raises:
+        StorageError: the disk is full.
+    """
+    write_versioned_json(path, FORMAT, VERSION, {"records": to_data(spec)})

@@ -1,4 +1,4 @@
-"""The tables of an embedding collection as a folder, from release 4.2 on. Described in docs/hugectr-formats.md."""
+"""The tables of an embedding collection as a folder, from release 4.2 on. See docs/hugectr-formats.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.hugectr.plain import PlainFile, as_bytes, open_plain, spans
-from terarec.formats.hugectr.sparse_rows import CHUNK_ROWS, SparseRows
+from terarec.formats.hugectr.sparse import CHUNK_ROWS, SparseRows
 from terarec.io import atomic_dir
 
 META = "meta_data"

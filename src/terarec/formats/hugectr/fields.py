@@ -1,0 +1,161 @@
+"""HugeCTR's binary records: types of keys, checks, views of fields, and files that grow by records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.errors import FormatError
+from terarec.formats.block import Keys, bags_of
+from terarec.io import AtomicFile
+from terarec.spec import RecordLayout
+
+_PIECE_ROWS = 512
+"""Records transposed at once: 82 kB of Criteo's 160-byte records."""
+
+_RANGES = {4: (0, 2**32 - 1), 8: (-(2**63), 2**63 - 1)}
+
+
+def key_dtype(key_bytes: int) -> np.dtype[Any]:
+    """uint32 for 4 bytes a key, int64 for 8."""
+    return np.dtype("<u4" if key_bytes == 4 else "<i8")
+
+
+def check_key_range(keys: NDArray[Any], key_bytes: int, where: str) -> None:
+    """Raise `FormatError`, which starts with `where`, if a key does not fit into `key_bytes` bytes."""
+    low, high = _RANGES[key_bytes]
+    wrong = (keys < low) | (keys > high)
+    if wrong.any():
+        position = int(np.argmax(wrong))
+        raise FormatError(
+            f"{where}: key {int(keys[position])} at position {position}, "
+            f"expected {low} to {high} ({key_bytes}-byte keys)"
+        )
+
+
+class Strided:
+    """n records that lie `stride` bytes apart. Fields need no alignment.
+
+    Args:
+        content: the bytes.
+        first: byte of the first record.
+        stride: bytes from one record to the next.
+        count: number of records n.
+    """
+
+    def __init__(self, content: NDArray[np.uint8], first: int, stride: int, count: int) -> None:
+        self._content = content
+        self._first = first
+        self._stride = stride
+        self._count = count
+
+    def matrix(self, byte: int, dtype: np.dtype[Any], columns: int, step: int | None = None) -> NDArray[Any]:
+        """A view ``dtype[n, columns]`` of the fields from `byte` of each record on, `step` bytes apart."""
+        if self._count == 0 or columns == 0:
+            return np.empty((self._count, columns), dtype=dtype)
+        return np.ndarray(
+            (self._count, columns),
+            dtype,
+            buffer=self._content.data,
+            offset=self._first + byte,
+            strides=(self._stride, dtype.itemsize if step is None else step),
+        )
+
+
+def copy_transposed(fields: NDArray[Any], out: NDArray[np.int64]) -> None:
+    """``out[:] = fields.T``, piece by piece, so that a line of the cache is read once for all columns that it holds."""
+    for start in range(0, len(fields), _PIECE_ROWS):
+        stop = start + _PIECE_ROWS
+        out[:, start:stop] = fields[start:stop].T
+
+
+def check_records(
+    layout: RecordLayout, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys], where: str
+) -> list[tuple[NDArray[Any], NDArray[np.int64]]]:
+    """The bags (values, offsets int64[n + 1]) of each slot, once ``label[n, L]``, ``dense[n, F]`` and `keys` are right.
+
+    Raises:
+        FormatError: a wrong shape, number of slots or of keys in a bag, or a key that the layout's key type cannot
+            hold; the message starts with `where`.
+    """
+    num_rows = len(label)
+    for name, array, width in (("label", label, layout.label_dim), ("dense", dense, layout.dense_dim)):
+        if array.shape != (num_rows, width):
+            raise FormatError(f"{where}: got {name} {list(array.shape)}, expected [{num_rows}, {width}]")
+    if len(keys) != layout.num_slots:
+        raise FormatError(f"{where}: got keys of {len(keys)} slots, expected {layout.num_slots}")
+    bags = []
+    for name, slot_keys, most in zip(layout.slot_names, keys, layout.most_keys, strict=True):
+        values, offsets = bags_of(slot_keys)
+        if len(offsets) != num_rows + 1 or offsets[0] != 0 or offsets[-1] != len(values):
+            raise FormatError(
+                f"{where}, slot {name!r}: got {len(offsets) - 1} bags of {len(values)} keys for {num_rows} rows"
+            )
+        check_bag_lengths(np.diff(offsets), most, f"{where}, slot {name!r}")
+        check_key_range(values, layout.key_bytes, f"{where}, slot {name!r}")
+        bags.append((values, offsets))
+    return bags
+
+
+def check_bag_lengths(lengths: NDArray[Any], most: int, where: str) -> None:
+    """Raise `FormatError`, which starts with `where`, if a bag does not hold 0 to `most` keys."""
+    wrong = (lengths < 0) | (lengths > most)
+    if wrong.any():
+        record = int(np.argmax(wrong))
+        raise FormatError(f"{where}: record {record} holds {int(lengths[record])} keys, expected 0 to {most}")
+
+
+class RecordStream:
+    """A file under construction. As a context manager it removes the file unless `close` was called inside.
+
+    Args:
+        path: where the file appears when the stream is closed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = AtomicFile(path)
+        self._num_records = 0
+        with self._file.guard():
+            self._stream = self._file.partial.open("wb")
+            self._stream.write(self._header(0))
+
+    def close(self) -> int:
+        """Finish the file and rename it into place; returns its number of records.
+
+        Raises:
+            StorageError: the disk is full; the partial file is gone.
+        """
+        with self._file.guard():
+            self._stream.seek(0)
+            self._stream.write(self._header(self._num_records))
+            self._stream.close()
+        self._file.commit()
+        return self._num_records
+
+    def abort(self) -> None:
+        """Give an unfinished file up: nothing is left of it."""
+        if not self._stream.closed:
+            self._stream.close()
+            self._file.abort()
+
+    def _header(self, num_records: int) -> bytes:
+        """What stands before the records; as long for any number of them."""
+        return b""
+
+    def _append(self, content: NDArray[np.uint8], num_records: int) -> None:
+        with self._file.guard():
+            self._stream.write(content.data)
+        self._num_records += num_records
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.abort()

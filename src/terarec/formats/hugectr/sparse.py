@@ -1,0 +1,285 @@
+"""The weights of embeddings, as folders or files, and their optimizer's states. See docs/hugectr-formats.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.errors import DataNotFoundError, FormatError
+from terarec.formats.hugectr.plain import PlainFile, as_bytes, open_plain, spans, write_plain
+from terarec.io import atomic_dir, atomic_file
+
+CHUNK_ROWS = 1 << 16
+"""Rows that readers and writers hold at a time: 32 MiB of vectors of width 128."""
+
+
+class SparseRows(NamedTuple):
+    """Some rows of an embedding.
+
+    Attributes:
+        keys: int64[n].
+        vectors: float32[n, D].
+        slots: uint64[n], the slot of each key, for embeddings whose slots are placed as wholes ("localized").
+    """
+
+    keys: NDArray[np.int64]
+    vectors: NDArray[np.float32]
+    slots: NDArray[np.uint64] | None = None
+
+
+KeyBytes = Literal[4, 8]
+
+
+@dataclass(frozen=True, slots=True)
+class SparseFileLayout:
+    """What such a file does not say itself.
+
+    Attributes:
+        width: length D of a vector.
+        key_bytes: 4 for uint32 keys, 8 for int64.
+        has_slots: whether a slot follows each key, as for localized embeddings.
+    """
+
+    width: int
+    key_bytes: KeyBytes
+    has_slots: bool
+
+    @property
+    def record(self) -> np.dtype[Any]:
+        """One entry: "key", "slot" if there are slots, "vector"."""
+        slot = [("slot", "<u8")] if self.has_slots else []
+        return np.dtype([("key", "<u4" if self.key_bytes == 4 else "<i8"), *slot, ("vector", "<f4", (self.width,))])
+
+
+def read_sparse_file(path: Path, layout: SparseFileLayout, chunk_rows: int = CHUNK_ROWS) -> Iterator[SparseRows]:
+    """All rows in file order, at most `chunk_rows` at a time.
+
+    Raises:
+        DataNotFoundError: no such file.
+        FormatError: a size that no whole number of entries has.
+    """
+    file = open_plain(path, layout.record)
+    for start, stop in spans(file.count, chunk_rows):
+        entries = file.read(start, stop)
+        slots = np.ascontiguousarray(entries["slot"]) if layout.has_slots else None
+        yield SparseRows(entries["key"].astype(np.int64), np.ascontiguousarray(entries["vector"]), slots)
+
+
+def write_sparse_file(path: Path, layout: SparseFileLayout, chunks: Iterable[SparseRows]) -> int:
+    """Write all rows.
+
+    Returns:
+        Number of keys.
+
+    Raises:
+        FormatError: a key that 4 bytes do not hold, a vector of another width, or slots missing or not asked for.
+        StorageError: the disk is full; nothing is left behind.
+    """
+    count = 0
+    with atomic_file(path) as partial, partial.open("wb") as stream:
+        for chunk in chunks:
+            stream.write(_entries(path, layout, chunk).data)
+            count += len(chunk.keys)
+    return count
+
+
+def _entries(path: Path, layout: SparseFileLayout, chunk: SparseRows) -> NDArray[Any]:
+    if layout.key_bytes == 4:
+        outside = (chunk.keys < 0) | (chunk.keys >= 2**32)
+        if outside.any():
+            raise FormatError(f"{path}: got key {chunk.keys[outside][0]}, expected 0 <= key < 2**32 in 4 bytes")
+    if chunk.vectors.shape != (len(chunk.keys), layout.width):
+        expected = [len(chunk.keys), layout.width]
+        raise FormatError(f"{path}: got vectors {list(chunk.vectors.shape)}, expected {expected}")
+    if (chunk.slots is not None) != layout.has_slots:
+        raise FormatError(f"{path}: expected {'a slot for each key' if layout.has_slots else 'keys without slots'}")
+    entries = np.empty(len(chunk.keys), layout.record)
+    entries["key"], entries["vector"] = chunk.keys, chunk.vectors
+    if chunk.slots is not None:
+        entries["slot"] = chunk.slots
+    return entries.view(np.uint8)
+
+
+KEYS, SLOTS, VECTORS = "key", "slot_id", "emb_vector"
+SPARSE_FOLDER_FILES = f"{KEYS}|{SLOTS}|{VECTORS}"
+"""Pattern of the names in a folder."""
+_KEY, _SLOT, _FLOAT = np.dtype("<i8"), np.dtype("<u8"), np.dtype("<f4")
+
+
+@dataclass(frozen=True, slots=True)
+class SparseFolder:
+    """A folder of a whole embedding, looked at but not read.
+
+    Attributes:
+        path: the folder.
+        width: length D of a vector.
+        count: number of keys.
+        has_slots: whether there is a slot for each key.
+    """
+
+    path: Path
+    width: int
+    count: int
+    has_slots: bool
+
+    def keys(self) -> NDArray[np.int64]:
+        """All keys, int64[count], in file order."""
+        return self._file(KEYS, _KEY).read(0, self.count)
+
+    def slots(self) -> NDArray[np.uint64] | None:
+        """The slots of all keys, uint64[count], if there are any."""
+        return self._file(SLOTS, _SLOT).read(0, self.count) if self.has_slots else None
+
+    def chunks(self, chunk_rows: int = CHUNK_ROWS) -> Iterator[SparseRows]:
+        """All rows in file order, at most `chunk_rows` at a time."""
+        keys, vectors = self._file(KEYS, _KEY), self._file(VECTORS, np.dtype((_FLOAT, self.width)))
+        slots = self._file(SLOTS, _SLOT) if self.has_slots else None
+        for start, stop in spans(self.count, chunk_rows):
+            yield SparseRows(
+                keys.read(start, stop), vectors.read(start, stop), None if slots is None else slots.read(start, stop)
+            )
+
+    def _file(self, name: str, dtype: np.dtype[np.generic]) -> PlainFile:
+        return PlainFile(self.path / name, dtype, 0, self.count)
+
+
+def open_sparse_folder(path: Path, width: int) -> SparseFolder:
+    """Check the sizes of a folder's files against each other.
+
+    Raises:
+        DataNotFoundError: no such folder, or one without keys or vectors.
+        FormatError: files of different numbers of keys, or vectors of another width.
+    """
+    if not path.is_dir():
+        raise DataNotFoundError(f"{path}: no such folder")
+    keys = open_plain(path / KEYS, _KEY)
+    size = keys.count * width * _FLOAT.itemsize
+    numbers = open_plain(path / VECTORS, _FLOAT)
+    if numbers.count != keys.count * width:
+        raise FormatError(
+            f"{path / VECTORS}: holds {numbers.count * _FLOAT.itemsize} bytes, expected {size}: "
+            f"{keys.count} keys of width {width}"
+        )
+    has_slots = (path / SLOTS).exists()
+    if has_slots:
+        slots = open_plain(path / SLOTS, _SLOT)
+        if slots.count != keys.count:
+            raise FormatError(f"{path / SLOTS}: holds {slots.count} slots, expected {keys.count}, one for each key")
+    return SparseFolder(path, width, keys.count, has_slots)
+
+
+def write_sparse_folder(path: Path, chunks: Iterable[SparseRows]) -> int:
+    """Write a folder, in the place of one of the same format if there is one.
+
+    Args:
+        path: the folder.
+        chunks: all rows; slots in all chunks or in none. No chunk at all makes a folder without slots.
+
+    Returns:
+        Number of keys.
+
+    Raises:
+        ConfigError: `path` is a file, or a folder with other files in it.
+        StorageError: the disk is full; nothing is left behind.
+    """
+    count = 0
+    with atomic_dir(path, replaceable=SPARSE_FOLDER_FILES) as partial, ExitStack() as stack:
+        keys, vectors = (stack.enter_context((partial / name).open("wb")) for name in (KEYS, VECTORS))
+        slots = None
+        for chunk in chunks:
+            keys.write(as_bytes(chunk.keys, _KEY))
+            vectors.write(as_bytes(chunk.vectors, _FLOAT))
+            if chunk.slots is not None:
+                slots = slots or stack.enter_context((partial / SLOTS).open("wb"))
+                slots.write(as_bytes(chunk.slots, _SLOT))
+            count += len(chunk.keys)
+    return count
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """Shape of a file of states: float32 ``[num_states, devices, rows, width]``.
+
+    Attributes:
+        num_states: states of the optimizer, such as 2 for Adam.
+        devices: number of devices, each with a buffer of its own.
+        rows: rows of each buffer, used or not.
+        width: length D of a vector.
+    """
+
+    num_states: int
+    devices: int
+    rows: int
+    width: int
+
+    def first(self, state: int, device: int) -> int:
+        """Number of the first row of a buffer in the file."""
+        return (state * self.devices + device) * self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class SparseStates:
+    """A file of states, looked at but not read."""
+
+    file: PlainFile
+    layout: StateLayout
+
+    def read(self, state: int, device: int, start: int, stop: int) -> NDArray[np.float32]:
+        """The rows ``start <= i < stop`` of a buffer, float32[stop - start, D]."""
+        first = self.layout.first(state, device)
+        return self.file.read(first + start, first + stop)
+
+
+def open_sparse_states(path: Path, *, num_states: int, devices: int, width: int) -> SparseStates:
+    """Look at a file of states; how many rows its buffers have follows from its size.
+
+    Raises:
+        DataNotFoundError: no such file.
+        FormatError: a size that no number of rows has.
+    """
+    file = open_plain(path, np.dtype((_FLOAT, width)))
+    rows, rest = divmod(file.count, num_states * devices) if num_states else (0, file.count)
+    if rest:
+        raise FormatError(
+            f"{path}: holds {path.stat().st_size} bytes, expected {num_states} states of {devices} devices "
+            f"with as many rows of {4 * width} bytes each"
+        )
+    return SparseStates(file, StateLayout(num_states, devices, rows, width))
+
+
+def write_sparse_states(
+    path: Path, layout: StateLayout, chunks: Callable[[int, int], Iterator[NDArray[np.float32]]]
+) -> None:
+    """Write a file of states; what `chunks` leaves of a buffer is zero.
+
+    Args:
+        path: the file.
+        layout: its shape; without states the file is empty.
+        chunks: (state, device) -> the rows in use of that buffer from the first on, float32[n, D] a chunk.
+
+    Raises:
+        FormatError: more rows than a buffer has.
+        StorageError: the disk is full; nothing is left behind.
+    """
+    write_plain(path, _buffers(path, layout, chunks), _FLOAT)
+
+
+def _buffers(
+    path: Path, layout: StateLayout, chunks: Callable[[int, int], Iterator[NDArray[np.float32]]]
+) -> Iterator[NDArray[np.float32]]:
+    for state in range(layout.num_states):
+        for device in range(layout.devices):
+            used = 0
+            for chunk in chunks(state, device):
+                used += len(chunk)
+                if used > layout.rows:
+                    raise FormatError(f"{path}: device {device} holds {used} rows, expected at most {layout.rows}")
+                yield chunk
+            for start, stop in spans(layout.rows - used, CHUNK_ROWS):
+                yield np.zeros((stop - start, layout.width), np.float32)

@@ -1,0 +1,228 @@
+"""The samples of one split -> HugeCTR's files, with the list, the metadata and the keysets next to them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.errors import FormatError
+from terarec.formats.block import ColumnBlock, Keys
+from terarec.formats.hugectr.fields import check_key_range, key_dtype
+from terarec.formats.hugectr.norm import NormWriter
+from terarec.formats.hugectr.raw import FixedRecordWriter, raw_async_types, raw_types
+from terarec.formats.hugectr.records import has_offsets, is_listed
+from terarec.formats.parquet import ParquetShardWriter
+from terarec.formats.parquet_lists import FILE_LIST, METADATA_FILE, write_file_list, write_parquet_metadata
+from terarec.formats.shard import FileWriter, SplitFiles
+from terarec.io import locate, write_bytes
+from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, RecordLayout, RecordsSpec
+
+
+def read_keyset(path: str | Path, key_bytes: int) -> NDArray[np.int64]:
+    """The keys int64[n] of a keyset, in the order of the file.
+
+    Raises:
+        DataNotFoundError: no such file.
+        FormatError: the size is no multiple of `key_bytes`.
+    """
+    file = locate(path)
+    if file.size % key_bytes:
+        raise FormatError(f"{path}: holds {file.size} bytes, expected a multiple of {key_bytes} bytes a key")
+    return file.read(0, file.size).view(key_dtype(key_bytes)).astype(np.int64)
+
+
+def write_keyset(path: Path, keys: NDArray[Any], key_bytes: int) -> None:
+    """Write ``keys[n]``, atomically.
+
+    Raises:
+        FormatError: a key that `key_bytes` bytes cannot hold.
+        StorageError: the disk is full.
+    """
+    check_key_range(keys, key_bytes, str(path))
+    write_bytes(path, keys.astype(key_dtype(key_bytes)).tobytes())
+
+
+class SeenKeys:
+    """Marks keys ``0 <= key < rows``; a byte for each of them, however many samples there are."""
+
+    def __init__(self, rows: int) -> None:
+        self._seen = np.zeros(rows, dtype=np.bool_)
+
+    def add(self, columns: Sequence[Keys]) -> None:
+        """Mark the keys of some slots."""
+        for column in columns:
+            self._seen[column[0] if isinstance(column, tuple) else column] = True
+
+    def merge(self, other: SeenKeys) -> None:
+        """Mark what `other` has marked."""
+        self._seen |= other._seen
+
+    def sorted(self) -> NDArray[np.int64]:
+        """The marked keys, rising."""
+        return np.flatnonzero(self._seen)
+
+
+class RecordWriter(Protocol):
+    """Writes one file of samples, which appears when it is closed."""
+
+    def write(self, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys]) -> None:
+        """Append samples: ``label[n, L]``, ``dense[n, F]``, and the keys of each slot."""
+        ...
+
+    def close(self) -> object:
+        """Finish the file."""
+        ...
+
+    def abort(self) -> None:
+        """Give the file up."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+def create_writer(path: Path, spec: RecordsSpec) -> RecordWriter:
+    """A writer of one file of `spec`'s kind, layout and names. Keys go into the file as they are.
+
+    Raises:
+        ConfigError: a layout that the format cannot have.
+    """
+    layout, is_float = spec.layout, spec.float_label_dense
+    if spec.kind == "norm":
+        return NormWriter(path, layout, checksum=spec.checksum)
+    if spec.kind == "parquet":
+        return ParquetShardWriter(path, _columns(spec))
+    if spec.kind == "raw":
+        return FixedRecordWriter(path, layout, raw_types(layout, float_label_dense=is_float))
+    types = raw_async_types(layout, is_dense_float=is_float, multi_hot=True)
+    return FixedRecordWriter(path, layout, types)
+
+
+def final_keys(keys: Sequence[Keys], layout: RecordLayout, *, sign: int = 1) -> tuple[Keys, ...]:
+    """Keys that start at 0 in each slot, with the slots' offsets added; with `sign` -1 the way back."""
+    moved: list[Keys] = []
+    for column, offset in zip(keys, layout.key_offsets, strict=True):
+        values, offsets = column if isinstance(column, tuple) else (column, None)
+        shifted = values.astype(np.int64) + sign * offset
+        moved.append(shifted if offsets is None else (shifted, offsets))
+    return tuple(moved)
+
+
+def _columns(spec: RecordsSpec) -> DatasetSpec:
+    """The columns of a Parquet file; any int64 keys for 8-byte keys, which makes them int64 in the file."""
+    layout = spec.layout
+    sizes = layout.slot_sizes[: layout.num_slots] if layout.key_bytes == 4 else (None,) * layout.num_slots
+    return DatasetSpec(
+        name="records",
+        storage="parquet",
+        labels=tuple(LabelColumn(name=name) for name in spec.label_names),
+        dense=tuple(DenseColumn(name=name) for name in spec.dense_names),
+        categorical=tuple(
+            CategoricalColumn(name=name, rows=size, hotness=most)
+            for name, size, most in zip(spec.key_names, sizes, layout.most_keys, strict=True)
+        ),
+    )
+
+
+KEYSET = "_hugectr.keyset"
+"""Of a split; that of one of its parts is ``part-00000.keyset``."""
+
+
+class SplitRecords:
+    """Writes the files of one split.
+
+    Norm and Parquet files are parts of which HugeCTR's training cache can make passes: with keysets, each has a keyset
+    and a file list of its own beside it.
+
+    Args:
+        directory: where they are made.
+        location: where they will lie, which the file lists name.
+        records: their kind, layout and names; its `splits` are not looked at.
+        sizes: rows of each file, without end; files that need no list take all rows.
+        keysets: whether to write keysets.
+    """
+
+    def __init__(
+        self, directory: Path, location: Path, records: RecordsSpec, sizes: Iterator[int], *, keysets: bool
+    ) -> None:
+        self._directory = directory
+        self._location = location
+        self._records = records
+        self._seen = SeenKeys(sum(records.layout.slot_sizes)) if keysets else None
+        self._files = SplitFiles(self._create, sizes if is_listed(records.kind) else repeat(sys.maxsize))
+
+    @property
+    def num_rows(self) -> int:
+        """Rows so far."""
+        return self._files.num_rows
+
+    def write(self, block: ColumnBlock) -> None:
+        """Append samples whose keys start at 0 in each column.
+
+        Raises:
+            FormatError: lists that the files cannot hold.
+            StorageError: the disk is full.
+        """
+        self._files.write(block)
+
+    def close(self) -> None:
+        """Finish the last file, and what belongs to all of them; nothing where there is no sample."""
+        self._files.close()
+        if not self._files.files:
+            return
+        records, files = self._records, self._files.files
+        if records.kind == "parquet":
+            names = records.label_names, records.dense_names, records.key_names
+            write_parquet_metadata(self._directory / METADATA_FILE, [(path.name, rows) for path, rows in files], *names)
+        if is_listed(records.kind):
+            write_file_list(self._directory / FILE_LIST, [self._location / path.name for path, _ in files])
+        if self._seen is not None:
+            write_keyset(self._directory / KEYSET, self._seen.sorted(), records.layout.key_bytes)
+
+    def abort(self) -> None:
+        """Give the file up that is not finished."""
+        self._files.abort()
+
+    def _create(self, index: int) -> tuple[Path, FileWriter]:
+        suffix = {"norm": f"part-{index:05d}.data", "parquet": f"part-{index:05d}.parquet"}
+        path = self._directory / suffix.get(self._records.kind, "data.bin")
+        return path, _Part(path, self._records, self._seen, self._location)
+
+
+class _Part:
+    """One file, whose keyset is merged into that of the split."""
+
+    def __init__(self, path: Path, records: RecordsSpec, split_keys: SeenKeys | None, location: Path) -> None:
+        self._path = path
+        self._records = records
+        self._location = location
+        self._split_keys = split_keys
+        self._keys = None if split_keys is None else SeenKeys(sum(records.layout.slot_sizes))
+        self._writer = create_writer(path, records)
+
+    def write_block(self, block: ColumnBlock) -> None:
+        final = final_keys(block.keys, self._records.layout)
+        self._writer.write(block.label, block.dense, final if self._records.kind == "norm" else block.keys)
+        if self._keys is not None:
+            self._keys.add(final if has_offsets(self._records.kind) else block.keys)
+
+    def close(self) -> None:
+        self._writer.close()
+        if self._keys is not None and self._split_keys is not None:
+            self._split_keys.merge(self._keys)
+            if is_listed(self._records.kind):
+                write_keyset(self._path.with_suffix(".keyset"), self._keys.sorted(), self._records.layout.key_bytes)
+                write_file_list(self._path.with_suffix(".txt"), [self._location / self._path.name])
+
+    def abort(self) -> None:
+        self._writer.abort()
