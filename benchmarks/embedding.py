@@ -19,7 +19,7 @@ from row_probe import COPY, MODIFY, READ, row_visitor
 from torch import Tensor, nn
 
 from terarec.kernels.rows import allocate_rows, initialise_rows
-from terarec.ops import BagGradient, BagLayout, RowRule, bag_lookup, row_update_, state_shapes
+from terarec.ops import BagGradient, BagLayout, RowRule, bag_lookup, row_rule, row_update_, state_shapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +196,7 @@ def run(case: Case, repeats: int) -> list[Row]:
 
 def run_adam(case: Case, repeats: int) -> list[Row]:
     """An update by Adam, which reads and writes two states besides the row, beside one by the rule of the case."""
-    adam = replace(case, rule=RowRule(kind="adam", lr=0.01, eps=1e-8, beta1=0.9, beta2=0.999))
+    adam = replace(case, rule=row_rule("adam", lr=0.01, eps=1e-8, beta1=0.9, beta2=0.999))
     inputs = Inputs(case)
     updates = {side.rule.kind: Ours(side, inputs).update for side in (case, adam)}
     times = {name: timing.median * 1e3 for name, timing in measure_in_turns(updates, repeats).items()}
@@ -233,8 +233,8 @@ def main() -> None:
     parser.add_argument("--only-wide", action="store_true", help="not the other cases")
     parser.add_argument("--repeats", type=int, default=21)
     options = parser.parse_args()
-    sgd = RowRule(kind="sgd", lr=0.01)
-    adagrad = RowRule(kind="adagrad", lr=0.01, eps=1e-10)
+    sgd = row_rule("sgd", lr=0.01)
+    adagrad = row_rule("adagrad", lr=0.01, eps=1e-10)
     wide = [
         Case(name=f"26 x {options.rows} x 128, 1 key, batch {batch}, {keys}", tables=26, rows=options.rows, width=128,
              hotness=1, batch=batch, zipf=exponent, rule=sgd, optimizer=lambda p: torch.optim.SGD(p, lr=0.01),

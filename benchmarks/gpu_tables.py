@@ -10,7 +10,8 @@ from record import Row
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
-from terarec.kernels.contract import LaidGradient, RowRule
+from terarec.kernels.contract import KernelGradient
+from terarec.kernels.row_rules import row_rule
 from terarec.kernels.triton.bag_lookup import bag_lookup
 from terarec.kernels.triton.hash_index import HashIndex
 from terarec.kernels.triton.row_update import row_update_
@@ -103,10 +104,10 @@ def updates(tables: Tables, device: torch.device, copy: float) -> Iterator[Row]:
     distinct = torch.unique(tables.rows).shape[0]
     torchs = seconds(_torch_update(tables, grad), device, repeats=3)
     for kind, states in (("sgd", 0), ("rowwise_adagrad", 0), ("adagrad", 1)):
-        rule = RowRule(kind=kind, lr=0.01, eps=1e-8)
+        rule = row_rule(kind, lr=0.01) if kind == "sgd" else row_rule(kind, lr=0.01, eps=1e-8)
         shape = tables.weights.shape if states else tables.weights.shape[:1]
         state = () if kind == "sgd" else (torch.zeros(shape, device=device),)
-        gradient = LaidGradient(tables.keys, tables.offsets, grad, tables.layout)
+        gradient = KernelGradient(tables.keys, tables.offsets, grad, tables.layout)
         moved = 4 * WIDTH * (tables.keys.shape[0] + distinct * (2 + 2 * states))
         took = seconds(partial(row_update_, tables.weights, state, [gradient], rule, 1), device)
         yield Row(

@@ -1,50 +1,19 @@
 #include "common/parallel.h"
 
-#include <dlfcn.h>
-#include <link.h>
-
 #include <atomic>
-#include <cstring>
 #include <exception>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "common/platform.h"
+
 namespace terarec {
 namespace {
 
-struct Runtime {
-  void (*parallel)(void (*body)(void*), void* data, unsigned threads, unsigned flags) = nullptr;
-  std::string name = "std::thread";
-};
-
-bool bind(Runtime& runtime, void* library) {
-  auto parallel = reinterpret_cast<decltype(runtime.parallel)>(dlsym(library, "GOMP_parallel"));
-  if (!parallel) return false;
-  Dl_info info{};
-  dladdr(reinterpret_cast<void*>(parallel), &info);
-  runtime.parallel = parallel;
-  runtime.name = std::string("openmp (") + (info.dli_fname ? info.dli_fname : "?") + ")";
-  return true;
-}
-
-// A library that was loaded without RTLD_GLOBAL is not in the global scope, but it is in the list of objects.
-int bind_loaded_object(dl_phdr_info* object, size_t, void* data) {
-  const char* path = object->dlpi_name;
-  if (!strstr(path, "libgomp") && !strstr(path, "libomp") && !strstr(path, "libiomp5")) return 0;
-  void* library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
-  return library && bind(*static_cast<Runtime*>(data), library);
-}
-
-Runtime find_runtime() {
-  Runtime runtime;
-  if (!bind(runtime, RTLD_DEFAULT)) dl_iterate_phdr(bind_loaded_object, &runtime);
-  return runtime;
-}
-
-const Runtime& runtime() {
-  static const Runtime found = find_runtime();
+const OpenMpRuntime& runtime() {
+  static const OpenMpRuntime found = find_openmp();
   return found;
 }
 
@@ -82,7 +51,10 @@ void work_on_threads(int threads, Job& job) {
 
 }  // namespace
 
-const char* parallel_runtime() { return runtime().name.c_str(); }
+const char* parallel_runtime() {
+  static const std::string name = runtime().parallel ? "openmp (" + runtime().path + ")" : "std::thread";
+  return name.c_str();
+}
 
 void parallel_for(int threads, int64_t units, void (*body)(void*, int64_t), void* context) {
   if (threads > units) threads = static_cast<int>(units);

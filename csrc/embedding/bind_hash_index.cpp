@@ -1,4 +1,4 @@
-#include "embedding/bind_hash_index.h"
+#include "embedding/bindings.h"
 
 #include <nanobind/stl/tuple.h>
 

@@ -1,4 +1,4 @@
-#include "embedding/bind_lookup.h"
+#include "embedding/bindings.h"
 
 #include <nanobind/stl/tuple.h>
 
@@ -7,8 +7,6 @@
 
 #include "common/parallel.h"
 #include "embedding/bag_lookup.h"
-#include "embedding/fault_report.h"
-#include "embedding/row_dots.h"
 #include "embedding/torch_tensors.h"
 
 namespace nb = nanobind;

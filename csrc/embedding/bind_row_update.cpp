@@ -1,16 +1,15 @@
-#include "embedding/bind_row_update.h"
+#include "embedding/bindings.h"
 
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <deque>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <tuple>
-#include <vector>
 
-#include "embedding/fault_report.h"
 #include "embedding/row_update.h"
-#include "embedding/split_mix.h"
 #include "embedding/torch_tensors.h"
 
 namespace nb = nanobind;
@@ -18,7 +17,7 @@ namespace nb = nanobind;
 namespace terarec {
 namespace {
 
-// The tensors of a `LaidGradient`, checked by the callers in Python.
+// The tensors of a `KernelGradient`, checked by the callers in Python.
 struct HeldGradient {
   explicit HeldGradient(nb::handle parts)
       : keys(parts[0]), offsets(parts[1]), grad(parts[2], true), layout(parts[3]) {
@@ -63,28 +62,20 @@ T* state_at(nb::handle tensor) {
   return tensor.is_none() ? nullptr : HostTensor(tensor).as<T>();
 }
 
-// `state`: two tensors or None, last steps or None. `rule`: its kind, whether it sweeps, the step, the seed of the
-// rounding. `constants`: as in RuleConstants. `extras`: none, or scale, bounds of values and of norms, coupled l1 and
-// l2, beta1, beta2.
-Report run_row_update(nb::handle weights, nb::handle state, nb::handle gradients, const std::vector<int64_t>& rule,
-                      const std::vector<double>& constants, const std::vector<double>& extras, nb::handle table_lr,
-                      int threads) {
-  const auto constant = [&](int i) { return static_cast<float>(constants[i]); };
-  const auto extra = [&](int i) { return static_cast<float>(extras[i]); };
-  const RuleConstants of_rule{constant(0), constant(1), constant(2), constant(3), constant(4),  constant(5),
-                              constant(6), constant(7), constant(8), constant(9), constant(10), constant(11),
-                              constant(12)};
-  RowExtras of_rows{};
-  if (!extras.empty()) {
-    of_rows = {extra(0),  extra(1),  extra(2), extra(3), extra(4), extras[5], extras[6], static_cast<int32_t>(rule[2]),
-               state_at<int32_t>(state[2]),
-               stream_of_update(static_cast<uint64_t>(rule[3]), static_cast<uint64_t>(rule[2]))};
-  }
+// `state`: two tensors or None, then last steps or None.
+Report run_row_update(nb::handle weights, nb::handle state, nb::handle gradients, const RowRule& rule, int64_t step,
+                      uint64_t rounding_seed, nb::handle table_lr, int threads) {
   const HeldGradients held(weights, table_lr, gradients, threads);
-  const UpdateCall call{state_at<float>(state[0]), state_at<float>(state[1]), static_cast<Rule>(rule[0]), of_rule,
-                        extras.empty() ? nullptr : &of_rows, rule[1] != 0, held.plain()};
+  const UpdateCall call{state_at<float>(state[0]), state_at<float>(state[1]), state_at<int32_t>(state[2]), rule, step,
+                        rounding_seed, held.plain()};
   nb::gil_scoped_release unlocked;
   return report(row_update(call));
+}
+
+void make_rule(RowRule* rule, const char* kind) {
+  const Rule* formula = RowRule::formula_of(kind);
+  if (!formula) throw std::invalid_argument(std::string("no such rule: ") + kind);
+  new (rule) RowRule{*formula};
 }
 
 // The report and the sum of squares of the rows from `first_row` on.
@@ -99,8 +90,25 @@ std::tuple<Report, double> run_gradient_squares(nb::handle weights, int64_t firs
 }  // namespace
 
 void bind_row_update(nb::module_& module) {
-  module.def("row_update", &run_row_update, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-             nb::arg().none(), nb::arg());
+  nb::class_<RowRule>(module, "RowRule")
+      .def("__init__", &make_rule, nb::arg("kind"))
+      .def_rw("lr", &RowRule::lr)
+      .def_rw("eps", &RowRule::eps)
+      .def_rw("eps_hat", &RowRule::eps_hat)
+      .def_rw("beta1", &RowRule::beta1)
+      .def_rw("beta2", &RowRule::beta2)
+      .def_rw("beta", &RowRule::beta)
+      .def_rw("weight_decay", &RowRule::weight_decay)
+      .def_rw("l1", &RowRule::l1)
+      .def_rw("l2", &RowRule::l2)
+      .def_rw("grad_scale", &RowRule::grad_scale)
+      .def_rw("clip_value", &RowRule::clip_value)
+      .def_rw("clip_norm", &RowRule::clip_norm)
+      .def_rw("lr_in_momentum", &RowRule::lr_in_momentum)
+      .def_rw("updates_all_rows", &RowRule::updates_all_rows)
+      .def_rw("catches_up", &RowRule::catches_up);
+  module.def("row_update", &run_row_update, nb::arg("weights"), nb::arg("state"), nb::arg("gradients"), nb::arg("rule"),
+             nb::arg("step"), nb::arg("rounding_seed"), nb::arg("table_lr").none(), nb::arg("threads"));
   module.def("gradient_squares", &run_gradient_squares, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg());
 }
 

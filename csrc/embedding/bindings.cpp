@@ -6,17 +6,14 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
-#include "common/cpu.h"
+#include "common/platform.h"
 #include "common/parallel.h"
-#include "embedding/bind_hash_index.h"
-#include "embedding/bind_lookup.h"
-#include "embedding/bind_row_update.h"
-#include "embedding/huge_memory.h"
+#include "embedding/bindings.h"
 #include "embedding/kernels.h"
-#include "embedding/reserved_memory.h"
 #include "embedding/result_memory.h"
 #include "embedding/row_init.h"
 #include "embedding/torch_tensors.h"
@@ -41,6 +38,15 @@ nb::capsule owner_of(void* memory, size_t bytes) {
     Mapping* mapping = static_cast<Mapping*>(held);
     unmap_huge(mapping->memory, mapping->bytes);
     delete mapping;
+  });
+}
+
+// Writes to each page of fresh memory once, in parallel, so that pages lie near the cores that touch them.
+void touch_pages(void* memory, size_t bytes, int threads) {
+  const int64_t pages = static_cast<int64_t>(whole_huge_pages(bytes) / kHugePage);
+  parallel_for(threads, pages, [&](int64_t page) {
+    const size_t begin = page * kHugePage, end = std::min(begin + kHugePage, bytes);
+    for (size_t at = begin; at < end; at += small_page()) static_cast<volatile char*>(memory)[at] = 0;
   });
 }
 
@@ -85,9 +91,8 @@ void run_fill_keyed_rows(const std::vector<uintptr_t>& addresses, int64_t num_ro
 }
 
 std::vector<std::string> runnable() {
-  std::vector<std::string> names{"generic"};
-  if (cpu_has_avx2()) names.push_back("avx2");
-  if (cpu_has_avx512()) names.push_back("avx512");
+  std::vector<std::string> names;
+  while (const char* name = runnable_kernels(names.size())) names.push_back(name);
   return names;
 }
 

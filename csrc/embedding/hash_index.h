@@ -15,9 +15,8 @@
 
 #include "embedding/bucket_memory.h"
 #include "embedding/hash_segment.h"
-#include "embedding/key_hash.h"
-#include "embedding/new_rows.h"
-#include "embedding/segment_entries.h"
+#include "embedding/split_mix.h"
+#include "embedding/hash_insertion.h"
 
 namespace terarec {
 

@@ -1,14 +1,13 @@
 // The inner loops that are compiled once per instruction set, and the table that holds one set of them.
 //
 // They take plain pointers that the drivers (bag_lookup.cpp, row_update.cpp) have checked; they neither allocate nor
-// start threads. To keep instructions of one set out of code shared with others, isa/*.inc use no std templates.
+// start threads. To keep instructions of one set out of code shared with others, isa/* use no std templates.
 #pragma once
 
 #include <cstdint>
 
 #include "embedding/hash_bucket.h"
-#include "embedding/pooling.h"
-#include "embedding/row_type.h"
+#include "embedding/rows.h"
 
 namespace terarec {
 
@@ -88,7 +87,7 @@ struct AddBags {
   float* buffer;  // width floats, used when the width is not one of those compiled in
 };
 
-// In the order of RULE_KINDS in kernels/contract.py.
+// The formulas of kernels/row_rules.py.
 enum class Rule { kSgd, kAdagrad, kRowwiseAdagrad, kAdam, kMomentum, kNesterov, kRmsprop, kAdamw, kFtrl };
 
 struct RuleConstants {
@@ -178,18 +177,14 @@ struct Kernels {
   double (*sum_squares)(const UpdateRows&, int64_t first_row);  // of the gradients; rows before it do not count
 };
 
-// One per file in isa/. `wide` runs the 16-lane source on AVX2, so that machines without AVX-512 test it.
-extern const Kernels kGenericKernels;
-#if defined(__x86_64__)
-extern const Kernels kAvx2Kernels;
-extern const Kernels kAvx512Kernels;
-extern const Kernels kWideKernels;
-#endif
-
 // The set in use: the best that the CPU runs, or the one selected.
 const Kernels& kernels();
 
-// Selects a set by name: "generic", "avx2", "avx512", "wide", or "auto". False if it is unknown or cannot run here.
+// Selects a set by name: "generic", "avx2", "avx512", "wide", "neon", or "auto". False if it is unknown or cannot run
+// here. "wide" runs the 16-lane source on AVX2, so that machines without AVX-512 test it.
 bool select_kernels(const char* name);
+
+// Name of set number `index` of those that this CPU runs, slowest first and without "wide"; null behind the last.
+const char* runnable_kernels(int index);
 
 }  // namespace terarec

@@ -1,7 +1,6 @@
 #include "embedding/result_memory.h"
 
 #include <pthread.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <iterator>
@@ -10,7 +9,7 @@
 #include <new>
 #include <utility>
 
-#include "embedding/huge_memory.h"
+#include "common/platform.h"
 
 namespace terarec {
 namespace {
@@ -48,7 +47,7 @@ class ResultPool {
 
   // A piece of the smallest block that is large enough.
   void* take_piece(size_t bytes) {
-    bytes = (bytes + kSmallPage - 1) / kSmallPage * kSmallPage;
+    bytes = (bytes + small_page() - 1) / small_page() * small_page();
     const std::lock_guard<std::mutex> lock(mutex_);
     auto best = idle_.end();
     for (auto block = idle_.begin(); block != idle_.end(); ++block) {
@@ -78,7 +77,7 @@ class ResultPool {
     idle_.splice(idle_.begin(), in_use_, given);
     while (idle_bytes_ > kKeptBytes) {  // the longest unused goes first
       idle_bytes_ -= idle_.back().bytes;
-      munmap(idle_.back().memory, idle_.back().bytes);
+      unmap_pages(idle_.back().memory, idle_.back().bytes);
       idle_.pop_back();
     }
   }

@@ -1,42 +1,60 @@
 #include "embedding/row_update.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <numeric>
 #include <vector>
 
 #include "common/parallel.h"
+#include "embedding/split_mix.h"
 
 namespace terarec {
 namespace {
 
-// Rows that one unit of a sweep over a table moves.
-constexpr int64_t kSweepRows = 4096;
+// Rows that one unit of an update of all rows of a table moves.
+constexpr int64_t kUnitRows = 4096;
 // Into how many threads' work the norm's sum is split, whatever the number of threads, so that its order is one.
 constexpr int kNormThreads = 16;
 
-void complete(const UpdateCall& call, float lr_factor, UpdateRows& rows) {
-  rows.weights = call.gradients.weights;
-  rows.row_type = call.gradients.row_type;
-  rows.state0 = call.state0;
-  rows.state1 = call.state1;
-  rows.rule = call.rule;
-  rows.constants = call.constants;
-  rows.constants.lr *= lr_factor;
-  rows.extras = call.extras;
-}
+// What all units of an update share.
+struct Update {
+  explicit Update(const UpdateCall& call)
+      : call(call), constants(call.rule.constants(call.step)),
+        extras(call.rule.extras(call.step, call.last_steps, call.rounding_seed)),
+        has_extras(call.rule.transforms_gradients() || call.rule.catches_up ||
+                   call.gradients.row_type != RowType::kFloat32) {}
+
+  // Completes `rows`, of a table with this factor of the learning rate, and moves them.
+  void move(float lr_factor, UpdateRows& rows) const {
+    rows.weights = call.gradients.weights;
+    rows.row_type = call.gradients.row_type;
+    rows.state0 = call.state0;
+    rows.state1 = call.state1;
+    rows.rule = call.rule.formula;
+    rows.constants = constants;
+    rows.constants.lr *= lr_factor;
+    rows.extras = has_extras ? &extras : nullptr;
+    kernels().update_rows(rows);
+  }
+
+  const UpdateCall& call;
+  const RuleConstants constants;
+  const RowExtras extras;
+  const bool has_extras;  // an update without is faster
+};
 
 // Moves the rows of a unit; marks them in `touched` by arena row, if that is asked for.
-void update_part(const UpdateCall& call, const UpdateUnit& unit, RowScratch& scratch, uint8_t* touched) {
-  UpdateRows rows = group_unit(unit, call.gradients.width, scratch);
-  complete(call, unit.table->lr_factor, rows);
-  kernels().update_rows(rows);
+void update_part(const Update& update, const UpdateUnit& unit, RowScratch& scratch, uint8_t* touched) {
+  UpdateRows rows = group_unit(unit, update.call.gradients.width, scratch);
+  update.move(unit.table->lr_factor, rows);
   if (!touched) return;
   for (int64_t g = 0; g < rows.groups; g++) touched[rows.rows[g]] = 1;
 }
 
 // Moves those of the rows begin, ..., end - 1 that are not in `touched`, with gradients of zero.
-void sweep_rows(const UpdateCall& call, float lr_factor, int64_t begin, int64_t end, const uint8_t* touched) {
-  const int64_t width = call.gradients.width;
+void update_others(const Update& update, float lr_factor, int64_t begin, int64_t end, const uint8_t* touched) {
+  const int64_t width = update.call.gradients.width;
   std::vector<int64_t> untouched;
   for (int64_t row = begin; row < end; row++) {
     if (!touched[row]) untouched.push_back(row);
@@ -50,27 +68,27 @@ void sweep_rows(const UpdateCall& call, float lr_factor, int64_t begin, int64_t 
   rows.rows = untouched.data();
   rows.grads = grads.data();
   rows.buffer = buffer.data();
-  complete(call, lr_factor, rows);
-  kernels().update_rows(rows);
+  update.move(lr_factor, rows);
 }
 
-void sweep(const UpdateCall& call, const std::vector<UpdateTable>& tables, const std::vector<uint8_t>& touched) {
+void update_all_others(const Update& update, const std::vector<UpdateTable>& tables,
+                       const std::vector<uint8_t>& touched) {
   struct Block {
     float lr_factor;
     int64_t begin, end;
   };
   std::vector<Block> blocks;
-  int64_t swept = 0;  // tables come in the order of their rows; those that share rows are swept once
+  int64_t done = 0;  // tables come in the order of their rows; those that share rows are updated once
   for (const UpdateTable& table : tables) {
     const int64_t end = table.base + table.rows;
-    for (int64_t row = std::max(table.base, swept); row < end; row += kSweepRows) {
-      blocks.push_back({table.lr_factor, row, std::min(row + kSweepRows, end)});
+    for (int64_t row = std::max(table.base, done); row < end; row += kUnitRows) {
+      blocks.push_back({table.lr_factor, row, std::min(row + kUnitRows, end)});
     }
-    swept = std::max(swept, end);
+    done = std::max(done, end);
   }
-  parallel_for(call.gradients.threads, blocks.size(), [&](int64_t unit) {
+  parallel_for(update.call.gradients.threads, blocks.size(), [&](int64_t unit) {
     const Block& block = blocks[unit];
-    sweep_rows(call, block.lr_factor, block.begin, block.end, touched.data());
+    update_others(update, block.lr_factor, block.begin, block.end, touched.data());
   });
 }
 
@@ -82,6 +100,66 @@ int64_t end_of(const std::vector<UpdateTable>& tables) {
 
 }  // namespace
 
+const Rule* RowRule::formula_of(const char* kind) {
+  static constexpr struct {
+    const char* kind;
+    Rule formula;
+  } kFormulas[] = {{"sgd", Rule::kSgd},           {"momentum", Rule::kMomentum},
+                   {"nesterov", Rule::kNesterov}, {"adagrad", Rule::kAdagrad},
+                   {"rowwise_adagrad", Rule::kRowwiseAdagrad}, {"rmsprop", Rule::kRmsprop},
+                   {"adam", Rule::kAdam},         {"adamw", Rule::kAdamw},
+                   {"ftrl", Rule::kFtrl}};
+  for (const auto& known : kFormulas) {
+    if (!strcmp(known.kind, kind)) return &known.formula;
+  }
+  return nullptr;
+}
+
+// In double up to the last step: in float 1 - beta would lose four digits.
+RuleConstants RowRule::constants(int64_t step) const {
+  double first_scale = 1, second_scale = 1;
+  if (lr_in_momentum) {
+    first_scale = -lr;
+  } else if (formula == Rule::kAdam || formula == Rule::kAdamw) {
+    first_scale = 1 / (1 - std::pow(beta1, step));
+    second_scale = 1 / std::sqrt(1 - std::pow(beta2, step));
+  }
+  RuleConstants k{};
+  k.lr = static_cast<float>(lr_in_momentum ? -1 : lr);
+  k.eps = static_cast<float>(eps);
+  k.beta1 = static_cast<float>(beta1);
+  k.beta2 = static_cast<float>(beta2);
+  k.gain1 = static_cast<float>(1 - beta1);
+  k.gain2 = static_cast<float>(1 - beta2);
+  k.first_scale = static_cast<float>(first_scale);
+  k.second_scale = static_cast<float>(second_scale);
+  k.weight_decay = static_cast<float>(weight_decay);
+  k.beta = static_cast<float>(beta);
+  k.l1 = static_cast<float>(l1);
+  k.l2 = static_cast<float>(l2);
+  k.eps_hat = static_cast<float>(eps_hat);
+  return k;
+}
+
+bool RowRule::transforms_gradients() const {
+  return grad_scale != 1 || std::min(clip_value, clip_norm) < HUGE_VAL || is_coupled();
+}
+
+RowExtras RowRule::extras(int64_t step, int32_t* last_steps, uint64_t rounding_seed) const {
+  RowExtras extras{};
+  extras.grad_scale = static_cast<float>(grad_scale);
+  extras.clip_value = static_cast<float>(clip_value);
+  extras.clip_norm = static_cast<float>(clip_norm);
+  extras.l1 = is_coupled() ? static_cast<float>(l1) : 0;
+  extras.l2 = is_coupled() ? static_cast<float>(l2) : 0;
+  extras.beta1 = beta1;
+  extras.beta2 = beta2;
+  extras.step = static_cast<int32_t>(step);
+  extras.last_steps = last_steps;
+  extras.update_stream = stream_of_update(rounding_seed, static_cast<uint64_t>(step));
+  return extras;
+}
+
 BagFault row_update(const UpdateCall& call) {
   const BagFault fault = check_gradients(call.gradients);
   if (fault.kind != BagFault::kNone) return fault;
@@ -90,11 +168,13 @@ BagFault row_update(const UpdateCall& call) {
   const std::vector<UpdateTable> tables = collect_tables(call.gradients, maxima);
   maxima.fill(threads);
   const std::vector<UpdateUnit> units = split_tables(tables, call.gradients.num_keys(), threads);
-  std::vector<uint8_t> touched(call.sweeps ? end_of(tables) : 0);
-  uint8_t* const marks = call.sweeps ? touched.data() : nullptr;
+  const bool all = call.rule.updates_all_rows;
+  std::vector<uint8_t> touched(all ? end_of(tables) : 0);
+  uint8_t* const marks = all ? touched.data() : nullptr;
+  const Update update(call);
   CallScratch scratch;
-  parallel_for(threads, units.size(), [&](int64_t u) { update_part(call, units[u], scratch.of_thread(), marks); });
-  if (call.sweeps) sweep(call, tables, touched);
+  parallel_for(threads, units.size(), [&](int64_t u) { update_part(update, units[u], scratch.of_thread(), marks); });
+  if (all) update_all_others(update, tables, touched);
   return {};
 }
 

@@ -1,21 +1,53 @@
 // The exact update of the rows that a batch touched, or of all rows of their tables.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
-#include "embedding/bag_faults.h"
+#include "embedding/bag_lookup.h"
 #include "embedding/kernels.h"
 #include "embedding/update_tables.h"
 
 namespace terarec {
 
+// How rows move: the fields of the rule's class in kernels/row_rules.py, the others as they are here.
+struct RowRule {
+  Rule formula = Rule::kSgd;
+  double lr = 0;
+  double eps = 0, eps_hat = 0;
+  double beta1 = 0, beta2 = 0;
+  double beta = 0;  // of FTRL
+  double weight_decay = 0;
+  double l1 = 0, l2 = 0;
+  double grad_scale = 1;
+  double clip_value = HUGE_VAL, clip_norm = HUGE_VAL;
+  bool lr_in_momentum = false;
+  bool updates_all_rows = false;  // whether the rows without a gradient move, too
+  bool catches_up = false;        // whether a row first makes up for the steps that it missed
+
+  // Null for a name that is none of `kind` in kernels/row_rules.py.
+  static const Rule* formula_of(const char* kind);
+
+  // What step number `step` computes with.
+  RuleConstants constants(int64_t step) const;
+
+  // Whether gradients are scaled, clipped or regularised before the formula takes them.
+  bool transforms_gradients() const;
+
+  // What such gradients go through, and what rows that catch up or are narrow need besides.
+  RowExtras extras(int64_t step, int32_t* last_steps, uint64_t rounding_seed) const;
+
+ private:
+  bool is_coupled() const { return formula != Rule::kFtrl && (l1 > 0 || l2 > 0); }
+};
+
 struct UpdateCall {
   float* state0;
   float* state1;
-  Rule rule;
-  RuleConstants constants;
-  const RowExtras* extras;  // or null
-  bool sweeps;              // whether the rows without a gradient move, too
+  int32_t* last_steps;  // of each row, for a rule that catches up; else null
+  const RowRule& rule;
+  int64_t step;
+  uint64_t rounding_seed;
   UpdateGradients gradients;
 };
 

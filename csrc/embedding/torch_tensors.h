@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "embedding/row_type.h"
+#include "embedding/rows.h"
 
 namespace terarec {
 

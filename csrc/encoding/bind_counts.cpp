@@ -1,7 +1,6 @@
-#include "encoding/bind_tables.h"
-#include "encoding/integer_counts.h"
-#include "encoding/numpy_arrays.h"
-#include "encoding/text_counts.h"
+#include "encoding/bindings.h"
+#include "encoding/counts.h"
+#include "encoding/python_arrays.h"
 
 namespace terarec::encoding {
 namespace {

@@ -1,4 +1,4 @@
-#include "encoding/bind_delimited.h"
+#include "encoding/bindings.h"
 
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -7,7 +7,7 @@
 #include <string>
 
 #include "encoding/delimited.h"
-#include "encoding/numpy_arrays.h"
+#include "encoding/python_arrays.h"
 
 namespace terarec::encoding {
 namespace {

@@ -1,6 +1,5 @@
-#include "encoding/bind_tables.h"
-#include "encoding/numpy_arrays.h"
-#include "encoding/python_values.h"
+#include "encoding/bindings.h"
+#include "encoding/python_arrays.h"
 #include "encoding/xxh64.h"
 
 namespace terarec::encoding {

@@ -5,11 +5,10 @@
 #include <variant>
 #include <vector>
 
-#include "encoding/bind_tables.h"
-#include "encoding/hex.h"
+#include "encoding/bindings.h"
+#include "encoding/fields.h"
 #include "encoding/id_tables.h"
-#include "encoding/numpy_arrays.h"
-#include "encoding/python_values.h"
+#include "encoding/python_arrays.h"
 
 namespace terarec::encoding {
 namespace {

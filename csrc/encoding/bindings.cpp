@@ -1,11 +1,8 @@
 // Python names of the encoding core. Work on arrays releases the GIL; a list of Python values is read under it.
 #include <cmath>
 
-#include "encoding/bind_delimited.h"
-#include "encoding/bind_format_rows.h"
-#include "encoding/bind_tables.h"
-#include "encoding/numpy_arrays.h"
-#include "encoding/python_values.h"
+#include "encoding/bindings.h"
+#include "encoding/python_arrays.h"
 
 using namespace terarec::encoding;
 

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <string_view>
 
-#include "encoding/column_runs.h"
-#include "encoding/field_splitter.h"
-#include "encoding/hex.h"
+#include "encoding/field_column.h"
+#include "encoding/records.h"
+#include "encoding/fields.h"
 
 namespace terarec::encoding {
 namespace {

@@ -7,7 +7,6 @@
 
 #include "encoding/field_column.h"
 #include "encoding/fields.h"
-#include "encoding/growing_array.h"
 #include "encoding/records.h"
 
 namespace terarec::encoding {

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <limits>
 
-#include "encoding/field_splitter.h"
-#include "encoding/hex.h"
+#include "encoding/records.h"
+#include "encoding/fields.h"
 
 namespace terarec::encoding {
 namespace {

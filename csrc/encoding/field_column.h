@@ -1,15 +1,77 @@
-// The values of one field over all rows, and how its contents become values.
+// The values of one field of all rows, in growing arrays whose memory Python can take over.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "encoding/fields.h"
-#include "encoding/growing_array.h"
 
 namespace terarec::encoding {
+
+// An array that leaves new elements uninitialised, and whose memory Python can take over. It may also lie in memory that
+// is another's; then it has room for what was said at first.
+template <typename T>
+class GrowingArray {
+ public:
+  GrowingArray() = default;
+  GrowingArray(GrowingArray&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)),
+        capacity_(std::exchange(other.capacity_, 0)),
+        borrowed_(other.borrowed_) {}
+  GrowingArray(const GrowingArray&) = delete;
+  GrowingArray& operator=(GrowingArray&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(capacity_, other.capacity_);
+    std::swap(borrowed_, other.borrowed_);
+    return *this;
+  }
+  GrowingArray& operator=(const GrowingArray&) = delete;
+  ~GrowingArray() {
+    if (!borrowed_) free(data_);
+  }
+
+  // Takes `memory`, room for `capacity` elements, which lives on after this array.
+  void borrow(char* memory, int64_t capacity) {
+    data_ = reinterpret_cast<T*>(memory);
+    capacity_ = capacity;
+    borrowed_ = true;
+  }
+
+  // Makes room for `size` elements; pointers into the array are void afterwards.
+  void reserve(int64_t size) {
+    if (size > capacity_) grow(size);
+  }
+  bool borrowed() const { return borrowed_; }
+  T* data() { return data_; }
+  T& operator[](int64_t index) { return data_[index]; }
+  // Hands the memory over; free() it.
+  T* release() {
+    capacity_ = 0;
+    return std::exchange(data_, nullptr);
+  }
+
+ private:
+  void grow(int64_t size) {
+    if (borrowed_) throw std::length_error("an array in another's memory is full");
+    const int64_t capacity = std::max({size, 2 * capacity_, int64_t{16}});
+    void* grown = realloc(data_, static_cast<size_t>(capacity) * sizeof(T));
+    if (grown == nullptr) throw std::bad_alloc();
+    data_ = static_cast<T*>(grown);
+    capacity_ = capacity;
+  }
+
+  T* data_ = nullptr;
+  int64_t capacity_ = 0;
+  bool borrowed_ = false;
+};
 
 enum class FieldType : int { skip, text, integer, number, hex32 };
 
@@ -74,5 +136,76 @@ void store_missing_field(FieldColumn& column, int64_t row);
 
 // Makes row `row` ready for other contents.
 void forget_field(FieldColumn& column, int64_t row);
+
+// Where a line is being read. Sixteen bytes from `end` on must be readable.
+struct LinePosition {
+  const char* cursor;  // the next field; end + 1 or more if there is none
+  const char* end;
+  int64_t row;  // to store its values in
+  char delimiter;
+};
+
+// Each of these stores the fields of columns[first], ... up to columns[stop - 1] and returns the position of the first that
+// it leaves untouched.
+
+// Integers of up to seven digits, or nothing.
+inline int take_integers(FieldColumn* columns, int first, int stop, LinePosition& line) {
+  const LinePosition at = line;
+  const char* cursor = line.cursor;
+  for (; first < stop; ++first) {
+    const ShortInteger found = read_short_integer(cursor, at.delimiter);
+    if (!found.good || found.stop >= at.end) break;
+    FieldColumn& column = columns[first];
+    column.values_as<int64_t>()[at.row] = found.value;
+    column.missing[at.row] = found.empty;
+    cursor = found.stop + 1;
+  }
+  line.cursor = cursor;
+  return first;
+}
+
+// Eight hexadecimal digits, or nothing.
+inline int take_hex32s(FieldColumn* columns, int first, int stop, LinePosition& line) {
+  const LinePosition at = line;
+  const char* cursor = line.cursor;
+  for (; first < stop && cursor <= at.end; ++first) {
+    FieldColumn& column = columns[first];
+    uint32_t& value = column.values_as<uint32_t>()[at.row];
+    if (*cursor == at.delimiter || cursor == at.end) {
+      value = 0;
+      column.missing[at.row] = 1;
+      ++cursor;
+      continue;
+    }
+    const uint64_t word = load_word(cursor);
+    const int64_t left = at.end - cursor;
+    if (left < 8 || (cursor[8] != at.delimiter && left > 8) || !is_hex_word(word)) break;
+    value = hex_word_value(word);
+    cursor += 9;
+  }
+  line.cursor = cursor;
+  return first;
+}
+
+// ASCII text of up to fifteen bytes.
+inline int take_short_texts(FieldColumn* columns, int first, int stop, LinePosition& line) {
+  constexpr int64_t kCopied = 16;
+  const LinePosition at = line;
+  const char* cursor = line.cursor;
+  for (; first < stop && cursor <= at.end; ++first) {
+    int64_t length = first_in_word(load_word(cursor), at.delimiter);
+    if (length == 8) length += first_in_word(load_word(cursor + 8), at.delimiter);
+    if (length == kCopied || cursor + length >= at.end) break;
+    FieldColumn& column = columns[first];
+    int64_t* offsets = column.text_offsets.data() + at.row;
+    column.values.reserve(offsets[0] + kCopied);
+    memcpy(column.values.data() + offsets[0], cursor, kCopied);
+    offsets[1] = offsets[0] + length;
+    column.missing[at.row] = length == 0;
+    cursor += length + 1;
+  }
+  line.cursor = cursor;
+  return first;
+}
 
 }  // namespace terarec::encoding

@@ -6,7 +6,6 @@
 #include <limits>
 #include <string_view>
 
-#include "encoding/hex.h"
 
 namespace terarec::encoding {
 namespace {

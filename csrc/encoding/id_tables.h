@@ -7,8 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "encoding/missing.h"
-#include "encoding/slot_hash.h"
+#include "encoding/python_arrays.h"
 #include "encoding/slots.h"
 #include "encoding/xxh64.h"
 

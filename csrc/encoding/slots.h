@@ -1,14 +1,14 @@
-// What the open-addressing tables share: their hash, their zeroed memory, and the distance of their prefetches.
+// What the open-addressing tables share: their hashes, their zeroed memory, and the distance of their prefetches.
 #pragma once
 
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <new>
+#include <string_view>
 #include <utility>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
+#include "common/platform.h"
 
 namespace terarec::encoding {
 
@@ -26,16 +26,7 @@ class Slots {
     const size_t bytes = capacity * sizeof(Slot);
     slots_ = static_cast<Slot*>(calloc(capacity, sizeof(Slot)));
     if (slots_ == nullptr) throw std::bad_alloc();
-#if defined(__linux__)
-    constexpr uintptr_t huge_page = uintptr_t{1} << 21;
-    if (bytes >= 2 * huge_page) {
-      const uintptr_t begin = (reinterpret_cast<uintptr_t>(slots_) + huge_page - 1) & ~(huge_page - 1);
-      const uintptr_t end = (reinterpret_cast<uintptr_t>(slots_) + bytes) & ~(huge_page - 1);
-      madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-    }
-#else
-    (void)bytes;
-#endif
+    if (bytes >= 2 * kHugePage) advise_huge_pages(slots_, bytes);
   }
   Slots(const Slots&) = delete;
   Slots& operator=(const Slots&) = delete;
@@ -64,6 +55,32 @@ inline uint64_t roomy_capacity(uint64_t keys) {
   uint64_t capacity = 64;
   while (capacity < 2 * keys) capacity *= 2;
   return capacity;
+}
+
+// The hashes below say where a table puts a value. None of them is stored or seen outside of the process.
+
+// Spreads every input bit over the whole word (the finalizer of MurmurHash3, Appleby 2011).
+inline uint64_t scramble(uint64_t word) {
+  word = (word ^ (word >> 33)) * 0xff51afd7ed558ccdULL;
+  word = (word ^ (word >> 33)) * 0xc4ceb9fe1a85ec53ULL;
+  return word ^ (word >> 33);
+}
+
+inline uint64_t slot_hash(uint32_t value) { return mix(value); }
+inline uint64_t slot_hash(int64_t value) { return scramble(static_cast<uint64_t>(value)); }
+
+inline uint64_t slot_hash(std::string_view text) {
+  uint64_t hash = mix(text.size() + 1);
+  const char* cursor = text.data();
+  size_t left = text.size();
+  for (; left >= 8; left -= 8, cursor += 8) {
+    uint64_t word;
+    memcpy(&word, cursor, 8);
+    hash = scramble(hash ^ word);
+  }
+  uint64_t word = 0;
+  memcpy(&word, cursor, left);
+  return scramble(hash ^ word);
 }
 
 }  // namespace terarec::encoding

@@ -49,7 +49,7 @@ def test_the_compiled_core_is_right_on_this_machine() -> None:
     assert told["check"]["largest_difference"] <= 1e-5
     assert told["check"]["lookup_rows_per_second"] > 0
     assert len(told["threads"]["openmp_runtimes"]) <= 1  # a second team would fight the first
-    assert told["threads"]["instruction_set"] in {"generic", "avx2", "avx512"}
+    assert told["threads"]["instruction_set"] in {"generic", "avx2", "avx512", "neon"}
 
 
 def test_people_see_it_too() -> None:

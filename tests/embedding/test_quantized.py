@@ -10,7 +10,7 @@ import torch
 from terarec.batch import one_hot
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError, KeyOutOfRangeError
-from terarec.kernels.ref.quantized import dequantize_rows
+from terarec.kernels.ref.bag_lookup import dequantize_rows
 from terarec.ops import quantize_rows
 from terarec.spec import DynamicTableSpec, FeatureSpec, TableSpec, lru
 from tests.embedding.plain import random_jagged

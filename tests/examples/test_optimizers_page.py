@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from terarec.config import override, parse_assignments
-from terarec.kernels.contract import RULE_KINDS
+from terarec.kernels.row_rules import RULE_KINDS
 from terarec.spec import AdamSpec, RowOptions, RunSpec, from_data
 
 PAGE = (Path(__file__).parents[2] / "docs" / "optimizers.md").read_text()

@@ -92,11 +92,11 @@ def test_the_environment_forces_an_instruction_set():
     program = "from terarec.kernels.cpu.host import features; print(features())"
     assert run_python(program, TERAREC_CPU="generic").stdout.strip() == "generic"
     refused = run_python("import terarec.kernels.cpu.host", TERAREC_CPU="sse9")
-    assert "TERAREC_CPU: got 'sse9', expected one of generic, avx2, avx512" in refused.stderr
+    assert "TERAREC_CPU: got 'sse9', expected one of generic, avx2, avx512, neon" in refused.stderr
 
 
 def test_an_instruction_set_that_the_cpu_lacks_is_refused():
-    for name in {"generic", "avx2", "avx512"} - set(host.instruction_sets()):
+    for name in {"generic", "avx2", "avx512", "neon"} - set(host.instruction_sets()):
         with pytest.raises(KernelError, match=f"got '{name}', expected one of"):
             host.select(name)
     with pytest.raises(KernelError, match="got 'sse9'"):

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from terarec.kernels.contract import LAST_UPDATE, LaidGradient, RowRule, RuleKind
+from terarec.kernels.contract import KernelGradient
 from terarec.kernels.ref import row_update as ref_update
+from terarec.kernels.row_rules import LAST_UPDATE, RowRule, RuleKind, row_rule
 from terarec.kernels.triton.bag_lookup import bag_lookup
 from terarec.kernels.triton.row_update import row_update_
 from terarec.ops import BagLayout, state_shapes
 from tests.ops.bags import make_layout, make_lookup
+from tests.ops.rules import known
 
 WIDTHS = (1, 3, 16, 48, 128)
 POOLINGS = ("sum", "none", ("mean", "sum", "sqrtn", "mean"), ("max", "sum", "max", "sqrtn"))
@@ -49,7 +51,7 @@ def updated(
     device: torch.device,
     weights: Tensor,
     state: Sequence[Tensor],
-    gradients: Sequence[LaidGradient],
+    gradients: Sequence[KernelGradient],
     rule: RowRule,
     steps: Iterable[int],
     table_lr: Tensor | None = None,
@@ -65,7 +67,7 @@ def updated(
 def expected_update(
     weights: Tensor,
     state: Sequence[Tensor],
-    gradients: Sequence[LaidGradient],
+    gradients: Sequence[KernelGradient],
     rule: RowRule,
     steps: Iterable[int],
     table_lr: Tensor | None = None,
@@ -76,25 +78,27 @@ def expected_update(
     return weights, state
 
 
-def moved(gradient: LaidGradient, device: torch.device) -> LaidGradient:
+def moved(gradient: KernelGradient, device: torch.device) -> KernelGradient:
     keys, offsets, grad, layout, key_weights = gradient
     key_weights = None if key_weights is None else key_weights.to(device)
-    return LaidGradient(keys.to(device), offsets.to(device), grad.to(device), layout, key_weights)
+    return KernelGradient(keys.to(device), offsets.to(device), grad.to(device), layout, key_weights)
 
 
-def gradient_of(layout: BagLayout, batch: int, hotness: int, seed: int) -> LaidGradient:
+def gradient_of(layout: BagLayout, batch: int, hotness: int, seed: int) -> KernelGradient:
     held = make_lookup(layout, batch, hotness, seed)
     shape = (batch, 4 * layout.width) if layout.is_pooled else (held.keys.shape[0], layout.width)
     grad = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    return LaidGradient(held.keys, held.offsets, grad, layout.array)
+    return KernelGradient(held.keys, held.offsets, grad, layout.array)
 
 
 def rule_of(kind: RuleKind, **more: Any) -> RowRule:
-    return RowRule(kind=kind, lr=0.05, eps=1e-3, beta1=0.9, beta2=0.99, weight_decay=0.1, beta=0.5, **more)
+    mode = more.pop("mode", "local")
+    numbers = known(kind, eps=1e-3, beta1=0.9, beta2=0.99, weight_decay=0.1, beta=0.5)
+    return row_rule(kind, mode=mode, **{"lr": 0.05, **numbers, **more})
 
 
-def compare_weights(device: torch.device, weights: Tensor, gradients: Sequence[LaidGradient]) -> None:
-    rule = RowRule(kind="sgd", lr=0.5)
+def compare_weights(device: torch.device, weights: Tensor, gradients: Sequence[KernelGradient]) -> None:
+    rule = row_rule("sgd", lr=0.5)
     result, _ = updated(device, weights, [], gradients, rule, [1])
     torch.testing.assert_close(result, expected_update(weights, [], gradients, rule, [1])[0], equal_nan=True)
 
@@ -102,7 +106,7 @@ def compare_weights(device: torch.device, weights: Tensor, gradients: Sequence[L
 def compare_updates(
     device: torch.device,
     layout: BagLayout,
-    gradients: Sequence[LaidGradient],
+    gradients: Sequence[KernelGradient],
     rule: RowRule,
     steps: Iterable[int],
     table_lr: Tensor | None = None,

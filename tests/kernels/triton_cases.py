@@ -11,18 +11,17 @@ import numpy as np
 import torch
 
 from terarec.errors import ConfigError
-from terarec.kernels.contract import RULE_KINDS, BadKeyError, LaidGradient, RowRule
+from terarec.kernels.contract import BadKeyError, KernelGradient
 from terarec.kernels.ref import bag_lookup as ref_lookup
-from terarec.kernels.ref import row_scan as ref_scan
 from terarec.kernels.ref import row_update as ref_update
 from terarec.kernels.ref import rows as ref_rows
+from terarec.kernels.ref.bag_lookup import quantize_rows
 from terarec.kernels.ref.hash_index import HashIndex as RefIndex
-from terarec.kernels.ref.quantized import quantize_rows
+from terarec.kernels.row_rules import RULE_KINDS, row_rule
 from terarec.kernels.triton.bag_lookup import bag_lookup, quantized_bag_lookup, row_dots
 from terarec.kernels.triton.hash_index import HashIndex
-from terarec.kernels.triton.row_scan import rows_at_most
 from terarec.kernels.triton.row_update import row_gradient_norm, row_update_
-from terarec.kernels.triton.rows import fill_keyed_rows
+from terarec.kernels.triton.rows import fill_keyed_rows, rows_at_most
 from tests.kernels.triton_calls import (
     POOLINGS,
     compare_updates,
@@ -75,7 +74,7 @@ def gradients_of_every_shape_are_summed(device: torch.device) -> None:
     for number, layout in enumerate(layouts(device)):
         batch, hotness = BATCHES[(number + number // len(POOLINGS)) % len(BATCHES)]
         gradients = [gradient_of(layout, batch, hotness, 1), gradient_of(layout, batch + 2, hotness, 2)]
-        compare_updates(device, layout, gradients, RowRule(kind="sgd", lr=0.05), steps=[1])
+        compare_updates(device, layout, gradients, row_rule("sgd", lr=0.05), steps=[1])
 
 
 @case
@@ -87,7 +86,7 @@ def weighted_keys_equal_the_plain_ones(device: torch.device) -> None:
     expected = ref_lookup.bag_lookup(*arguments, layout.array, True, key_weights)
     torch.testing.assert_close(looked_up(device, *arguments, layout, key_weights), expected)
     gradient = gradient_of(layout, 21, 3, 0)._replace(key_weights=key_weights)
-    compare_updates(device, layout, [gradient, gradient_of(layout, 4, 2, 1)], RowRule(kind="sgd", lr=0.1), steps=[1])
+    compare_updates(device, layout, [gradient, gradient_of(layout, 4, 2, 1)], row_rule("sgd", lr=0.1), steps=[1])
     dots = row_dots(*(part.to(device) for part in (*arguments, gradient.grad)), layout.array)
     torch.testing.assert_close(dots.cpu(), ref_lookup.row_dots(*arguments, gradient.grad, layout.array))
 
@@ -118,7 +117,7 @@ def narrow_rows_are_looked_up_and_rounded_with_the_same_bits(device: torch.devic
             torch.testing.assert_close(result, expected, equal_nan=True)
             gradient = gradient_of(layout, 9, 1, 1)  # one key a bag, so that sums have one order
             gradient.grad[3] = 1e-6
-            rule = RowRule(kind="sgd", lr=0.5)
+            rule = row_rule("sgd", lr=0.5)
             moved, _ = updated(device, weights, [], [gradient], rule, [1])
             plain, _ = expected_update(weights, [], [gradient], rule, [1])
             different = (moved != plain) & ~(moved.isnan() & plain.isnan())
@@ -203,12 +202,12 @@ def tables_have_learning_rates_of_their_own(device: torch.device) -> None:
 def a_hot_key_is_summed_in_parts(device: torch.device) -> None:
     """As many occurrences as one program takes, one more, and as one more level of parts takes."""
     layout = torch.tensor([[0, 50, 0, 0]])
-    rule = RowRule(kind="sgd", lr=0.1)
+    rule = row_rule("sgd", lr=0.1)
     for count, repeats in ((64, 64), (65, 65), (300, 200), (6000, 5000)):
         generator = torch.Generator().manual_seed(count)
         order = torch.randperm(count, generator=generator)
         keys = torch.where(order < repeats, 7, order % 50)
-        gradient = LaidGradient(keys, torch.arange(count + 1), torch.randn(count, 3, generator=generator), layout)
+        gradient = KernelGradient(keys, torch.arange(count + 1), torch.randn(count, 3, generator=generator), layout)
         weights = torch.randn(50, 3, generator=generator)
         result, _ = updated(device, weights, [], [gradient], rule, steps=[1])
         expected, _ = expected_update(weights, [], [gradient], rule, steps=[1])
@@ -219,7 +218,7 @@ def a_hot_key_is_summed_in_parts(device: torch.device) -> None:
 def an_update_gives_the_same_bits_every_time(device: torch.device) -> None:
     gradient = gradient_of(make_layout(16), 40, 4, 1)
     weights = make_lookup(make_layout(16), 0, 1).weights
-    rule = RowRule(kind="sgd", lr=0.1)
+    rule = row_rule("sgd", lr=0.1)
     first, again = (updated(device, weights, [], [gradient], rule, steps=[1]) for _ in range(2))
     assert torch.equal(first[0], again[0])
 
@@ -249,8 +248,8 @@ def what_is_bad_is_reported_as_by_the_plain_kernel(device: torch.device) -> None
         arguments = (held.weights, held.keys, held.offsets)
         expected = fault(ref_lookup.bag_lookup, *arguments, layout.array, True)
         assert fault(looked_up, device, *arguments, layout) == expected
-        gradient = LaidGradient(held.keys, held.offsets, torch.ones(50, 32), layout.array)
-        assert fault(updated, device, held.weights, [], [gradient], RowRule(kind="sgd", lr=1.0), [1]) == expected
+        gradient = KernelGradient(held.keys, held.offsets, torch.ones(50, 32), layout.array)
+        assert fault(updated, device, held.weights, [], [gradient], row_rule("sgd", lr=1.0), [1]) == expected
 
 
 @case
@@ -258,15 +257,15 @@ def unchecked_bad_keys_count_as_absent(device: torch.device) -> None:
     layout = make_layout(8)
     held = make_lookup(layout, 50, 1)
     grad = torch.ones(50, 32)
-    good, bad = (LaidGradient(held.keys.clone(), held.offsets, grad.clone(), layout.array) for _ in range(2))
+    good, bad = (KernelGradient(held.keys.clone(), held.offsets, grad.clone(), layout.array) for _ in range(2))
     bad.keys[[3, 60]] = 5000
     good.grad[3, :8] = good.grad[10, 8:16] = 0.0
     weights, there = held.weights.clone().to(device), moved(bad, device)
     result = bag_lookup(weights, there.keys, there.offsets, layout.array, True, is_checked=False)
     assert not result[3, :8].any()
     assert not result[10, 8:16].any()
-    row_update_(weights, [], [there], RowRule(kind="sgd", lr=1.0), 1, is_checked=False)
-    expected, _ = expected_update(held.weights, [], [good], RowRule(kind="sgd", lr=1.0), steps=[1])
+    row_update_(weights, [], [there], row_rule("sgd", lr=1.0), 1, is_checked=False)
+    expected, _ = expected_update(held.weights, [], [good], row_rule("sgd", lr=1.0), steps=[1])
     torch.testing.assert_close(weights.cpu(), expected)
 
 
@@ -297,7 +296,7 @@ def low_scores_are_found_in_order(device: torch.device) -> None:
         ):
             for limit in (50, -7, 2**31 - 1):
                 result = rows_at_most(scores.to(device), limit, spared.to(device))
-                assert torch.equal(result.cpu(), ref_scan.rows_at_most(scores, limit, spared))
+                assert torch.equal(result.cpu(), ref_rows.rows_at_most(scores, limit, spared))
 
 
 @case

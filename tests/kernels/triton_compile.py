@@ -9,14 +9,18 @@ import sys
 
 os.environ["TRITON_INTERPRET"] = "0"  # read when Triton is loaded
 
+from typing import Any
+
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from terarec.kernels.contract import LAST_UPDATE, RULE_KINDS, LaidGradient, RowRule
-from terarec.kernels.triton import bag_lookup, row_scan, row_update, rows
+from terarec.kernels.contract import KernelGradient
+from terarec.kernels.row_rules import LAST_UPDATE, RULE_KINDS, RowRule, row_rule
+from terarec.kernels.triton import bag_lookup, row_update, rows
 from terarec.kernels.triton.device import hash_table
+from tests.ops.rules import known
 
 TARGETS = {"cuda": GPUTarget("cuda", 90, 32), "hip": GPUTarget("hip", "gfx942", 64)}
 BATCH = 5000  # enough keys for every level of parts
@@ -58,18 +62,18 @@ def look_up_and_update(width: int, dtype: torch.dtype, poolings: tuple[int, int]
     result = bag_lookup.bag_lookup(weights, keys, offsets, layout, 2 not in poolings, key_weights)
     if 2 not in poolings:
         bag_lookup.row_dots(weights, keys, offsets, result, layout)
-    gradients = [LaidGradient(keys, offsets, torch.zeros_like(result), layout, key_weights)]
+    gradients = [KernelGradient(keys, offsets, torch.zeros_like(result), layout, key_weights)]
     for rule in rules:
         state = [torch.zeros(200, *(() if rule.kind == "rowwise_adagrad" else (width,))) for _ in rule.state_names]
         if LAST_UPDATE in rule.state_names:
             state[-1] = torch.zeros(200, dtype=torch.int32)
-        table_lr = torch.ones(2) if rule.sweeps else None
+        table_lr = torch.ones(2) if rule.updates_all_rows else None
         row_update.row_update_(weights, state, gradients, rule, 3, table_lr, 5)
-    row_update.row_gradient_norm(weights, gradients, RowRule(kind="sgd", lr=1.0))
+    row_update.row_gradient_norm(weights, gradients, row_rule("sgd", lr=1.0))
 
 
-def rule_of(kind: str, **more: object) -> RowRule:
-    return RowRule(kind=kind, lr=0.1, eps=1e-3, beta1=0.9, beta2=0.99, **more)
+def rule_of(kind: str, **more: Any) -> RowRule:
+    return row_rule(kind, lr=0.1, **known(kind, eps=1e-3, beta1=0.9, beta2=0.99), **more)
 
 
 def compile_all(*, every_rule: bool) -> None:
@@ -91,8 +95,8 @@ def compile_all(*, every_rule: bool) -> None:
         hash_table.find_kernel[(1,)](keys, keys, keys, keys, 10, 9, BLOCK=256, GIVES_ROWS=gives_rows)
     hash_table.claim_kernel[(1,)](keys, keys, keys, keys, 10, 9, BLOCK=256)
     scores = torch.zeros(10, dtype=torch.int32)
-    row_scan.count_low_kernel[(1,)](scores, scores, scores.bool(), keys, 10, BLOCK=1024)
-    row_scan.write_low_kernel[(1,)](scores, scores, scores.bool(), keys, keys, 10, BLOCK=1024)
+    rows.count_low_kernel[(1,)](scores, scores, scores.bool(), keys, 10, BLOCK=1024)
+    rows.write_low_kernel[(1,)](scores, scores, scores.bool(), keys, keys, 10, BLOCK=1024)
 
 
 if __name__ == "__main__":

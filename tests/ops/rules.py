@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from terarec.kernels.ref.bag_lookup import spread_gradient
-from terarec.ops import BagGradient, RowRule, bag_lookup, state_dtype, state_shapes
+from terarec.kernels.row_rules import number_names, rule_class
+from terarec.ops import BagGradient, RowRule, bag_lookup, row_rule, state_dtype, state_shapes
 from tests.ops.bags import make_layout, make_lookup
 
 NUMBERS = {
@@ -16,8 +17,14 @@ NUMBERS = {
 MISSING = {"lr": 0.05, "eps": 1e-3, "beta1": 0.9, "beta2": 0.99}
 
 
+def known(kind, **numbers):
+    """The numbers that the rule has."""
+    names = number_names(rule_class(kind))
+    return {name: value for name, value in numbers.items() if name in names}
+
+
 def make_rule(kind, mode="local", **changes):
-    return RowRule(kind=kind, mode=mode, **{**NUMBERS.get(kind, MISSING), **changes})
+    return row_rule(kind, mode=mode, **known(kind, **{**NUMBERS.get(kind, MISSING), **changes}))
 
 
 def make_state(rule, weights, fill=0.01):
@@ -100,20 +107,24 @@ class DenseReference:
 
 
 def _torch_optimizer(weights: nn.Parameter, rule: RowRule, fill: float) -> torch.optim.Optimizer | None:
-    momentum = {"momentum": rule.beta1, "nesterov": rule.kind == "nesterov"}
-    adam = {"betas": (rule.beta1, rule.beta2), "eps": rule.eps}
+    def momentum() -> dict[str, float | bool]:
+        return {"momentum": rule.beta1, "nesterov": rule.kind == "nesterov"}
+
+    def adam() -> dict[str, tuple[float, float] | float]:
+        return {"betas": (rule.beta1, rule.beta2), "eps": rule.eps}
+
     made = {
         "sgd": lambda: torch.optim.SGD([weights], rule.lr, weight_decay=rule.l2),
-        "momentum": lambda: torch.optim.SGD([weights], rule.lr, weight_decay=rule.l2, **momentum),
-        "nesterov": lambda: torch.optim.SGD([weights], rule.lr, weight_decay=rule.l2, **momentum),
+        "momentum": lambda: torch.optim.SGD([weights], rule.lr, weight_decay=rule.l2, **momentum()),
+        "nesterov": lambda: torch.optim.SGD([weights], rule.lr, weight_decay=rule.l2, **momentum()),
         "adagrad": lambda: torch.optim.Adagrad(
             [weights], rule.lr, eps=rule.eps, initial_accumulator_value=fill, weight_decay=rule.l2
         ),
         "rmsprop": lambda: torch.optim.RMSprop(
             [weights], rule.lr, alpha=rule.beta2, eps=rule.eps, weight_decay=rule.l2
         ),
-        "adam": lambda: torch.optim.Adam([weights], rule.lr, weight_decay=rule.l2, **adam),
-        "adamw": lambda: torch.optim.AdamW([weights], rule.lr, weight_decay=rule.weight_decay, **adam),
+        "adam": lambda: torch.optim.Adam([weights], rule.lr, weight_decay=rule.l2, **adam()),
+        "adamw": lambda: torch.optim.AdamW([weights], rule.lr, weight_decay=rule.weight_decay, **adam()),
     }
     return made[rule.kind]() if rule.kind in made else None
 

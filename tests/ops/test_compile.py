@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from terarec.ops import BagGradient, RowRule, bag_lookup, quantize_rows, quantized_bag_lookup, row_update_
+from terarec.ops import BagGradient, bag_lookup, quantize_rows, quantized_bag_lookup, row_rule, row_update_
 from tests.ops.bags import make_layout, make_lookup
 
-RULE = RowRule(kind="sgd", lr=0.1)
+RULE = row_rule("sgd", lr=0.1)
 LAYOUT = make_layout(8)
 
 

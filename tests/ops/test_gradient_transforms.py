@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from terarec.errors import ConfigError, KeyOutOfRangeError
-from terarec.kernels.contract import RULE_KINDS
+from terarec.kernels.row_rules import RULE_KINDS
 from terarec.ops import BagGradient, row_gradient_norm, row_update_
 from tests.ops.hosts import on_every_host
 from tests.ops.rules import dense_gradient, make_gradients, make_rule, make_state, with_numbers

@@ -6,15 +6,15 @@ import mmap
 import pytest
 import torch
 
-from terarec.kernels.ref.quantized import dequantize_rows
+from terarec.kernels.ref.bag_lookup import dequantize_rows
 from terarec.kernels.rows import initialise_keys
 from terarec.ops import (
     BagGradient,
     BagLayout,
-    RowRule,
     bag_lookup,
     quantize_rows,
     quantized_bag_lookup,
+    row_rule,
     row_update_,
     state_dtype,
     state_shapes,
@@ -51,7 +51,7 @@ def test_rows_past_two_to_the_31_elements(rows, width):
     offsets = torch.tensor([0, 2, 3, 5, 6])
     grad = torch.arange(1, 4 * width + 1, dtype=torch.float32).reshape(2, 2 * width)
     gradient = BagGradient(keys, offsets, grad, layout)
-    row_update_(weights, (), [gradient], RowRule(kind="sgd", lr=1.0), step=1, implementation="cpu")
+    row_update_(weights, (), [gradient], row_rule("sgd", lr=1.0), step=1, implementation="cpu")
     assert torch.equal(weights[0], -grad[0, :width])
     assert torch.equal(weights[rows - 1], -grad[0, :width] - grad[1, :width])
     assert torch.equal(weights[rows + 5], -grad[0, width:])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from terarec.ops import BagGradient, RowRule, bag_lookup, row_update_
+from terarec.ops import BagGradient, bag_lookup, row_rule, row_update_
 from tests.ops.bags import one_feature
 
 WIDTH, BATCH = 64, 130_000  # a result of 32 MiB: those from 4 MiB on lie in the core's own memory
@@ -25,7 +25,7 @@ def test_results_in_use_keep_their_values_and_what_was_lent_becomes_whole_again(
     idle = bag_lookup(moved, keys, offsets, layout, implementation="cpu")
     place = idle.data_ptr()
     del idle
-    row_update_(moved, [], [gradient], RowRule(kind="sgd", lr=0.5), step=1, implementation="cpu")
+    row_update_(moved, [], [gradient], row_rule("sgd", lr=0.5), step=1, implementation="cpu")
     again = bag_lookup(moved, keys, offsets, layout, implementation="cpu")
     assert again.data_ptr() == place
     assert torch.equal(in_use, values)

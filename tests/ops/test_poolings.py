@@ -6,7 +6,7 @@ from torch import Tensor
 
 from terarec.errors import ConfigError
 from terarec.kernels.cpu import host
-from terarec.ops import BagGradient, RowRule, bag_lookup, row_update_
+from terarec.ops import BagGradient, bag_lookup, row_rule, row_update_
 from tests.ops.bags import Lookup, make_layout, make_lookup, one_feature
 from tests.ops.hosts import SETS
 
@@ -93,7 +93,7 @@ def test_updates_follow_the_formula(implementation, pooling, weighted, width, ba
     expected.backward(grad.double())
     moved = held.weights.clone()
     gradient = BagGradient(held.keys, held.offsets, grad, layout, key_weights)
-    row_update_(moved, (), [gradient], RowRule(kind="sgd", lr=1.0), step=1, implementation=implementation)
+    row_update_(moved, (), [gradient], row_rule("sgd", lr=1.0), step=1, implementation=implementation)
     torch.testing.assert_close(moved.double(), held.weights.double() - exact.grad, rtol=1e-4, atol=1e-4)
 
 
@@ -114,7 +114,7 @@ def test_of_equal_maxima_the_first_key_takes_the_gradient(implementation, width)
     result, offsets, layout = one_bag(weights, [3, 7, 4, 7], "max", implementation)
     assert torch.equal(result, torch.full((width,), 2.0))
     gradient = BagGradient(torch.tensor([3, 7, 4, 7]), offsets, torch.ones(1, 4 * width), layout)
-    row_update_(weights, (), [gradient], RowRule(kind="sgd", lr=0.5), step=1, implementation=implementation)
+    row_update_(weights, (), [gradient], row_rule("sgd", lr=0.5), step=1, implementation=implementation)
     assert torch.equal(weights[7], torch.full((width,), 1.5))
     assert torch.equal(weights[4], torch.full((width,), 2.0))
     assert torch.equal(weights[3], torch.zeros(width))
@@ -129,7 +129,7 @@ def test_a_maximum_that_is_not_a_number_stays_in_its_column(implementation):
     assert result.isnan().nonzero().tolist() == [[2]]
     assert float(result[3]) == 0.0
     gradient = BagGradient(torch.tensor([1, 5, 6]), offsets, torch.ones(1, 36), layout)
-    row_update_(weights, (), [gradient], RowRule(kind="sgd", lr=1.0), step=1, implementation=implementation)
+    row_update_(weights, (), [gradient], row_rule("sgd", lr=1.0), step=1, implementation=implementation)
     assert weights[6].tolist()[3:] == [float("-inf"), 0, 0, 0, 0, 0]
     assert weights[1].tolist() == [-1, -1, 0, -1, -1, -1, -1, -1, -1]
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError, KernelError, KeyOutOfRangeError
-from terarec.kernels.ref.quantized import dequantize_rows
+from terarec.kernels.ref.bag_lookup import dequantize_rows
 from terarec.ops import bag_lookup, quantize_rows, quantized_bag_lookup
 from tests.ops.bags import make_layout, make_lookup
 from tests.ops.hosts import SETS, on_every_host

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from terarec.errors import ConfigError
-from terarec.ops import RowRule, row_update_
+from terarec.ops import row_rule, row_update_
 from tests.ops.rules import dense_gradient, make_gradients, make_rule, make_state
 
 IMPLEMENTATIONS = ["cpu", "ref"]
@@ -143,7 +143,9 @@ def test_a_tables_factor_multiplies_movements(implementation):
 
 
 def test_a_momentum_is_asked_for():
-    with pytest.raises(ConfigError, match=r"lr_in_momentum: got kind 'adam', expected 'momentum' or 'nesterov'"):
-        RowRule(kind="adam", lr=0.1, lr_in_momentum=True)
+    with pytest.raises(
+        ConfigError, match=r"^RowRule\.lr_in_momentum of 'adam': got 'lr_in_momentum', expected one of 'lr'"
+    ):
+        row_rule("adam", lr=0.1, lr_in_momentum=True)
     with pytest.raises(ConfigError, match=r"RowRule\.eps_hat: got -1\.0"):
-        RowRule(kind="adam", lr=0.1, eps_hat=-1.0)
+        row_rule("adam", lr=0.1, eps_hat=-1.0)

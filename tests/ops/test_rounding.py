@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from terarec.kernels.contract import RULE_KINDS
+from terarec.kernels.row_rules import RULE_KINDS
 from terarec.ops import BagGradient, row_gradient_norm, row_update_
 from tests.ops.bags import one_feature
 from tests.ops.hosts import on_every_host

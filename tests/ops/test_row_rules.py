@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from terarec.errors import ConfigError
-from terarec.kernels.contract import RULE_KINDS, UPDATE_MODES
-from terarec.ops import BagGradient, RowRule, row_update_, state_shapes
+from terarec.kernels.row_rules import RULE_KINDS, UPDATE_MODES
+from terarec.ops import BagGradient, row_rule, row_update_, state_shapes
 from tests.ops.bags import make_layout
 from tests.ops.rules import DenseReference, dense_gradient, make_gradients, make_rule, make_state
 
@@ -198,7 +198,8 @@ def _only_second(layout):
     [
         ({"kind": "adadelta"}, r"^RowRule\.kind: got 'adadelta', expected one of 'sgd', 'adagrad'"),
         ({"mode": "lazy"}, r"^RowRule\.mode: got 'lazy', expected one of 'local', 'global', 'lazy_global'"),
-        ({"beta1": 1.0}, r"^RowRule: got beta1 1\.0 and beta2 0\.0, expected 0 <= beta < 1"),
+        ({"kind": "adam", "beta1": 1.0}, r"^RowRule\.beta1: got 1\.0, expected 0 <= beta1 < 1"),
+        ({"eps": 1.0}, r"^RowRule\.eps of 'sgd': got 'eps', expected one of 'lr', 'l1'"),
         ({"lr": float("nan")}, r"^RowRule\.lr: got nan"),
         ({"l2": -1.0}, r"^RowRule\.l2: got -1\.0"),
         ({"clip_norm": 0.0}, r"^RowRule\.clip_norm: got 0\.0, expected a number > 0"),
@@ -208,4 +209,4 @@ def _only_second(layout):
 )
 def test_rules_that_make_no_sense_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
-        RowRule(**{"kind": "sgd", "lr": 0.1, **changes})
+        row_rule(**{"kind": "sgd", "lr": 0.1, **changes})

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from terarec.errors import ConfigError, KeyOutOfRangeError
-from terarec.kernels.contract import RULE_KINDS
-from terarec.ops import BagGradient, RowRule, row_update_, state_shapes
+from terarec.kernels.row_rules import RULE_KINDS
+from terarec.ops import BagGradient, row_rule, row_update_, state_shapes
 from tests.ops.bags import IMPLEMENTATIONS, make_layout, make_lookup, one_feature
 from tests.ops.hosts import SETS, on_every_host
 from tests.ops.rules import make_gradients, make_rule, make_state
@@ -79,7 +79,7 @@ def test_gradients_of_a_row_are_added_in_the_order_of_the_batch(set_threads, row
         set_threads(count)
         weights = torch.zeros(rows, width)
         gradient = BagGradient(keys, torch.arange(batch + 1), grad, layout)
-        row_update_(weights, [], [gradient], RowRule(kind="sgd", lr=1.0), step=1, implementation="cpu")
+        row_update_(weights, [], [gradient], row_rule("sgd", lr=1.0), step=1, implementation="cpu")
         assert torch.equal(weights[7], torch.full((width,), -1.0))
         assert weights.sum() == -width * float((keys != 7).sum() + 1)
 
@@ -102,7 +102,7 @@ def test_equals_torch_with_its_optimizer(implementation, mode, kind, optimizer):
         held.weights.clone(), mode=mode, sparse=True, freeze=False, include_last_offset=True
     )
     theirs = optimizer(bags.parameters())
-    rule = RowRule(kind=kind, lr=0.05, eps=1e-12 if kind == "adam" else 1e-3, beta1=0.9, beta2=0.99)
+    rule = make_rule(kind, eps=1e-12 if kind == "adam" else 1e-3)
     weights = held.weights.clone()
     state = tuple(torch.zeros(shape) for _, shape in state_shapes(kind, *weights.shape))
     for step in range(1, 4):

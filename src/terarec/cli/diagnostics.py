@@ -18,7 +18,7 @@ import terarec
 from terarec.errors import KernelError
 from terarec.kernels.registry import active, available
 from terarec.nn.precision import fast_precisions
-from terarec.ops import BagGradient, BagLayout, RowRule, bag_lookup, linear_choice, row_update_
+from terarec.ops import BagGradient, BagLayout, bag_lookup, linear_choice, row_rule, row_update_
 from terarec.spec import Pooling
 from terarec.train.devices import active_kernels, describe_device, resolve_device
 
@@ -251,7 +251,7 @@ def _run(implementation: str) -> tuple[torch.Tensor, torch.Tensor]:
     weights, keys, offsets, layout = _problem()
     pooled = bag_lookup(weights, keys, offsets, layout, implementation=implementation)
     gradient = BagGradient(keys, offsets, torch.full_like(pooled, 1 / _BATCH), layout)
-    row_update_(weights, (), [gradient], RowRule(kind="sgd", lr=0.1), step=1, implementation=implementation)
+    row_update_(weights, (), [gradient], row_rule("sgd", lr=0.1), step=1, implementation=implementation)
     return pooled, weights
 
 

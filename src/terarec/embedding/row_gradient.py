@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from terarec.errors import ConfigError
-from terarec.ops.row_update import BagGradient, RowRule, find_non_finite, row_gradient_norm
+from terarec.ops.row_update import BagGradient, find_non_finite, row_gradient_norm, row_rule
 
 WARNS_AT = 100
 """Gradients of one arena that wait without a step, at which a warning is logged. A lookup leaves one for each kind of
 pooling; gradients that are accumulated on purpose are those of a few lookups."""
 
 _LOGGER = logging.getLogger(__name__)
-_NORM_RULE = RowRule(kind="sgd", lr=1.0)
+_NORM_RULE = row_rule("sgd", lr=1.0)
 
 
 class GradientArena(Protocol):

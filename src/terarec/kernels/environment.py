@@ -1,6 +1,6 @@
 """The one place that reads terarec's environment variables.
 
-``TERAREC_CPU`` = ``generic``, ``avx2`` or ``avx512`` forces the instruction set of the compiled kernels.
+``TERAREC_CPU`` = ``generic``, ``avx2``, ``avx512`` or ``neon`` forces the instruction set of the compiled kernels.
 ``TERAREC_KERNELS`` = ``triton``, ``cpu`` or ``ref`` chooses the implementation of each op that it has for a device.
 ``TERAREC_LINEAR`` = ``onednn`` or ``torch`` forces the library that multiplies in fully connected layers on the CPU.
 ``TRITON_INTERPRET`` = ``1``, which is Triton's own, makes its kernels run on the CPU, slowly.
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from terarec.errors import KernelError
 
-CPU_SETS = ("generic", "avx2", "avx512")
+CPU_SETS = ("generic", "avx2", "avx512", "neon")
 IMPLEMENTATIONS = ("triton", "cpu", "ref")
 """Packages of ``terarec.kernels``, the fastest first. Each has every op of the registry, but those on host memory."""
 LINEAR_LIBRARIES = ("onednn", "torch")

@@ -34,7 +34,7 @@ OPS = {
     "fill_rows": "rows",
     "fill_keyed_rows": "rows",
     "HashIndex": "hash_index",
-    "rows_at_most": "row_scan",
+    "rows_at_most": "rows",
 }
 """Op, which is the name of a function or a class -> its module."""
 _DEVICES = {"triton": ("cuda",), "cpu": ("cpu",), "ref": None}  # types that an implementation runs on; None: any

@@ -11,8 +11,8 @@ from torch import Tensor
 from terarec.errors import ConfigError
 from terarec.kernels.contract import MAX, NONE, ROW_TAIL_BYTES, BadKeyError
 from terarec.kernels.ref.bag_lookup import key_weight_gradient as by_formula
+from terarec.kernels.ref.bag_lookup import quantize_rows as quantize_in_torch
 from terarec.kernels.ref.bag_lookup import spread_gradient
-from terarec.kernels.ref.quantized import quantize_rows as quantize_in_torch
 from terarec.kernels.registry import choose
 from terarec.ops import checks
 from terarec.ops.checks import is_traced

@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError
-from terarec.kernels.contract import LAST_UPDATE, BadKeyError, LaidGradient, RowRule, RuleKind, UpdateMode
+from terarec.kernels.contract import BadKeyError, KernelGradient
 from terarec.kernels.ref.bag_lookup import spread_gradient
 from terarec.kernels.registry import choose
+from terarec.kernels.row_rules import LAST_UPDATE, RowRule, RuleKind, UpdateMode, number_names, row_rule, rule_class
 from terarec.ops import checks
 from terarec.ops.checks import is_traced
 from terarec.ops.layout import BagLayout
@@ -27,13 +27,12 @@ __all__ = [
     "group_keys",
     "per_key",
     "row_gradient_norm",
+    "row_rule",
     "row_update_",
     "sparse_gradient",
     "state_dtype",
     "state_shapes",
 ]
-
-_RULE_FIELDS = tuple(field.name for field in fields(RowRule))
 
 
 class BagGradient(NamedTuple):
@@ -68,7 +67,7 @@ def state_shapes(
     Raises:
         ConfigError: an unknown kind or mode.
     """
-    return _shapes_of(RowRule(kind=kind, lr=1.0, mode=mode), rows, width)
+    return _shapes_of(row_rule(kind, lr=1.0, mode=mode), rows, width)
 
 
 def state_dtype(name: str) -> torch.dtype:
@@ -113,17 +112,28 @@ def row_update_(
     _check_gradients(weights, gradients, traced)
     _check_state(weights, state, rule, step)
     _check_factors(table_lr, gradients, rule)
-    laid = _laid(gradients)
+    found = _kernel_gradients(gradients)
     try:
         if traced:
-            kind, mode, *numbers = [getattr(rule, name) for name in _RULE_FIELDS]
-            places = [part for held in laid for part in (held.keys, held.offsets, held.layout)]
-            grads, key_weights = [held.grad for held in laid], [held.key_weights for held in laid]
-            words, counters = f"{kind} {mode} {implementation}", [step, rounding_seed]
-            _row_update_op(weights, list(state), places, grads, key_weights, words, numbers, counters, table_lr)
+            _row_update_op(
+                weights,
+                list(state),
+                [held.keys for held in found],
+                [held.offsets for held in found],
+                [held.layout for held in found],
+                [held.grad for held in found],
+                [held.key_weights for held in found],
+                rule.kind,
+                rule.mode,
+                [float(getattr(rule, name)) for name in number_names(type(rule))],
+                step,
+                rounding_seed,
+                table_lr,
+                implementation,
+            )
         else:
             kernel = choose("row_update_", weights.device, implementation)
-            kernel(weights, state, laid, rule, step, table_lr, rounding_seed)
+            kernel(weights, state, found, rule, step, table_lr, rounding_seed)
             torch.autograd.graph.increment_version((weights, *state))
     except BadKeyError as error:
         raise checks.named(error, gradients[error.gradient].layout) from None
@@ -161,7 +171,7 @@ def row_gradient_norm(
     _check_factors(table_lr, gradients, rule)
     kernel = choose("row_gradient_norm", weights.device, implementation)
     try:
-        norm: float = kernel(weights, _laid(gradients), rule, table_lr, first_row)
+        norm: float = kernel(weights, _kernel_gradients(gradients), rule, table_lr, first_row)
         return norm
     except BadKeyError as error:
         raise checks.named(error, gradients[error.gradient].layout) from None
@@ -172,8 +182,10 @@ def _shapes_of(rule: RowRule, rows: int, width: int) -> tuple[tuple[str, tuple[i
     return tuple((name, (rows,) if name in one_a_row else (rows, width)) for name in rule.state_names)
 
 
-def _laid(gradients: Sequence[BagGradient]) -> list[LaidGradient]:
-    return [LaidGradient(held.keys, held.offsets, held.grad, held.layout.array, held.key_weights) for held in gradients]
+def _kernel_gradients(gradients: Sequence[BagGradient]) -> list[KernelGradient]:
+    return [
+        KernelGradient(held.keys, held.offsets, held.grad, held.layout.array, held.key_weights) for held in gradients
+    ]
 
 
 def _check_gradients(weights: Tensor, gradients: Sequence[BagGradient], traced: bool) -> None:
@@ -201,7 +213,7 @@ def _check_factors(table_lr: Tensor | None, gradients: Sequence[BagGradient], ru
         if table_lr.device.type != "cpu" or table_lr.dtype != torch.float32 or tuple(table_lr.shape) != (tables,):
             got = f"{_listed([(table_lr.dtype, tuple(table_lr.shape))])} on {table_lr.device}"
             raise ConfigError(f"table_lr: got {got}, expected float32[{tables}] in host memory, one for each table")
-        if rule.sweeps and len({*held.layout.table_base}) < tables and bool((table_lr != table_lr[0]).any()):
+        if rule.updates_all_rows and len({*held.layout.table_base}) < tables and bool((table_lr != table_lr[0]).any()):
             raise ConfigError(
                 f"table_lr: got {table_lr.tolist()} for tables that share rows, expected one factor for all of them in "
                 "mode 'global'"
@@ -213,27 +225,28 @@ def _listed(tensors: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> str:
     return ", ".join(names) or "nothing"
 
 
-# `words` are the rule's kind and mode and the implementation, `numbers` the rule's other fields in their order,
-# `counters` the step and the rounding seed. `places` are each gradient's keys, offsets and layout in turn.
+# `rule_numbers` are the fields of the rule's class but the mode, in their order.
 def _row_update(
     weights: Tensor,
     state: Sequence[Tensor],
-    places: Sequence[Tensor],
+    keys: Sequence[Tensor],
+    offsets: Sequence[Tensor],
+    layouts: Sequence[Tensor],
     grads: Sequence[Tensor],
     key_weights: Sequence[Tensor | None],
-    words: str,
-    numbers: Sequence[float],
-    counters: Sequence[int],
+    rule_kind: str,
+    rule_mode: str,
+    rule_numbers: Sequence[float],
+    step: int,
+    rounding_seed: int,
     table_lr: Tensor | None,
+    implementation: str,
 ) -> None:
-    kind, mode, implementation = words.split()
-    named: dict[str, Any] = dict(zip(_RULE_FIELDS, (kind, mode, *numbers), strict=True))
-    rule = RowRule(**named)
-    parts = zip(places[0::3], places[1::3], grads, places[2::3], key_weights, strict=True)
-    laid = [LaidGradient(*held) for held in parts]
-    step, rounding_seed = counters
+    numbers = dict(zip(number_names(rule_class(rule_kind)), rule_numbers, strict=True))
+    rule = row_rule(rule_kind, mode=cast(UpdateMode, rule_mode), **numbers)
+    found = [KernelGradient(*held) for held in zip(keys, offsets, grads, layouts, key_weights, strict=True)]
     kernel = choose("row_update_", weights.device, implementation)
-    kernel(weights, state, laid, rule, step, table_lr, rounding_seed)
+    kernel(weights, state, found, rule, step, table_lr, rounding_seed)
 
 
 _row_update_op = torch.library.custom_op("terarec::row_update_", mutates_args=("weights", "state"))(_row_update)
@@ -244,7 +257,7 @@ def _fake(*arguments: object) -> None:
     """Nothing to shape: the op returns nothing."""
 
 
-_SUBTRACT = RowRule(kind="sgd", lr=1.0)  # from rows of zeros it leaves the gradients' sums, negated
+_SUBTRACT = row_rule("sgd", lr=1.0)  # from rows of zeros it leaves the gradients' sums, negated
 # Marking rows is a pass over a byte a row, sorting one of about 60 ns a key (Zen 3): up to this many rows a key, mark.
 _MARKED_ROWS_A_KEY = 64
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from types import UnionType
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError
-from terarec.ops import RowRule
+from terarec.ops import RowRule, row_rule
 from terarec.spec import AdamSpec, RowOptions, SparseOptimizerSpec
 from terarec.spec.quoting import did_you_mean
 from terarec.spec.tables import DEFAULT_OPTIMIZER
@@ -65,7 +65,7 @@ def table_rules(spec: SparseOptimizerSpec | Mapping[str, SparseOptimizerSpec]) -
     for name, each in specs.items():
         what = f"row optimizer: rule {name!r}" if isinstance(spec, Mapping) else "row optimizer"
         check_spec(what, each, SparseOptimizerSpec)
-    return {name: TableRule(each, row_options(each), row_rule(each)) for name, each in specs.items()}
+    return {name: TableRule(each, row_options(each), _rule_of(each)) for name, each in specs.items()}
 
 
 def row_options(spec: SparseOptimizerSpec) -> RowOptions:
@@ -73,14 +73,14 @@ def row_options(spec: SparseOptimizerSpec) -> RowOptions:
     return RowOptions() if spec.rows is None else spec.rows
 
 
-def row_rule(spec: SparseOptimizerSpec) -> RowRule:
-    """The rule of `spec`."""
+def _rule_of(spec: SparseOptimizerSpec) -> RowRule:
     options = row_options(spec)
-    numbers: dict[str, Any] = {"kind": spec.kind, "l1": options.l1, "l2": options.l2}
+    numbers = {"l1": options.l1, "l2": options.l2}
     numbers |= {field: getattr(spec, name) for name, field in _NUMBERS.items() if hasattr(spec, name)}
     if isinstance(spec, AdamSpec) and spec.eps_hat:
         numbers |= {"eps": 0.0, "eps_hat": spec.eps}
-    return RowRule(
+    return row_rule(
+        spec.kind,
         mode=options.mode,
         lr=spec.lr,
         grad_scale=1.0 / options.loss_scale,

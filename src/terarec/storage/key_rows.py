@@ -12,8 +12,7 @@ from torch import Tensor
 
 from terarec.errors import ConfigError, StorageError
 from terarec.kernels.hash_index import HashIndex, copied_to, new_hash_index
-from terarec.kernels.row_scan import rows_at_most
-from terarec.kernels.rows import initialise_keys
+from terarec.kernels.rows import initialise_keys, rows_at_most
 from terarec.spec import DynamicTableSpec, EvictionSpec, LFUEviction, ScoreEviction, TTLEviction
 from terarec.storage.admission import build_admission
 from terarec.storage.dynamic_arena import DynamicArena

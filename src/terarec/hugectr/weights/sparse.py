@@ -31,7 +31,7 @@ from terarec.formats.hugectr import (
 from terarec.hugectr.enums import Embedding_t
 from terarec.hugectr.errors import BrokenFileError, OutOfBoundError
 from terarec.io import folder_and_name
-from terarec.kernels.contract import LAST_UPDATE
+from terarec.kernels.row_rules import LAST_UPDATE
 from terarec.storage import DynamicTable, Rows, StaticTable
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from terarec.kernels.contract import LaidGradient
+from terarec.kernels.contract import KernelGradient
 
 _Report = tuple[int, int, int, int, int]
 
@@ -39,19 +39,37 @@ def row_dots(
     threads: int,
     /,
 ) -> _Report: ...
+
+class RowRule:
+    lr: float
+    eps: float
+    eps_hat: float
+    beta1: float
+    beta2: float
+    beta: float
+    weight_decay: float
+    l1: float
+    l2: float
+    grad_scale: float
+    clip_value: float
+    clip_norm: float
+    lr_in_momentum: bool
+    updates_all_rows: bool
+    catches_up: bool
+    def __init__(self, kind: str) -> None: ...
+
 def row_update(
     weights: Tensor,
     state: Sequence[Tensor | None],
-    gradients: Sequence[LaidGradient],
-    rule: Sequence[int],
-    constants: Sequence[float],
-    extras: Sequence[float],
+    gradients: Sequence[KernelGradient],
+    rule: RowRule,
+    step: int,
+    rounding_seed: int,
     table_lr: Tensor | None,
     threads: int,
-    /,
 ) -> _Report: ...
 def gradient_squares(
-    weights: Tensor, first_row: int, gradients: Sequence[LaidGradient], table_lr: Tensor | None, threads: int, /
+    weights: Tensor, first_row: int, gradients: Sequence[KernelGradient], table_lr: Tensor | None, threads: int, /
 ) -> tuple[_Report, float]: ...
 def allocate_rows(shape: Sequence[int], threads: int) -> NDArray[np.float32] | None: ...
 def allocate_result(rows: int, columns: int) -> NDArray[np.float32] | None: ...

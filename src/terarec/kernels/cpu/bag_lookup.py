@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from terarec.kernels.cpu.host import _embedding
-from terarec.kernels.cpu.reports import Report, error_of
-from terarec.kernels.cpu.results import empty_floats
+from terarec.kernels.cpu.host import Report, _embedding, empty_floats, error_of
 
 lookup_fits = _embedding.lookup_fits
 """See `terarec.kernels.ref.bag_lookup`: all tensors in one call, where Python takes as long for a property of one."""
@@ -44,7 +42,7 @@ def bag_lookup(
 def quantized_bag_lookup(
     packed: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, is_pooled: bool, key_weights: Tensor | None = None
 ) -> Tensor:
-    """As `bag_lookup`, from rows that `terarec.kernels.ref.quantized.quantize_rows` packed.
+    """As `bag_lookup`, from rows that `terarec.kernels.ref.bag_lookup.quantize_rows` packed.
 
     Args:
         packed: uint8[V, D + 8].

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from terarec.errors import StorageError
-from terarec.kernels.cpu.host import _embedding
-from terarec.kernels.cpu.results import empty_integers
-from terarec.kernels.index_arguments import (
+from terarec.kernels.cpu.host import _embedding, empty_integers
+from terarec.kernels.hash_index import (
     check_next_row,
     check_rows,
     check_span,

@@ -1,16 +1,17 @@
-"""The compiled core, loaded after torch so that it finds torch's threads, and what it runs on."""
+"""The compiled core, loaded after torch so that it finds its threads: instruction sets, faults, memory of results."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from terarec.errors import KernelError
-from terarec.kernels.cpu import _embedding
+from terarec.errors import ConfigError, KernelError
+from terarec.kernels.contract import BadKeyError, bad_offsets
+from terarec.kernels.cpu import _embedding as _embedding
 from terarec.kernels.environment import forced_cpu
-
-__all__ = ["_embedding", "features", "instruction_sets", "select", "threads"]
 
 
 def threads() -> tuple[int, str]:
@@ -19,7 +20,7 @@ def threads() -> tuple[int, str]:
 
 
 def features() -> str:
-    """The instruction set in use: "generic", "avx2" or "avx512"."""
+    """The instruction set in use, one of `terarec.kernels.environment.CPU_SETS`."""
     name: str = _embedding.selected()
     return name
 
@@ -50,3 +51,48 @@ if hasattr(os, "register_at_fork"):
 _embedding.use_exchange_api(torch.Tensor.__dlpack_c_exchange_api__)
 if (_forced := forced_cpu()) is not None:
     select(_forced)
+
+
+Report = tuple[int, int, int, int, int]
+"""(kind, gradient, feature, position, value), kind 0 meaning that nothing is wrong."""
+_OFFSET = 1
+
+
+def error_of(report: Report, num_keys: Sequence[int], layouts: Sequence[Tensor]) -> BadKeyError | ConfigError:
+    """What a kernel reports, as an error.
+
+    Args:
+        report: from the core, of another kind than 0.
+        num_keys: of each gradient, or of the one lookup.
+        layouts: layout array of each.
+
+    Returns:
+        A `BadKeyError` for a key outside its table, a `ConfigError` for offsets that fall or do not cover the keys.
+    """
+    kind, gradient, feature, position, value = report
+    if kind == _OFFSET:
+        return bad_offsets(position, value, num_keys[gradient])
+    return BadKeyError(feature, position, value, int(layouts[gradient][feature, 1]), gradient)
+
+
+_OWN_FLOATS = 1 << 20
+# A page of 4 KiB costs some 2 us when it is first touched: of a search among 10 M keys a fifth (two Zen 3 cores).
+_OWN_INTEGERS = 1 << 18
+
+
+def empty_floats(rows: int, columns: int) -> Tensor:
+    """float32[rows, columns], its content unspecified."""
+    if rows * columns >= _OWN_FLOATS:
+        held = _embedding.allocate_result(rows, columns)
+        if held is not None:
+            return torch.from_numpy(held)
+    return torch.empty(rows, columns)
+
+
+def empty_integers(count: int) -> Tensor:
+    """int64[count], its content unspecified."""
+    if count >= _OWN_INTEGERS:
+        held = _embedding.allocate_result(count, 2)
+        if held is not None:
+            return torch.from_numpy(held).view(torch.int64).flatten()
+    return torch.empty(count, dtype=torch.int64)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from terarec.errors import KernelError
-from terarec.kernels.contract import RULE_KINDS, LaidGradient, RowRule
-from terarec.kernels.cpu.host import _embedding
-from terarec.kernels.cpu.reports import Report, error_of
+from terarec.kernels.contract import KernelGradient
+from terarec.kernels.cpu.host import Report, _embedding, error_of
+from terarec.kernels.row_rules import RowRule, number_names
 
 _MAX_KEYS = 2**32 - 1  # the core counts the gradients of a table in 32 bits
 
@@ -19,7 +20,7 @@ _MAX_KEYS = 2**32 - 1  # the core counts the gradients of a table in 32 bits
 def row_update_(
     weights: Tensor,
     state: Sequence[Tensor],
-    gradients: Sequence[LaidGradient],
+    gradients: Sequence[KernelGradient],
     rule: RowRule,
     step: int,
     table_lr: Tensor | None = None,
@@ -49,9 +50,9 @@ def row_update_(
         weights,
         [*(*wide, None, None)[:2], last_steps],
         gradients,
-        [RULE_KINDS.index(rule.kind), rule.sweeps, step, rounding_seed],
-        _constants(rule, step),
-        _extras(rule, weights),
+        _compiled(rule),
+        step,
+        rounding_seed,
         table_lr,
         torch.get_num_threads(),
     )
@@ -61,7 +62,7 @@ def row_update_(
 
 def row_gradient_norm(
     weights: Tensor,
-    gradients: Sequence[LaidGradient],
+    gradients: Sequence[KernelGradient],
     rule: RowRule,
     table_lr: Tensor | None = None,
     first_row: int = 0,
@@ -87,24 +88,20 @@ def row_gradient_norm(
     return abs(rule.grad_scale) * math.sqrt(squares)
 
 
-def _check_count(gradients: Sequence[LaidGradient]) -> None:
+def _check_count(gradients: Sequence[KernelGradient]) -> None:
     """Raise `KernelError` for more keys than the core counts."""
     if sum(gradient.keys.numel() for gradient in gradients) > _MAX_KEYS:
         raise KernelError(f"row_update_: got more than {_MAX_KEYS} keys, expected fewer in one update")
 
 
-def _error_of(report: Report, held: Sequence[LaidGradient]) -> Exception:
+def _error_of(report: Report, held: Sequence[KernelGradient]) -> Exception:
     return error_of(report, [gradient.keys.shape[0] for gradient in held], [gradient.layout for gradient in held])
 
 
-def _constants(rule: RowRule, step: int) -> list[float]:
-    """The numbers of the core's RuleConstants."""
-    numbers = [rule.rate, rule.eps, rule.beta1, rule.beta2, 1.0 - rule.beta1, 1.0 - rule.beta2]
-    return [*numbers, *rule.scales(step), rule.weight_decay, rule.beta, rule.l1, rule.l2, rule.eps_hat]
-
-
-def _extras(rule: RowRule, weights: Tensor) -> list[float]:
-    """The numbers of the core's RowExtras; none where the update can do without, which is faster."""
-    if not (rule.is_transformed or rule.catches_up or weights.dtype != torch.float32):
-        return []
-    return [rule.grad_scale, rule.clip_value, rule.clip_norm, *rule.coupled, rule.beta1, rule.beta2]
+@lru_cache(maxsize=256)
+def _compiled(rule: RowRule) -> _embedding.RowRule:
+    """The rule as the core takes it, field by field."""
+    compiled = _embedding.RowRule(rule.kind)
+    for name in (*number_names(type(rule)), "updates_all_rows", "catches_up"):
+        setattr(compiled, name, getattr(rule, name))
+    return compiled

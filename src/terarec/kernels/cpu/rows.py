@@ -1,4 +1,4 @@
-"""Arenas on huge pages, and the parallel first fill of rows."""
+"""Arenas on huge pages, the parallel first fill of rows, and the eviction scan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from terarec.errors import StorageError
 from terarec.kernels.cpu.host import _embedding
-from terarec.kernels.reserved_rows import ReservedRows
+from terarec.kernels.ref.rows import rows_at_most as rows_at_most  # torch's own passes over memory are the fastest
+from terarec.kernels.rows import ReservedRows
 
 
 def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:

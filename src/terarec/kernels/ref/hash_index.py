@@ -7,7 +7,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from terarec.kernels.index_arguments import (
+from terarec.kernels.hash_index import (
     MOST_ROWS,
     check_next_row,
     check_rows,

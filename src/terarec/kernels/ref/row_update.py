@@ -1,18 +1,210 @@
-"""The exact row update: duplicates are summed first, then each row that moves does so once."""
+"""The exact row update: duplicates are summed first, then each row that moves does so once.
+
+Rows of bfloat16 and float16 are rounded stochastically, with bits that depend on counters alone: `mix` being
+SplitMix64's finalizer and STEP its increment, as in `terarec.kernels.ref.rows`, update number `step` has
+``stream = mix(mix(seed) + step * STEP)``, its arena row r ``stream_r = mix(stream + (r + 1) * STEP)``, and columns 2 j
+and 2 j + 1 of the row take the high and the low half of ``mix(stream_r + (j + 1) * STEP)``.
+
+Of the bits that the narrow type has no room for, as many random bits are added before they are cut off: a value
+between two neighbours becomes the upper one with the probability of its distance from the lower, so the mean is the
+value. Finite values stay finite: what would round past the largest number becomes that number.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from terarec.kernels.contract import BadKeyError, LaidGradient, RowRule
+from terarec.kernels.contract import BadKeyError, KernelGradient, full_update_ranges
 from terarec.kernels.ref.bag_lookup import spread_gradient
-from terarec.kernels.ref.rounding import round_rows
-from terarec.kernels.ref.row_rules import catch_up_, move_, transform
-from terarec.kernels.swept_tables import swept_ranges
+from terarec.kernels.row_rules import (
+    AdaGradRule,
+    AdamRule,
+    AdamWRule,
+    FTRLRule,
+    MomentumRule,
+    NesterovRule,
+    RMSPropRule,
+    RowRule,
+    RowWiseAdaGradRule,
+)
+
+_STEP = 0x9E3779B97F4A7C15
+_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_MAGNITUDE = 0x7FFFFFFF
+_INFINITY = 0x7F800000
+_HIDDEN_BIT = 0x800000
+
+
+def round_rows(values: Tensor, dtype: torch.dtype, rows: Tensor, *, seed: int, step: int) -> Tensor:
+    """`values` as `dtype`, rounded up or down at random without bias.
+
+    Args:
+        values: float32[n, D].
+        dtype: `torch.bfloat16` or `torch.float16`.
+        rows: arena rows int64[n], on which the random bits depend.
+        seed: any integer.
+        step: number of the update.
+
+    Returns:
+        dtype[n, D].
+    """
+    noise = _noise(rows, values.shape[1], seed, step)
+    bits = values.contiguous().view(torch.int32).to(torch.int64)
+    magnitude, sign = bits & _MAGNITUDE, (bits >> 16) & 0x8000
+    rounded = _to_bfloat16(magnitude, noise) if dtype == torch.bfloat16 else _to_float16(magnitude, noise)
+    return (sign | rounded).to(torch.int32).to(torch.int16).view(dtype)
+
+
+def _to_bfloat16(magnitude: Tensor, noise: Tensor) -> Tensor:
+    rounded = ((magnitude + (noise & 0xFFFF)) >> 16).clamp(max=0x7F7F)
+    not_finite = torch.where(magnitude == _INFINITY, 0x7F80, 0x7FC0)
+    return torch.where(magnitude >= _INFINITY, not_finite, rounded)
+
+
+def _to_float16(magnitude: Tensor, noise: Tensor) -> Tensor:
+    exponent = magnitude >> 23
+    normal = (magnitude - (112 << 23) + (noise & 0x1FFF)) >> 13
+    # Multiples of 2^-24: a float is its mantissa * 2^(exponent - 150). What lies below 2^-31 has no bit left to round.
+    dropped = (126 - exponent).clamp(13, 31)
+    mantissa = torch.where(exponent > 94, (magnitude & (_HIDDEN_BIT - 1)) | _HIDDEN_BIT, 0)
+    small = (mantissa + (noise & ((1 << dropped) - 1))) >> dropped
+    rounded = torch.where(exponent > 112, normal, small).clamp(max=0x7BFF)
+    not_finite = torch.where(magnitude == _INFINITY, 0x7C00, 0x7E00)
+    return torch.where(magnitude >= _INFINITY, not_finite, rounded)
+
+
+def _noise(rows: Tensor, width: int, seed: int, step: int) -> Tensor:
+    """32 random bits for each column of each row, int64[n, width]."""
+    stream = _mix(_mix(torch.tensor(_wrapped(seed))) + _wrapped(step * _STEP))
+    of_row = _mix(stream.to(rows.device) + (rows + 1) * _wrapped(_STEP))
+    pairs = torch.arange(1, (width + 1) // 2 + 1, device=rows.device) * _wrapped(_STEP)
+    bits = _mix(of_row[:, None] + pairs)
+    halves = torch.stack([_shifted(bits, 32), bits & 0xFFFFFFFF], dim=2)
+    return halves.flatten(1)[:, :width]
+
+
+def _mix(bits: Tensor) -> Tensor:
+    bits = (bits ^ _shifted(bits, 30)) * _wrapped(_FACTORS[0])
+    bits = (bits ^ _shifted(bits, 27)) * _wrapped(_FACTORS[1])
+    return bits ^ _shifted(bits, 31)
+
+
+def _shifted(bits: Tensor, count: int) -> Tensor:
+    """An unsigned shift to the right of int64."""
+    return (bits >> count) & ((1 << (64 - count)) - 1)
+
+
+def _wrapped(value: int) -> int:
+    """`value` modulo 2^64 as an int64."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
+def transform(grad: Tensor, weights: Tensor, rule: RowRule) -> Tensor:
+    """The gradients [n, D] of rows `weights` as the rule's formula takes them: scaled, clipped, regularised."""
+    if not rule.is_transformed:
+        return grad
+    grad = (grad * rule.grad_scale).clamp(-rule.clip_value, rule.clip_value)
+    if rule.clip_norm < math.inf:
+        norm = grad.square().sum(dim=1, keepdim=True).sqrt()
+        grad = torch.where(norm > rule.clip_norm, grad * (rule.clip_norm / norm), grad)
+    if rule.is_coupled:
+        grad = grad + (rule.l2 * weights + rule.l1 * weights.sign())
+    return grad
+
+
+def catch_up_(weights: Tensor, state: Sequence[Tensor], rule: RowRule, lr: Tensor, step: int) -> None:
+    """Make up for the steps that rows missed since ``state[-1] int32[n]``, and note that they are at `step`.
+
+    Args:
+        weights: [n, D].
+        state: as the rule names it.
+        rule: of mode "lazy_global".
+        lr: the rule's rate for each row, [n, 1].
+        step: the update that follows.
+    """
+    last = state[-1].to(weights.dtype)[:, None]
+    missed = step - 1 - last
+    if isinstance(rule, AdamWRule):
+        weights *= (1.0 - lr * rule.weight_decay) ** missed
+    if isinstance(rule, RMSPropRule):
+        state[0].mul_(rule.beta2**missed)
+    elif isinstance(rule, MomentumRule | AdamRule):
+        weights -= lr * _drift(state, rule, last, missed)
+        state[0].mul_(rule.beta1**missed)
+    if isinstance(rule, AdamRule):
+        state[1].mul_(rule.beta2**missed)
+    state[-1].fill_(step)
+
+
+def _drift(state: Sequence[Tensor], rule: MomentumRule | AdamRule, last: Tensor, missed: Tensor) -> Tensor:
+    """How far rows moved in the steps that they missed, for a learning rate of one."""
+    momenta = rule.beta1 * (1.0 - rule.beta1**missed) / (1.0 - rule.beta1) * state[0]
+    if isinstance(rule, MomentumRule):
+        return rule.beta1 * momenta if isinstance(rule, NesterovRule) else momenta
+    seen = last.clamp(min=1)  # a row that no step touched has no momentum
+    root = state[1].sqrt() / (1.0 - rule.beta2**seen).sqrt()
+    eps = rule.eps + rule.eps_hat / (1.0 - rule.beta2**seen).sqrt()
+    drift = momenta / (1.0 - rule.beta1**seen) / (root + eps)
+    return torch.where(last > 0, drift, 0.0)
+
+
+def move_(weights: Tensor, state: Sequence[Tensor], grad: Tensor, rule: RowRule, lr: Tensor, step: int) -> None:
+    """Apply the rule's formula.
+
+    Args:
+        weights: [n, D].
+        state: as the rule names it, each [n, D], or [n] for one number a row.
+        grad: [n, D].
+        rule: names the formula.
+        lr: the rule's rate for each row, [n, 1].
+        step: number of the update, from 1.
+    """
+    if isinstance(rule, MomentumRule):
+        grad = rule.scales(step)[0] * grad
+        state[0].mul_(rule.beta1).add_(grad)
+        weights -= lr * (grad + rule.beta1 * state[0] if isinstance(rule, NesterovRule) else state[0])
+    elif isinstance(rule, RowWiseAdaGradRule):
+        state[0].add_((grad * grad).mean(dim=1))
+        weights -= lr / (state[0][:, None].sqrt() + rule.eps) * grad
+    elif isinstance(rule, AdaGradRule):
+        state[0].add_(grad * grad)
+        weights -= lr * (grad / (state[0].sqrt() + rule.eps))
+    elif isinstance(rule, RMSPropRule):
+        state[0].mul_(rule.beta2).add_((1.0 - rule.beta2) * (grad * grad))
+        weights -= lr * (grad / (state[0].sqrt() + rule.eps))
+    elif isinstance(rule, AdamRule):
+        _adam(weights, state, grad, rule, lr, step)
+    elif isinstance(rule, FTRLRule):
+        _ftrl(weights, state, grad, rule, lr)
+    else:
+        weights -= lr * grad
+
+
+def _adam(weights: Tensor, state: Sequence[Tensor], grad: Tensor, rule: AdamRule, lr: Tensor, step: int) -> None:
+    first, second = state[:2]
+    if isinstance(rule, AdamWRule):
+        weights *= 1.0 - lr * rule.weight_decay
+    first += (1.0 - rule.beta1) * (grad - first)
+    second.mul_(rule.beta2).add_((1.0 - rule.beta2) * (grad * grad))
+    first_scale, root_scale = rule.scales(step)
+    eps = rule.eps + rule.eps_hat * root_scale
+    weights -= lr * first_scale * (first / (second.sqrt() * root_scale + eps))
+
+
+def _ftrl(weights: Tensor, state: Sequence[Tensor], grad: Tensor, rule: FTRLRule, lr: Tensor) -> None:
+    total, linear = state
+    before = (total + rule.eps).sqrt()
+    total += grad * grad
+    root = (total + rule.eps).sqrt()
+    linear += grad - (root - before) / lr * weights
+    shrunk = torch.where(linear < 0, -rule.l1, rule.l1) - linear
+    moved = shrunk / ((root + rule.beta) / lr + rule.l2)
+    weights.copy_(torch.where(linear.abs() <= rule.l1, 0.0, moved))
 
 
 class _RowGradients(NamedTuple):
@@ -26,7 +218,7 @@ class _RowGradients(NamedTuple):
 def row_update_(
     weights: Tensor,
     state: Sequence[Tensor],
-    gradients: Sequence[LaidGradient],
+    gradients: Sequence[KernelGradient],
     rule: RowRule,
     step: int,
     table_lr: Tensor | None = None,
@@ -48,7 +240,7 @@ def row_update_(
         ConfigError: offsets that fall or do not cover the keys; nothing is changed.
     """
     touched = _combined(weights, gradients, table_lr)
-    if rule.sweeps:
+    if rule.updates_all_rows:
         touched = _with_other_rows(touched, gradients, table_lr)
     rows, factors, grad = touched
     moved = weights[rows].to(grad.dtype)
@@ -66,7 +258,7 @@ def row_update_(
 
 def row_gradient_norm(
     weights: Tensor,
-    gradients: Sequence[LaidGradient],
+    gradients: Sequence[KernelGradient],
     rule: RowRule,
     table_lr: Tensor | None = None,
     first_row: int = 0,
@@ -88,7 +280,7 @@ def row_gradient_norm(
     return abs(rule.grad_scale) * float(grad[rows >= first_row].double().norm())
 
 
-def _combined(weights: Tensor, gradients: Sequence[LaidGradient], table_lr: Tensor | None) -> _RowGradients:
+def _combined(weights: Tensor, gradients: Sequence[KernelGradient], table_lr: Tensor | None) -> _RowGradients:
     """The rows with a key in a table that learns, each with the sum of its gradients."""
     dtype = torch.promote_types(weights.dtype, torch.float32)
     all_rows, all_factors, all_values = [], [], []
@@ -110,7 +302,7 @@ def _combined(weights: Tensor, gradients: Sequence[LaidGradient], table_lr: Tens
     return _RowGradients(rows, factors, grad)
 
 
-def _key_factors(gradient: LaidGradient, table_lr: Tensor | None) -> Tensor:
+def _key_factors(gradient: KernelGradient, table_lr: Tensor | None) -> Tensor:
     """The factor of the learning rate of each key's table, float32[N]."""
     if table_lr is None:
         return torch.ones(gradient.keys.shape, device=gradient.keys.device)
@@ -123,10 +315,10 @@ def _key_factors(gradient: LaidGradient, table_lr: Tensor | None) -> Tensor:
 
 
 def _with_other_rows(
-    touched: _RowGradients, gradients: Sequence[LaidGradient], table_lr: Tensor | None
+    touched: _RowGradients, gradients: Sequence[KernelGradient], table_lr: Tensor | None
 ) -> _RowGradients:
     """`touched`, and with gradients of zero all other rows of the tables that are looked up and learn."""
-    ranges = swept_ranges(gradients, table_lr)
+    ranges = full_update_ranges(gradients, table_lr)
     if not ranges:
         return touched
     device = touched.rows.device

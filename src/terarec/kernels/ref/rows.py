@@ -12,9 +12,10 @@ import sys
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+from torch import Tensor
 
 from terarec.errors import StorageError
-from terarec.kernels.reserved_rows import ReservedRows
+from terarec.kernels.rows import ReservedRows
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE, which `mmap` names from Python 3.13 on alone
@@ -119,3 +120,17 @@ def _normal(
     radius = scale * np.sqrt(-2.0 * np.log((high.astype(np.float64) + 1.0) * 2.0**-32))
     angle = 2.0 * np.pi * (low.astype(np.float64) * 2.0**-32)
     return (radius * np.cos(angle)).astype(np.float32), (radius * np.sin(angle)).astype(np.float32)
+
+
+def rows_at_most(scores: Tensor, limit: float, spared: Tensor) -> Tensor:
+    """The rows with a score of at most `limit`, but those that are spared, in rising order.
+
+    Args:
+        scores: of any numbers [n].
+        limit: a number.
+        spared: bool[n].
+
+    Returns:
+        int64[m].
+    """
+    return ((scores <= limit) & ~spared).nonzero().squeeze(1)

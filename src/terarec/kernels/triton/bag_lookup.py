@@ -7,9 +7,16 @@ import triton
 from torch import Tensor
 
 from terarec.kernels.contract import ROW_TAIL_BYTES
-from terarec.kernels.triton import layouts, status, tiles
 from terarec.kernels.triton.device.lookup import dots_kernel, lookup_kernel
-from terarec.kernels.triton.placement import on_its_device
+from terarec.kernels.triton.launch import (
+    check_no_bags,
+    layout_on_device,
+    new_status,
+    on_its_device,
+    parts_of_rows,
+    raise_if_bad,
+    whole_rows,
+)
 
 
 def bag_lookup(
@@ -48,7 +55,7 @@ def bag_lookup(
 def quantized_bag_lookup(
     packed: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, is_pooled: bool, key_weights: Tensor | None = None
 ) -> Tensor:
-    """As `bag_lookup`, from rows ``packed uint8[V, D + 8]`` by `terarec.kernels.ref.quantized.quantize_rows`."""
+    """As `bag_lookup`, from rows ``packed uint8[V, D + 8]`` by `terarec.kernels.ref.bag_lookup.quantize_rows`."""
     width = packed.shape[1] - ROW_TAIL_BYTES
     return _look_up(packed.contiguous(), width, (keys, offsets, key_weights), layout, is_pooled, is_checked=True)
 
@@ -75,15 +82,15 @@ def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layou
     batch_size = (offsets.shape[0] - 1) // layout.shape[0]
     dots = torch.empty(keys.shape[0], device=keys.device)
     if batch_size == 0:
-        status.check_no_bags(keys, offsets)
+        check_no_bags(keys, offsets)
         return dots
-    found = status.new_status(keys.device)
-    bags, block = tiles.whole_rows(weights.shape[1])
+    found = new_status(keys.device)
+    bags, block = whole_rows(weights.shape[1])
     dots_kernel[(triton.cdiv(batch_size, bags), layout.shape[0])](
         weights.contiguous(),
         keys,
         offsets,
-        layouts.on_device(layout, keys.device).array,
+        layout_on_device(layout, keys.device).array,
         grad.contiguous(),
         dots,
         found,
@@ -94,7 +101,7 @@ def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layou
         BAGS=bags,
         COLUMNS=layout.shape[1],
     )
-    status.raise_if_bad(found, keys, offsets, layout)
+    raise_if_bad(found, keys, offsets, layout)
     return dots
 
 
@@ -115,11 +122,11 @@ def _look_up(
     shape = (batch_size, num_features * width) if is_pooled else (num_keys, width)
     out = torch.empty(shape, dtype=torch.float32, device=rows.device)
     if batch_size == 0:
-        status.check_no_bags(keys, offsets)
+        check_no_bags(keys, offsets)
         return out
-    held = layouts.on_device(layout, rows.device)
-    found = status.new_status(rows.device)
-    bags, block = tiles.parts_of_rows(width)
+    held = layout_on_device(layout, rows.device)
+    found = new_status(rows.device)
+    bags, block = parts_of_rows(width)
     lookup_kernel[(triton.cdiv(batch_size, bags), num_features, triton.cdiv(width, block))](
         rows,
         keys,
@@ -140,5 +147,5 @@ def _look_up(
         IS_QUANTIZED=rows.dtype == torch.uint8,
     )
     if is_checked:
-        status.raise_if_bad(found, keys, offsets, layout)
+        raise_if_bad(found, keys, offsets, layout)
     return out

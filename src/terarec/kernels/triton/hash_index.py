@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from terarec.kernels.index_arguments import (
+from terarec.kernels.hash_index import (
     MOST_ROWS,
     check_next_row,
     check_rows,
@@ -15,7 +15,7 @@ from terarec.kernels.index_arguments import (
     no_rows_left,
 )
 from terarec.kernels.triton.device.hash_table import EMPTY, claim_kernel, find_kernel
-from terarec.kernels.triton.placement import on_its_device
+from terarec.kernels.triton.launch import on_its_device
 
 _BLOCK = 256
 _FEWEST_SLOTS = 256

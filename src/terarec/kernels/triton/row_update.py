@@ -11,20 +11,18 @@ import triton
 from torch import Tensor
 
 from terarec.errors import KernelError
-from terarec.kernels.contract import RULE_KINDS, LaidGradient, RowRule
-from terarec.kernels.swept_tables import swept_ranges
-from terarec.kernels.triton import tiles
+from terarec.kernels.contract import KernelGradient, full_update_ranges
+from terarec.kernels.row_rules import RULE_KINDS, RowRule
 from terarec.kernels.triton.device.update import squares_kernel, update_kernel
-from terarec.kernels.triton.placement import on_its_device
+from terarec.kernels.triton.launch import on_its_device, step_stream, whole_rows
 from terarec.kernels.triton.segments import Segments, segments_of
-from terarec.kernels.triton.splitmix import step_stream
 
 
 @on_its_device
 def row_update_(
     weights: Tensor,
     state: Sequence[Tensor],
-    gradients: Sequence[LaidGradient],
+    gradients: Sequence[KernelGradient],
     rule: RowRule,
     step: int,
     table_lr: Tensor | None = None,
@@ -52,13 +50,13 @@ def row_update_(
     if not all(held.is_contiguous() for held in (weights, *state)):
         raise KernelError("row_update_: got weights or state that are not contiguous, expected contiguous tensors")
     held = segments_of(gradients, weights, table_lr, is_checked)
-    touched = torch.zeros(weights.shape[0] if rule.sweeps else 0, dtype=torch.uint8, device=weights.device)
+    touched = torch.zeros(weights.shape[0] if rule.updates_all_rows else 0, dtype=torch.uint8, device=weights.device)
     update = _Update(weights, tuple(state), touched, held, rule, step, step_stream(rounding_seed, step))
     if held.num_keys:
-        update.launch(held.num_keys, rule.rate, 0, is_sweep=False)
-    if rule.sweeps:
-        for base, rows, factor in swept_ranges(gradients, table_lr):
-            update.launch(rows, rule.rate * factor, base, is_sweep=True)
+        update.launch(held.num_keys, rule.rate, 0, is_rest=False)
+    if rule.updates_all_rows:
+        for base, rows, factor in full_update_ranges(gradients, table_lr):
+            update.launch(rows, rule.rate * factor, base, is_rest=True)
 
 
 class _Update(NamedTuple):
@@ -67,7 +65,7 @@ class _Update(NamedTuple):
     Attributes:
         weights: [V, D].
         state: the rule's state.
-        touched: uint8[V] for a rule that sweeps: 1 where the first launch moved the row.
+        touched: uint8[V] for a rule that updates all rows: 1 where the first launch moved the row.
         held: the keys.
         rule: how rows move.
         step: number of the update.
@@ -82,11 +80,11 @@ class _Update(NamedTuple):
     step: int
     stream: int
 
-    def launch(self, rows: int, lr: float, first_row: int, *, is_sweep: bool) -> None:
-        """Move the rows of `rows` sorted keys, or in a sweep those of `rows` from `first_row` on that none touched."""
+    def launch(self, rows: int, lr: float, first_row: int, *, is_rest: bool) -> None:
+        """Move the rows of `rows` sorted keys, or those of the `rows` from `first_row` on that no key touched."""
         weights, held, rule = self.weights, self.held, self.rule
         wide_state = self.state[:-1] if rule.catches_up else self.state
-        tile_rows, block = tiles.whole_rows(weights.shape[1])
+        tile_rows, block = whole_rows(weights.shape[1])
         update_kernel[(triton.cdiv(rows, tile_rows),)](
             weights,
             *(*wide_state, weights, weights)[:2],
@@ -113,15 +111,15 @@ class _Update(NamedTuple):
             HAS_FACTORS=held.has_factors,
             IS_TRANSFORMED=rule.is_transformed,
             CATCHES_UP=rule.catches_up,
-            SWEEPS=rule.sweeps,
-            IS_SWEEP=is_sweep,
+            UPDATES_ALL=rule.updates_all_rows,
+            IS_REST=is_rest,
         )
 
 
 @on_its_device
 def row_gradient_norm(
     weights: Tensor,
-    gradients: Sequence[LaidGradient],
+    gradients: Sequence[KernelGradient],
     rule: RowRule,
     table_lr: Tensor | None = None,
     first_row: int = 0,
@@ -142,7 +140,7 @@ def row_gradient_norm(
     held = segments_of(gradients, weights, table_lr, is_checked=True)
     if held.num_keys == 0:
         return 0.0
-    tile_rows, block = tiles.whole_rows(weights.shape[1])
+    tile_rows, block = whole_rows(weights.shape[1])
     squares = torch.zeros(held.num_keys, dtype=torch.float64, device=weights.device)
     squares_kernel[(triton.cdiv(held.num_keys, tile_rows),)](
         *held.of_keys(),
@@ -161,7 +159,10 @@ def row_gradient_norm(
 
 
 def _constants(rule: RowRule, step: int) -> tuple[float, ...]:
-    """The kernel's numbers from eps to coupled_l2."""
-    decays = (rule.beta1, rule.beta2, 1.0 - rule.beta1, 1.0 - rule.beta2)
-    shared = (rule.weight_decay, rule.beta, rule.l1, rule.l2, rule.grad_scale, rule.clip_value, rule.clip_norm)
-    return (rule.eps, rule.eps_hat, *decays, *rule.scales(step), *shared, *rule.coupled)
+    """The kernel's numbers from eps to coupled_l2, zeros for those that the rule does not have."""
+    eps, eps_hat, beta1, beta2, weight_decay, beta = (
+        getattr(rule, name, 0.0) for name in ("eps", "eps_hat", "beta1", "beta2", "weight_decay", "beta")
+    )
+    decays = (beta1, beta2, 1.0 - beta1, 1.0 - beta2)
+    shared = (weight_decay, beta, rule.l1, rule.l2, rule.grad_scale, rule.clip_value, rule.clip_norm)
+    return (eps, eps_hat, *decays, *rule.scales(step), *shared, *rule.coupled)

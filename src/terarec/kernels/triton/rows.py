@@ -1,16 +1,15 @@
-"""First values of rows on the device."""
+"""First values of rows, and the eviction scan, on the device."""
 
 from __future__ import annotations
 
 import struct
 
+import torch
 import triton
 from torch import Tensor
 
-from terarec.kernels.triton import tiles
-from terarec.kernels.triton.device.row_init import fill_kernel
-from terarec.kernels.triton.placement import on_its_device
-from terarec.kernels.triton.splitmix import table_stream
+from terarec.kernels.triton.device.rows import count_low_kernel, fill_kernel, write_low_kernel
+from terarec.kernels.triton.launch import on_its_device, table_stream, whole_rows
 
 
 @on_its_device
@@ -31,7 +30,7 @@ def fill_keyed_rows(weights: Tensor, rows: Tensor, keys: Tensor, kind: str, seed
     num_keys, width = keys.shape[0], weights.shape[1]
     if num_keys == 0:
         return
-    tile_rows, pairs = tiles.whole_rows((width + 1) // 2)
+    tile_rows, pairs = whole_rows((width + 1) // 2)
     fill_kernel[(triton.cdiv(num_keys, tile_rows),)](
         weights,
         rows.contiguous(),
@@ -44,3 +43,31 @@ def fill_keyed_rows(weights: Tensor, rows: Tensor, keys: Tensor, kind: str, seed
         ROWS=tile_rows,
         IS_NORMAL=kind == "normal",
     )
+
+
+_BLOCK = 1024
+
+
+@on_its_device
+def rows_at_most(scores: Tensor, limit: float, spared: Tensor) -> Tensor:
+    """The rows with a score of at most `limit`, but those that are spared, in rising order; waits for their number.
+
+    Args:
+        scores: of any numbers [n].
+        limit: a number.
+        spared: bool[n].
+
+    Returns:
+        int64[m].
+    """
+    num_rows = scores.shape[0]
+    if num_rows == 0:
+        return torch.empty(0, dtype=torch.int64, device=scores.device)
+    blocks = triton.cdiv(num_rows, _BLOCK)
+    what = (scores.contiguous(), torch.tensor(limit, dtype=scores.dtype).to(scores.device), spared.to(torch.uint8))
+    counts = torch.empty(blocks, dtype=torch.int64, device=scores.device)
+    count_low_kernel[(blocks,)](*what, counts, num_rows, BLOCK=_BLOCK)
+    ends = counts.cumsum(0)
+    low = torch.empty(int(ends[-1]), dtype=torch.int64, device=scores.device)
+    write_low_kernel[(blocks,)](*what, ends, low, num_rows, BLOCK=_BLOCK)
+    return low

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from terarec.kernels.triton.device.random_bits import STEP, mix
+from terarec.kernels.triton.device.rows import STEP, mix
 
 EMPTY = tl.constexpr(-(2**63))
 

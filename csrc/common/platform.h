@@ -1,0 +1,48 @@
+// What differs between operating systems and processors: memory on huge pages, address space without memory, the OpenMP
+// runtime of the process, vector instructions. No other file asks which system it is compiled for.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace terarec {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+inline size_t whole_huge_pages(size_t bytes) { return (bytes + kHugePage - 1) / kHugePage * kHugePage; }
+
+// Bytes of an ordinary page: 4 KiB on x86-64, 16 KiB on Apple's processors, up to 64 KiB on other aarch64.
+size_t small_page();
+
+// `bytes` zeroed bytes, aligned to 2 MiB, on whole huge pages and for the rest small ones; null if the system refuses.
+void* map_huge(size_t bytes);
+
+// Frees what map_huge or reserve_memory returned for `bytes`.
+void unmap_huge(void* memory, size_t bytes);
+
+// Frees whole small pages of such memory.
+void unmap_pages(void* memory, size_t bytes);
+
+// Asks for huge pages in what memory there is; where the system has no such advice, ordinary ones do.
+void advise_huge_pages(void* memory, size_t bytes);
+
+// Address space for `bytes`, aligned to 2 MiB and without memory; null if the system refuses it.
+void* reserve_memory(size_t bytes);
+
+// Makes the bytes [begin, end) of what lies at `reserved` readable, writable and zero; those that have been so keep
+// their values. The system gives each page its memory when it is first touched. False if it refuses.
+bool commit_memory(void* reserved, size_t begin, size_t end);
+
+// The entry point of an OpenMP runtime that starts a team: GOMP_parallel of libgomp, which libomp exports, too.
+struct OpenMpRuntime {
+  void (*parallel)(void (*body)(void*), void* data, unsigned threads, unsigned flags) = nullptr;  // null: none is loaded
+  std::string path;
+};
+
+// The runtime that is loaded in this process.
+OpenMpRuntime find_openmp();
+
+bool cpu_has_avx2();    // AVX2, FMA and F16C
+bool cpu_has_avx512();  // AVX-512 F, BW, DQ and VL
+
+}  // namespace terarec

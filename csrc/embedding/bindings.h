@@ -1,0 +1,30 @@
+// The Python face of the kernels, file by file.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/tuple.h>
+
+#include <cstdint>
+#include <tuple>
+
+#include "embedding/bag_lookup.h"
+
+namespace terarec {
+
+// (kind, gradient, feature, position, value), kind 0 meaning that nothing is wrong.
+using Report = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
+
+inline Report report(const BagFault& fault) {
+  return {fault.kind, fault.gradient, fault.feature, fault.position, fault.value};
+}
+
+// Adds the class HashIndex to `module`.
+void bind_hash_index(nanobind::module_& module);
+
+// Adds lookup_fits, bag_lookup and row_dots to `module`.
+void bind_lookup(nanobind::module_& module);
+
+// Adds row_update and gradient_squares to `module`.
+void bind_row_update(nanobind::module_& module);
+
+}  // namespace terarec

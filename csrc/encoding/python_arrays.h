@@ -1,0 +1,106 @@
+// NumPy arrays and Python values as the core reads them, and which rows of a column hold no value.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <optional>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace terarec::encoding {
+
+// A byte per row, 1 where missing; none at all if no row is.
+struct MissingMask {
+  const uint8_t* mask;
+  bool operator[](int64_t row) const { return mask != nullptr && mask[row] != 0; }
+};
+
+namespace nb = nanobind;
+
+template <typename T>
+using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Maybe = std::optional<Vector<T>>;
+
+inline void require(bool condition, const char* what) {
+  if (!condition) throw std::invalid_argument(what);
+}
+
+template <typename T>
+int64_t length(const Vector<T>& array) {
+  return static_cast<int64_t>(array.shape(0));
+}
+
+// The array's elements, or nullptr for None; `rows` is the length it must have.
+template <typename T>
+const T* elements(const Maybe<const T>& array, int64_t rows) {
+  if (!array) return nullptr;
+  require(length(*array) == rows, "the arrays differ in length");
+  return array->data();
+}
+
+inline MissingMask mask_of(const Maybe<const bool>& missing, int64_t rows) {
+  return {reinterpret_cast<const uint8_t*>(elements(missing, rows))};
+}
+
+// A 1-D array that owns memory from malloc.
+template <typename T>
+nb::object own_memory(T* memory, int64_t size) {
+  if (memory == nullptr) memory = static_cast<T*>(malloc(sizeof(T)));
+  nb::capsule owner(memory, [](void* pointer) noexcept { free(pointer); });
+  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(memory, {static_cast<size_t>(size)}, owner));
+}
+
+// A 1-D array that owns `container`, whose elements are read as T.
+template <typename T, typename Container>
+nb::object own_container(Container container) {
+  auto* owned = new Container(std::move(container));
+  nb::capsule owner(owned, [](void* pointer) noexcept { delete static_cast<Container*>(pointer); });
+  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(reinterpret_cast<T*>(owned->data()), {owned->size()}, owner));
+}
+
+// n texts in Arrow's layout. Its constructor checks that the offsets rise from >= 0 and end inside the text.
+struct Texts {
+  Texts(const Vector<const uint8_t>& text, const Vector<const int64_t>& all_offsets)
+      : data(reinterpret_cast<const char*>(text.data())), offsets(all_offsets.data()), size(length(all_offsets) - 1) {
+    require(size >= 0 && offsets[0] >= 0, "expected offsets that start at 0 or later");
+    for (int64_t row = 0; row < size; ++row) require(offsets[row] <= offsets[row + 1], "expected rising offsets");
+    require(offsets[size] <= length(text), "the offsets leave the text");
+  }
+  std::string_view operator[](int64_t row) const {
+    return {data + offsets[row], static_cast<size_t>(offsets[row + 1] - offsets[row])};
+  }
+  const char* data;
+  const int64_t* offsets;
+  int64_t size;
+};
+
+// The UTF-8 bytes of a str, which lives as long as the object; nothing for another type or a lone surrogate.
+inline std::optional<std::string_view> text_of_object(PyObject* value) {
+  Py_ssize_t size = 0;
+  const char* text = PyUnicode_Check(value) ? PyUnicode_AsUTF8AndSize(value, &size) : nullptr;
+  if (text == nullptr) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  return std::string_view{text, static_cast<size_t>(size)};
+}
+
+// A Python or NumPy integer; nothing for a truth value, another type, or more than 64 bits.
+inline std::optional<int64_t> integer_of_object(PyObject* value) {
+  nanobind::object index = nanobind::steal(PyBool_Check(value) ? nullptr : PyNumber_Index(value));
+  const int64_t key = index.is_valid() ? PyLong_AsLongLong(index.ptr()) : -1;
+  const bool good = index.is_valid() && !(key == -1 && PyErr_Occurred());
+  PyErr_Clear();
+  return good ? std::optional<int64_t>(key) : std::nullopt;
+}
+
+}  // namespace terarec::encoding

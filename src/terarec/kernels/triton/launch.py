@@ -1,0 +1,145 @@
+"""What all launchers share: the device, the status of a call, sizes of tiles, layouts on the device, random streams."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+import torch
+import triton
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from terarec.kernels.contract import MAX, MEAN, NONE, SQRTN, BadKeyError, bad_offsets
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+def on_its_device(launcher: Callable[P, Result]) -> Callable[P, Result]:
+    """`launcher` with the device of its first argument, a tensor, as the current one; as it is on the CPU."""
+
+    @functools.wraps(launcher)
+    def there(*args: P.args, **kwargs: P.kwargs) -> Result:
+        with torch.cuda.device_of(args[0]):  # type: ignore[no-untyped-call]
+            return launcher(*args, **kwargs)
+
+    return there
+
+
+NOTHING = 2**63 - 1
+"""What each word holds while nothing is wrong."""
+
+
+def new_status(device: torch.device) -> Tensor:
+    """A status of which nothing is wrong."""
+    return torch.full((2,), NOTHING, dtype=torch.int64, device=device)
+
+
+def raise_if_bad(status: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, gradient: int = 0) -> None:
+    """Wait for the kernels, read the status back and raise what it tells.
+
+    Args:
+        status: int64[2].
+        keys: int64[N] of the call.
+        offsets: int64[S * B + 1] of the call.
+        layout: its layout array.
+        gradient: number of the `KernelGradient` that the call is for.
+
+    Raises:
+        BadKeyError: a key outside its table.
+        ConfigError: offsets that fall or do not cover the keys.
+    """
+    index, position = status.tolist()
+    if index != NOTHING:
+        raise bad_offsets(index, int(offsets[index]), keys.shape[0])
+    if position != NOTHING:
+        batch_size = (offsets.shape[0] - 1) // layout.shape[0]
+        feature = int((offsets[::batch_size][1:] <= position).sum())
+        raise BadKeyError(feature, position, int(keys[position]), int(layout[feature, 1]), gradient)
+
+
+def check_no_bags(keys: Tensor, offsets: Tensor) -> None:
+    """Raise `ConfigError` unless the offsets of a call without bags, for which no kernel runs, are those of no keys."""
+    if int(offsets[0]) != 0 or keys.shape[0]:
+        raise bad_offsets(0, int(offsets[0]), keys.shape[0])
+
+
+_LOOKUP_ELEMENTS = 4096
+"""At four warps 32 numbers a thread, which keeps eight loads of 16 bytes in flight; 126 registers on sm_90."""
+_UPDATE_ELEMENTS = 2048
+"""Weights, two states and the gradient: at 4096 ptxas gives Adam 255 registers and spills some (sm_90)."""
+_MOST_ROWS = 128
+_MOST_COLUMNS = 256
+
+
+def whole_rows(width: int) -> tuple[int, int]:
+    """(rows, columns) of a tile that holds whole rows of `width` numbers."""
+    columns = triton.next_power_of_2(width)
+    return max(1, min(_MOST_ROWS, _UPDATE_ELEMENTS // columns)), columns
+
+
+def parts_of_rows(width: int) -> tuple[int, int]:
+    """(rows, columns) of a tile that may hold a part of the columns of rows of `width` numbers."""
+    columns = min(_MOST_COLUMNS, triton.next_power_of_2(width))
+    return min(_MOST_ROWS, _LOOKUP_ELEMENTS // columns), columns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceLayout:
+    """What launchers and kernels know of a layout.
+
+    Attributes:
+        array: the layout array on the device.
+        is_pooled: whether it pools.
+        is_scaled: whether a bag's sum is divided.
+        has_max: whether a bag is pooled by its maximum.
+    """
+
+    array: Tensor
+    is_pooled: bool
+    is_scaled: bool
+    has_max: bool
+
+
+_layouts: MutableMapping[Tensor, dict[torch.device, DeviceLayout]] = WeakIdKeyDictionary()
+
+
+def layout_on_device(layout: Tensor, device: torch.device) -> DeviceLayout:
+    """`layout`, which does not change, on `device`."""
+    by_device = _layouts.setdefault(layout, {})
+    if device not in by_device:
+        codes = set(layout[:, 2].tolist())
+        by_device[device] = DeviceLayout(
+            array=layout.to(device).contiguous(),
+            is_pooled=NONE not in codes,
+            is_scaled=bool(codes & {MEAN, SQRTN}),
+            has_max=MAX in codes,
+        )
+    return by_device[device]
+
+
+_MASK = 2**64 - 1
+_STEP = 0x9E3779B97F4A7C15
+
+
+def table_stream(seed: int) -> int:
+    """``mix(seed)``, from which a table's first values come, as int64."""
+    return _signed(_mix(seed & _MASK))
+
+
+def step_stream(seed: int, step: int) -> int:
+    """``mix(mix(seed) + step * STEP)``, from which the roundings of an update come, as int64."""
+    return _signed(_mix((_mix(seed & _MASK) + step * _STEP) & _MASK))
+
+
+def _mix(bits: int) -> int:
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB & _MASK
+    return bits ^ (bits >> 31)
+
+
+def _signed(bits: int) -> int:
+    return bits - 2**64 if bits >= 2**63 else bits
