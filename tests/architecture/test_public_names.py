@@ -30,7 +30,7 @@ ROOMS = [
     "kernels.contract",
     "kernels.hash_index",
     "kernels.registry",
-    "kernels.reserved_rows",
+    "kernels.row_rules",
     "kernels.rows",
     "metrics",
     "models",

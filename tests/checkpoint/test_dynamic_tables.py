@@ -31,7 +31,7 @@ def trained():
     arena = tables["users"].arena
     for tensor in (arena.weights, *arena.state.values()):
         tensor += torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1))
-    arena.settle()
+    arena.reset_defaults()
     return tables
 
 
@@ -99,7 +99,7 @@ def test_files_hold_keys_and_no_row_numbers(tmp_path):
         "memory/users-00000.safetensors",
     } <= files
     one, other = trained(), make(EMPTY, ITEMS, USERS)
-    other["items"].arena.claim(7, "so that rows have other numbers")
+    other["items"].arena.allocate_rows(7, "so that rows have other numbers")
     load(path).load_tables(other, with_state=True)
     assert contents(other) == contents(one)
 

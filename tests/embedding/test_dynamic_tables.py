@@ -155,7 +155,7 @@ def test_gradients_of_several_lookups_survive_growth() -> None:
         for first in (0, 350):
             outs.append(collection(one_hot(["f0"], torch.arange(first, first + 350)[None])).pooled)
             if collection is dynamic:
-                arena.claim(arena.num_rows, "something else")
+                arena.allocate_rows(arena.num_rows, "something else")
         (outs[1].sum() * 3).backward()
         outs[0].sum().backward()
         rows.step()
@@ -272,7 +272,7 @@ def test_a_state_dict_that_a_table_cannot_hold_leaves_it(monkeypatch: pytest.Mon
     state = large.state_dict()
     for keys, weights, match in (
         (torch.arange(60) % 30, torch.ones(60, 4), "'x': got key 0 twice, expected distinct keys"),
-        (torch.arange(10**6), torch.ones(10**6, 4), "'x': holds 1 rows, 1,000,000 in their place asked for"),
+        (torch.arange(10**6), torch.ones(10**6, 4), "'x': holds 1 rows, 1,000,000 in their place requested"),
     ):
         if keys.numel() > 60:
             monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
@@ -282,7 +282,7 @@ def test_a_state_dict_that_a_table_cannot_hold_leaves_it(monkeypatch: pytest.Mon
     monkeypatch.undo()
     small = EmbeddingCollection([replace(SPECS[0], max_rows=5)], READERS[:1])
     small(one_hot(["fx"], torch.tensor([[8]])))
-    with pytest.raises(StorageError, match="'x': holds 1 rows, 60 in their place asked for, at most 5 allowed"):
+    with pytest.raises(StorageError, match="'x': holds 1 rows, 60 in their place requested, at most 5 allowed"):
         small.load_state_dict(state, strict=False)
     assert small.tables["x"].keys().tolist() == [8]
 
@@ -327,7 +327,7 @@ def test_a_copy_is_independent(copied: Callable[[EmbeddingCollection], Embedding
     assert [len(table) for table in twin.tables.values()] == [4, 4]
     arena = mine.arenas[0]
     arena.weights[2] = 7.0
-    arena.claim(arena.num_rows, "more")
+    arena.allocate_rows(arena.num_rows, "more")
     assert arena.weights[2].tolist() == [7.0] * 4, "growing keeps what is there"
 
 
@@ -363,7 +363,7 @@ def test_where_one_table_is_full_none_takes_anything_of_the_batch(
     for batch in seen:
         train(mine, batch)
         train(twin, batch)
-    with pytest.raises(StorageError, match="'z': holds 3 rows, 1 more asked for, at most 3 allowed"):
+    with pytest.raises(StorageError, match="'z': holds 3 rows, 1 more requested, at most 3 allowed"):
         train(mine, [[4, 5, 5, 6], [5, 5, 4, 6], [4, 2, 2, 2]])
     assert everything(mine) == everything(twin)
     for batch in ([[6, 6, 5, 5], [6, 5, 5, 7], [1, 2, 3, 3]], *seen):
@@ -384,7 +384,7 @@ def everything(collection: EmbeddingCollection) -> list[Any]:
             order = piece.get("admission_keys", torch.zeros(0)).argsort()  # an index's own depends on its history
             memory |= {name: (part[order] if order.numel() else part).tolist() for name, part in piece.items()}
         held.append(memory)
-    return [*held, [(arena.next_row, arena.free_rows.tolist()) for arena in collection.arenas]]  # type: ignore[union-attr]
+    return [*held, [(arena.next_row, arena.recycled.tolist()) for arena in collection.arenas]]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,10 @@
 """Every registered op under `torch.library.opcheck`: schema, autograd, fake tensors, ahead-of-time dispatch."""
 
-import dataclasses
-
 import pytest
 import torch
 from torch.library import opcheck
 
+from terarec.kernels.row_rules import number_names
 from terarec.ops import quantize_rows
 from terarec.ops.bag_lookup import _bag_lookup_op, _quantized_bag_lookup_op, key_weight_gradient_op
 from terarec.ops.row_update import _row_update_op
@@ -87,13 +86,14 @@ def test_row_update(kind, mode, pooling, dtype, is_weighted):
     takes = is_weighted and gradients[0].layout.takes_key_weights
     key_weights = [torch.rand(held.keys.shape) if takes else None for held in gradients]
     rule = make_rule(kind, mode)
-    places = [part for held in gradients for part in (held.keys, held.offsets, held.layout.array)]
-    numbers = [getattr(rule, field.name) for field in dataclasses.fields(rule)][2:]
+    numbers = [float(getattr(rule, name)) for name in number_names(type(rule))]
     table_lr = torch.tensor([1.0, 0.0, 0.5]) if is_weighted else None
     opcheck(
         _row_update_op,
         (
-            *(weights.to(dtype), list(make_state(rule, weights)), places, [held.grad for held in gradients]),
-            *(key_weights, f"{kind} {mode} auto", numbers, [1, 7], table_lr),
+            *(weights.to(dtype), list(make_state(rule, weights))),
+            *([held.keys for held in gradients], [held.offsets for held in gradients]),
+            *([held.layout.array for held in gradients], [held.grad for held in gradients], key_weights),
+            *(kind, mode, numbers, 1, 7, table_lr, "auto"),
         ),
     )

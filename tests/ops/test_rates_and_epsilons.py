@@ -36,7 +36,7 @@ class WholeTables:
         self.first, self.second = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
 
     def step(self, g, lr, t, moves):
-        mu, b1, b2 = self.rule.beta1, self.rule.beta1, self.rule.beta2
+        mu = b1 = self.rule.beta1
         w, a, v = self.weights, self.first, self.second
         if self.rule.kind == "momentum":
             new = w + (mu * a - lr * g), mu * a - lr * g, v
@@ -44,6 +44,7 @@ class WholeTables:
             ahead = mu * a - lr * g
             new = w - mu * a + (1 + mu) * ahead, ahead, v
         else:
+            b2 = self.rule.beta2
             m, v = b1 * a + (1 - b1) * g, b2 * v + (1 - b2) * g * g
             alpha = lr * math.sqrt(1 - b2**t) / (1 - b1**t)
             new = w - alpha * m / (v.sqrt() + self.rule.eps_hat), m, v

@@ -68,11 +68,11 @@ def test_state_is_filled_and_replaced() -> None:
 
 def test_memory_that_is_not_there_is_refused_with_the_tables_named(monkeypatch: pytest.MonkeyPatch) -> None:
     huge = TableSpec(name="users", rows=2**40, width=128)
-    with pytest.raises(StorageError, match=r"weights.*'users'.*562,949,953,421,312 bytes asked for, [\d,]+ available"):
+    with pytest.raises(StorageError, match=r"weights.*'users'.*562,949,953,421,312 bytes requested, [\d,]+ available"):
         Arena([huge])
     arena = Arena(SPECS)
     monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
-    with pytest.raises(StorageError, match=r"optimizer state 'sum'.*'a', 'b'.*8,000 bytes asked for, 1,000 available"):
+    with pytest.raises(StorageError, match=r"optimizer state 'sum'.*'a', 'b'.*8,000 bytes requested, 1,000 available"):
         arena.attach_state((("sum", (250, 8)),))
 
 

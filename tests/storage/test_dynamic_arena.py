@@ -22,7 +22,7 @@ def test_the_first_rows_are_the_default_rows() -> None:
     arena.attach_state((("sum", (arena.num_rows, 4)),), fills={"sum": 0.25})
     arena.weights[:2] = 7.0
     arena.state["sum"][:2] = 7.0
-    arena.settle()
+    arena.reset_defaults()
     assert torch.equal(arena.weights[:2], DEFAULTS)
     assert torch.equal(arena.state["sum"][:2], torch.full((2, 4), 0.25))
 
@@ -33,7 +33,7 @@ def test_growing_keeps_rows_and_their_address() -> None:
     address, before = arena.weights.data_ptr(), arena.num_rows
     arena.weights[2] = 3.0
     view = arena.weights
-    rows = arena.claim(2 * before, "test")
+    rows = arena.allocate_rows(2 * before, "test")
     assert rows.tolist() == list(range(2, 2 + 2 * before))
     assert arena.num_rows >= 2 + 2 * before
     assert arena.weights.shape[0] == arena.state["sum"].shape[0] == arena.num_rows
@@ -47,11 +47,11 @@ def test_rows_given_back_come_first_with_fresh_state() -> None:
     arena = DynamicArena(SPECS)
     arena.attach_state((("sum", (arena.num_rows,)),), fills={"sum": 0.5})
     arena.track("count", torch.int64)
-    rows = arena.claim(4, "test")
+    rows = arena.allocate_rows(4, "test")
     arena.state["sum"][rows] = 9.0
     arena.uses["count"][rows] = 9
-    arena.give_back(rows[[3, 1]])
-    again = arena.claim(3, "test")
+    arena.free_rows(rows[[3, 1]])
+    again = arena.allocate_rows(3, "test")
     assert again.tolist() == [5, 3, 6]
     assert arena.state["sum"][again].tolist() == [0.5] * 3
     assert arena.uses["count"][again].tolist() == [0] * 3
@@ -59,15 +59,15 @@ def test_rows_given_back_come_first_with_fresh_state() -> None:
 
 def test_rows_given_back_under_gradients_wait() -> None:
     arena = DynamicArena(SPECS)
-    rows = arena.claim(2, "test")
-    arena.hold()
-    arena.give_back(rows)
-    assert arena.claim(1, "test").tolist() == [4]
+    rows = arena.allocate_rows(2, "test")
+    arena.pin()
+    arena.free_rows(rows)
+    assert arena.allocate_rows(1, "test").tolist() == [4]
     assert arena.generation == 0
-    arena.let_go()
+    arena.unpin()
     assert arena.generation == 1
-    assert arena.claim(3, "test").tolist() == [2, 3, 5]
-    arena.let_go()
+    assert arena.allocate_rows(3, "test").tolist() == [2, 3, 5]
+    arena.unpin()
     assert arena.generation == 1
 
 
@@ -75,9 +75,9 @@ def test_memory_that_is_not_there_is_refused_and_nothing_changes(monkeypatch: py
     arena = DynamicArena(SPECS)
     monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
     before = (arena.num_rows, arena.next_row)
-    message = r"for x, dynamic tables 'a', 'b': [\d,]+ bytes asked for, 1,000 available"
+    message = r"for x, dynamic tables 'a', 'b': [\d,]+ bytes requested, 1,000 available"
     with pytest.raises(StorageError, match=message):
-        arena.claim(arena.num_rows, "for x")
+        arena.allocate_rows(arena.num_rows, "for x")
     with pytest.raises(StorageError, match=r"optimizer state 'sum'"):
         arena.attach_state((("sum", (arena.num_rows, 4)),))
     assert (arena.num_rows, arena.next_row) == before
@@ -91,7 +91,7 @@ def test_a_copy_is_independent() -> None:
     arena.attach_state((("sum", (arena.num_rows,)),))
     twin = copy.deepcopy(arena)
     twin.weights.fill_(9.0)
-    twin.claim(twin.num_rows, "test")
+    twin.allocate_rows(twin.num_rows, "test")
     assert torch.equal(arena.weights[:2], DEFAULTS)
     assert arena.next_row == 2
 

@@ -124,9 +124,7 @@ class TableMachine(RuleBasedStateMachine):
         rows = self.table.rows(torch.tensor(keys, dtype=torch.int64), train=False).tolist()
         others = [key for chunk in self.neighbour.export_chunks(9) for key in chunk.keys.tolist()]
         rows += self.neighbour.rows(torch.tensor(others, dtype=torch.int64), train=False).tolist()
-        assert len(set(rows) | set(self.arena.free_rows.tolist())) == self.arena.next_row - 2, (
-            "each row is used or free"
-        )
+        assert len(set(rows) | set(self.arena.recycled.tolist())) == self.arena.next_row - 2, "each row is used or free"
 
     def _write(self, key: int) -> None:
         self.table.import_(Rows(keys=torch.tensor([key]), weights=torch.tensor([[self.held[key].value]])))

@@ -85,7 +85,7 @@ def test_a_full_table_without_a_policy_refuses_and_stays(index: str) -> None:
     held = table(index, max_rows=3)
     train(held, [1, 2, 3], [2, 1])
     with pytest.raises(
-        StorageError, match=r"'t': holds 3 rows, 2 more asked for, at most 3 allowed; expected a larger"
+        StorageError, match=r"'t': holds 3 rows, 2 more requested, at most 3 allowed; expected a larger"
     ):
         train(held, [2, 8, 9, 8])
     with pytest.raises(StorageError, match=r"'t': holds 3 rows, 1 more"):
@@ -101,7 +101,7 @@ def test_memory_that_is_out_names_the_table_and_leaves_it(index: str, monkeypatc
     wanted = list(range(held.arena.num_rows))
     monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
     with pytest.raises(
-        StorageError, match=r"'t': holds 2 rows, [\d,]+ more asked for.* bytes asked for, 1,000 available"
+        StorageError, match=r"'t': holds 2 rows, [\d,]+ more requested.* bytes requested, 1,000 available"
     ):
         train(held, wanted)
     assert keys_of(held) == {1, 2}
@@ -147,7 +147,7 @@ def test_a_full_table_of_young_rows_refuses(index: str) -> None:
 def test_a_batch_larger_than_the_table_is_refused(index: str) -> None:
     held = table(index, evict=lru(), max_rows=3)
     train(held, [1, 2])
-    with pytest.raises(StorageError, match=r"'t': holds 2 rows, 4 more asked for, at most 3 allowed"):
+    with pytest.raises(StorageError, match=r"'t': holds 2 rows, 4 more requested, at most 3 allowed"):
         train(held, [3, 4, 5, 6])
     assert keys_of(held) == {1, 2}
 
@@ -157,8 +157,8 @@ def test_a_batch_that_is_refused_was_not_seen(index: str, admit: AdmissionSpec) 
     held, twin = (table(index, admit=admit, evict=ttl(2, share=0.5), max_rows=2) for _ in range(2))
     for each in (held, twin):
         train(each, [1, 1, 2, 5], [3, 3, 6], [3])
-    with pytest.raises(StorageError, match=r"'t': holds 1 rows, 2 more asked for, at most 2 allowed"):
-        train(held, [5, 6, 6, 3, 4])  # 1 went before the others asked for rows
+    with pytest.raises(StorageError, match=r"'t': holds 1 rows, 2 more requested, at most 2 allowed"):
+        train(held, [5, 6, 6, 3, 4])  # 1 went before the others requested rows
     assert held.num_evicted == 0
     assert keys_of(held) == {1, 3}
     for each in (held, twin):

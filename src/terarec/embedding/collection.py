@@ -159,13 +159,13 @@ class EmbeddingCollection(nn.Module):
         """
         learns = torch.is_grad_enabled() and self._is_trained() and not torch.compiler.is_exporting()
         if torch.compiler.is_compiling() and (learns or not self._is_traced_whole(jagged)):
-            from terarec.embedding.traced import beside_graph  # loads the compiler
+            from terarec.embedding.traced import run_eager  # loads the compiler
 
             # A graph cannot hold a backward that keeps its gradient, an index that grows, or a number of keys that has
             # to be read from a tensor. The graph after this takes the vectors as an input that needs a gradient, so
             # nothing is copied. An op in the graph whose backward keeps the gradient would have to copy it: the
             # compiler reuses memory that no later node reads.
-            apart: EmbeddingOutput = beside_graph(self._look_up, jagged, learns)
+            apart: EmbeddingOutput = run_eager(self._look_up, jagged, learns)
             return apart
         return self._look_up(jagged, learns)
 
@@ -206,7 +206,7 @@ class EmbeddingCollection(nn.Module):
         taken, factor = self.pending.take()
         for index, arena in enumerate(self.arenas):
             if isinstance(arena, DynamicArena):
-                arena.let_go()
+                arena.unpin()
                 taken[index] = [held._replace(layout=fitted(held.layout, arena.num_rows)) for held in taken[index]]
         return taken, factor
 
@@ -255,10 +255,10 @@ class EmbeddingCollection(nn.Module):
                 arena = self.arenas[index]
                 assert isinstance(arena, DynamicArena)
                 if learns:  # locks the arena: else another thread could evict a row between finding and holding it
-                    all_or_none.enter_context(arena.changes)
+                    all_or_none.enter_context(arena.transaction)
                 rows[index] = translate(jagged, readers, self.tables, train=learns and self.training)
                 if learns:
-                    arena.hold()
+                    arena.pin()
         for number, group in enumerate(self._dynamic_groups):
             layout = fitted(group.layout, self.arenas[group.arena].num_rows)
             if layout is not group.layout:

@@ -67,9 +67,9 @@ class QuantizedCollection(nn.Module):
             KeyOutOfRangeError: a key outside its static table, with feature and table named.
         """
         if torch.compiler.is_compiling() and self._dynamic_readers:
-            from terarec.embedding.traced import beside_graph  # loads the compiler
+            from terarec.embedding.traced import run_eager  # loads the compiler
 
-            apart: EmbeddingOutput = beside_graph(self._look_up, jagged)  # no graph holds an index
+            apart: EmbeddingOutput = run_eager(self._look_up, jagged)  # no graph holds an index
             return apart
         return self._look_up(jagged)
 

@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def beside_graph(function: Callable[P, Result], *args: P.args, **kwargs: P.kwargs) -> Result:
+def run_eager(function: Callable[P, Result], *args: P.args, **kwargs: P.kwargs) -> Result:
     """Call `function` outside the compiled graph."""
     return function(*args, **kwargs)
 

@@ -245,9 +245,9 @@ def look_up(weight: Tensor, bags: Bags, layout: BagLayout, rule: GradientRule) -
     if not learns or not torch.is_grad_enabled():
         return _vectors(weight, bags, layout)
     if torch.compiler.is_compiling() and not (rule.is_traceable and _is_linear(layout)):
-        from terarec.embedding.traced import beside_graph  # loads the compiler
+        from terarec.embedding.traced import run_eager  # loads the compiler
 
-        apart: Tensor = beside_graph(look_up, weight, bags, layout, rule)
+        apart: Tensor = run_eager(look_up, weight, bags, layout, rule)
         return apart
     result: Tensor = _Lookup.apply(weight, *bags, layout, rule)  # type: ignore[no-untyped-call]
     return result

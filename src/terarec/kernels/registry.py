@@ -1,7 +1,7 @@
 """Which implementation of a kernel runs.
 
 "auto" takes the first that runs on the device; taking a later one than the first is logged once, with the reason.
-An implementation that is asked for by name runs or raises `KernelError`. ``TERAREC_KERNELS`` puts another one first.
+An implementation that is requested by name runs or raises `KernelError`. ``TERAREC_KERNELS`` puts another one first.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def choose(op: str, device: str | torch.device, implementation: str = "auto") ->
     """The function that runs `op` on a device, or on those of a type.
 
     Raises:
-        KernelError: an unknown op or implementation, or one asked for by name that cannot run here.
+        KernelError: an unknown op or implementation, or one requested by name that cannot run here.
     """
     if isinstance(device, torch.device):  # its type takes as long to read as the rest of this call
         return choose(op, device.type, implementation)
@@ -126,7 +126,7 @@ def _refusal(op: str, name: str, device: str) -> str:
 
 
 def _refusal_by_name(op: str, name: str, device: str) -> str:
-    """As `_refusal`, but that Triton asked for by name may interpret its kernels on the CPU."""
+    """As `_refusal`, but that Triton requested by name may interpret its kernels on the CPU."""
     if name == "triton" and device == "cpu" and triton_interprets():
         return _lack(op, name)
     return _refusal(op, name, device)

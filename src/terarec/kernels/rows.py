@@ -87,7 +87,7 @@ def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Zeros float32[shape] in host memory, on huge pages where the system has them; freed with the array.
 
     Raises:
-        StorageError: the system refuses the memory; the message has the bytes asked for.
+        StorageError: the system refuses the memory; the message has the bytes requested.
     """
     rows: NDArray[np.float32] = choose("allocate_rows", "cpu")(shape)
     return rows

@@ -46,7 +46,7 @@ def key_weight_gradient(
     Raises:
         KeyOutOfRangeError: a key outside its table.
         ConfigError: tensors that do not fit the layout, or a layout that takes no key weights.
-        KernelError: an implementation asked for by name that cannot run here.
+        KernelError: an implementation requested by name that cannot run here.
     """
     checks.lookup_fits(weights, keys, offsets, layout, key_weights, grad, traced=is_traced(weights))
     try:
@@ -110,7 +110,7 @@ def bag_lookup(
     Raises:
         KeyOutOfRangeError: a key outside its table; names feature, key, table and rows.
         ConfigError: tensors that do not fit the layout, or offsets that fall or do not cover the keys.
-        KernelError: an implementation asked for by name that cannot run here.
+        KernelError: an implementation requested by name that cannot run here.
     """
     traced = is_traced(weights)
     checks.lookup_fits(weights, keys, offsets, layout, key_weights, traced=traced)
@@ -228,7 +228,7 @@ def quantized_bag_lookup(
     Raises:
         KeyOutOfRangeError: a key outside its table; names feature, key, table and rows.
         ConfigError: tensors that do not fit the layout, or offsets that fall or do not cover the keys.
-        KernelError: an implementation asked for by name that cannot run here.
+        KernelError: an implementation requested by name that cannot run here.
     """
     columns = layout.width + ROW_TAIL_BYTES
     fits = packed.dim() == 2 and packed.shape[1] == columns and packed.shape[0] >= layout.num_rows

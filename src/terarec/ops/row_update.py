@@ -104,7 +104,7 @@ def row_update_(
     Raises:
         KeyOutOfRangeError: a key outside its table; nothing is changed.
         ConfigError: tensors that do not fit the layouts, the rule or each other; nothing is changed.
-        KernelError: an implementation asked for by name that cannot run here.
+        KernelError: an implementation requested by name that cannot run here.
     """
     if not gradients:
         return
@@ -163,7 +163,7 @@ def row_gradient_norm(
     Raises:
         KeyOutOfRangeError: a key outside its table.
         ConfigError: tensors that do not fit the layouts or each other.
-        KernelError: an implementation asked for by name that cannot run here.
+        KernelError: an implementation requested by name that cannot run here.
     """
     if not gradients:
         return 0.0

@@ -417,7 +417,7 @@ class RowOptimizer(optim.Optimizer):
                 rounding_seed=(self._seed * 2**16 + index) % 2**63,
             )
             if gradients and isinstance(arena, DynamicArena):
-                arena.settle()
+                arena.reset_defaults()
         return True
 
     # `torch.amp.GradScaler` sets the two attributes around a step.

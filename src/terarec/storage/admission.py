@@ -14,13 +14,13 @@ from terarec.errors import StorageError
 from terarec.kernels.hash_index import copied_to, new_hash_index
 from terarec.spec import DynamicTableSpec, FilterAdmission, FrequencyAdmission, ProbabilityAdmission
 from terarec.spec.tables import MOST_FILTER_COUNT
-from terarec.storage.dynamic_arena import Changes
+from terarec.storage.dynamic_arena import Transaction
 
 _FILTER_ROWS = 4  # cells a key has in a counting filter; its count is the least of them
 
 
 class Admission(Protocol):
-    """What stands before a dynamic table."""
+    """Decides which unseen keys get a row."""
 
     names: frozenset[str]
     """The tensors of a piece that `export_chunks` gives."""
@@ -29,13 +29,13 @@ class Admission(Protocol):
     def memory_bytes(self) -> int:
         """Bytes held."""
 
-    def admit(self, keys: Tensor, clock: int, changes: Changes) -> Tensor:
-        """See ``keys int64[n]``, of one batch and without rows; return those to take up, possibly repeated.
+    def admit(self, keys: Tensor, clock: int, transaction: Transaction) -> Tensor:
+        """Observe ``keys int64[n]``, of one batch and without rows; return those to insert, possibly repeated.
 
         The same keys in any order give the same.
         """
 
-    def forget(self, keys: Tensor, changes: Changes) -> None:
+    def forget(self, keys: Tensor, transaction: Transaction) -> None:
         """``keys int64[n]``, possibly repeated, have rows now."""
 
     def move(self, device: torch.device) -> None:
@@ -67,16 +67,16 @@ class CountAdmission:
         """Bytes of the index of counts."""
         return self._counts.memory_bytes
 
-    def admit(self, keys: Tensor, clock: int, changes: Changes) -> Tensor:
+    def admit(self, keys: Tensor, clock: int, transaction: Transaction) -> Tensor:
         """The keys whose count is reached."""
         counts = self._counts.count(keys)
-        changes.made(lambda: self._uncount(keys))
+        transaction.on_rollback(lambda: self._uncount(keys))
         return keys[counts >= self.spec.count]
 
-    def forget(self, keys: Tensor, changes: Changes) -> None:
+    def forget(self, keys: Tensor, transaction: Transaction) -> None:
         """Stop counting `keys`."""
         counts = self._counts.erase(keys)
-        changes.made(lambda: self._counts.assign(keys[counts >= 0], counts[counts >= 0]))
+        transaction.on_rollback(lambda: self._counts.assign(keys[counts >= 0], counts[counts >= 0]))
 
     def _uncount(self, keys: Tensor) -> None:
         distinct, occurrences = torch.unique(keys, return_counts=True)
@@ -118,12 +118,12 @@ class ChanceAdmission:
         self._limit = int(spec.probability * 2**53)
         self._seed = seed
 
-    def admit(self, keys: Tensor, clock: int, changes: Changes) -> Tensor:
+    def admit(self, keys: Tensor, clock: int, transaction: Transaction) -> Tensor:
         """The keys whose draw is below the probability."""
         drawn = mix(mix(keys ^ self._seed) + clock) & (2**53 - 1)
         return keys[drawn < self._limit]
 
-    def forget(self, keys: Tensor, changes: Changes) -> None:
+    def forget(self, keys: Tensor, transaction: Transaction) -> None:
         """Nothing is held."""
 
     def move(self, device: torch.device) -> None:
@@ -160,7 +160,7 @@ class CountingFilter:
         """Bytes of the cells."""
         return self._cells.numel()
 
-    def admit(self, keys: Tensor, clock: int, changes: Changes) -> Tensor:
+    def admit(self, keys: Tensor, clock: int, transaction: Transaction) -> Tensor:
         """The keys whose count is reached."""
         distinct, occurrences = torch.unique(keys, return_counts=True)
         places = self._places(distinct)
@@ -168,11 +168,11 @@ class CountingFilter:
         counts = before.amin(0).to(torch.int64) + occurrences
         raised = counts.clamp(max=MOST_FILTER_COUNT).to(torch.uint8)
         self._cells.scatter_reduce_(1, places, raised.expand_as(places), "amax")
-        changes.made(lambda: self._cells.scatter_(1, places, before))
+        transaction.on_rollback(lambda: self._cells.scatter_(1, places, before))
         admitted: Tensor = distinct[counts >= self.spec.count]
         return admitted
 
-    def forget(self, keys: Tensor, changes: Changes) -> None:
+    def forget(self, keys: Tensor, transaction: Transaction) -> None:
         """A filter cannot forget."""
 
     def move(self, device: torch.device) -> None:
@@ -205,7 +205,7 @@ class CountingFilter:
 
 
 def build_admission(table: DynamicTableSpec, seed: int, device: torch.device, implementation: str) -> Admission | None:
-    """The memory that ``table.admit`` asks for; None takes up every key."""
+    """Return the admission of ``table.admit``; None inserts every key."""
     spec = table.admit
     if spec is None:
         return None

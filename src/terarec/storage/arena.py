@@ -29,7 +29,7 @@ class Arena:
         optimizer: name of the rule that moves the tables.
         num_rows: rows V of all tables together.
         generation: 0, as no row changes its key (`DynamicArena`).
-        num_defaults: 0, the rows at the arena's begin that belong to no key.
+        num_defaults: 0, the rows at the start of the arena that belong to no key.
         table_names: the tables' names.
         table_base: arena row of each table's first row.
         table_rows: rows of each table.
@@ -122,7 +122,7 @@ class Arena:
         try:
             return torch.zeros(shape, device=device, dtype=dtype)
         except torch.OutOfMemoryError as error:
-            raise StorageError(f"{purpose}: {wanted:,} bytes asked for on {device}, which has no room") from error
+            raise StorageError(f"{purpose}: {wanted:,} bytes requested on {device}, which has no room") from error
 
 
 def _list_tables(names: Sequence[str]) -> str:

@@ -76,7 +76,7 @@ class DynamicTable:
         return self._held.clock
 
     def __len__(self) -> int:
-        with self.arena.lock:  # amid a batch of another thread an index has taken up some of its keys
+        with self.arena.lock:  # another thread may have inserted a part of its batch
             return len(self._held.index)
 
     def keys(self) -> Tensor:
@@ -114,17 +114,17 @@ class DynamicTable:
         Raises:
             StorageError: memory or table is full; nothing has changed then.
         """
-        with self.arena.changes as changes:
-            rows = self._held.take_up(keys) if train else self._held.find(keys)
+        with self.arena.transaction as transaction:
+            rows = self._held.find_or_insert(keys) if train else self._held.find(keys)
             rows.masked_fill_(rows < 0, self.number)
             if train:
-                changes.put_off(lambda: self._held.note_use(rows))
+                transaction.on_commit(lambda: self._held.note_use(rows))
         return rows
 
     def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
-        """Take rows away, the least worthy first, until `keep_at_least` of the worthiest are left.
+        """Evict rows, those first that the policy ranks lowest, until `keep_at_least` are left.
 
-        A gradient under way to such a row is lost. The row serves other keys, with first values and fresh state.
+        A pending gradient of such a row is lost. The row serves other keys, with first values and fresh state.
 
         Args:
             by: which go first; None takes ``spec.evict``. A time to live spares younger rows in any case.
@@ -215,7 +215,7 @@ class DynamicTable:
         arena = self.arena
         uses = {name: arena.uses[name] for name in self._held.noted if name in rows.uses}
         check_import(self.name, rows, arena.weights, arena.state, uses)
-        with arena.changes:
+        with arena.transaction:
             target = self._held.insert(rows.keys)
             arena.weights.index_copy_(0, target, rows.weights.to(arena.device))
             for name, values in rows.state.items():
@@ -224,7 +224,7 @@ class DynamicTable:
                 arena.uses[name].index_copy_(0, target, rows.uses[name].to(arena.device))
 
     def export_memory(self, chunk_keys: int) -> Iterator[dict[str, Tensor]]:
-        """What the table remembers beside its rows: the clock, evicted keys not yet taken, what ``spec.admit`` counted.
+        """Return what is remembered besides rows: the clock, evicted keys not yet taken, counts of ``spec.admit``.
 
         Named tensors, at most `chunk_keys` keys at a time.
         """

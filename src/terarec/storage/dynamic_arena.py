@@ -23,22 +23,23 @@ from terarec.storage.store import check_has_memory, shared_row_type
 Change = Callable[[], object]
 
 
-class Changes:
-    """A context manager: what is noted within the block is taken back if the block raises.
+class Transaction:
+    """The changes of one batch in the tables of an arena, all or none of which are made.
 
-    A block within a block is a part of the outer one. Outside of blocks a change stands at once.
+    A context manager: changes made within the block are undone if the block raises. A block within a block is a part of
+    the outer one. Outside of blocks a change is final at once.
 
     Args:
-        lock: held within the block.
+        lock: Lock held within the block.
     """
 
     def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock
         self._depth = 0
-        self._ways_back: list[Change] = []
-        self._put_off: list[Change] = []
+        self._undo_steps: list[Change] = []
+        self._commit_steps: list[Change] = []
 
-    def __enter__(self) -> Changes:
+    def __enter__(self) -> Transaction:
         self._lock.acquire()
         self._depth += 1
         return self
@@ -51,22 +52,22 @@ class Changes:
         finally:
             self._lock.release()
 
-    def made(self, way_back: Change) -> None:
-        """A change was made; `way_back` undoes it, once all that came after it is undone."""
+    def on_rollback(self, undo: Change) -> None:
+        """Note a change that was made; `undo` reverts it, once all later changes are reverted."""
         if self._depth:
-            self._ways_back.append(way_back)
+            self._undo_steps.append(undo)
 
-    def put_off(self, change: Change) -> None:
+    def on_commit(self, change: Change) -> None:
         """Make `change`, which cannot fail and cannot be undone, after all others, in the order of these calls."""
         if self._depth:
-            self._put_off.append(change)
+            self._commit_steps.append(change)
         else:
             change()
 
     def _end(self, *, has_failed: bool) -> None:
-        ways_back, put_off = self._ways_back, self._put_off
-        self._ways_back, self._put_off = [], []
-        for step in reversed(ways_back) if has_failed else put_off:
+        undo_steps, commit_steps = self._undo_steps, self._commit_steps
+        self._undo_steps, self._commit_steps = [], []
+        for step in reversed(undo_steps) if has_failed else commit_steps:
             step()
 
 
@@ -118,7 +119,7 @@ class GrowingTensor:
         try:
             grown = self.tensor.new_zeros(rows, *self._row_shape)
         except torch.OutOfMemoryError as error:
-            raise StorageError(f"{rows * self.row_bytes:,} bytes asked for on {self.tensor.device}") from error
+            raise StorageError(f"{rows * self.row_bytes:,} bytes requested on {self.tensor.device}") from error
         grown[: self.tensor.shape[0]] = self.tensor
         self.tensor = grown
 
@@ -161,11 +162,11 @@ _GROWTH = 8  # an eighth more at a time: only address space until rows are writt
 class DynamicArena:
     """Rows of several dynamic tables in the order in which their keys came, and the optimizer state beside them.
 
-    Row t < T is the default row of table t: the vector of keys without a row. It is set back by `settle` after every
-    update. The rows after those belong to keys, were given back, or were never used.
+    Row t < T is the default row of table t: the vector of keys without a row. `reset_defaults` restores it after every
+    update. The rows after those belong to keys, were freed, or were never used.
 
-    Rows that are given back while gradients may be under way to them (`hold` to `let_go`) or `changes` are being made
-    are lent out only afterwards.
+    Rows that are freed while gradients for them may be pending (`pin` to `unpin`), or within a `transaction`, are
+    recycled only afterwards.
 
     Attributes:
         specs: the T tables, all of one width, element type and optimizer.
@@ -175,13 +176,13 @@ class DynamicArena:
         table_names: the tables' names.
         seed: of the first weights.
         num_rows: rows V that have memory.
-        num_defaults: T, the rows at the arena's begin that belong to no key.
+        num_defaults: T, the rows at the start of the arena that belong to no key.
         next_row: first row that was never used.
-        free_rows: int64[n], rows that were given back, in the order in which they are lent out again.
-        generation: rises when rows that were given back during a `hold` can be lent out again.
+        recycled: int64[n], rows that were freed, in the order in which they are allocated again.
+        generation: rises when rows that were freed while pinned can be allocated again.
         attached: token of the row optimizer that the state belongs to.
-        lock: held by whoever gives rows to keys or takes them away: tables share the rows that are free.
-        changes: to the keys of its tables, all or none of which come to be; a context manager that holds the lock.
+        lock: held by whoever allocates or frees rows: tables share the recycled ones.
+        transaction: changes of the keys of its tables, all or none of which are made; it holds the lock.
 
     Args:
         specs: the tables.
@@ -200,13 +201,13 @@ class DynamicArena:
         self.num_rows = 0
         self.num_defaults = len(specs)
         self.next_row = len(specs)
-        self.free_rows = torch.empty(0, dtype=torch.int64)
+        self.recycled = torch.empty(0, dtype=torch.int64)
         self.generation = 0
         self.lock = threading.RLock()
-        self.changes = Changes(self.lock)
-        self._is_held = False
+        self.transaction = Transaction(self.lock)
+        self._is_pinned = False
         self.attached: object = None
-        self._given_back: list[Tensor] = []
+        self._freed_while_pinned: list[Tensor] = []
         memory.require(4 * self.num_defaults * self.width, f"default rows of dynamic tables {self._names()}")
         self._defaults = torch.stack([torch.tensor(spec.default).expand(self.width) for spec in specs])
         self._weights = GrowingTensor((self.width,), self.dtype, torch.device("cpu"))
@@ -214,7 +215,7 @@ class DynamicArena:
         self._fills: dict[str, float] = {}
         self._uses: dict[str, GrowingTensor] = {}
         self._grow(self.next_row, "the default rows")
-        self.settle()
+        self.reset_defaults()
 
     @property
     def device(self) -> torch.device:
@@ -273,25 +274,25 @@ class DynamicArena:
             self._uses[name] = GrowingTensor((), dtype, self.device)
             self._uses[name].grow(self.num_rows)
 
-    def claim(self, count: int, purpose: str) -> Tensor:
-        """Take the rows that the next `count` keys get, with fresh state; weights are left to the caller.
+    def allocate_rows(self, count: int, purpose: str) -> Tensor:
+        """Allocate rows for the next `count` keys, with fresh state; the caller writes the weights.
 
         Args:
-            count: number of rows.
-            purpose: for whom, in the error.
+            count: Number of rows.
+            purpose: Use of the rows, for the error.
 
         Returns:
-            int64[count]: from `free_rows`, then from `next_row` on.
+            int64[count]: from `recycled`, then from `next_row` on.
 
         Raises:
             StorageError: not enough memory; nothing has changed then.
         """
-        reused = min(count, self.free_rows.numel())
+        reused = min(count, self.recycled.numel())
         end = self.next_row + count - reused
         self._grow(end, purpose)
-        free_rows, first, again = self.free_rows, self.next_row, self.free_rows[:reused]
-        self.free_rows, self.next_row = free_rows[reused:], end
-        self.changes.made(lambda: self._unclaim(free_rows, first))
+        recycled, first, again = self.recycled, self.next_row, self.recycled[:reused]
+        self.recycled, self.next_row = recycled[reused:], end
+        self.transaction.on_rollback(lambda: self._restore_rows(recycled, first))
         for name, held in (*self._state.items(), *self._uses.items()):
             fill = self._fills.get(name, 0.0)
             held.tensor[again] = fill
@@ -299,34 +300,34 @@ class DynamicArena:
                 held.tensor[first:end] = fill
         return torch.cat([again, torch.arange(first, end, device=self.device)])
 
-    def make_room(self, count: int, *, given_back: int, purpose: str) -> None:
-        """Have memory for `count` rows to claim after `given_back` were given back.
+    def make_room(self, count: int, *, freed: int, purpose: str) -> None:
+        """Have memory to allocate `count` rows after `freed` were freed.
 
         Raises:
             StorageError: not enough memory; nothing has changed then.
         """
-        reused = self.free_rows.numel() + (0 if self._is_held else given_back)
+        reused = self.recycled.numel() + (0 if self._is_pinned else freed)
         self._grow(self.next_row + max(0, count - reused), purpose)
 
-    def give_back(self, rows: Tensor) -> None:
-        """Rows int64[n] that no key has any more."""
-        self.changes.put_off(lambda: self._take_back(rows))
+    def free_rows(self, rows: Tensor) -> None:
+        """Free ``rows int64[n]``, which no key has any more."""
+        self.transaction.on_commit(lambda: self._recycle(rows))
 
-    def hold(self) -> None:
-        """Gradients may come for rows that are in use now, or after the `changes` that are being made."""
-        self.changes.put_off(self._begin_hold)
+    def pin(self) -> None:
+        """Stop recycling freed rows once the `transaction` ends: gradients may come for rows in use."""
+        self.transaction.on_commit(self._begin_pin)
 
-    def let_go(self) -> None:
-        """The gradients have been taken: rows that were given back may be lent out again."""
+    def unpin(self) -> None:
+        """Recycle the rows that were freed since `pin`: their gradients have been taken."""
         with self.lock:
-            self._is_held = False
-            if self._given_back:
-                self.free_rows = torch.cat([self.free_rows, *self._given_back])
-                self._given_back = []
+            self._is_pinned = False
+            if self._freed_while_pinned:
+                self.recycled = torch.cat([self.recycled, *self._freed_while_pinned])
+                self._freed_while_pinned = []
                 self.generation += 1
 
-    def settle(self) -> None:
-        """Set the default rows and their state back to what they are, after an update moved them."""
+    def reset_defaults(self) -> None:
+        """Restore the default rows and their state, after an update moved them."""
         self.weights[: len(self.specs)] = self._defaults
         for name, held in self._state.items():
             held.tensor[: len(self.specs)] = self._fills[name]
@@ -345,27 +346,27 @@ class DynamicArena:
         state = {name: held.to(device) for name, held in self._state.items()}
         uses = {name: held.to(device) for name, held in self._uses.items()}
         self._weights, self._state, self._uses = weights, state, uses
-        self._defaults, self.free_rows = self._defaults.to(device), self.free_rows.to(device)
-        self._given_back = [rows.to(device) for rows in self._given_back]
+        self._defaults, self.recycled = self._defaults.to(device), self.recycled.to(device)
+        self._freed_while_pinned = [rows.to(device) for rows in self._freed_while_pinned]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("lock", "changes")}
+        return {name: value for name, value in vars(self).items() if name not in ("lock", "transaction")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         lock = threading.RLock()
-        vars(self).update(state, lock=lock, changes=Changes(lock))
+        vars(self).update(state, lock=lock, transaction=Transaction(lock))
 
-    def _unclaim(self, free_rows: Tensor, next_row: int) -> None:
-        self.free_rows, self.next_row = free_rows, next_row
+    def _restore_rows(self, recycled: Tensor, next_row: int) -> None:
+        self.recycled, self.next_row = recycled, next_row
 
-    def _take_back(self, rows: Tensor) -> None:
-        if self._is_held:
-            self._given_back.append(rows)
+    def _recycle(self, rows: Tensor) -> None:
+        if self._is_pinned:
+            self._freed_while_pinned.append(rows)
         else:
-            self.free_rows = torch.cat([self.free_rows, rows])
+            self.recycled = torch.cat([self.recycled, rows])
 
-    def _begin_hold(self) -> None:
-        self._is_held = True
+    def _begin_pin(self) -> None:
+        self._is_pinned = True
 
     def _blocks(self) -> list[GrowingTensor]:
         return [self._weights, *self._state.values(), *self._uses.values()]

@@ -31,7 +31,7 @@ def needed_uses(policy: EvictionSpec | None) -> tuple[str, ...]:
     return (COUNT,) if isinstance(policy, LFUEviction) else (LAST_STEP,)
 
 
-def doomed(
+def keys_to_evict(
     policy: EvictionSpec, keys: Tensor, uses: Mapping[str, Tensor], clock: int, *, most: int, spared: Tensor
 ) -> Tensor:
     """The keys that go, by rising key: the lowest scores, of equal ones the lowest keys.
@@ -89,9 +89,9 @@ class KeyRows:
         noted: what is noted of a row's use, names of `terarec.storage.key_rows.USES`.
         clock: training batches seen.
         num_evicted: rows that went so far.
-        evicted: the keys that went and were not asked for yet, if the table reports them.
+        evicted: the evicted keys that were not reported yet, if the table reports them.
         index: key -> arena row.
-        admission: what stands before the table; None lets every key pass.
+        admission: which unseen keys get a row; None admits every key.
     """
 
     def __init__(self, spec: DynamicTableSpec, arena: DynamicArena, implementation: str) -> None:
@@ -112,7 +112,7 @@ class KeyRows:
 
     def clear(self) -> None:
         """Forget every key and everything that was noted."""
-        self.arena.give_back(self.items()[1])
+        self.arena.free_rows(self.items()[1])
         self._start()
 
     def check_room(self, wanted: int) -> None:
@@ -122,10 +122,10 @@ class KeyRows:
             StorageError: memory or table is full; the rows are as they were.
         """
         held = len(self.index)
-        purpose = f"table {self.spec.name!r}: holds {held:,} rows, {wanted:,} in their place asked for"
+        purpose = f"table {self.spec.name!r}: holds {held:,} rows, {wanted:,} in their place requested"
         if self.spec.max_rows is not None and wanted > self.spec.max_rows:
             raise StorageError(f"{purpose}, at most {self.spec.max_rows:,} allowed")
-        self.arena.make_room(wanted, given_back=held, purpose=purpose)
+        self.arena.make_room(wanted, freed=held, purpose=purpose)
 
     def items(self) -> tuple[Tensor, Tensor]:
         """All keys and their rows, int64[n] each."""
@@ -136,10 +136,10 @@ class KeyRows:
         """Rows int64[n] of ``keys int64[n]``, -1 where a key has none."""
         return self.index.find(keys)
 
-    def take_up(self, keys: Tensor) -> Tensor:
+    def find_or_insert(self, keys: Tensor) -> Tensor:
         """As `find`, after the keys of a training batch were given rows as far as ``spec.admit`` lets them.
 
-        Within the arena's `changes`, with which all of it is taken back.
+        Part of the arena's `transaction`, which can roll it back.
 
         Raises:
             StorageError: memory or table is full.
@@ -150,11 +150,11 @@ class KeyRows:
         rows = self.index.find(keys)
         unseen = keys[rows < 0]
         if unseen.numel():
-            changes = self.arena.changes
-            admitted = self.admission.admit(unseen, self.clock, changes)
+            transaction = self.arena.transaction
+            admitted = self.admission.admit(unseen, self.clock, transaction)
             if admitted.numel():
                 self._insert(admitted, keys)
-                self.admission.forget(admitted, changes)
+                self.admission.forget(admitted, transaction)
                 rows = self.index.find(keys)
         return rows
 
@@ -170,7 +170,7 @@ class KeyRows:
     def insert(self, keys: Tensor) -> Tensor:
         """Rows int64[n] of ``keys int64[n]``, given to all that have none; nothing is evicted for them.
 
-        Within the arena's `changes`, with which all of it is taken back.
+        Part of the arena's `transaction`, which can roll it back.
 
         Raises:
             StorageError: memory or table is full.
@@ -178,7 +178,7 @@ class KeyRows:
         return self._insert(keys, None)
 
     def evict(self, policy: EvictionSpec, *, keep: int, spared: Tensor | None = None) -> Tensor:
-        """Take rows away by `policy` until `keep` are left, but not those of the keys `spared`; see `doomed`."""
+        """Take rows away by `policy` until `keep` are left, but not those of the keys `spared`; see `keys_to_evict`."""
         gone = self._choose(policy, keep, spared)
         self._remove(gone)
         return gone
@@ -205,16 +205,16 @@ class KeyRows:
     def _insert(self, keys: Tensor, batch: Tensor | None) -> Tensor:
         """`insert`, but making room for keys of the batch, if there is one, by eviction."""
         arena, spec = self.arena, self.spec
-        rows, new_keys = self.index.insert(keys, arena.free_rows, arena.next_row)
+        rows, new_keys = self.index.insert(keys, arena.recycled, arena.next_row)
         wanted = new_keys.numel()
         if not wanted:
             return rows
         if spec.max_rows is not None and len(self.index) > spec.max_rows:
             self.index.erase(new_keys)
             self._make_room(wanted, spec.max_rows, batch)
-            rows, new_keys = self.index.insert(keys, arena.free_rows, arena.next_row)
-        arena.changes.made(lambda: self.index.erase(new_keys))
-        new_rows = arena.claim(wanted, self._demand(wanted, held=len(self.index) - wanted))
+            rows, new_keys = self.index.insert(keys, arena.recycled, arena.next_row)
+        arena.transaction.on_rollback(lambda: self.index.erase(new_keys))
+        new_rows = arena.allocate_rows(wanted, self._demand(wanted, held=len(self.index) - wanted))
         initialise_keys(
             arena.weights,
             new_rows,
@@ -259,12 +259,12 @@ class KeyRows:
             stays[found[found >= 0]] = True
         uses = {name: self.arena.uses[name][rows] for name in self.noted}
         most = max(0, len(self.index) - keep)
-        return doomed(policy, keys, uses, self.clock, most=most, spared=stays[rows])
+        return keys_to_evict(policy, keys, uses, self.clock, most=most, spared=stays[rows])
 
     def _remove(self, keys: Tensor) -> None:
         rows, num_evicted, evicted = self.index.erase(keys), self.num_evicted, self.evicted
-        self.arena.changes.made(lambda: self._restore(keys, rows, num_evicted, evicted))
-        self.arena.give_back(rows)
+        self.arena.transaction.on_rollback(lambda: self._restore(keys, rows, num_evicted, evicted))
+        self.arena.free_rows(rows)
         self.num_evicted += keys.numel()
         if self.spec.report_evicted:
             self.evicted = torch.cat([self.evicted, keys])
@@ -274,7 +274,7 @@ class KeyRows:
         self.num_evicted, self.evicted = num_evicted, evicted
 
     def _demand(self, wanted: int, *, held: int) -> str:
-        return f"table {self.spec.name!r}: holds {held:,} rows, {wanted:,} more asked for"
+        return f"table {self.spec.name!r}: holds {held:,} rows, {wanted:,} more requested"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KeyRows:
         twin = copy.copy(self)

@@ -103,22 +103,22 @@ class StaticTable:
             _write(self.arena.state[name], target, values)
 
     def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
-        """Refused: all keys are held for good."""
+        """Raise `StorageError`: a static table holds all its keys for good."""
         raise StorageError(f"table {self.name!r}: evict: the table is static, expected a dynamic one")
 
     def take_evicted(self) -> Tensor:
-        """No keys."""
+        """Return no keys."""
         return torch.empty(0, dtype=torch.int64, device=self.arena.device)
 
     def clear(self) -> None:
-        """Nothing: all keys are held for good."""
+        """Do nothing: all keys are held for good."""
 
     def export_memory(self, chunk_keys: int) -> Iterator[Mapping[str, Tensor]]:
-        """Nothing is remembered beside the rows."""
+        """Return nothing: a static table remembers nothing but its rows."""
         return iter(())
 
     def import_memory(self, piece: Mapping[str, Tensor]) -> None:
-        """Refused: nothing is remembered beside the rows."""
+        """Raise `StorageError`: a static table remembers nothing but its rows."""
         raise StorageError(f"table {self.name!r}: got {sorted(piece)}, but the table is static")
 
     def _part(self, tensor: Tensor) -> Tensor:

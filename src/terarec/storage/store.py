@@ -61,7 +61,7 @@ class Store(Protocol):
         """The keys held, int64[n], rising."""
 
     def rows(self, keys: Tensor, *, train: bool) -> Tensor:
-        """Arena rows int64[n] of ``keys int64[n]``; with `train`, a store that grows may take up unseen keys.
+        """Arena rows int64[n] of ``keys int64[n]``; with `train`, a store that grows may insert unseen keys.
 
         Raises:
             KeyOutOfRangeError: a key that this store can never hold.
@@ -91,7 +91,7 @@ class Store(Protocol):
         """
 
     def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
-        """Take rows away, the least worthy first, and return their keys int64[n]; see `DynamicTable.evict`.
+        """Evict rows by a policy and return their keys int64[n]; see `DynamicTable.evict`.
 
         Raises:
             StorageError: a table whose keys are held for good.
@@ -104,7 +104,7 @@ class Store(Protocol):
         """Forget every key that is not held for good, and all that was noted of keys."""
 
     def export_memory(self, chunk_keys: int) -> Iterator[Mapping[str, Tensor]]:
-        """What is remembered beside the rows, as named tensors, at most `chunk_keys` keys at a time."""
+        """Return what is remembered besides the rows, as named tensors, at most `chunk_keys` keys at a time."""
 
     def import_memory(self, piece: Mapping[str, Tensor]) -> None:
         """Take over a piece that `export_memory` gave.

@@ -54,7 +54,7 @@ class HashIndex:
         return rows
 
     def insert(self, keys: Tensor, free_rows: Tensor, next_row: int) -> tuple[Tensor, Tensor]:
-        """Find keys and take up the absent ones; see `terarec.kernels.ref.hash_index.HashIndex.insert`."""
+        """Find keys and insert the absent ones; see `terarec.kernels.ref.hash_index.HashIndex.insert`."""
         keys = check_vector("keys", keys, self.device)
         free_rows = check_vector("free_rows", free_rows, self.device)
         check_rows("free_rows", free_rows)

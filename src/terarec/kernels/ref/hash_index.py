@@ -49,7 +49,7 @@ class HashIndex:
         return self._tensor([self._rows.get(key, -1) for key in keys.tolist()])
 
     def insert(self, keys: Tensor, free_rows: Tensor, next_row: int) -> tuple[Tensor, Tensor]:
-        """Find keys and take up the absent ones.
+        """Find keys and insert the absent ones.
 
         The new keys come in the order of their first occurrence. New key j gets ``free_rows[j]`` while there are any,
         then ``next_row``, ``next_row + 1``, ...

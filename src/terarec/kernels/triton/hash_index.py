@@ -56,7 +56,7 @@ class HashIndex:
         return self._find(check_vector("keys", keys, self.device), gives_rows=True)
 
     def insert(self, keys: Tensor, free_rows: Tensor, next_row: int) -> tuple[Tensor, Tensor]:
-        """Find keys and take up the absent ones, in the order of their first occurrence.
+        """Find keys and insert the absent ones, in the order of their first occurrence.
 
         Args:
             keys: int64[N]; a key that is repeated is one key.
