@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
+from terarec.kernels.contract import KernelGradient
 from terarec.kernels.row_rules import number_names
 from terarec.ops import quantize_rows
 from terarec.ops.bag_lookup import _bag_lookup_op, _quantized_bag_lookup_op, key_weight_gradient_op
@@ -84,7 +85,12 @@ def test_quantized_bag_lookup(pooling, is_weighted):
 def test_row_update(kind, mode, pooling, dtype, is_weighted):
     weights, gradients = make_gradients(8, pooling, 5, 2)
     takes = is_weighted and gradients[0].layout.takes_key_weights
-    key_weights = [torch.rand(held.keys.shape) if takes else None for held in gradients]
+    laid = [
+        KernelGradient(
+            held.keys, held.offsets, held.grad, held.layout.array, torch.rand(held.keys.shape) if takes else None
+        )
+        for held in gradients
+    ]
     rule = make_rule(kind, mode)
     numbers = [float(getattr(rule, name)) for name in number_names(type(rule))]
     table_lr = torch.tensor([1.0, 0.0, 0.5]) if is_weighted else None
@@ -92,8 +98,7 @@ def test_row_update(kind, mode, pooling, dtype, is_weighted):
         _row_update_op,
         (
             *(weights.to(dtype), list(make_state(rule, weights))),
-            *([held.keys for held in gradients], [held.offsets for held in gradients]),
-            *([held.layout.array for held in gradients], [held.grad for held in gradients], key_weights),
+            [part for held in laid for part in held],
             *(kind, mode, numbers, 1, 7, table_lr, "auto"),
         ),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -118,11 +118,7 @@ def row_update_(
             _row_update_op(
                 weights,
                 list(state),
-                [held.keys for held in found],
-                [held.offsets for held in found],
-                [held.layout for held in found],
-                [held.grad for held in found],
-                [held.key_weights for held in found],
+                [part for held in found for part in held],
                 rule.kind,
                 rule.mode,
                 [float(getattr(rule, name)) for name in number_names(type(rule))],
@@ -225,15 +221,11 @@ def _listed(tensors: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> str:
     return ", ".join(names) or "nothing"
 
 
-# `rule_numbers` are the fields of the rule's class but the mode, in their order.
+# `gradients` are the fields of each `KernelGradient` in turn, `rule_numbers` those of the rule's class but the mode.
 def _row_update(
     weights: Tensor,
     state: Sequence[Tensor],
-    keys: Sequence[Tensor],
-    offsets: Sequence[Tensor],
-    layouts: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    key_weights: Sequence[Tensor | None],
+    gradients: Sequence[Tensor | None],
     rule_kind: str,
     rule_mode: str,
     rule_numbers: Sequence[float],
@@ -244,7 +236,9 @@ def _row_update(
 ) -> None:
     numbers = dict(zip(number_names(rule_class(rule_kind)), rule_numbers, strict=True))
     rule = row_rule(rule_kind, mode=cast(UpdateMode, rule_mode), **numbers)
-    found = [KernelGradient(*held) for held in zip(keys, offsets, grads, layouts, key_weights, strict=True)]
+    parts = len(KernelGradient._fields)
+    flat: Sequence[Any] = gradients
+    found = [KernelGradient(*flat[first : first + parts]) for first in range(0, len(gradients), parts)]
     kernel = choose("row_update_", weights.device, implementation)
     kernel(weights, state, found, rule, step, table_lr, rounding_seed)
 
