@@ -11,10 +11,10 @@ from terarec.hugectr.enums import Activation_t, Embedding_t, Initializer_t, Laye
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongInputError
 from terarec.hugectr.graph_json import CLAUSES, LOSSES, Graph, graph_to_json, read_graph
 from terarec.hugectr.json_files import JsonObject, read_json, write_json
-from terarec.hugectr.tables.dense_layer import DENSE_LAYER
+from terarec.hugectr.schema.table import forms
 
 ADAM = hugectr.CreateOptimizer()
-DEFAULTS = {row.name: row.default for row in DENSE_LAYER.rows}
+DEFAULTS = forms()["DenseLayer"][0].defaults()
 INPUT = hugectr.Input(1, "label", 13, "dense", [hugectr.DataReaderSparseParam("data1", 1, False, 26)])
 
 

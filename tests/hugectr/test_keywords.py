@@ -7,7 +7,7 @@ import pytest
 import terarec.hugectr as hugectr
 from terarec.hugectr.data import DataSource
 from terarec.hugectr.readers import DataReader
-from terarec.hugectr.tables.contents import TABLES
+from terarec.hugectr.schema.table import forms as schema_forms
 from terarec.hugectr.tools import DataGenerator
 from terarec.hugectr.training_cache import TrainingCache
 
@@ -55,6 +55,6 @@ CALLS = [
 @pytest.mark.parametrize(("owner", "call", "forms"), CALLS, ids=lambda value: getattr(value, "__name__", None))
 def test_a_call_takes_the_names_of_every_release(owner, call, forms):
     taken = set(inspect.signature(getattr(owner, call)).parameters)
-    ends = (call, f"Model.{call}", f"EmbeddingTrainingCache.{call}")
-    taken |= {alias for table in TABLES if table.name in ends for row in table.rows for alias in row.aliases}
+    for name in (call, f"Model.{call}", f"EmbeddingTrainingCache.{call}"):
+        taken |= {alias for form in schema_forms().get(name, ()) for one in form.parameters for alias in one.aliases}
     assert {name for form in forms for name in form.split()} - taken == set()

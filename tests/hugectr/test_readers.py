@@ -3,7 +3,7 @@
 import pytest
 
 import terarec.hugectr as hugectr
-from terarec.hugectr.readers import shuffle_seed
+from terarec.hugectr.readers import async_layout_of, shuffle_seed
 
 ASYNC, RAW = hugectr.DataReaderType_t.RawAsync, hugectr.DataReaderType_t.Raw
 
@@ -46,4 +46,4 @@ BLOCK = (32, 4, 552960, 2, 512, True, hugectr.Alignment_t.Auto)
 def test_the_layout_of_a_file_is_that_of_the_release_where_a_call_leaves_it_open(
     given, named, release, is_one_hot, expected
 ):
-    assert hugectr.AsyncParam(*given, **named).layout(release, is_one_hot=is_one_hot) == expected
+    assert async_layout_of(hugectr.AsyncParam(*given, **named), release, is_one_hot=is_one_hot) == expected

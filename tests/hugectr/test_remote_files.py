@@ -4,7 +4,7 @@ import fsspec
 import pytest
 
 import terarec.hugectr as hugectr
-from terarec.hugectr.data import DataSource, DataSourceParams
+from terarec.hugectr.data import DataSource, DataSourceParams, file_url, stored_path
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongInputError
 from tests.hugectr.families import wide_deep
 from tests.hugectr.scripts import ADAM, auc_of, dcn
@@ -96,7 +96,7 @@ def test_optimizer_states_of_several_embeddings_are_taken_all_or_none(planted, t
     ],
 )
 def test_paths_of_a_file_system_as_urls(path, url):
-    assert DataSourceParams(**HDFS).url(path) == url
+    assert file_url(DataSourceParams(**HDFS), path) == url
 
 
 def test_a_solver_says_where_model_files_are(planted):
@@ -146,6 +146,6 @@ def test_release_3_4_tells_each_call_where_its_files_lie(planted, tmp_path):
     other.start_data_reading()
     assert auc_of(other) == auc_of(made)
     there = DataSourceParams(use_hdfs=True, namenode="node", port=1, hdfs_dense_model="/m/dense.model")
-    assert there.stored("dense_model", "") == "/m/dense.model"
-    assert there.stored("sparse_model", ["/m/sparse"]) == ["/m/sparse"]
-    assert home.stored("dense_model", "mine") == "mine"
+    assert stored_path(there, "dense_model", "") == "/m/dense.model"
+    assert stored_path(there, "sparse_model", ["/m/sparse"]) == ["/m/sparse"]
+    assert stored_path(home, "dense_model", "mine") == "mine"

@@ -16,20 +16,26 @@ from terarec.hugectr.embedding_collection import (
     EmbeddingPlanner,
 )
 from terarec.hugectr.enums import *  # noqa: F403
-from terarec.hugectr.tables.callback import TrainingCallback
-from terarec.hugectr.tables.data_input import DataReaderSparseParam, Input
-from terarec.hugectr.tables.dense_layer import DenseLayer, DenseLayerComputeConfig, DenseLayerSwitchs, GroupDenseLayer
-from terarec.hugectr.tables.embedding_table import EmbeddingTableConfig, EmbeddingTablePlaceHolder
-from terarec.hugectr.tables.low_level import SolverConfig
-from terarec.hugectr.tables.names import OTHERS
-from terarec.hugectr.tables.optimizer import OptParamsPy
-from terarec.hugectr.tables.reader import AsyncParam, DataReaderParams
-from terarec.hugectr.tables.solver import Solver
-from terarec.hugectr.tables.sparse_embedding import HybridEmbeddingParam, SparseEmbedding
-from terarec.hugectr.tables.training_cache import (
+from terarec.hugectr.objects import (
+    AsyncParam,
+    DataReaderParams,
+    DataReaderSparseParam,
+    DenseLayer,
+    DenseLayerComputeConfig,
+    DenseLayerSwitchs,
+    EmbeddingTableConfig,
+    EmbeddingTablePlaceHolder,
     EmbeddingTrainingCacheParams,
+    GroupDenseLayer,
     HMemCacheConfig,
+    HybridEmbeddingParam,
+    Input,
     ModelOversubscriberParams,
+    OptParamsPy,
+    Solver,
+    SolverConfig,
+    SparseEmbedding,
+    TrainingCallback,
 )
 
 if TYPE_CHECKING:
@@ -126,5 +132,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"hugectr.{name} is ambiguous: write {spellings}")
     if owners:
         return owners[0]
-    reason = next((row.why for row in OTHERS if row.name == name), "docs/hugectr-compat.md lists what it has")
+    from terarec.hugectr.schema.table import names
+
+    reasons = (row.why for row in names()["Other names"] if row.name == name)
+    reason = next(reasons, "docs/hugectr-compat.md lists what it has")
     raise AttributeError(f"terarec.hugectr has no {name!r}: {reason}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from terarec.errors import TerarecError
 from terarec.hugectr.runner import run_script
-from terarec.hugectr.tables.solver import RELEASES
+from terarec.hugectr.schema.types import RELEASES
 from terarec.spec.quoting import one_line
 
 HELP = """usage: terarec-hugectr --train CONFIG.json

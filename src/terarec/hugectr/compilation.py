@@ -13,13 +13,10 @@ from terarec.hugectr.callbacks import CapacityCheck
 from terarec.hugectr.errors import as_hugectr_errors
 from terarec.hugectr.evaluation import Evaluation
 from terarec.hugectr.network import Network, Plan
+from terarec.hugectr.objects import DataReaderParams, OptParamsPy, Solver
 from terarec.hugectr.optimizer import optimizer_rule
-from terarec.hugectr.readers import DataReader, record_layout, shuffle_seed, source_opener
+from terarec.hugectr.readers import DataReader, async_layout_of, record_layout, shuffle_seed, source_opener
 from terarec.hugectr.schedule import release_number
-from terarec.hugectr.tables.data_input import Input
-from terarec.hugectr.tables.optimizer import OptParamsPy
-from terarec.hugectr.tables.reader import DataReaderParams
-from terarec.hugectr.tables.solver import Solver
 from terarec.kernels.environment import checks_overflow
 from terarec.models import GraphModel
 from terarec.nn.precision import mixed_precision
@@ -42,7 +39,7 @@ class Compiled:
         capacity_check: Called after each iteration.
         dense: Rule of the layers.
         layout: Layout of a sample of the data.
-        async_layout: Result of `AsyncParam.layout` for the release.
+        async_layout: Result of `async_layout_of` for the release.
         is_shuffled: Whether the training data is shuffled.
         message: Which requested devices are not used; empty if all are.
     """
@@ -64,7 +61,7 @@ class Compiled:
 def compile_network(
     network: Network,
     solver: Solver,
-    reader: DataReaderParams | Input,
+    reader: DataReaderParams,
     optimizer: OptParamsPy,
     loss_weights: Mapping[str, float],
 ) -> Compiled:
@@ -73,7 +70,7 @@ def compile_network(
     Args:
         network: The parts of the model.
         solver: The `CreateSolver` object.
-        reader: The `DataReaderParams`; in release 3.0 the `Input`, which has its attributes.
+        reader: Where the data is.
         optimizer: The optimizer of the layers.
         loss_weights: Label -> weight of its loss, for labels whose weight is not the `Input`'s.
 
@@ -85,7 +82,7 @@ def compile_network(
     with as_hugectr_errors("compile"):
         layout = record_layout(solver, reader, network.inputs, adds_offsets=plan.adds_offsets)
     release = release_number(solver.compat_release)
-    async_layout = reader.async_param.layout(release, is_one_hot=plan.is_one_hot)
+    async_layout = async_layout_of(reader.async_param, release, is_one_hot=plan.is_one_hot)
     opener = partial(source_opener, reader, layout, async_layout=async_layout)
     data_reader = partial(DataReader, repeat=solver.repeat_dataset, threads=reader.num_workers)
     seed = shuffle_seed(solver, reader)

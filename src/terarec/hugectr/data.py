@@ -2,17 +2,65 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
+from typing import TypeVar
 
 from terarec.errors import DataNotFoundError
+from terarec.hugectr.enums import FileSystemType_t
 from terarec.hugectr.errors import WrongInputError, as_hugectr_errors
-from terarec.hugectr.tables.data_source import PATHS, DataSourceParams
+
+# PATHS
+from terarec.hugectr.objects import DataSourceParams
+
+Path_ = TypeVar("Path_")
 
 __all__ = [
     "DataSource",
     "DataSourceParams",
 ]
+
+
+# Paths of a job, behind hdfs_ and local_.
+_PATHS = (
+    "train_source", "train_filelist", "eval_source", "eval_filelist", "dense_model", "dense_opt_states",
+    "sparse_model", "sparse_opt_states",
+)  # fmt: skip
+_WEB_ADDRESSES = (
+    (r"https://(?P<bucket>[^/]+)\.s3\.[^/]+\.amazonaws\.com/(?P<key>.+)", "s3"),
+    (r"https://s3\.[^/]+\.amazonaws\.com/(?P<bucket>[^/]+)/(?P<key>.+)", "s3"),
+    (r"https://storage\.googleapis\.com/(?P<bucket>[^/]+)/(?P<key>.+)", "gs"),
+)
+
+
+def file_url(source: DataSourceParams, path: str) -> str:
+    """Return `path` with the scheme of its file system, HDFS or a bucket.
+
+    HugeCTR takes ``https://BUCKET.s3.REGION.amazonaws.com/KEY``, ``https://s3.REGION.amazonaws.com/BUCKET/KEY`` and
+    ``https://storage.googleapis.com/BUCKET/KEY``, which are ``s3://BUCKET/KEY`` and ``gs://BUCKET/KEY``.
+    """
+    if source.source is FileSystemType_t.HDFS and "://" not in path:
+        return f"hdfs://{source.server}:{source.port}/{path.removeprefix('/')}"
+    for address, scheme in _WEB_ADDRESSES:
+        found = re.fullmatch(address, path)
+        if found:
+            return f"{scheme}://{found['bucket']}/{found['key']}"
+    return path
+
+
+def model_home(source: DataSourceParams) -> str:
+    """Return the folder before the prefix of a snapshot; empty but in release 3.4."""
+    side = "hdfs" if source.source is FileSystemType_t.HDFS else "local"
+    return str(source.values().get(f"{side}_model_home", ""))
+
+
+def stored_path(source: DataSourceParams, name: str, provided: Path_) -> Path_:
+    """Return the path of the job's `name` on HDFS, if the form of release 3.4 has it, else the one `provided`."""
+    if source.source is not FileSystemType_t.HDFS:
+        return provided
+    found: Path_ | None = source.values().get(f"hdfs_{name}")
+    return found or provided
 
 
 class DataSource:
@@ -38,7 +86,7 @@ class DataSource:
         from terarec.io import local_copy
 
         for remote, local in self._pairs:
-            with as_hugectr_errors("move_to_local"), local_copy(self._params.url(remote)) as source:
+            with as_hugectr_errors("move_to_local"), local_copy(file_url(self._params, remote)) as source:
                 _copy(source, Path(local))
 
 
@@ -47,7 +95,7 @@ def _pairs(params: DataSourceParams) -> list[tuple[str, str]]:
     if "use_hdfs" not in params.values():
         raise WrongInputError("DataSource: got DataSourceParams of release 3.9 on, expected use_hdfs and paths")
     pairs: list[tuple[str, str]] = []
-    for name in PATHS:
+    for name in _PATHS:
         remote, local = (_listed(getattr(params, f"{side}_{name}")) for side in ("hdfs", "local"))
         if remote and local and len(remote) != len(local):
             raise WrongInputError(f"DataSource: got {len(remote)} hdfs_{name} and {len(local)} local_{name}")

@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
+from terarec.hugectr.enums import CompressionStrategy
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, IllegalCallError, WrongInputError
-from terarec.hugectr.tables.embedding_collection import (
-    COLLECTION_CONFIG_23_02,
-    EMBEDDING_COLLECTION_CONFIG,
-    EMBEDDING_LOOKUP,
-    PLAN_FILE,
-    PLAN_MATRIX,
-    PLANNER_LOOKUP,
-    SHARD,
-)
-from terarec.hugectr.tables.embedding_table import EmbeddingTableConfig, EmbeddingTablePlaceHolder
-from terarec.hugectr.tables.record import Record
+from terarec.hugectr.objects import CollectionOptions, EmbeddingTableConfig, EmbeddingTablePlaceHolder
+from terarec.hugectr.schema.table import bind_arguments, form_of
 from terarec.spec.codec import parse_json
 from terarec.spec.quoting import shortened
+
+_LOOKUP = "EmbeddingCollectionConfig.embedding_lookup"
+_PLAN = "EmbeddingPlanner.create_embedding_collection"
+_Plan = tuple[list[list[str]], list[tuple[str, list[str]]]]  # the arguments of `shard`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,8 +53,8 @@ class ShardPlan:
     """
 
     matrix: tuple[tuple[str, ...], ...]
-    strategy: tuple[tuple[str, tuple[Any, ...]], ...]
-    compression: Mapping[Any, Sequence[str]]
+    strategy: tuple[tuple[str, tuple[str | tuple[str, int], ...]], ...]
+    compression: Mapping[CompressionStrategy, Sequence[str]]
 
     def check(self, tables: Sequence[str]) -> None:
         """Raise unless every one of `tables` is in one group and on some GPU, copies on all, and no other is named."""
@@ -85,15 +81,15 @@ _OLD_KINDS = {"localized": "mp"}
 """3.7 calls whole tables on one GPU each "localized"."""
 
 
-def _name(table: Any) -> str:
-    return table if isinstance(table, str) else str(table[0])
+def _name(table: str | tuple[str, int]) -> str:
+    return table if isinstance(table, str) else table[0]
 
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
 
-class EmbeddingCollectionConfig(Record, forms=(EMBEDDING_COLLECTION_CONFIG, COLLECTION_CONFIG_23_02)):
+class EmbeddingCollectionConfig(CollectionOptions):
     """An embedding collection: the one object of a model's description that grows, by its two methods.
 
     Attributes:
@@ -103,40 +99,57 @@ class EmbeddingCollectionConfig(Record, forms=(EMBEDDING_COLLECTION_CONFIG, COLL
         plan: what `shard` was given, or None.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._values.update(lookups=(), concatenated_name="", plan=None)
+    lookups: tuple[EmbeddingLookup, ...]
+    concatenated_name: str
+    plan: ShardPlan | None
 
-    def embedding_lookup(self, *args: Any, **kwargs: Any) -> None:
+    @classmethod
+    def first_values(cls) -> dict[str, Any]:
+        """Return the values of an object besides those of its call."""
+        return {"lookups": (), "concatenated_name": "", "plan": None}
+
+    @bind_arguments("EmbeddingCollectionConfig.embedding_lookup")
+    def embedding_lookup(
+        self,
+        table_config: EmbeddingTableConfig | Sequence[EmbeddingTableConfig],
+        bottom_name: str | Sequence[str],
+        top_name: str,
+        combiner: str | Sequence[str],
+    ) -> None:
         """Add a lookup, or with lists several whose outputs are joined; then it is the collection's only call.
 
         Raises:
             WrongInputError: a value of another kind, lists of different lengths, or an output with a name in use.
             IllegalCallError: a call beside one with lists.
         """
-        given = EMBEDDING_LOOKUP.read(args, kwargs)
         is_joined = self._values.get("output_layout") == "batch_major"
-        has_lists = isinstance(given["table_config"], list)
+        has_lists = isinstance(table_config, list)
+        given = {"table_config": table_config, "bottom_name": bottom_name, "top_name": top_name, "combiner": combiner}
         if (self.concatenated_name and not is_joined) or (has_lists and self.lookups):
             raise IllegalCallError("embedding_lookup: got a second call beside one with lists, expected one call alone")
         if has_lists:
-            self._values.update(concatenated_name=given["top_name"], lookups=_of_lists(given))
+            self._values.update(concatenated_name=top_name, lookups=_of_lists(given))
             return
-        lookups = (*self.lookups, _lookup(EMBEDDING_LOOKUP.name, given, self.lookups))
+        lookups = (*self.lookups, _lookup(given, self.lookups))
         name = ",".join(lookup.top_name for lookup in lookups) if is_joined else ""
         self._values.update(concatenated_name=name, lookups=lookups)
 
-    def shard(self, *args: Any, **kwargs: Any) -> None:
+    @bind_arguments("EmbeddingCollectionConfig.shard")
+    def shard(
+        self,
+        shard_matrix: Sequence[Sequence[str]],
+        shard_strategy: Sequence[tuple[str, Sequence[str | tuple[str, int]]]],
+        compression_strategy: Mapping[CompressionStrategy, Sequence[str]] = {},
+    ) -> None:
         """Check and keep where the tables lie.
 
         Raises:
             WrongInputError: a table without a lookup, in no group or in several, on no GPU, or a copy that one lacks.
         """
-        given = SHARD.read(args, kwargs)
         plan = ShardPlan(
-            matrix=tuple(tuple(gpu) for gpu in given["shard_matrix"]),
-            strategy=tuple((_OLD_KINDS.get(kind, kind), tuple(tables)) for kind, tables in given["shard_strategy"]),
-            compression=given["compression_strategy"],
+            matrix=tuple(tuple(gpu) for gpu in shard_matrix),
+            strategy=tuple((_OLD_KINDS.get(kind, kind), tuple(tables)) for kind, tables in shard_strategy),
+            compression=compression_strategy,
         )
         plan.check(self.table_names())
         self._values["plan"] = plan
@@ -146,15 +159,15 @@ class EmbeddingCollectionConfig(Record, forms=(EMBEDDING_COLLECTION_CONFIG, COLL
         return list(dict.fromkeys(lookup.table.name for lookup in self.lookups))
 
 
-def _lookup(owner: str, given: Mapping[str, Any], others: Sequence[EmbeddingLookup]) -> EmbeddingLookup:
+def _lookup(given: Mapping[str, Any], others: Sequence[EmbeddingLookup]) -> EmbeddingLookup:
     for name in ("bottom_name", "combiner"):
         if not isinstance(given[name], str):
-            raise WrongInputError(f"{owner}: {name}: got a list, expected one, as table_config is one")
+            raise WrongInputError(f"{_LOOKUP}: {name}: got a list, expected one, as table_config is one")
     if any(lookup.top_name == given["top_name"] for lookup in others):
-        raise WrongInputError(f"{owner}: top_name: got {given['top_name']!r} a second time, expected a new name")
+        raise WrongInputError(f"{_LOOKUP}: top_name: got {given['top_name']!r} a second time, expected a new name")
     same = [lookup.table for lookup in others if lookup.table.name == given["table_config"].name]
     if any(table != given["table_config"] for table in same):
-        raise WrongInputError(f"{owner}: table_config: got another table named {same[0].name!r}, expected a new name")
+        raise WrongInputError(f"{_LOOKUP}: table_config: got another table named {same[0].name!r}, expected a new name")
     combiner = "average" if given["combiner"] == "mean" else given["combiner"]
     return EmbeddingLookup(
         table=given["table_config"], bottom_name=given["bottom_name"], top_name=given["top_name"], combiner=combiner
@@ -169,13 +182,13 @@ def _of_lists(given: Mapping[str, Any]) -> tuple[EmbeddingLookup, ...]:
         or not len(tables) == len(bottoms) == len(combiners)
     ):
         raise WrongInputError(
-            f"{EMBEDDING_LOOKUP.name}: got {len(tables)} tables, bottom_name {bottoms} and combiner {combiners}, "
+            f"{_LOOKUP}: got {len(tables)} tables, bottom_name {bottoms} and combiner {combiners}, "
             f"expected a list of {len(tables)} of each"
         )
     lookups: tuple[EmbeddingLookup, ...] = ()
     for place, (table, bottom, combiner) in enumerate(zip(tables, bottoms, combiners, strict=True)):
         one = {"table_config": table, "bottom_name": bottom, "combiner": combiner}
-        lookups += (_lookup(EMBEDDING_LOOKUP.name, {**one, "top_name": f"{given['top_name']}{place}"}, lookups),)
+        lookups += (_lookup({**one, "top_name": f"{given['top_name']}{place}"}, lookups),)
     return lookups
 
 
@@ -185,11 +198,23 @@ class EmbeddingPlanner:
     def __init__(self) -> None:
         self._collection = EmbeddingCollectionConfig()
 
-    def embedding_lookup(self, *args: Any, **kwargs: Any) -> None:
+    @bind_arguments("EmbeddingPlanner.embedding_lookup")
+    def embedding_lookup(
+        self, table_config: EmbeddingTableConfig, bottom_name: str, top_name: str, combiner: str
+    ) -> None:
         """Add a lookup; the errors are those of `EmbeddingCollectionConfig.embedding_lookup`."""
-        self._collection.embedding_lookup(**PLANNER_LOOKUP.read(args, kwargs))
+        self._collection.embedding_lookup(table_config, bottom_name, top_name, combiner)
 
-    def create_embedding_collection(self, *args: Any, **kwargs: Any) -> EmbeddingCollectionConfig:
+    @overload
+    def create_embedding_collection(self, plan_file: str) -> EmbeddingCollectionConfig: ...
+    @overload
+    def create_embedding_collection(
+        self,
+        shard_matrix: Sequence[Sequence[int]],
+        emb_table_group_strategy: Sequence[int | Sequence[int]],
+        emb_table_placement_strategy: Sequence[str],
+    ) -> EmbeddingCollectionConfig: ...
+    def create_embedding_collection(self, *args: object, **kwargs: object) -> EmbeddingCollectionConfig:
         """The collection of all lookups, with the plan from a file (3.7 to 4.0) or from matrices (4.1).
 
         Raises:
@@ -197,11 +222,11 @@ class EmbeddingPlanner:
             BrokenFileError: it is no JSON, or not laid out as a plan.
             WrongInputError: as `EmbeddingCollectionConfig.shard`.
         """
-        is_file = "plan_file" in kwargs or (len(args) == 1 and isinstance(args[0], str))
-        if is_file:
-            self._collection.shard(*_plan_of_file(PLAN_FILE.read(args, kwargs)["plan_file"], self._collection))
+        given = form_of(_PLAN, args, kwargs).read(args, kwargs)
+        if "plan_file" in given:
+            self._collection.shard(*_plan_of_file(given["plan_file"], self._collection))
         else:
-            self._collection.shard(*_plan_of_matrices(PLAN_MATRIX.read(args, kwargs), self._collection))
+            self._collection.shard(*_plan_of_matrices(given, self._collection))
         return self._collection
 
 
@@ -209,24 +234,24 @@ EmbeddingCollectionPlaceholder = EmbeddingCollectionConfig
 """What 3.7 to 4.1 call the planner's collection."""
 
 
-def _plan_of_matrices(given: Mapping[str, Any], collection: EmbeddingCollectionConfig) -> tuple[Any, Any]:
+def _plan_of_matrices(given: Mapping[str, Any], collection: EmbeddingCollectionConfig) -> _Plan:
     names = collection.table_names()
     groups, kinds = given["emb_table_group_strategy"], given["emb_table_placement_strategy"]
     if len(groups) != len(kinds):
         raise WrongInputError(
-            f"{PLAN_MATRIX.name}: got {len(groups)} groups and {len(kinds)} placements, expected as many of each"
+            f"{_PLAN}: got {len(groups)} groups and {len(kinds)} placements, expected as many of each"
         )
     if any(len(gpu) != len(names) for gpu in given["shard_matrix"]):
-        raise WrongInputError(f"{PLAN_MATRIX.name}: shard_matrix: expected {len(names)} numbers for every GPU")
+        raise WrongInputError(f"{_PLAN}: shard_matrix: expected {len(names)} numbers for every GPU")
     matrix = [[name for name, is_there in zip(names, gpu, strict=True) if is_there] for gpu in given["shard_matrix"]]
     # Groups and columns go by the number of a table, which is its name in those releases.
     return matrix, [(kind, [str(table) for table in group]) for kind, group in zip(kinds, groups, strict=True)]
 
 
-def _plan_of_file(path: str, collection: EmbeddingCollectionConfig) -> tuple[Any, Any]:
+def _plan_of_file(path: str, collection: EmbeddingCollectionConfig) -> _Plan:
     """A plan file lists for every GPU its groups: lookups by number, and how the group is placed."""
     if not Path(path).is_file():
-        raise FileCannotOpenError(f"{PLAN_FILE.name}: plan_file: {path!r} does not exist")
+        raise FileCannotOpenError(f"{_PLAN}: plan_file: {path!r} does not exist")
     try:
         plan = parse_json(Path(path).read_text())
         held = [

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig, EmbeddingLookup
 from terarec.hugectr.enums import Embedding_t, Optimizer_t, Update_t
 from terarec.hugectr.errors import WrongInputError
+from terarec.hugectr.objects import EmbeddingTableConfig, OptParamsPy, SparseEmbedding
 from terarec.hugectr.optimizer import STATES
 from terarec.spec import DynamicTableSpec, GraphEmbedding, GraphFeature, GraphLayer, TableSpec
 
@@ -18,7 +19,7 @@ HAS_STATIC_TABLES = (Embedding_t.LocalizedSlotSparseEmbeddingOneHot, Embedding_t
 _POOLING: Mapping[str, Literal["sum", "mean", "concat"]] = {"sum": "sum", "average": "mean", "concat": "concat"}
 
 
-def capacity(params: Any, optimizer: Any, num_devices: int) -> int:
+def capacity(params: SparseEmbedding, optimizer: OptParamsPy, num_devices: int) -> int:
     """Most keys that a `SparseEmbedding` holds.
 
     On each device as many as it names, or the workspace's bytes over those of a row and its optimizer states, as
@@ -35,7 +36,7 @@ def capacity(params: Any, optimizer: Any, num_devices: int) -> int:
     return int(rows) * num_devices
 
 
-def sparse_embedding(params: Any, *, slots: int, optimizer: str) -> GraphEmbedding:
+def sparse_embedding(params: SparseEmbedding, *, slots: int, optimizer: str) -> GraphEmbedding:
     """A `SparseEmbedding` over the `slots` slots of its input.
 
     Hash embeddings are dynamic tables: one for all slots of a distributed embedding, one a slot for a localized one,
@@ -63,7 +64,7 @@ def sparse_embedding(params: Any, *, slots: int, optimizer: str) -> GraphEmbeddi
     return GraphEmbedding(name=name, tables=tuple(tables), features=features, optimizer=optimizer)
 
 
-def _sizes(params: Any, slots: int) -> Sequence[int]:
+def _sizes(params: SparseEmbedding, slots: int) -> Sequence[int]:
     sizes: Sequence[int] = params.slot_size_array
     if len(sizes) != slots:
         raise WrongInputError(
@@ -73,13 +74,13 @@ def _sizes(params: Any, slots: int) -> Sequence[int]:
     return sizes
 
 
-def _dynamic(name: str, size: int, params: Any) -> DynamicTableSpec:
+def _dynamic(name: str, size: int, params: SparseEmbedding) -> DynamicTableSpec:
     """A table whose rows start within 1 / sqrt(size) around 0, or 0.05 for an unknown size."""
     scale = 1 / math.sqrt(size) if size else 0.05
     return DynamicTableSpec(name=name, width=params.embedding_vec_size, init_scale=scale, report_evicted=False)
 
 
-def _static(name: str, size: int, params: Any) -> TableSpec:
+def _static(name: str, size: int, params: SparseEmbedding) -> TableSpec:
     return TableSpec(name=name, rows=max(1, size), width=params.embedding_vec_size)
 
 
@@ -141,7 +142,7 @@ def _vector_name(lookup: EmbeddingLookup) -> str:
     return f"{lookup.top_name}_3d" if lookup.is_flat else lookup.top_name
 
 
-def _collection_table(table: Any) -> TableSpec | DynamicTableSpec:
+def _collection_table(table: EmbeddingTableConfig) -> TableSpec | DynamicTableSpec:
     if table.max_vocabulary_size < 0:
         return DynamicTableSpec(name=table.name, width=table.ev_size, report_evicted=False)
     return TableSpec(name=table.name, rows=table.max_vocabulary_size, width=table.ev_size)

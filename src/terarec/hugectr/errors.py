@@ -34,9 +34,19 @@ class HugeCTRError(TerarecError, RuntimeError):
 
 
 class WrongInputError(HugeCTRError, ConfigError):
-    """An argument, or a clause of a JSON file, is not what HugeCTR accepts, or asks for what terarec does not do."""
+    """An argument, or a clause of a JSON file, that HugeCTR does not accept, or that terarec does not support.
+
+    Attributes:
+        field: Name of the parameter or key; empty if several are wrong together.
+        received: The received value, or None.
+    """
 
     error = Error_t.WrongInput
+
+    def __init__(self, message: str, *, field: str = "", received: object = None) -> None:
+        super().__init__(message)
+        self.field = field
+        self.received = received
 
 
 class IllegalCallError(HugeCTRError):

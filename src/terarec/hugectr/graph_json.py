@@ -21,24 +21,28 @@ from terarec.hugectr.enums import (
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.json_files import JsonObject, optimizer_to_json, read_optimizer
 from terarec.hugectr.layer_kinds import LOSSES
-from terarec.hugectr.tables.data_input import DataReaderSparseParam, Input
-from terarec.hugectr.tables.dense_layer import DENSE_LAYER, DenseLayer
-from terarec.hugectr.tables.embedding_collection import SHARD
-from terarec.hugectr.tables.embedding_table import EmbeddingTableConfig, EmbeddingTablePlaceHolder
-from terarec.hugectr.tables.kinds import (
-    TEXT,
-    TRUTH,
-    Kind,
-    listed,
-    mapped,
-    named_member,
+from terarec.hugectr.objects import (
+    DataReaderSparseParam,
+    DenseLayer,
+    EmbeddingTableConfig,
+    EmbeddingTablePlaceHolder,
+    Input,
+    OptParamsPy,
+    SparseEmbedding,
+)
+from terarec.hugectr.schema.table import forms
+from terarec.hugectr.schema.types import (
+    BOOL,
+    STRING,
+    Type,
+    dict_of,
+    integer,
+    list_of,
+    member_name,
     number,
     one_of,
-    one_or_list,
-    whole,
+    scalar_or_list,
 )
-from terarec.hugectr.tables.optimizer import OptParamsPy
-from terarec.hugectr.tables.sparse_embedding import SparseEmbedding
 from terarec.spec.quoting import quoted
 
 
@@ -145,7 +149,7 @@ IS_COPY = "is_copy"
 def with_copies(layers: Sequence[dict[str, Any]], widths: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     """`layers` with a Slice before the first reader of each tensor that is read several times.
 
-    Its outputs are the whole tensor each, named ``<tensor>_slice<n>``, one for every time it is read.
+    Its outputs are the integer tensor each, named ``<tensor>_slice<n>``, one for every time it is read.
 
     Args:
         layers: of a graph's JSON, dense ones.
@@ -173,7 +177,6 @@ def _bottoms(layer: Mapping[str, Any]) -> list[str]:
     return [bottom] if isinstance(bottom, str) else list(bottom)
 
 
-_ROWS = {row.name: row for row in DENSE_LAYER.rows}
 _UNREAD = ("name",)
 
 
@@ -183,7 +186,7 @@ def layer_to_json(layer: DenseLayer) -> dict[str, Any]:
     values = layer.values()
     for clause in CLAUSES[layer.layer_type]:
         value = values[clause.parameter]
-        if not clause.is_optional or value != _ROWS[clause.parameter].default:
+        if not clause.is_optional or value != DenseLayer.parameter(clause.parameter).default:
             inside = written
             for name in clause.path[:-1]:
                 inside = inside.setdefault(name, {})
@@ -219,7 +222,7 @@ def read_layer(data: JsonObject, kind: str) -> DenseLayer:
         )
     given: dict[str, Any] = {"layer_type": layer_type, "bottom_names": [], "top_names": []}
     for key in ("bottom", "top"):
-        given[f"{key}_names"] = data.take(key, one_or_list(TEXT))
+        given[f"{key}_names"] = data.take(key, scalar_or_list(STRING))
     inside = {clause.path[0]: data.child(clause.path[0]) for clause in CLAUSES[layer_type] if len(clause.path) == 2}
     for clause in CLAUSES[layer_type]:
         holder = inside[clause.path[0]] if len(clause.path) == 2 else data
@@ -227,7 +230,7 @@ def read_layer(data: JsonObject, kind: str) -> DenseLayer:
             if holder.has(key):
                 given[clause.parameter] = holder.take(key, _json_kind(clause.parameter))
     if layer_type in LOSSES and data.has("regularizer"):
-        given |= {"use_regularizer": True, "regularizer_type": data.take("regularizer", named_member(Regularizer_t))}
+        given |= {"use_regularizer": True, "regularizer_type": data.take("regularizer", member_name(Regularizer_t))}
     if given.get("selected_slots"):
         given["selected"] = True
     for holder in (*inside.values(), data):
@@ -242,12 +245,13 @@ def _located(data: JsonObject, given: Mapping[str, Any]) -> DenseLayer:
         raise WrongInputError(f"{data.where}: {error}") from None
 
 
-def _json_kind(parameter: str) -> Kind:
+def _json_kind(parameter: str) -> Type[Any]:
     """What a JSON file holds for a parameter of `DenseLayer`: members of enumerations are names there."""
-    default, kind = _ROWS[parameter].default, _ROWS[parameter].kind
+    found = DenseLayer.parameter(parameter)
+    default, kind = found.default, found.type
     if isinstance(default, Enum):
-        return named_member(type(default))
-    return listed(named_member(Activation_t)) if parameter == "activations" else kind
+        return member_name(type(default))
+    return list_of(member_name(Activation_t)) if parameter == "activations" else kind
 
 
 EMBEDDING_TYPES = dict(Embedding_t.__members__)
@@ -294,17 +298,17 @@ def read_embedding(data: JsonObject, kind: Embedding_t) -> SparseEmbedding:
         WrongInputError: an unknown key, or a value that is not accepted.
     """
     values = data.child("sparse_embedding_hparam")
-    room = {key: values.take(key, whole(0)) for key in _ROOM if values.has(key)}
+    room = {key: values.take(key, integer(0)) for key in _ROOM if values.has(key)}
     if room.get("max_vocabulary_size_per_gpu"):
         room.pop("workspace_size_per_gpu_in_mb", None)
     given: dict[str, Any] = {
         **room,
         "embedding_type": kind,
-        "embedding_vec_size": values.take("embedding_vec_size", whole(1)),
+        "embedding_vec_size": values.take("embedding_vec_size", integer(1)),
         "combiner": _COMBINERS[values.take("combiner", one_of(*_COMBINERS))],
-        "slot_size_array": values.take("slot_size_array", listed(whole(0)), []),
-        "bottom_name": data.take("bottom", one_or_list(TEXT))[0],
-        "sparse_embedding_name": data.take("top", one_or_list(TEXT))[0],
+        "slot_size_array": values.take("slot_size_array", list_of(integer(0)), []),
+        "bottom_name": data.take("bottom", scalar_or_list(STRING))[0],
+        "sparse_embedding_name": data.take("top", scalar_or_list(STRING))[0],
     }
     if data.has("optimizer"):
         given["optimizer"] = read_optimizer(data.child("optimizer"))
@@ -326,8 +330,8 @@ def collection_to_json(config: EmbeddingCollectionConfig) -> dict[str, Any]:
         "top": config.concatenated_name,
         "tables": [_table_to_json(table) for table in tables.values()],
         "lookups": [
-            {"table": look.table.name, "bottom": look.bottom_name, "top": look.top_name, "combiner": look.combiner}
-            for look in config.lookups
+            {"table": one.table.name, "bottom": one.bottom_name, "top": one.top_name, "combiner": one.combiner}
+            for one in config.lookups
         ],
     }
     if plan is not None:
@@ -353,10 +357,10 @@ def read_collection(data: JsonObject) -> EmbeddingCollectionConfig:
         WrongInputError: an unknown key, or a value that is not accepted.
     """
     config = EmbeddingCollectionConfig(
-        data.take("use_exclusive_keys", TRUTH, False),
-        data.take("comm_strategy", named_member(CommunicationStrategy), CommunicationStrategy.Uniform),
+        data.take("use_exclusive_keys", BOOL, False),
+        data.take("comm_strategy", member_name(CommunicationStrategy), CommunicationStrategy.Uniform),
     )
-    top = data.take("top", TEXT, "")
+    top = data.take("top", STRING, "")
     tables = {table.name: table for table in map(_read_table, data.children("tables"))}
     lookups = [_read_lookup(lookup, tables) for lookup in data.children("lookups")]
     if top:
@@ -367,8 +371,9 @@ def read_collection(data: JsonObject) -> EmbeddingCollectionConfig:
             config.embedding_lookup(**lookup)
     if data.has("plan"):
         plan = data.child("plan")
-        kinds = {row.name: row.kind for row in SHARD.rows}
-        kinds["compression_strategy"] = mapped(named_member(CompressionStrategy), listed(TEXT))
+        (shard,) = forms()["EmbeddingCollectionConfig.shard"]
+        kinds = {one.name: one.type for one in shard.parameters}
+        kinds["compression_strategy"] = dict_of(member_name(CompressionStrategy), list_of(STRING))
         config.shard(**{name: plan.take(name, kind) for name, kind in kinds.items()})
         plan.finish()
     data.finish()
@@ -376,16 +381,12 @@ def read_collection(data: JsonObject) -> EmbeddingCollectionConfig:
 
 
 def _read_table(data: JsonObject) -> EmbeddingTableConfig:
-    first: tuple[Any, ...] = (data.take("name", TEXT),)
-    kind = EmbeddingTableConfig
+    name = data.take("name", STRING)
+    rows, width = data.take("max_vocabulary_size", integer(-1)), data.take("ev_size", integer(1))
+    optimizer = read_optimizer(data.child("optimizer")) if data.has("optimizer") else None
+    made = EmbeddingTableConfig(name, rows, width, optimizer)
     if data.has("id_space"):
-        kind, first = EmbeddingTablePlaceHolder, (data.take("id_space", whole(0)),)
-    made = kind(
-        *first,
-        max_vocabulary_size=data.take("max_vocabulary_size", whole(-1)),
-        ev_size=data.take("ev_size", whole(1)),
-        opt_params=read_optimizer(data.child("optimizer")) if data.has("optimizer") else None,
-    )
+        made = EmbeddingTablePlaceHolder(data.take("id_space", integer(0)), rows, width, opt_params=optimizer)
     data.finish()
     return made
 
@@ -394,9 +395,9 @@ def _read_lookup(data: JsonObject, tables: dict[str, EmbeddingTableConfig]) -> d
     table = data.take("table", one_of(*tables))
     found = {
         "table_config": tables[table],
-        "bottom_name": data.take("bottom", TEXT),
-        "top_name": data.take("top", TEXT),
-        "combiner": data.take("combiner", TEXT),
+        "bottom_name": data.take("bottom", STRING),
+        "top_name": data.take("top", STRING),
+        "combiner": data.take("combiner", STRING),
     }
     data.finish()
     return found
@@ -460,7 +461,7 @@ def read_graph(data: JsonObject) -> Graph:
     Raises:
         WrongInputError: an unknown kind or key, or a value that is not accepted; the message has its path.
     """
-    model_name = data.take("model_name", TEXT, "")
+    model_name = data.take("model_name", STRING, "")
     parts = read_parts(data.children("layers"))
     data.finish(_BESIDE)
     return Graph(model_name=model_name, parts=parts)
@@ -472,13 +473,13 @@ def read_parts(layers: Sequence[JsonObject]) -> tuple[Part, ...]:
     Raises:
         WrongInputError: as `read_graph`.
     """
-    if not layers or layers[0].take("type", TEXT, "") != DATA:
+    if not layers or layers[0].take("type", STRING, "") != DATA:
         where = layers[0].where if layers else "layers"
         raise WrongInputError(f"{where}: expected the first layer to be of type {DATA}")
     parts: list[Part] = [read_input(layers[0])]
     copied: dict[str, str] = {}
     for layer in layers[1:]:
-        is_copy = layer.take(IS_COPY, TRUTH, False)
+        is_copy = layer.take(IS_COPY, BOOL, False)
         part = _read_part(layer)
         if is_copy and isinstance(part, DenseLayer):
             copied |= dict.fromkeys(part.top_names, part.bottom_names[0])
@@ -490,7 +491,7 @@ def read_parts(layers: Sequence[JsonObject]) -> tuple[Part, ...]:
 
 
 def _read_part(layer: JsonObject) -> Part:
-    kind = layer.take("type", TEXT)
+    kind = layer.take("type", STRING)
     if kind in EMBEDDING_TYPES:
         return read_embedding(layer, EMBEDDING_TYPES[kind])
     if kind == COLLECTION:
@@ -527,8 +528,8 @@ def read_input(data: JsonObject) -> Input:
         WrongInputError: as `read_graph`.
     """
     label, dense = data.child("label"), data.child("dense")
-    tops, dims = label.take("top", one_or_list(TEXT)), label.take("label_dim", one_or_list(whole(1)))
-    weights = label.take("label_weights", listed(number()), [])
+    tops, dims = label.take("top", scalar_or_list(STRING)), label.take("label_dim", scalar_or_list(integer(1)))
+    weights = label.take("label_weights", list_of(number()), [])
     given: dict[str, Any] = {"label_dims": dims, "label_names": tops}
     if weights:
         given["label_weights"] = weights
@@ -536,8 +537,8 @@ def read_input(data: JsonObject) -> Input:
         given = {"label_dim": dims[0], "label_name": tops[0]}
     made = Input(
         **given,
-        dense_name=dense.take("top", TEXT),
-        dense_dim=dense.take("dense_dim", whole(0)),
+        dense_name=dense.take("top", STRING),
+        dense_dim=dense.take("dense_dim", integer(0)),
         data_reader_sparse_param_array=[_read_slots(slots) for slots in data.children("sparse")],
     )
     for clause in (label, dense):
@@ -547,11 +548,14 @@ def read_input(data: JsonObject) -> Input:
 
 
 def _read_slots(data: JsonObject) -> DataReaderSparseParam:
-    name, slots = data.take("top", TEXT), data.take("slot_num", whole(1))
+    name, slots = data.take("top", STRING), data.take("slot_num", integer(1))
     if data.has("max_feature_num_per_sample"):
-        most = data.take("max_feature_num_per_sample", whole(1))
-        hotness, is_fixed = [data.take("max_nnz", whole(1), most)], False
+        most = data.take("max_feature_num_per_sample", integer(1))
+        hotness, is_fixed = [data.take("max_nnz", integer(1), most)], False
     else:
-        hotness, is_fixed = data.take("nnz_per_slot", one_or_list(whole(1))), data.take("is_fixed_length", TRUTH, False)
+        hotness, is_fixed = (
+            data.take("nnz_per_slot", scalar_or_list(integer(1))),
+            data.take("is_fixed_length", BOOL, False),
+        )
     data.finish(("type",))
     return DataReaderSparseParam(name, hotness, is_fixed, slots)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from terarec.errors import DataNotFoundError
 from terarec.hugectr.enums import Optimizer_t, Update_t
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongInputError
-from terarec.hugectr.tables.kinds import TRUTH, Kind, named_member
-from terarec.hugectr.tables.optimizer import CREATE_OPTIMIZER_3_0, OptimizerWithSchedule, OptParamsPy
-from terarec.hugectr.tables.table import REQUIRED, Table
+from terarec.hugectr.objects import OptimizerWithSchedule, OptParamsPy
+from terarec.hugectr.schema.table import REQUIRED
+from terarec.hugectr.schema.types import BOOL, Type, member_name
 from terarec.io import atomic_entries, folder_and_name, read_text
 from terarec.spec.codec import parse_json
 from terarec.spec.quoting import quoted
+
+Value = TypeVar("Value")
 
 
 class JsonObject:
@@ -28,7 +30,7 @@ class JsonObject:
         WrongInputError: anything else than an object.
     """
 
-    def __init__(self, data: Any, where: str) -> None:
+    def __init__(self, data: object, where: str) -> None:
         if not isinstance(data, Mapping):
             raise WrongInputError(f"{where}: got {quoted(data)}, expected an object")
         self.where = where
@@ -39,7 +41,7 @@ class JsonObject:
         """Whether there is a value of `key`."""
         return key in self._data
 
-    def take(self, key: str, kind: Kind, default: Any = REQUIRED) -> Any:
+    def take(self, key: str, kind: Type[Value], default: Any = REQUIRED) -> Value:
         """The value of `key`, or `default`.
 
         Raises:
@@ -48,7 +50,7 @@ class JsonObject:
         if key not in self._data:
             if default is REQUIRED:
                 raise WrongInputError(f"{self.where}: no {key}, expected {kind.expected}")
-            return default
+            return cast("Value", default)
         self._left.discard(key)
         try:
             return kind.read(self._data[key])
@@ -101,7 +103,7 @@ def read_json(path: str) -> JsonObject:
     return JsonObject(data, str(path))
 
 
-def write_json(path: str, data: Any) -> None:
+def write_json(path: str, data: object) -> None:
     """Write `data` as the file `path`, beside it first."""
     folder, name = folder_and_name(path)
     with atomic_entries(folder) as held:
@@ -139,7 +141,7 @@ def read_optimizer(data: JsonObject) -> OptParamsPy:
     Raises:
         WrongInputError: an unknown kind or key, or a value that is not accepted.
     """
-    given = _read(data, OptParamsPy.FORMS[0])
+    given = _read(data, OptParamsPy)
     try:
         return OptParamsPy(**{name: value for name, value in given.items() if name not in SCHEDULE})
     except WrongInputError as error:
@@ -152,25 +154,25 @@ def read_optimizer_with_schedule(data: JsonObject) -> OptimizerWithSchedule:
     Raises:
         WrongInputError: an unknown kind or key, or a value that is not accepted.
     """
-    given = _read(data, CREATE_OPTIMIZER_3_0)
+    given = _read(data, OptimizerWithSchedule)
     try:
         return OptimizerWithSchedule(**given)
     except WrongInputError as error:
         raise WrongInputError(f"{data.where}: {error}") from None
 
 
-def _read(data: JsonObject, table: Table) -> dict[str, Any]:
-    rows = {row.name: row for row in (*CREATE_OPTIMIZER_3_0.rows, *table.rows)}
-    kind = data.take("type", named_member(Optimizer_t))
+def _read(data: JsonObject, cls: type[OptParamsPy]) -> dict[str, Any]:
+    kind = data.take("type", member_name(Optimizer_t))
     given: dict[str, Any] = {"optimizer_type": kind, "update_type": Update_t.Local}
-    if data.take("global_update", TRUTH, False):
+    if data.take("global_update", BOOL, False):
         given["update_type"] = Update_t.Global
-    given["update_type"] = data.take("update_type", named_member(Update_t), given["update_type"])
+    given["update_type"] = data.take("update_type", member_name(Update_t), given["update_type"])
     clause, keys = HYPERPARAMETERS[kind]
     values = data.child(clause)
     for key in (*keys, *SCHEDULE):
         if values.has(key):
-            given[key] = values.take(key, rows[key].kind)
+            owner = cls if key in cls.names() else OptimizerWithSchedule
+            given[key] = values.take(key, owner.parameter(key).type)
     values.finish()
     # A file may hold the parameters of other kinds, too; they say nothing.
     data.finish([name for name, _ in HYPERPARAMETERS.values()])

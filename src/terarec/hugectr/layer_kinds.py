@@ -7,7 +7,7 @@ from typing import Any
 
 from terarec.hugectr.enums import Activation_t, FcPosition_t, Initializer_t, Layer_t, Regularizer_t
 from terarec.hugectr.errors import WrongInputError
-from terarec.hugectr.tables.dense_layer import DenseLayer, GroupDenseLayer
+from terarec.hugectr.objects import DenseLayer, GroupDenseLayer
 from terarec.nn.registry import LAYERS
 from terarec.spec import GraphLayer
 
@@ -85,7 +85,7 @@ _MEMBERS = {
 _HAS_SCRATCH = {Layer_t.FusedInnerProduct, Layer_t.MLP, Layer_t.Interaction}
 
 
-def graph_layer(layer: Any) -> GraphLayer:
+def graph_layer(layer: DenseLayer) -> GraphLayer:
     """A `DenseLayer` as a layer of a graph."""
     kind = _kind_of(layer)
     bottoms, tops = list(layer.bottom_names), list(layer.top_names)
@@ -107,7 +107,7 @@ def graph_layer(layer: Any) -> GraphLayer:
     return GraphLayer(kind=kind, bottoms=tuple(bottoms), tops=tuple(tops), options=options)
 
 
-def _kind_of(layer: Any) -> str:
+def _kind_of(layer: DenseLayer) -> str:
     """The kind of `layer`; 4.3 has attention in two layers with a Softmax between, told by the numbers of tensors."""
     numbers = len(layer.bottom_names), len(layer.top_names)
     if layer.layer_type is Layer_t.MultiHeadAttention and numbers in {(3, 2), (2, 1)}:
@@ -115,7 +115,7 @@ def _kind_of(layer: Any) -> str:
     return KINDS[layer.layer_type]
 
 
-def _mlp_options(layer: Any) -> dict[str, Any]:
+def _mlp_options(layer: DenseLayer) -> dict[str, Any]:
     """Widths, activations and biases for each layer, where the script may have named one for all."""
     widths = layer.num_outputs or [layer.num_output]
     return {
@@ -125,7 +125,7 @@ def _mlp_options(layer: Any) -> dict[str, Any]:
     }
 
 
-def _whole_factor(layer: Any) -> int:
+def _whole_factor(layer: DenseLayer) -> int:
     if not float(layer.factor).is_integer():
         raise WrongInputError(f"Scale {layer.top_names}: factor: got {layer.factor}, expected a whole number of copies")
     return int(layer.factor)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
-from terarec.hugectr.tables.sparse_embedding import SparseEmbedding
+from terarec.hugectr.graph_json import Part
+from terarec.hugectr.objects import DenseLayer, Input, Solver, SparseEmbedding
 from terarec.models.graph import tensor_shapes
 from terarec.nn.layer import TensorShape
 from terarec.spec import GraphSpec
@@ -47,7 +47,7 @@ class FitLog:
         solver: what `CreateSolver` made.
     """
 
-    def __init__(self, solver: Any) -> None:
+    def __init__(self, solver: Solver) -> None:
         self._solver = solver
         self._log = Log(solver.compat_release)
         self._start = self._shown_at = time.perf_counter()
@@ -110,7 +110,7 @@ _WIDTHS = (40, 30, 30)
 _LINE = "-" * 118
 
 
-def summary_lines(spec: GraphSpec, parts: Sequence[Any]) -> list[str]:
+def summary_lines(spec: GraphSpec, parts: Sequence[Part]) -> list[str]:
     """The lines: labels, dense and sparse inputs, then a row for each embedding and layer.
 
     Args:
@@ -121,6 +121,7 @@ def summary_lines(spec: GraphSpec, parts: Sequence[Any]) -> list[str]:
         ConfigError: shapes or options of layers that do not fit.
     """
     shapes_of, inputs = tensor_shapes(spec), parts[0]
+    assert isinstance(inputs, Input)
     sparse = ",".join(slots.top_name for slots in inputs.data_reader_sparse_param_array)
     lines = [
         "Model Summary".center(len(_LINE), "="),
@@ -139,13 +140,14 @@ def summary_lines(spec: GraphSpec, parts: Sequence[Any]) -> list[str]:
     return [*lines, _LINE]
 
 
-def _columns(part: Any) -> tuple[str, list[str], list[str]]:
+def _columns(part: Part) -> tuple[str, list[str], list[str]]:
     """Type, inputs and outputs of an embedding or layer, as the script spells them."""
     if isinstance(part, SparseEmbedding):
         return part.embedding_type.name, [part.bottom_name], [part.sparse_embedding_name]
     if isinstance(part, EmbeddingCollectionConfig):
         tops = [part.concatenated_name] if part.concatenated_name else [lookup.top_name for lookup in part.lookups]
         return "EmbeddingCollection", [lookup.bottom_name for lookup in part.lookups], tops
+    assert isinstance(part, DenseLayer)
     return part.layer_type.name, list(part.bottom_names), list(part.top_names)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, overload
 
 import numpy as np
 import torch
@@ -19,35 +19,33 @@ from terarec.errors import RunInterruptedError
 from terarec.formats.hugectr import COLLECTION_FILES, SPARSE_FOLDER_FILES, STATISTICS_SUFFIX
 from terarec.hugectr.callbacks import Intervals, Iterations, LearningRate, ScriptCallbacks
 from terarec.hugectr.compilation import Compiled, compile_network
+from terarec.hugectr.data import file_url, model_home, stored_path
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.embeddings import capacity
 from terarec.hugectr.enums import Tensor_t
 from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
-from terarec.hugectr.graph_json import Graph, graph_to_json, read_graph
+from terarec.hugectr.graph_json import Graph, Part, graph_to_json, read_graph
 from terarec.hugectr.json_files import read_json, write_json
 from terarec.hugectr.log import FitLog, Log, summary_lines
 from terarec.hugectr.network import Network
+from terarec.hugectr.objects import (
+    DataReaderParams,
+    DataSourceParams,
+    DenseLayer,
+    EmbeddingTrainingCacheParams,
+    GroupDenseLayer,
+    Input,
+    ModelOversubscriberParams,
+    OptimizerWithSchedule,
+    OptParamsPy,
+    Solver,
+    SolverConfig,
+    SparseEmbedding,
+)
 from terarec.hugectr.readers import DataReader
 from terarec.hugectr.run import Training, describe_records, save_run
 from terarec.hugectr.schedule import LearningRateScheduler
-from terarec.hugectr.tables.calls import (
-    ADD,
-    FIT,
-    LOAD_DENSE_OPTIMIZER_STATES,
-    LOAD_DENSE_WEIGHTS,
-    LOAD_SPARSE_OPTIMIZER_STATES,
-    LOAD_SPARSE_WEIGHTS,
-    MODEL,
-    SAVE_PARAMS_TO_FILES,
-    SET_LEARNING_RATE,
-)
-from terarec.hugectr.tables.data_input import Input
-from terarec.hugectr.tables.data_source import DataSourceParams
-from terarec.hugectr.tables.dense_layer import DenseLayer
-from terarec.hugectr.tables.low_level import SolverConfig
-from terarec.hugectr.tables.optimizer import OptimizerWithSchedule, OptParamsPy
-from terarec.hugectr.tables.sparse_embedding import SparseEmbedding
-from terarec.hugectr.tables.table import taking
+from terarec.hugectr.schema.table import bind_arguments
 from terarec.hugectr.training_cache import IncrementalModel, TrainingCache
 from terarec.hugectr.weights import (
     EmbeddingFile,
@@ -82,7 +80,6 @@ class Model:
 
     Attributes:
         solver: The `CreateSolver` object.
-        reader_params: the `DataReaderParams`; of release 3.0 the `Input`, which says the same.
 
     Args:
         solver: The `CreateSolver` object.
@@ -94,25 +91,32 @@ class Model:
         WrongInputError: anything else.
     """
 
-    @taking(MODEL)
-    def __init__(self, solver: Any, reader_params: Any, opt_params: Any, etc_params: Any) -> None:
-        if isinstance(reader_params, OptParamsPy):
-            reader_params, opt_params = None, reader_params
-        self.solver, self.reader_params = solver, reader_params
-        self._optimizer, self._etc_params = opt_params, etc_params
-        self._network = Network(solver, opt_params)
+    @bind_arguments("Model")
+    def __init__(
+        self,
+        solver: Solver,
+        reader_params: DataReaderParams | OptParamsPy | None = None,
+        opt_params: OptParamsPy | None = None,
+        etc_params: EmbeddingTrainingCacheParams | ModelOversubscriberParams | None = None,
+    ) -> None:
+        self._reader_params = reader_params if isinstance(reader_params, DataReaderParams) else None
+        optimizer = reader_params if isinstance(reader_params, OptParamsPy) else opt_params
+        assert optimizer is not None  # as the schema says
+        self.solver = solver
+        self._optimizer, self._etc_params = optimizer, etc_params
+        self._network = Network(solver, optimizer)
         self._log = Log(solver.compat_release)
         self._made: Compiled | None = None
         self._cache: TrainingCache | None = None
-        has_rate = isinstance(opt_params, OptimizerWithSchedule)
-        self._scheduler = LearningRateScheduler.of(opt_params if has_rate else solver)
+        rates = optimizer if isinstance(optimizer, OptimizerWithSchedule) else solver
+        self._scheduler = LearningRateScheduler.of(rates)
         self._iterations: Iterations | None = None
         self._is_fitting = False
         self._is_dense_frozen = False
         self._frozen: set[str] = set()
 
-    @taking(ADD)
-    def add(self, input: Any) -> None:  # noqa: A002 - HugeCTR's name, one of seven
+    @bind_arguments("Model.add")
+    def add(self, input: Part | GroupDenseLayer) -> None:  # noqa: A002 - HugeCTR's name, one of seven
         """Add an `Input`, an embedding or a layer on top of what is there.
 
         Raises:
@@ -122,12 +126,28 @@ class Model:
         """
         if self._made is not None:
             raise IllegalCallError("add: the model is compiled, expected every add before compile")
-        tells_of_data = isinstance(input, Input) and self.reader_params is None
-        if tells_of_data and "data_reader_type" not in input.values():
-            raise WrongInputError("add: got an Input without data_reader_type, expected DataReaderParams in Model(...)")
+        params = self._reader_params
+        if isinstance(input, Input) and params is None:
+            values = input.values()
+            if "data_reader_type" not in values:
+                raise WrongInputError(
+                    "add: got an Input without data_reader_type, expected DataReaderParams in Model(...)"
+                )
+            known = DataReaderParams.names()
+            params = DataReaderParams(**{name: value for name, value in values.items() if name in known})
         self._network.add(input)
-        if tells_of_data:
-            self.reader_params = input  # of release 3.0, which tells of the data, too
+        self._reader_params = params  # in release 3.0 from the Input
+
+    @property
+    def reader_params(self) -> DataReaderParams:
+        """Where the data is; in release 3.0 the `Input` says it.
+
+        Raises:
+            IllegalCallError: An `Input` was not added yet.
+        """
+        if self._reader_params is None:
+            raise IllegalCallError("Model: got no Input, expected one before everything else")
+        return self._reader_params
 
     def compile(self, loss_names: Sequence[str] = (), loss_weights: Sequence[float] = ()) -> None:
         """Build the model, and its training cache where one was requested.
@@ -177,6 +197,7 @@ class Model:
         for line in lines:
             self._log.bare(line)
 
+    @bind_arguments("Model.fit")
     def fit(
         self,
         num_epochs: int = 0,
@@ -185,8 +206,7 @@ class Model:
         eval_interval: int = 1000,
         snapshot: int = 10000,
         snapshot_prefix: str = "",
-        data_source_params: Any = None,
-        **unknown: Any,
+        data_source_params: DataSourceParams | None = None,
     ) -> None:
         """Train, evaluate and save.
 
@@ -201,7 +221,6 @@ class Model:
             snapshot: iterations between snapshots.
             snapshot_prefix: of the snapshots' names.
             data_source_params: release 3.4's file system of the snapshots and of other files of the model from now on.
-            unknown: refused, with the name that was perhaps meant.
 
         Raises:
             IllegalCallError: before `compile`.
@@ -210,8 +229,6 @@ class Model:
             LossCannotConvergeError: the loss is NaN.
         """
         self._compiled("fit")
-        given = (num_epochs, max_iter, display, eval_interval, snapshot, snapshot_prefix, data_source_params)
-        FIT.read(given, unknown)
         if data_source_params is not None:
             self.solver = self.solver.with_values(data_source_params=data_source_params)
         solver = self.solver
@@ -340,7 +357,11 @@ class Model:
             if not reader.is_started():
                 reader.set_source()
 
-    def set_source(self, *args: Any, **kwargs: Any) -> None:
+    @overload
+    def set_source(self, source: str | Sequence[str], eval_source: str) -> None: ...
+    @overload
+    def set_source(self, source: Sequence[str], keyset: Sequence[str], eval_source: str) -> None: ...
+    def set_source(self, *args: object, **kwargs: object) -> None:
         """``(source, eval_source)``, or ``(source list, keyset list, eval_source)`` with a training cache.
 
         Raises:
@@ -350,7 +371,7 @@ class Model:
         if self.solver.repeat_dataset:
             raise IllegalCallError("set_source: got repeat_dataset=True, expected epochs (repeat_dataset=False)")
         given = _sources(args, kwargs)
-        self.reader_params = self.reader_params.with_values(**given)
+        self._reader_params = self.reader_params.with_values(**given)
         made = self._compiled("set_source")
         made.train_reader.name, made.eval_reader.name = self.reader_params.source[0], self.reader_params.eval_source
 
@@ -366,6 +387,7 @@ class Model:
         """The schedule that `fit` follows."""
         return self._scheduler
 
+    @bind_arguments("Model.set_learning_rate")
     def set_learning_rate(self, lr: float) -> None:
         """The rate of the next iterations; frozen parts do not move at any.
 
@@ -373,11 +395,20 @@ class Model:
             IllegalCallError: before `compile`.
             WrongInputError: anything but a finite number of at least 0.
         """
-        self._compiled("set_learning_rate").trainer.optimizers.lr = SET_LEARNING_RATE.read((lr,), {})["lr"]
+        self._compiled("set_learning_rate").trainer.optimizers.lr = lr
 
-    def reset_learning_rate_scheduler(self, *args: Any, **kwargs: Any) -> None:
+    @bind_arguments("LearningRateScheduler")
+    def reset_learning_rate_scheduler(
+        self,
+        base_lr: float,
+        warmup_steps: int = 1,
+        decay_start: int = 0,
+        decay_steps: int = 1,
+        decay_power: float = 2.0,
+        end_lr: float = 0.0,
+    ) -> None:
         """Start another schedule at its first step; the arguments and errors are `LearningRateScheduler`'s."""
-        self._scheduler = LearningRateScheduler(*args, **kwargs)
+        self._scheduler = LearningRateScheduler(base_lr, warmup_steps, decay_start, decay_steps, decay_power, end_lr)
 
     def freeze_dense(self) -> None:
         """Leave the dense layers' weights and optimizer states alone."""
@@ -437,8 +468,13 @@ class Model:
                 self.add(part)
 
     @as_hugectr_errors("save_params_to_files")
-    @taking(SAVE_PARAMS_TO_FILES)
-    def save_params_to_files(self, prefix: str, iter: int, data_source_params: DataSourceParams | None) -> None:  # noqa: A002 - HugeCTR's name
+    @bind_arguments("Model.save_params_to_files")
+    def save_params_to_files(
+        self,
+        prefix: str,
+        iter: int = 0,  # noqa: A002 - HugeCTR's name
+        data_source_params: DataSourceParams | None = None,
+    ) -> None:
         """Write weights and optimizer states of the dense layers and of each `SparseEmbedding`.
 
         The files are ``<prefix>_dense_<iter>.model``, ``<prefix>_opt_dense_<iter>.model`` and, with the number n of
@@ -453,7 +489,7 @@ class Model:
         """
         made, source = self._compiled("save_params_to_files"), self._source(data_source_params)
         dense = made.trainer.optimizers.dense
-        names = FileNames(source.url(source.model_home + prefix), iter)
+        names = FileNames(file_url(source, model_home(source) + prefix), iter)
         with atomic_entries(names.folder, replaceable=SPARSE_FOLDER_FILES) as folder:
             save_dense(made.model, folder / names.dense)
             if dense is not None:
@@ -461,8 +497,8 @@ class Model:
             self._save_embeddings(folder, names)
 
     @as_hugectr_errors("load_dense_weights")
-    @taking(LOAD_DENSE_WEIGHTS)
-    def load_dense_weights(self, dense_model_file: str, data_source_params: DataSourceParams | None) -> None:
+    @bind_arguments("Model.load_dense_weights")
+    def load_dense_weights(self, dense_model_file: str, data_source_params: DataSourceParams | None = None) -> None:
         """Take the weights of the dense layers from a file.
 
         Raises:
@@ -472,14 +508,14 @@ class Model:
         """
         model = self._compiled("load_dense_weights").model
         source = self._source(data_source_params)
-        file = source.stored("dense_model", dense_model_file)
-        with local_copy(source.url(file), adjacent=(STATISTICS_SUFFIX,)) as path:
+        file = stored_path(source, "dense_model", dense_model_file)
+        with local_copy(file_url(source, file), adjacent=(STATISTICS_SUFFIX,)) as path:
             load_dense(model, path)
 
     @as_hugectr_errors("load_dense_optimizer_states")
-    @taking(LOAD_DENSE_OPTIMIZER_STATES)
+    @bind_arguments("Model.load_dense_optimizer_states")
     def load_dense_optimizer_states(
-        self, dense_opt_states_file: str, data_source_params: DataSourceParams | None
+        self, dense_opt_states_file: str, data_source_params: DataSourceParams | None = None
     ) -> None:
         """Take the dense optimizer's states from a file.
 
@@ -493,15 +529,15 @@ class Model:
         if optimizer is None:
             raise IllegalCallError("load_dense_optimizer_states: the model has no dense weights, expected some")
         source = self._source(data_source_params)
-        with local_copy(source.url(source.stored("dense_opt_states", dense_opt_states_file))) as path:
+        with local_copy(file_url(source, stored_path(source, "dense_opt_states", dense_opt_states_file))) as path:
             load_dense_optimizer_states(made.model, optimizer, path)
 
     @as_hugectr_errors("load_sparse_weights")
-    @taking(LOAD_SPARSE_WEIGHTS)
+    @bind_arguments("Model.load_sparse_weights")
     def load_sparse_weights(
         self,
         sparse_embedding_files: Sequence[str] | Mapping[str, str],
-        data_source_params: DataSourceParams | None,
+        data_source_params: DataSourceParams | None = None,
     ) -> None:
         """Take the rows of embeddings from their folders.
 
@@ -512,7 +548,7 @@ class Model:
             BrokenFileError: a folder of another embedding; none of the embeddings is changed then.
         """
         source = self._source(data_source_params)
-        files = source.stored("sparse_model", sparse_embedding_files)
+        files = stored_path(source, "sparse_model", sparse_embedding_files)
         with self._chosen("load_sparse_weights", files, source) as chosen:
             for file, path in chosen[1:]:
                 check_sparse(file, path)  # before the first is changed
@@ -520,15 +556,15 @@ class Model:
                 load_sparse(file, path)
 
     @as_hugectr_errors("load_sparse_optimizer_states")
-    @taking(LOAD_SPARSE_OPTIMIZER_STATES)
+    @bind_arguments("Model.load_sparse_optimizer_states")
     def load_sparse_optimizer_states(
         self,
         sparse_opt_states_files: Sequence[str] | Mapping[str, str],
-        data_source_params: DataSourceParams | None,
+        data_source_params: DataSourceParams | None = None,
     ) -> None:
         """Take the optimizer states of embeddings from files; the errors are those of `load_sparse_weights`."""
         source = self._source(data_source_params)
-        files = source.stored("sparse_opt_states", sparse_opt_states_files)
+        files = stored_path(source, "sparse_opt_states", sparse_opt_states_files)
         with self._chosen("load_sparse_optimizer_states", files, source) as chosen:
             for file, path in chosen[1:]:
                 check_sparse_optimizer_states(file, path)
@@ -766,7 +802,7 @@ class Model:
 
     def _url(self, path: str) -> str:
         """Where `path` is, on the file system that the solver names for the model's files."""
-        return self._source(None).url(path)
+        return file_url(self._source(None), path)
 
     def _source(self, given: DataSourceParams | None) -> DataSourceParams:
         """The file system that a call names for its files, or else the solver."""
@@ -782,7 +818,7 @@ class Model:
                 capacity=self._capacity_of(part),
                 key_bytes=self._key_bytes,
             )
-            for part in self._network.of_kind(SparseEmbedding)
+            for part in self._network.of_type(SparseEmbedding)
         ]
 
     @contextmanager
@@ -802,7 +838,8 @@ class Model:
             if name not in held:
                 raise WrongInputError(f"{call}: got {name!r}, expected one of {', '.join(held) or 'none'}")
         with ExitStack() as stack:
-            yield [(held[name], stack.enter_context(local_copy(source.url(path)))) for name, path in files.items()]
+            copies = {name: local_copy(file_url(source, path)) for name, path in files.items()}
+            yield [(held[name], stack.enter_context(copy)) for name, copy in copies.items()]
 
     def _capacity_of(self, part: SparseEmbedding) -> int:
         return capacity(part, part.optimizer or self._optimizer, sum(map(len, self.solver.vvgpu)))
@@ -816,7 +853,7 @@ class Model:
     ) -> Iterator[tuple[int, Mapping[str, StaticTable | DynamicTable], list[str]]]:
         """Number and tables of each collection that has some of `table_names`, and which these are."""
         made = self._compiled(call)
-        configs = self._network.of_kind(EmbeddingCollectionConfig)
+        configs = self._network.of_type(EmbeddingCollectionConfig)
         known = [name for config in configs for name in config.table_names()]
         if not configs:
             raise IllegalCallError(

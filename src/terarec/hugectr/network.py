@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.embeddings import HAS_STATIC_TABLES, capacity, collection_graph, sparse_embedding
 from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
+from terarec.hugectr.graph_json import Part
 from terarec.hugectr.layer_kinds import LOSSES, fused_layers, graph_layer
+from terarec.hugectr.objects import (
+    DataReaderSparseParam,
+    DenseLayer,
+    EmbeddingTableConfig,
+    GroupDenseLayer,
+    Input,
+    OptParamsPy,
+    Solver,
+    SparseEmbedding,
+)
 from terarec.hugectr.optimizer import embedding_optimizer, optimizer_rule
-from terarec.hugectr.tables.data_input import Input
-from terarec.hugectr.tables.dense_layer import DenseLayer, GroupDenseLayer
-from terarec.hugectr.tables.sparse_embedding import SparseEmbedding
 from terarec.spec import GraphEmbedding, GraphLabel, GraphLayer, GraphSpec, SparseOptimizerSpec
+
+PartType = TypeVar("PartType", bound=Part)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,13 +59,13 @@ class Network:
         optimizer: the model's optimizer, which embeddings without one of their own take.
     """
 
-    def __init__(self, solver: Any, optimizer: Any) -> None:
-        self.parts: list[Any] = []
+    def __init__(self, solver: Solver, optimizer: OptParamsPy) -> None:
+        self.parts: list[Part] = []
         self._solver, self._optimizer = solver, optimizer
         self._known: list[str] = []
 
     @property
-    def inputs(self) -> Any:
+    def inputs(self) -> Input:
         """The `Input`.
 
         Raises:
@@ -63,13 +73,15 @@ class Network:
         """
         if not self.parts:
             raise IllegalCallError("Model: got no Input, expected one before everything else")
-        return self.parts[0]
+        first = self.parts[0]
+        assert isinstance(first, Input)
+        return first
 
-    def of_kind(self, *kinds: type) -> list[Any]:
-        """The parts of `kinds`, in their order."""
-        return [part for part in self.parts if isinstance(part, kinds)]
+    def of_type(self, cls: type[PartType]) -> list[PartType]:
+        """Return the parts of a class, in their order."""
+        return [part for part in self.parts if isinstance(part, cls)]
 
-    def add(self, part: Any) -> None:
+    def add(self, part: Part | GroupDenseLayer) -> None:
         """Add a part on top of those that are there; a group of layers as the layers that it stands for.
 
         Raises:
@@ -87,7 +99,7 @@ class Network:
             self._known, self.parts = known, parts
             raise
 
-    def _add(self, part: Any) -> None:
+    def _add(self, part: Part) -> None:
         reads, makes = _names(part)
         sparse = [slots.top_name for slots in self.inputs.data_reader_sparse_param_array] if self.parts else []
         known = sparse if isinstance(part, SparseEmbedding | EmbeddingCollectionConfig) else self._known
@@ -118,13 +130,13 @@ class Network:
         embeddings = self._sparse_embeddings(rules)
         joins: list[GraphLayer] = []
         collections: list[list[str]] = []
-        for number, part in enumerate(self.of_kind(EmbeddingCollectionConfig)):
+        for number, part in enumerate(self.of_type(EmbeddingCollectionConfig)):
             keys = {lookup.table.name: self._key_of_table(lookup.table, rules) for lookup in part.lookups}
             found, joined = collection_graph(part, number=number, optimizers=keys, hotness=self._hotness())
             embeddings += found
             joins += joined
             collections.append([embedding.name for embedding in found])
-        layers = [self._layer(part) for part in self.of_kind(DenseLayer)]
+        layers = [self._layer(part) for part in self.of_type(DenseLayer)]
         sorts = self._sorts_of_keys()
         spec = GraphSpec(
             labels=self._labels(loss_weights),
@@ -150,17 +162,17 @@ class Network:
                 slots=self._slots(part.bottom_name),
                 optimizer=_key_of(embedding_optimizer(part.optimizer or self._optimizer, self._solver.lr), rules),
             )
-            for part in self.of_kind(SparseEmbedding)
+            for part in self.of_type(SparseEmbedding)
         ]
 
-    def _key_of_table(self, table: Any, rules: dict[str, SparseOptimizerSpec]) -> str:
+    def _key_of_table(self, table: EmbeddingTableConfig, rules: dict[str, SparseOptimizerSpec]) -> str:
         return _key_of(optimizer_rule(table.opt_params or self._optimizer, self._solver.lr), rules)
 
     def _capacities(self) -> dict[str, int]:
         devices = sum(map(len, self._solver.vvgpu))
         return {
             part.sparse_embedding_name: capacity(part, part.optimizer or self._optimizer, devices)
-            for part in self.of_kind(SparseEmbedding)
+            for part in self.of_type(SparseEmbedding)
             if part.embedding_type not in HAS_STATIC_TABLES
         }
 
@@ -175,15 +187,15 @@ class Network:
         dims = dict(zip(inputs.label_names, inputs.label_dims, strict=True))
         return tuple(GraphLabel(name=name, dim=dims[name], weight=weights[name]) for name in sorted(dims))
 
-    def _layer(self, part: Any) -> GraphLayer:
-        losses = [other for other in self.of_kind(DenseLayer) if other.layer_type in LOSSES]
+    def _layer(self, part: DenseLayer) -> GraphLayer:
+        losses = [other for other in self.of_type(DenseLayer) if other.layer_type in LOSSES]
         if part.layer_type in LOSSES and part.use_regularizer and len(losses) > 1:
             raise WrongInputError(f"{_title(part)}: got a regularizer beside other losses, expected none with several")
         return graph_layer(part)
 
     def _sorts_of_keys(self) -> set[bool]:
         """Whether keys of `SparseEmbedding` objects count from 0 in each slot: of one sort, or none without any."""
-        sorts = {part.embedding_type in HAS_STATIC_TABLES for part in self.of_kind(SparseEmbedding)}
+        sorts = {part.embedding_type in HAS_STATIC_TABLES for part in self.of_type(SparseEmbedding)}
         if len(sorts) == 2:
             raise WrongInputError(
                 "compile: got OneHot or Hybrid embeddings, whose keys count from 0 in each slot, beside hash "
@@ -192,17 +204,16 @@ class Network:
         return sorts
 
     def _slots(self, bottom: str) -> int:
-        return next(int(slots.slot_num) for slots in self._sparse() if slots.top_name == bottom)
+        return next(slots.slot_num for slots in self._sparse() if slots.top_name == bottom)
 
     def _hotness(self) -> dict[str, int]:
         return {slots.top_name: slots.nnz_per_slot[0] for slots in self._sparse()}
 
-    def _sparse(self) -> Sequence[Any]:
-        found: Sequence[Any] = self.inputs.data_reader_sparse_param_array
-        return found
+    def _sparse(self) -> Sequence[DataReaderSparseParam]:
+        return self.inputs.data_reader_sparse_param_array
 
 
-def _names(part: Any) -> tuple[list[str], list[str]]:
+def _names(part: Part) -> tuple[list[str], list[str]]:
     """What `part` reads and what it makes.
 
     Raises:
@@ -223,7 +234,7 @@ def _names(part: Any) -> tuple[list[str], list[str]]:
     )
 
 
-def _title(part: Any) -> str:
+def _title(part: Part) -> str:
     kind = part.layer_type.name if isinstance(part, DenseLayer) else type(part).__name__
     return f"{kind} {', '.join(map(repr, _names(part)[1]))}"
 

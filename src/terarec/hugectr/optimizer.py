@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from terarec.hugectr.enums import Optimizer_t, Update_t
-from terarec.hugectr.tables.optimizer import OptimizerWithSchedule
+from terarec.hugectr.objects import OptimizerWithSchedule, OptParamsPy
 from terarec.spec import (
     AdaGradSpec,
     AdamSpec,
@@ -43,7 +42,7 @@ STATES = {
 _MOVES_ALL_ROWS = {Optimizer_t.Adam, Optimizer_t.MomentumSGD, Optimizer_t.Nesterov}
 
 
-def optimizer_rule(params: Any, lr: float) -> OptimizerSpec:
+def optimizer_rule(params: OptParamsPy, lr: float) -> OptimizerSpec:
     """The optimizer of dense layers, and of the tables of a collection, where the rows of a batch alone move.
 
     Args:
@@ -66,7 +65,7 @@ def optimizer_rule(params: Any, lr: float) -> OptimizerSpec:
     return AdamSpec(lr=lr, beta1=params.beta1, beta2=params.beta2, eps=params.epsilon, eps_hat=True)
 
 
-def embedding_optimizer(params: Any, lr: float) -> SparseOptimizerSpec:
+def embedding_optimizer(params: OptParamsPy, lr: float) -> SparseOptimizerSpec:
     """The optimizer of a `SparseEmbedding`, which may move all rows."""
     rule = optimizer_rule(params, lr)
     if params.update_type is Update_t.LazyGlobal:

@@ -19,8 +19,10 @@ from terarec.data.records import (
     RecordSource,
     SparseInput,
 )
+from terarec.hugectr.data import file_url
 from terarec.hugectr.enums import Check_t, DataReaderType_t
 from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
+from terarec.hugectr.objects import AsyncParam, DataReaderParams, Input, Solver
 
 OpenSource = Callable[[str], RecordSource]
 
@@ -177,7 +179,7 @@ class DataReader:
             self.records.close()
 
 
-def record_layout(solver: Any, reader: Any, inputs: Any, *, adds_offsets: bool) -> RecordLayout:
+def record_layout(solver: Solver, reader: DataReaderParams, inputs: Input, *, adds_offsets: bool) -> RecordLayout:
     """What a sample of the files holds.
 
     Args:
@@ -209,7 +211,21 @@ def record_layout(solver: Any, reader: Any, inputs: Any, *, adds_offsets: bool) 
     )
 
 
-def shuffle_seed(solver: Any, reader: Any) -> int | None:
+def async_layout_of(params: AsyncParam, release: tuple[int, int], *, is_one_hot: bool) -> tuple[bool, bool]:
+    """Return whether slots have their numbers of keys, and whether dense values are floats, in RawAsync files.
+
+    Args:
+        params: Where it says neither, the release decides.
+        release: Release whose defaults to take.
+        is_one_hot: Whether the model has embeddings of one key a slot, which only the reader of one key serves.
+    """
+    is_new = release >= (23, 4)
+    multi_hot = is_new and not is_one_hot if params.multi_hot_reader is None else params.multi_hot_reader
+    is_float = is_new and multi_hot if params.is_dense_float is None else params.is_dense_float
+    return multi_hot, is_float
+
+
+def shuffle_seed(solver: Solver, reader: DataReaderParams) -> int | None:
     """Seed of the order of training data, if `reader` asks for another than that of the files."""
     if reader.data_reader_type is not DataReaderType_t.RawAsync or not reader.async_param.shuffle:
         return None
@@ -217,10 +233,10 @@ def shuffle_seed(solver: Any, reader: Any) -> int | None:
 
 
 def source_opener(
-    reader: Any, layout: RecordLayout, *, num_samples: int, async_layout: tuple[bool, bool]
+    reader: DataReaderParams, layout: RecordLayout, *, num_samples: int, async_layout: tuple[bool, bool]
 ) -> OpenSource:
-    """Opens data in the format of `reader`, with `AsyncParam.layout` for that of RawAsync."""
-    kind, url = reader.data_reader_type, reader.data_source_params.url
+    """Opens data in the format of `reader`, with `async_layout_of` for that of RawAsync."""
+    kind, url = reader.data_reader_type, partial(file_url, reader.data_source_params)
     if kind is DataReaderType_t.Norm:
         return lambda name: NormSource(url(name), layout, checksum=reader.check_type is Check_t.Sum)
     if kind is DataReaderType_t.Parquet:

@@ -15,7 +15,9 @@ from terarec.checkpoint import TrainState, save
 from terarec.data import BatchReader, open_reader, read_spec
 from terarec.errors import ConfigError
 from terarec.formats.hugectr import RECORDS_FILE, write_records
+from terarec.hugectr.data import file_url
 from terarec.hugectr.enums import Check_t, DataReaderType_t
+from terarec.hugectr.objects import DataReaderParams
 from terarec.hugectr.readers import DataReader
 from terarec.io import is_remote
 from terarec.models import GraphModel
@@ -77,7 +79,7 @@ class Training:
 def describe_records(
     graph: GraphSpec,
     layout: RecordLayout,
-    reader: Any,
+    reader: DataReaderParams,
     readers: Mapping[str, DataReader],
     async_layout: tuple[bool, bool],
 ) -> RecordsSpec:
@@ -88,7 +90,7 @@ def describe_records(
         layout: What a sample of the files holds.
         reader: The `DataReaderParams`.
         readers: Split -> the model's reader of it.
-        async_layout: What `AsyncParam.layout` gives.
+        async_layout: Result of `async_layout_of`.
 
     Raises:
         FileCannotOpenError: A file is not there.
@@ -105,7 +107,7 @@ def describe_records(
         layout=layout,
         splits={
             split: RecordSplit(
-                path=_absolute(reader.data_source_params.url(held.name)), rows=sum(held.open_source().group_rows)
+                path=_absolute(file_url(reader.data_source_params, held.name)), rows=sum(held.open_source().group_rows)
             )
             for split, held in readers.items()
         },

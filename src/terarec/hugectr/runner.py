@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
-from terarec.hugectr.tables.table import OLDEST
+from terarec.hugectr.schema.types import OLDEST
 
 STANDS_FOR = {
     "hugectr": "terarec.hugectr",

@@ -17,11 +17,8 @@ from terarec.hugectr.enums import Alignment_t, Check_t, DataReaderType_t
 from terarec.hugectr.graph_json import Part, read_graph
 from terarec.hugectr.json_files import read_json, read_optimizer
 from terarec.hugectr.model import Model
+from terarec.hugectr.objects import AsyncParam, DataReaderParams, OptParamsPy, Solver, SparseEmbedding
 from terarec.hugectr.run import save_run
-from terarec.hugectr.tables.optimizer import OptParamsPy
-from terarec.hugectr.tables.reader import AsyncParam, DataReaderParams
-from terarec.hugectr.tables.solver import Solver
-from terarec.hugectr.tables.sparse_embedding import SparseEmbedding
 from terarec.io import is_remote
 from terarec.spec import RecordLayout, RecordsSpec
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from terarec.hugectr.tables.optimizer import OptimizerWithSchedule
-from terarec.hugectr.tables.schedule import LEARNING_RATE_SCHEDULER
-from terarec.hugectr.tables.solver import Solver
+from terarec.hugectr.objects import OptimizerWithSchedule, Solver
+from terarec.hugectr.schema.table import bind_arguments
 from terarec.optim.schedules import LearningRateSchedule
 
 
@@ -65,20 +63,35 @@ class LearningRateScheduler:
     """The learning rate of the next step, and of the one after it.
 
     Args:
-        args: as HugeCTR takes them (``base_lr, warmup_steps=1, decay_start=0, decay_steps=1, decay_power=2.0,
-            end_lr=0.0``), by place or by name.
-        kwargs: the same.
+        base_lr: Base learning rate.
+        warmup_steps: Steps over which the rate rises to its base.
+        decay_start: Last step before the decay; 0 for no decay.
+        decay_steps: Steps of the decay.
+        decay_power: Exponent of the decay.
+        end_lr: Least rate.
 
     Raises:
-        WrongInputError: as the table of its parameters says.
+        WrongInputError: A value that its schema does not accept.
     """
 
-    __signature__ = LEARNING_RATE_SCHEDULER.signature()
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        values = LEARNING_RATE_SCHEDULER.read(args, kwargs)
-        # Without a decay its number of steps means nothing, and scripts write 0.
-        self._schedule = LearningRateSchedule(**{**values, "decay_steps": max(1, values["decay_steps"])})
+    @bind_arguments("LearningRateScheduler")
+    def __init__(
+        self,
+        base_lr: float,
+        warmup_steps: int = 1,
+        decay_start: int = 0,
+        decay_steps: int = 1,
+        decay_power: float = 2.0,
+        end_lr: float = 0.0,
+    ) -> None:
+        self._schedule = LearningRateSchedule(
+            base_lr=base_lr,
+            warmup_steps=warmup_steps,
+            decay_start=decay_start,
+            decay_steps=max(1, decay_steps),  # without a decay it means nothing, and scripts write 0
+            decay_power=decay_power,
+            end_lr=end_lr,
+        )
         self._step = 0
 
     @classmethod

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from terarec.hugectr.model import Model
+from terarec.hugectr.objects import ModelOversubscriberParams, SolverConfig
 from terarec.hugectr.readers import DataReader
-from terarec.hugectr.tables.low_level import SESSION, SolverConfig
-from terarec.hugectr.tables.training_cache import ModelOversubscriberParams
+from terarec.hugectr.schema.table import bind_arguments
+from terarec.hugectr.training_cache import TrainingCache
 from terarec.hugectr.training_json import SolverParser, Training, read_training
 
 
@@ -18,22 +17,26 @@ class Session:
         model: the model behind it, with everything that newer releases offer.
 
     Args:
-        args: ``solver_config, config_file, use_model_oversubscriber=False, temp_embedding_dir=""``, by place or by
-            name: what `solver_parser_helper` made, and the path of the training file.
-        kwargs: the same.
+        solver_config: The object that `solver_parser_helper` made.
+        config_file: Path of the training file; its clause ``solver`` is not read.
+        use_model_oversubscriber: Whether to train pass by pass.
+        temp_embedding_dir: Ignored, as every table is in host memory.
 
     Raises:
-        FileCannotOpenError: no such file, or none of those to start from.
-        WrongInputError: as the tables of its parameters and of the file say.
+        FileCannotOpenError: The file, or one of those to start from, does not exist.
+        WrongInputError: A value that the schemas of the call or of the file do not accept.
     """
 
-    __signature__ = SESSION.signature()
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        given = SESSION.read(args, kwargs)
-        solver: SolverConfig = given["solver_config"]
-        is_passes = given["use_model_oversubscriber"] or solver.use_model_oversubscriber
-        self.model = compiled(solver, read_training(given["config_file"]), is_passes=is_passes)
+    @bind_arguments("Session")
+    def __init__(
+        self,
+        solver_config: SolverConfig,
+        config_file: str,
+        use_model_oversubscriber: bool = False,
+        temp_embedding_dir: str = "",
+    ) -> None:
+        is_passes = use_model_oversubscriber or solver_config.use_model_oversubscriber
+        self.model = compiled(solver_config, read_training(config_file), is_passes=is_passes)
 
     def start_data_reading(self) -> None:
         """Start both readers, with ``repeat_dataset=True``."""
@@ -93,7 +96,7 @@ class Session:
         """The reader of evaluation data."""
         return self.model.get_data_reader_eval()
 
-    def get_model_oversubscriber(self) -> Any:
+    def get_model_oversubscriber(self) -> TrainingCache:
         """What loads the rows of a pass: ``update`` takes a keyset file or a list of them, ``store`` writes them."""
         return self.model.get_model_oversubscriber()
 
@@ -119,11 +122,9 @@ def compiled(solver: SolverConfig, training: Training, *, is_passes: bool = Fals
         is_passes: whether it trains pass by pass, with a keyset each.
         kind: class of the model.
     """
-    arguments: list[Any] = [solver, training.reader, training.optimizer]
-    if is_passes:
-        files = solver.embedding_files
-        arguments.append(ModelOversubscriberParams(not files, True, files))
-    model = kind(*arguments)
+    files = solver.embedding_files
+    passes = ModelOversubscriberParams(not files, True, files) if is_passes else None
+    model = kind(solver, training.reader, training.optimizer, passes)
     for part in training.parts:
         model.add(part)
     model.compile()
@@ -147,17 +148,22 @@ def train(path: str) -> None:
         WrongInputError: an unknown kind or key, or a value that is not accepted.
     """
     solver = SolverParser(path)
-    model = compiled(solver, read_training(path), kind=_Exporting if solver.export_predictions_prefix else Model)
+    values = solver.values()
+    model = compiled(solver, read_training(path), kind=_Exporting if values["export_predictions_prefix"] else Model)
+    if isinstance(model, _Exporting):
+        model.predictions_prefix = values["export_predictions_prefix"]
     model.summary()
-    model.fit(snapshot_prefix=solver.snapshot_prefix)
+    model.fit(snapshot_prefix=values["snapshot_prefix"])
 
 
 class _Exporting(Model):
     """A model that writes what its evaluations predict, as ``export_predictions_prefix`` asks for."""
 
+    predictions_prefix = ""
+
     def eval(self, is_first_batch: bool = True, *, eval_batch: int = -1) -> bool:
         is_there = super().eval(is_first_batch, eval_batch=eval_batch)
         if is_there:
-            prefix, number = self.solver.export_predictions_prefix, self.last_iteration
+            prefix, number = self.predictions_prefix, self.last_iteration
             self.export_predictions(f"{prefix}_prediction_{number}", f"{prefix}_label_{number}")
         return is_there

@@ -13,8 +13,7 @@ from terarec.formats.hugectr import RecordKind
 from terarec.hugectr.enums import Check_t, DataReaderType_t, Distribution_t, PowerLaw_t
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.json_files import read_json
-from terarec.hugectr.tables.generator import DataGeneratorParams
-from terarec.hugectr.tables.reader import DataReaderParams
+from terarec.hugectr.objects import DataGeneratorParams, DataReaderParams
 from terarec.hugectr.training_json import KEY_TYPES, read_training
 
 __all__ = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +14,8 @@ from terarec.batch import Jagged
 from terarec.embedding import EmbeddingCollection
 from terarec.formats.hugectr import read_keyset
 from terarec.hugectr.errors import WrongInputError
-from terarec.hugectr.tables.calls import UPDATE
-from terarec.hugectr.tables.table import taking
-from terarec.hugectr.tables.training_cache import ModelOversubscriberParams
+from terarec.hugectr.objects import EmbeddingTrainingCacheParams, ModelOversubscriberParams
+from terarec.hugectr.schema.table import bind_arguments
 from terarec.hugectr.weights import EmbeddingFile, FileNames, load_sparse, save_sparse
 from terarec.hugectr.weights.sparse import held_rows
 from terarec.io import is_remote
@@ -45,7 +43,12 @@ class TrainingCache:
     """
 
     def __init__(
-        self, params: Any, files: Sequence[EmbeddingFile], collections: Sequence[EmbeddingCollection], *, key_bytes: int
+        self,
+        params: EmbeddingTrainingCacheParams | ModelOversubscriberParams,
+        files: Sequence[EmbeddingFile],
+        collections: Sequence[EmbeddingCollection],
+        *,
+        key_bytes: int,
     ) -> None:
         self._files, self._key_bytes = list(files), key_bytes
         paths = _paths(params, self._files)
@@ -57,7 +60,7 @@ class TrainingCache:
         self._consumed = [np.empty(0, np.int64) for _ in self._files]
         self._passes = [_Pass(file, collection) for file, collection in zip(self._files, collections, strict=True)]
 
-    @taking(UPDATE)
+    @bind_arguments("EmbeddingTrainingCache.update")
     def update(self, keyset_file: str | Sequence[str]) -> None:
         """Begin the next pass, which may touch the keys of the keyset: one for all embeddings, or one for each.
 
@@ -153,11 +156,14 @@ def _index(keys: NDArray[np.int64]) -> HashIndex:
     return index
 
 
-def _paths(params: Any, files: Sequence[EmbeddingFile]) -> list[Path]:
+def _paths(
+    params: EmbeddingTrainingCacheParams | ModelOversubscriberParams, files: Sequence[EmbeddingFile]
+) -> list[Path]:
     """Where the rows of each embedding lie, or will; none where a script from release 3.0 starts from scratch."""
-    is_older = isinstance(params, ModelOversubscriberParams)
     name = "sparse_models"
-    if is_older:
+    is_older = False
+    if isinstance(params, ModelOversubscriberParams):
+        is_older = True
         name = "dest_sparse_models" if params.train_from_scratch else "trained_sparse_models"
     elif len(params.ps_types) != len(files):
         raise WrongInputError(f"ps_types: got {len(params.ps_types)}, expected one for each of {len(files)} embeddings")

@@ -10,23 +10,21 @@ from terarec.hugectr.enums import Check_t, DataReaderType_t, MetricsType
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.graph_json import Part, read_parts
 from terarec.hugectr.json_files import JsonObject, read_json, read_optimizer_with_schedule
+from terarec.hugectr.objects import DataReaderParams, OptimizerWithSchedule, SolverConfig
 from terarec.hugectr.schedule import LearningRateScheduler
-from terarec.hugectr.tables.kinds import (
-    TEXT,
-    TRUTH,
-    Kind,
+from terarec.hugectr.schema.table import REQUIRED
+from terarec.hugectr.schema.types import (
+    BOOL,
+    STRING,
+    Type,
     either,
-    listed,
-    named_member,
+    integer,
+    list_of,
+    member_name,
     number,
     one_of,
-    one_or_list,
-    whole,
+    scalar_or_list,
 )
-from terarec.hugectr.tables.low_level import SolverConfig
-from terarec.hugectr.tables.optimizer import OptimizerWithSchedule
-from terarec.hugectr.tables.reader import DataReaderParams
-from terarec.hugectr.tables.table import REQUIRED
 from terarec.spec.quoting import quoted
 
 
@@ -43,30 +41,30 @@ class Key:
 
     name: str
     parameter: str
-    kind: Kind
+    kind: Type[Any]
     default: Any = REQUIRED
 
 
 KEYS = (
-    Key("batchsize", "batchsize", whole(1)),
-    Key("display", "display", whole(1)),
-    Key("snapshot", "snapshot", whole(1)),
-    Key("eval_interval", "eval_interval", whole(0), 0),
-    Key("snapshot_prefix", "snapshot_prefix", TEXT),
-    Key("dense_model_file", "model_file", TEXT, ""),
-    Key("dense_opt_states_file", "dense_opt_states_file", TEXT, ""),
-    Key("sparse_model_file", "embedding_files", one_or_list(TEXT), []),
-    Key("sparse_opt_states_file", "sparse_opt_states_file", one_or_list(TEXT), []),
-    Key("algorithm_search", "use_algorithm_search", TRUTH, True),
-    Key("cuda_graph", "use_cuda_graph", TRUTH, True),
-    Key("enable_tf32_compute", "enable_tf32_compute", TRUTH, False),
-    Key("export_predictions_prefix", "export_predictions_prefix", TEXT, ""),
+    Key("batchsize", "batchsize", integer(1)),
+    Key("display", "display", integer(1)),
+    Key("snapshot", "snapshot", integer(1)),
+    Key("eval_interval", "eval_interval", integer(0), 0),
+    Key("snapshot_prefix", "snapshot_prefix", STRING),
+    Key("dense_model_file", "model_file", STRING, ""),
+    Key("dense_opt_states_file", "dense_opt_states_file", STRING, ""),
+    Key("sparse_model_file", "embedding_files", scalar_or_list(STRING), []),
+    Key("sparse_opt_states_file", "sparse_opt_states_file", scalar_or_list(STRING), []),
+    Key("algorithm_search", "use_algorithm_search", BOOL, True),
+    Key("cuda_graph", "use_cuda_graph", BOOL, True),
+    Key("enable_tf32_compute", "enable_tf32_compute", BOOL, False),
+    Key("export_predictions_prefix", "export_predictions_prefix", STRING, ""),
 )
 """Keys that need no translation."""
 
 LR_POLICY = one_of("fixed")
-GPU = either(listed(whole(0)), listed(listed(whole(0))))
-METRICS = listed(TEXT)
+GPU = either(list_of(integer(0)), list_of(list_of(integer(0))))
+METRICS = list_of(STRING)
 KEY_TYPES = one_of("I32", "I64")
 MIXED_PRECISION = one_of(128, 256, 512, 1024)
 THRESHOLD = number()
@@ -115,7 +113,7 @@ def SolverParser(file: str) -> SolverConfig:  # noqa: N802 - HugeCTR's name
     data = read_json(file).child("solver")
     data.take("lr_policy", LR_POLICY)
     given = {key.parameter: data.take(key.name, key.kind, key.default) for key in KEYS}
-    given["batchsize_eval"] = data.take("batchsize_eval", whole(1), given["batchsize"])
+    given["batchsize_eval"] = data.take("batchsize_eval", integer(1), given["batchsize"])
     given |= _read_length(data) | _read_precision(data)
     given["max_eval_batches"] = _read_eval_batches(data, given["batchsize_eval"])
     devices = data.take("gpu", GPU)
@@ -146,7 +144,7 @@ def get_learning_rate_scheduler(configure_file: str) -> LearningRateScheduler:
 
 
 def _read_length(data: JsonObject) -> dict[str, Any]:
-    iterations, epochs = data.take("max_iter", whole(1), 0), data.take("num_epochs", whole(1), 0)
+    iterations, epochs = data.take("max_iter", integer(1), 0), data.take("num_epochs", integer(1), 0)
     if iterations and epochs:
         raise WrongInputError(f"{data.where}: got max_iter and num_epochs, expected one of them")
     epochs = epochs if iterations or epochs else 1
@@ -161,9 +159,9 @@ def _read_precision(data: JsonObject) -> dict[str, Any]:
 def _read_eval_batches(data: JsonObject, batchsize: int) -> int:
     ways = {
         # The name of 2.3.
-        "eval_batches": data.take("eval_batches", whole(1), None),
-        "max_eval_batches": data.take("max_eval_batches", whole(1), None),
-        "max_eval_samples": data.take("max_eval_samples", whole(1), None),
+        "eval_batches": data.take("eval_batches", integer(1), None),
+        "max_eval_batches": data.take("max_eval_batches", integer(1), None),
+        "max_eval_samples": data.take("max_eval_samples", integer(1), None),
     }
     given = {key: value for key, value in ways.items() if value is not None}
     if len(given) != 1:
@@ -177,7 +175,7 @@ def _read_metrics(data: JsonObject) -> dict[MetricsType, float]:
     for text in data.take("eval_metrics", METRICS, ["AUC"]):
         name, _, target = text.partition(":")
         try:
-            found[named_member(MetricsType).read(name)] = float(target or 1.0)
+            found[member_name(MetricsType).read(name)] = float(target or 1.0)
         except ValueError:
             known = ", ".join(MetricsType.__members__)
             raise WrongInputError(
@@ -189,17 +187,17 @@ def _read_metrics(data: JsonObject) -> dict[MetricsType, float]:
 def _read_reader(data: JsonObject) -> DataReaderParams:
     # `read_input` has taken the other half of this clause, and looked for keys that neither half knows.
     checks = {"None": Check_t.Non, "Sum": Check_t.Sum}
-    given = {
-        "data_reader_type": data.take("format", named_member(DataReaderType_t), DataReaderType_t.Norm),
-        "source": data.take("source", TEXT),
-        "eval_source": data.take("eval_source", TEXT),
+    given: dict[str, Any] = {
+        "data_reader_type": data.take("format", member_name(DataReaderType_t), DataReaderType_t.Norm),
+        "source": data.take("source", STRING),
+        "eval_source": data.take("eval_source", STRING),
         "check_type": checks[data.take("check", one_of(*checks))],
-        "cache_eval_data": data.take("cache_eval_data", whole(0), 0),
-        "num_workers": data.take("num_workers", whole(1), 12),
-        "num_samples": data.take("num_samples", whole(0), 0),
-        "eval_num_samples": data.take("eval_num_samples", whole(0), 0),
-        "float_label_dense": data.take("float_label_dense", TRUTH, False),
-        "slot_size_array": data.take("slot_size_array", listed(whole(0)), []),
+        "cache_eval_data": data.take("cache_eval_data", integer(0), 0),
+        "num_workers": data.take("num_workers", integer(1), 12),
+        "num_samples": data.take("num_samples", integer(0), 0),
+        "eval_num_samples": data.take("eval_num_samples", integer(0), 0),
+        "float_label_dense": data.take("float_label_dense", BOOL, False),
+        "slot_size_array": data.take("slot_size_array", list_of(integer(0)), []),
     }
     try:
         return DataReaderParams(**given)

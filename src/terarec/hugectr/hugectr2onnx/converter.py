@@ -13,10 +13,7 @@ from terarec.hugectr.errors import WrongInputError, as_hugectr_errors
 from terarec.hugectr.graph_json import read_graph
 from terarec.hugectr.json_files import read_json
 from terarec.hugectr.network import Network
-from terarec.hugectr.tables.data_input import Input
-from terarec.hugectr.tables.optimizer import OptParamsPy
-from terarec.hugectr.tables.solver import Solver
-from terarec.hugectr.tables.sparse_embedding import SparseEmbedding
+from terarec.hugectr.objects import Input, OptParamsPy, Solver, SparseEmbedding
 from terarec.hugectr.weights import embedding_file, load_dense, load_sparse
 from terarec.models import GraphModel
 from terarec.spec import DynamicTableSpec, GraphEmbedding, GraphSpec
@@ -81,9 +78,9 @@ def _without_rows(spec: GraphSpec) -> GraphSpec:
 
 
 def _load_embeddings(network: Network, model: GraphModel, folders: Sequence[str]) -> None:
-    if network.of_kind(EmbeddingCollectionConfig):
+    if network.of_type(EmbeddingCollectionConfig):
         raise WrongInputError("convert: got an embedding collection, expected convert_embedding=False with one")
-    embeddings = network.of_kind(SparseEmbedding)
+    embeddings = network.of_type(SparseEmbedding)
     if len(folders) != len(embeddings):
         raise WrongInputError(
             f"convert: sparse_models: got {len(folders)} folders, expected one for each of {len(embeddings)} embeddings"

@@ -30,6 +30,7 @@ from terarec.formats.hugectr import (
 )
 from terarec.hugectr.enums import Embedding_t
 from terarec.hugectr.errors import BrokenFileError, OutOfBoundError
+from terarec.hugectr.objects import SparseEmbedding
 from terarec.io import folder_and_name
 from terarec.kernels.row_rules import LAST_UPDATE
 from terarec.storage import DynamicTable, Rows, StaticTable
@@ -186,7 +187,12 @@ class EmbeddingFile:
 
 
 def embedding_file(
-    params: Any, collection: EmbeddingCollection, *, devices: int = 1, capacity: int = 0, key_bytes: Literal[4, 8] = 8
+    params: SparseEmbedding,
+    collection: EmbeddingCollection,
+    *,
+    devices: int = 1,
+    capacity: int = 0,
+    key_bytes: Literal[4, 8] = 8,
 ) -> EmbeddingFile:
     """The file of a `SparseEmbedding`.
 

@@ -1,0 +1,125 @@
+"""The objects that calls of HugeCTR make. Their attributes and signatures are in ``objects.pyi``.
+
+``python -m terarec.hugectr.schema.generate stub > src/terarec/hugectr/objects.pyi`` writes that file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from terarec.hugectr.schema.record import Record
+from terarec.hugectr.schema.types import CLASSES
+
+
+class TrainingCallback:
+    """Base of a script's callbacks, which `Model.fit` calls with iterations (23.06 on).
+
+    A subclass overrides what it needs; a method that returns True ends the training.
+    """
+
+    def on_training_start(self) -> None:
+        """Called before the first iteration."""
+
+    def on_training_end(self, current_iter: int) -> None:
+        """Called after the last iteration, which was the `current_iter`-th."""
+
+    def on_eval_start(self, current_iter: int) -> bool:
+        """Called before an evaluation after `current_iter` iterations."""
+        return False
+
+    def on_eval_end(self, current_iter: int, eval_results: Mapping[str, float]) -> bool:
+        """Called after it, with its metrics by name."""
+        return False
+
+
+CLASSES["TrainingCallback"] = TrainingCallback
+
+
+class DataSourceParams(Record, call="data.DataSourceParams"):
+    """A file system; its attributes may be set."""
+
+    is_writable = True
+
+
+class Solver(Record, call="CreateSolver"):
+    """A training run, made by `CreateSolver`."""
+
+
+class SolverConfig(Solver, call="solver_parser_helper"):
+    """A training run of 2.3 and 3.0, with the files to start from, made by `solver_parser_helper`."""
+
+
+class OptParamsPy(Record, call="CreateOptimizer"):
+    """An optimizer, made by `CreateOptimizer`."""
+
+
+class OptimizerWithSchedule(OptParamsPy, call="optimizer.CreateOptimizer"):
+    """An optimizer with its learning rate, made by `hugectr.optimizer.CreateOptimizer` of 3.0."""
+
+
+class AsyncParam(Record, call="AsyncParam"):
+    """How RawAsync reads."""
+
+
+class DataReaderParams(Record, call="DataReaderParams"):
+    """Where the data is and how it is read; ``source`` and ``keyset`` are always lists."""
+
+
+class DataReaderSparseParam(Record, call="DataReaderSparseParam"):
+    """Slots with one name; ``nnz_per_slot`` always has a number for each slot."""
+
+
+class Input(Record, call="Input"):
+    """The tensors of the data; every form has ``label_dims``, ``label_names`` and ``label_weights``."""
+
+
+class DataGeneratorParams(Record, call="tools.DataGeneratorParams"):
+    """Random data of a layout."""
+
+
+class HybridEmbeddingParam(Record, call="HybridEmbeddingParam"):
+    """Where a hybrid embedding keeps its rows."""
+
+
+class SparseEmbedding(Record, call="SparseEmbedding"):
+    """An embedding; its room is in ``workspace_size_per_gpu_in_mb``, ``max_vocabulary_size_per_gpu`` or the sizes."""
+
+
+class EmbeddingTableConfig(Record, call="EmbeddingTableConfig"):
+    """A table of an embedding collection; ``max_vocabulary_size`` -1 is a table that grows."""
+
+
+class EmbeddingTablePlaceHolder(EmbeddingTableConfig, call="EmbeddingTablePlaceHolder"):
+    """A table in release 3.7: the outputs of its lookups have two dimensions."""
+
+
+class CollectionOptions(Record, call="EmbeddingCollectionConfig"):
+    """The options of an `EmbeddingCollectionConfig`."""
+
+
+class DenseLayerComputeConfig(Record, call="DenseLayerComputeConfig"):
+    """How a GPU works on a layer."""
+
+
+class DenseLayerSwitchs(Record, call="DenseLayerSwitchs"):
+    """How a GPU works on a layer, as 3.7 to 4.3 spell it."""
+
+
+class DenseLayer(Record, call="DenseLayer"):
+    """A layer of the dense network; ``bottom_names`` and ``top_names`` are always lists."""
+
+
+class GroupDenseLayer(Record, call="GroupDenseLayer"):
+    """A chain of fully connected layers."""
+
+
+class HMemCacheConfig(Record, call="CreateHMemCache"):
+    """Blocks of rows in host memory, made by `CreateHMemCache`."""
+
+
+class EmbeddingTrainingCacheParams(Record, call="CreateETC"):
+    """A training cache, made by `CreateETC`."""
+
+
+class ModelOversubscriberParams(Record, call="CreateMOS"):
+    """A model oversubscriber of 3.1 and 3.2, made by `CreateMOS`."""

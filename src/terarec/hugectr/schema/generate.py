@@ -1,0 +1,223 @@
+"""Generates the compatibility page and the stubs of objects from the schemas.
+
+``python -m terarec.hugectr.schema.generate page > docs/hugectr-compat.md`` and
+``python -m terarec.hugectr.schema.generate stub > src/terarec/hugectr/objects.pyi``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+from typing import Any
+
+from terarec.hugectr import enums, objects
+from terarec.hugectr.graph_json import CLAUSES
+from terarec.hugectr.schema.record import Record
+from terarec.hugectr.schema.table import REQUIRED, Form, Name, Parameter, Status, forms, names
+from terarec.hugectr.schema.types import NEWEST, OLDEST
+
+_HEAD = """# HugeCTR compatibility
+
+Scripts for HugeCTR, releases 2.3 to 25.03, run with one line changed, `import terarec.hugectr as hugectr`, or with
+none: `python -m terarec.hugectr SCRIPT.py`. This page lists every name and parameter. It is generated from the schemas
+that the code validates by (`python -m terarec.hugectr.schema.generate page`).
+
+* **supported**: it has the meaning that it has there.
+* **ignored**: it is validated and can be read back, and has no effect: it steers a GPU, or says what is so anyway.
+* **rejected**: any value but the default raises an error with the reason, because it would change results.
+
+A value of another type, an unknown name and a missing value raise `WrongInputError`, in one line. Releases are named
+where a parameter is not in all that have the call; parameters of all releases may be mixed. Positional arguments come
+in the order of this page."""
+
+
+def page() -> str:
+    """The page."""
+    parts = [
+        _HEAD,
+        "## Commands",
+        _names(names()["Commands"]),
+        "## Objects",
+        _contents(),
+        *(_call(name) for name in forms()),
+        *(f"## {section}\n\n{_names(rows)}" for section, rows in names().items() if section != "Commands"),
+        "## Enumerations",
+        "Members are names of the package, too (`hugectr.Adam`), unless two enumerations share the name.",
+        _rows(
+            ("enumeration", "members"), ([f"`{enum.__name__}`", ", ".join(enum.__members__)] for enum in enums.ENUMS)
+        ),
+        "## Layers in JSON",
+        "`Model.graph_to_json` writes, and `Model.construct_from_json` and training files read, beside `type`, "
+        "`bottom` and `top`; a tensor that several layers read goes through a Slice with a copy for each; `is_copy` "
+        "marks so that it is left out again:",
+        _rows(("layer", "keys"), ([f"`{layer.name}`", _keys(clauses)] for layer, clauses in CLAUSES.items())),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _contents() -> str:
+    links = (f"[{name}](#{name.lower().replace('.', '')})" for name in forms())
+    return "\n".join(textwrap.wrap(", ".join(links) + ".", 120, break_long_words=False, break_on_hyphens=False))
+
+
+def _call(name: str) -> str:
+    parts = [f"### {name}"]
+    if len(forms()[name]) > 1:
+        parts.append(f"{len(forms()[name])} forms, by release or by arguments.")
+    return "\n\n".join([*parts, *map(_form, forms()[name])])
+
+
+def _form(form: Form) -> str:
+    rows = ([_title(one), _default(one.default), _releases(one), _status(one), one.meaning] for one in form.parameters)
+    return f"{_sentence(form.meaning)}\n\n" + _rows(("parameter", "default", "releases", "status", "meaning"), rows)
+
+
+def _names(rows: Iterable[Name]) -> str:
+    return _rows(
+        ("name", "releases", "status", "meaning"),
+        ([f"`{row.name}`", _releases(row), _status(row), row.meaning] for row in rows),
+    )
+
+
+def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
+
+
+def _title(row: Parameter) -> str:
+    return ", ".join(f"`{name}`" for name in (row.name, *row.aliases))
+
+
+def _default(value: Any) -> str:
+    if value is REQUIRED:
+        return ""
+    if isinstance(value, Enum):
+        return f"`{value.name}`"
+    if isinstance(value, dict):
+        return "`{" + ", ".join(f"{key.name}: {item}" for key, item in value.items()) + "}`"
+    return f"`{value!r}`" if isinstance(value, bool | int | float | str | list | None) else f"`{type(value).__name__}`"
+
+
+def _releases(row: Parameter | Name) -> str:
+    if (row.since, row.until) == (OLDEST, NEWEST):
+        return ""
+    if row.until == NEWEST:
+        return f"{row.since} on"
+    return row.since if row.since == row.until else f"{row.since} to {row.until}"
+
+
+def _status(row: Parameter | Name) -> str:
+    if row.status is Status.SUPPORTED:
+        return "supported"
+    return f"{row.status.value}: {row.why}"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _keys(clauses: Iterable[Any]) -> str:
+    return ", ".join(f"`{'.'.join(clause.path)}`" for clause in clauses)
+
+
+_STUB_HEAD = """# Generated by python -m terarec.hugectr.schema.generate stub
+# ruff: noqa: A002
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, overload
+
+from terarec.hugectr.enums import (
+{enums}
+)
+from terarec.hugectr.schema.record import Record
+"""
+
+
+def stub() -> str:
+    """Return the stubs of `terarec.hugectr.objects`: every attribute, and every form of a call as an overload."""
+    things = vars(objects).values()
+    classes = [thing for thing in things if getattr(thing, "__module__", "") == objects.__name__]
+    body = "\n".join(line for cls in classes for line in (_record if issubclass(cls, Record) else _plain_class)(cls))
+    used = sorted(enum.__name__ for enum in enums.ENUMS if enum.__name__ in body)
+    return (_STUB_HEAD.format(enums="\n".join(f"    {name}," for name in used)) + "\n" + body).replace("'", '"')
+
+
+def _plain_class(cls: type) -> Iterator[str]:
+    yield f"class {cls.__name__}:"
+    for name, method in vars(cls).items():
+        if inspect.isfunction(method):
+            signature = str(inspect.signature(method)).replace("'", "")
+            yield f"    def {name}{signature}: ..."
+    yield ""
+
+
+def _record(cls: type[Record]) -> Iterator[str]:
+    own, inherited = _attributes(cls), _attributes(cls.__bases__[0])
+    yield f"class {cls.__name__}({cls.__bases__[0].__name__}):"
+    for name, annotation in own.items():
+        if name not in inherited:
+            yield f"    {name}: {annotation if cls.is_writable else f'Final[{annotation}]'}"
+    signatures = [signature for form in forms()[cls.CALL] for signature in _signatures(form)]
+    for signature in dict.fromkeys(signatures):
+        if len(set(signatures)) > 1:
+            yield "    @overload"
+        yield signature
+    yield ""
+
+
+def _attributes(cls: type) -> dict[str, str]:
+    """Return attribute -> annotation, by the newest form that has it."""
+    if not (issubclass(cls, Record) and cls.CALL):
+        return {}
+    versions = [form for base in cls.__mro__ if issubclass(base, Record) and base.CALL for form in forms()[base.CALL]]
+    return {
+        one.name: one.type.kept
+        for form in reversed(versions)
+        for one in form.parameters
+        if not keyword.iskeyword(one.name)
+    }
+
+
+def _signatures(form: Form) -> Iterator[str]:
+    """Yield the signature of a form; two if required parameters follow optional ones, by position and by name."""
+    shown = [one for one in form.parameters if not keyword.iskeyword(one.name)]
+    positional = [one for one in shown if one.is_positional]
+    last = max((place for place, one in enumerate(positional) if one.default is REQUIRED), default=-1)
+    first = next((place for place, one in enumerate(positional) if one.default is not REQUIRED), len(positional))
+    named = [_argument(one) for one in shown if not one.is_positional]
+    named += [_argument(one, alias) for one in shown for alias in one.aliases]
+    if len(shown) < len(form.parameters):
+        named.append("**keywords: float")
+    required = [_argument(one, is_required=True) for one in positional[: last + 1]]
+    yield _definition([*required, *map(_argument, positional[last + 1 :])], named)
+    if first < last:
+        yield _definition([*map(_argument, positional[:first])], [*map(_argument, positional[first:]), *named])
+
+
+def _argument(one: Parameter, name: str = "", *, is_required: bool = False) -> str:
+    spelled = f"{name or one.name}: {one.type.argument}"
+    if one.default is REQUIRED or is_required:
+        return spelled
+    if isinstance(one.default, Enum):
+        return f"{spelled} = {one.default}"
+    is_plain = isinstance(one.default, bool | int | float | str | None)
+    return f"{spelled} = {one.default!r}" if is_plain else f"{spelled} = ..."
+
+
+def _definition(positional: Sequence[str], named: Sequence[str]) -> str:
+    has_star = named and not named[0].startswith("**")
+    arguments = ["self", *positional, *(["*"] if has_star else []), *named]
+    line = f"    def __init__({', '.join(arguments)}) -> None: ..."
+    if len(line) <= 120:
+        return line
+    inner = f"        {', '.join(arguments)}"
+    if len(inner) <= 120:
+        return f"    def __init__(\n{inner}\n    ) -> None: ..."
+    return "    def __init__(\n" + "\n".join(f"        {one}," for one in arguments) + "\n    ) -> None: ..."
+
+
+if __name__ == "__main__":
+    print({"page": page, "stub": stub}[sys.argv[1]](), end="")

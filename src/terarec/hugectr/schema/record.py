@@ -1,0 +1,116 @@
+"""Objects that HugeCTR's calls make: every argument is an attribute of its name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from terarec.hugectr.errors import IllegalCallError
+from terarec.hugectr.schema.table import Form, Parameter, form_of, forms
+from terarec.hugectr.schema.types import CLASSES
+
+
+class _RecordType(type):
+    @property
+    def __signature__(cls) -> inspect.Signature:  # of `help`; not an attribute, so that schemas are loaded late
+        return forms()[cls.CALL][0].signature() if cls.CALL else inspect.Signature()  # type: ignore[attr-defined]
+
+
+class Record(metaclass=_RecordType):
+    """An object that a call of HugeCTR makes, frozen unless `is_writable`.
+
+    Objects of an older form of the call have the values of the newest form besides their own. Lists and dicts are
+    passed out as copies, as HugeCTR does. The attributes and signatures of the subclasses are in ``objects.pyi``.
+    """
+
+    CALL: ClassVar[str] = ""
+    is_writable: ClassVar[bool] = False
+    _values: dict[str, Any]
+
+    def __init_subclass__(cls, *, call: str = "") -> None:
+        """Set the call that makes objects of the class, and let schemas name the class."""
+        cls.CALL = call or cls.CALL
+        CLASSES[cls.__name__] = cls
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        form = form_of(self.CALL, args, kwargs)
+        values = form.read(args, kwargs)
+        newest = {name: value for one in reversed(self._newest_forms()) for name, value in one.defaults().items()}
+        object.__setattr__(self, "_values", {**newest, **values, **form.derive(values), **self.first_values()})
+
+    @classmethod
+    def first_values(cls) -> dict[str, Any]:
+        """Return the values of a new object besides those of its call."""
+        return {}
+
+    @classmethod
+    def _newest_forms(cls) -> list[Form]:
+        calls = dict.fromkeys(base.CALL for base in cls.__mro__ if issubclass(base, Record) and base.CALL)
+        return [forms()[call][0] for call in calls]
+
+    @classmethod
+    def names(cls) -> set[str]:
+        """Return the names of the newest form's parameters."""
+        return {one.name for one in forms()[cls.CALL][0].parameters}
+
+    @classmethod
+    def parameter(cls, name: str) -> Parameter:
+        """Return the parameter `name` of the newest form that has it."""
+        return next(one for form in forms()[cls.CALL] for one in form.parameters if one.name == name)
+
+    if not TYPE_CHECKING:  # type checkers know the attributes from the stubs
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__") or "_values" not in self.__dict__:
+                raise AttributeError(name)
+            if name not in self._values:
+                raise AttributeError(f"{type(self).__name__} has no {name!r}; it has {', '.join(self._values)}")
+            return _copied(self._values[name])
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not self.is_writable:
+            raise IllegalCallError(f"{type(self).__name__} is frozen: make a new one instead of setting {name}")
+        found = {one.name: one for one in forms()[self.CALL][0].parameters}
+        if name not in found:
+            raise AttributeError(f"{type(self).__name__} has no {name!r} to set; it has {', '.join(found)}")
+        self._values[name] = found[name].accept(type(self).__name__, value)
+
+    def with_values(self, **changes: object) -> Self:
+        """Return a copy with other values.
+
+        Raises:
+            WrongInputError: A value that its parameter does not take.
+        """
+        owner = type(self).__name__
+        known = {one.name: one for form in reversed(forms()[self.CALL]) for one in form.parameters}
+        found = {name: known[name].accept(owner, value) if name in known else value for name, value in changes.items()}
+        copy = object.__new__(type(self))
+        object.__setattr__(copy, "_values", {**self._values, **found})
+        return copy
+
+    def values(self) -> Mapping[str, Any]:
+        """Return every value by its name."""
+        return {name: _copied(value) for name, value in self._values.items()}
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._values]
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self._values == getattr(other, "_values", None)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self._values.items())
+        return f"{type(self).__name__}({shown})"
+
+
+CLASSES["Record"] = Record
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_copied(item) for item in value]
+    return dict(value) if isinstance(value, dict) else value

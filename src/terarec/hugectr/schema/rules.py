@@ -1,0 +1,395 @@
+"""The parts of schemas that are code, named by the TOML files: rules, older forms and derived values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from terarec.hugectr.enums import (
+    DataReaderSparse_t,
+    DataReaderType_t,
+    Embedding_t,
+    FileSystemType_t,
+    Optimizer_t,
+    TrainPSType_t,
+    Update_t,
+)
+from terarec.hugectr.schema.types import CLASSES
+
+Values = Mapping[str, Any]
+Args = Sequence[Any]
+
+_LEAST_BLOCK = 512  # bytes of a disk's sector; a smaller number in its position is a number of requests
+
+
+RULES: dict[str, Callable[[Values], str | None]] = {}
+"""Rules of calls: each gets the values of all parameters and returns what is wrong with them together, or None."""
+
+OLDER_FORMS: dict[str, Callable[[Args, Values], bool]] = {}
+"""Tests of older forms: each gets positional and keyword arguments and returns whether they are of the form."""
+
+DERIVED: dict[str, Callable[[Values], Values]] = {}
+"""Values of objects besides their parameters: each gets the values of these."""
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def _added_to(functions: dict[str, Function]) -> Callable[[Function], Function]:
+    def add(function: Function) -> Function:
+        functions[function.__name__.removeprefix("_")] = function
+        return function
+
+    return add
+
+
+# The solver and optimizers
+
+
+@_added_to(RULES)
+def _decay_has_steps(values: Values) -> str | None:
+    if values["decay_start"] and not values["decay_steps"]:
+        return f"decay_steps: got 0 with decay_start={values['decay_start']}, expected at least 1"
+    return None
+
+
+@_added_to(RULES)
+def _one_precision(values: Values) -> str | None:
+    if values["use_mixed_precision"] and values["enable_tf32_compute"]:
+        return "got use_mixed_precision and enable_tf32_compute, expected one of them at most"
+    return None
+
+
+@_added_to(RULES)
+def _no_overlap_in_epochs(values: Values) -> str | None:
+    overlaps = [name for name, value in values.items() if name.endswith("_iteration_overlap") and value]
+    if overlaps and not values["repeat_dataset"]:
+        return f"got {overlaps[0]} with repeat_dataset=False, expected no overlap in epochs"
+    return None
+
+
+@_added_to(RULES)
+def _batches_are_divisible(values: Values) -> str | None:
+    devices = sum(len(node) for node in values["vvgpu"])
+    if not devices:
+        return f"vvgpu: got {values['vvgpu']}, expected at least one device"
+    for name in ("batchsize", "batchsize_eval"):
+        if values[name] % devices:
+            return f"{name}: got {values[name]}, expected a multiple of the {devices} devices of vvgpu"
+    return None
+
+
+@_added_to(OLDER_FORMS)
+def _starts_with_a_seed(args: Args, kwargs: Values) -> bool:
+    # Releases 3.1 and 3.2 have no model_name: their first position is the seed's.
+    return bool(args) and isinstance(args[0], int)
+
+
+@_added_to(OLDER_FORMS)
+def _has_eval_batches(args: Args, kwargs: Values) -> bool:
+    return "eval_batches" in kwargs
+
+
+@_added_to(DERIVED)
+def _release_3_0(values: Values) -> Values:
+    return {"compat_release": "3.0"}
+
+
+@_added_to(DERIVED)
+def _release_2_3(values: Values) -> Values:
+    return {"compat_release": "3.0", "max_eval_batches": values["eval_batches"]}
+
+
+@_added_to(RULES)
+def _lazy_is_adams(values: Values) -> str | None:
+    if values["update_type"] is Update_t.LazyGlobal and values["optimizer_type"] is not Optimizer_t.Adam:
+        return f"update_type: got LazyGlobal with {values['optimizer_type'].name}, expected it with Adam alone"
+    return None
+
+
+@_added_to(OLDER_FORMS)
+def _has_no_ftrl(args: Args, kwargs: Values) -> bool:
+    # Ftrl's three numbers came between; for another optimizer the first of them says nothing unless it is 0.
+    return len(args) > 2 and args[0] is not Optimizer_t.Ftrl and args[2] != 0
+
+
+# Readers and inputs
+
+
+@_added_to(RULES)
+def _samples_are_counted(values: Values) -> str | None:
+    kind = values["data_reader_type"]
+    for name in ("num_samples", "eval_num_samples"):
+        if kind in (DataReaderType_t.Raw, DataReaderType_t.RawAsync) and not values[name]:
+            return f"{name}: got 0, expected the number of samples, which a {kind.name} file does not tell"
+    return None
+
+
+@_added_to(RULES)
+def _keyset_for_each_source(values: Values) -> str | None:
+    sources, keysets = values["source"], values["keyset"]
+    if keysets and len(keysets) != len(sources):
+        return f"keyset: got {len(keysets)} files, expected one for each of the {len(sources)} sources"
+    return None
+
+
+@_added_to(OLDER_FORMS)
+def _has_block_size(args: Args, kwargs: Values) -> bool:
+    # The third position was the block's size up to 4.0; since 23.02 there are nine, two of which choose the layout.
+    has_nine = len(args) > 7 or {"multi_hot_reader", "is_dense_float"} & set(kwargs)
+    is_block = len(args) > 2 and isinstance(args[2], int) and args[2] >= _LEAST_BLOCK
+    return (is_block and not has_nine) or "io_block_size" in kwargs
+
+
+@_added_to(OLDER_FORMS)
+def _is_before_3_9(args: Args, kwargs: Values) -> bool:
+    return bool(args and isinstance(args[0], bool)) or bool(kwargs and not {"source", "server"} & set(kwargs))
+
+
+@_added_to(DERIVED)
+def _new_data_source(values: Values) -> Values:
+    source = FileSystemType_t.HDFS if values["use_hdfs"] else FileSystemType_t.Local
+    return {"source": source, "server": values["namenode"]}
+
+
+@_added_to(RULES)
+def _every_slot_has_a_number(values: Values) -> str | None:
+    hotness, slots = values["nnz_per_slot"], values["slot_num"]
+    if len(hotness) not in (1, slots):
+        return f"nnz_per_slot: got {len(hotness)} numbers, expected one, or one for each of the {slots} slots"
+    return None
+
+
+@_added_to(DERIVED)
+def _keys_of_each_slot(values: Values) -> Values:
+    hotness = values["nnz_per_slot"]
+    return {"nnz_per_slot": [*hotness] * values["slot_num"] if len(hotness) == 1 else [*hotness]}
+
+
+@_added_to(OLDER_FORMS)
+def _starts_with_a_type(args: Args, kwargs: Values) -> bool:
+    return bool(args and isinstance(args[0], DataReaderSparse_t)) or "max_feature_num" in kwargs
+
+
+@_added_to(DERIVED)
+def _keys_of_old_slots(values: Values) -> Values:
+    return {"nnz_per_slot": [values["max_nnz"]] * values["slot_num"], "is_fixed_length": False, "top_name": ""}
+
+
+@_added_to(OLDER_FORMS)
+def _has_sparse_name(args: Args, kwargs: Values) -> bool:
+    return "sparse_name" in kwargs  # as HugeCTR's documents spell it
+
+
+@_added_to(DERIVED)
+def _renamed_slots(values: Values) -> Values:
+    return {**_keys_of_each_slot(values), "top_name": values["sparse_name"]}
+
+
+@_added_to(RULES)
+def _names_match_dims(values: Values) -> str | None:
+    names, dims = values["label_names"], values["label_dims"]
+    weights = values.get("label_weights", dims)
+    if len(names) != len(dims) or len(set(names)) != len(names):
+        return f"label_names: got {names}, expected a distinct name for each of the {len(dims)} label_dims"
+    if len(weights) != len(dims):
+        return f"label_weights: got {len(weights)} numbers, expected one for each of the {len(dims)} label_dims"
+    return None
+
+
+@_added_to(RULES)
+def _names_match_inputs(values: Values) -> str | None:
+    names, inputs = values["sparse_names"], values["data_reader_sparse_param_array"]
+    if len(names) != len(inputs):
+        return f"sparse_names: got {names}, expected a name for each of the {len(inputs)} sparse inputs"
+    return None
+
+
+@_added_to(DERIVED)
+def _one_label(values: Values) -> Values:
+    return {"label_dims": [values["label_dim"]], "label_names": [values["label_name"]], "label_weights": [1.0]}
+
+
+@_added_to(OLDER_FORMS)
+def _has_tasks(args: Args, kwargs: Values) -> bool:
+    return "label_dims" in kwargs or bool(args and isinstance(args[0], list | tuple))
+
+
+@_added_to(OLDER_FORMS)
+def _has_weights(args: Args, kwargs: Values) -> bool:
+    has_labels = "label_weights" in kwargs or (len(args) > 2 and isinstance(args[2], list | tuple))
+    return _has_tasks(args, kwargs) and has_labels
+
+
+@_added_to(DERIVED)
+def _equal_weights(values: Values) -> Values:
+    return {"label_weights": [1.0] * len(values["label_dims"])}
+
+
+@_added_to(OLDER_FORMS)
+def _has_sparse_names(args: Args, kwargs: Values) -> bool:
+    return "sparse_names" in kwargs and not _has_reader_type(args, kwargs)
+
+
+@_added_to(DERIVED)
+def _named_inputs(values: Values) -> Values:
+    pairs = zip(values["sparse_names"], values["data_reader_sparse_param_array"], strict=True)
+    named = [type(slots)(name, slots.nnz_per_slot, slots.is_fixed_length, slots.slot_num) for name, slots in pairs]
+    return {**_one_label(values), "data_reader_sparse_param_array": named}
+
+
+@_added_to(OLDER_FORMS)
+def _has_reader_type(args: Args, kwargs: Values) -> bool:
+    return "data_reader_type" in kwargs or bool(args and isinstance(args[0], DataReaderType_t))
+
+
+@_added_to(RULES)
+def _sizes_match(values: Values) -> str | None:
+    for name in ("slot_size_array", "nnz_array"):
+        if len(values[name]) != values["num_slot"] and (values[name] or name == "slot_size_array"):
+            return f"{name}: got {len(values[name])} numbers, expected one for each of the {values['num_slot']} slots"
+    return None
+
+
+# Embeddings
+
+
+@_added_to(RULES)
+def _vectors_fit(values: Values) -> str | None:
+    if values["embedding_vec_size"] > 1024:
+        return f"embedding_vec_size: got {values['embedding_vec_size']}, expected at most 1024"
+    return None
+
+
+@_added_to(RULES)
+def _sizes_are_there(values: Values) -> str | None:
+    kind = values["embedding_type"]
+    needs = (Embedding_t.LocalizedSlotSparseEmbeddingOneHot, Embedding_t.HybridSparseEmbedding)
+    if kind in needs and not values["slot_size_array"]:
+        return f"slot_size_array: got none, expected the number of keys of every slot for {kind.name}"
+    return None
+
+
+@_added_to(RULES)
+def _has_room(values: Values) -> str | None:
+    if not values["workspace_size_per_gpu_in_mb"] and not values["slot_size_array"]:
+        return "got neither workspace_size_per_gpu_in_mb nor slot_size_array, expected one of them"
+    return None
+
+
+@_added_to(OLDER_FORMS)
+def _has_row_count(args: Args, kwargs: Values) -> bool:
+    return "max_vocabulary_size_per_gpu" in kwargs or (len(args) > 3 and isinstance(args[3], int))
+
+
+@_added_to(DERIVED)
+def _no_row_count(values: Values) -> Values:
+    return {"max_vocabulary_size_per_gpu": 0}
+
+
+@_added_to(DERIVED)
+def _combiner_name(values: Values) -> Values:
+    return {"combiner": {0: "sum", 1: "mean"}.get(values["combiner"], values["combiner"])}
+
+
+@_added_to(OLDER_FORMS)
+def _has_precomputed_indices(args: Args, kwargs: Values) -> bool:
+    return len(args) > 8 or bool({"use_train_precompute_indices", "use_eval_precompute_indices"} & set(kwargs))
+
+
+@_added_to(RULES)
+def _sizes_are_good(values: Values) -> str | None:
+    if values["max_vocabulary_size"] == 0:
+        return "max_vocabulary_size: got 0, expected a number of rows, or -1 for a table that grows"
+    if values["ev_size"] > 256:
+        return f"ev_size: got {values['ev_size']}, expected at most 256"
+    return None
+
+
+@_added_to(OLDER_FORMS)
+def _has_number(args: Args, kwargs: Values) -> bool:
+    return "table_id" in kwargs or bool(args and not isinstance(args[0], str))
+
+
+@_added_to(OLDER_FORMS)
+def _is_of_4_1(args: Args, kwargs: Values) -> bool:
+    # The fourth position was the least key's until 4.1, which has the optimizer there.
+    has_optimizer = len(args) > 3 and isinstance(args[3], CLASSES["OptParamsPy"])
+    has_own = bool({"initializer_type", "up_bound", "max_sequence_len"} & set(kwargs))
+    return _has_number(args, kwargs) and (has_optimizer or has_own)
+
+
+@_added_to(DERIVED)
+def _name_from_number(values: Values) -> Values:
+    return {"name": str(values["table_id"])}
+
+
+@_added_to(DERIVED)
+def _name_from_id_space(values: Values) -> Values:
+    return {"name": str(values["id_space"])}
+
+
+@_added_to(OLDER_FORMS)
+def _is_of_23_02(args: Args, kwargs: Values) -> bool:
+    is_layout = args[:1] and args[0] in ("feature_major", "batch_major")
+    return bool({"output_layout", "indices_only"} & set(kwargs) or is_layout)
+
+
+@_added_to(OLDER_FORMS)
+def _has_plan_file(args: Args, kwargs: Values) -> bool:
+    return "plan_file" in kwargs or (len(args) == 1 and isinstance(args[0], str))
+
+
+# Layers
+
+
+@_added_to(DERIVED)
+def _both_lengths(values: Values) -> Values:
+    length = values["max_sequence_len"]
+    return {"max_sequence_len_from": length, "max_sequence_len_to": length} if length else {}
+
+
+@_added_to(RULES)
+def _two_layers_with_names(values: Values) -> str | None:
+    tops, widths = values["top_name_list"], values["num_outputs"]
+    if len(widths) < 2 or len(tops) != len(widths):
+        return f"num_outputs: got {widths} for the tops {tops}, expected two layers or more, one for each top"
+    return None
+
+
+@_added_to(OLDER_FORMS)
+def _has_bottom_name(args: Args, kwargs: Values) -> bool:
+    return "bottom_name" in kwargs
+
+
+@_added_to(DERIVED)
+def _bottom_names(values: Values) -> Values:
+    return {"bottom_name_list": values["bottom_name"]}
+
+
+# Training caches and the model
+
+
+@_added_to(RULES)
+def _a_model_for_each(values: Values) -> str | None:
+    kinds, models, caches = (values[name] for name in ("ps_types", "sparse_models", "hmem_cache_configs"))
+    if models and len(models) != len(kinds):
+        return f"sparse_models: got {len(models)} paths, expected one for each of the {len(kinds)} ps_types"
+    cached = sum(kind is TrainPSType_t.Cached for kind in kinds)
+    if len(caches) not in (0, 1, cached, len(kinds)):
+        return f"hmem_cache_configs: got {len(caches)}, expected one, or one for each of the {cached} Cached tables"
+    return None
+
+
+@_added_to(RULES)
+def _scratch_or_trained(values: Values) -> str | None:
+    if not values["train_from_scratch"] and not values["trained_sparse_models"]:
+        return "trained_sparse_models: got none with train_from_scratch=False, expected a path for each embedding"
+    return None
+
+
+@_added_to(RULES)
+def _optimizer_is_there(values: Values) -> str | None:
+    optimizer = CLASSES["OptParamsPy"]
+    if isinstance(values["reader_params"], optimizer) == isinstance(values["opt_params"], optimizer):
+        return f"opt_params: got {values['opt_params']!r}, expected what CreateOptimizer makes, once"
+    return None

@@ -1,1 +1,0 @@
-"""The tables of the facade: for every callable of HugeCTR, one row per parameter."""
