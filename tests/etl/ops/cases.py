@@ -11,6 +11,7 @@ from terarec.etl.ops import (
     Bucketize,
     Clip,
     Cross,
+    DateParts,
     Explode,
     FillMissing,
     GivenIds,
@@ -57,6 +58,27 @@ LISTS = ("integer", [[1, 2, 3, 4], [], [5], [None, 6, 7]])
 TEXT_LISTS = ("text", [["a", "b", "c"], [], ["d"], [None, "e"]])
 
 CASES = [
+    Case(
+        "date parts",
+        DateParts(columns=("t",), parts=("year", "month", "day", "day_of_year", "weekday", "hour", "minute", "second")),
+        {"t": ("integer", [0, None, 951_782_399, -1])},  # 2000-02-28 23:59:59
+        {
+            "t_year": ("integer", [1970, None, 2000, 1969]),
+            "t_month": ("integer", [1, None, 2, 12]),
+            "t_day": ("integer", [1, None, 28, 31]),
+            "t_day_of_year": ("integer", [1, None, 59, 365]),
+            "t_weekday": ("integer", [3, None, 0, 2]),
+            "t_hour": ("integer", [0, None, 23, 23]),
+            "t_minute": ("integer", [0, None, 59, 59]),
+            "t_second": ("integer", [0, None, 59, 59]),
+        },
+    ),
+    Case(
+        "date parts of lists in local time",
+        DateParts(columns=("t",), utc_offset=-3600),
+        {"t": ("integer", [[0, None, 7200], []])},
+        {"t_hour": ("integer", [[23, None, 1], []]), "t_weekday": ("integer", [[2, None, 3], []])},
+    ),
     Case(
         "fill numbers and say where",
         FillMissing(columns=("x",), value=0.5, indicator=True),

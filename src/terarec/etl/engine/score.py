@@ -214,7 +214,7 @@ def scoring_plan(plan: Plan, results: Sequence[str]) -> ScoringPlan:
     for step in reversed(range(len(plan.codes))):
         code = plan.codes[step]
         made = needed & set(code.writes)
-        if code.filters and not grouped:
+        if code.samples or (code.filters and not grouped):
             continue
         if code.stage != "rows" and not made:
             continue

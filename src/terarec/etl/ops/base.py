@@ -77,6 +77,7 @@ class Operator(OperatorSpec):
         is_numeric: Whether only the number of an input matters, not whether it is an integer.
         explodes: Whether the operator makes a row of every item of a list.
         filters: Whether the operator drops rows, which it does not do to served records.
+        samples: Whether the operator adds rows to train on, which it does not do to served records or scored rows.
     """
 
     accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "number", "hex32", "id")
@@ -86,11 +87,22 @@ class Operator(OperatorSpec):
     is_numeric: ClassVar[bool] = False
     explodes: ClassVar[bool] = False
     filters: ClassVar[bool] = False
+    samples: ClassVar[bool] = False
 
     @property
     def stage(self) -> Stage:
         """What `transform` needs besides the row itself; see `Stage`."""
         return "stateless"
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the step has a state."""
+        return self.stage == "fitted" or self.side_table is not None
+
+    @property
+    def side_columns(self) -> tuple[str, ...]:
+        """Columns of the side table that the step takes: its key and the others."""
+        return (*self.reads, *self.writes)
 
     @property
     def may_reject(self) -> bool:

@@ -368,15 +368,25 @@ class JoinTable(Operator):
 
     def statistic(self, types: ColumnTypes, memory: SpillOptions) -> SideTableStatistic:
         """Return a statistic that keeps the side table, whose columns are of these `types`."""
-        return SideTableStatistic(self, types, memory.memory_bytes)
+        return SideTableStatistic(self.table, (self.on, *self.columns), types, memory.memory_bytes)
 
     def load_state(self, directory: Path, name: str) -> SideTable:
         """Read the state."""
-        path = table_path(directory, name, self.on)
-        values = [*_KINDS, *map(pa.large_list, _KINDS)]
-        types: dict[str, Sequence[pa.DataType]] = dict.fromkeys(self.columns, values)
-        table = read_table(path, {self.on: tuple(VALUE_TYPES), **types}, nullable=self.columns)
-        return _checked(SideTable(table.select([self.on, *self.columns])), str(path))
+        return read_side_table(directory, name, self.on, self.columns)
+
+
+def read_side_table(directory: Path, name: str, key: str, columns: Sequence[str]) -> SideTable:
+    """Read what `SideTable.save` wrote.
+
+    Raises:
+        DataNotFoundError: No such file.
+        FormatError: Other columns or types, or a key that occurs twice.
+    """
+    path = table_path(directory, name, key)
+    values = [*_KINDS, *map(pa.large_list, _KINDS)]
+    types: dict[str, Sequence[pa.DataType]] = dict.fromkeys(columns, values)
+    table = read_table(path, {key: tuple(VALUE_TYPES), **types}, nullable=columns)
+    return _checked(SideTable(table.select([key, *columns])), str(path))
 
 
 FEW_ROWS = 16
@@ -423,17 +433,18 @@ class SideTableStatistic:
     """Keeps the rows of a side table.
 
     Args:
-        op: The step.
-        types: Types of the side table's columns.
+        table: Name of the table.
+        names: Its key, and the other columns to keep.
+        types: Types of its columns.
         memory_bytes: Bound of the rows; None for no bound.
     """
 
-    def __init__(self, op: JoinTable, types: ColumnTypes, memory_bytes: int | None) -> None:
-        self._op = op
+    def __init__(self, table: str, names: Sequence[str], types: ColumnTypes, memory_bytes: int | None) -> None:
+        self._table, self._names = table, tuple(names)
         self._memory_bytes = memory_bytes
         self._held = 0
         empty = {}
-        for name in (op.on, *op.columns):
+        for name in self._names:
             values = pa.array([], ARROW_TYPES[types[name].kind])
             offsets = pa.array([0], pa.int64())
             empty[name] = pa.LargeListArray.from_arrays(offsets, values) if types[name].is_list else values
@@ -441,8 +452,8 @@ class SideTableStatistic:
 
     def observe(self, block: Block) -> pa.Table:
         """Return the rows of a block of the side table that have a key."""
-        kept = block.keep(~block.columns[self._op.on].is_missing())
-        return pa.table({name: to_arrow(kept.columns[name]) for name in (self._op.on, *self._op.columns)})
+        kept = block.keep(~block.columns[self._names[0]].is_missing())
+        return pa.table({name: to_arrow(kept.columns[name]) for name in self._names})
 
     def merge(self, partial: pa.Table) -> None:
         """Take in those of a block.
@@ -454,7 +465,7 @@ class SideTableStatistic:
         self._held += partial.nbytes
         if self._memory_bytes is not None and _PEAK * self._held > self._memory_bytes:
             raise StorageError(
-                f"table {self._op.table!r}: takes more than {self._memory_bytes / 2**20:.1f} MiB, the bound of "
+                f"table {self._table!r}: takes more than {self._memory_bytes / 2**20:.1f} MiB, the bound of "
                 "memory; fewer columns or more memory would help"
             )
 
@@ -466,4 +477,4 @@ class SideTableStatistic:
         """
         rows = pa.concat_tables(self._rows).combine_chunks()
         self._rows = []
-        return _checked(SideTable(rows), f"table {self._op.table!r}")
+        return _checked(SideTable(rows), f"table {self._table!r}")

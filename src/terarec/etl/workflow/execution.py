@@ -52,7 +52,7 @@ def state_of(plan: Plan, step: int, states: Mapping[int, State]) -> State | None
     Raises:
         ConfigError: it was not fitted yet.
     """
-    if plan.codes[step].stage == "fitted" and step not in states:
+    if plan.codes[step].is_fitted and step not in states:
         kind = type(plan.spec.steps[step]).__name__
         raise ConfigError(f"steps[{step}] {kind}: is not fitted yet, expected a fitted workflow")
     return states.get(step)

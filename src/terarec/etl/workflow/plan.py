@@ -165,7 +165,7 @@ def side_types(spec: WorkflowSpec, code: Operator, types: ColumnTypes) -> Column
     if code.side_table is None:
         return {}
     side = source_types(spec.tables[code.side_table])
-    for name in (*code.reads, *code.writes):
+    for name in code.side_columns:
         if name not in side:
             there = ", ".join(map(repr, side))
             raise ConfigError(f"column {name!r} does not exist in table {code.side_table!r}; there are {there}")
@@ -175,7 +175,7 @@ def side_types(spec: WorkflowSpec, code: Operator, types: ColumnTypes) -> Column
                 f"column {name!r} holds {types[name]}, and {side[name]} in table {code.side_table!r}; expected one "
                 "kind, and one value a row of the table"
             )
-    return {name: side[name] for name in code.writes}
+    return {name: side[name] for name in code.side_columns if name not in code.reads}
 
 
 def _split_columns(spec: WorkflowSpec) -> set[str]:
@@ -199,6 +199,10 @@ def _num_row_steps(spec: WorkflowSpec, codes: Sequence[Operator], types: Sequenc
 
 def _check_order(spec: WorkflowSpec, codes: Sequence[Operator], rows: int) -> None:
     """Raise if a step that learns or looks at other rows stands before the rows are what they will be."""
+    exploding = [step for step, code in enumerate(codes) if code.explodes]
+    if len(exploding) > 1:  # row ids have room for the items of one step
+        first, second = (f"steps[{step}] {type(codes[step]).__name__}" for step in exploding[:2])
+        raise ConfigError(f"{second}: makes several rows of one, as {first} does; expected one such step")
     last_grouped = max((step for step, code in enumerate(codes) if code.stage == "grouped"), default=-1)
     for step, code in enumerate(codes):
         kind = type(spec.steps[step]).__name__

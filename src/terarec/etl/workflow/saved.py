@@ -74,7 +74,7 @@ def load_states(plan: Plan, directory: Path) -> dict[int, State]:
     """
     if not (directory / STATES).is_dir():
         return {}
-    fitted = [step for step, code in enumerate(plan.codes) if code.stage == "fitted"]
+    fitted = [step for step, code in enumerate(plan.codes) if code.is_fitted]
     try:
         return {step: plan.codes[step].load_state(directory / STATES, state_name(plan, step)) for step in fitted}
     except ConfigError as error:

@@ -153,7 +153,7 @@ class Workflow:
     @property
     def is_fitted(self) -> bool:
         """Whether every step that learns has learnt."""
-        return all(code.stage != "fitted" or step in self.states for step, code in enumerate(self.plan.codes))
+        return all(not code.is_fitted or step in self.states for step, code in enumerate(self.plan.codes))
 
     def apply(self, block: Block, upto: int | None = None) -> Block:
         """Do all steps, or those before step `upto`, to a block.
