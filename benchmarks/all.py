@@ -9,6 +9,7 @@ SCRIPTS = (
     "embedding.py",
     "hash_index.py",
     "call_overhead.py",
+    "startup.py",
     "memory.py",
     "dlrm_step.py",
     "reader.py",

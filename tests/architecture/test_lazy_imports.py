@@ -1,9 +1,12 @@
 """What must start quickly does not load what it does not need."""
 
+import importlib
 import subprocess
 import sys
 
 import pytest
+
+import terarec
 
 HEAVY = ("torch", "pyspark", "matplotlib", "starlette", "uvicorn", "onnx", "onnxruntime", "onnxscript")
 
@@ -23,3 +26,12 @@ def test_importing_loads_no_heavy_library(modules: tuple[str, ...], unwanted: tu
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines() == [f"{module} []" for module in modules]
+
+
+def test_every_name_at_the_top_is_there_and_is_what_its_package_exports() -> None:
+    for home, names in terarec._HOMES.items():
+        package = importlib.import_module(f"terarec.{home}")
+        assert all(getattr(terarec, name) is getattr(package, name) for name in names)
+    assert {name for names in terarec._HOMES.values() for name in names} == {*terarec.__all__} - {"__version__"}
+    with pytest.raises(AttributeError, match="no attribute 'trainer'"):
+        _ = terarec.trainer

@@ -9,6 +9,7 @@ from pathlib import Path
 
 LIST = Path(__file__).with_name("public_names.txt")
 ROOMS = [
+    "",
     "batch",
     "checkpoint",
     "config",
@@ -47,15 +48,16 @@ ROOMS = [
 
 def exported(room: str) -> list[str]:
     """Names of a package's ``__all__``, or the public classes and functions that a single-file room defines."""
-    module = importlib.import_module(f"terarec.{room}")
+    package = f"terarec.{room}".rstrip(".")
+    module = importlib.import_module(package)
     names = getattr(module, "__all__", None)
     if names is None:
-        assert not hasattr(module, "__path__"), f"package terarec.{room} declares no __all__"
+        assert not hasattr(module, "__path__"), f"package {package} declares no __all__"
         defined = inspect.getmembers(module, lambda value: getattr(value, "__module__", "") == module.__name__)
         names = [name for name, _ in defined if not name.startswith("_")]
     missing = [name for name in names if not hasattr(module, name)]
-    assert not missing, f"terarec.{room} exports names that it does not have: {missing}"
-    return [f"terarec.{room}.{name}" for name in sorted(names)]
+    assert not missing, f"{package} exports names that it does not have: {missing}"
+    return [f"{package}.{name}" for name in sorted(names)]
 
 
 def all_exported() -> list[str]:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from terarec.spec import TrainingSpec
-from terarec.spec.fields import documentation_of, kinds_of, present, specs_of, words_of
+from terarec.spec.fields import documentation_of, hints_of, kinds_of, present, specs_of, words_of
 
 _MOST_KINDS = 3
 """Kinds of models that a line of help names."""
@@ -44,7 +44,7 @@ class SpecField:
         owners, holder = [spec_type], ""
         for group in groups:
             holder = next(documentation_of(owner).get(group, "") for owner in owners)
-            hints = [typing.get_type_hints(owner)[group] for owner in owners if _field(owner, group)]
+            hints = [hints_of(owner)[group] for owner in owners if _field(owner, group)]
             owners = list(dict.fromkeys(spec for hint in hints for spec in specs_of(hint)))
         if leaf == "kind":
             return cls(hint=kinds_of(typing.Union[tuple(owners)]), meaning=_sentence(holder), default=None)  # noqa: UP007
@@ -55,7 +55,7 @@ class SpecField:
         if len(having) < len(owners) and len(having) <= _MOST_KINDS:
             meaning = f"{meaning.rstrip('.')} ({', '.join(owner.kind for owner in having)})."  # type: ignore[attr-defined]
         default = found.default if found.default_factory is dataclasses.MISSING else found.default_factory()
-        return cls(hint=typing.get_type_hints(having[0])[leaf], meaning=meaning, default=default)
+        return cls(hint=hints_of(having[0])[leaf], meaning=meaning, default=default)
 
     @property
     def type(self) -> type:

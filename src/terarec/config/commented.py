@@ -6,12 +6,11 @@ import dataclasses
 import json
 import re
 import textwrap
-import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from terarec.spec import to_data
-from terarec.spec.fields import documentation_of, kinds_of, members, summary_of, words_of
+from terarec.spec.fields import documentation_of, hints_of, kinds_of, members, summary_of, words_of
 
 _INDENT, _WIDTH = 2, 100
 
@@ -36,12 +35,12 @@ def without_comments(text: str) -> str:
 def _object(spec: Any, path: str, remarks: Mapping[str, str], depth: int) -> Iterator[str]:
     inner = " " * _INDENT * (depth + 1)
     yield "{"
-    kind = getattr(type(spec), "kind", None)
-    hints = typing.get_type_hints(type(spec))
-    entries = documentation_of(type(spec))
+    spec_type: Any = type(spec)
+    kind = getattr(spec_type, "kind", None)
+    hints, entries = hints_of(spec_type), documentation_of(spec_type)
     fields = dataclasses.fields(spec)
     if kind is not None:
-        yield from _comment(summary_of(type(spec)), inner)
+        yield from _comment(summary_of(spec_type), inner)
         yield f'{inner}"kind": {json.dumps(kind)}{"," if fields else ""}'
     for position, field in enumerate(fields):
         place = f"{path}.{field.name}" if path else field.name

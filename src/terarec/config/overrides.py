@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from terarec.errors import ConfigError
 from terarec.spec import from_data, to_data
 from terarec.spec.codec import parse_json, unknown_choice, unknown_field
-from terarec.spec.fields import kinds_of, members, present
+from terarec.spec.fields import hints_of, kinds_of, members, present
 from terarec.spec.quoting import quoted, shortened
 
 Spec = TypeVar("Spec")
@@ -95,7 +95,7 @@ def _default(spec_type: type, field: str) -> Any:
 
 
 def _field_hint(spec_type: type, field: str, parent: str) -> Any:
-    hints = typing.get_type_hints(spec_type)
+    hints = hints_of(spec_type)
     names = [item.name for item in dataclasses.fields(spec_type)]
     if field not in names:
         raise unknown_field(parent, field, names)

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, Union
 
 from terarec.errors import ConfigError
 from terarec.spec.checks import FieldError
+from terarec.spec.fields import hints_of
 from terarec.spec.quoting import did_you_mean, quoted, shortened
 
 
@@ -156,7 +157,7 @@ def _decode_spec(spec_type: Any, data: Any, where: str) -> Any:
     kind = getattr(spec_type, "kind", None)
     if kind is not None and data.get("kind") == kind:
         data = {key: value for key, value in data.items() if key != "kind"}
-    hints = typing.get_type_hints(spec_type)
+    hints = hints_of(spec_type)
     fields = {field.name: field for field in dataclasses.fields(spec_type)}
     for key in data:
         if key not in fields:

@@ -6,6 +6,7 @@ The codec, the comments of a starting run, dotted overrides and the options of c
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import re
 import types
@@ -41,11 +42,18 @@ def words_of(hint: Any) -> list[object]:
     return [word for member in literals for word in typing.get_args(member)]
 
 
+@functools.cache
+def hints_of(spec_type: type) -> dict[str, Any]:
+    """Return the type of each field, with names resolved."""
+    return typing.get_type_hints(spec_type)
+
+
 def summary_of(spec_type: type) -> str:
     """Return the first paragraph of the class's docstring on one line."""
     return " ".join(inspect.cleandoc(spec_type.__doc__ or "").split("\n\n")[0].split())
 
 
+@functools.cache
 def documentation_of(spec_type: type) -> dict[str, str]:
     """Return for each field its entry in an ``Attributes:`` section of the class or of one that it inherits from."""
     found: dict[str, str] = {}
