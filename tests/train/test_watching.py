@@ -83,7 +83,7 @@ def test_the_progress_bar_shows_figures_to_people_and_lines_to_files(tmp_path, s
     bar = ProgressBar(Console(file=output, force_terminal=terminal, width=120))
     report = build(spec, tmp_path, callbacks=[bar]).fit()
     text = output.getvalue()
-    assert f"step 16: AUC {report.evaluation.auc:.5f}" in text
+    assert f"step 16: auc {report.evaluation.auc:.5f}, logloss {report.evaluation.logloss:.5f} (" in text
     assert ("samples/s" in text) == terminal
     assert ("\x1b[" in text) == terminal
     assert re.findall(r"epoch (\d+)", text)[-1:] == (["2"] if terminal else [])  # E3: it ended at "epoch 3"

@@ -3,26 +3,49 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from terarec.batch import Batch, column
 from terarec.metrics import MetricSet, Results, Throughput
-from terarec.models.contract import device_of, logits_of
+from terarec.models.contract import device_of, logits_of, training_loss
 from terarec.nn.objectives import BinaryObjective, Objective
 from terarec.nn.precision import Precision, autocast
 from terarec.spec import TrainingSpec
 from terarec.train.devices import copied_ahead
 
 
-def score(model: nn.Module, batches: Iterable[Batch], precision: Precision = "fp32") -> Iterator[tuple[Batch, Tensor]]:
-    """Yield each of `batches`, on the CPU, with its logits float32[B, C], the model being in evaluation mode meanwhile.
+class Scored(NamedTuple):
+    """A batch and what a model gives for it.
+
+    Attributes:
+        batch: The batch, on the CPU.
+        logits: Logits float32[B, C], on the CPU.
+        loss: Mean loss of the batch; None where it was not requested.
+    """
+
+    batch: Batch
+    logits: Tensor
+    loss: float | None
+
+
+def score(
+    model: nn.Module, batches: Iterable[Batch], precision: Precision = "fp32", *, objective: Objective | None = None
+) -> Generator[Scored, None, None]:
+    """Yield the logits of each of `batches`, the model being in evaluation mode meanwhile.
 
     The mode that the model had before is restored when the stream ends or is closed.
+
+    Args:
+        model: A model as `terarec.models.contract` describes it.
+        batches: The batches.
+        precision: Precision of the dense layers' matrix products.
+        objective: Loss of models that have none of their own; None for no losses.
 
     Raises:
         ConfigError: A model that gives no logits, or a graph with a label that no loss reads.
@@ -31,16 +54,20 @@ def score(model: nn.Module, batches: Iterable[Batch], precision: Precision = "fp
     model.eval()
     try:
         for there, batch in copied_ahead(((batch, batch) for batch in batches), device):
-            yield batch, _logits(model, there, precision)
+            yield Scored(batch, *_forward(model, there, precision, objective))
     finally:
         model.train(was_training)
 
 
 @torch.no_grad()
-def _logits(model: nn.Module, batch: Batch, precision: Precision) -> Tensor:
+def _forward(
+    model: nn.Module, batch: Batch, precision: Precision, objective: Objective | None
+) -> tuple[Tensor, float | None]:
+    """Return the logits, on the CPU, and the loss if there is an `objective`."""
     with autocast(precision, batch.label.device):
         output = model(batch)
-    return logits_of(model, output).float().cpu()
+        loss = None if objective is None else float(training_loss(model, output, batch, objective))
+    return logits_of(model, output).float().cpu(), loss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +152,8 @@ class Evaluator:
         self._objective: Objective = objective or BinaryObjective()
         self.metrics = tuple(metrics) or self._objective.default_metrics
         self._labels, self._group, self._slices, self._precision = tuple(labels), group, tuple(slices), precision
-        self._new_set(1)  # raises for invalid settings before the first evaluation
+        # Invalid settings raise here, before the first evaluation.
+        self._reads_loss = "loss" in self._new_set(1).reads
 
     @classmethod
     def of(cls, training: TrainingSpec, objective: Objective | None, labels: Sequence[str]) -> Evaluator:
@@ -165,19 +193,23 @@ class Evaluator:
         """
         found: MetricSet | None = None
         throughput = Throughput()
-        for batch, logits in score(model, batches, self._precision):
-            if found is None:
-                found = self._new_set(batch.label.shape[1])
-            found.update(
-                labels=batch.label,
-                logits=logits,
-                scores=self._objective.scores(logits) if "scores" in found.reads else None,
-                weights=batch.weight,
-                columns={name: column(batch, name) for name in found.columns},
-            )
-            throughput.update(batch.batch_size)
-            if progress is not None:
-                progress(throughput.samples)
+        objective = self._objective if self._reads_loss else None
+        # Closed at once where `progress` raises: the model's mode must not wait for the garbage collector.
+        with closing(score(model, batches, self._precision, objective=objective)) as stream:
+            for batch, logits, loss in stream:
+                if found is None:
+                    found = self._new_set(batch.label.shape[1])
+                found.update(
+                    labels=batch.label,
+                    logits=logits,
+                    scores=self._objective.scores(logits) if "scores" in found.reads else None,
+                    weights=batch.weight,
+                    columns={name: column(batch, name) for name in found.columns},
+                    loss=loss,
+                )
+                throughput.update(batch.batch_size)
+                if progress is not None:
+                    progress(throughput.samples)
         if found is None:
             found = self._new_set(1)
         results = found.compute()

@@ -170,7 +170,7 @@ def _lines_until(path: Path, step: int) -> list[bytes]:
 
 
 class ProgressBar(Callback):
-    """Steps, loss, samples a second and the last AUC, redrawn in place; one line per evaluation stays.
+    """Steps, loss and samples a second, redrawn in place; one line per evaluation stays.
 
     Args:
         console: Where to draw; stderr by default. Where that is no terminal only the evaluations are printed.
@@ -197,9 +197,9 @@ class ProgressBar(Callback):
 
     def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
         """Print the figures."""
+        metrics = ", ".join(f"{name} {value:.5f}" for name, value in evaluation.results.overall.values.items())
         self.console.print(
-            f"step {trainer.step:,}: AUC {evaluation.auc:.5f}, logloss {evaluation.logloss:.5f} "
-            f"({evaluation.rows:,} rows in {evaluation.seconds:.1f} s)",
+            f"step {trainer.step:,}: {metrics} ({evaluation.rows:,} rows in {evaluation.seconds:.1f} s)",
             highlight=False,
         )
 

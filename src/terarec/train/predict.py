@@ -93,7 +93,7 @@ def predict(
     kept = _kept_columns(described, keep, reserved=(*scores, *names))
     schema = pa.schema([*kept.items(), *((name, pa.float32()) for name in (*scores, *names))])
     with table_file(out, schema, replace=replace) as writer:
-        for batch, logits in score(model, reader, training.precision):
+        for batch, logits, _ in score(model, reader, training.precision):
             columns = torch.cat([objective.scores(logits), batch.label], dim=1)
             arrays = [_kept(batch, described, name) for name in kept]
             arrays += [pa.array(column.numpy()) for column in columns.T.contiguous()]

@@ -1,14 +1,15 @@
-"""`evaluate` of graphs and of what is no model of logits."""
+"""Evaluation of graphs, of losses, and of what is no model of logits."""
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from terarec.errors import ConfigError
 from terarec.metrics import AUC, LogLoss
 from terarec.models import GraphModel
 from terarec.spec import GraphLabel, GraphLayer, GraphSpec
-from terarec.train import evaluate
+from terarec.train import Evaluator, evaluate
 from tests.hugectr.graphs import batch, embedding, layer, model, static
 
 BATCHES = [batch(*[[[n % 7] for n in range(40)]] * 2, seed=seed) for seed in range(3)]
@@ -61,3 +62,32 @@ def test_what_gives_no_logits_is_one_clear_line():
 
     with pytest.raises(ConfigError, match=r"Pairs: got tuple from it, expected logits \[B, C\]"):
         evaluate(Pairs(), BATCHES)
+
+
+def test_the_mean_loss_is_a_metric_as_any_other():
+    graph = model(embedding(static(t=7), slots=2))
+    found = Evaluator(metrics=["average_loss", "auc"]).evaluate(graph, BATCHES)
+    losses = [graph.loss(one).item() for one in BATCHES]
+    assert found.value("average_loss") == pytest.approx(sum(losses) / 3)
+
+    logits = torch.tensor([[0.5]] * 40)
+
+    class Constant(nn.Module):
+        def forward(self, batch):
+            return logits
+
+    found = Evaluator(metrics=["average_loss"]).evaluate(Constant(), BATCHES)
+    expected = [binary_cross_entropy_with_logits(logits, one.label).item() for one in BATCHES]
+    assert found.value("average_loss") == pytest.approx(sum(expected) / 3)
+    assert found.rows == 120
+
+
+def test_a_model_trains_again_at_once_where_an_evaluation_is_stopped():
+    graph = model(embedding(static(t=7), slots=2)).train()
+
+    def stop(samples):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        Evaluator().evaluate(graph, BATCHES, progress=stop)
+    assert graph.training, stopped
