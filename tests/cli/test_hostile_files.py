@@ -20,7 +20,7 @@ from terarec.formats.hugectr import read_parquet_metadata, read_records, read_st
 from terarec.hugectr.json_files import read_json
 from terarec.io import Journal
 from terarec.serve import InferenceSession
-from terarec.serve.json_form import decode_infer_request
+from terarec.serve.protocol import decode_infer_request
 from terarec.train.report_log import read_log
 from tests.cli.conftest import Workshop, refused
 from tests.formats.damage import check_damage

@@ -16,7 +16,7 @@ from terarec.etl.ready import CsvOptions, csv_workflow
 from terarec.etl.workflow import Workflow, given_workflow
 from terarec.models import build_model
 from terarec.serve import InferenceService, InferenceSession, InputColumn
-from terarec.serve.messages import InferRequest, Tensor
+from terarec.serve.protocol import InferRequest, Tensor
 from terarec.spec import (
     CategoricalColumn,
     DatasetSpec,

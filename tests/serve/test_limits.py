@@ -22,8 +22,7 @@ import pytest
 
 from terarec.errors import ConfigError
 from terarec.serve import InferenceClient, InferenceError, InferenceSession, service
-from terarec.serve.json_form import MAX_LISTS, MAX_OBJECTS, decode_infer_request
-from terarec.serve.messages import RequestTooLargeError
+from terarec.serve.protocol import MAX_LISTS, MAX_OBJECTS, RequestTooLargeError, decode_infer_request
 from tests.serve.conftest import TrainedRun
 
 PROGRAM = """

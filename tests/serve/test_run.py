@@ -17,9 +17,7 @@ import pytest
 
 from terarec.errors import ConfigError, DataNotFoundError, MissingDependencyError
 from terarec.serve import InferenceClient, InferenceError, InferenceSession, RunningServer, serve
-from terarec.serve.elements import float32_elements
-from terarec.serve.json_form import decode_infer_response, encode
-from terarec.serve.messages import InferRequest, Tensor
+from terarec.serve.protocol import InferRequest, Tensor, decode_infer_response, encode, float32_elements
 from terarec.spec import ServingSpec
 from tests.serve.conftest import CATEGORICAL, DENSE, TrainedRun
 

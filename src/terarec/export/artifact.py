@@ -127,7 +127,7 @@ def export_model(
     `out` gets ``model.onnx`` or ``model.pt2`` and `EXPORT_FILE`, which names inputs and outputs (docs/export.md).
 
     Args:
-        model: A module that takes a `Batch`, on the CPU; put into evaluation mode.
+        model: A module that a module that takes a `Batch`, on the CPU; put into evaluation mode.
         out: Output directory.
         dataset: The columns that the model reads; a `GraphModel` needs none.
         format: "onnx", or "torch" for a program of `torch.export`.

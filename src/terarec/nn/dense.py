@@ -19,7 +19,7 @@ from terarec.nn.initializers import (
     uniform,
     xavier_uniform,
 )
-from terarec.nn.layer import FileTensor, TensorShape, WeightedLayer, transposed, whole
+from terarec.nn.layer import FileTensor, TensorShape, WeightedLayer, as_is, transposed
 from terarec.nn.layer_option import LayerOption, choice, flag, integer, list_of
 from terarec.nn.normalization import BatchNorm1d
 from terarec.ops import linear
@@ -76,7 +76,7 @@ class InnerProduct(WeightedLayer):
 
     def file_tensors(self) -> list[FileTensor]:
         """W [n, num_output], b [num_output]."""
-        return [FileTensor(self.linear.weight, transposed), FileTensor(self.linear.bias, whole)]
+        return [FileTensor(self.linear.weight, transposed), FileTensor(self.linear.bias, as_is)]
 
     def forward(self, x: Tensor) -> Tensor:
         """float[B, ..., n] -> float[B, ..., num_output]."""
@@ -233,7 +233,7 @@ class MLPLayer(WeightedLayer):
         for index, layer in enumerate(self.mlp.layers):
             unused = self.get_buffer(f"unused_bias_{index}") if layer.bias is None else None
             bias = layer.get_parameter("bias") if unused is None else unused
-            entries += [FileTensor(layer.get_parameter("weight"), transposed), FileTensor(bias, whole)]
+            entries += [FileTensor(layer.get_parameter("weight"), transposed), FileTensor(bias, as_is)]
         return entries
 
     def forward(self, x: Tensor, scratch: Tensor | None = None) -> Tensor:
@@ -271,7 +271,7 @@ class GroupDense(WeightedLayer):
 
     def file_tensors(self) -> list[FileTensor]:
         """W and b of each layer."""
-        views = ("weight", transposed), ("bias", whole)
+        views = ("weight", transposed), ("bias", as_is)
         return [FileTensor(getattr(layer, name), view) for layer in self.mlp.layers for name, view in views]
 
     def forward(self, x: Tensor, scratch: Tensor | None = None) -> Tensor:
@@ -312,7 +312,7 @@ class WeightMultiply(WeightedLayer):
 
     def file_tensors(self) -> list[FileTensor]:
         """Return the matrix w [s, d]."""
-        return [FileTensor(self.weight, whole)]
+        return [FileTensor(self.weight, as_is)]
 
     def forward(self, x: Tensor) -> Tensor:
         """float[B, s] -> float[B, s*d]."""

@@ -65,16 +65,16 @@ class Layer(nn.Module):
         self.output_shapes = tuple(output_shapes)
 
     @classmethod
-    def refuse(cls, shapes: Sequence[TensorShape], expected: str, **options: object) -> NoReturn:
+    def reject(cls, shapes: Sequence[TensorShape], expected: str, **options: object) -> NoReturn:
         """Raise ConfigError: these inputs (under these options) are not what the layer accepts."""
         given = "".join(f", {name}={value!r}" for name, value in options.items())
         raise ConfigError(f"layer {cls.KIND}: inputs {', '.join(map(str, shapes))}{given}, expected {expected}")
 
     @classmethod
     def require(cls, condition: bool, shapes: Sequence[TensorShape], expected: str, **options: object) -> None:
-        """`refuse` unless `condition`."""
+        """`reject` unless `condition`."""
         if not condition:
-            cls.refuse(shapes, expected, **options)
+            cls.reject(shapes, expected, **options)
 
 
 class FileTensor(NamedTuple):
@@ -116,7 +116,7 @@ class WeightedLayer(Layer):
                 mine.copy_(tensor)
 
 
-def whole(tensor: Tensor) -> Tensor:
+def as_is(tensor: Tensor) -> Tensor:
     """Return the `view` of a weight that a file holds as it is."""
     return tensor
 

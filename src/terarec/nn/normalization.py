@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm, layer_norm
 
 from terarec.nn.initializers import by_scheme, constant, scheme_option
-from terarec.nn.layer import FileTensor, TensorShape, WeightedLayer, whole
+from terarec.nn.layer import FileTensor, TensorShape, WeightedLayer, as_is
 from terarec.nn.layer_option import number
 
 
@@ -73,7 +73,7 @@ class BatchNorm(WeightedLayer):
 
     def file_tensors(self) -> list[FileTensor]:
         """Return the two vectors gamma [n] and beta [n]."""
-        return [FileTensor(self.gamma, whole), FileTensor(self.beta, whole)]
+        return [FileTensor(self.gamma, as_is), FileTensor(self.beta, as_is)]
 
     def forward(self, x: Tensor) -> Tensor:
         """float[B, n] -> float[B, n].
@@ -125,7 +125,7 @@ class LayerNorm(WeightedLayer):
 
     def file_tensors(self) -> list[FileTensor]:
         """Return the two vectors gamma [n] and beta [n]."""
-        return [FileTensor(self.gamma, whole), FileTensor(self.beta, whole)]
+        return [FileTensor(self.gamma, as_is), FileTensor(self.beta, as_is)]
 
     def forward(self, x: Tensor) -> Tensor:
         """float[B, ..., n] -> the same."""

@@ -134,7 +134,7 @@ def build_layer(
     low, high = module.BOTTOMS
     if not low <= len(shapes) <= (len(shapes) if high is None else high):
         count = f"{low} or more" if high is None else f"{low}" if low == high else f"{low} to {high}"
-        module.refuse(shapes, f"{count} inputs")
+        module.reject(shapes, f"{count} inputs")
     arguments: dict[str, Any] = _complete(LAYERS[kind], options)
     if LAYERS[kind].has_weights:
         arguments["generator"] = generator

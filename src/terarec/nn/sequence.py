@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from terarec.nn.initializers import by_scheme, constant, scheme_option, uniform, xavier_uniform
-from terarec.nn.layer import FileTensor, Layer, TensorShape, WeightedLayer, whole
+from terarec.nn.layer import FileTensor, Layer, TensorShape, WeightedLayer, as_is
 from terarec.nn.layer_option import integer
 
 
@@ -62,7 +62,7 @@ class GRU(WeightedLayer):
 
     def file_tensors(self) -> list[FileTensor]:
         """W [3 h, v], R [3 h, h] and b [3 h], of the reset gate, the update gate and the new state."""
-        return [FileTensor(weight, whole) for weight in list(self.gru.parameters())[:3]]
+        return [FileTensor(weight, as_is) for weight in list(self.gru.parameters())[:3]]
 
     def forward(self, x: Tensor) -> Tensor:
         """float[t*B, v] -> float[t*B, h]."""

@@ -13,9 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from terarec.errors import ConfigError, TerarecError
-from terarec.serve.elements import check_elements
-from terarec.serve.json_form import decode_infer_response, decode_model_metadata, encode
-from terarec.serve.messages import InferRequest, ModelMetadata, Tensor
+from terarec.serve.protocol import (
+    InferRequest,
+    ModelMetadata,
+    Tensor,
+    check_elements,
+    decode_infer_response,
+    decode_model_metadata,
+    encode,
+)
 from terarec.spec.codec import parse_json
 
 

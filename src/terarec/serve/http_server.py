@@ -14,13 +14,14 @@ from functools import partial
 from typing import Any
 
 from terarec.errors import ConfigError, FormatError, MissingDependencyError, TerarecError
-from terarec.serve.json_form import decode_infer_request, encode
-from terarec.serve.messages import (
+from terarec.serve.protocol import (
     RequestTimeoutError,
     RequestTooLargeError,
     ServerBusyError,
     UnknownModelError,
     UnsupportedContentError,
+    decode_infer_request,
+    encode,
 )
 from terarec.serve.service import InferenceService
 from terarec.spec import ServingSpec

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import terarec
 from terarec.errors import ConfigError
-from terarec.serve.elements import INTEGER_BITS, Elements, float32_elements
-from terarec.serve.messages import (
+from terarec.serve.protocol import (
+    INTEGER_BITS,
+    Elements,
     InferRequest,
     InferResponse,
     ModelMetadata,
@@ -16,6 +17,7 @@ from terarec.serve.messages import (
     Tensor,
     TensorMetadata,
     UnknownModelError,
+    float32_elements,
 )
 from terarec.serve.session import ColumnKind, InferenceSession, InputColumn
 from terarec.spec import ServingSpec

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError
-from terarec.serve.elements import DATATYPES, check_elements, float32_elements
-from terarec.serve.json_form import decode_infer_request, decode_infer_response, decode_model_metadata, encode
-from terarec.serve.messages import (
+from terarec.serve.protocol import (
+    DATATYPES,
     InferRequest,
     InferResponse,
     ModelMetadata,
@@ -18,6 +17,12 @@ from terarec.serve.messages import (
     ServerMetadata,
     Tensor,
     TensorMetadata,
+    check_elements,
+    decode_infer_request,
+    decode_infer_response,
+    decode_model_metadata,
+    encode,
+    float32_elements,
 )
 
 TENSOR = {"name": "I1", "shape": [2], "datatype": "FP32", "data": [1.5, None]}

@@ -1,4 +1,4 @@
-"""Messages <-> the JSON form of the Open Inference Protocol v2. Each error names the path in the document."""
+"""The Open Inference Protocol v2: its messages, apart from any transport, and their JSON form."""
 
 from __future__ import annotations
 
@@ -7,22 +7,195 @@ import gc
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
-from terarec.errors import ConfigError
-from terarec.serve.elements import DATATYPES, check_elements
-from terarec.serve.messages import (
-    InferRequest,
-    InferResponse,
-    ModelMetadata,
-    RequestedOutput,
-    RequestTooLargeError,
-    Tensor,
-    TensorMetadata,
-)
+import numpy as np
+import numpy.typing as npt
+
+from terarec.errors import ConfigError, TerarecError
 from terarec.spec.codec import TooDeepError, parse_json
 from terarec.spec.quoting import quoted
+
+Elements: TypeAlias = Sequence[Any]
+"""Elements in row-major order; None is a missing value.
+
+JSON numbers are not rounded to the width that a floating datatype names: a raw value that is an integer beyond 2^24
+must reach the workflow exactly, as it did when the data set was prepared.
+"""
+
+INTEGER_BITS: Mapping[str, tuple[bool, int]] = {
+    f"{'' if signed else 'U'}INT{bits}": (signed, bits) for signed in (True, False) for bits in (64, 32, 16, 8)
+}
+"""Integer datatype -> whether it is signed, and its width."""
+
+DATATYPES = ("BOOL", *INTEGER_BITS, "FP16", "FP32", "FP64", "BYTES")
+
+
+def check_elements(values: Elements, datatype: str, where: str) -> Elements:
+    """Return `values`, which must fit `datatype`.
+
+    Raises:
+        ConfigError: A value of another type or out of range, as ``<where>[<index>]``.
+    """
+    if not _fit(values, datatype):
+        index = next(index for index, value in enumerate(values) if not _fit((value,), datatype))
+        raise ConfigError(
+            f"{where}[{index}]: got {quoted(values[index], is_json=True)}, expected {_accepted(datatype)}"
+        )
+    return values
+
+
+def float32_elements(values: npt.NDArray[np.float32]) -> list[float]:
+    """Return `values` as the shortest decimals that read back as the same float32, which halves the JSON."""
+    shortest: list[float] = values.reshape(-1).astype(str).astype(np.float64).tolist()
+    return shortest
+
+
+def _fit(values: Elements, datatype: str) -> bool:
+    types = set(map(type, values)) - {type(None)}
+    known = [value for value in values if value is not None]
+    if datatype == "BYTES":
+        return types <= {str} and _is_unicode("".join(known))
+    if datatype == "BOOL":
+        return types <= {bool}
+    if datatype.startswith("FP"):
+        return types <= {int, float} and _are_finite(known)
+    signed, bits = INTEGER_BITS[datatype]
+    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+    return types <= {int} and (not known or (min(known) >= low and max(known) <= high))
+
+
+def _is_unicode(text: str) -> bool:
+    """Return whether `text` has no lone surrogates, which JSON can spell and UTF-8 cannot."""
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def _are_finite(numbers: Sequence[float]) -> bool:
+    try:
+        return all(map(math.isfinite, numbers))
+    except OverflowError:  # an integer beyond float64
+        return False
+
+
+def _accepted(datatype: str) -> str:
+    if datatype in INTEGER_BITS:
+        return f"an integer that fits {datatype}, or null"
+    names = {"BYTES": "a string of valid Unicode", "BOOL": "true or false"}
+    return f"{names.get(datatype, 'a finite number')} or null for {datatype}"
+
+
+class UnknownModelError(ConfigError):
+    """No model of that name or version is served."""
+
+
+class RequestTooLargeError(ConfigError):
+    """A request holds more bytes or more records than the server takes."""
+
+
+class RequestTimeoutError(ConfigError):
+    """A request did not arrive in time."""
+
+
+class ServerBusyError(TerarecError, RuntimeError):
+    """The server holds as many requests as it takes at once; the client may try again."""
+
+
+class UnsupportedContentError(ConfigError):
+    """A request is written in a form that the server does not read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tensor:
+    """A named tensor.
+
+    Attributes:
+        name: Name of the model's input or output.
+        datatype: One of `terarec.serve.protocol.DATATYPES`.
+        shape: Sizes of its dimensions.
+        data: ``prod(shape)`` elements in row-major order; None is a missing value.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: Elements
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.data) != math.prod(self.shape):
+            raise ConfigError(
+                f"tensor {self.name!r}: got {len(self.data)} elements, "
+                f"expected {math.prod(self.shape)} for shape {list(self.shape)}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestedOutput:
+    """An output that a request wants."""
+
+    name: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InferRequest:
+    """Records to score.
+
+    Attributes:
+        inputs: One tensor per raw column of the model.
+        outputs: What is wanted; none means all.
+        id: Returned with the answer, to match answers with requests.
+    """
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[RequestedOutput, ...] = ()
+    id: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InferResponse:
+    """The scores of one request."""
+
+    model_name: str
+    model_version: str
+    outputs: tuple[Tensor, ...]
+    id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorMetadata:
+    """What an input or output looks like; -1 in the shape is the number of records B, which the request chooses."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelMetadata:
+    """What a model takes and gives."""
+
+    name: str
+    versions: tuple[str, ...]
+    platform: str
+    inputs: tuple[TensorMetadata, ...]
+    outputs: tuple[TensorMetadata, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerMetadata:
+    """What a server is; the extensions are those of the protocol that it knows."""
+
+    name: str
+    version: str
+    extensions: tuple[str, ...] = ()
+
 
 _REQUEST_FIELDS = ("inputs", "outputs", "id", "parameters")
 _TENSOR_FIELDS = ("name", "shape", "datatype", "data", "parameters")
@@ -42,8 +215,8 @@ def decode_infer_request(body: bytes | bytearray) -> InferRequest:
     """Read an inference request.
 
     Raises:
-        RequestTooLargeError: more lists or objects than `MAX_LISTS` and `MAX_OBJECTS`.
-        ConfigError: not JSON, or a field that is unknown, missing, mistyped or does not fit its shape.
+        RequestTooLargeError: More lists or objects than `MAX_LISTS` and `MAX_OBJECTS`.
+        ConfigError: Not JSON, or a field that is unknown, missing, mistyped or does not fit its shape.
     """
     for bracket, limit, things in ((b"[", MAX_LISTS, "lists"), (b"{", MAX_OBJECTS, "objects")):
         if body.count(bracket) > limit:
@@ -105,7 +278,7 @@ def _parse(body: bytes | bytearray) -> Any:
     # the interpreter's lock keeps the event loop from answering others.
     gc.disable()
     try:
-        return parse_json(body, parse_constant=_refuse_constant)
+        return parse_json(body, parse_constant=_reject_constant)
     except json.JSONDecodeError as error:
         raise ConfigError(f"line {error.lineno} column {error.colno}: {error.msg}, expected JSON") from None
     except UnicodeDecodeError as error:
@@ -114,14 +287,14 @@ def _parse(body: bytes | bytearray) -> Any:
         raise
     except TooDeepError:
         raise ConfigError("the body is nested too deeply, expected an inference request in JSON") from None
-    except ValueError:  # Python refuses to read an integer of more than 4,300 digits
+    except ValueError:  # Python does not parse an integer of more than 4,300 digits
         raise ConfigError("the body holds a number of too many digits") from None
     finally:
         if is_collecting:
             gc.enable()
 
 
-def _refuse_constant(token: str) -> NoReturn:
+def _reject_constant(token: str) -> NoReturn:
     raise ConfigError(f"the body holds {token}, which is not JSON; write null for a missing number")
 
 
