@@ -12,7 +12,7 @@ from terarec.data.records import open_split
 from terarec.etl.sink import SinkOptions, create_sink
 from terarec.formats import ColumnBlock, merge, open_shard, read_dataset
 from terarec.formats.hugectr import read_file_list, read_keyset, read_records
-from terarec.kernels.cpu.hashes import xxh64_int64
+from terarec.kernels.cpu.encoding import xxh64_int64
 from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn
 
 SPEC = DatasetSpec(

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terarec.kernels.cpu import counts as cpu
-from terarec.kernels.ref import counts as ref
+from terarec.kernels.cpu import encoding as cpu
+from terarec.kernels.ref import encoding as ref
 from tests.kernels.columns import INT64S, SMALL_TEXTS, mask_of, text_of
 
 

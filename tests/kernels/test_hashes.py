@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terarec.kernels.cpu import hashes as cpu
+from terarec.kernels.cpu import encoding as cpu
 from terarec.kernels.encoding_types import RefusedValueError
-from terarec.kernels.ref import hashes as ref
+from terarec.kernels.ref import encoding as ref
 from tests.kernels.columns import INT64S, SMALL_TEXTS, text_of
 
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terarec.errors import FormatError
-from terarec.kernels.cpu import ids as cpu
+from terarec.kernels.cpu import encoding as cpu
 from terarec.kernels.encoding_types import RefusedValueError
-from terarec.kernels.ref import ids as ref
+from terarec.kernels.ref import encoding as ref
 from tests.kernels.anything import ANYTHING, found_list
 from tests.kernels.columns import INT64S, SMALL_TEXTS, mask_of, text_of
 

@@ -34,7 +34,7 @@ from terarec.formats.hugectr import (
     describe_records,
     write_records,
 )
-from terarec.kernels.cpu.hashes import xxh64_int64
+from terarec.kernels.cpu.encoding import xxh64_int64
 from terarec.spec import DatasetSpec, ShardSpec
 
 

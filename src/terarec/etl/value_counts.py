@@ -17,8 +17,7 @@ from terarec.etl.columns import Column, text_buffers
 from terarec.etl.partitions import Partitions
 from terarec.etl.values import ValueKind, as_values
 from terarec.io import AtomicFile
-from terarec.kernels.cpu.counts import Hex32Counts, Int64Counts, TextCounts
-from terarec.kernels.cpu.hashes import xxh64_int64, xxh64_text
+from terarec.kernels.cpu.encoding import Hex32Counts, Int64Counts, TextCounts, xxh64_int64, xxh64_text
 
 PARTITIONS = 64
 """Number of partitions by hash; memory holds one of them at a time."""

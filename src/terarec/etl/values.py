@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.etl.columns import ARROW_TYPES, Column, Kind, text_buffers
-from terarec.kernels.cpu.ids import Hex32Ids, Int64Ids, TextIds, find_columns
+from terarec.kernels.cpu.encoding import Hex32Ids, Int64Ids, TextIds, find_columns
 from terarec.spec import MISSING_ID
 
 ValueKind: TypeAlias = Literal["text", "integer", "hex32"]

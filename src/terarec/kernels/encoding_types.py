@@ -4,13 +4,6 @@ from __future__ import annotations
 
 from terarec.errors import FormatError
 
-NUM_INTEGERS = 13
-NUM_CATEGORIES = 26
-LABEL_NAME = "label"
-INTEGER_NAMES = tuple(f"I{number}" for number in range(1, NUM_INTEGERS + 1))
-CATEGORY_NAMES = tuple(f"C{number}" for number in range(1, NUM_CATEGORIES + 1))
-"""The columns of Criteo's layout."""
-
 HASH_SEED = 42
 """Of the XXH64 that gives hash buckets: Spark's ``xxhash64`` has it built in."""
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from terarec.etl.columns import Block, Column
 from terarec.etl.engine import split
 from terarec.etl.engine.split import OrderStatistics, RowBounds, TimeBounds, assign, share_counts
-from terarec.kernels.ref.hashes import xxh64
+from terarec.kernels.ref.encoding import xxh64
 from terarec.spec import SplitByFraction, SplitByHash, SplitByTime, SplitByUser
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError
 from terarec.etl.columns import ColumnType
 from terarec.etl.ops import Categorify
-from terarec.kernels.ref.hashes import xxh64_int64, xxh64_text
+from terarec.kernels.ref.encoding import xxh64_int64, xxh64_text
 from tests.etl.column_values import block_of, values_of
 from tests.etl.ops.fitting import blocks_of, fit, saved
 from tests.etl.ops.plain_steps import written_plainly

@@ -13,7 +13,7 @@ from terarec.errors import ConfigError, FormatError, StorageError
 from terarec.etl.columns import Block, ColumnType
 from terarec.etl.ops import DropLowCardinality, JoinGroupby, JoinTable, TargetEncoding
 from terarec.etl.value_counts import encoding_bytes
-from terarec.kernels.ref.hashes import xxh64_int64
+from terarec.kernels.ref.encoding import xxh64_int64
 from tests.etl.column_values import block_of, column_of, values_of
 from tests.etl.ops.fitting import blocks_of, files_of, fit, saved, types_of
 

@@ -15,7 +15,7 @@ from terarec.errors import MissingDependencyError
 from terarec.etl.columns import Block, from_arrow
 from terarec.etl.engine.split import RowBounds, assign
 from terarec.etl.spark.session import check_spark
-from terarec.kernels.cpu.hashes import xxh64_int64
+from terarec.kernels.cpu.encoding import xxh64_int64
 from terarec.spec import SplitByFiles, SplitByFraction, SplitByHash, SplitByTime, SplitByUser
 from tests.etl.spark.shop import exploded
 

@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from terarec.kernels.cpu.hashes import xxh64_list
+from terarec.kernels.cpu.encoding import xxh64_list
 from terarec.spec import WorkflowSpec, from_data, to_data
 
 PAGE = (Path(__file__).parents[3] / "docs" / "workflows.md").read_text()

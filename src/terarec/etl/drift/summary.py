@@ -14,8 +14,7 @@ from terarec.etl.drift.raw_units import in_raw_units
 from terarec.etl.statistics import GrowingSample, NumberSample
 from terarec.etl.workflow import Workflow
 from terarec.formats import ColumnBlock, Keys
-from terarec.kernels.cpu.counts import Int64Counts
-from terarec.kernels.cpu.hashes import xxh64_int64
+from terarec.kernels.cpu.encoding import Int64Counts, xxh64_int64
 from terarec.spec import DatasetSpec
 
 

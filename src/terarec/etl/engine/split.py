@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from terarec.etl.columns import SPLIT_NAMES, TEST, TRAIN, VALID, Block, Column, text_buffers
 from terarec.etl.engine.passes import Passes, ReadRows
-from terarec.kernels.cpu.hashes import xxh64_int64, xxh64_text
+from terarec.kernels.cpu.encoding import xxh64_int64, xxh64_text
 from terarec.spec import (
     FieldError,
     OneSplit,

@@ -31,8 +31,7 @@ from terarec.etl.ops.states import read_params, read_table, table_path, write_pa
 from terarec.etl.ops.values import accepted_list, hashes_of, rejected
 from terarec.etl.value_counts import ValueCounts, encoding_bytes
 from terarec.etl.values import VALUE_TYPES, ValueIds, as_values, find_each, lookup_kind
-from terarec.kernels.cpu.hashes import xxh64_list
-from terarec.kernels.cpu.ids import TablesOfColumns
+from terarec.kernels.cpu.encoding import TablesOfColumns, xxh64_list
 from terarec.kernels.encoding_types import RefusedValueError
 from terarec.spec import MISSING_ID, checks, register
 

@@ -15,7 +15,7 @@ from terarec.etl.columns import Block, Column, ColumnType, concatenate_columns, 
 from terarec.etl.ops.base import ColumnTypes, Operator, SpillOptions, Stage, State, check_column, scalar_input
 from terarec.etl.ops.joins import SideTable, SideTableStatistic, read_side_table
 from terarec.etl.ops.lists import ITEM_BITS, MAX_ITEMS
-from terarec.kernels.cpu.hashes import xxh64_int64
+from terarec.kernels.cpu.encoding import xxh64_int64
 from terarec.spec import checks, register
 
 

@@ -22,7 +22,7 @@ from terarec.etl.columns import Block, Column
 from terarec.etl.statistics import GrowingSample, Moments, NumberRange, NumberSample
 from terarec.formats.parquet import arrow_errors
 from terarec.io import AtomicFile, read_versioned_json, write_versioned_json
-from terarec.kernels.cpu.hashes import xxh64_int64
+from terarec.kernels.cpu.encoding import xxh64_int64
 from terarec.spec import OperatorSpec
 from terarec.spec.quoting import quoted
 

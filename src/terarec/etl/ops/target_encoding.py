@@ -28,7 +28,7 @@ from terarec.etl.ops.states import read_params, read_table, table_path, write_pa
 from terarec.etl.statistics import exact_sum
 from terarec.etl.value_counts import GroupSums, encoding_bytes
 from terarec.etl.values import VALUE_TYPES, ValueIds, as_values, lookup_kind
-from terarec.kernels.cpu.hashes import xxh64_int64
+from terarec.kernels.cpu.encoding import xxh64_int64
 from terarec.spec import checks, register
 
 

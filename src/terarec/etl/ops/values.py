@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import REFUSED_SHOWN, Block, Column, Kind, RowFaultError, text_buffers
-from terarec.kernels.cpu.hashes import xxh64_int64, xxh64_text
+from terarec.kernels.cpu.encoding import xxh64_int64, xxh64_text
 from terarec.spec.quoting import quoted
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)

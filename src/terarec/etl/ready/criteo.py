@@ -6,8 +6,12 @@ from typing import Literal
 
 from terarec.errors import ConfigError
 from terarec.etl.ops import Categorify, FillMissing, LambdaOp, LogOp
-from terarec.kernels.encoding_types import CATEGORY_NAMES, INTEGER_NAMES, LABEL_NAME
 from terarec.spec import LabelSpec, SourceColumn, SourceSpec, Split, SplitByFiles, SplitByFraction, WorkflowSpec
+
+LABEL_NAME = "label"
+INTEGER_NAMES = tuple(f"I{number}" for number in range(1, 14))
+CATEGORY_NAMES = tuple(f"C{number}" for number in range(1, 27))
+"""The columns of a line, in this order."""
 
 _SPLIT = SplitByFraction(valid=0.1)
 

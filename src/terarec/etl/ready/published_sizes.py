@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from terarec.errors import ConfigError
-from terarec.kernels.encoding_types import CATEGORY_NAMES
+from terarec.etl.ready.criteo import CATEGORY_NAMES
 from terarec.spec import DatasetSpec
 
 

@@ -1,14 +1,303 @@
-"""The compiled encoding kernels: single-threaded, and without the GIL wherever they work on arrays or bytes."""
+"""Columns of values: their hashes, how often each occurs, their ids, and numbers of Python lists; without the GIL.
+
+Hashes are XXH64 as signed integers, as Spark's ``xxhash64`` gives them:
+https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
+
+Ids of b hash buckets and a list of values: 0 is missing; 1 to b are values that are not in the list,
+``1 + xxh64(value) mod b`` (seed 42, the remainder never negative); ``b + 1 + i`` is the value at position i.
+
+Several threads may use a table at the same time: while one works on it others wait, without the GIL.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from terarec.kernels.cpu import _encoding
-from terarec.kernels.encoding_types import RefusedValueError
+from terarec.kernels.encoding_types import HASH_SEED, RefusedValueError
+
+
+def xxh64_int64(values: NDArray[np.int64], seed: int = HASH_SEED) -> NDArray[np.int64]:
+    """Hashes int64[n] of the eight little-endian bytes of each of ``values int64[n]``; ``0 <= seed < 2^64``."""
+    hashes = np.empty(len(values), dtype=np.int64)
+    _encoding.xxh64_int64(values, seed, hashes)
+    return hashes
+
+
+def xxh64_text(text: NDArray[np.uint8], offsets: NDArray[np.int64], seed: int = HASH_SEED) -> NDArray[np.int64]:
+    """Hashes int64[n] of n texts: text i is ``text[offsets[i]:offsets[i + 1]]``."""
+    hashes = np.empty(len(offsets) - 1, dtype=np.int64)
+    _encoding.xxh64_text(text, offsets, seed, hashes)
+    return hashes
+
+
+def xxh64_list(values: list[Any], seed: int = HASH_SEED) -> NDArray[np.int64]:
+    """Hashes int64[n] of Python texts and integers; that of None is 0.
+
+    Raises:
+        RefusedValueError: a value of another type, a lone surrogate, or an integer of more than 64 bits.
+    """
+    hashes = np.empty(len(values), dtype=np.int64)
+    refused_row = _encoding.xxh64_list(values, seed, hashes)
+    if refused_row >= 0:
+        raise RefusedValueError(refused_row)
+    return hashes
+
+
+IntegerT = TypeVar("IntegerT", np.uint32, np.int64)
+
+
+class _Counts:
+    """A compiled table."""
+
+    __slots__ = ("_table",)
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the table."""
+        num_bytes: int = self._table.memory_bytes()
+        return num_bytes
+
+    def __len__(self) -> int:
+        """Number of distinct values."""
+        return len(self._table)
+
+
+class _IntegerCounts(_Counts, Generic[IntegerT]):
+    """A table of integers of one type."""
+
+    __slots__ = ()
+
+    def add(
+        self,
+        values: NDArray[IntegerT],
+        missing: NDArray[np.bool_] | None = None,
+        times: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Count ``values[n]`` that are not ``missing bool[n]``; value i ``times int64[n][i]`` >= 1 times if given."""
+        self._table.add(values, missing, times)
+
+    def at_least(self, min_count: int) -> tuple[NDArray[IntegerT], NDArray[np.int64]]:
+        """Values and counts of those that occurred `min_count` times, by falling count, ties by rising value."""
+        found: tuple[NDArray[IntegerT], NDArray[np.int64]] = self._table.at_least(min_count)
+        return found
+
+    def drain(self) -> tuple[NDArray[IntegerT], NDArray[np.int64]]:
+        """All values, rising, and their counts; the table is empty afterwards."""
+        found: tuple[NDArray[IntegerT], NDArray[np.int64]] = self._table.drain()
+        return found
+
+
+class Hex32Counts(_IntegerCounts[np.uint32]):
+    """Counts of 32-bit values, ``uint32[n]``; they stop at 2^32 - 1."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(_encoding.Hex32Counts())
+
+
+class Int64Counts(_IntegerCounts[np.int64]):
+    """Counts of 64-bit integers, ``int64[n]``."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(_encoding.Int64Counts())
+
+
+class TextCounts(_Counts):
+    """Counts of texts, compared byte by byte. Text i of n is ``text[offsets[i]:offsets[i + 1]]``, as in Arrow."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(_encoding.TextCounts())
+
+    def add(
+        self,
+        text: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        missing: NDArray[np.bool_] | None = None,
+        times: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Count n texts that are neither empty nor ``missing bool[n]``; text i ``times[i]`` >= 1 times if given."""
+        self._table.add(text, offsets, missing, times)
+
+    def at_least(self, min_count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+        """Texts, as bytes and offsets, and counts of those that occurred `min_count` times.
+
+        They come by falling count, ties by rising bytes.
+        """
+        found: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]] = self._table.at_least(min_count)
+        return found
+
+    def drain(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+        """All texts by rising bytes, as bytes and offsets, and their counts; the table is empty afterwards."""
+        found: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]] = self._table.drain()
+        return found
+
+
+_INT64 = np.dtype(np.int64)
+
+
+class _Ids:
+    """Ids of the values that a compiled table holds."""
+
+    __slots__ = ("_table",)
+    _table: Any
+
+    def find_list(self, values: list[Any]) -> NDArray[np.int64]:
+        """Ids int64[n] of Python values; the class says which it takes and which are missing.
+
+        Raises:
+            RefusedValueError: any other value.
+        """
+        ids = np.empty(len(values), _INT64)
+        refused_row = self._table.find_list(values, ids)
+        if refused_row >= 0:
+            raise RefusedValueError(refused_row)
+        return ids
+
+
+class Hex32Ids(_Ids):
+    """Ids of 32-bit values; the hash is that of the value as int64.
+
+    `find_list` takes hexadecimal strings; None and ``""`` are missing.
+
+    Args:
+        values: uint32[V].
+        hash_buckets: ids that values which are not in the list share.
+
+    Raises:
+        ValueError: a value occurs twice, or `hash_buckets` is not in [1, 2^31).
+    """
+
+    __slots__ = ()
+
+    def __init__(self, values: NDArray[np.uint32], hash_buckets: int = 1) -> None:
+        self._table = _encoding.Hex32Ids(values, hash_buckets)
+
+    def find_all(
+        self,
+        values: NDArray[np.uint32],
+        missing: NDArray[np.bool_] | None = None,
+        out: NDArray[np.int32] | NDArray[np.int64] | None = None,
+    ) -> NDArray[Any]:
+        """Ids of ``values uint32[n]``, some of them ``missing bool[n]``: int64[n], or into ``out`` if given."""
+        return _find_all(self._table, values, missing, out)
+
+
+class Int64Ids(_Ids):
+    """Ids of 64-bit integers.
+
+    `find_list` takes Python or NumPy integers, but no truth values nor integers beyond 64 bits; None is missing.
+
+    Args:
+        values: int64[V].
+        hash_buckets: ids that values which are not in the list share.
+
+    Raises:
+        ValueError: a value occurs twice, or `hash_buckets` is not in [1, 2^31).
+    """
+
+    __slots__ = ()
+
+    def __init__(self, values: NDArray[np.int64], hash_buckets: int = 1) -> None:
+        self._table = _encoding.Int64Ids(values, hash_buckets)
+
+    def find_all(
+        self,
+        values: NDArray[np.int64],
+        missing: NDArray[np.bool_] | None = None,
+        out: NDArray[np.int32] | NDArray[np.int64] | None = None,
+    ) -> NDArray[Any]:
+        """Ids of ``values int64[n]``, some of them ``missing bool[n]``: int64[n], or into ``out`` if given."""
+        return _find_all(self._table, values, missing, out)
+
+
+class TextIds(_Ids):
+    """Ids of texts, compared byte by byte.
+
+    `find_list` takes strings without lone surrogates; None and ``""`` are missing.
+
+    Args:
+        text: uint8[n], UTF-8; copied.
+        offsets: int64[V + 1]; text i is ``text[offsets[i]:offsets[i + 1]]``.
+        hash_buckets: ids that texts which are not in the list share.
+
+    Raises:
+        ValueError: a text occurs twice, or `hash_buckets` is not in [1, 2^31).
+    """
+
+    __slots__ = ()
+
+    def __init__(self, text: NDArray[np.uint8], offsets: NDArray[np.int64], hash_buckets: int = 1) -> None:
+        self._table = _encoding.TextIds(text, offsets, hash_buckets)
+
+    def find_all(
+        self,
+        text: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        missing: NDArray[np.bool_] | None = None,
+        out: NDArray[np.int32] | NDArray[np.int64] | None = None,
+    ) -> NDArray[Any]:
+        """Ids of n texts, empty ones and ``missing bool[n]`` being missing: int64[n], or into ``out`` if given."""
+        ids = np.empty(len(offsets) - 1, dtype=np.int64) if out is None else out
+        self._table.find_all(text, offsets, missing, ids)
+        return ids
+
+
+class TablesOfColumns:
+    """The tables of several columns, whose values are found in one call: a served record has one value of each.
+
+    Args:
+        tables: one for each column; the same may serve several.
+    """
+
+    __slots__ = ("_tables",)
+
+    def __init__(self, tables: Sequence[Hex32Ids | Int64Ids | TextIds]) -> None:
+        self._tables = _encoding.TablesOfColumns([table._table for table in tables])
+
+    def find_lists(self, columns: list[list[Any]]) -> NDArray[np.int64]:
+        """Ids int64[m] of the m Python values of all columns, one column after another.
+
+        Raises:
+            RefusedValueError: a value that its table does not take; its row is its place among the m values.
+        """
+        ids = np.empty(sum(map(len, columns)), _INT64)
+        refused_place = self._tables.find_lists(columns, ids)
+        if refused_place >= 0:
+            raise RefusedValueError(refused_place)
+        return ids
+
+
+def find_columns(
+    tables: Sequence[Hex32Ids] | Sequence[Int64Ids],
+    values: Sequence[NDArray[Any]],
+    missing: Sequence[NDArray[np.bool_] | None],
+) -> NDArray[np.int32]:
+    """Ids int32[S, n] of S columns of n values, each found in the table of its own; all ids must fit.
+
+    The GIL is given back once: of several threads that look up column by column, each waits for it after each column.
+    """
+    ids = np.empty((len(tables), len(values[0])), dtype=np.int32)
+    _encoding.find_columns([table._table for table in tables], values, missing, ids)
+    return ids
+
+
+def _find_all(table: Any, values: NDArray[Any], missing: NDArray[np.bool_] | None, out: Any) -> NDArray[Any]:
+    ids = np.empty(len(values), dtype=np.int64) if out is None else out
+    table.find_all(values, missing, ids)
+    return ids
 
 
 def numbers_of_list(values: list[Any], *, whole: bool = False) -> NDArray[np.float64]:

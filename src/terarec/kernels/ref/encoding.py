@@ -1,14 +1,320 @@
-"""The encoding kernels in plain Python and NumPy: what the compiled ones must equal, value for value."""
+"""The encoding kernels in plain Python: what the compiled ones must equal, value for value."""
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.kernels.encoding_types import RefusedValueError
+from terarec.kernels.encoding_types import HASH_SEED, RefusedValueError
+
+
+def split_texts(text: NDArray[np.uint8], offsets: NDArray[np.int64]) -> list[str]:
+    """Texts i, ``text[offsets[i]:offsets[i + 1]]``."""
+    whole = text.tobytes()
+    return [whole[begin:end].decode() for begin, end in itertools.pairwise(offsets.tolist())]
+
+
+_MASK = 2**64 - 1
+_PRIMES = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
+
+
+def xxh64(content: bytes, seed: int = HASH_SEED) -> int:
+    """The hash of `content`, read as a signed 64-bit integer.
+
+    https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
+    """
+    hashed, rest = _stripes(content, seed) if len(content) >= 32 else (seed + _PRIMES[4], content)
+    hashed = (hashed + len(content)) & _MASK
+    while len(rest) >= 8:
+        hashed ^= _round(0, int.from_bytes(rest[:8], "little"))
+        hashed = (_rotate(hashed, 27) * _PRIMES[0] + _PRIMES[3]) & _MASK
+        rest = rest[8:]
+    if len(rest) >= 4:
+        hashed ^= int.from_bytes(rest[:4], "little") * _PRIMES[0] & _MASK
+        hashed = (_rotate(hashed, 23) * _PRIMES[1] + _PRIMES[2]) & _MASK
+        rest = rest[4:]
+    for byte in rest:
+        hashed ^= byte * _PRIMES[4] & _MASK
+        hashed = _rotate(hashed, 11) * _PRIMES[0] & _MASK
+    hashed = (hashed ^ hashed >> 33) * _PRIMES[1] & _MASK
+    hashed = (hashed ^ hashed >> 29) * _PRIMES[2] & _MASK
+    hashed ^= hashed >> 32
+    return hashed - 2**64 if hashed >= 2**63 else hashed
+
+
+def hash_value(value: int | str, seed: int = HASH_SEED) -> int:
+    """The hash of a text's UTF-8 bytes or of an integer's eight little-endian bytes."""
+    return xxh64(value.encode() if isinstance(value, str) else value.to_bytes(8, "little", signed=True), seed)
+
+
+def xxh64_int64(values: NDArray[np.int64], seed: int = HASH_SEED) -> NDArray[np.int64]:
+    """Hashes int64[n] of the eight little-endian bytes of each of ``values int64[n]``."""
+    return np.array([hash_value(value, seed) for value in values.tolist()], dtype=np.int64)
+
+
+def xxh64_text(text: NDArray[np.uint8], offsets: NDArray[np.int64], seed: int = HASH_SEED) -> NDArray[np.int64]:
+    """Hashes int64[n] of n texts: text i is ``text[offsets[i]:offsets[i + 1]]``."""
+    return np.array([hash_value(value, seed) for value in split_texts(text, offsets)], dtype=np.int64)
+
+
+def xxh64_list(values: list[Any], seed: int = HASH_SEED) -> NDArray[np.int64]:
+    """Hashes int64[n] of Python texts and integers; that of None is 0."""
+    hashes = np.zeros(len(values), dtype=np.int64)
+    for row, value in enumerate(values):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, str | int | np.integer):
+            raise RefusedValueError(row)
+        try:
+            hashes[row] = hash_value(value if isinstance(value, str) else int(value), seed)
+        except (UnicodeEncodeError, OverflowError):
+            raise RefusedValueError(row) from None
+    return hashes
+
+
+def _stripes(content: bytes, seed: int) -> tuple[int, bytes]:
+    """The hash of the whole 32 bytes of `content`, and the bytes behind them."""
+    lanes = [seed + _PRIMES[0] + _PRIMES[1], seed + _PRIMES[1], seed, seed - _PRIMES[0]]
+    while len(content) >= 32:
+        words = (int.from_bytes(content[at : at + 8], "little") for at in range(0, 32, 8))
+        lanes = [_round(lane, word) for lane, word in zip(lanes, words, strict=True)]
+        content = content[32:]
+    hashed = sum(_rotate(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True)) & _MASK
+    for lane in lanes:
+        hashed = ((hashed ^ _round(0, lane)) * _PRIMES[0] + _PRIMES[3]) & _MASK
+    return hashed, content
+
+
+def _round(lane: int, word: int) -> int:
+    return _rotate((lane + word * _PRIMES[1]) & _MASK, 31) * _PRIMES[0] & _MASK
+
+
+def _rotate(word: int, bits: int) -> int:
+    return (word << bits | word >> (64 - bits)) & _MASK
+
+
+_LAST_COUNT = 2**32 - 1
+
+
+class _Counts:
+    """Counts of any hashable values."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[Any] = Counter()
+
+    def _add(self, values: Iterable[Any], missing: NDArray[np.bool_] | None, times: NDArray[np.int64] | None) -> None:
+        for row, value in enumerate(values):
+            if missing is None or not missing[row]:
+                self._counts[value] += 1 if times is None else int(times[row])
+
+    def _by_count(self, min_count: int) -> list[tuple[Any, int]]:
+        kept = [(value, count) for value, count in self._counts.items() if count >= min_count]
+        return sorted(kept, key=lambda item: (-item[1], item[0]))
+
+    def _by_value(self) -> list[tuple[Any, int]]:
+        all_counts = sorted(self._counts.items())
+        self._counts.clear()
+        return all_counts
+
+    def __len__(self) -> int:
+        """Number of distinct values."""
+        return len(self._counts)
+
+
+class _IntegerCounts(_Counts):
+    """Counts of integers of one type."""
+
+    dtype: type[np.integer[Any]]
+    last_count: int
+
+    def add(
+        self, values: NDArray[Any], missing: NDArray[np.bool_] | None = None, times: NDArray[np.int64] | None = None
+    ) -> None:
+        """Count ``values[n]`` that are not ``missing bool[n]``; value i ``times[i]`` times if given."""
+        self._add(values.tolist(), missing, times)
+
+    def at_least(self, min_count: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Values and counts of those that occurred `min_count` times, by falling count, ties by rising value."""
+        return self._arrays(self._by_count(min_count))
+
+    def drain(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """All values, rising, and their counts; the table is empty afterwards."""
+        return self._arrays(self._by_value())
+
+    def _arrays(self, items: list[tuple[Any, int]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        counts = [min(count, self.last_count) for _, count in items]
+        return np.array([value for value, _ in items], dtype=self.dtype), np.array(counts, dtype=np.int64)
+
+
+class Hex32Counts(_IntegerCounts):
+    """Counts of 32-bit values; they stop at 2^32 - 1."""
+
+    dtype = np.uint32
+    last_count = _LAST_COUNT
+
+
+class Int64Counts(_IntegerCounts):
+    """Counts of 64-bit integers."""
+
+    dtype = np.int64
+    last_count = 2**63 - 1
+
+
+class TextCounts(_Counts):
+    """Counts of texts. Text i of n is ``text[offsets[i]:offsets[i + 1]]``."""
+
+    def add(
+        self,
+        text: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        missing: NDArray[np.bool_] | None = None,
+        times: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Count n texts that are neither empty nor ``missing bool[n]``; text i ``times[i]`` times if given."""
+        self._add((value.encode() for value in split_texts(text, offsets)), missing, times)
+        self._counts.pop(b"", None)
+
+    def at_least(self, min_count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+        """Texts and counts of those that occurred `min_count` times, by falling count, ties by rising bytes."""
+        return self._arrays(self._by_count(min_count))
+
+    def drain(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+        """All texts by rising bytes, and their counts; the table is empty afterwards."""
+        return self._arrays(self._by_value())
+
+    @staticmethod
+    def _arrays(items: list[tuple[bytes, int]]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+        text = np.frombuffer(b"".join(value for value, _ in items), dtype=np.uint8)
+        offsets = np.cumsum([0, *(len(value) for value, _ in items)], dtype=np.int64)
+        return text, offsets, np.array([count for _, count in items], dtype=np.int64)
+
+
+_HEX_TEXT = re.compile(r"[0-9a-fA-F]{1,8}")
+_INT64 = np.iinfo(np.int64)
+_MISSING_ID, _FIRST_BUCKET_ID = 0, 1
+
+
+class _Ids:
+    """Ids of any hashable values in a dict."""
+
+    def __init__(self, values: NDArray[Any], hash_buckets: int = 1) -> None:
+        if not 1 <= hash_buckets < 2**31:
+            raise ValueError("hash_buckets must be in [1, 2^31)")
+        first_id = _FIRST_BUCKET_ID + hash_buckets
+        self._hash_buckets = hash_buckets
+        self._ids = {value: position + first_id for position, value in enumerate(values.tolist())}
+        if len(self._ids) != len(values):
+            raise ValueError("a value occurs twice")
+
+    def _read(self, value: Any) -> Any:
+        """What the dict holds for `value`, None if it is missing; raises ValueError for another type."""
+        raise NotImplementedError
+
+    def _id_of(self, key: int | str | None) -> int:
+        if key is None:
+            return _MISSING_ID
+        if key in self._ids:
+            return self._ids[key]
+        return _FIRST_BUCKET_ID + hash_value(key) % self._hash_buckets
+
+    def _masked(self, values: list[Any], missing: NDArray[np.bool_] | None, out: Any) -> NDArray[Any]:
+        ids = np.empty(len(values), dtype=np.int64) if out is None else out
+        for row, value in enumerate(values):
+            ids[row] = self._id_of(None if missing is not None and missing[row] else value)
+        return ids
+
+    def find_list(self, values: list[Any]) -> NDArray[np.int64]:
+        """Ids int64[n] of Python values; raises `RefusedValueError` for one that cannot be read."""
+        ids = np.empty(len(values), dtype=np.int64)
+        for row, value in enumerate(values):
+            try:
+                ids[row] = self._id_of(self._read(value))
+            except ValueError:
+                raise RefusedValueError(row) from None
+        return ids
+
+
+class _IntegerIds(_Ids):
+    """Ids of integers."""
+
+    def find_all(
+        self, values: NDArray[Any], missing: NDArray[np.bool_] | None = None, out: NDArray[Any] | None = None
+    ) -> NDArray[Any]:
+        """Ids of ``values[n]``, some of them ``missing bool[n]``: int64[n], or into ``out`` if given."""
+        return self._masked(values.tolist(), missing, out)
+
+
+class Hex32Ids(_IntegerIds):
+    """Ids of 32-bit values; the hash is that of the value as int64."""
+
+    def _read(self, value: Any) -> Any:
+        if value is None or (isinstance(value, str) and value == ""):
+            return None
+        if not isinstance(value, str) or not _HEX_TEXT.fullmatch(value):
+            raise ValueError
+        return int(value, 16)
+
+
+class Int64Ids(_IntegerIds):
+    """Ids of 64-bit integers."""
+
+    def _read(self, value: Any) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise ValueError
+        if not _INT64.min <= int(value) <= _INT64.max:
+            raise ValueError
+        return int(value)
+
+
+class TextIds(_Ids):
+    """Ids of texts."""
+
+    def __init__(self, text: NDArray[np.uint8], offsets: NDArray[np.int64], hash_buckets: int = 1) -> None:
+        super().__init__(np.array(split_texts(text, offsets), dtype=object), hash_buckets)
+
+    def find_all(
+        self,
+        text: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        missing: NDArray[np.bool_] | None = None,
+        out: NDArray[Any] | None = None,
+    ) -> NDArray[Any]:
+        """Ids of n texts, empty ones and ``missing bool[n]`` being missing: int64[n], or into ``out`` if given."""
+        return self._masked([value or None for value in split_texts(text, offsets)], missing, out)
+
+    def _read(self, value: Any) -> Any:
+        if value is None or (isinstance(value, str) and value == ""):
+            return None
+        if not isinstance(value, str):
+            raise ValueError
+        value.encode()  # a lone surrogate has no UTF-8: UnicodeEncodeError is a ValueError
+        return value
+
+
+class TablesOfColumns:
+    """The tables of several columns."""
+
+    def __init__(self, tables: Sequence[Hex32Ids | Int64Ids | TextIds]) -> None:
+        self._tables = tuple(tables)
+
+    def find_lists(self, columns: list[list[Any]]) -> NDArray[np.int64]:
+        """Ids of the values of all columns, one column after another; raises `RefusedValueError` with their place."""
+        ids = [np.empty(0, dtype=np.int64)]
+        for table, values in zip(self._tables, columns, strict=True):
+            try:
+                ids.append(table.find_list(values))
+            except RefusedValueError as error:
+                raise RefusedValueError(sum(map(len, ids)) + error.row) from None
+        return np.concatenate(ids)
 
 
 def numbers_of_list(values: list[Any], *, whole: bool = False) -> NDArray[np.float64]:
