@@ -56,7 +56,7 @@ def fitted_with_records(name: str, directory: Path) -> tuple[Workflow, dict[str,
 def served_records(workflow: Workflow, block: Block) -> dict[str, list[Any]]:
     """The raw values of ``workflow.record_columns`` for the rows of a whole log that the workflow keeps."""
     brought: dict[str, Column | None] = {name: block.columns.get(name) for name in workflow.record_columns}
-    for step, code in enumerate(workflow.plan.codes):
+    for step, code in enumerate(workflow.plan.operators):
         block = code.transform(block, workflow.states.get(step))
         made = code.writes if code.stage == "grouped" else brought if code.stage == "rows" else ()
         brought.update({name: block.columns[name] for name in made if name in brought and name in block.columns})

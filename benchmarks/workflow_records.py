@@ -60,7 +60,7 @@ def fitted(workflow: Workflow, block: Block) -> Workflow:
     with tempfile.TemporaryDirectory() as directory:
         for phase, steps in enumerate(plan.fit_phases):
             memory = SpillOptions(directory=Path(directory))
-            statistics = {step: plan.codes[step].statistic(plan.types[step], memory) for step in steps}
+            statistics = {step: plan.operators[step].statistic(plan.types[step], memory) for step in steps}
             _, partials = run_steps(plan, plan.fit_pass(phase), block, workflow.states, statistics=statistics)
             for step, statistic in statistics.items():
                 statistic.merge(partials[step])

@@ -13,7 +13,7 @@ from terarec.batch import Batch, Jagged
 from terarec.errors import ConfigError
 from terarec.etl import prepare
 from terarec.etl.ready import CsvOptions, csv_workflow
-from terarec.etl.workflow import Workflow, given_workflow
+from terarec.etl.workflow import Workflow, identity_workflow
 from terarec.models import build_model
 from terarec.serve import InferenceService, InferenceSession, InputColumn
 from terarec.serve.protocol import InferRequest, Tensor
@@ -129,7 +129,7 @@ def lists() -> tuple[torch.nn.Module, InferenceService]:
     """A model with first weights over a column of lists, and its service."""
     run = RunSpec(data="data", model=WideDeepSpec(width=4, hidden=(8,)))
     model = build_model(run.model, DATASET, seed=1)
-    session = InferenceSession(model, given_workflow(DATASET), run, DATASET, step=0)
+    session = InferenceSession(model, identity_workflow(DATASET), run, DATASET, step=0)
     return model, InferenceService(session, ServingSpec())
 
 
@@ -174,7 +174,7 @@ def test_a_model_trained_in_bfloat16_scores_in_it(lists: tuple[torch.nn.Module, 
     scores = {
         precision: InferenceSession(
             model,
-            given_workflow(DATASET),
+            identity_workflow(DATASET),
             RunSpec(data="data", model=WideDeepSpec(), training=TrainingSpec(precision=precision)),
             DATASET,
             step=0,
@@ -201,6 +201,6 @@ class ScoreIsFirstColumn(torch.nn.Module):
 def test_keys_stay_before_the_ids_that_a_workflow_puts_first() -> None:
     dataset = dataclasses.replace(DATASET, categorical=(CategoricalColumn(name="user"), *DATASET.categorical))
     run = RunSpec(data="data", model=WideDeepSpec())
-    session = InferenceSession(ScoreIsFirstColumn(), given_workflow(dataset), run, dataset, step=0)
+    session = InferenceSession(ScoreIsFirstColumn(), identity_workflow(dataset), run, dataset, step=0)
     scores = session.predict({"price": [0.5, 1.25], "tags": [[1, 2, 3], []], "shop": [3, 0], "user": [-2, None]})
     assert scores[:, 0].tolist() == [torch.tensor(-2.0).sigmoid().item(), 0.0]

@@ -65,7 +65,7 @@ def rows(number: int, seed: int, *, moved: bool = False) -> Block:
 def fitted(block: Block) -> Workflow:
     """The workflow, fitted on all rows of `block`."""
     made = workflow()
-    for step, code in enumerate(made.plan.codes):
+    for step, code in enumerate(made.plan.operators):
         if code.stage == "fitted":
             made.states[step] = fit(code, [made.apply(block, upto=step)], types=made.plan.types[step])
     return made

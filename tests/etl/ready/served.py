@@ -17,7 +17,7 @@ def served_records(workflow: Workflow, block: Block) -> dict[str, list[Any]]:
         block: all rows, as the source gives them.
     """
     plan, brought = workflow.plan, {name: block.columns.get(name) for name in workflow.record_columns}
-    for step, code in enumerate(plan.codes):
+    for step, code in enumerate(plan.operators):
         block = code.transform(block, workflow.states.get(step))
         made = code.writes if code.stage == "grouped" else brought if code.stage == "rows" else ()
         brought.update({name: block.columns[name] for name in made if name in brought and name in block.columns})

@@ -16,7 +16,7 @@ from terarec.etl.ready import criteo
 from terarec.etl.source import source as source_module
 from terarec.etl.source.delimited import DelimitedReader
 from terarec.etl.workflow import Workflow
-from terarec.etl.workflow.id_values import IdValues
+from terarec.etl.workflow.inverse import IdValues
 from terarec.formats import ColumnBlock, merge, read_dataset
 from terarec.spec import PrepareOptions, Split, SplitByFiles, SplitByFraction
 from tests.etl.criteo_lines import columns, line, random_lines, write

@@ -13,10 +13,10 @@ def fit(workflow: Workflow, block: Block, directory: Path) -> Workflow:
     memory = SpillOptions(directory=directory)
     for phase, steps in enumerate(plan.fit_phases):
         work = plan.fit_pass(phase)
-        statistics = {step: plan.codes[step].statistic(plan.types[step], memory) for step in steps}
+        statistics = {step: plan.operators[step].statistic(plan.types[step], memory) for step in steps}
         rows = block.only(work.reads)
         for step in work.row_steps:
-            rows = plan.codes[step].transform(rows, workflow.states.get(step))
+            rows = plan.operators[step].transform(rows, workflow.states.get(step))
         _, partials = run_steps(plan, work, rows.training(), workflow.states, statistics=statistics)
         for step, statistic in statistics.items():
             statistic.merge(partials[step])

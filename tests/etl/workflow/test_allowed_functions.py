@@ -18,7 +18,7 @@ from terarec.etl import prepare
 from terarec.etl.ops import LambdaOp
 from terarec.etl.ready import READY, criteo
 from terarec.etl.workflow import Workflow, workflow_of
-from terarec.etl.workflow.allowed_functions import READY_FUNCTIONS
+from terarec.etl.workflow.saved import READY_FUNCTIONS
 from terarec.spec import LabelSpec, SourceColumn, SourceSpec, WorkflowSpec
 from terarec.spec.named_code import imported
 

@@ -17,7 +17,7 @@ from terarec.errors import ConfigError, FormatError
 from terarec.etl import fit
 from terarec.etl.ops import Categorify, FillMissing, HashBucket, ListSlice, Normalize
 from terarec.etl.source import open_source
-from terarec.etl.workflow import Workflow, raw_column
+from terarec.etl.workflow import Workflow, raw_values
 from terarec.spec import LabelSpec, SourceColumn, SourceSpec
 
 COLUMNS = (
@@ -131,7 +131,7 @@ def test_files_and_records_are_read_alike(tmp_path_factory, fitted, rows):
     as_parquet(directory / "rows.parquet", rows)
     assert_same(prepared(forms["parquet"], directory / "rows.parquet"), expected)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(raw_column, "SMALL_ROWS", 0)
+        patch.setattr(raw_values, "SMALL_ROWS", 0)
         long = fitted.encode({name: tuple(values) for name, values in columns.items()})
     assert_same((long.dense, long.keys), expected)
 

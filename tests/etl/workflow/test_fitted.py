@@ -100,7 +100,7 @@ def test_a_record_brings_its_history(tmp_path: Path) -> None:
     assert made.plan.grouped_pass().reads == ("user", "price", "brand", "bought")
     block = made.apply(rows_of(raw()), upto=1)
     for step in (1, 2):
-        code = made.plan.codes[step]
+        code = made.plan.operators[step]
         statistic = code.statistic(made.plan.types[step], SpillOptions(directory=tmp_path))
         statistic.merge(statistic.observe(block))
         made.states[step] = statistic.finish()
@@ -115,7 +115,7 @@ def test_a_record_brings_its_history(tmp_path: Path) -> None:
     [
         (
             [Categorify(columns=("brand",)), History(columns=("model",), group="user", order="price", max_length=3)],
-            r"steps\[0\] Categorify: learns, and stands before steps\[1\] History",
+            r"steps\[0\] Categorify: is fitted, and comes before steps\[1\] History",
         ),
         (
             [Normalize(columns=("price",)), DropLowCardinality(columns=("brand",))],

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError, DataNotFoundError
-from terarec.etl.workflow import Workflow, given_workflow, workflow_of
+from terarec.etl.workflow import Workflow, identity_workflow, workflow_of
 from terarec.formats import write_dataset
 from terarec.spec import MISSING_KEY, CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn
 
@@ -37,7 +37,7 @@ RAW: dict[str, list[Any]] = {
 
 
 def test_values_are_taken_as_they_are() -> None:
-    workflow = given_workflow(DATASET)
+    workflow = identity_workflow(DATASET)
     encoded = workflow.encode({**RAW, "click": [0.0, 1.0, 1.0]})
     assert encoded.dense.tolist() == [[0.5], [-1.0], [2.0**60]]
     assert [column.name for column in workflow.dataset_spec().categorical] == ["tags", "shop", "user", "seen"]
@@ -62,7 +62,7 @@ def test_values_are_taken_as_they_are() -> None:
     )
 )
 def test_records_one_by_one_are_those_of_the_block(rows: list[tuple[Any, ...]]) -> None:
-    workflow = given_workflow(DATASET)
+    workflow = identity_workflow(DATASET)
     columns = dict(zip(RAW, map(list, zip(*rows, strict=True)), strict=True))
     whole = workflow.encode(columns)
     singles = [workflow.encode({name: [values[row]] for name, values in columns.items()}) for row in range(len(rows))]
@@ -92,13 +92,13 @@ def test_records_one_by_one_are_those_of_the_block(rows: list[tuple[Any, ...]]) 
 )
 def test_what_cannot_be_taken_is_told(column: str, values: list[Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        given_workflow(DATASET).encode({**RAW, column: values})
+        identity_workflow(DATASET).encode({**RAW, column: values})
 
 
 def test_a_data_set_is_asked_for_its_workflow(tmp_path: Path) -> None:
     write_dataset(DATASET, tmp_path / "given")
     workflow = workflow_of(tmp_path / "given")
-    assert workflow.spec == given_workflow(DATASET).spec
+    assert workflow.spec == identity_workflow(DATASET).spec
     write_dataset(workflow.dataset_spec(), tmp_path / "made")
     with pytest.raises(DataNotFoundError, match=r"workflow\.json: no such file"):
         workflow_of(tmp_path / "made")

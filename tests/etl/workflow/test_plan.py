@@ -50,7 +50,7 @@ def test_a_pass_reads_and_does_only_what_its_results_need() -> None:
     work = planned.transform_pass()
     assert work.steps == (0, 2)
     assert work.reads == ("price", "clicks")
-    assert planned.judging.steps == (0, 2)  # every pass looks for labels and numbers that are refused
+    assert planned.validation.steps == (0, 2)  # every pass looks for labels and numbers that are refused
     assert planned.row_pass().reads == ("price", "clicks")
 
 
@@ -80,11 +80,11 @@ def test_steps_up_to_the_column_that_splits_are_done_before_the_split() -> None:
     )
     by_owner = plan(spec(*steps, split=SplitByUser(column="owner", valid=0.1)))
     assert by_owner.row_steps == (0, 1)
-    assert (by_owner.row_pass().row_steps, by_owner.judging.steps) == ((0, 1), (2,))
+    assert (by_owner.row_pass().row_steps, by_owner.validation.steps) == ((0, 1), (2,))
     assert by_owner.row_pass().reads == ("price", "brand", "clicks")
     assert by_owner.transform_pass().reads == ("price", "brand", "clicks")
     by_time = plan(spec(*steps, split=SplitByTime(column="time", valid=0.1)))
-    assert (by_time.row_steps, by_time.judging.steps) == ((), (0, 2))  # nothing uses what the second step makes
+    assert (by_time.row_steps, by_time.validation.steps) == ((), (0, 2))  # nothing uses what the second step makes
     assert by_time.row_pass().reads == ("time", "price", "clicks")
 
 

@@ -15,7 +15,7 @@ from terarec.errors import ConfigError
 from terarec.etl.ops import Bucketize, Categorify, Clip, FillMissing, GivenIds, ListSlice, LogOp
 from terarec.etl.ops.categorical import Vocabularies
 from terarec.etl.values import ValueIds
-from terarec.etl.workflow import EncodedRecords, Workflow, raw_column
+from terarec.etl.workflow import EncodedRecords, Workflow, raw_values
 from terarec.spec import LabelSpec, SourceColumn, SourceSpec, WorkflowSpec
 
 NAMES = ("site", "city", "item", "tags", "seen")
@@ -98,7 +98,7 @@ def test_lists() -> None:
 def arrow_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows take another way than many: run a test of few rows on both."""
     if request.param == "large":
-        monkeypatch.setattr(raw_column, "SMALL_ROWS", 0)
+        monkeypatch.setattr(raw_values, "SMALL_ROWS", 0)
 
 
 @pytest.mark.usefixtures("arrow_rows")
@@ -181,7 +181,7 @@ def test_numbers_are_the_same_in_every_form_and_one_by_one(values: list[Any], re
 def test_a_wrong_column_or_value_is_told_in_one_line(
     column: str, values: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(raw_column, "SMALL_ROWS", 0)
+    monkeypatch.setattr(raw_values, "SMALL_ROWS", 0)
     with pytest.raises(ConfigError, match=message) as caught:
         WORKFLOW.encode({**RECORDS, column: values})
     assert "\n" not in str(caught.value)

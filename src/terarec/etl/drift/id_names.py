@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.etl.values import ValueIds
 from terarec.etl.workflow import IdValues, Workflow
 from terarec.spec import MISSING_ID, MISSING_KEY, CategoricalColumn, DatasetSpec
 
@@ -47,29 +45,14 @@ class IdNames:
 
 
 def id_names(workflow: Workflow, spec: DatasetSpec) -> dict[str, IdNames]:
-    """Those of the categorical columns of the data set `spec`, which `workflow` made."""
-    learnt = vocabularies(workflow)
-    return {column.name: _names_of(column, workflow, learnt) for column in spec.categorical}
+    """Return the ids of the categorical columns of the data set `spec`, which `workflow` made."""
+    return {column.name: _names_of(column, workflow) for column in spec.categorical}
 
 
-def vocabularies(workflow: Workflow) -> Mapping[str, ValueIds]:
-    """Result column -> the vocabulary that made its ids, for those that a `Categorify` made."""
-    found: dict[str, ValueIds] = {}
-    for step, code in enumerate(workflow.plan.codes):
-        if code.renames:
-            renamed = {new: found[old] for old, new in code.renames.items() if old in found}
-            found = {name: ids for name, ids in found.items() if name not in code.renames} | renamed
-            continue
-        for name in code.writes:
-            found.pop(name, None)
-        found.update(code.vocabularies(workflow.states.get(step)))
-    return found
-
-
-def _names_of(column: CategoricalColumn, workflow: Workflow, learnt: Mapping[str, ValueIds]) -> IdNames:
+def _names_of(column: CategoricalColumn, workflow: Workflow) -> IdNames:
     if column.rows is None:
         return IdNames(missing=MISSING_KEY)
-    if column.name not in learnt:
-        return IdNames() if IdValues(workflow, column.name).num_reserved else IdNames(missing=None)
-    ids = learnt[column.name]
-    return IdNames(rare_ids=ids.hash_buckets, values=ids.values)
+    made = IdValues(workflow, column.name)
+    if made.vocabulary is None:
+        return IdNames() if made.num_reserved else IdNames(missing=None)
+    return IdNames(rare_ids=made.vocabulary.hash_buckets, values=made.vocabulary.values)

@@ -19,8 +19,8 @@ def in_raw_units(workflow: Workflow, name: str, numbers: NDArray[np.float64]) ->
         name: the column after the last step.
         numbers: float64[n], without missing ones.
     """
-    for step in reversed(range(len(workflow.plan.codes))):
-        code = workflow.plan.codes[step]
+    for step in reversed(range(len(workflow.plan.operators))):
+        code = workflow.plan.operators[step]
         if name not in code.writes:
             continue
         before = code.origin(name) or code.input_of(name)

@@ -207,7 +207,7 @@ class StateStore:
         """Return the state of a step that this run fitted, or an interrupted one."""
         if step in self._states:
             return self._states[step]
-        return self._plan.codes[step].load_state(self._directory, state_name(self._plan, step))
+        return self._plan.operators[step].load_state(self._directory, state_name(self._plan, step))
 
 
 class SpillingStatistics:
@@ -232,7 +232,7 @@ class SpillingStatistics:
             directory = self._directory / str(step)
             directory.mkdir(parents=True)
             memory = SpillOptions(directory=directory, memory_bytes=self._memory_bytes // len(steps))
-            statistics[step] = self._plan.codes[step].statistic(self._input_types(step), memory)
+            statistics[step] = self._plan.operators[step].statistic(self._input_types(step), memory)
         return statistics
 
     def finish(self, statistics: Statistics) -> tuple[dict[int, State], list[str]]:
@@ -247,6 +247,6 @@ class SpillingStatistics:
         return states, [f"steps[{step}] {type(self._plan.spec.steps[step]).__name__}" for step in spilled]
 
     def _input_types(self, step: int) -> ColumnTypes:
-        table = self._plan.codes[step].side_table
+        table = self._plan.operators[step].side_table
         types: ColumnTypes = self._plan.types[step]
         return types if table is None else source_types(self._plan.spec.tables[table])

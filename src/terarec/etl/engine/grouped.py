@@ -46,7 +46,9 @@ def run_grouped(passes: Passes, pipeline: Pipeline, directory: Path, count: int)
         OSError: the disk is full.
     """
     plan, work = pipeline.plan, pipeline.plan.grouped_pass()
-    stages = {step: _Scatter(plan.codes[step], step, directory / f"in-{step}", count) for step in plan.grouped_steps}
+    stages = {
+        step: _Scatter(plan.operators[step], step, directory / f"in-{step}", count) for step in plan.grouped_steps
+    }
     observing = dataclasses.replace(work, observes=plan.grouped_steps)
 
     def scatter(rows: ReadRows) -> dict[int, Any]:
@@ -65,16 +67,16 @@ def run_grouped(passes: Passes, pipeline: Pipeline, directory: Path, count: int)
 class _Scatter:
     """Input rows of one grouped step, in files by group."""
 
-    def __init__(self, code: Operator, step: int, directory: Path, count: int) -> None:
-        self._code = code
+    def __init__(self, operator: Operator, step: int, directory: Path, count: int) -> None:
+        self._operator = operator
         self._step = step
         self._partitions = Partitions.make(directory, count)
 
     def observe(self, block: Block) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
         """Return the inputs of the step in a block, and the file of each row."""
-        spec: Any = self._code
-        partition = hashes(block.columns[spec.group], _SEED) % self._partitions.count
-        return to_batch(block.rows, {name: block.columns[name] for name in self._code.reads}), partition
+        operator: Any = self._operator
+        partition = hashes(block.columns[operator.group], _SEED) % self._partitions.count
+        return to_batch(block.rows, {name: block.columns[name] for name in self._operator.reads}), partition
 
     def add(self, batch: pa.RecordBatch, partition: NDArray[np.int64]) -> None:
         """Append rows; ids rise from batch to batch."""
@@ -88,8 +90,8 @@ class _Scatter:
             self._partitions.discard(number)
             if table is None:
                 continue
-            done = self._code.transform(from_table(table), None)
-            outputs = {stored_name(self._step, name): done.columns[name] for name in self._code.writes}
+            done = self._operator.transform(from_table(table), None)
+            outputs = {stored_name(self._step, name): done.columns[name] for name in self._operator.writes}
             for start in range(0, done.num_rows, _BATCH_ROWS):
                 stop = min(start + _BATCH_ROWS, done.num_rows)
                 part = {name: column.slice(start, stop) for name, column in outputs.items()}

@@ -100,7 +100,7 @@ class LocalRun:
         self._states: dict[int, State] = dict(workflow.states)
         self._store = StateStore(self._plan, directory / WORKFLOW)
         self._statistics = SpillingStatistics(self._plan, self._work / "spill", self._memory // 2)
-        item_bits = ITEM_BITS if any(code.explodes for code in workflow.plan.codes) else 0
+        item_bits = ITEM_BITS if any(code.explodes for code in workflow.plan.operators) else 0
         self._passes = Passes(source, options.threads or available_threads(), phases.meter, item_bits)
         self._estimated_bytes = BYTES_PER_TEXT_BYTE * source.text_bytes
         self._partitions = partition_count(self._estimated_bytes, self._memory)
@@ -116,7 +116,7 @@ class LocalRun:
         if self._plan.grouped_steps:
             grouped = self._phases.run("group", self._group, self._source.num_bytes)
             self._partitions = grouped["partitions"]  # of an interrupted run, whatever its memory was
-        if isinstance(bounds, RowBounds) and not any(code.stage == "rows" for code in self._plan.codes):
+        if isinstance(bounds, RowBounds) and not any(code.stage == "rows" for code in self._plan.operators):
             valid, test = bounds.test_from - bounds.valid_from, bounds.end - bounds.test_from
             self._expected_rows = {"train": bounds.valid_from, "valid": valid, "test": test}
         until_row = bounds.valid_from if isinstance(bounds, RowBounds) else None
@@ -238,6 +238,6 @@ class LocalRun:
         return statistics, {"bounds": bounds_to_data(bounds)}
 
     def _fit_table(self, step: int) -> tuple[Statistics, Result]:
-        name, statistics = self._plan.codes[step].side_table, self._statistics.new([step])
+        name, statistics = self._plan.operators[step].side_table, self._statistics.new([step])
         assert name is not None
         return statistics, fit_table(self._workflow, name, self._options, statistics[step])

@@ -18,9 +18,7 @@ from terarec.etl.in_order import map_in_order
 from terarec.etl.ops import State, Statistic
 from terarec.etl.source import InputFault, RawBlock, Source
 from terarec.etl.workflow import Pass, Plan, run_steps
-from terarec.etl.workflow.execution import state_of
-from terarec.etl.workflow.judge import judge
-from terarec.etl.workflow.metadata import with_metadata
+from terarec.etl.workflow.transform import state_of, validate_rows, with_metadata
 
 Result = TypeVar("Result")
 
@@ -194,10 +192,10 @@ class Pipeline:
         """Return the rows that the row steps keep and that are valid, with their splits."""
         block, is_exploded = with_metadata(rows.block, work.metadata), False
         for step in work.row_steps:
-            apply = partial(self.plan.codes[step].transform, state=state_of(self.plan, step, self.states))
+            apply = partial(self.plan.operators[step].transform, state=state_of(self.plan, step, self.states))
             block = rows.invalid.filter(apply, block, is_exploded=is_exploded)[0]
-            is_exploded |= self.plan.codes[step].explodes
-        block = rows.invalid.filter(partial(judge, self.plan), block)[1]
+            is_exploded |= self.plan.operators[step].explodes
+        block = rows.invalid.filter(partial(validate_rows, self.plan), block)[1]
         return block.with_split(self.assign(block))
 
     def run(
@@ -224,7 +222,9 @@ class Pipeline:
                 joined = joined.keep(np.isin(joined.rows, block.rows))
             assert joined.num_rows == block.num_rows, "joined rows are not those of the block"
             for step in work.grouped:
-                grouped[step] = {name: joined.columns[stored_name(step, name)] for name in self.plan.codes[step].writes}
+                grouped[step] = {
+                    name: joined.columns[stored_name(step, name)] for name in self.plan.operators[step].writes
+                }
         return run_steps(self.plan, work, block, self.states, grouped=grouped, statistics=statistics)
 
 

@@ -27,7 +27,7 @@ from terarec.etl.generated import read_best_auc
 from terarec.etl.sink import RECORD_KINDS
 from terarec.etl.source import FAULTS_SHOWN, Source, open_source
 from terarec.etl.workflow import Workflow
-from terarec.etl.workflow.results import check_times
+from terarec.etl.workflow.plan import check_times
 from terarec.io import Journal, resumable_dir
 from terarec.kernels import memory
 from terarec.spec import DatasetSpec, FieldError, PrepareOptions, to_data

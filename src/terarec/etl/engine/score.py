@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,8 @@ from terarec.etl.source import BadInputReport, find_files, open_source
 from terarec.etl.source.delimited import split_header
 from terarec.etl.source.text import read_text
 from terarec.etl.workflow import EncodedRecords, Pass, Plan, Workflow
-from terarec.etl.workflow.data_set import dense_values, keys_of
-from terarec.etl.workflow.judging import Judging
+from terarec.etl.workflow.plan import RowValidation, columns_needed
+from terarec.etl.workflow.transform import dense_values, keys_of
 from terarec.formats import Keys
 from terarec.kernels import memory
 from terarec.spec import FieldError, OneSplit, PrepareOptions, SourceColumn, SourceSpec
@@ -207,30 +207,29 @@ def scoring_plan(plan: Plan, results: Sequence[str]) -> ScoringPlan:
         plan: Plan of a fitted workflow.
         results: Columns after the last step.
     """
-    needed = set(results)
-    codes: list[Operator] = list(plan.codes)
+    operators: list[Operator] = list(plan.operators)
     steps: list[int] = []
-    grouped: list[int] = []
-    for step in reversed(range(len(plan.codes))):
-        code = plan.codes[step]
-        made = needed & set(code.writes)
-        if code.samples or (code.filters and not grouped):
-            continue
-        if code.stage != "rows" and not made:
-            continue
-        codes[step] = code.restricted_to(needed)
-        needed -= set(codes[step].writes)
-        needed |= set(codes[step].reads if code.stage in ("grouped", "rows") else codes[step].serving_reads)
+
+    def reads(step: int, made: set[str]) -> Iterable[str] | None:
+        operator = plan.operators[step]
+        if operator.samples:
+            return None
+        if operator.filters and not any(plan.operators[later].stage == "grouped" for later in steps):
+            return None
+        if operator.stage != "rows" and not made:
+            return None
         steps.append(step)
-        grouped += [step] if code.stage == "grouped" else []
+        operators[step] = operator.restricted_to(made)
+        return operators[step].reads if operator.stage in ("grouped", "rows") else operators[step].serving_reads
+
+    needed = columns_needed(plan.operators, results, reads)
     rows = len(plan.row_steps)
-    nothing = Judging(reads=frozenset(), steps=(), labels=(), dense=(), weight=None)
     unlabelled = dataclasses.replace(
         plan,
         spec=dataclasses.replace(plan.spec, split=None),
-        codes=tuple(codes),
-        grouped_steps=tuple(reversed(grouped)),
-        judging=nothing,
+        operators=tuple(operators),
+        grouped_steps=tuple(step for step in plan.grouped_steps if step in steps),
+        validation=RowValidation(),
     )
     work = Pass(
         reads=tuple(column.name for column in plan.spec.source.columns if column.name in needed),
@@ -238,7 +237,7 @@ def scoring_plan(plan: Plan, results: Sequence[str]) -> ScoringPlan:
         grouped=unlabelled.grouped_steps,
         steps=tuple(step for step in reversed(steps) if step >= rows),
     )
-    explodes = any(plan.codes[step].explodes for step in steps)
+    explodes = any(plan.operators[step].explodes for step in steps)
     return ScoringPlan(plan=unlabelled, work=work, explodes=explodes)
 
 

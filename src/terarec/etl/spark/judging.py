@@ -117,13 +117,13 @@ class Judge:
         refusals: list[Refusal] = []
         marked = frame.withColumns({stored: column(name) for stored, name in kept.items()})
         marked = marked.withColumn(_REFUSED, first_refusal([]))
-        for index in plan.judging.steps:
+        for index in plan.validation.steps:
             step = self._step_at(index)
             marked = _also(marked, refusals, step_refusals(step))
             marked = self._run_step(marked, step)
-        of_results = [refusal for label in plan.judging.labels for refusal in label_refusals(label, plan)]
-        of_results += [dense_refusal(name, plan.types[-1][name].kind) for name in plan.judging.dense]
-        weight = plan.judging.weight
+        of_results = [refusal for label in plan.validation.labels for refusal in label_refusals(label, plan)]
+        of_results += [dense_refusal(name, plan.types[-1][name].kind) for name in plan.validation.dense]
+        weight = plan.validation.weight
         of_results += [] if weight is None else [weight_refusal(weight, plan.types[-1][weight].kind)]
         marked = _also(marked, refusals, of_results)
         if not refusals:

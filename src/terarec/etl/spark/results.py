@@ -9,8 +9,8 @@ from terarec.etl.engine.write import SHOWN, no_positives
 from terarec.etl.ops.values import value_of
 from terarec.etl.spark.expressions import column
 from terarec.etl.spark.steps.refusals import Refusal, dense_refusal, label_refusals, refuse_rows, weight_refusal
-from terarec.etl.workflow.metadata import metadata_name
 from terarec.etl.workflow.plan import Plan
+from terarec.etl.workflow.transform import metadata_name
 from terarec.formats.block import key_dtype
 from terarec.spec import MISSING_KEY, CategoricalColumn, DatasetSpec, LabelSpec
 

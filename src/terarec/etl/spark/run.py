@@ -33,8 +33,8 @@ from terarec.etl.spark.storing import store
 from terarec.etl.spark.tables import Tables
 from terarec.etl.spark.watch import JobWatch
 from terarec.etl.workflow import Pass, Workflow, source_types
-from terarec.etl.workflow.metadata import metadata_name
-from terarec.etl.workflow.results import results_read
+from terarec.etl.workflow.plan import results_read
+from terarec.etl.workflow.transform import metadata_name
 from terarec.io import is_remote
 from terarec.spec import DatasetSpec, PrepareOptions
 
@@ -151,7 +151,7 @@ class SparkRun:
 
     def _columns_read(self) -> list[str]:
         """Columns that stand after the first steps and that something later reads."""
-        later = {name for code in self._plan.codes[self._head :] for name in code.reads}
+        later = {name for code in self._plan.operators[self._head :] for name in code.reads}
         split = getattr(self._plan.spec.split, "column", None)
         needed = later | set(results_read(self._plan.spec)) | ({split} if split else set())
         return [name for name in self._plan.types[self._head] if name in needed]
@@ -210,7 +210,7 @@ class SparkRun:
 
     def _learn_table(self, index: int) -> Learnt:
         """Side tables are small: the driver reads them as the local engine does."""
-        code = self._plan.codes[index]
+        code = self._plan.operators[index]
         assert code.side_table is not None
         types = source_types(self._plan.spec.tables[code.side_table])
         statistic: Statistic = code.statistic(types, SpillOptions(directory=self._work))
@@ -224,6 +224,6 @@ class SparkRun:
 
     def _step(self, index: int) -> Step:
         plan = self._plan
-        is_judged = index in plan.row_steps or index in plan.judging.steps
+        is_judged = index in plan.row_steps or index in plan.validation.steps
         state, made = self._states.get(index), plan.types[index + 1]
-        return Step(index, plan.codes[index], plan.types[index], state, made, is_judged)
+        return Step(index, plan.operators[index], plan.types[index], state, made, is_judged)

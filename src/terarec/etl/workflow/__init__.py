@@ -1,12 +1,11 @@
 """Feature workflows: their order of work, their saved form, and what they make of blocks and of records."""
 
-from terarec.etl.workflow.encoded_records import EncodedRecords
-from terarec.etl.workflow.execution import run_steps
-from terarec.etl.workflow.given import given_workflow, workflow_of
-from terarec.etl.workflow.id_values import IdValues
+from terarec.etl.workflow.inverse import IdValues
 from terarec.etl.workflow.plan import Pass, Plan, plan, source_types
-from terarec.etl.workflow.raw_column import RawValues
-from terarec.etl.workflow.workflow import Workflow
+from terarec.etl.workflow.raw_values import RawValues
+from terarec.etl.workflow.serving import EncodedRecords
+from terarec.etl.workflow.transform import run_steps
+from terarec.etl.workflow.workflow import Workflow, identity_workflow, workflow_of
 
 __all__ = [
     "EncodedRecords",
@@ -15,7 +14,7 @@ __all__ = [
     "Plan",
     "RawValues",
     "Workflow",
-    "given_workflow",
+    "identity_workflow",
     "plan",
     "run_steps",
     "source_types",

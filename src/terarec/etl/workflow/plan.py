@@ -1,17 +1,16 @@
-"""In which passes the steps of a workflow are fitted and done. Phases are described in docs/workflows.md."""
+"""The plan of a workflow: in which passes its steps are fitted and run. Phases are described in docs/workflows.md."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import ColumnType
 from terarec.etl.ops import ColumnTypes, Operator
 from terarec.etl.ops.base import operators
-from terarec.etl.workflow.judging import Judging, judging
-from terarec.etl.workflow.results import check_results, results_read
-from terarec.spec import SourceSpec, SplitByTime, SplitByUser, WorkflowSpec
+from terarec.etl.ops.values import value_of
+from terarec.spec import LabelSpec, SourceSpec, SplitByTime, SplitByUser, WorkflowSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,12 +18,12 @@ class Pass:
     """One reading of the rows.
 
     Attributes:
-        reads: columns of the source that the pass needs.
-        row_steps: steps to do to a block as it comes from the source, before its rows are split.
-        grouped: grouped steps whose outputs the pass needs, made beforehand.
-        steps: steps to do after the split, in order; those of `grouped` are among them.
-        observes: steps whose statistics look at the block that stands right before each of them.
-        metadata: columns of the source that are handed on as they were read.
+        reads: Columns of the source that the pass needs.
+        row_steps: Steps to run on a block as it comes from the source, before its rows are split.
+        grouped: Grouped steps whose outputs the pass needs, made beforehand.
+        steps: Steps to run after the split, in order; those of `grouped` are among them.
+        observes: Steps whose statistics observe the rows right before them.
+        metadata: Columns of the source that are passed on as they were read.
     """
 
     reads: tuple[str, ...]
@@ -36,47 +35,66 @@ class Pass:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RowValidation:
+    """What is validated right after the row steps, before anything is fitted to the rows.
+
+    Attributes:
+        reads: Columns there that it needs.
+        steps: Steps to run for it, in order: none of them is fitted, or needs other rows.
+        labels: Labels made by these steps, or by none.
+        dense: Dense columns that are, too.
+        weight: Column of sample weights, if it is, too.
+    """
+
+    reads: frozenset[str] = frozenset()
+    steps: tuple[int, ...] = ()
+    labels: tuple[LabelSpec, ...] = ()
+    dense: tuple[str, ...] = ()
+    weight: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """The order of a workflow's work. Steps are named by their positions.
 
     Attributes:
-        spec: the workflow.
-        codes: of the steps.
-        types: the columns before each step, and at the end those after the last.
-        row_steps: the first steps, up to the last one that changes which rows there are or makes the column that
-            splits them; done before the rows are split.
-        grouped_steps: those that look at other rows.
-        table_steps: those fitted on a side table, before all other fitting.
-        fit_phases: the steps that are fitted in one pass over the training part, pass after pass.
-        judging: what every pass looks at before rows are split.
+        spec: The workflow.
+        operators: Its steps.
+        types: Columns before each step, and at the end those after the last.
+        row_steps: The first steps, up to the last one that changes which rows exist or makes the column that splits
+            them; they run before the rows are split.
+        grouped_steps: Steps that need other rows.
+        table_steps: Steps fitted on a side table, before all other fitting.
+        fit_phases: Steps that are fitted in one pass over the training part, pass after pass.
+        validation: What every pass validates before rows are split.
     """
 
     spec: WorkflowSpec
-    codes: tuple[Operator, ...]
+    operators: tuple[Operator, ...]
     types: tuple[ColumnTypes, ...]
     row_steps: tuple[int, ...]
     grouped_steps: tuple[int, ...]
     table_steps: tuple[int, ...]
     fit_phases: tuple[tuple[int, ...], ...]
-    judging: Judging
+    validation: RowValidation
 
     def row_pass(self) -> Pass:
-        """The pass that counts and splits rows."""
+        """Return the pass that counts and splits rows."""
         return self._pass((), ())
 
     def grouped_pass(self) -> Pass:
-        """The pass that gathers what the grouped steps read: ``steps`` are those before the last of them."""
+        """Return the pass that gathers the inputs of grouped steps: ``steps`` are those before the last of them."""
         last = self.grouped_steps[-1] if self.grouped_steps else 0
-        reads = {name for step in self.grouped_steps for name in self.codes[step].reads}
-        wanted = self._pass(sorted(reads), (), stop=last)
-        return Pass(reads=wanted.reads, row_steps=wanted.row_steps, grouped=(), steps=wanted.steps)
+        reads = {name for step in self.grouped_steps for name in self.operators[step].reads}
+        needed = self._pass(reads, (), stop=last)
+        return Pass(reads=needed.reads, row_steps=needed.row_steps, grouped=(), steps=needed.steps)
 
     def fit_pass(self, phase: int) -> Pass:
-        """The pass that fits the steps ``fit_phases[phase]``."""
+        """Return the pass that fits the steps ``fit_phases[phase]``."""
         return self._pass((), self.fit_phases[phase])
 
     def transform_pass(self) -> Pass:
-        """The pass that makes the data set."""
+        """Return the pass that makes the data set."""
         return self._pass(results_read(self.spec), (), metadata=self.spec.metadata)
 
     def _pass(
@@ -86,105 +104,236 @@ class Plan:
         stop: int | None = None,
         metadata: tuple[str, ...] = (),
     ) -> Pass:
-        """Walks back from `results`, after step `stop` - 1, and keeps the steps that they depend on."""
-        needed = set(results)
+        """Return the pass of the steps that `results`, after step `stop` - 1, and the observed steps depend on."""
         steps: list[int] = []
-        rows = len(self.row_steps)
-        for step in reversed(range(len(self.codes) if stop is None else stop)):
-            if step == rows - 1:
-                needed |= _split_columns(self.spec) | self.judging.reads
-            code = self.codes[step]
-            if needed & set(code.writes) or code.stage == "rows":
+
+        def reads(step: int, made: set[str]) -> Iterable[str]:
+            operator = self.operators[step]
+            if made or operator.stage == "rows":
                 steps.append(step)
-                needed = (needed - set(code.writes)) | set(code.reads)
-            if step in observes:
-                needed |= set(code.reads)
-        if not rows:
-            needed |= _split_columns(self.spec) | self.judging.reads
-        needed |= set(metadata)
-        grouped = tuple(step for step in self.grouped_steps if step in steps)
+                return operator.reads
+            return operator.reads if step in observes else ()
+
+        rows = len(self.row_steps)
+        needed = columns_needed(self.operators, results, reads, first=rows, stop=stop)
+        needed |= _split_columns(self.spec) | self.validation.reads
+        needed = columns_needed(self.operators, needed, reads, stop=rows) | set(metadata)
         return Pass(
             reads=tuple(column.name for column in self.spec.source.columns if column.name in needed),
             row_steps=tuple(step for step in self.row_steps if step in steps),
-            grouped=grouped,
-            steps=tuple(step for step in reversed(steps) if step >= rows),
+            grouped=tuple(step for step in self.grouped_steps if step in steps),
+            steps=tuple(step for step in sorted(steps) if step >= rows),
             observes=tuple(observes),
             metadata=metadata,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ServingPlan:
+    """The steps for a served record.
+
+    Attributes:
+        steps: Steps in order.
+        inputs: Raw column -> type, before the first step.
+        types: Step -> columns before it.
+    """
+
+    steps: tuple[int, ...]
+    inputs: Mapping[str, ColumnType]
+    types: Mapping[int, ColumnTypes]
+
+
+def columns_needed(
+    operators: Sequence[Operator],
+    results: Iterable[str],
+    reads: Callable[[int, set[str]], Iterable[str] | None],
+    *,
+    first: int = 0,
+    stop: int | None = None,
+) -> set[str]:
+    """Walk back from the columns `results` and return the columns that they depend on before step `first`.
+
+    Args:
+        operators: Steps of a workflow.
+        results: Columns after step `stop` - 1, by default after the last one.
+        reads: Function of a step and of those of its outputs that are needed; it returns the columns that the step
+            needs for them, or None to leave the step out, as if the columns had been there before.
+        first: First step to walk to.
+        stop: Step after the last one to walk from.
+    """
+    needed = set(results)
+    for step in reversed(range(first, len(operators) if stop is None else stop)):
+        made = needed & set(operators[step].writes)
+        found = reads(step, made)
+        if found is not None:
+            needed = (needed - made) | set(found)
+    return needed
+
+
+def producer(
+    operators: Sequence[Operator],
+    column: str,
+    source_of: Callable[[Operator, str], str | None],
+    steps: Iterable[int] | None = None,
+) -> tuple[int | None, str]:
+    """Walk back from a column to the step that makes its values.
+
+    Args:
+        operators: Steps of a workflow.
+        column: Column after the last of `steps`.
+        source_of: Function that returns the input whose values an output still holds, or None where it is made anew.
+        steps: Steps in order; None for all.
+
+    Returns:
+        The step, None where the source has the values, and the name of the column there.
+    """
+    for step in sorted(range(len(operators)) if steps is None else steps, reverse=True):
+        if column in operators[step].writes:
+            source = source_of(operators[step], column)
+            if source is None:
+                return step, column
+            column = source
+    return None, column
 
 
 def plan(spec: WorkflowSpec) -> Plan:
     """Check how the steps of `spec` fit together, and order them.
 
     Raises:
-        ConfigError: a step reads a column that is not there or of another type, or stands where it cannot; results
+        ConfigError: A step reads a column that does not exist or has another type, or comes where it cannot; results
             of other types. The message names the step.
     """
-    codes: list[Operator] = []
+    steps = operators(spec.steps)
     types: list[ColumnTypes] = [source_types(spec.source)]
-    for position, code in enumerate(operators(spec.steps)):
+    for position, operator in enumerate(steps):
         try:
-            types.append(_types_after(spec, code, types[-1]))
+            types.append(_types_after(spec, operator, types[-1]))
         except ConfigError as error:
-            raise ConfigError(f"steps[{position}] {type(code).__name__}: {error}") from None
-        codes.append(code)
-    check_results(spec, types[-1])
-    rows = _num_row_steps(spec, codes, types)
-    _check_order(spec, codes, rows)
+            raise ConfigError(f"steps[{position}] {type(operator).__name__}: {error}") from None
+    _check_results(spec, types[-1])
+    rows = _num_row_steps(spec, steps, types)
+    _check_order(steps, rows)
     return Plan(
         spec=spec,
-        codes=tuple(codes),
+        operators=steps,
         types=tuple(types),
         row_steps=tuple(range(rows)),
-        grouped_steps=tuple(step for step, code in enumerate(codes) if code.stage == "grouped"),
-        table_steps=tuple(step for step, code in enumerate(codes) if code.side_table is not None),
-        fit_phases=_fit_phases(codes),
-        judging=judging(spec, codes, rows, types[rows]),
+        grouped_steps=tuple(step for step, operator in enumerate(steps) if operator.stage == "grouped"),
+        table_steps=tuple(step for step, operator in enumerate(steps) if operator.side_table is not None),
+        fit_phases=_fit_phases(steps),
+        validation=_row_validation(spec, steps, rows, types[rows]),
     )
 
 
+def results_read(spec: WorkflowSpec) -> tuple[str, ...]:
+    """Return the distinct columns that labels, dense, categorical and key columns and weights are made from."""
+    labels = (label.source for label in spec.labels)
+    weight = () if spec.weight is None else (spec.weight,)
+    return tuple(dict.fromkeys((*labels, *spec.dense, *spec.categorical, *spec.keys, *weight)))
+
+
 def source_types(source: SourceSpec) -> ColumnTypes:
-    """The types of the columns that a source gives."""
+    """Return the types of the columns of a source."""
     return {
         column.name: ColumnType("integer" if column.type == "time" else column.type, column.separator is not None)
         for column in source.columns
     }
 
 
-def _types_after(spec: WorkflowSpec, code: Operator, types: ColumnTypes) -> ColumnTypes:
-    for name in code.reads:
+def side_types(spec: WorkflowSpec, operator: Operator, types: ColumnTypes) -> ColumnTypes:
+    """Return the types of the columns that a step takes from its side table."""
+    if operator.side_table is None:
+        return {}
+    side = source_types(spec.tables[operator.side_table])
+    for name in operator.side_columns:
+        if name not in side:
+            there = ", ".join(map(repr, side))
+            raise ConfigError(f"column {name!r} does not exist in table {operator.side_table!r}; there are {there}")
+    for name in operator.reads:
+        if side[name].is_list or side[name].kind != types[name].kind:
+            raise ConfigError(
+                f"column {name!r} holds {types[name]}, and {side[name]} in table {operator.side_table!r}; expected one "
+                "kind, and one value a row of the table"
+            )
+    return {name: side[name] for name in operator.side_columns if name not in operator.reads}
+
+
+def check_times(spec: WorkflowSpec) -> None:
+    """Raise if a dense column is a time as the source has it.
+
+    float32 holds seconds since 1970 to 128 s only, so a step has to rescale them first, which works on float64.
+
+    Raises:
+        ConfigError: Names the column.
+    """
+
+    def time_of(operator: Operator, name: str) -> str | None:
+        return operator.input_of(name) if operator.keeps_integers else operator.origin(name)
+
+    times = {column.name for column in spec.source.columns if column.type == "time"}
+    for name in spec.dense:
+        step, source = producer(operators(spec.steps), name, time_of)
+        if step is None and source in times:
+            raise ConfigError(
+                f"dense: column {name!r} is a time in seconds since 1970, which float32 rounds to 128 s; expected a "
+                "step that rescales it before, such as Normalize, NormalizeMinMax, DifferenceLag or Bucketize"
+            )
+
+
+def _types_after(spec: WorkflowSpec, operator: Operator, types: ColumnTypes) -> ColumnTypes:
+    for name in operator.reads:
         if name not in types:
             raise ConfigError(f"column {name!r} does not exist here; there are {', '.join(map(repr, types))}")
-    made = code.output_types({**types, **side_types(spec, code, types)})
-    kept = {name: found for name, found in types.items() if name not in code.removes}
+    made = operator.output_types({**types, **side_types(spec, operator, types)})
+    kept = {name: found for name, found in types.items() if name not in operator.removes}
     return {**kept, **made}
 
 
-def side_types(spec: WorkflowSpec, code: Operator, types: ColumnTypes) -> ColumnTypes:
-    """Types of what a step takes of its side table."""
-    if code.side_table is None:
-        return {}
-    side = source_types(spec.tables[code.side_table])
-    for name in code.side_columns:
-        if name not in side:
-            there = ", ".join(map(repr, side))
-            raise ConfigError(f"column {name!r} does not exist in table {code.side_table!r}; there are {there}")
-    for name in code.reads:
-        if side[name].is_list or side[name].kind != types[name].kind:
-            raise ConfigError(
-                f"column {name!r} holds {types[name]}, and {side[name]} in table {code.side_table!r}; expected one "
-                "kind, and one value a row of the table"
-            )
-    return {name: side[name] for name in code.side_columns if name not in code.reads}
+def _check_results(spec: WorkflowSpec, types: ColumnTypes) -> None:
+    """Raise unless the columns after the last step have the types that the results of the workflow need."""
+    for label in spec.labels:
+        accepted = ("text", "integer", "hex32") if label.positives else ("number", "integer")
+        _check_result(types, f"label {label.name!r}", label.source, accepted)
+        for value in label.positives:
+            value_of(types[label.source].kind, value)
+    for name in spec.dense:
+        _check_result(types, "dense", name, ("number", "integer"))
+    for name in spec.categorical:
+        _check_result(types, "categorical", name, ("id",), lists=True)
+    for name in spec.keys:
+        _check_result(types, "keys", name, ("integer",), lists=True)
+    if spec.weight is not None:
+        _check_result(types, "weight", spec.weight, ("number", "integer"))
+    results = {*spec.dense, *spec.categorical, *spec.keys}
+    for position, step in enumerate(operators(spec.steps)):
+        written = {name for later in spec.steps[position + 1 :] for name in later.writes}
+        for name in step.may_drop:
+            if name not in results or name in written:
+                raise ConfigError(
+                    f"steps[{position}] {type(step).__name__}: column {name!r} is not among dense, categorical and "
+                    "keys, or a later step makes it; expected columns that are results as they stand there"
+                )
+
+
+def _check_result(types: ColumnTypes, role: str, name: str, accepted: Sequence[str], *, lists: bool = False) -> None:
+    found = types.get(name)
+    if found is None:
+        there = ", ".join(map(repr, types))
+        raise ConfigError(f"{role}: column {name!r} does not exist after the last step; there are {there}")
+    if found.kind not in accepted or (found.is_list and not lists):
+        expected = " or ".join(accepted) + ("" if lists else ", one a row")
+        raise ConfigError(f"{role}: column {name!r} holds {found}, expected {expected}")
+    if found.is_list and found.max_length is None:
+        raise ConfigError(f"{role}: column {name!r} holds lists of any length, expected ListSlice or Pad before")
 
 
 def _split_columns(spec: WorkflowSpec) -> set[str]:
     return {spec.split.column} if isinstance(spec.split, SplitByUser | SplitByTime) else set()
 
 
-def _num_row_steps(spec: WorkflowSpec, codes: Sequence[Operator], types: Sequence[ColumnTypes]) -> int:
-    """How many of the first steps are done before the rows are split."""
-    rows = max((step + 1 for step, code in enumerate(codes) if code.stage == "rows"), default=0)
+def _num_row_steps(spec: WorkflowSpec, steps: Sequence[Operator], types: Sequence[ColumnTypes]) -> int:
+    """Return how many of the first steps run before the rows are split."""
+    rows = max((step + 1 for step, operator in enumerate(steps) if operator.stage == "rows"), default=0)
     for name in _split_columns(spec):
         makes = [stop for stop in range(rows, len(types)) if name in types[stop]]
         if not makes:
@@ -197,37 +346,75 @@ def _num_row_steps(spec: WorkflowSpec, codes: Sequence[Operator], types: Sequenc
     return rows
 
 
-def _check_order(spec: WorkflowSpec, codes: Sequence[Operator], rows: int) -> None:
-    """Raise if a step that learns or looks at other rows stands before the rows are what they will be."""
-    exploding = [step for step, code in enumerate(codes) if code.explodes]
+def _check_order(steps: Sequence[Operator], rows: int) -> None:
+    """Raise if a step that is fitted or needs other rows comes before the rows are what they will be."""
+    exploding = [step for step, operator in enumerate(steps) if operator.explodes]
     if len(exploding) > 1:  # row ids have room for the items of one step
-        first, second = (f"steps[{step}] {type(codes[step]).__name__}" for step in exploding[:2])
+        first, second = (f"steps[{step}] {type(steps[step]).__name__}" for step in exploding[:2])
         raise ConfigError(f"{second}: makes several rows of one, as {first} does; expected one such step")
-    last_grouped = max((step for step, code in enumerate(codes) if code.stage == "grouped"), default=-1)
-    for step, code in enumerate(codes):
-        kind = type(spec.steps[step]).__name__
-        learns = code.stage == "fitted" and code.side_table is None
-        if step < rows and (learns or code.stage == "grouped"):
+    last_grouped = max((step for step, operator in enumerate(steps) if operator.stage == "grouped"), default=-1)
+    for step, operator in enumerate(steps):
+        name = f"steps[{step}] {type(operator).__name__}"
+        is_fitted = operator.stage == "fitted" and operator.side_table is None
+        if step < rows and (is_fitted or operator.stage == "grouped"):
             raise ConfigError(
-                f"steps[{step}] {kind}: stands before steps[{rows - 1}], after which the rows are chosen and split; "
-                "expected it after that"
+                f"{name}: comes before steps[{rows - 1}], after which the rows are chosen and split; expected a fitted "
+                "or grouped step after that"
             )
-        if step < last_grouped and learns:
-            after = type(spec.steps[last_grouped]).__name__
+        if step < last_grouped and is_fitted:
+            after = type(steps[last_grouped]).__name__
             raise ConfigError(
-                f"steps[{step}] {kind}: learns, and stands before steps[{last_grouped}] {after}, which looks at other "
-                "rows; expected it after that"
+                f"{name}: is fitted, and comes before steps[{last_grouped}] {after}, which needs other rows; expected "
+                "it after that"
             )
 
 
-def _fit_phases(codes: Sequence[Operator]) -> tuple[tuple[int, ...], ...]:
-    """Steps by the number of passes that their inputs need first."""
+def _fit_phases(steps: Sequence[Operator]) -> tuple[tuple[int, ...], ...]:
+    """Return the fitted steps by the number of passes that their inputs need first."""
     passes: dict[str, int] = {}
     phases: dict[int, list[int]] = {}
-    for step, code in enumerate(codes):
-        before = max((passes.get(name, 0) for name in code.reads), default=0)
-        if code.stage == "fitted" and code.side_table is None:
+    for step, operator in enumerate(steps):
+        before = max((passes.get(name, 0) for name in operator.reads), default=0)
+        if operator.stage == "fitted" and operator.side_table is None:
             phases.setdefault(before, []).append(step)
             before += 1
-        passes.update(dict.fromkeys(code.writes, before))
+        passes.update(dict.fromkeys(operator.writes, before))
     return tuple(tuple(phases[phase]) for phase in sorted(phases))
+
+
+def _row_validation(
+    spec: WorkflowSpec, steps: Sequence[Operator], rows: int, columns: Collection[str]
+) -> RowValidation:
+    """Return what can be validated after the first `rows` steps, where there are `columns`."""
+    known, known_steps = set(columns), set[int]()  # what needs nothing fitted or grouped
+    for step, operator in enumerate(steps[rows:], rows):
+        if operator.stage == "stateless" and known.issuperset(operator.reads):
+            known_steps.add(step)
+            known = (known - set(operator.removes)) | set(operator.writes)
+        else:
+            known -= {*operator.removes, *operator.writes}
+    may_drop = {name for operator in steps for name in operator.may_drop}
+    labels = tuple(label for label in spec.labels if label.source in known)
+    dense = tuple(name for name in spec.dense if name in known - may_drop)
+    weight = spec.weight if spec.weight in known else None
+    used: set[int] = set()
+    chosen: list[int] = []
+
+    def reads_of_used(step: int, made: set[str]) -> Iterable[str] | None:
+        if not made and steps[step].stage == "stateless":
+            return None  # a step that nothing uses never runs, and rejects nothing
+        used.add(step)
+        return steps[step].reads
+
+    def reads_of_chosen(step: int, made: set[str]) -> Iterable[str] | None:
+        if step not in known_steps or not (made or (steps[step].may_reject and step in used)):
+            return None
+        chosen.append(step)
+        return steps[step].reads
+
+    columns_needed(steps, results_read(spec), reads_of_used, first=rows)
+    results = {*dense, *(label.source for label in labels), *(() if weight is None else (weight,))}
+    reads = columns_needed(steps, results, reads_of_chosen, first=rows)
+    return RowValidation(
+        reads=frozenset(reads), steps=tuple(reversed(chosen)), labels=labels, dense=dense, weight=weight
+    )

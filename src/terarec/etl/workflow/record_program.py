@@ -1,56 +1,62 @@
-"""The short way of a few records: the functions of a workflow's steps on plain values, ordered once.
+"""A program that encodes a few records: the functions of a workflow's steps on Python values, ordered once.
 
-What the steps read and write has its place in one list of slots. The raw columns come first, as callers hold them in
-lists; then each operation takes some slots and adds what it makes of them. Numbers, and integers of which only the
+All that the steps read and write has its place in one list of slots. The raw columns come first, as callers hold them
+in lists; then each operation takes some slots and adds its outputs. Numbers, and integers of which only the
 number matters, go as matrices of several columns: Criteo's 13 numbers and 26 categories take 5 or 6 operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate, chain
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.etl.ops import State
-from terarec.etl.ops.record_values import Ragged, RecordFunction
-from terarec.etl.workflow.operations import NumberPlace, Operations, alone, fetching
-from terarec.etl.workflow.plan import Plan
-from terarec.etl.workflow.raw_reading import RawReading
-from terarec.etl.workflow.serving import ServingPlan
+from terarec.etl.cleaning import Cleaning
+from terarec.etl.columns import ColumnType
+from terarec.etl.ops import Operator, State
+from terarec.etl.ops.record_values import Ragged, RecordFunction, as_numbers, checked_integers, checked_texts
+from terarec.etl.ops.values import HEX_DIGITS
+from terarec.etl.workflow.plan import Plan, ServingPlan, producer
+from terarec.etl.workflow.raw_values import cut_text, time_reader
 from terarec.formats import Keys
-from terarec.spec import MISSING_KEY
+from terarec.kernels.cpu.encoding import numbers_of_list
+from terarec.kernels.encoding_types import RefusedValueError
+from terarec.spec import MISSING_KEY, SourceColumn
 
 
 class RecordProgram:
-    """What makes a model's inputs of raw values.
+    """Makes model inputs of raw values.
 
     Args:
-        plan: of a fitted workflow.
-        serving: what leads to `dense` and `keys`.
-        states: of the fitted steps.
-        dense: columns that are wanted as rows of one matrix of numbers.
-        keys: columns that are wanted as ids or keys.
+        plan: Plan of a fitted workflow.
+        serving: Steps that `dense` and `keys` depend on.
+        states: States of the fitted steps.
+        dense: Columns to return as rows of one matrix of numbers.
+        keys: Columns to return as ids or keys.
     """
 
     def __init__(
         self, plan: Plan, serving: ServingPlan, states: Mapping[int, State], dense: Sequence[str], keys: Sequence[str]
     ) -> None:
         builder = _Builder(plan, serving, states)
-        end = len(plan.codes)
+        end = len(plan.operators)
         self._dense = builder.matrix(dense, end) if dense else None
-        self._keys = fetching([builder.keys(name, end) for name in keys])
+        self._keys = make_getter([builder.keys(name, end) for name in keys])
         self._operations = builder.operations.ordered()
 
     def run(self, columns: Sequence[list[Any]]) -> tuple[NDArray[np.float64] | None, Sequence[Keys]]:
-        """The matrix float64[F, n], if there are dense columns, and the ids and keys of the others.
+        """Return the matrix float64[F, n], if there are dense columns, and the ids and keys of the others.
 
         Args:
-            columns: the raw values of each of ``serving.inputs``.
+            columns: Raw values of each of ``serving.inputs``.
 
         Raises:
-            RefusedValueError: a value that a step or the type of its column refuses.
+            RefusedValueError: A step, or the type of a column, rejects a value.
         """
         slots: list[Any] = list(columns)
         for fetch, call in self._operations:
@@ -59,31 +65,31 @@ class RecordProgram:
 
 
 class _Builder:
-    """Orders what makes columns, each made once, when it is first asked for.
+    """Orders the operations that make columns, each once, at the first request.
 
-    Columns are named as they stand before a step; so one name may stand for several.
+    Columns are named as they are before a step; so one name may mean several columns.
     """
 
     def __init__(self, plan: Plan, serving: ServingPlan, states: Mapping[int, State]) -> None:
         self._plan, self._serving = plan, serving
         self._functions = {
-            step: plan.codes[step].record_functions(serving.types[step], states.get(step)) for step in serving.steps
+            step: plan.operators[step].record_functions(serving.types[step], states.get(step)) for step in serving.steps
         }
         self.operations = Operations(len(serving.inputs))
         self._raw = RawReading(plan, serving, self.operations)
 
     def matrix(self, names: Sequence[str], before: int) -> int:
-        """The slot of a matrix float64[c, n] of columns of numbers or integers."""
+        """Return the slot of a matrix float64[c, n] of columns of numbers or integers."""
         return self.operations.matrix([self._numbers(name, before) for name in names])
 
     def keys(self, name: str, before: int) -> int:
-        """The slot of ids or keys as a model takes them."""
+        """Return the slot of ids or keys as a model takes them."""
         slot, found = self.values(name, before), self._plan.types[-1][name]
         is_ready = found.kind == "id" and not found.is_list
-        return slot if is_ready else self.operations.once(("keys", slot), [slot], alone(_keys))
+        return slot if is_ready else self.operations.memoize(("keys", slot), [slot], single_output(_keys))
 
     def values(self, name: str, before: int, *, is_checked: bool = False) -> int:
-        """The slot of the plain values of a column; of raw ones where what takes them checks them."""
+        """Return the slot of the values of a column; of unread ones where the next function checks them."""
         step, name = self._maker(name, before)
         if step is None:
             return self._raw.values(name, is_checked=is_checked)
@@ -103,15 +109,9 @@ class _Builder:
         return self.operations.numbers(values)
 
     def _maker(self, name: str, before: int) -> tuple[int | None, str]:
-        """The last step before `before` that makes the column, and its name there; renaming is looked through."""
-        for step in reversed(self._serving.steps):
-            code = self._plan.codes[step]
-            if step >= before or name not in code.writes:
-                continue
-            if not code.renames:
-                return step, name
-            name = code.origin(name) or name
-        return None, name
+        """Return the last step before `before` that makes the column, and its name there; renaming makes nothing."""
+        steps = [step for step in self._serving.steps if step < before]
+        return producer(self._plan.operators, name, _old_name, steps)
 
     def _made(self, step: int, name: str) -> int | None:
         for function in self._functions[step]:
@@ -120,19 +120,23 @@ class _Builder:
         return None
 
     def _emit(self, step: int, function: RecordFunction) -> int:
-        """The slot of the first output of a step's function."""
+        """Return the slot of the first output of a step's function."""
         if function.takes == "matrix":
             reads = [self.matrix(function.reads, step)]
         else:
             is_checked = function.takes == "raw"
             reads = [self.values(name, step, is_checked=is_checked) for name in function.reads]
         outputs = 1 if function.gives == "matrix" else len(function.writes)
-        call = alone(function.call) if function.gives == "matrix" else function.call
-        return self.operations.once((step, function.writes, function.gives), reads, call, outputs)
+        call = single_output(function.call) if function.gives == "matrix" else function.call
+        return self.operations.memoize((step, function.writes, function.gives), reads, call, outputs)
+
+
+def _old_name(operator: Operator, name: str) -> str | None:
+    return operator.origin(name) if operator.renames else None
 
 
 def _keys(values: Any) -> Keys:
-    """Plain ids, or integers, as a model takes them."""
+    """Return ids, or integers, as a model takes them."""
     if isinstance(values, Ragged):
         return _keys_of_items(values.items), np.array(values.offsets, dtype=np.int64)
     return _keys_of_items(values)
@@ -143,3 +147,222 @@ def _keys_of_items(items: Any) -> NDArray[np.int64]:
         return np.array([MISSING_KEY if item is None else item for item in items], dtype=np.int64)
     ids: NDArray[np.int64] = items
     return ids
+
+
+class Operation(NamedTuple):
+    """Takes the slots that `fetch` returns and appends the results of `call`."""
+
+    fetch: Callable[[list[Any]], Any]
+    call: Callable[..., Any]
+
+
+class NumberPlace(NamedTuple):
+    """Where numbers are: a row of the matrix in a slot, or all of the slot, float64[n].
+
+    Attributes:
+        slot: The slot.
+        row: The row; None for all of the slot.
+        rows: Number of rows of the matrix, where it is known.
+    """
+
+    slot: int
+    row: int | None = None
+    rows: int | None = None
+
+
+class Operations:
+    """Operations in the order in which they were first requested, each of them once.
+
+    Args:
+        num_inputs: Slots that are filled before the first one.
+    """
+
+    def __init__(self, num_inputs: int) -> None:
+        self._num_slots = num_inputs
+        self._added: list[tuple[Sequence[int], Callable[..., Any]]] = []
+        self._slots: dict[Any, int] = {}
+
+    def ordered(self) -> list[Operation]:
+        """Return all of them; the inputs of an operation may have grown after it was requested."""
+        return [Operation(make_getter(reads), call) for reads, call in self._added]
+
+    def memoize(self, key: Any, reads: Sequence[int], call: Callable[..., Sequence[Any]], outputs: int = 1) -> int:
+        """Return the slot of the first output of an operation, which is added unless there is one of this `key`."""
+        if key not in self._slots:
+            self._slots[key] = self._num_slots
+            self._added.append((reads, call))
+            self._num_slots += outputs
+        return self._slots[key]
+
+    def numbers(self, slot: int) -> NumberPlace:
+        """Return the numbers or integers of a slot as numbers."""
+        return NumberPlace(self.memoize(("numbers", slot), [slot], single_output(as_numbers)))
+
+    def row(self, place: NumberPlace) -> int:
+        """Return the slot of one row of a matrix."""
+        return self.memoize(place, [place.slot], lambda matrix: (matrix[place.row],))
+
+    def matrix(self, places: Sequence[NumberPlace]) -> int:
+        """Return the slot of a matrix float64[c, n] of the numbers at c places."""
+        slots = {place.slot for place in places}
+        rows = [place.row for place in places]
+        first = rows[0]
+        if len(slots) > 1 or first is None or rows != list(range(first, first + len(rows))):
+            return self.memoize(tuple(places), [place.slot for place in places], _make_gather(rows))
+        if len(rows) == places[0].rows:
+            return places[0].slot
+        return self.memoize(tuple(places), [*slots], lambda matrix: (matrix[first : first + len(rows)],))
+
+
+def make_getter(slots: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
+    """Return the function that returns the contents of some slots of the list of all."""
+    if len(slots) > 1:
+        return itemgetter(*slots)
+    first = slots[0] if slots else 0
+    return itemgetter(slice(first, first + len(slots)))  # one slot is a sequence, too
+
+
+def single_output(call: Callable[[Any], Any]) -> Callable[..., Sequence[Any]]:
+    """Return `call` as an operation with one output."""
+    return lambda value: (call(value),)
+
+
+def _make_gather(rows: Sequence[int | None]) -> Callable[..., Sequence[Any]]:
+    """Return the function that makes a matrix of one row of each of several, or of all of one where the row is None."""
+    if rows == [None]:
+        return lambda numbers: (numbers[None],)
+
+    def gather(*matrices: NDArray[np.float64]) -> Sequence[Any]:
+        gathered = np.empty((len(rows), matrices[0].shape[-1]))
+        for place, (matrix, row) in enumerate(zip(matrices, rows, strict=True)):
+            gathered[place] = matrix if row is None else matrix[row]
+        return (gathered,)
+
+    return gather
+
+
+ValueReader: TypeAlias = Callable[[list[Any]], Any]
+"""Makes Python values of raw ones, or raises `RefusedValueError`."""
+
+
+def value_reader(
+    found: ColumnType, source: SourceColumn | None, cleaning: Cleaning, *, is_checked: bool
+) -> ValueReader | None:
+    """Return the function that reads a column of raw values; None where they need no reading.
+
+    Args:
+        found: Type of the result.
+        source: How files spell the column, as for `read_column`.
+        cleaning: Cleaning of the items of lists.
+        is_checked: Whether the next function rejects values of another kind.
+    """
+    is_time = source is not None and source.type == "time"
+    items = None if is_checked and not is_time else _item_reader(found, source)
+    if not found.is_list:
+        return items
+    separator = None if source is None else source.separator
+    return partial(_read_lists, items, cleaning if cleaning.is_needed else None, separator, found.max_length)
+
+
+def _item_reader(found: ColumnType, source: SourceColumn | None) -> ValueReader:
+    if source is not None and source.type == "time":
+        return partial(_read_times, time_reader(source.format))
+    readers: dict[str, ValueReader] = {
+        "number": numbers_of_list,
+        "integer": checked_integers,
+        "text": checked_texts,
+        "hex32": _checked_digits,
+    }
+    return readers[found.kind]
+
+
+def _checked_digits(values: list[Any]) -> list[Any]:
+    for row, value in enumerate(values):
+        if not (value is None or value == "" or (isinstance(value, str) and HEX_DIGITS.fullmatch(value))):
+            raise RefusedValueError(row)
+    return values
+
+
+def _read_times(read: Callable[[Any], int], values: list[Any]) -> list[int | None]:
+    try:
+        return [None if value is None or value == "" else read(value) for value in values]
+    except ValueError:
+        raise RefusedValueError(0) from None
+
+
+def _read_lists(
+    items: ValueReader | None,
+    cleaning: Cleaning | None,
+    separator: str | None,
+    max_length: int | None,
+    values: list[Any],
+) -> Any:
+    lists = [_listed(value, separator) for value in values]
+    flat = list(chain.from_iterable(lists))
+    if cleaning is not None:
+        flat = cleaning.values(flat)
+    lengths = list(map(len, lists))
+    if max_length is not None and max(lengths, default=0) > max_length:
+        raise RefusedValueError(0)
+    return Ragged(flat if items is None else items(flat), list(accumulate(lengths, initial=0)))
+
+
+def _listed(value: Any, separator: str | None) -> Sequence[Any]:
+    if value is None:
+        return ()
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, np.ndarray) and value.ndim == 1:
+        return list(value)
+    if separator is None or not isinstance(value, str):
+        raise RefusedValueError(0)
+    return cut_text(value, separator)
+
+
+class RawReading:
+    """Adds the operations that read the requested raw columns.
+
+    Args:
+        plan: Plan of the workflow.
+        serving: Raw columns, whose values are in the first slots.
+        operations: Operations of the program.
+    """
+
+    def __init__(self, plan: Plan, serving: ServingPlan, operations: Operations) -> None:
+        self._plan, self._types, self._operations = plan, serving.inputs, operations
+        self._slots = {name: slot for slot, name in enumerate(serving.inputs)}
+        self._rows: dict[str, list[int]] = {"number": [], "integer": []}
+
+    def values(self, name: str, *, is_checked: bool) -> int:
+        """Return the slot of the values of a raw column; of unread ones where the next function checks them."""
+        found, slot = self._types[name], self._slots[name]
+        if found == ColumnType("number"):
+            return self._operations.row(self.numbers(name))
+        source = self._source(name)
+        cleaning = Cleaning() if source is None else Cleaning.of_records(self._plan.spec.source)
+        if cleaning.is_needed:
+            slot = self._operations.memoize(("clean", name), [slot], single_output(cleaning.values))
+        reader = value_reader(found, source, cleaning, is_checked=is_checked)
+        return (
+            slot
+            if reader is None
+            else self._operations.memoize(("raw", name, is_checked), [slot], single_output(reader))
+        )
+
+    def numbers(self, name: str) -> NumberPlace:
+        """Return the place of the numbers or integers of a raw column, one a row, as numbers."""
+        found, source = self._types[name], self._source(name)
+        if source is not None and source.type == "time":
+            return self._operations.numbers(self.values(name, is_checked=False))
+        rows, raw = self._rows[found.kind], self._slots[name]
+        if raw not in rows:
+            rows.append(raw)  # the matrix of all raw columns of the kind, which grows with the requests
+        slot = self._operations.memoize(("raw", found.kind), rows, partial(_matrix, found.kind == "integer"))
+        return NumberPlace(slot, rows.index(raw))
+
+    def _source(self, name: str) -> SourceColumn | None:
+        return self._plan.spec.source.column(name) if name in self._plan.types[0] else None
+
+
+def _matrix(whole: bool, *columns: list[Any]) -> Sequence[Any]:
+    return (numbers_of_list(list(chain.from_iterable(columns)), whole=whole).reshape(len(columns), -1),)

@@ -1,103 +1,215 @@
-"""Which steps a served record goes through, and which raw columns it brings."""
+"""Raw records -> model inputs, as preparation made them of rows."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from terarec.errors import ConfigError
-from terarec.etl.columns import ColumnType
-from terarec.etl.ops import ColumnTypes
-from terarec.etl.workflow.plan import Plan, side_types
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.errors import ConfigError, FormatError
+from terarec.etl.cleaning import Cleaning
+from terarec.etl.columns import Block, ColumnType
+from terarec.etl.ops import ColumnTypes, State
+from terarec.etl.workflow.plan import Plan, ServingPlan, columns_needed, side_types
+from terarec.etl.workflow.raw_values import RawValues, few_as_list, read_column
+from terarec.etl.workflow.record_program import RecordProgram
+from terarec.etl.workflow.transform import data_set, dense_values, keys_of, state_of
+from terarec.formats import Keys
+from terarec.kernels.encoding_types import RefusedValueError
 
 
-@dataclass(frozen=True, slots=True)
-class ServingPlan:
-    """What a record goes through.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedRecords:
+    """Model inputs of B records.
 
     Attributes:
-        steps: in order.
-        inputs: raw column -> type, what they start from.
-        types: step -> the columns before it.
+        dense: float32[B, F], the data set's dense columns, row after row in memory: models round by the layout.
+        keys: per categorical column int64[B], or (keys int64[N], offsets int64[B + 1]) where hotness > 1.
     """
 
-    steps: tuple[int, ...]
-    inputs: Mapping[str, ColumnType]
-    types: Mapping[int, ColumnTypes]
+    dense: NDArray[np.float32]
+    keys: tuple[Keys, ...]
+
+
+class RecordEncoder:
+    """Encodes records with a fitted workflow.
+
+    Records in Python lists, and a few in arrays, go through a program on Python values; many in arrays, and values that
+    it rejects, go through the steps as blocks do, which also report what is wrong.
+
+    Attributes:
+        inputs: Raw column of a record -> type.
+
+    Raises:
+        ConfigError: a step cannot be done to a record.
+    """
+
+    def __init__(self, plan: Plan, states: Mapping[int, State]) -> None:
+        self._plan, self._states = plan, states
+        dataset = data_set(plan, states, "parquet")
+        self._dense = [column.name for column in dataset.dense]
+        self._keys = [column.name for column in dataset.categorical]
+        self._serving = serving_plan(plan, [*self._dense, *self._keys])
+        self._program = RecordProgram(plan, self._serving, states, self._dense, self._keys)
+        self.inputs: Mapping[str, ColumnType] = self._serving.inputs
+        self._accepted = frozenset(self.inputs) | {column.name for column in plan.spec.source.columns}
+
+    def encode(self, columns: Mapping[str, RawValues]) -> EncodedRecords:
+        """Encode B records, given column by column; see `Workflow.encode`."""
+        encoded = self._encode_lists(columns)
+        if encoded is not None:
+            return encoded
+        block = self._run(columns, self._check(columns))
+        dense = np.ascontiguousarray(_as_config_error(dense_values, self._dense, block))
+        return EncodedRecords(dense=dense, keys=keys_of(self._plan, block, self._keys))
+
+    def _check(self, columns: Mapping[str, RawValues]) -> int:
+        """Return the number of records; raise unless the columns are those of a record."""
+        expected = ", ".join(self.inputs)
+        for name in columns:
+            if name not in self._accepted:
+                raise ConfigError(f"column {name!r}: not in the workflow's records, expected {expected}")
+        first, num_records = "", 0
+        for name in self.inputs:
+            if name not in columns:
+                raise ConfigError(f"column {name!r}: missing, expected {expected}")
+            size = len(columns[name])
+            first, num_records = (first, num_records) if first else (name, size)
+            if size != num_records:
+                raise ConfigError(
+                    f"column {name!r}: holds {size} values, expected {num_records} as in column {first!r}"
+                )
+        return num_records
+
+    def _encode_lists(self, columns: Mapping[str, Any]) -> EncodedRecords | None:
+        """Encode by the program; None where it does not take the values."""
+        values: list[Any] = [columns.get(name) for name in self.inputs]
+        if set(map(type, values)) != {list}:
+            values = list(map(few_as_list, values))
+            if set(map(type, values)) != {list}:
+                return None
+        if not self._accepted.issuperset(columns):
+            return None
+        sizes = set(map(len, values))
+        if len(sizes) != 1:
+            return None
+        try:
+            matrix, keys = self._program.run(values)
+        except RefusedValueError:
+            return None
+        if matrix is None:
+            matrix = np.empty((0, *sizes))
+        with np.errstate(over="ignore"):  # an infinite number is reported by the steps
+            dense = matrix.T.astype(np.float32, order="C")
+        if np.count_nonzero(np.isfinite(dense)) < dense.size:
+            return None
+        return EncodedRecords(dense=dense, keys=tuple(keys))
+
+    def _run(self, columns: Mapping[str, RawValues], num_records: int) -> Block:
+        source = self._plan.spec.source
+        read = {
+            name: read_column(name, columns[name], found, column, Cleaning.of_records(source) if column else Cleaning())
+            for name, found in self.inputs.items()
+            for column in [source.column(name) if name in self._plan.types[0] else None]
+        }
+        block = Block(read, np.arange(num_records, dtype=np.int64))
+        for step in self._serving.steps:
+            block = _as_config_error(
+                self._plan.operators[step].transform, block, state_of(self._plan, step, self._states)
+            )
+        return block
+
+
+def _as_config_error(work: Any, *arguments: Any) -> Any:
+    """Return the result of `work`; a value that it rejects comes from the caller, not from a file."""
+    try:
+        return work(*arguments)
+    except FormatError as error:
+        raise ConfigError(str(error)) from None
 
 
 def serving_plan(plan: Plan, results: Sequence[str]) -> ServingPlan:
-    """What leads to the columns `results`.
+    """Return the steps that the columns `results` depend on when a record is served.
 
-    Steps that choose rows are left out, as every record is kept and is one item of an exploded list already. What a
-    grouped step makes of other rows the record brings along.
+    Steps that choose rows are left out: every record is kept, and is one item of an exploded list already. A record
+    brings along what a grouped step makes of other rows.
 
     Raises:
-        ConfigError: a record would need two columns of one name.
+        ConfigError: A record would need two columns of one name.
     """
-    needed, brought = set(results), dict[str, ColumnType]()
-    steps: list[int] = []
-    for step in reversed(range(len(plan.codes))):
-        code = plan.codes[step]
-        made = needed & set(code.writes)
-        if code.stage == "rows" or not made:
-            continue
-        needed -= made
-        if code.stage == "grouped":
+    brought: dict[str, ColumnType] = {}
+    chosen: list[int] = []
+
+    def reads(step: int, made: set[str]) -> Iterable[str] | None:
+        operator = plan.operators[step]
+        if operator.stage == "rows" or not made:
+            return None
+        if operator.stage == "grouped":
             brought.update((name, plan.types[step + 1][name]) for name in made)
-        else:
-            steps.append(step)
-            needed |= set(code.serving_reads)
+            return ()
+        chosen.append(step)
+        return operator.serving_reads
+
+    needed = columns_needed(plan.operators, results, reads)
     if needed & brought.keys():
         name = min(needed & brought.keys())
         raise ConfigError(
             f"column {name!r}: a record would need it as it is in the source and as a grouped step makes it; expected "
             "other names in the step's outputs"
         )
-    exploded = {name for code in plan.codes if code.explodes for name in code.writes}
-    raw = {name: plan.types[0][name] for name in plan.types[0] if name in needed}
-    exact = _exact(plan, steps, results)
-    raw |= {name: _as_number(found) for name, found in raw.items() if name not in exact}
-    items = {name: ColumnType(found.kind) if name in exploded else found for name, found in raw.items()}
-    bounded = {name: _bounded(plan, reversed(steps), name, found) for name, found in items.items()}
-    in_order, inputs = tuple(reversed(steps)), {**bounded, **brought}
-    return ServingPlan(in_order, inputs, _types(plan, in_order, inputs))
+    steps = tuple(reversed(chosen))
+    exact = _exact_integers(plan, steps, results)
+    exploded = {name for operator in plan.operators if operator.explodes for name in operator.writes}
+    inputs = {
+        name: _record_type(plan, steps, name, is_exact=name in exact, is_exploded=name in exploded)
+        for name in plan.types[0]
+        if name in needed
+    }
+    inputs |= brought
+    return ServingPlan(steps, inputs, _types_of_steps(plan, steps, inputs))
 
 
-def _bounded(plan: Plan, steps: Iterable[int], name: str, found: ColumnType) -> ColumnType:
-    """`found` with the length that the first step to replace the raw column `name` demands of its lists, if it does."""
-    first = next((plan.codes[step] for step in steps if name in plan.codes[step].writes), None)
+def _record_type(plan: Plan, steps: Sequence[int], name: str, *, is_exact: bool, is_exploded: bool) -> ColumnType:
+    """Return the type of a source column in a record."""
+    found = plan.types[0][name]
+    if found.kind == "integer" and not is_exact:
+        # Only the number matters: it may come as a float, as tables with missing values hold integers.
+        found = dataclasses.replace(found, kind="number")
+    if is_exploded:
+        return ColumnType(found.kind)
+    first = next((plan.operators[step] for step in steps if name in plan.operators[step].writes), None)
     if not found.is_list or first is None or first.max_list_length is None or name not in first.reads:
         return found
     return ColumnType(found.kind, True, first.max_list_length)
 
 
-def _exact(plan: Plan, steps: Sequence[int], results: Sequence[str]) -> set[str]:
-    """Source columns whose integers must come as such, for their ids, or for what they stand for."""
-    exact = {name for name in results if name not in plan.spec.dense}
-    for step in sorted(steps, reverse=True):
-        code, made = plan.codes[step], exact & set(plan.codes[step].writes)
-        exact -= made
-        hands_on = any(plan.types[step + 1][name].kind == "integer" for name in made)
-        if hands_on or not code.is_numeric:
-            exact |= set(code.serving_reads)
+def _exact_integers(plan: Plan, steps: Sequence[int], results: Sequence[str]) -> set[str]:
+    """Return the source columns whose integers must come as such, for their ids, or for their meaning."""
+
+    def reads(step: int, made: set[str]) -> Iterable[str] | None:
+        if step not in steps:
+            return None
+        operator = plan.operators[step]
+        gives_integers = any(plan.types[step + 1][name].kind == "integer" for name in made)
+        return operator.serving_reads if gives_integers or not operator.is_numeric else ()
+
+    exact = columns_needed(plan.operators, [name for name in results if name not in plan.spec.dense], reads)
     return exact | {column.name for column in plan.spec.source.columns if column.type == "time"}
 
 
-def _as_number(found: ColumnType) -> ColumnType:
-    """An integer of which only the number matters may come as any number, as tables with missing values hold it."""
-    return dataclasses.replace(found, kind="number") if found.kind == "integer" else found
-
-
-def _types(plan: Plan, steps: Sequence[int], inputs: Mapping[str, ColumnType]) -> dict[int, ColumnTypes]:
+def _types_of_steps(plan: Plan, steps: Sequence[int], inputs: Mapping[str, ColumnType]) -> dict[int, ColumnTypes]:
+    """Return the types of the columns before each step."""
     types: dict[int, ColumnTypes] = {}
     found = dict(inputs)
     for step in steps:
-        known = {**plan.types[step], **found}  # targets, which only training knows, have the types that they had there
+        known = {**plan.types[step], **found}  # targets, known in training only, have their types of training
         try:
-            types[step] = {**known, **side_types(plan.spec, plan.codes[step], known)}
-            found.update(plan.codes[step].output_types(types[step]))
+            types[step] = {**known, **side_types(plan.spec, plan.operators[step], known)}
+            found.update(plan.operators[step].output_types(types[step]))
         except ConfigError as error:
             kind = type(plan.spec.steps[step]).__name__
             raise ConfigError(f"steps[{step}] {kind}: cannot be done to a served record: {error}") from None

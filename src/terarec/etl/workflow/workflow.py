@@ -10,17 +10,14 @@ from typing import Literal
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import Block, ColumnType
-from terarec.etl.ops import Operator, State
-from terarec.etl.workflow.data_set import column_block, data_set
-from terarec.etl.workflow.encoded_records import EncodedRecords
-from terarec.etl.workflow.execution import state_of
-from terarec.etl.workflow.metadata import with_metadata
+from terarec.etl.ops import GivenIds, Operator, State
 from terarec.etl.workflow.plan import Plan, plan
-from terarec.etl.workflow.raw_column import RawValues
-from terarec.etl.workflow.records import RecordEncoder
+from terarec.etl.workflow.raw_values import RawValues
 from terarec.etl.workflow.saved import load_states, read_workflow, save_states, write_workflow
-from terarec.formats import ColumnBlock
-from terarec.spec import DatasetSpec, LabelSpec, SourceSpec, Split, WorkflowSpec
+from terarec.etl.workflow.serving import EncodedRecords, RecordEncoder
+from terarec.etl.workflow.transform import column_block, data_set, state_of, with_metadata
+from terarec.formats import ColumnBlock, read_dataset
+from terarec.spec import CategoricalColumn, DatasetSpec, LabelSpec, SourceColumn, SourceSpec, Split, WorkflowSpec
 
 
 class Workflow:
@@ -152,8 +149,8 @@ class Workflow:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether every step that learns has learnt."""
-        return all(not code.is_fitted or step in self.states for step, code in enumerate(self.plan.codes))
+        """Whether every step that is to be fitted is."""
+        return all(not operator.is_fitted or step in self.states for step, operator in enumerate(self.plan.operators))
 
     def apply(self, block: Block, upto: int | None = None) -> Block:
         """Do all steps, or those before step `upto`, to a block.
@@ -165,8 +162,8 @@ class Workflow:
             FormatError: a value that a step refuses, with its column and row.
         """
         block = with_metadata(block, self.spec.metadata)
-        for step in range(len(self.plan.codes) if upto is None else upto):
-            block = self.plan.codes[step].transform(block, state_of(self.plan, step, self.states))
+        for step in range(len(self.plan.operators) if upto is None else upto):
+            block = self.plan.operators[step].transform(block, state_of(self.plan, step, self.states))
         return block
 
     def dataset_spec(self, storage: Literal["parquet", "raw"] = "parquet") -> DatasetSpec:
@@ -221,3 +218,54 @@ class Workflow:
     def _check_fitted(self) -> None:
         if not self.is_fitted:
             raise ConfigError(f"workflow {self.spec.name!r}: is not fitted, expected a fitted one")
+
+
+def workflow_of(directory: Path, *, allow_import: Sequence[str] = ()) -> Workflow:
+    """The workflow of the data set in `directory`, whose shards are not needed.
+
+    Args:
+        directory: with ``dataset.json``.
+        allow_import: packages whose functions the steps may name, as for `Workflow.load`.
+
+    Raises:
+        DataNotFoundError: no data set, or a file of the workflow that it names is missing.
+        FormatError: a file is damaged.
+        ConfigError: a step names a function that is not allowed.
+    """
+    dataset = read_dataset(directory)
+    if dataset.workflow is None:
+        return identity_workflow(dataset)
+    return Workflow.load(directory / dataset.workflow, allow_import=allow_import)
+
+
+def identity_workflow(dataset: DatasetSpec) -> Workflow:
+    """The workflow of a data set that none made: raw columns hold what its Parquet shards hold.
+
+    Dense numbers and ids must be there, and lists no longer than `hotness`; a missing key is the key of missing ones.
+    """
+    steps: list[GivenIds] = []
+    for hotness in dict.fromkeys(column.hotness for column in dataset.categorical):
+        alike = [column for column in dataset.categorical if column.hotness == hotness]
+        names = tuple(column.name for column in alike)
+        rows = tuple(column.rows for column in alike)
+        steps.append(GivenIds(columns=names, rows=rows, max_length=hotness if hotness > 1 else None))
+    numbers = (*(label.name for label in dataset.labels), *(column.name for column in dataset.dense))
+    columns = (
+        *(SourceColumn(name=name, type="number") for name in numbers),
+        *(_source_column(column) for column in dataset.categorical),
+    )
+    return Workflow.of(
+        WorkflowSpec(
+            name=dataset.name,
+            source=SourceSpec(format="parquet", columns=columns),
+            steps=tuple(steps),
+            labels=tuple(LabelSpec(name=label.name) for label in dataset.labels),
+            dense=tuple(column.name for column in dataset.dense),
+            categorical=tuple(column.name for column in dataset.categorical if column.rows is not None),
+            keys=tuple(column.name for column in dataset.categorical if column.rows is None),
+        )
+    )
+
+
+def _source_column(column: CategoricalColumn) -> SourceColumn:
+    return SourceColumn(name=column.name, type="integer", separator="," if column.hotness > 1 else None)

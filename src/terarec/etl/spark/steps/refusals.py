@@ -19,8 +19,8 @@ from terarec.etl.ops.values import accepted_list
 from terarec.etl.spark.expressions import ROW, column, refuse
 from terarec.etl.spark.steps.columns import text_part, typed_part
 from terarec.etl.spark.steps.step import Step
-from terarec.etl.workflow.data_set import IN_FLOAT32, LABEL, NUMBER, PROBABILITY, WEIGHT
 from terarec.etl.workflow.plan import Plan
+from terarec.etl.workflow.transform import IN_FLOAT32, LABEL, NUMBER, PROBABILITY, WEIGHT
 from terarec.spec import LabelSpec
 from terarec.spec.quoting import quoted
 

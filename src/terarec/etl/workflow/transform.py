@@ -1,4 +1,4 @@
-"""The columns after a workflow's last step -> a data set's columns."""
+"""Rows through the steps of a workflow, and the columns of a data set that come out."""
 
 from __future__ import annotations
 
@@ -10,13 +10,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from terarec.etl.columns import REFUSED_SHOWN, Block, Column, RowFaultError, to_arrow
-from terarec.etl.ops import State
+from terarec.errors import ConfigError
+from terarec.etl.columns import REFUSED_SHOWN, Block, Column, ColumnType, RowFaultError, to_arrow
+from terarec.etl.ops import State, Statistic
 from terarec.etl.ops.values import rejected, value_of
-from terarec.etl.workflow.metadata import metadata_columns, metadata_name
-from terarec.etl.workflow.plan import Plan
+from terarec.etl.workflow.plan import Pass, Plan
 from terarec.formats import ColumnBlock, Keys
-from terarec.spec import MISSING_KEY, CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, LabelSpec
+from terarec.spec import (
+    MISSING_KEY,
+    CategoricalColumn,
+    DatasetSpec,
+    DenseColumn,
+    LabelColumn,
+    LabelSpec,
+    MetadataColumn,
+    WorkflowSpec,
+)
+from terarec.spec.dataset import MetadataType
 
 PROBABILITY = "a number from 0 to 1, or positives (--positive)"
 """What a label accepts that has to be a probability."""
@@ -29,10 +39,76 @@ WEIGHT = "a number >= 0 that float32 holds"
 
 WORKFLOW_DIRECTORY = "workflow"
 """Where a data set has the workflow that made it, beside ``dataset.json``."""
+_TYPES: dict[str, MetadataType] = {"text": "string", "integer": "int64", "number": "float64"}
+"""Kind of a column -> type of the metadata column."""
+
+
+def run_steps(
+    plan: Plan,
+    work: Pass,
+    block: Block,
+    states: Mapping[int, State],
+    *,
+    grouped: Mapping[int, Mapping[str, Column]] | None = None,
+    statistics: Mapping[int, Statistic] | None = None,
+) -> tuple[Block, dict[int, Any]]:
+    """Run the steps of a pass after the split. Several threads may call it.
+
+    Args:
+        plan: Plan of the workflow.
+        work: The pass.
+        block: Rows with their splits; only training rows where there are `statistics`.
+        states: States of the fitted steps among ``work.steps``.
+        grouped: Grouped step -> its outputs for the rows of the block.
+        statistics: Statistics of ``work.observes``; each observes the rows right before its step.
+
+    Returns:
+        The rows after the last step, and the partial result of each statistic.
+    """
+    partials: dict[int, Any] = {}
+    for step in sorted({*work.steps, *work.observes}):
+        if step in work.observes and statistics is not None:
+            partials[step] = statistics[step].observe(block)
+        if step not in work.steps:
+            continue
+        if step in work.grouped:
+            block = block.with_columns((grouped or {})[step])
+        else:
+            block = plan.operators[step].transform(block, state_of(plan, step, states))
+    return block, partials
+
+
+def state_of(plan: Plan, step: int, states: Mapping[int, State]) -> State | None:
+    """Return the state of a step; None for one that is not to be fitted.
+
+    Raises:
+        ConfigError: It is not fitted yet.
+    """
+    if plan.operators[step].is_fitted and step not in states:
+        kind = type(plan.spec.steps[step]).__name__
+        raise ConfigError(f"steps[{step}] {kind}: is not fitted yet, expected a fitted workflow")
+    return states.get(step)
+
+
+def metadata_name(index: int) -> str:
+    """Return the name of the `index`-th metadata column among the columns that steps read and write."""
+    return f"__terarec_metadata{index}"
+
+
+def with_metadata(block: Block, metadata: Sequence[str]) -> Block:
+    """Return `block`, as it was read, with the columns `metadata` under names that no step touches, too."""
+    if not metadata:
+        return block
+    return block.with_columns({metadata_name(index): block.columns[name] for index, name in enumerate(metadata)})
+
+
+def metadata_columns(spec: WorkflowSpec, source: Mapping[str, ColumnType]) -> tuple[MetadataColumn, ...]:
+    """Return the metadata columns of the data set, of the types of the columns of the `source`."""
+    return tuple(MetadataColumn(name=name, type=_TYPES[source[name].kind]) for name in spec.metadata)
 
 
 def data_set(plan: Plan, states: Mapping[int, State], storage: Literal["parquet", "raw"]) -> DatasetSpec:
-    """The data set of a fitted workflow, without shards; columns that `DropLowCardinality` dropped are left out."""
+    """Return the data set of a fitted workflow, without shards and without columns that a step dropped."""
     spec, types = plan.spec, plan.types[-1]
     dropped = dropped_columns(plan, states)
     rows = cardinalities(plan, states)
@@ -58,23 +134,25 @@ def data_set(plan: Plan, states: Mapping[int, State], storage: Literal["parquet"
 
 
 def cardinalities(plan: Plan, states: Mapping[int, State]) -> dict[str, int]:
-    """Number of ids of every id column after the last step."""
+    """Return the number of ids of every id column after the last step."""
     rows: dict[str, int] = {}
-    for step, code in enumerate(plan.codes):
-        rows = {**rows, **code.cardinalities(rows, states.get(step))}
+    for step, operator in enumerate(plan.operators):
+        rows = {**rows, **operator.cardinalities(rows, states.get(step))}
     return rows
 
 
 def dropped_columns(plan: Plan, states: Mapping[int, State]) -> frozenset[str]:
     """Return the columns that the states of the steps drop."""
-    return frozenset(name for step, code in enumerate(plan.codes) for name in code.dropped(states.get(step)))
+    return frozenset(
+        name for step, operator in enumerate(plan.operators) for name in operator.dropped(states.get(step))
+    )
 
 
 def column_block(plan: Plan, dataset: DatasetSpec, block: Block) -> ColumnBlock:
-    """The rows of a block after the last step as a data set's shards hold them.
+    """Return rows after the last step as the shards of a data set hold them.
 
     Raises:
-        FormatError: a missing label, number or weight, a number that float32 does not hold, or a negative weight, with
+        FormatError: A missing label, number or weight, a number that float32 does not hold, or a negative weight, with
             its column and row.
     """
     weight, metadata = plan.spec.weight, range(len(plan.spec.metadata))
@@ -89,7 +167,7 @@ def column_block(plan: Plan, dataset: DatasetSpec, block: Block) -> ColumnBlock:
 
 
 def keys_of(plan: Plan, block: Block, names: Sequence[str]) -> tuple[Keys, ...]:
-    """The categorical and key columns `names` as records that are served have them: int64."""
+    """Return the categorical and key columns `names` as served records have them: int64."""
     keys = (_keys(plan, block, name) for name in names)
     return tuple(
         (_as_int64(column[0]), column[1]) if isinstance(column, tuple) else _as_int64(column) for column in keys
@@ -97,10 +175,10 @@ def keys_of(plan: Plan, block: Block, names: Sequence[str]) -> tuple[Keys, ...]:
 
 
 def dense_values(names: Sequence[str], block: Block) -> NDArray[np.float32]:
-    """The columns `names` as float32[n, F], column after column in memory, as they come and most storages take them.
+    """Return the columns `names` as float32[n, F], column after column in memory, as most storages take them.
 
     Raises:
-        FormatError: a missing number, or one that float32 does not hold.
+        FormatError: A missing number, or one that float32 does not hold.
     """
     dense = np.empty((len(names), block.num_rows), dtype=np.float32)
     with np.errstate(over="ignore"):
@@ -114,10 +192,10 @@ def dense_values(names: Sequence[str], block: Block) -> NDArray[np.float32]:
 
 
 def label_values(label: LabelSpec, block: Block) -> NDArray[np.float32]:
-    """float32[n].
+    """Return the values of a label, float32[n].
 
     Raises:
-        FormatError: a missing one, a number that float32 does not hold, or one that is no probability and has to be.
+        FormatError: A missing one, a number that float32 does not hold, or one that is no probability and has to be.
     """
     column = block.columns[label.source]
     missing = column.is_missing()
@@ -139,10 +217,10 @@ def label_values(label: LabelSpec, block: Block) -> NDArray[np.float32]:
 
 
 def weight_values(name: str, block: Block) -> NDArray[np.float32]:
-    """float32[n], the sample weights of the column `name`.
+    """Return the sample weights of the column `name`, float32[n].
 
     Raises:
-        FormatError: one that is missing, negative, or beyond what float32 holds.
+        FormatError: One that is missing, negative, or beyond what float32 holds.
     """
     with np.errstate(over="ignore"):
         weights = block.columns[name].numbers().astype(np.float32)
@@ -169,3 +247,20 @@ def _keys(plan: Plan, block: Block, name: str) -> Keys:
 
 def _as_int64(keys: NDArray[Any]) -> NDArray[np.int64]:
     return keys.astype(np.int64, copy=False)
+
+
+def validate_rows(plan: Plan, block: Block) -> None:
+    """Check rows after the row steps as far as `plan.validation` can.
+
+    Raises:
+        RowFaultError: A step, or the data set, does not accept a value.
+    """
+    if not block.num_rows:
+        return
+    for step in plan.validation.steps:
+        block = plan.operators[step].transform(block, None)
+    for label in plan.validation.labels:
+        label_values(label, block)
+    dense_values(plan.validation.dense, block)
+    if plan.validation.weight is not None:
+        weight_values(plan.validation.weight, block)
