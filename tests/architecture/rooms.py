@@ -39,7 +39,7 @@ ETL: dict[str, set[str]] = {
     "value_counts": {"columns", "partitions", "values"},
     "source": {"columns", "cleaning", "generated", "in_order"},
     "ops": {"columns", "statistics", "values", "value_counts"},
-    "workflow": {"columns", "cleaning", "ops"},
+    "workflow": {"columns", "values", "cleaning", "ops"},
     "sink": {"columns", "partitions"},
 }
 """The rooms of `etl`, and which others each may import."""
