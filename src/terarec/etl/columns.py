@@ -288,6 +288,10 @@ class Block:
         """Return this block with the columns `names` alone, in this order."""
         return Block({name: self.columns[name] for name in names}, self.rows, self.split)
 
+    def to_batch(self, names: Sequence[str]) -> pa.RecordBatch:
+        """Return the columns `names` as an Arrow batch; missing values are null."""
+        return pa.RecordBatch.from_arrays([to_arrow(self.columns[name]) for name in names], names=list(names))
+
     def with_split(self, split: NDArray[np.uint8]) -> Block:
         """Return this block with a split of its rows, uint8[n]."""
         return Block(self.columns, self.rows, split)

@@ -110,7 +110,7 @@ def shop() -> Workflow:
 def test_rows_are_multiplied_once() -> None:
     spec = shop().spec
     with pytest.raises(ConfigError, match=r"steps\[1\] NegativeSampling: makes several rows of one, as steps\[0\]"):
-        plan(dataclasses.replace(spec, steps=(SAMPLING, SAMPLING)))
+        plan(dataclasses.replace(spec, steps=(SAMPLING, *spec.steps)))
 
 
 def test_a_data_set_of_positives_gets_negatives_and_records_stay_single(tmp_path: Path) -> None:

@@ -1,15 +1,18 @@
 """Operators of users: registered by a decorator, saved by name, imported where their package is allowed."""
 
 import json
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from terarec.errors import ConfigError
-from terarec.etl.ops import LogOp
+from terarec.etl.ops import LogOp, MappedColumns, State
 from terarec.etl.workflow import Workflow
 from terarec.spec import LabelSpec, OperatorSpec, SourceColumn, SourceSpec, register
 from tests.etl.column_values import block_of, values_of
@@ -20,7 +23,6 @@ from dataclasses import dataclass
 
 import pyarrow.compute as pc
 
-from terarec.etl.columns import from_arrow, to_arrow
 from terarec.etl.ops import MappedColumns, NumberOperator, register
 
 
@@ -41,13 +43,12 @@ class Scale(NumberOperator):
 @register()
 @dataclass(frozen=True, kw_only=True)
 class Upper(MappedColumns):
-    """Text in capital letters; records go through `transform`."""
+    """Text in capital letters; records go through Arrow."""
 
     accepted = ("text",)
 
-    def transform(self, block, state):
-        made = {new: from_arrow(pc.utf8_upper(to_arrow(block.columns[old])), "text") for old, new in self.pairs}
-        return block.with_columns(made)
+    def transform_batch(self, batch, state):
+        return {new: pc.utf8_upper(batch.column(old)) for old, new in self.pairs}
 '''
 STEPS = [
     {"kind": "shop_ops:Scale", "columns": ["price"], "outputs": [], "factor": 3.0},
@@ -97,3 +98,32 @@ def test_a_name_is_registered_once() -> None:
         @register("clip")
         class Clip(LogOp):
             pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Returns(MappedColumns):
+    """Returns the same whatever comes."""
+
+    array: pa.Array
+
+    def transform_batch(self, batch: pa.RecordBatch, state: State | None) -> Mapping[str, pa.Array]:
+        return {"x": self.array}
+
+
+@pytest.mark.parametrize(
+    ("array", "got"),
+    [
+        (pa.array([1.0]), "1 values"),
+        (pa.array(["a", "b"]), "string"),
+        (pa.array([1.0, math.inf]), "an infinite number"),
+        (pa.array([[1.0], []]), "list"),
+    ],
+)
+def test_arrays_that_are_no_output_are_an_error(array: pa.Array, got: str) -> None:
+    block = block_of(x=("number", [1.0, None]))
+    with pytest.raises(ConfigError, match=f"returned {got}"):
+        Returns(columns=("x",), array=array).transform(block, None)
+    assert values_of(Returns(columns=("x",), array=pa.array([3, None])).transform(block, None).columns["x"]) == [
+        3,
+        None,
+    ]

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import Block, ColumnType, from_arrow
+from terarec.etl.columns import Block, Column, ColumnType, from_arrow
 from terarec.etl.ops.record_values import RecordFunction, arrow_of_values, values_of_column
 from terarec.etl.values import ValueIds
 from terarec.spec import MISSING_ID, OperatorSpec, checks
@@ -66,8 +67,8 @@ class Statistic(Protocol):
 class Operator(OperatorSpec):
     """Base of all operators: frozen, keyword-only dataclasses that `terarec.spec.register` names.
 
-    A subclass implements `output_types` and `transform`; a fitted one `statistic` and `load_state`, too. Everything
-    else says something to a planner only where it differs from the default.
+    A subclass implements `output_types` and `transform_batch`, or `transform` to spare columns the way through Arrow; a
+    fitted one `statistic` and `load_state`, too. The rest describes to planners how it differs from the default.
 
     Attributes:
         accepted: Kinds of inputs that the operator takes.
@@ -169,12 +170,30 @@ class Operator(OperatorSpec):
         return {output: rows[name] for name, output in self.pairs if name in rows}
 
     def transform(self, block: Block, state: State | None) -> Block:
-        """Do the step to the rows of a block. The result shares the columns that the step does not write.
+        """Do the step to the rows of a block, by default through `transform_batch`.
+
+        The result shares the columns that the step does not write.
 
         Raises:
             RowFaultError: Rows hold a value that the step does not take.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no transform")
+        known = {name: ColumnType(column.type, column.is_list) for name, column in block.columns.items()}
+        names = self.reads if set(self.reads) <= known.keys() else self.serving_reads
+        made = self.transform_batch(block.to_batch(names), state)
+        return block.with_columns(
+            {
+                name: result_column(f"{self.kind}: {name!r}", made.get(name), found, block.num_rows)
+                for name, found in self.output_types(known).items()
+            }
+        )
+
+    def transform_batch(self, batch: pa.RecordBatch, state: State | None) -> Mapping[str, pa.Array]:
+        """Compute `writes` from an Arrow batch of `reads`, whose nulls are missing values.
+
+        Integers are int64, numbers float64, texts large_string, hex32 uint32 and lists large_list; the result may be
+        of any type that casts to these.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has neither transform nor transform_batch")
 
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
         """Return functions that do the step to a few records, by default through `transform`.
@@ -263,6 +282,29 @@ def operators(steps: Sequence[OperatorSpec]) -> tuple[Operator, ...]:
         names = ", ".join(type(step).__name__ for step in steps if not isinstance(step, Operator))
         raise ConfigError(f"got the operator {names}, expected a class derived from terarec.etl.ops.Operator")
     return found
+
+
+def result_column(where: str, array: Any, expected: ColumnType, num_rows: int) -> Column:
+    """Return the column of an array that user code returned.
+
+    Raises:
+        ConfigError: It is no array of `num_rows` values of the `expected` type; begins with `where`.
+    """
+    if not isinstance(array, pa.Array | pa.ChunkedArray) or len(array) != num_rows:
+        shown = f"{len(array)} values" if isinstance(array, pa.Array | pa.ChunkedArray) else type(array).__name__
+        raise ConfigError(f"{where}: returned {shown}, expected an Arrow array of {num_rows} values")
+    try:
+        column = from_arrow(array, expected.kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise ConfigError(f"{where}: returned {array.type}, expected values of {expected.kind}") from None
+    if column.is_list is not expected.is_list:
+        each = "lists" if expected.is_list else "one value a row"
+        raise ConfigError(f"{where}: returned {array.type}, expected {each}")
+    if expected.kind == "number" and np.isinf(column.values).any():
+        raise ConfigError(f"{where}: returned an infinite number, expected finite ones or null")
+    if expected.kind == "id" and column.missing is not None:
+        raise ConfigError(f"{where}: returned null, expected ids, of which 0 is that of a missing value")
+    return column
 
 
 MISSING, RARE = "(missing)", "(rare or unseen)"

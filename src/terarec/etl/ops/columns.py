@@ -23,6 +23,7 @@ from terarec.etl.ops.base import (
     State,
     check_column,
     check_columns,
+    result_column,
 )
 from terarec.etl.ops.record_values import (
     RecordFunction,
@@ -193,22 +194,8 @@ class LambdaOp(ColumnsOperator):
             raise ConfigError(
                 f"{self.function}: returned {len(arrays)} arrays, expected {len(self.outputs)}, one for each of outputs"
             )
-        return [self._column(array, num_rows) for array in arrays]
-
-    def _column(self, array: Any, num_rows: int) -> Column:
-        kind = self.output_type
-        if not isinstance(array, pa.Array | pa.ChunkedArray) or len(array) != num_rows:
-            shown = f"{len(array)} values" if isinstance(array, pa.Array | pa.ChunkedArray) else type(array).__name__
-            raise ConfigError(f"{self.function}: returned {shown}, expected an Arrow array of {num_rows} values")
-        try:
-            column = from_arrow(array, kind)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            raise ConfigError(f"{self.function}: returned {array.type}, expected values of {kind}") from None
-        if column.is_list:
-            raise ConfigError(f"{self.function}: returned {array.type}, expected one value a row")
-        if kind == "number" and np.isinf(column.values).any():
-            raise ConfigError(f"{self.function}: returned an infinite number, expected finite ones or null")
-        return column
+        expected = ColumnType(self.output_type)
+        return [result_column(self.function, array, expected, num_rows) for array in arrays]
 
 
 _FORMS = {
