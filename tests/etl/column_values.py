@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from terarec.etl.columns import DTYPES, Block, Column, offsets_of
+from terarec.etl.columns import DTYPES, Block, Column
+from terarec.formats.block import offsets_of
 
 Values = list[Any]
 

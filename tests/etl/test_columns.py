@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terarec.etl.columns import Block, Column, concatenate_blocks, concatenate_columns, offsets_of, text_buffers
+from terarec.etl.columns import Block, Column, concatenate_blocks, concatenate_columns, text_buffers
+from terarec.formats.block import offsets_of
 
 rows = st.lists(st.none() | st.integers(0, 2**31), max_size=12)
 lists = st.lists(rows, max_size=8)

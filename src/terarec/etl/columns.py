@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
+from terarec.formats.block import offsets_of
 
 REFUSED_SHOWN = 10
 """Largest number of rejected values in an error."""
@@ -172,13 +173,6 @@ def concatenate_columns(columns: Sequence[Column]) -> Column:
         return Column(first.type, values, missing)
     lengths = [np.diff(column.offsets) for column in columns if column.offsets is not None]
     return Column(first.type, values, missing, offsets_of(np.concatenate(lengths)))
-
-
-def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the offsets int64[n + 1] of lists of these lengths."""
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
 
 
 def text_buffers(array: pa.LargeStringArray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -1,4 +1,4 @@
-"""Fits steps on blocks, as an engine does, and saves and loads what they learnt."""
+"""Helpers of operator tests: fit on blocks as an engine does, save and load states, run record functions."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -6,8 +6,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+
 from terarec.etl.columns import Block, ColumnType, concatenate_blocks
 from terarec.etl.ops import Operator, SpillOptions
+from terarec.etl.ops.record_values import as_numbers, python_of_values, values_of_column
 
 
 def types_of(block: Block) -> dict[str, ColumnType]:
@@ -58,3 +61,18 @@ def files_of(state: Any) -> dict[str, bytes]:
 def apply(code: Operator, state: Any, blocks: Sequence[Block]) -> Block:
     """The step done to all blocks."""
     return concatenate_blocks([code.transform(block, state) for block in blocks])
+
+
+def run_record_functions(code: Operator, state: Any, block: Block) -> list[tuple[str, list[Any]]]:
+    """Return each output of each record function with its values, for a step whose inputs are all in `block`."""
+    types = types_of(block)
+    plain = {name: values_of_column(column) for name, column in block.columns.items()}
+    kinds = {**types, **code.output_types(types)}
+    written = []
+    for function in code.record_functions(types, state):
+        values = [plain[name] for name in function.reads]
+        made = function.call(*([np.stack(list(map(as_numbers, values)))] if function.takes == "matrix" else values))
+        for name, found in zip(function.writes, made, strict=True):
+            kind = "number" if function.gives == "matrix" else kinds[name].kind
+            written.append((name, python_of_values(found, kind)))
+    return written

@@ -14,8 +14,7 @@ from terarec.etl.columns import ColumnType
 from terarec.etl.ops import Categorify
 from terarec.kernels.ref.encoding import xxh64_int64, xxh64_text
 from tests.etl.column_values import block_of, values_of
-from tests.etl.ops.fitting import blocks_of, fit, saved
-from tests.etl.ops.plain_steps import written_plainly
+from tests.etl.ops.fitting import blocks_of, fit, run_record_functions, saved
 
 VALUES = {
     "text": st.none() | st.sampled_from(["", "a", "b", "B", "bb", "\u00fc", "\U0001f600", "\uffff"]),
@@ -63,7 +62,7 @@ def test_ids_by_frequency(kind, data):
     back = code.values_of_ids("x", expected, state)
     known = [id_ > step.hash_buckets for id_ in expected]
     spelled = [f"{v:08x}" if kind == "hex32" and v is not None else v for v in later]
-    assert dict(written_plainly(code, state, block_of(x=(kind, later)))) == {"y": expected}
+    assert dict(run_record_functions(code, state, block_of(x=(kind, later)))) == {"y": expected}
     assert back == [value if is_known else None for value, is_known in zip(spelled, known, strict=True)]
 
 

@@ -17,8 +17,7 @@ from terarec.etl.ops import (
     TargetEncoding,
 )
 from tests.etl.column_values import column_of, values_of
-from tests.etl.ops.fitting import apply, blocks_of, files_of, fit, saved, types_of
-from tests.etl.ops.plain_steps import written_plainly
+from tests.etl.ops.fitting import apply, blocks_of, files_of, fit, run_record_functions, saved, types_of
 
 STEPS: list[Operator] = [
     Categorify(columns=("t", "i"), min_count=3),
@@ -86,7 +85,7 @@ def test_plain_values_become_what_rows_outside_training_become(step: Operator) -
     block = Block(later.columns, later.rows)
     expected = {name: values_of(column) for name, column in code.transform(block, state).columns.items()}
     for part in (block, *blocks_of(block.slice(0, 9), 1)):
-        for name, values in written_plainly(code, state, part):
+        for name, values in run_record_functions(code, state, part):
             first = int(part.rows[0] - block.rows[0]) // 3
             assert values == expected[name][first : first + part.num_rows], name
 

@@ -10,7 +10,7 @@ from terarec.etl.ops import Rename
 from terarec.spec import from_data, to_data
 from tests.etl.column_values import block_of, column_of, values_of
 from tests.etl.ops.cases import CASES, Case
-from tests.etl.ops.plain_steps import written_plainly
+from tests.etl.ops.fitting import run_record_functions
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
 
@@ -49,10 +49,10 @@ def test_plain_values_become_the_same_together_and_row_by_row(case: Case) -> Non
     if code.stage == "rows" or isinstance(case.step, Rename):
         assert not code.record_functions(types_of(block), None)  # not done to records, or seen through
         return
-    found = written_plainly(code, None, block)
+    found = run_record_functions(code, None, block)
     made = code.transform(block, None)
     assert dict(found) == {name: values_of(made.columns[name]) for name in case.step.writes}
-    rows = [written_plainly(code, None, block.slice(row, row + 1)) for row in range(block.num_rows)]
+    rows = [run_record_functions(code, None, block.slice(row, row + 1)) for row in range(block.num_rows)]
     for place, (name, values) in enumerate(found):
         assert [row[place] for row in rows] == [(name, [value]) for value in values]
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import Block, Column, ColumnType, Kind, from_arrow, offsets_of, to_arrow
+from terarec.etl.columns import Block, Column, ColumnType, Kind, from_arrow, to_arrow
 from terarec.etl.ops.base import (
     ColumnsOperator,
     ColumnTypes,
@@ -33,6 +33,7 @@ from terarec.etl.ops.record_values import (
     values_of_python,
 )
 from terarec.etl.ops.values import HEX_DIGITS, rejected, value_of
+from terarec.formats.block import offsets_of
 from terarec.kernels.encoding_types import RefusedValueError
 from terarec.spec import checks, register
 from terarec.spec.named_code import imported

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.etl.columns import Block, Column, ColumnType, offsets_of, to_arrow
+from terarec.etl.columns import Block, Column, ColumnType, to_arrow
 from terarec.etl.ops.base import (
     ColumnTypes,
     MappedColumns,
@@ -17,6 +17,7 @@ from terarec.etl.ops.base import (
     check_column,
     scalar_input,
 )
+from terarec.formats.block import offsets_of
 from terarec.spec import checks, register
 
 

@@ -12,16 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import (
-    REFUSED_SHOWN,
-    Block,
-    Column,
-    ColumnType,
-    Kind,
-    RowFaultError,
-    concatenate_columns,
-    offsets_of,
-)
+from terarec.etl.columns import REFUSED_SHOWN, Block, Column, ColumnType, Kind, RowFaultError, concatenate_columns
 from terarec.etl.ops.base import (
     ColumnsOperator,
     ColumnTypes,
@@ -31,6 +22,7 @@ from terarec.etl.ops.base import (
 )
 from terarec.etl.ops.record_values import Ragged, RecordFunction, joined
 from terarec.etl.ops.values import accepted_list, value_of
+from terarec.formats.block import offsets_of
 from terarec.spec import checks, register
 
 

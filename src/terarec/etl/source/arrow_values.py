@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from terarec.errors import FormatError
 from terarec.etl.cleaning import SECONDS, Cleaning
-from terarec.etl.columns import Column, from_arrow, offsets_of
+from terarec.etl.columns import Column, from_arrow
 from terarec.etl.source.raw_block import FieldFaults
 from terarec.etl.source.settle import without_bad
 from terarec.etl.source.text_values import parse_texts
 from terarec.etl.source.times import beyond_years, parse_times
+from terarec.formats.block import offsets_of
 from terarec.spec import SourceColumn, SourceSpec
 
 _EXPECTED = {

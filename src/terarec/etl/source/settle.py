@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.etl.columns import Column, offsets_of
+from terarec.etl.columns import Column
 from terarec.etl.source.bad_input import FAULTS_SHOWN, InputFault, Place, show
 from terarec.etl.source.raw_block import FieldFaults, ParsedPart
+from terarec.formats.block import offsets_of
 from terarec.spec import BadInputPolicy, SourceColumn
 
 
