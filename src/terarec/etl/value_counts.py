@@ -166,6 +166,16 @@ class ValueCounts:
         """Count the values of `column`, each item of a list, for the vocabulary `name`; missing ones are left out."""
         self._tables[name].add(column)
 
+    def add_counts(self, name: str, counted: pa.Table) -> None:
+        """Add a table of values and counts to the vocabulary `name`."""
+        counts = counted.column("count").combine_chunks().to_numpy()
+        self._tables[name].add_counts(counted.column("value").combine_chunks(), counts)
+
+    def drain(self, name: str) -> pa.Table:
+        """Return the counts of the vocabulary `name`, none of which were spilled; it is empty afterwards."""
+        assert not self._spilled[name]
+        return self._tables[name].drain()
+
     def maybe_spill(self) -> None:
         """Move the largest tables to the disk where memory passes its bound.
 
@@ -341,6 +351,10 @@ class GroupSums:
                 "a max_size, or more memory would help"
             )
         return pa.concat_tables(parts).sort_by([(key, "ascending") for key in self._keys]).combine_chunks()
+
+    def sums(self) -> pa.Table:
+        """Return a row of sums for each key; the rows are gone afterwards."""
+        return pa.concat_tables(self._parts())
 
     def _parts(self) -> Iterator[pa.Table]:
         """Yield the sums of all groups, one partition at a time."""

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from terarec.etl.spark.session import check_spark
 from terarec.etl.workflow import Workflow
 from terarec.spec import PrepareOptions
 from tests.etl.spark.comparing import assert_same
+from tests.etl.spark.functions import KILL_ONCE
 from tests.etl.spark.shop import every_operator, write_log, write_users
 
 ROOT = Path(__file__).parents[3]
@@ -27,7 +28,7 @@ PATIENCE = 90.0
 
 
 @pytest.mark.slow
-def test_two_workers_give_the_same_data_set(tmp_path: Path) -> None:
+def test_a_cluster_that_loses_an_executor_gives_the_same_data_set(tmp_path: Path) -> None:
     try:
         check_spark()
     except MissingDependencyError as error:
@@ -37,7 +38,7 @@ def test_two_workers_give_the_same_data_set(tmp_path: Path) -> None:
     workflow = Workflow.of(every_operator())
     workflow.to_json(tmp_path / "shop.json")
     prepare(workflow, paths, tmp_path / "local", PrepareOptions(tables={"users": (str(users),)}))
-    with _cluster(tmp_path) as master:
+    with _cluster(tmp_path, {KILL_ONCE: str(tmp_path / "killed")}) as master:
         settings = {
             "spark.executor.memory": "512m",
             "spark.cores.max": "2",
@@ -54,11 +55,12 @@ def test_two_workers_give_the_same_data_set(tmp_path: Path) -> None:
         command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
         done = subprocess.run(command, env=_environment(), cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "killed").exists()
     assert_same(tmp_path / "spark", tmp_path / "local")
 
 
 @contextmanager
-def _cluster(directory: Path) -> Iterator[str]:
+def _cluster(directory: Path, variables: Mapping[str, str]) -> Iterator[str]:
     """The URL of a master that has two workers."""
     port = _free_port()
     master = f"spark://{HOST}:{port}"
@@ -70,19 +72,25 @@ def _cluster(directory: Path) -> Iterator[str]:
             asked = ["--host", HOST, "--cores", "1", "--memory", "600m", "--webui-port", "0"]
             asked += ["--work-dir", str(directory / f"work-{number}"), master]
             worker = ["org.apache.spark.deploy.worker.Worker", *asked]
-            stack.enter_context(_process(worker, directory / f"worker-{number}.log", directory))
+            stack.enter_context(_process(worker, directory / f"worker-{number}.log", directory, variables))
         _wait_for(log, "Registering worker", 2)
         yield master
 
 
 @contextmanager
-def _process(arguments: list[str], log: Path, directory: Path) -> Iterator[None]:
+def _process(
+    arguments: list[str], log: Path, directory: Path, variables: Mapping[str, str] | None = None
+) -> Iterator[None]:
     import pyspark
 
     program = Path(pyspark.__file__).parent / "bin" / "spark-class"
     with log.open("w") as output:
         process = subprocess.Popen(
-            [str(program), *arguments], stdout=output, stderr=output, cwd=directory, env=_environment()
+            [str(program), *arguments],
+            stdout=output,
+            stderr=output,
+            cwd=directory,
+            env={**_environment(), **(variables or {})},
         )
     try:
         yield
@@ -104,7 +112,12 @@ def _wait_for(log: Path, text: str, times: int) -> None:
 
 def _environment() -> dict[str, str]:
     paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    own = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_LOCAL_IP": HOST, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    own = {
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_LOCAL_IP": HOST,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
     return {**os.environ, **own}
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from terarec.errors import ClusterError, StorageError
-from terarec.etl.spark.session import check_master
+from terarec.errors import ClusterError, MissingDependencyError, StorageError
+from terarec.etl.spark.session import check_master, check_spark
 
 
-def test_a_master_that_does_not_answer_is_told_in_one_line() -> None:
+def test_a_master_that_does_not_answer_is_told_spark_errors() -> None:
     with pytest.raises(ClusterError, match=r"spark_master: got 'spark://127.0.0.1:1', where no master answers \(127."):
         check_master("spark://127.0.0.1:1")
 
@@ -39,8 +41,43 @@ def test_what_spark_tells_becomes_one_line(told: str, error: type[Exception], li
     pytest.importorskip("pyspark", reason="PySpark is not installed")
     from pyspark.errors import PySparkException
 
-    from terarec.etl.spark.failures import in_one_line
+    from terarec.etl.spark.errors import spark_errors
 
-    with pytest.raises(error, match=line) as caught, in_one_line():
+    with pytest.raises(error, match=line) as caught, spark_errors():
         raise PySparkException(told)
     assert "\n" not in str(caught.value)
+
+
+def test_errors_of_executors_keep_their_class() -> None:
+    pytest.importorskip("pyspark", reason="PySpark is not installed")
+    from pyspark.errors import PySparkException
+
+    from terarec.etl.spark.errors import executor_errors, spark_errors
+
+    with pytest.raises(RuntimeError) as told, executor_errors():
+        raise StorageError("disk: full, expected room")
+    with pytest.raises(StorageError, match="disk: full, expected room"), spark_errors():
+        raise PySparkException(f"Traceback:\n  File x\nRuntimeError: {told.value}\n\tat a.B")
+
+
+def test_executors_without_terarec_are_named() -> None:
+    pytest.importorskip("pyspark", reason="PySpark is not installed")
+    from pyspark.errors import PySparkException
+
+    from terarec.etl.spark.errors import spark_errors
+
+    with pytest.raises(ClusterError, match="executors cannot import terarec"), spark_errors():
+        raise PySparkException("Job aborted\nModuleNotFoundError: No module named 'terarec'\n\tat a.B")
+
+
+def test_a_missing_java_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("pyspark", reason="PySpark is not installed")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(MissingDependencyError, match=r"needs Java 17 or later, found .*/bin/java, which does not run"):
+        check_spark()
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
+    java.chmod(0o755)
+    with pytest.raises(MissingDependencyError, match="needs Java 17 or later, found Java 11 at"):
+        check_spark()

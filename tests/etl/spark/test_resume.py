@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("spark")
 
 OPTIONS = PrepareOptions(shuffle=True, storage="norm", rows_per_shard=100)
 WORKFLOW = fixed_width("user", "item", "seen")
-PHASES = ["rows", "fit 1", "fit 2", "write"]
+PHASES = ["count", "group", "fit 1", "fit 2", "write"]
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -58,17 +58,17 @@ def test_an_interrupted_run_is_gone_on_with(tmp_path: Path) -> None:
                 prepare(WORKFLOW, log, tmp_path / "out", OPTIONS)
             raise KeyboardInterrupt
 
-    with pytest.raises(RunInterruptedError, match=r"keeps the phases rows, fit 1, fit 2; the same call goes on"):
+    with pytest.raises(RunInterruptedError, match="keeps the phases count, group, fit 1, fit 2; "):
         spark_engine.prepare(WORKFLOW, log, tmp_path / "out", on_spark(OPTIONS), interrupt)
     assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, match=r"with other options, .*restart=True"):
         spark_engine.prepare(WORKFLOW, log, tmp_path / "out", on_spark(PrepareOptions(seed=1)))
-    assert resumed(log, tmp_path / "out") == PHASES[:3]
+    assert resumed(log, tmp_path / "out") == PHASES[:4]
     assert not (tmp_path / "out.partial").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", ["rows", "write"])
+@pytest.mark.parametrize("phase", ["fit 1", "write"])
 def test_a_killed_run_is_gone_on_with(tmp_path: Path, phase: str) -> None:
     log = shop_files(tmp_path / "raw")
     ended = subprocess.run([sys.executable, "-c", KILLED, phase, tmp_path / "out", *log], check=False)

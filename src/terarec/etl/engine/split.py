@@ -148,18 +148,23 @@ def counted_bounds(split: SplitByFiles | SplitByFraction, passes: Passes, counts
         FormatError: The same, and bad input at the beginning is the likely reason (policy "raise").
     """
     try:
-        return _row_bounds(split, counts, passes.item_bits)
+        return row_bounds(split, counts, passes.item_bits)
     except FieldError:
         passes.read_first()
         raise
 
 
-def _row_bounds(split: SplitByFiles | SplitByFraction, counts: Sequence[int], item_bits: int) -> RowBounds:
+def row_bounds(split: SplitByFiles | SplitByFraction, counts: Sequence[int], item_bits: int) -> RowBounds:
+    """Return the bounds of the rows of files that hold so many.
+
+    Raises:
+        ConfigError: No row would be left for training.
+    """
     if isinstance(split, SplitByFiles):
         return _file_bounds(split, counts, item_bits)
     total = sum(counts)
     valid, test = share_counts(total, split.valid, split.test)
-    _check_training(total - valid - test, total)
+    check_shares(total - valid - test, total)
     return _shifted(total - valid - test, total - test, total, item_bits)
 
 
@@ -174,7 +179,7 @@ def _file_bounds(split: SplitByFiles, counts: Sequence[int], item_bits: int) -> 
     first_test = len(counts) - split.test
     others = sum(counts[: first_test - split.valid])
     training = others - share_counts(others, split.valid_fraction, 0.0)[0]
-    _check_training(training, others)
+    check_shares(training, others)
     return _shifted(training, sum(counts[:first_test]), sum(counts), item_bits)
 
 
@@ -192,14 +197,15 @@ def _time_bounds(split: SplitByTime, passes: Passes, preprocess: Callable[[ReadR
                 times.add(values)
         valid, test = share_counts(times.count, split.valid, split.test)
         training = times.count - valid - test
-        _check_training(training, times.count)
+        check_shares(training, times.count)
         return TimeBounds(
             valid_after=times.at(training - 1),
             test_after=times.at(training + valid - 1) if test else math.inf,
         )
 
 
-def _check_training(training: int, total: int) -> None:
+def check_shares(training: int, total: int) -> None:
+    """Raise `ConfigError` if none of `total` rows is left for training."""
     if training < 1:
         raise FieldError("", "split", f"leaves {max(training, 0)} of {total} rows for training, expected at least one")
 

@@ -64,6 +64,43 @@ class Statistic(Protocol):
         ...
 
 
+@runtime_checkable
+class MergeableStatistic(Statistic, Protocol):
+    """A statistic with small states, which a cluster merges in a tree, in any order."""
+
+    def partial(self) -> Any:
+        """Return what was merged so far as one partial state, for `merge` of another statistic."""
+        ...
+
+
+@runtime_checkable
+class KeyedStatistic(Statistic, Protocol):
+    """A statistic whose state has a row for each value: a cluster shuffles partial states by value.
+
+    Attributes:
+        in_order: Whether rows must be merged in the order of the blocks. Otherwise `observe` gathers what `split`
+            returns, once for many blocks.
+    """
+
+    in_order: bool
+
+    def split(self, partial: Any) -> tuple[Mapping[str, pa.Table], Any]:
+        """Return tables by name, whose first column "value" they are shuffled by, and the rest of a partial state."""
+        ...
+
+    def merge_rest(self, rest: Any) -> None:
+        """Add the rest of a partial state. Every process gets all of them, in order, before any rows."""
+        ...
+
+    def merge_rows(self, rows: Mapping[str, pa.Table]) -> None:
+        """Add rows of `split`, or of `reduced`."""
+        ...
+
+    def reduced(self, name: str) -> pa.Table:
+        """Return the merged rows of table `name`, which hold all rows of their values; they are gone afterwards."""
+        ...
+
+
 class Operator(OperatorSpec):
     """Base of all operators: frozen, keyword-only dataclasses that `terarec.spec.register` names.
 

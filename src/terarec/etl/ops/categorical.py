@@ -213,6 +213,24 @@ class VocabularyStatistic:
     def merge(self, partial: None) -> None:
         """Do nothing: `observe` counts, in any order of the blocks."""
 
+    in_order = False
+
+    def split(self, partial: None) -> tuple[Mapping[str, pa.Table], None]:
+        """Return the counts so far, which are gone afterwards."""
+        return {name: self._counts.drain(name) for name in self._kinds}, None
+
+    def merge_rest(self, rest: None) -> None:
+        """Do nothing: there is no rest."""
+
+    def merge_rows(self, rows: Mapping[str, pa.Table]) -> None:
+        """Add counts."""
+        for name, counted in rows.items():
+            self._counts.add_counts(name, counted)
+
+    def reduced(self, name: str) -> pa.Table:
+        """Return the counts of those values that may be kept."""
+        return self._counts.kept(name, self._op.min_count, self._op.max_size, None)
+
     def finish(self) -> Vocabularies:
         """Return the vocabularies.
 
@@ -543,10 +561,14 @@ class DistinctStatistic:
         short = [name for name, seen in self._seen.items() if len(seen) < enough]
         return {name: to_arrow(as_values(block.columns[name])).drop_null().unique().slice(0, enough) for name in short}
 
-    def merge(self, partial: Mapping[str, pa.Array]) -> None:
-        """Add the partial state of a block."""
+    def merge(self, partial: Mapping[str, pa.Array | Sequence[object]]) -> None:
+        """Add the partial state of a block, or of another statistic."""
         for name, values in partial.items():
-            self._seen[name].update(values.to_pylist())
+            self._seen[name].update(values.to_pylist() if isinstance(values, pa.Array) else values)
+
+    def partial(self) -> Mapping[str, Sequence[object]]:
+        """Return the values so far."""
+        return {name: list(seen) for name, seen in self._seen.items()}
 
     def finish(self) -> DistinctCounts:
         """Return the columns that are dropped."""

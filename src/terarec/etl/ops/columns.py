@@ -116,7 +116,7 @@ class LambdaOp(ColumnsOperator):
         outputs: Columns that the function returns.
         function: "package.module:name".
         output_type: Type of all outputs.
-        spark_function: "package.module:name" of the same on Spark's columns; without it Spark cannot run the workflow.
+        spark_function: "package.module:name" for Spark in older workflows; it has no effect, as Spark calls `function`.
         record_function: "package.module:name" of the same on one row's Python values, None for a missing one and hex32
             as int; it gives a value, or a tuple for several outputs. It spares a served record Arrow's arrays.
     """

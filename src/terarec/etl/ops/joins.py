@@ -178,6 +178,12 @@ _AGGREGATES: dict[str, Aggregate] = {
 _Partial: TypeAlias = tuple[Mapping[str, pa.Array], Mapping[str, NDArray[np.float64]]]
 
 
+def _first_numbers(values: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
+    """Return the first number of each column that has one."""
+    present = {name: np.flatnonzero(~np.isnan(x)) for name, x in values.items()}
+    return {name: float(values[name][found[0]]) for name, found in present.items() if len(found)}
+
+
 class GroupbyStatistic:
     """Sums the values of a `JoinGroupby` by group.
 
@@ -213,17 +219,47 @@ class GroupbyStatistic:
     def merge(self, partial: _Partial) -> None:
         """Add the partial state of a block."""
         groups, values = partial
-        summed: dict[str, pa.Array] = {}
-        for number, (name, x) in enumerate(values.items()):
-            present = ~np.isnan(x)
-            if name not in self._origins and present.any():
-                self._origins[name] = float(x[np.argmax(present)])
-            gap = x - self._origins.get(name, 0.0)
-            parts = {"present": present.astype(np.int64), "sum": x, "gap": gap, "square": gap * gap, "min": x, "max": x}
-            summed.update({f"{part}{number}": pa.array(array, from_pandas=True) for part, array in parts.items()})
+        self.merge_rest(_first_numbers(values))
+        summed = self._summands(list(values.values()))
         for name, group in groups.items():
             counts = pa.array(np.ones(len(group), dtype=np.int64))
             self._sums[name].add(pa.table({"value": group, "count": counts, **summed}))
+
+    in_order = True
+
+    def split(self, partial: _Partial) -> tuple[Mapping[str, pa.Table], Mapping[str, float]]:
+        """Return the numbers by group, and the first number of each column."""
+        groups, values = partial
+        numbers = {f"number{place}": pa.array(x) for place, x in enumerate(values.values())}
+        rows = {name: pa.table({"value": group, **numbers}) for name, group in groups.items()}
+        return rows, _first_numbers(values)
+
+    def merge_rest(self, rest: Mapping[str, float]) -> None:
+        """Take first numbers as the origins of columns that have none yet."""
+        self._origins = {**rest, **self._origins}
+
+    def merge_rows(self, rows: Mapping[str, pa.Table]) -> None:
+        """Add numbers by group, or the sums of groups."""
+        for name, table in rows.items():
+            if "count" not in table.column_names:
+                numbers = [table.column(f"number{place}").to_numpy() for place in range(len(self._op.values))]
+                counts = pa.array(np.ones(table.num_rows, dtype=np.int64))
+                table = pa.table({"value": table.column("value"), "count": counts, **self._summands(numbers)})
+            self._sums[name].add(table)
+
+    def reduced(self, name: str) -> pa.Table:
+        """Return the sums of the groups of column `name`."""
+        return self._sums[name].sums()
+
+    def _summands(self, values: Sequence[NDArray[np.float64]]) -> dict[str, pa.Array]:
+        """Return the columns that are summed, made of the numbers of each column."""
+        summed: dict[str, pa.Array] = {}
+        for place, (name, x) in enumerate(zip(self._op.values, values, strict=True)):
+            present = ~np.isnan(x)
+            gap = x - self._origins.get(name, 0.0)
+            parts = {"present": present.astype(np.int64), "sum": x, "gap": gap, "square": gap * gap, "min": x, "max": x}
+            summed.update({f"{part}{place}": pa.array(array, from_pandas=True) for part, array in parts.items()})
+        return summed
 
     def finish(self) -> JoinedGroups:
         """Return the statistics of each group.

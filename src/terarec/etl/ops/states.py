@@ -196,6 +196,10 @@ class SummedStatistic(Generic[SummandT]):
         for name, summand in partial.items():
             self._sums[name] = self._sums[name] + summand
 
+    def partial(self) -> Mapping[str, SummandT]:
+        """Return the sums so far."""
+        return dict(self._sums)
+
     def finish(self) -> FittedNumbers:
         """Return the parameters."""
         return FittedNumbers(self._kind, {name: self._figures(total) for name, total in self._sums.items()})
@@ -218,6 +222,10 @@ class SampleStatistic:
         """Add the samples of a block."""
         for name, sample in partial.items():
             self._samples[name].add(sample)
+
+    def partial(self) -> Mapping[str, NumberSample]:
+        """Return the samples so far."""
+        return {name: growing.sample() for name, growing in self._samples.items()}
 
     def finish(self) -> FittedNumbers:
         """Return the parameters."""

@@ -240,11 +240,29 @@ class TargetStatistic:
     def merge(self, partial: _Partial) -> None:
         """Add the partial state of a block."""
         rows, totals = partial
-        for name, table in rows.items():
-            self._sums[name].add(table)
-        for fold, (count, total) in enumerate(totals):
+        self.merge_rows(rows)
+        self.merge_rest(totals)
+
+    in_order = True
+
+    def split(self, partial: _Partial) -> _Partial:
+        """Return the rows by value, and what the target adds up to in each fold."""
+        return partial
+
+    def merge_rest(self, rest: list[tuple[int, Fraction]]) -> None:
+        """Add what the target adds up to in each fold."""
+        for fold, (count, total) in enumerate(rest):
             self._counts[fold] += count
             self._totals[fold] += total
+
+    def merge_rows(self, rows: Mapping[str, pa.Table]) -> None:
+        """Add rows by value, or the sums of values."""
+        for name, table in rows.items():
+            self._sums[name].add(table)
+
+    def reduced(self, name: str) -> pa.Table:
+        """Return the sums of the values of column `name`."""
+        return self._sums[name].sums()
 
     def finish(self) -> TargetEncodings:
         """Return the encodings.

@@ -172,4 +172,10 @@ def open_source(
     """
     if policy not in BAD_INPUT_POLICIES:
         raise ConfigError(f"policy: got {policy!r}, expected one of {', '.join(map(repr, BAD_INPUT_POLICIES))}")
-    return Source(find_files(paths), _READERS[spec.format](spec), policy, threads or available_threads())
+    return Source(find_files(paths), reader_of(spec), policy, threads or available_threads())
+
+
+def reader_of(spec: SourceSpec) -> FormatReader:
+    """Return the reader of the format of `spec`."""
+    reader: FormatReader = _READERS[spec.format](spec)
+    return reader

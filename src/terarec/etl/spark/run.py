@@ -1,63 +1,56 @@
-"""One preparation on Spark: rows with ids to a file, states phase by phase, then the data set."""
+"""One preparation on Spark, phase by phase: count the sources, split them, fit steps, write the data set."""
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 from uuid import uuid4
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession
 
-from terarec.errors import FormatError
-from terarec.etl.columns import SPLIT_NAMES, TRAIN
+from terarec.errors import TerarecError
+from terarec.etl.columns import SPLIT_NAMES
 from terarec.etl.engine.fitting import StateStore, fit_table
 from terarec.etl.engine.preparation import WORK, WORKFLOW, Phases, Result
-from terarec.etl.ops import SpillOptions, State, Statistic
+from terarec.etl.engine.split import Bounds, RowBounds, bounds_from_data, bounds_to_data, needs_bounds, row_bounds
+from terarec.etl.engine.write import SHOWN, no_positives
+from terarec.etl.ops import SpillOptions, State
 from terarec.etl.source import Source
-from terarec.etl.spark.bad_input import bad_input
-from terarec.etl.spark.expressions import ROW, SPLIT, column
-from terarec.etl.spark.failures import in_one_line
-from terarec.etl.spark.judging import Judge
-from terarec.etl.spark.learning import learn
-from terarec.etl.spark.reading import read_rows
-from terarec.etl.spark.results import check_positives, result_columns
-from terarec.etl.spark.shards import RowOrder
-from terarec.etl.spark.splits import split_column
-from terarec.etl.spark.steps.run import run_step
-from terarec.etl.spark.steps.step import Step
-from terarec.etl.spark.storing import store
-from terarec.etl.spark.tables import Tables
-from terarec.etl.spark.watch import JobWatch
-from terarec.etl.workflow import Pass, Workflow, source_types
-from terarec.etl.workflow.plan import results_read
-from terarec.etl.workflow.transform import metadata_name
-from terarec.io import is_remote
-from terarec.spec import DatasetSpec, PrepareOptions
+from terarec.etl.source.arrow_files import ParquetReader
+from terarec.etl.source.source import reader_of
+from terarec.etl.spark.errors import spark_errors
+from terarec.etl.spark.fit import FitPhase, fit_steps, time_bounds
+from terarec.etl.spark.grouped import run_grouped
+from terarec.etl.spark.progress import JobWatch
+from terarec.etl.spark.read import Counted, Piece, Range, count_range, cut_parquet, cut_text
+from terarec.etl.spark.tasks import Fault, Job, PieceReport, Row, item_bits, map_items, raise_first
+from terarec.etl.spark.write import store, write_shards, written_result
+from terarec.etl.workflow import Workflow, source_types
+from terarec.spec import DatasetSpec, PrepareOptions, SplitByFiles, SplitByFraction, SplitByTime
 
-Learnt: TypeAlias = tuple[Mapping[int, State], Result]
-"""What steps learnt, and what their phase has to tell the journal."""
-
-_WRITING_PASSES = 3
-"""Of the last phase: counting rows, encoding them, and sorting each shard."""
+_WRITING_PASSES = 2
+"""Passes of the last phase over all rows: encoding them, and writing shards."""
+_GROUP_BYTES = 1 << 28
+"""About so much text belongs to the groups that one task holds."""
 
 
 class SparkRun:
     """The phases of one preparation on a Spark cluster; see `EngineRun`.
 
     Args:
-        spark: the session.
-        workflow: what to do.
-        source: the rows.
-        options: how.
-        phases: knows what is done.
-        directory: that becomes the data set; every executor sees it.
+        spark: The session.
+        workflow: Steps.
+        source: The rows.
+        options: Settings.
+        phases: Knows what is done.
+        directory: Directory that becomes the data set; every executor sees it.
 
     Attributes:
-        spilled: nothing, as Spark does not tell.
+        spilled: Empty, as Spark does not tell.
     """
 
     def __init__(
@@ -69,33 +62,39 @@ class SparkRun:
         phases: Phases,
         directory: Path,
     ) -> None:
-        workflow.save(directory / WORKFLOW)  # states that phases learn are added to it
+        self._directory = directory.resolve()
+        workflow.save(self._directory / WORKFLOW)  # states that phases fit are added to it
         self.spilled: list[str] = []
-        self._spark = spark
+        self._context = spark.sparkContext
+        self._piece_bytes = int(str(spark.conf.get("spark.sql.files.maxPartitionBytes")).removesuffix("b"))
         self._workflow = workflow
         self._source = source
         self._options = options
         self._phases = phases
-        self._directory = directory
-        self._work = directory / WORK
         self._plan = workflow.plan
-        self._kept = StateStore(self._plan, directory / WORKFLOW)
-        self._states: dict[int, State] = dict(workflow.states)
-        self._tables = Tables(spark, self._work / "tables")
-        self._head = max((*self._plan.row_steps, *self._plan.grouped_steps), default=-1) + 1
+        self._work = self._directory / WORK
         self._work.mkdir(exist_ok=True)
-        self._watch = JobWatch(spark.sparkContext, phases.meter, source.num_bytes)
+        self._store = StateStore(self._plan, self._directory / WORKFLOW)
+        self._states: dict[int, State] = dict(workflow.states)
+        self._watch = JobWatch(self._context, phases.meter, source.num_bytes)
         phases.meter.total_bytes = source.num_bytes * self._num_passes()
 
     def fit(self) -> Workflow:
         """See `EngineRun`."""
         for step in self._plan.table_steps:
-            self._learn(f"table {step}", [step], partial(self._learn_table, step), 0)
-        self._read = self._phase("rows", self._write_rows, self._reading_passes)
-        self._watch.num_rows = sum(self._read["file_rows"])
-        for number, phase in enumerate(self._plan.fit_phases):
-            look = partial(self._learn_rows, self._plan.fit_pass(number), phase)
-            self._learn(f"fit {number + 1}", phase, look, len(phase))
+            self._fit(f"table {step}", [step], partial(self._fit_on_table, step), 0)
+        counted = self._phase("count", self._count, 1)
+        self._pieces = [
+            Piece(**{**piece, "names": piece["names"] and tuple(piece["names"])}) for piece in counted["pieces"]
+        ]
+        self._watch.num_rows = sum(piece.num_rows for piece in self._pieces)
+        self._bounds = self._find_bounds()
+        self._grouped: Path | None = None
+        if self._plan.grouped_steps:
+            grouped = self._phase("group", self._group, 2)
+            self._grouped = self._work / grouped["directory"]
+        for number, steps in enumerate(self._plan.fit_phases):
+            self._fit(f"fit {number + 1}", steps, partial(self._fit_on_rows, number), 1)
         return Workflow.of(self._plan.spec, self._states)
 
     def write(self, spec: DatasetSpec, fitted: Workflow, location: Path) -> Result:
@@ -105,15 +104,12 @@ class SparkRun:
         def write() -> Result:
             for split in SPLIT_NAMES:  # of a run that was killed in this phase
                 shutil.rmtree(self._directory / split, ignore_errors=True)
-            frame = self._steps(self._rows, [step for step in self._plan.transform_pass().steps if step >= self._head])
-            if not self._workflow.states:
-                check_positives(frame.where(F.col(SPLIT) == TRAIN), self._plan)
-            encoded = frame.select(ROW, SPLIT, *result_columns(self._plan, spec))
-            seed = self._options.seed if self._options.shuffle else None
-            order = RowOrder(self._options.rows_per_shard, seed)
-            ordered = order.write(encoded, self._rows.select(ROW, SPLIT), spec, self._fresh("shards"))
-            store(ordered, spec, self._directory, location, self._options)
-            return {"rows": dict(ordered.rows), "missing": self._read["missing"], "bad_input": self._read["bad_input"]}
+            is_direct = self._options.storage in ("parquet", "raw")
+            shards = self._directory if is_direct else self._fresh("shards")
+            written, reports = write_shards(self._context, self._job(), spec, self._pieces, shards, self._options)
+            self._check_positives(reports)
+            store(written, spec, shards, self._directory, location, self._options)
+            return written_result(reports, written)
 
         return self._phase("write", write, _WRITING_PASSES)
 
@@ -122,108 +118,117 @@ class SparkRun:
         # The last tasks of a run that was killed may still write here.
         shutil.rmtree(self._work, ignore_errors=True)
 
-    @cached_property
-    def _rows(self) -> DataFrame:
-        """What the phase "rows" wrote, in this run or in an interrupted one, with the split of each row."""
-        rows = self._spark.read.parquet(str(self._work / self._read["directory"]))
-        return rows.withColumn(SPLIT, split_column(self._plan.spec, rows, self._read["file_rows"]))
+    def _job(self) -> Job:
+        return Job(
+            spec=self._plan.spec,
+            files=self._source.files,
+            policy=self._options.bad_input,
+            directory=self._directory / WORKFLOW,
+            fitted=tuple(sorted(self._states)),
+            bounds=self._bounds,
+            grouped=self._grouped,
+        )
 
-    def _write_rows(self) -> Result:
-        """Write rows after row steps and grouped steps to files, so that ids and groups are computed once."""
-        paths = [file.path if is_remote(file.path) else str(Path(file.path).resolve()) for file in self._source.files]
-        typed = read_rows(self._spark, self._plan.spec.source, paths, self._options.bad_input)
-        self._watch.num_rows = sum(typed.file_rows)
-        judge = Judge(self._plan, paths, self._step, partial(run_step, tables=self._tables))
-        metadata = {metadata_name(index): column(name) for index, name in enumerate(self._plan.spec.metadata)}
-        frame = judge.enter(typed.frame.withColumns(metadata) if metadata else typed.frame)
-        frame = self._steps(frame, range(len(self._plan.row_steps), self._head))
-        wanted = [*(name for name in self._columns_read() if name in frame.columns), *metadata]
-        directory = self._fresh("rows")
-        frame.select(ROW, *map(column, wanted)).write.parquet(str(directory))
-        for refused in judge.refused:
-            refused.are_counted_twice = typed.faults.are_counted_twice
-        return {
-            "directory": directory.name,
-            "file_rows": list(typed.file_rows),
-            "missing": typed.missing(),
-            "bad_input": bad_input(self._options.bad_input, [typed.faults, *judge.refused]),
-        }
+    def _count(self) -> Result:
+        """Cut the files into pieces and count their rows."""
+        spec, files = self._plan.spec.source, self._source.files
+        reader = reader_of(spec)
+        if isinstance(reader, ParquetReader):
+            pieces = cut_parquet(files, reader, self._piece_bytes)
+        else:
 
-    def _columns_read(self) -> list[str]:
-        """Columns that stand after the first steps and that something later reads."""
-        later = {name for code in self._plan.operators[self._head :] for name in code.reads}
-        split = getattr(self._plan.spec.split, "column", None)
-        needed = later | set(results_read(self._plan.spec)) | ({split} if split else set())
-        return [name for name in self._plan.types[self._head] if name in needed]
+            def count(ranges: Sequence[Range]) -> Sequence[Counted]:
+                function = partial(_count_range, spec, files, self._piece_bytes)
+                results = [result for *_, result in map_items(self._context, ranges, function).collect()]
+                raise_first(PieceReport(fault=result) for result in results if isinstance(result, Fault))
+                return results
+
+            pieces = cut_text(files, spec, self._piece_bytes, count)
+        return {"pieces": [dataclasses.asdict(piece) for piece in pieces]}
+
+    def _find_bounds(self) -> Bounds | None:
+        split = self._plan.spec.split
+        if split is None or not needs_bounds(split):
+            return None
+        if isinstance(split, SplitByTime):
+
+            def count() -> Result:
+                self._bounds = self._grouped = None
+                return bounds_to_data(time_bounds(self._context, self._job(), self._pieces, split))
+
+            return bounds_from_data(self._phase("split", count, 1))
+        assert isinstance(split, SplitByFiles | SplitByFraction)
+        counts = [0] * len(self._source.files)
+        for piece in self._pieces:
+            counts[piece.file] += piece.num_rows
+        return row_bounds(split, counts, item_bits(self._plan))
+
+    def _group(self) -> Result:
+        directory = self._fresh("group")
+        parts = max(-(-self._source.text_bytes // _GROUP_BYTES), 2 * self._context.defaultParallelism)
+        run_grouped(self._context, self._job(), self._pieces, parts, directory)
+        return {"directory": directory.name}
 
     def _fresh(self, name: str) -> Path:
-        """A path for a directory that no task of a killed run knows, which may be alive for a while."""
+        """Return a path for a directory that no task of a killed run, which may still run for a while, knows."""
         for old in self._work.glob(f"{name}-*"):
             shutil.rmtree(old, ignore_errors=True)
         return self._work / f"{name}-{uuid4().hex}"
 
-    @property
-    def _reading_passes(self) -> int:
-        """Counting lines, parsing them, and a shuffle for each grouped step."""
-        return 2 + len(self._plan.grouped_steps)
-
     def _num_passes(self) -> int:
-        """About how often all rows are gone through."""
-        fits = [step for phase in self._plan.fit_phases for step in phase if step not in self._states]
-        return self._reading_passes + len(fits) + _WRITING_PASSES
+        """Return about how often all rows are gone through."""
+        plan, split = self._plan, self._plan.spec.split
+        fits = sum(not all(step in self._states for step in phase) for phase in plan.fit_phases)
+        by_time = isinstance(split, SplitByTime) and needs_bounds(split)
+        return 1 + by_time + 2 * bool(plan.grouped_steps) + fits + _WRITING_PASSES
 
     def _phase(self, name: str, work: Callable[[], Result], passes: int) -> Result:
-        """The result of phase `name`, which goes through all rows about so many times."""
+        """Return the result of phase `name`, which goes through all rows about so many times."""
 
         def watched() -> Result:
-            with in_one_line(), self._watch.phase(name, passes):
+            with spark_errors(), self._watch.phase(name, passes):
                 return work()
 
         return self._phases.run(name, watched, passes * self._source.num_bytes)
 
-    def _learn(self, name: str, steps: Sequence[int], look: Callable[[], Learnt], passes: int) -> None:
-        """Fit `steps`, unless they are, in a phase of this `name`."""
-        if all(step in self._states for step in steps):
-            return
+    def _fit(self, name: str, steps: Sequence[int], work: Callable[[], Result], passes: int) -> None:
+        """Fit `steps`, unless they are fitted, in a phase of this `name`."""
+        if not all(step in self._states for step in steps):
+            self._phase(name, work, passes)
+            self._states.update({step: self._store.state(step) for step in steps})
 
-        def work() -> Result:
-            learnt, result = look()
-            self._kept.save(learnt)
-            return result
+    def _fit_on_rows(self, number: int) -> Result:
+        plan, bounds = self._plan, self._bounds
+        until_row = bounds.valid_from if isinstance(bounds, RowBounds) else None
+        phase = FitPhase(steps=plan.fit_phases[number], work=plan.fit_pass(number), until_row=until_row)
+        self._store.save(fit_steps(self._context, self._job(), self._pieces, phase))
+        return {}
 
-        self._phase(name, work, passes)
-        self._states.update({step: self._kept.state(step) for step in steps})
-
-    def _learn_rows(self, work: Pass, waiting: Sequence[int]) -> Learnt:
-        """What the steps `waiting` learn, each from the training rows as they stand before it."""
-        frame = self._rows.where(F.col(SPLIT) == TRAIN)
-        if frame.isEmpty():
-            raise FormatError("the sources hold no row for training, expected at least one")
-        memory = SpillOptions(directory=self._work)
-        learnt: dict[int, State] = {}
-        for index in sorted({*work.steps, *waiting}):
-            if index in waiting:
-                learnt[index] = learn(frame, self._step(index), memory)
-            if index in work.steps and index >= self._head:
-                frame = run_step(frame, self._step(index), self._tables)
-        return learnt, {}
-
-    def _learn_table(self, index: int) -> Learnt:
-        """Side tables are small: the driver reads them as the local engine does."""
-        code = self._plan.operators[index]
+    def _fit_on_table(self, step: int) -> Result:
+        """Fit a step on its side table, which is small: the driver reads it as the local engine does."""
+        code = self._plan.operators[step]
         assert code.side_table is not None
         types = source_types(self._plan.spec.tables[code.side_table])
-        statistic: Statistic = code.statistic(types, SpillOptions(directory=self._work))
+        statistic = code.statistic(types, SpillOptions(directory=self._work))
         result = fit_table(self._workflow, code.side_table, self._options, statistic)
-        return {index: statistic.finish()}, result
+        self._store.save({step: statistic.finish()})
+        return result
 
-    def _steps(self, frame: DataFrame, steps: Sequence[int] | range) -> DataFrame:
-        for step in steps:
-            frame = run_step(frame, self._step(step), self._tables)
-        return frame
+    def _check_positives(self, reports: Sequence[PieceReport]) -> None:
+        """Raise where a label that is made of certain values has no such row for training."""
+        if self._workflow.states:
+            return
+        found = set[int]().union(*(report.positives for report in reports))
+        for place, label in enumerate(self._plan.spec.labels):
+            if label.positives and place not in found:
+                values = dict.fromkeys(value for report in reports for value in report.values.get(place, ()))
+                raise no_positives(label, list(values)[: SHOWN + 1])
 
-    def _step(self, index: int) -> Step:
-        plan = self._plan
-        is_judged = index in plan.row_steps or index in plan.validation.steps
-        state, made = self._states.get(index), plan.types[index + 1]
-        return Step(index, plan.operators[index], plan.types[index], state, made, is_judged)
+
+def _count_range(spec: Any, files: Sequence[Any], piece_bytes: int, number: int, found: Range) -> Sequence[Row]:
+    """Yield what a range holds, or the error that ended counting."""
+    try:
+        result: Any = count_range(reader_of(spec), spec, files[found.file], found, piece_bytes)
+    except TerarecError as error:
+        result = Fault(number, type(error).__name__, str(error))
+    return [(0, number, result)]

@@ -6,6 +6,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,16 +25,6 @@ _DEFAULT_MASTER = "local[*]"
 _STANDALONE = "spark://"
 _PATIENCE = 10.0
 """Seconds for a master to answer."""
-_SETTINGS = {
-    # Results do not depend on the cluster's defaults.
-    "spark.sql.ansi.enabled": "false",
-    "spark.sql.caseSensitive": "true",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.files.ignoreCorruptFiles": "false",
-    "spark.sql.files.ignoreMissingFiles": "false",
-    "spark.sql.parquet.compression.codec": "snappy",
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-}
 
 
 def check_spark() -> None:
@@ -75,8 +66,10 @@ def spark_session(master: str | None, settings: Mapping[str, str]) -> Iterator[S
     running = SparkSession.getActiveSession()
     base = running or _application(master, settings)
     session = base.newSession()  # the running application keeps its own settings
+    if str(base.sparkContext.master).startswith("local"):
+        base.sparkContext.pythonExec = sys.executable  # Spark would take the first python3 on PATH
     try:
-        for name, value in {**settings, **_SETTINGS}.items():
+        for name, value in settings.items():
             if session.conf.isModifiable(name):
                 session.conf.set(name, value)
         yield session

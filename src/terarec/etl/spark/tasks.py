@@ -1,0 +1,274 @@
+"""What tasks on executors share: the job, its opened form, and stages that pass opaque parts to each other.
+
+Tasks pass rows of a key, a place to sort by, and a part: encoded rows or partial states, megabytes each, which Spark
+moves, keeps and repeats without looking into them. So they are RDDs: `mapInArrow` would do the same with columns, but
+wants pandas in every Python for it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyspark import RDD, SparkContext, TaskContext
+
+from terarec.errors import TerarecError
+from terarec.etl.columns import Block, Column
+from terarec.etl.engine.fitting import StateStore
+from terarec.etl.engine.grouped import from_table
+from terarec.etl.engine.passes import InvalidRowHandler, Pipeline, ReadRows
+from terarec.etl.engine.preparation import WORK
+from terarec.etl.engine.split import Bounds, assign
+from terarec.etl.ops.lists import ITEM_BITS
+from terarec.etl.source import FAULTS_SHOWN, InputFault, Source, SourceFile
+from terarec.etl.source.source import reader_of
+from terarec.etl.spark.errors import executor_errors, raise_error
+from terarec.etl.spark.read import Piece, read_piece
+from terarec.etl.workflow import Plan, Workflow
+from terarec.spec import BadInputPolicy, WorkflowSpec
+
+Row: TypeAlias = tuple[Any, ...]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What executors must know of a run; small, as every task gets it.
+
+    Attributes:
+        spec: The workflow.
+        files: The sources.
+        policy: Handling of bad input.
+        directory: The saved workflow, with the states of the steps in `fitted`.
+        fitted: Positions of the steps that are fitted by now.
+        bounds: Where rows are split, if they must be counted for that.
+        grouped: Directory of the outputs of the grouped steps, if there are any.
+        key: Names the job among all others.
+    """
+
+    spec: WorkflowSpec
+    files: tuple[SourceFile, ...]
+    policy: BadInputPolicy
+    directory: Path
+    fitted: tuple[int, ...] = ()
+    bounds: Bounds | None = None
+    grouped: Path | None = None
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+class Fault(NamedTuple):
+    """The error that ended a piece: row id where its block begins, class and message."""
+
+    row: int
+    kind: str
+    message: str
+
+
+@dataclass(slots=True)
+class PieceReport:
+    """What is known of a piece once a task has gone through it.
+
+    Attributes:
+        fault: Error that ended it.
+        bad_input: Kind of fault -> how often it occurred.
+        first: The first faults.
+        rows: Rows of each split.
+        missing: Column of the source -> missing and all values.
+        positives: Positions of the labels that have a positive row for training.
+        values: Position of a label -> the first different values of its column for training, where none is positive.
+    """
+
+    fault: Fault | None = None
+    bad_input: dict[str, int] = field(default_factory=dict)
+    first: tuple[InputFault, ...] = ()
+    rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(3, dtype=np.int64))
+    missing: dict[str, tuple[int, int]] = field(default_factory=dict)
+    positives: set[int] = field(default_factory=set)
+    values: dict[int, list[str]] = field(default_factory=dict)
+
+
+class OpenJob:
+    """A job on an executor: its plan, the states that are fitted, and the readers of its files.
+
+    Args:
+        job: The job.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.plan: Plan = Workflow.of(job.spec).plan
+        store = StateStore(self.plan, job.directory)
+        states = {step: store.state(step) for step in job.fitted}
+        self.workflow = Workflow.of(job.spec, states)
+        self.pipeline = Pipeline(self.plan, states, assign(job.spec.split, job.bounds))
+        self.item_bits = item_bits(self.plan)
+        self.reader = reader_of(job.spec.source)
+
+    def map(
+        self, piece: Piece, report: PieceReport, function: Callable[[ReadRows], T], until_row: int | None = None
+    ) -> Iterator[T]:
+        """Yield `function` of the rows of a piece, block by block; an error ends the piece and goes to `report`.
+
+        Args:
+            piece: The piece.
+            report: Filled in with bad input, and the error.
+            function: Takes the rows of a block.
+            until_row: Row id at or behind which no further block begins.
+        """
+        source = Source(self.job.files, self.reader, self.job.policy, 1)
+        joined = self._joined(piece)
+        row = piece.first_row
+        try:
+            for raw in read_piece(self.reader, self.job.spec.source, self.job.files, piece):
+                row = raw.first_row
+                if until_row is not None and row << self.item_bits >= until_row:
+                    break
+                invalid = InvalidRowHandler(source, raw, self.item_bits)
+                end = (row + raw.num_rows) << self.item_bits
+                grouped = None if joined is None else _between(joined, row << self.item_bits, end)
+                result = function(ReadRows(raw, source.read_block(raw), grouped, invalid))
+                invalid.flush()
+                yield result
+        except TerarecError as error:  # not raised here: of all tasks the first fault in the order of rows counts
+            report.fault = Fault(row, type(error).__name__, str(error))
+        found = source.bad_input
+        report.bad_input, report.first = dict(found.counts), found.first
+
+    def _joined(self, piece: Piece) -> Block | None:
+        """Return the outputs of the grouped steps for the rows of a piece."""
+        if self.job.grouped is None:
+            return None
+        columns: dict[str, Column] = {}
+        rows = np.zeros(0, dtype=np.int64)
+        for step in self.plan.grouped_steps:
+            path = grouped_file(self.job.grouped, step, piece)
+            if path.exists():
+                with pa.memory_map(str(path)) as file:
+                    block = from_table(pa.ipc.open_file(file).read_all())
+                columns.update(block.columns)
+                rows = block.rows
+        return Block(columns, rows)
+
+
+def _between(block: Block, first: int, end: int) -> Block:
+    begin, stop = np.searchsorted(block.rows, [first, end])
+    return block.slice(int(begin), int(stop))
+
+
+def grouped_file(directory: Path, step: int, piece: Piece) -> Path:
+    """Return where the output of a grouped step for the rows of a piece lies."""
+    return directory / f"{step}-{piece.first_row}.arrow"
+
+
+def item_bits(plan: Plan) -> int:
+    """Return the bits of a row id that tell the item of an exploded row, 0 where no step explodes."""
+    return ITEM_BITS if any(step.explodes for step in plan.operators) else 0
+
+
+def raise_first(reports: Iterable[PieceReport]) -> None:
+    """Raise the first error, in the order of the sources, that ended a piece."""
+    faults = sorted(report.fault for report in reports if report.fault is not None)
+    if faults:
+        raise_error(faults[0].kind, faults[0].message)
+
+
+def merged_bad_input(reports: Sequence[PieceReport]) -> dict[str, Any]:
+    """Return the bad input of pieces in their order as it goes into the journal."""
+    counts: dict[str, int] = {}
+    for report in reports:
+        for kind, number in report.bad_input.items():
+            counts[kind] = counts.get(kind, 0) + number
+    first = [str(fault) for report in reports for fault in report.first]
+    return {"counts": dict(sorted(counts.items())), "first": first[:FAULTS_SHOWN]}
+
+
+_OPENED: dict[str, OpenJob] = {}
+"""The job that this process has opened last: tables of ids are large, and tasks of a job follow each other."""
+
+
+def open_job(job: Job) -> OpenJob:
+    """Return the opened `job`."""
+    if job.key not in _OPENED:
+        _OPENED.clear()
+        _OPENED[job.key] = OpenJob(job)
+    return _OPENED[job.key]
+
+
+def map_pieces(
+    context: SparkContext,
+    job: Job,
+    pieces: Sequence[Piece],
+    function: Callable[[OpenJob, int, Piece], Iterable[Row]],
+) -> RDD[Row]:
+    """Return rows: `function` of each piece and its number, in a task of its own."""
+
+    def on_piece(number: int, piece: Piece) -> Iterable[Row]:
+        return function(open_job(job), number, piece)
+
+    return map_items(context, pieces, on_piece)
+
+
+def map_items(context: SparkContext, items: Sequence[T], function: Callable[[int, T], Iterable[Row]]) -> RDD[Row]:
+    """Return rows: `function` of each item and its number, in a task of its own."""
+
+    def on_items(numbered: Iterable[tuple[int, T]]) -> Iterator[Row]:
+        with executor_errors():
+            for number, item in numbered:
+                yield from function(number, item)
+
+    return context.parallelize(list(enumerate(items)), len(items)).mapPartitions(on_items)
+
+
+def reduce_parts(
+    rows: RDD[Row], job: Job, partitions: int, function: Callable[[OpenJob, Any, Iterator[Row]], Iterable[Row]]
+) -> RDD[Row]:
+    """Return rows: `function` of each key of `rows` and all rows that have it, in the order of their places.
+
+    Args:
+        rows: Rows of a key, a place and a part.
+        job: The job.
+        partitions: Number of tasks.
+        function: Takes the opened job, the key and its rows.
+    """
+
+    def on_sorted(found: Iterable[tuple[Row, Any]]) -> Iterator[Row]:
+        with executor_errors():
+            ordered = ((*place, part) for place, part in found)
+            for key, of_key in groupby(ordered, key=itemgetter(0)):
+                yield from function(open_job(job), key, of_key)
+
+    pairs = rows.map(lambda row: (row[:2], row[2]))
+    return pairs.repartitionAndSortWithinPartitions(partitions, _partition).mapPartitions(on_sorted)
+
+
+@contextmanager
+def task_file(job: Job, path: Path) -> Iterator[Path]:
+    """Yield where the block writes a file that appears at `path` then, whole.
+
+    Each attempt of a task writes a file of its own: one that was given up may still be writing when its successor is
+    done.
+    """
+    context = TaskContext.get()
+    attempt = job.directory.parent / WORK / f"attempt-{0 if context is None else context.taskAttemptId()}"
+    attempt.mkdir(parents=True, exist_ok=True)
+    yield attempt / path.name
+    path.parent.mkdir(exist_ok=True)
+    os.replace(attempt / path.name, path)
+    shutil.rmtree(attempt, ignore_errors=True)
+
+
+def _partition(place: Row) -> int:
+    """Return a hash that is the same in every process."""
+    return place[0] if isinstance(place[0], int) else crc32(place[0].encode())

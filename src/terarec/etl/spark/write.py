@@ -1,0 +1,274 @@
+"""The data set from the cluster: tasks encode pieces, a shuffle gathers the rows of each shard, a task writes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate, islice
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pyspark import SparkContext, StorageLevel
+
+from terarec.errors import FormatError
+from terarec.etl.columns import SPLIT_NAMES, TRAIN, Block
+from terarec.etl.engine.passes import ReadRows
+from terarec.etl.engine.write import SHOWN, Part, split_parts
+from terarec.etl.sink import RECORD_KINDS, ordered_sink
+from terarec.etl.spark.read import Piece
+from terarec.etl.spark.tasks import (
+    Job,
+    OpenJob,
+    PieceReport,
+    Row,
+    map_pieces,
+    merged_bad_input,
+    raise_first,
+    reduce_parts,
+    task_file,
+)
+from terarec.etl.workflow import Plan
+from terarec.formats import (
+    ColumnBlock,
+    create_shard,
+    even_sizes,
+    merge,
+    open_shard,
+    shard_path,
+    slice_rows,
+    write_dataset,
+)
+from terarec.kernels.cpu.encoding import xxh64_int64
+from terarec.spec import DatasetSpec, PrepareOptions, ShardSpec
+
+_REPORT = -1
+"""In the place of a split: the report of a piece."""
+_BLOCK_BITS = 24
+_UNITS_A_SHARD = 4
+"""Units by hash that the rows of a shuffled shard lie in. More cost more parts, fewer make tasks read more twice."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Shard:
+    """A file to write: the rows ``skip <= i < skip + rows`` of the units that are routed to it, in order."""
+
+    split: str
+    number: int
+    skip: int
+    rows: int
+
+
+def write_shards(
+    context: SparkContext,
+    job: Job,
+    spec: DatasetSpec,
+    pieces: Sequence[Piece],
+    directory: Path,
+    options: PrepareOptions,
+) -> tuple[DatasetSpec, Sequence[PieceReport]]:
+    """Write the shards of a data set; returns it with them, and the reports of all pieces.
+
+    Rows are in units whose order is known: the blocks of the sources or, shuffled, intervals of hashes of row ids.
+    Counting the rows of units tells where shards begin, so nothing is sorted but the rows of a shuffled shard.
+
+    Args:
+        context: The application.
+        job: The run.
+        spec: Columns and storage.
+        pieces: All rows.
+        directory: Directory of the data set, which every executor sees.
+        options: Size and order of shards.
+
+    Raises:
+        ConfigError, FormatError: Bad input, or no row.
+        StorageError: The disk is full.
+    """
+    seed = options.seed if options.shuffle else None
+    total = sum(piece.num_rows for piece in pieces)
+    bits = (_UNITS_A_SHARD * -(-total // options.rows_per_shard) - 1).bit_length()
+    encoded = map_pieces(context, job, pieces, partial(_encode_piece, spec, seed, bits))
+    encoded.persist(StorageLevel.DISK_ONLY)
+    try:
+        counted = encoded.map(lambda row: (*row[:2], row[2] if row[0] == _REPORT else len(row[2][0]))).collect()
+        reports = [report for split, _, report in sorted(counted, key=itemgetter(0, 1)) if split == _REPORT]
+        raise_first(reports)
+        units: dict[int, Counter[int]] = {split: Counter() for split in range(len(SPLIT_NAMES))}
+        for split, unit, rows in counted:
+            if split != _REPORT:
+                units[split][unit] += rows
+        shards, routes = _cut(units, options.rows_per_shard)
+        if not shards:
+            raise FormatError("the sources hold no row that the workflow keeps, expected at least one")
+        routed = context.broadcast(routes)
+        parts = encoded.flatMap(lambda row: [(shard, row[1], row[2]) for shard in routed.value.get(row[:2], ())])
+        reduce_parts(parts, job, len(shards), partial(_write_shard, spec, seed, directory, tuple(shards))).count()
+    finally:
+        encoded.unpersist()
+    splits: dict[str, list[ShardSpec]] = {}
+    for shard in shards:
+        path = shard_path(directory, spec, shard.split, shard.number)
+        splits.setdefault(shard.split, []).append(ShardSpec(file=f"{shard.split}/{path.name}", rows=shard.rows))
+    return dataclasses.replace(spec, splits={name: tuple(files) for name, files in splits.items()}), reports
+
+
+def _encode_piece(
+    spec: DatasetSpec, seed: int | None, bits: int, opened: OpenJob, number: int, piece: Piece
+) -> Iterator[Row]:
+    """Yield the encoded rows of a piece in units, and its report."""
+    work = opened.plan.transform_pass()
+    report = PieceReport()
+    missing: dict[str, np.ndarray[Any, Any]] = {}
+
+    def encode(rows: ReadRows) -> list[Part]:
+        def parts(block: Block) -> list[Part]:
+            if not block.num_rows:
+                return []
+            done = opened.pipeline.run(work, block, rows.joined)[0]
+            encoded = opened.workflow.encode_block(done)
+            _note_labels(opened.plan, done, encoded, report)
+            return split_parts(done, encoded)
+
+        for name, column in rows.block.columns.items():
+            found = np.array([column.num_missing(), len(column.values)])
+            missing[name] = missing.get(name, 0) + found
+        return rows.invalid.filter(parts, opened.pipeline.preprocess(work, rows))[0]
+
+    for place, parts in enumerate(opened.map(piece, report, encode), number << _BLOCK_BITS):
+        for name, rows, block in parts:
+            split = SPLIT_NAMES.index(name)
+            report.rows[split] += len(rows)
+            if seed is None or split != TRAIN:
+                yield split, place, (rows, block)
+                continue
+            hashes = xxh64_int64(rows, seed).view(np.uint64)
+            unit = (hashes >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(rows), dtype=np.int64)
+            order = np.argsort(unit, kind="stable")
+            ends = np.cumsum(np.bincount(unit)).tolist()
+            for key, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+                if end > start:
+                    chosen = order[start:end]
+                    yield split, key, (rows[chosen], merge([block], chosen))
+    report.missing = {name: tuple(found.tolist()) for name, found in missing.items()}
+    yield _REPORT, number, report
+
+
+def _note_labels(plan: Plan, block: Block, encoded: ColumnBlock, report: PieceReport) -> None:
+    """Note which labels that are made of certain values have such a row for training, and else their values."""
+    assert block.split is not None
+    training = np.flatnonzero(block.split == TRAIN)
+    for place, label in enumerate(plan.spec.labels):
+        if not label.positives or place in report.positives:
+            continue
+        if encoded.label[training, place].any():
+            report.positives.add(place)
+        else:
+            values = block.columns[label.source].take(training).values.tolist()
+            known = dict.fromkeys([*report.values.get(place, ()), *map(str, values)])
+            report.values[place] = list(known)[: SHOWN + 1]
+
+
+def _cut(
+    units: Mapping[int, Mapping[int, int]], rows_per_shard: int
+) -> tuple[list[_Shard], dict[tuple[int, int], list[int]]]:
+    """Return the shards, and (split, unit) -> positions of the shards that hold rows of it.
+
+    Args:
+        units: Split -> unit -> rows.
+        rows_per_shard: Most rows of a shard.
+    """
+    shards: list[_Shard] = []
+    routes: dict[tuple[int, int], list[int]] = {}
+    for split, counted in units.items():
+        names = sorted(counted)
+        ends = list(accumulate(counted[name] for name in names))
+        total = ends[-1] if ends else 0
+        start = 0
+        for number, size in enumerate(islice(even_sizes(total, rows_per_shard), -(-total // rows_per_shard))):
+            first, last = bisect_right(ends, start), bisect_right(ends, start + size - 1)
+            for name in names[first : last + 1]:
+                routes.setdefault((split, name), []).append(len(shards))
+            shards.append(_Shard(SPLIT_NAMES[split], number, start - (ends[first - 1] if first else 0), size))
+            start += size
+    return shards, routes
+
+
+def _write_shard(
+    spec: DatasetSpec,
+    seed: int | None,
+    directory: Path,
+    shards: tuple[_Shard, ...],
+    opened: OpenJob,
+    key: int,
+    parts: Iterator[Row],
+) -> Iterator[Row]:
+    """Write a shard; a task that runs again writes the same."""
+    shard = shards[key]
+    path = shard_path(directory, spec, shard.split, shard.number)
+    blocks: Iterator[tuple[NDArray[np.int64], ColumnBlock]] = (part for *_, part in parts)
+    if seed is not None and shard.split == SPLIT_NAMES[TRAIN]:
+        found = list(blocks)
+        rows = np.concatenate([ids for ids, _ in found])
+        order = np.lexsort((rows, xxh64_int64(rows, seed).view(np.uint64)))
+        blocks = iter([(rows[order], merge([block for _, block in found], order))])
+        del found
+    skip, left = shard.skip, shard.rows
+    with task_file(opened.job, path) as written, create_shard(spec, written) as writer:
+        for _, block in blocks:
+            chosen = slice_rows(block, min(skip, block.num_rows), min(skip + left, block.num_rows))
+            skip, left = max(skip - block.num_rows, 0), left - chosen.num_rows
+            if chosen.num_rows:
+                writer.write_block(chosen)
+        writer.close()
+    assert not left, "the units of a shard hold fewer rows than counted"
+    yield key, shard.number, shard.rows
+
+
+def store(
+    written: DatasetSpec, spec: DatasetSpec, shards: Path, directory: Path, location: Path, options: PrepareOptions
+) -> None:
+    """Make the files of a storage that no executor can write alone, as they depend on the rows before.
+
+    The driver writes HugeCTR's files, with metadata and keysets, by the code of the local engine.
+
+    Args:
+        written: Data set of Parquet shards.
+        spec: The same without shards.
+        shards: Directory of the shards.
+        directory: Directory of the data set.
+        location: Directory that it is renamed to.
+        options: The storage.
+
+    Raises:
+        ConfigError: Columns that the storage cannot hold.
+        StorageError: The disk is full.
+    """
+    if options.storage not in RECORD_KINDS:
+        write_dataset(written, directory, location=location)
+        return
+    rows = {split: written.num_rows(split) for split in written.splits}
+    with ordered_sink(spec, directory, location, options.storage, options.rows_per_shard, rows) as sink:
+        for split in written.splits:
+            for file in written.shards(split):
+                shard = open_shard(written, shards / file.file)
+                for group in range(len(shard.group_rows)):
+                    block = shard.read_group(group)
+                    sink.write(split, np.arange(block.num_rows), block)
+        sink.close()
+
+
+def written_result(reports: Sequence[PieceReport], written: DatasetSpec) -> dict[str, Any]:
+    """Return what the write phase tells the journal."""
+    missing: dict[str, list[int]] = {}
+    for report in reports:
+        for name, (count, total) in report.missing.items():
+            found = missing.setdefault(name, [0, 0])
+            found[0] += count
+            found[1] += total
+    rows = {split: written.num_rows(split) for split in written.splits}
+    return {"rows": rows, "missing": missing, "bad_input": merged_bad_input(reports)}
