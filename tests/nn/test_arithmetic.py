@@ -145,8 +145,8 @@ WRONG: list[tuple[str, list[tuple[int, ...]], dict[str, Any], str]] = [
     ("interaction", [(3,), (2, 4)], {}, r"\[B, 3\], \[B, 2, 4\], expected \[B, d\] and \[B, s, d\]"),
     ("interaction", [(2, 3), (2, 3)], {}, r"expected \[B, d\]"),
     ("relu", [(3,)], {"alpha": 1.0}, "layer relu: there is no option 'alpha', it takes none"),
-    ("elu", [(3,)], {"alpha": math.inf}, "alpha is inf, expected a number"),
-    ("prelu_dice", [(3,)], {"eps": -1.0}, "eps is -1.0, expected a number >= 0"),
+    ("elu", [(3,)], {"alpha": math.inf}, "alpha is inf, expected a finite number"),
+    ("prelu_dice", [(3,)], {"eps": -1.0}, "eps is -1.0, expected a finite number >= 0"),
     ("cast", [(3,)], {"dtype": "int8"}, "dtype is 'int8', expected one of float32, float16, bfloat16"),
 ]
 

@@ -1,13 +1,15 @@
-"""Options of layers: names, defaults, and checks that say what is accepted."""
+"""Options of layers: names, meanings and defaults; `terarec.spec.checks` says what they accept."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any, Final
 
 from terarec.errors import ConfigError
+from terarec.spec import checks
+from terarec.spec.checks import Rule
 
 
 class _Required:
@@ -23,82 +25,58 @@ class LayerOption:
     """One option of a kind of layer.
 
     Attributes:
-        name: its key.
-        meaning: one line for the documentation.
-        accepted: the values that it takes, in words.
-        default: its value where it is not given; `REQUIRED` if it must be given.
-        read: gives the value in its own type (lists as tuples), or `REQUIRED` for one that is not accepted.
+        name: Key.
+        meaning: One line for the documentation.
+        rule: Accepted values.
+        default: Value where none is given; `REQUIRED` if one must be given.
     """
 
     name: str
     meaning: str
-    accepted: str
+    rule: Rule
     default: Any
-    read: Callable[[Any], Any]
+
+    @property
+    def accepted(self) -> str:
+        """The accepted values in words."""
+        return self.rule.accepted
 
     def value(self, kind: str, given: Any) -> Any:
-        """The value of `given`.
+        """Return the value of `given` in its own type.
 
         Raises:
-            ConfigError: naming `kind`, the option, what was given and what is accepted.
+            ConfigError: It is not accepted; the message names `kind`, the option and what is accepted.
         """
-        value = self.read(given)
-        if value is REQUIRED:
-            raise ConfigError(f"layer {kind}: {self.name} is {given!r}, expected {self.accepted}")
-        return value
+        try:
+            return self.rule.read(given)
+        except (ValueError, OverflowError):
+            raise ConfigError(f"layer {kind}: {self.name} is {given!r}, expected {self.accepted}") from None
 
 
 def integer(name: str, meaning: str, *, default: Any = REQUIRED, low: int = 1) -> LayerOption:
     """An integer of at least `low`."""
-
-    def read(value: Any) -> Any:
-        good = isinstance(value, int) and not isinstance(value, bool) and value >= low
-        return value if good else REQUIRED
-
-    return LayerOption(name=name, meaning=meaning, accepted=f"an integer >= {low}", default=default, read=read)
+    return LayerOption(name=name, meaning=meaning, rule=checks.integer(low), default=default)
 
 
 def number(
     name: str, meaning: str, *, default: Any = REQUIRED, low: float = -math.inf, below: float = math.inf
 ) -> LayerOption:
     """A finite number, at least `low` and less than `below`."""
-    bounds = "" if low == -math.inf else f" >= {low:g}"
-    bounds += "" if below == math.inf else f" and < {below:g}"
-
-    def read(value: Any) -> Any:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        return float(value) if is_number and low <= value < below else REQUIRED
-
-    return LayerOption(name=name, meaning=meaning, accepted=f"a number{bounds}", default=default, read=read)
+    rule = checks.number(low, below, open_high=below < math.inf)
+    return LayerOption(name=name, meaning=meaning, rule=rule, default=default)
 
 
 def flag(name: str, meaning: str, *, default: Any = REQUIRED) -> LayerOption:
     """True or False."""
-
-    def read(value: Any) -> Any:
-        return value if isinstance(value, bool) else REQUIRED
-
-    return LayerOption(name=name, meaning=meaning, accepted="true or false", default=default, read=read)
+    return LayerOption(name=name, meaning=meaning, rule=checks.FLAG, default=default)
 
 
 def choice(name: str, meaning: str, accepted: Collection[Any], *, default: Any = REQUIRED) -> LayerOption:
     """One of a few values."""
-
-    def read(value: Any) -> Any:
-        return next((item for item in accepted if item == value and type(item) is type(value)), REQUIRED)
-
-    words = ", ".join(str(item) for item in accepted)
-    return LayerOption(name=name, meaning=meaning, accepted=f"one of {words}", default=default, read=read)
+    return LayerOption(name=name, meaning=meaning, rule=checks.choice(accepted), default=default)
 
 
 def list_of(item: LayerOption, *, default: Any = REQUIRED, length: int | None = None) -> LayerOption:
     """A list (or tuple) of what `item` accepts, of `length` items if that is given."""
-
-    def read(value: Any) -> Any:
-        if not isinstance(value, list | tuple) or (length is not None and len(value) != length):
-            return REQUIRED
-        items = tuple(item.read(element) for element in value)
-        return REQUIRED if REQUIRED in items else items
-
-    count = "a list" if length is None else f"a list of {length}"
-    return replace(item, accepted=f"{count}, each {item.accepted}", default=default, read=read)
+    rule = checks.list_of(item.rule, length)
+    return LayerOption(name=item.name, meaning=item.meaning, rule=rule, default=default)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from types import UnionType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from terarec.errors import ConfigError
 from terarec.spec.quoting import did_you_mean, quoted
@@ -30,42 +32,112 @@ class FieldError(ConfigError):
         self.problem = problem
 
 
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Values that a field, an option or an argument accepts.
+
+    Attributes:
+        accepted: Accepted values in words, for errors and documentation.
+        read: Function that returns an accepted value in its own type, lists as tuples; it raises ValueError for others.
+    """
+
+    accepted: str
+    read: Callable[[Any], Any]
+
+
+@functools.cache
+def integer(low: int = 1, high: int | None = None) -> Rule:
+    """Return the rule of integers of at least `low` and at most `high`."""
+
+    def read(value: Any) -> int:
+        is_good = isinstance(value, int) and not isinstance(value, bool) and value >= low
+        return int(value) if is_good and (high is None or value <= high) else _reject(value)
+
+    return Rule(f"an integer >= {low}" if high is None else f"an integer from {low} to {high}", read)
+
+
+@functools.cache
+def number(low: float = -math.inf, high: float = math.inf, *, open_low: bool = False, open_high: bool = False) -> Rule:
+    """Return the rule of finite numbers from `low` to `high`, without these where they are open."""
+
+    def read(value: Any) -> float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        is_inside = is_number and low <= value <= high
+        is_border = (open_low and value == low) or (open_high and value == high)
+        return float(value) if is_inside and not is_border else _reject(value)
+
+    return Rule(_interval(low, high, open_low=open_low, open_high=open_high), read)
+
+
+def _interval(low: float, high: float, *, open_low: bool, open_high: bool) -> str:
+    if open_high and high != math.inf:
+        return f"a number {'>' if open_low else '>='} {_digits(low)} and < {_digits(high)}"
+    if high != math.inf:
+        return f"a number {'above' if open_low else 'from'} {_digits(low)} to {_digits(high)}"
+    if low == -math.inf:
+        return "a finite number"
+    return f"a finite number {'>' if open_low else '>='} {_digits(low)}"
+
+
+def _digits(value: float) -> str:
+    return repr(int(value) if value == int(value) else value)
+
+
+def _read_flag(value: Any) -> bool:
+    return value if isinstance(value, bool) else _reject(value)
+
+
+FLAG = Rule("true or false", _read_flag)
+
+
+def choice(accepted: Collection[Any]) -> Rule:
+    """Return the rule of a few values; True is not 1."""
+
+    def read(value: Any) -> Any:
+        found = [item for item in accepted if type(item) is type(value) and item == value]
+        return found[0] if found else _reject(value)
+
+    return Rule(f"one of {', '.join(map(str, accepted))}", read)
+
+
+def list_of(item: Rule, length: int | None = None) -> Rule:
+    """Return the rule of lists or tuples of what `item` accepts, of `length` items if that is given."""
+
+    def read(value: Any) -> tuple[Any, ...]:
+        is_good = isinstance(value, list | tuple) and length in (None, len(value))
+        return tuple(map(item.read, value)) if is_good else _reject(value)
+
+    return Rule(f"{'a list' if length is None else f'a list of {length}'}, each {item.accepted}", read)
+
+
+def _reject(value: object) -> NoReturn:
+    raise ValueError(value)  # the caller says what, where and what is accepted
+
+
+def follow(owner: object, field: str, rule: Rule) -> None:
+    """Raise unless ``owner.field`` is what `rule` accepts."""
+    try:
+        rule.read(getattr(owner, field))
+    except (ValueError, OverflowError):  # an integer may be beyond float
+        fail(owner, field, rule.accepted)
+
+
 def positive_int(owner: object, field: str, minimum: int = 1) -> None:
     """Raise unless ``owner.field`` is an int of at least `minimum`."""
-    value = getattr(owner, field)
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        fail(owner, field, f"an integer >= {minimum}")
+    follow(owner, field, integer(minimum))
 
 
 def int64(owner: object, field: str, minimum: int = -(2**63)) -> None:
     """Raise unless ``owner.field`` is an integer from `minimum` on that 64 bits with a sign hold."""
-    value = getattr(owner, field)
-    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**63:
-        low = f" >= {minimum}" if minimum > -(2**63) else ""
-        fail(owner, field, f"a 64-bit integer{low}")
+    words = f"a 64-bit integer{f' >= {minimum}' if minimum > -(2**63) else ''}"
+    follow(owner, field, Rule(words, integer(minimum, 2**63 - 1).read))
 
 
 def finite_float(
     owner: object, field: str, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False
 ) -> None:
     """Raise unless ``owner.field`` is a finite number in [low, high], or in (low, high] with `open_low`."""
-    value = getattr(owner, field)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < low or value > high or (open_low and value == low):
-        fail(owner, field, _interval(low, high, open_low=open_low))
-
-
-def _interval(low: float, high: float, *, open_low: bool) -> str:
-    """Names the finite numbers from `low` to `high`."""
-    if high != math.inf:
-        return f"a number {'above' if open_low else 'from'} {_number(low)} to {_number(high)}"
-    if low == -math.inf:
-        return "a finite number"
-    return f"a finite number {'>' if open_low else '>='} {_number(low)}"
-
-
-def _number(value: float) -> str:
-    return repr(int(value) if value == int(value) else value)
+    follow(owner, field, number(low, high, open_low=open_low))
 
 
 def one_of(owner: object, field: str, accepted: Collection[object]) -> None:
