@@ -47,7 +47,7 @@ def test_a_wrong_file_is_told_in_one_line(planted, tmp_path, capsys):
     error = capsys.readouterr().err
     assert (
         error
-        == f"terarec-hugectr: error: {path}.solver: got an unknown key 'batch', beside " + error.split(" beside ")[1]
+        == f"terarec-hugectr: error: {path}.solver: got an unknown key 'batch', besides " + error.split(" besides ")[1]
     )
     assert error.count("\n") == 1
 

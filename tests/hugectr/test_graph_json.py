@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 import terarec.hugectr as hugectr
 from terarec.hugectr.enums import Activation_t, Embedding_t, Initializer_t, Layer_t, Optimizer_t, Update_t
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongInputError
-from terarec.hugectr.graph_json import CLAUSES, LOSSES, Graph, graph_to_json, read_graph
+from terarec.hugectr.graph_json import Graph, graph_to_json, read_graph
 from terarec.hugectr.json_files import JsonObject, read_json, write_json
+from terarec.hugectr.layers import LOSSES, layer_formats
 from terarec.hugectr.schema.table import forms
 
 ADAM = hugectr.CreateOptimizer()
@@ -61,7 +62,9 @@ def value_of(name):
 @st.composite
 def layers(draw):
     kind = draw(st.sampled_from(Layer_t))
-    options = {clause.parameter: draw(value_of(clause.parameter)) for clause in CLAUSES[kind] if draw(st.booleans())}
+    options = {
+        key.parameter: draw(value_of(key.parameter)) for key in layer_formats()[kind].keys if draw(st.booleans())
+    }
     if kind in LOSSES and draw(st.booleans()):
         options |= {"use_regularizer": True, "regularizer_type": draw(st.sampled_from(hugectr.Regularizer_t))}
     if options.get("selected_slots"):

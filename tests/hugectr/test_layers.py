@@ -8,7 +8,7 @@ import torch
 import terarec.hugectr as hugectr
 from terarec.errors import ConfigError
 from terarec.hugectr.errors import HugeCTRError
-from terarec.hugectr.layer_kinds import KINDS, fused_layers, graph_layer
+from terarec.hugectr.layers import fused_layers, graph_layer, layer_formats
 from terarec.nn import TensorShape, build_layer
 from tests.hugectr.scripts import Layer, embed, layer, model, to_loss
 
@@ -225,7 +225,7 @@ def test_a_layer_reaches_its_kind(
 
 
 def test_every_member_is_there() -> None:
-    assert {name for name, *_ in CASES} == set(Layer.__members__) == {member.name for member in KINDS}
+    assert {name for name, *_ in CASES} == set(Layer.__members__) == {member.name for member in layer_formats()}
 
 
 def test_old_spellings_are_the_same_layers() -> None:
@@ -267,7 +267,7 @@ WRONG: list[tuple[str, str, dict[str, Any], str]] = [
     ("Reshape", "embedding", {}, "exactly one of leading_dim, selected and shape"),
     ("Concat", "embedding dense", {}, r"inputs \[B, 4, 8\], \[B, 3\]"),
     ("Add", "dense", {}, "expected 2 or more inputs"),
-    ("Scale", "dense", {"factor": 1.5}, "factor: got 1.5, expected a whole number"),
+    ("Scale", "dense", {"factor": 1.5}, "factor: got 1.5, expected an integer"),
     ("FmOrder2", "dense", {}, "out_dim is 0, expected an integer >= 1"),
     ("MultiCross", "dense", {}, "num_layers is 0, expected an integer >= 1"),
     ("WeightMultiply", "dense", {"weight_dims": [4, 2]}, r"inputs \[B, 3\], weight_dims=\(4, 2\), expected \[B, 4\]"),

@@ -266,7 +266,7 @@ class TestMisuse:
             layer(made, Layer.InnerProduct, "dense", f"{name}_logit")
             logits = f"{name}_logit {name}"
             layer(made, Layer.BinaryCrossEntropyLoss, logits, f"{name}_loss", use_regularizer=name == "b")
-        with pytest.raises(WrongInputError, match="BinaryCrossEntropyLoss 'b_loss': got a regularizer beside other"):
+        with pytest.raises(WrongInputError, match="BinaryCrossEntropyLoss 'b_loss': got a regularizer besides other"):
             made.compile()
 
     def test_embeddings_whose_keys_count_otherwise(self, planted):
@@ -275,7 +275,7 @@ class TestMisuse:
         one_hot = hugectr.Embedding_t.LocalizedSlotSparseEmbeddingOneHot
         embed(made, "counted", 8, kind=one_hot, slot_size_array=[20] * 4)
         layer(made, Layer.Reshape, "hashed", "flat", leading_dim=32)
-        with pytest.raises(WrongInputError, match="keys count from 0 in each slot, beside hash embeddings"):
+        with pytest.raises(WrongInputError, match="keys count from 0 in each slot, besides hash embeddings"):
             to_loss(made, "flat")
         short = model(*planted[:2])
         embed(short, "counted", 8, kind=one_hot, slot_size_array=[20] * 3)

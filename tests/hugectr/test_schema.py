@@ -8,13 +8,15 @@ import pytest
 import terarec.hugectr as hugectr
 from terarec.errors import ConfigError, TerarecError
 from terarec.hugectr import objects
-from terarec.hugectr.data import file_url
+from terarec.hugectr.data import DataSource, file_url
 from terarec.hugectr.enums import Error_t
 from terarec.hugectr.errors import IllegalCallError, WrongInputError
-from terarec.hugectr.schema.generate import stub
+from terarec.hugectr.readers import DataReader
+from terarec.hugectr.schema.generate import page, stub
 from terarec.hugectr.schema.record import Record
-from terarec.hugectr.schema.table import REQUIRED, Status, forms
+from terarec.hugectr.schema.table import REQUIRED, Status, forms, names
 from terarec.hugectr.schema.types import RELEASES
+from terarec.hugectr.tools import DataGenerator
 from terarec.hugectr.training_cache import TrainingCache
 
 SLOTS = hugectr.DataReaderSparseParam("keys", 1, True, 2)
@@ -313,7 +315,7 @@ def test_errors_have_the_meaning_of_error_t_and_of_the_builtin():
         ({"train_intra_iteration_overlap": True, "repeat_dataset": False}, "no overlap in epochs"),
         ({"metrics_spec": {"AUC": 1.0}}, "metrics_spec"),
         ({"batchsize": True}, "expected an integer >= 1"),
-        ({"kafka_brockers": "host:9092"}, "get_incremental_model hands them out"),
+        ({"kafka_brockers": "host:9092"}, "get_incremental_model returns them"),
     ],
 )
 def test_solvers_that_cannot_be(values, problem):
@@ -401,3 +403,88 @@ def test_a_keyword_of_python_is_a_parameter():
     layer = hugectr.DenseLayer(hugectr.Layer_t.BinaryCrossEntropyLoss, ["a", "b"], ["c"], **{"lambda": 0.25})
     assert getattr(layer, "lambda") == 0.25
     assert "keywords" in str(hugectr.DenseLayer.__signature__)
+
+
+# The owner, its call, and each list of names that some release has for what it takes.
+RELEASED_NAMES = [
+    (hugectr, "Model", ["solver_parser opt_params", "solver reader_params opt_params etc_params", "mos_params"]),
+    (
+        hugectr.Model,
+        "add",
+        ["input", "sparse_embedding", "dense_layer", "group_dense_layer", "embedding_collection", "ebc_config"],
+    ),
+    (hugectr.Model, "compile", ["loss_names loss_weights"]),
+    (hugectr.Model, "fit", ["num_epochs max_iter display eval_interval snapshot snapshot_prefix data_source_params"]),
+    (hugectr.Model, "graph_to_json", ["graph_config_file"]),
+    (hugectr.Model, "construct_from_json", ["graph_config_file include_dense_network"]),
+    (hugectr.Model, "freeze_embedding", ["embedding_name"]),
+    (hugectr.Model, "unfreeze_embedding", ["embedding_name"]),
+    (hugectr.Model, "set_learning_rate", ["lr"]),
+    (hugectr.Model, "train", ["is_first_batch"]),
+    (hugectr.Model, "eval", ["is_first_batch", "eval_batch"]),
+    (hugectr.Model, "check_out_tensor", ["tensor_name tensor_type"]),
+    (hugectr.Model, "export_predictions", ["output_prediction_file_name output_label_file_name"]),
+    (hugectr.Model, "save_params_to_files", ["prefix iter data_source_params"]),
+    (hugectr.Model, "load_dense_weights", ["dense_model_file data_source_params"]),
+    (hugectr.Model, "load_dense_optimizer_states", ["dense_opt_states_file data_source_params"]),
+    (hugectr.Model, "load_sparse_weights", ["sparse_embedding_files data_source_params", "sparse_embedding_files_map"]),
+    (hugectr.Model, "load_sparse_optimizer_states", ["sparse_opt_states_files", "sparse_opt_states_files_map"]),
+    (hugectr.Model, "embedding_dump", ["path table_names"]),
+    (hugectr.Model, "embedding_load", ["path table_names"]),
+    (TrainingCache, "update", ["keyset_file", "keyset_file_list"]),
+    (TrainingCache, "store", ["snapshot_file_list"]),
+    (DataReader, "set_source", ["file_name"]),
+    (DataReader, "set_file_list_source", ["file_list"]),
+    (hugectr.Session, "evaluation", ["export_predictions_out_file export_labels_out_file"]),
+    (hugectr.Session, "init_params", ["model_file"]),
+    (hugectr.Session, "download_params_to_files", ["prefix iter"]),
+    (hugectr.Session, "set_learning_rate", ["lr"]),
+    (hugectr, "get_learning_rate_scheduler", ["configure_file"]),
+    (hugectr, "SolverParser", ["file"]),
+    (DataGenerator, "__init__", ["data_generator_params"]),
+    (DataSource, "__init__", ["data_source_params"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("owner", "call", "releases"), RELEASED_NAMES, ids=lambda value: getattr(value, "__name__", None)
+)
+def test_a_call_takes_the_names_of_every_release(owner, call, releases):
+    taken = set(inspect.signature(getattr(owner, call)).parameters)
+    for name in (call, f"Model.{call}", f"EmbeddingTrainingCache.{call}"):
+        taken |= {alias for form in forms().get(name, ()) for one in form.parameters for alias in one.aliases}
+    assert {name for release in releases for name in release.split()} - taken == set()
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "hugectr-compat.md"
+
+
+def test_the_page_is_current():
+    assert PAGE.read_text() == page(), "run: python -m terarec.hugectr.schema.generate page > docs/hugectr-compat.md"
+
+
+def found(name):
+    thing = hugectr
+    for part in name.split("."):
+        thing = getattr(thing, part)
+    return thing
+
+
+@pytest.mark.parametrize("section", [section for section in names() if section != "Commands"])
+def test_names_exist_or_are_rejected(section):
+    for row in names()[section]:
+        assert RELEASES.index(row.since) <= RELEASES.index(row.until)
+        assert bool(row.why) == (row.status is not Status.SUPPORTED)
+        if row.status is not Status.REJECTED:
+            assert found(row.name).__doc__, row.name
+        elif row.name.startswith("Model."):
+            with pytest.raises(IllegalCallError):
+                found(row.name)(None)
+        elif row.name != "inference":
+            with pytest.raises(AttributeError, match=row.why if "." not in row.name else row.name.rpartition(".")[2]):
+                found(row.name)
+
+
+def test_serving_says_that_it_comes_later():
+    with pytest.raises(IllegalCallError, match=r"CreateInferenceSession: serving .* `terarec serve`"):
+        from terarec.hugectr.inference import CreateInferenceSession  # noqa: F401

@@ -40,7 +40,7 @@ class LearningRate(Callback):
 
 
 class CapacityCheck(Callback):
-    """Refuses more keys in an embedding than its workspace has room for.
+    """Raises for more keys in an embedding than its workspace has room for.
 
     Args:
         model: The graph.
@@ -94,7 +94,7 @@ class Iterations(Callback):
         log: What is printed.
         every: How often.
         has_target: Whether the AUC of the solver's metrics ends the training.
-        checks_loss: Whether displays show the loss, and refuse NaN.
+        checks_loss: Whether displays show the loss, and raise for NaN.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Iterations(Callback):
             LossCannotConvergeError: The loss that a display shows is NaN.
         """
         self.index += 1
-        self._tell_progress(trainer)
+        self._log_progress(trainer)
         if self._cadence.shows(self.index, self._every.evaluation) and self._evaluate():
             trainer.stop()
         elif self._cadence.saves(self.index, self._every.snapshot):
@@ -135,12 +135,13 @@ class Iterations(Callback):
         """Evaluate; return whether a callback or the AUC target ends the training."""
         solver = self._model.solver
         callbacks = solver.training_callbacks if solver.repeat_dataset else []
-        wishes = [callback.on_eval_start(self.index) for callback in callbacks]  # all are called before one is followed
-        if any(wishes):
+        # All callbacks are called before a request to stop is followed.
+        stop_requests = [callback.on_eval_start(self.index) for callback in callbacks]
+        if any(stop_requests):
             return True
         found = self._measure()
-        wishes = [callback.on_eval_end(self.index, dict(found)) for callback in callbacks]
-        if any(wishes):
+        stop_requests = [callback.on_eval_end(self.index, dict(found)) for callback in callbacks]
+        if any(stop_requests):
             return True
         is_hit = found.get("AUC", -math.inf) > self._target
         if is_hit:
@@ -160,7 +161,7 @@ class Iterations(Callback):
         self._log.metrics(found, self._model.class_aucs(), time.perf_counter() - began)
         return found
 
-    def _tell_progress(self, trainer: Trainer) -> None:
+    def _log_progress(self, trainer: Trainer) -> None:
         if not self._cadence.shows(self.index, self._every.display):
             return
         loss = self._model.get_current_loss() if self._checks_loss else 0.0

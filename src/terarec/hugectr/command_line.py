@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given[:1] == ["--compat-release"]:
         release, given = given[1] if given[1:] else "", given[2:]
         if release not in RELEASES:
-            return _tell(f"--compat-release: got {release!r}, expected one of {', '.join(RELEASES)}", USAGE_ERROR)
+            return _report(f"--compat-release: got {release!r}, expected one of {', '.join(RELEASES)}", USAGE_ERROR)
     first = given[0] if given else "--help"
     if first in ("--help", "-h"):
         print(HELP)
@@ -44,12 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_version())
         return 0
     if first.startswith("-") and first != "--train":
-        return _tell(f"got an unknown option {first!r}, expected --train, --version or --help", USAGE_ERROR)
+        return _report(f"got an unknown option {first!r}, expected --train, --version or --help", USAGE_ERROR)
     if first == "--train" and len(given) != 2:
-        return _tell(f"--train: got {len(given) - 1} files, expected one training file", USAGE_ERROR)
+        return _report(f"--train: got {len(given) - 1} files, expected one training file", USAGE_ERROR)
     if first not in ("--train", "data_generator"):
         if not Path(first).is_file():
-            return _tell(f"{first}: does not exist, expected a script, --train or data_generator", USAGE_ERROR)
+            return _report(f"{first}: does not exist, expected a script, --train or data_generator", USAGE_ERROR)
         # A script's errors are its own: they keep their traceback.
         run_script(first, given[1:], release=release)
         return 0
@@ -67,7 +67,7 @@ def _run_command(command: str, arguments: Sequence[str]) -> int:
 
             generate(arguments)
     except TerarecError as error:
-        return _tell(str(error), FAILURE)
+        return _report(str(error), FAILURE)
     return 0
 
 
@@ -78,6 +78,6 @@ def _version() -> str:
     return f"terarec {__version__}, with the interface of HugeCTR 2.3 to {release}"
 
 
-def _tell(problem: str, code: int) -> int:
+def _report(problem: str, code: int) -> int:
     print(one_line(f"terarec-hugectr: error: {problem}"), file=sys.stderr)
     return code

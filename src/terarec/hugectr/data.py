@@ -67,10 +67,10 @@ class DataSource:
     """Copies the files of a job to a disk before the job, as releases 3.4 to 3.8 do.
 
     Args:
-        data_source_params: in the form of these releases.
+        data_source_params: In the form of these releases.
 
     Raises:
-        WrongInputError: the form of later releases, or lists of paths on both sides that differ in length.
+        WrongInputError: The form of later releases, or lists of paths on both sides that differ in length.
     """
 
     def __init__(self, data_source_params: DataSourceParams) -> None:
@@ -78,10 +78,10 @@ class DataSource:
         self._pairs = _pairs(data_source_params)
 
     def move_to_local(self) -> None:
-        """Copy each ``hdfs_*`` path that is given to its ``local_*`` one; in folders, files of other names stay.
+        """Copy each non-empty ``hdfs_*`` path to its ``local_*`` one; in folders, files of other names stay.
 
         Raises:
-            FileCannotOpenError: a path that is not there, or cannot be written to.
+            FileCannotOpenError: A missing path, or cannot be written to.
         """
         from terarec.io import local_copy
 
@@ -91,7 +91,7 @@ class DataSource:
 
 
 def _pairs(params: DataSourceParams) -> list[tuple[str, str]]:
-    """The paths to copy from and to."""
+    """Return the paths to copy from and to."""
     if "use_hdfs" not in params.values():
         raise WrongInputError("DataSource: got DataSourceParams of release 3.9 on, expected use_hdfs and paths")
     pairs: list[tuple[str, str]] = []

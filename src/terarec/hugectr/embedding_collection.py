@@ -24,9 +24,9 @@ class EmbeddingLookup:
     """One lookup of a collection.
 
     Attributes:
-        table: where it looks.
-        bottom_name: sparse input that it reads.
-        top_name: its output: [B, 1, ev_size] for sum and average, [B, 1, hotness * ev_size] for concat; without the
+        table: Its table.
+        bottom_name: Sparse input that it reads.
+        top_name: Its output: [B, 1, ev_size] for sum and average, [B, 1, hotness * ev_size] for concat; without the
             dimension of 1 if it `is_flat`.
         combiner: "sum", "average" or "concat".
     """
@@ -47,9 +47,9 @@ class ShardPlan:
     """Where a collection's tables lie: checked and kept, without effect on results.
 
     Attributes:
-        matrix: names of the tables of every GPU.
+        matrix: Names of the tables of every GPU.
         strategy: ("mp" or "dp", tables as names or (name, number of column parts)) for every group.
-        compression: names of tables by what GPUs send of them.
+        compression: Names of tables by what GPUs send of them.
     """
 
     matrix: tuple[tuple[str, ...], ...]
@@ -78,7 +78,7 @@ class ShardPlan:
 
 
 _OLD_KINDS = {"localized": "mp"}
-"""3.7 calls whole tables on one GPU each "localized"."""
+"""3.7 calls complete tables on one GPU each "localized"."""
 
 
 def _name(table: str | tuple[str, int]) -> str:
@@ -93,10 +93,10 @@ class EmbeddingCollectionConfig(CollectionOptions):
     """An embedding collection: the one object of a model's description that grows, by its two methods.
 
     Attributes:
-        lookups: one `EmbeddingLookup` each.
-        concatenated_name: the one output [B, sum of widths] of the form with lists, or of release 23.02's layout
+        lookups: One `EmbeddingLookup` each.
+        concatenated_name: The one output [B, sum of widths] of the form with lists, or of release 23.02's layout
             "batch_major"; empty for one output a lookup.
-        plan: what `shard` was given, or None.
+        plan: The arguments of `shard`, or None.
     """
 
     lookups: tuple[EmbeddingLookup, ...]
@@ -119,14 +119,14 @@ class EmbeddingCollectionConfig(CollectionOptions):
         """Add a lookup, or with lists several whose outputs are joined; then it is the collection's only call.
 
         Raises:
-            WrongInputError: a value of another kind, lists of different lengths, or an output with a name in use.
-            IllegalCallError: a call beside one with lists.
+            WrongInputError: A value of another kind, lists of different lengths, or an output with a name in use.
+            IllegalCallError: A call besides one with lists.
         """
         is_joined = self._values.get("output_layout") == "batch_major"
         has_lists = isinstance(table_config, list)
         given = {"table_config": table_config, "bottom_name": bottom_name, "top_name": top_name, "combiner": combiner}
         if (self.concatenated_name and not is_joined) or (has_lists and self.lookups):
-            raise IllegalCallError("embedding_lookup: got a second call beside one with lists, expected one call alone")
+            raise IllegalCallError("embedding_lookup: got a second call besides one with lists, expected one call")
         if has_lists:
             self._values.update(concatenated_name=top_name, lookups=_of_lists(given))
             return
@@ -144,7 +144,7 @@ class EmbeddingCollectionConfig(CollectionOptions):
         """Check and keep where the tables lie.
 
         Raises:
-            WrongInputError: a table without a lookup, in no group or in several, on no GPU, or a copy that one lacks.
+            WrongInputError: A table without a lookup, in no group or in several, on no GPU, or a copy that one lacks.
         """
         plan = ShardPlan(
             matrix=tuple(tuple(gpu) for gpu in shard_matrix),
@@ -155,7 +155,7 @@ class EmbeddingCollectionConfig(CollectionOptions):
         self._values["plan"] = plan
 
     def table_names(self) -> list[str]:
-        """Names of the tables, in the order of their first lookups."""
+        """Return the names of the tables, in the order of their first lookups."""
         return list(dict.fromkeys(lookup.table.name for lookup in self.lookups))
 
 
@@ -215,12 +215,12 @@ class EmbeddingPlanner:
         emb_table_placement_strategy: Sequence[str],
     ) -> EmbeddingCollectionConfig: ...
     def create_embedding_collection(self, *args: object, **kwargs: object) -> EmbeddingCollectionConfig:
-        """The collection of all lookups, with the plan from a file (3.7 to 4.0) or from matrices (4.1).
+        """Return the collection of all lookups, with the plan from a file (3.7 to 4.0) or from matrices (4.1).
 
         Raises:
-            FileCannotOpenError: the plan's file does not exist.
-            BrokenFileError: it is no JSON, or not laid out as a plan.
-            WrongInputError: as `EmbeddingCollectionConfig.shard`.
+            FileCannotOpenError: The plan's file does not exist.
+            BrokenFileError: It is no JSON, or not laid out as a plan.
+            WrongInputError: As `EmbeddingCollectionConfig.shard`.
         """
         given = form_of(_PLAN, args, kwargs).read(args, kwargs)
         if "plan_file" in given:
@@ -249,7 +249,7 @@ def _plan_of_matrices(given: Mapping[str, Any], collection: EmbeddingCollectionC
 
 
 def _plan_of_file(path: str, collection: EmbeddingCollectionConfig) -> _Plan:
-    """A plan file lists for every GPU its groups: lookups by number, and how the group is placed."""
+    """Read a plan file, which lists for every GPU its groups: lookups by number, and the placement."""
     if not Path(path).is_file():
         raise FileCannotOpenError(f"{_PLAN}: plan_file: {path!r} does not exist")
     try:

@@ -27,7 +27,7 @@ class _NamesType(EnumMeta):
 
 
 class Names(Enum, metaclass=_NamesType):
-    """Base of HugeCTR's enumerations; as there, a member is a number where one is asked for."""
+    """Base of HugeCTR's enumerations; as there, a member is an integer where one is needed."""
 
     def __int__(self) -> int:
         return int(self.value)
@@ -389,5 +389,5 @@ ENUMS: tuple[type[Enum], ...] = tuple(globals()[name] for name in __all__[1:])
 
 
 def owners_of(member: str) -> list[Enum]:
-    """The members named `member`, one for each enumeration that has one."""
+    """Return the members named `member`, one for each enumeration that has one."""
     return [enum[member] for enum in ENUMS if member in enum.__members__]

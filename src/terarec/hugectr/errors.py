@@ -27,7 +27,7 @@ class HugeCTRError(TerarecError, RuntimeError):
     """Base of the errors of the facade.
 
     Attributes:
-        error: the member of `Error_t` with the same meaning.
+        error: The member of `Error_t` with the same meaning.
     """
 
     error: ClassVar[Error_t] = Error_t.UnspecificError
@@ -56,7 +56,7 @@ class IllegalCallError(HugeCTRError):
 
 
 class OutOfBoundError(HugeCTRError, StorageError):
-    """More keys than a table was given room for, or a key outside its table."""
+    """More keys than a table has room for, or a key outside its table."""
 
     error = Error_t.OutOfBound
 
@@ -91,7 +91,7 @@ class LossCannotConvergeError(HugeCTRError, TrainingError):
     error = Error_t.DataCheckError
 
 
-# The first that fits counts: a file that is not there is a FormatError, too.
+# The first that fits counts: a missing file is a FormatError, too.
 _MEANINGS: tuple[tuple[type[TerarecError], type[HugeCTRError]], ...] = (
     (MissingDependencyError, InvalidEnvError),
     (DataNotFoundError, FileCannotOpenError),
@@ -104,7 +104,7 @@ _MEANINGS: tuple[tuple[type[TerarecError], type[HugeCTRError]], ...] = (
 
 @contextmanager
 def as_hugectr_errors(call: str) -> Iterator[None]:
-    """Errors of terarec inside leave as those of the facade with the same meaning, behind the name of the `call`."""
+    """Convert errors of terarec to those of the facade with the same meaning, prefixed with the name of the `call`."""
     try:
         yield
     except HugeCTRError:
@@ -115,5 +115,5 @@ def as_hugectr_errors(call: str) -> Iterator[None]:
                 raise meaning(f"{call}: {error}") from error
         raise
     except OSError as error:  # a folder that is a file, or one that may not be written to
-        what = " ".join(str(error).split())  # drivers of file systems tell in many lines
+        what = " ".join(str(error).split())  # drivers of file systems write many lines
         raise FileCannotOpenError(f"{call}: {what}, expected a path that can be used") from error

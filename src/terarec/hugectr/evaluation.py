@@ -27,21 +27,21 @@ _KINDS: dict[MetricsType, type[AUC | AverageLoss | HitRate | NDCG | SMAPE]] = {
 
 
 class Evaluation:
-    """The metrics that a solver asks for.
+    """The metrics of a solver.
 
     Attributes:
         class_aucs: The AUC of each label's column at the last `finish`; empty without AUC.
-        tensors: The tensors of the last batch by name, with probabilities in the place of the logits that losses read,
+        tensors: The tensors of the last batch by name, with probabilities in place of the logits that losses read,
             as HugeCTR's losses leave them; empty before the first batch.
         predictions: Label -> its probabilities [B, n] in the last batch; empty before the first batch.
         batch: The last batch, or None.
 
     Args:
-        metrics: as the solver's ``metrics_spec``.
-        num_labels: columns of all labels.
+        metrics: The solver's ``metrics_spec``.
+        num_labels: Columns of all labels.
 
     Raises:
-        WrongInputError: a metric other than AUC for several labels.
+        WrongInputError: A metric other than AUC for several labels.
     """
 
     def __init__(self, metrics: Mapping[MetricsType, float], *, num_labels: int) -> None:
@@ -89,7 +89,7 @@ class Evaluation:
                 metric.update(scores, truth)
 
     def finish(self) -> list[tuple[str, float]]:
-        """Name and value of each metric since the last call, in the solver's order; they start anew."""
+        """Return the name and value of each metric since the last call, in the solver's order; they start anew."""
         auc = self._metrics.get(MetricsType.AUC)
         self.class_aucs = auc.per_label() if isinstance(auc, AUC) else ()
         found = [(kind.name, float(metric.compute())) for kind, metric in self._metrics.items()]

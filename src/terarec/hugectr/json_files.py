@@ -23,11 +23,11 @@ class JsonObject:
     """One ``{...}`` of a file; every key is to be taken, what is left over is an error.
 
     Args:
-        data: the object.
-        where: path to it, such as ``graph.json: layers[3]``.
+        data: The object.
+        where: Path to it, such as ``graph.json: layers[3]``.
 
     Raises:
-        WrongInputError: anything else than an object.
+        WrongInputError: Anything else than an object.
     """
 
     def __init__(self, data: object, where: str) -> None:
@@ -38,14 +38,14 @@ class JsonObject:
         self._left = set(data)
 
     def has(self, key: str) -> bool:
-        """Whether there is a value of `key`."""
+        """Return whether there is a value of `key`."""
         return key in self._data
 
     def take(self, key: str, kind: Type[Value], default: Any = REQUIRED) -> Value:
-        """The value of `key`, or `default`.
+        """Return the value of `key`, or `default`.
 
         Raises:
-            WrongInputError: no value without a default, or one of another kind.
+            WrongInputError: No value without a default, or one of another kind.
         """
         if key not in self._data:
             if default is REQUIRED:
@@ -59,15 +59,15 @@ class JsonObject:
             raise WrongInputError(f"{self.where}.{key}: got {quoted(found)}, expected {kind.expected}") from None
 
     def child(self, key: str) -> JsonObject:
-        """The object of `key`; an empty one where there is none."""
+        """Return the object of `key`; an empty one where there is none."""
         self._left.discard(key)
         return JsonObject(self._data.get(key, {}), f"{self.where}.{key}")
 
     def children(self, key: str) -> list[JsonObject]:
-        """The objects in the list of `key`.
+        """Return the objects in the list of `key`.
 
         Raises:
-            WrongInputError: no list.
+            WrongInputError: No list.
         """
         self._left.discard(key)
         found = self._data.get(key)
@@ -79,20 +79,20 @@ class JsonObject:
         """Raise if a key was not taken and is not among `ignored`.
 
         Raises:
-            WrongInputError: naming the first one.
+            WrongInputError: Naming the first one.
         """
         left = sorted(self._left - set(ignored))
         if left:
             known = ", ".join(sorted((set(self._data) - self._left) | set(ignored)))
-            raise WrongInputError(f"{self.where}: got an unknown key {left[0]!r}, beside {known}")
+            raise WrongInputError(f"{self.where}: got an unknown key {left[0]!r}, besides {known}")
 
 
 def read_json(path: str) -> JsonObject:
-    """The object in the file `path`.
+    """Return the object in the file `path`.
 
     Raises:
-        FileCannotOpenError: no such file.
-        BrokenFileError: no JSON.
+        FileCannotOpenError: No such file.
+        BrokenFileError: No JSON.
     """
     try:
         data = parse_json(read_text(path))
@@ -104,7 +104,7 @@ def read_json(path: str) -> JsonObject:
 
 
 def write_json(path: str, data: object) -> None:
-    """Write `data` as the file `path`, beside it first."""
+    """Write `data` to the file `path`, all of it or nothing."""
     folder, name = folder_and_name(path)
     with atomic_entries(folder) as held:
         (held / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
@@ -126,7 +126,7 @@ SCHEDULE = ("learning_rate", "warmup_steps", "decay_start", "decay_steps", "deca
 
 
 def optimizer_to_json(optimizer: OptParamsPy) -> dict[str, Any]:
-    """`optimizer` as what `json.dumps` takes."""
+    """Return `optimizer` for `json.dumps`."""
     clause, keys = HYPERPARAMETERS[optimizer.optimizer_type]
     return {
         "update_type": optimizer.update_type.name,
@@ -136,10 +136,10 @@ def optimizer_to_json(optimizer: OptParamsPy) -> dict[str, Any]:
 
 
 def read_optimizer(data: JsonObject) -> OptParamsPy:
-    """The optimizer in `data`; a learning rate there is the solver's affair.
+    """Return the optimizer in `data`; a learning rate there is left to the solver.
 
     Raises:
-        WrongInputError: an unknown kind or key, or a value that is not accepted.
+        WrongInputError: An unknown kind or key, or a value that is not accepted.
     """
     given = _read(data, OptParamsPy)
     try:
@@ -149,10 +149,10 @@ def read_optimizer(data: JsonObject) -> OptParamsPy:
 
 
 def read_optimizer_with_schedule(data: JsonObject) -> OptimizerWithSchedule:
-    """The optimizer and its learning rate in the clause ``optimizer`` of a training file.
+    """Return the optimizer and its learning rate in the clause ``optimizer`` of a training file.
 
     Raises:
-        WrongInputError: an unknown kind or key, or a value that is not accepted.
+        WrongInputError: An unknown kind or key, or a value that is not accepted.
     """
     given = _read(data, OptimizerWithSchedule)
     try:

@@ -18,18 +18,18 @@ class Log:
     """Prints lines as HugeCTR's log does.
 
     Args:
-        release: whose prefix to print, such as "25.03".
+        release: Release of the prefix, such as "25.03".
     """
 
     def __init__(self, release: str) -> None:
         self._major = int(release.split(".")[0])
 
     def __call__(self, message: str) -> None:
-        """One line with its prefix."""
+        """Print one line with its prefix."""
         print(f"{self._prefix(datetime.now())}{message}", flush=True)
 
     def bare(self, message: str) -> None:
-        """One line without a prefix."""
+        """Print one line without a prefix."""
         print(message, flush=True)
 
     def _prefix(self, now: datetime) -> str:
@@ -44,7 +44,7 @@ class FitLog:
     """The lines of one call of `Model.fit`, with the seconds since it began.
 
     Args:
-        solver: what `CreateSolver` made.
+        solver: The `CreateSolver` object.
     """
 
     def __init__(self, solver: Solver) -> None:
@@ -53,7 +53,7 @@ class FitLog:
         self._start = self._shown_at = time.perf_counter()
 
     def header(self, mode: str, sources: Sequence[str], trainable: Sequence[str], intervals: tuple[int, int]) -> None:
-        """What is trained on what, how, and how often it is evaluated and saved (`intervals`)."""
+        """Print the mode, the data, the settings, and the `intervals` of evaluations and snapshots."""
         solver = self._solver
         self._log.bare("Model Fit".center(118, "="))
         self._log(mode)
@@ -73,17 +73,17 @@ class FitLog:
         self._log(f"Evaluation source file: {sources[1]}")
 
     def epoch(self, number: int) -> None:
-        """The line before an epoch."""
+        """Print the line before an epoch."""
         self._log(f"{'-' * 35}Epoch {number}{'-' * 35}")
 
     def progress(self, iteration: int, display: int, loss: float, lr: float) -> None:
-        """The line of a display, with the seconds since the last one."""
+        """Print the line of a display, with the seconds since the last one."""
         now = time.perf_counter()
         self._log(f"Iter: {iteration} Time({display} iters): {now - self._shown_at:.6g}s Loss: {loss:.6g} lr:{lr:.6g}")
         self._shown_at = now
 
     def metrics(self, found: Mapping[str, float], class_aucs: Sequence[float], seconds: float) -> None:
-        """The metrics of an evaluation that took `seconds`; of several labels, the AUC of each before their mean."""
+        """Print the metrics of an evaluation; of several labels, the AUC of each before their mean."""
         for name, value in found.items():
             if name == "AUC" and len(class_aucs) > 1:
                 self._log(f"Evaluation, AUC: {{{', '.join(f'{auc:f}' for auc in class_aucs)}}}")
@@ -91,7 +91,7 @@ class FitLog:
         self._log(f"Eval Time for {self._solver.max_eval_batches} iters: {seconds:.6g}s")
 
     def hit(self, target: float, iteration: int, of_what: str) -> None:
-        """The AUC is above the target."""
+        """Print that the AUC is above the target."""
         batchsize, seconds = self._solver.batchsize, self._seconds()
         self._log(
             f"Hit target accuracy AUC {target:.5f} at {iteration} / {of_what} with batchsize {batchsize} in "
@@ -99,7 +99,7 @@ class FitLog:
         )
 
     def finish(self, what: str) -> None:
-        """All is done: `what`, with the seconds that it took."""
+        """Print the end of `what`, with the seconds that it took."""
         self._log(f"Finish {what} {self._solver.batchsize} in {self._seconds():.2f}s.")
 
     def _seconds(self) -> float:
@@ -111,14 +111,14 @@ _LINE = "-" * 118
 
 
 def summary_lines(spec: GraphSpec, parts: Sequence[Part]) -> list[str]:
-    """The lines: labels, dense and sparse inputs, then a row for each embedding and layer.
+    """Return the lines: labels, dense and sparse inputs, then a row for each embedding and layer.
 
     Args:
-        spec: the model's graph.
-        parts: what was added to it, the `Input` first.
+        spec: The model's graph.
+        parts: Its parts, the `Input` first.
 
     Raises:
-        ConfigError: shapes or options of layers that do not fit.
+        ConfigError: Shapes or options of layers that do not fit.
     """
     shapes_of, inputs = tensor_shapes(spec), parts[0]
     assert isinstance(inputs, Input)
@@ -141,7 +141,7 @@ def summary_lines(spec: GraphSpec, parts: Sequence[Part]) -> list[str]:
 
 
 def _columns(part: Part) -> tuple[str, list[str], list[str]]:
-    """Type, inputs and outputs of an embedding or layer, as the script spells them."""
+    """Return the type, inputs and outputs of an embedding or layer, as the script spells them."""
     if isinstance(part, SparseEmbedding):
         return part.embedding_type.name, [part.bottom_name], [part.sparse_embedding_name]
     if isinstance(part, EmbeddingCollectionConfig):
@@ -161,5 +161,5 @@ def _at(column: Sequence[str], index: int) -> str:
 
 
 def _shown(shape: TensorShape | None) -> str:
-    """A shape; rows that a sample has several of are folded into the batch."""
+    """Return a shape for the table; several rows of a sample are folded into the batch."""
     return "" if shape is None else f"({', '.join(['None', *map(str, shape.dims)])})"

@@ -21,13 +21,12 @@ from terarec.hugectr.callbacks import Intervals, Iterations, LearningRate, Scrip
 from terarec.hugectr.compilation import Compiled, compile_network
 from terarec.hugectr.data import file_url, model_home, stored_path
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
-from terarec.hugectr.embeddings import capacity
 from terarec.hugectr.enums import Tensor_t
 from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.graph_json import Graph, Part, graph_to_json, read_graph
 from terarec.hugectr.json_files import read_json, write_json
 from terarec.hugectr.log import FitLog, Log, summary_lines
-from terarec.hugectr.network import Network
+from terarec.hugectr.network import Network, capacity
 from terarec.hugectr.objects import (
     DataReaderParams,
     DataSourceParams,
@@ -83,12 +82,12 @@ class Model:
 
     Args:
         solver: The `CreateSolver` object.
-        reader_params: where the data is. Release 3.0 has none: there the optimizer is the second argument.
-        opt_params: what `CreateOptimizer` made.
-        etc_params: what `CreateETC` or `CreateMOS` made, for training pass by pass.
+        reader_params: Location of the data. Release 3.0 has none: there the optimizer is the second argument.
+        opt_params: The `CreateOptimizer` object.
+        etc_params: The `CreateETC` or `CreateMOS` object, for training pass by pass.
 
     Raises:
-        WrongInputError: anything else.
+        WrongInputError: Anything else.
     """
 
     @bind_arguments("Model")
@@ -117,12 +116,12 @@ class Model:
 
     @bind_arguments("Model.add")
     def add(self, input: Part | GroupDenseLayer) -> None:  # noqa: A002 - HugeCTR's name, one of seven
-        """Add an `Input`, an embedding or a layer on top of what is there.
+        """Add an `Input`, an embedding or a layer on top of the others.
 
         Raises:
-            IllegalCallError: after `compile`, before the `Input`, or a second `Input`.
-            WrongInputError: a tensor that is not there, or one that is there already; an `Input` that does not tell of
-                the data where no `DataReaderParams` does.
+            IllegalCallError: After `compile`, before the `Input`, or a second `Input`.
+            WrongInputError: An unknown tensor, or one that exists already; an `Input`
+                without the data where there is no `DataReaderParams`.
         """
         if self._made is not None:
             raise IllegalCallError("add: the model is compiled, expected every add before compile")
@@ -140,7 +139,7 @@ class Model:
 
     @property
     def reader_params(self) -> DataReaderParams:
-        """Where the data is; in release 3.0 the `Input` says it.
+        """The parameters of the data; in release 3.0 they are the `Input`'s.
 
         Raises:
             IllegalCallError: An `Input` was not added yet.
@@ -180,7 +179,7 @@ class Model:
         """The model as an ordinary `torch.nn.Module`, to be trained in any loop; its weights are this model's.
 
         Raises:
-            IllegalCallError: before `compile`.
+            IllegalCallError: Before `compile`.
         """
         return self._compiled("module").model
 
@@ -188,8 +187,8 @@ class Model:
         """Print the inputs, and the layers with their shapes.
 
         Raises:
-            IllegalCallError: before an `Input` was added.
-            WrongInputError: shapes or options that do not fit.
+            IllegalCallError: Before an `Input` was added.
+            WrongInputError: Shapes or options that do not fit.
         """
         plan = self._network.plan({}) if self._made is None else self._made.plan
         with as_hugectr_errors("summary"):
@@ -211,22 +210,22 @@ class Model:
         """Train, evaluate and save.
 
         With ``repeat_dataset=True`` each evaluation goes on in its data where the last one stopped, so two of them see
-        the same samples only if ``max_eval_batches`` covers these; in epochs each starts at their begin.
+        the same samples only if ``max_eval_batches`` covers these; in epochs each starts at the beginning.
 
         Args:
-            num_epochs: times over the data, with ``repeat_dataset=False``.
-            max_iter: iterations, with ``repeat_dataset=True``.
-            display: iterations between messages.
-            eval_interval: iterations between evaluations.
-            snapshot: iterations between snapshots.
-            snapshot_prefix: of the snapshots' names.
-            data_source_params: release 3.4's file system of the snapshots and of other files of the model from now on.
+            num_epochs: Times over the data, with ``repeat_dataset=False``.
+            max_iter: Iterations, with ``repeat_dataset=True``.
+            display: Iterations between messages.
+            eval_interval: Iterations between evaluations.
+            snapshot: Iterations between snapshots.
+            snapshot_prefix: Prefix of the snapshots' names.
+            data_source_params: Release 3.4's file system of the snapshots and of other files of the model from now on.
 
         Raises:
-            IllegalCallError: before `compile`.
-            WrongInputError: a number of epochs or iterations that is not above 0, in the mode that needs it, anything
+            IllegalCallError: Before `compile`.
+            WrongInputError: A number of epochs or iterations that is not above 0, in the mode that needs it, anything
                 but an integer, or an unknown name.
-            LossCannotConvergeError: the loss is NaN.
+            LossCannotConvergeError: The loss is NaN.
         """
         self._compiled("fit")
         if data_source_params is not None:
@@ -244,12 +243,12 @@ class Model:
             self._fit_by_epochs(num_epochs, every)
 
     def train(self, is_first_batch: bool = True) -> bool:
-        """One iteration; False at the end of the data, which only ``repeat_dataset=False`` has.
+        """Train one iteration; return False at the end of the data, which only ``repeat_dataset=False`` has.
 
         Raises:
-            IllegalCallError: before `compile`, or with a reader that was not started.
-            OutOfBoundError: an embedding holds more keys than its workspace has room for, or a key outside its table.
-            BrokenFileError: a file is damaged.
+            IllegalCallError: Before `compile`, or with a reader that was not started.
+            OutOfBoundError: An embedding holds more keys than its workspace has room for, or a key outside its table.
+            BrokenFileError: A file is damaged.
         """
         made = self._compiled("train")
         batch = _started(made.train_reader, "train").next_batch()
@@ -264,7 +263,7 @@ class Model:
         """Take one batch into the metrics; False at the end of the data.
 
         Raises:
-            IllegalCallError: before `compile`, or with a reader that was not started.
+            IllegalCallError: Before `compile`, or with a reader that was not started.
             LossCannotConvergeError: Predictions are NaN.
         """
         made = self._compiled("eval")
@@ -276,16 +275,16 @@ class Model:
         return True
 
     def get_current_loss(self) -> float:
-        """The loss of the last iteration's batch."""
+        """Return the loss of the last iteration's batch."""
         loss = self._compiled("get_current_loss").trainer.last_loss
         return 0.0 if loss is None else float(loss)
 
     def get_eval_metrics(self) -> list[tuple[str, float]]:
-        """Name and value of each metric over the evaluation batches since the last call."""
+        """Return the name and value of each metric over the evaluation batches since the last call."""
         return self._compiled("get_eval_metrics").evaluation.finish()
 
     def class_aucs(self) -> tuple[float, ...]:
-        """The AUC of each label's column at the last `get_eval_metrics`."""
+        """Return the AUC of each label's column at the last `get_eval_metrics`."""
         return self._compiled("class_aucs").evaluation.class_aucs
 
     @property
@@ -294,7 +293,7 @@ class Model:
         return -1 if self._iterations is None else self._iterations.index
 
     def trainable_lines(self) -> list[str]:
-        """What `fit` tells of frozen parts."""
+        """Return the lines of `fit`'s log about frozen parts."""
         return [
             f"Dense network trainable: {not self._is_dense_frozen}",
             *(
@@ -304,13 +303,13 @@ class Model:
         ]
 
     def check_out_tensor(self, tensor_name: str, tensor_type: Tensor_t) -> NDArray[np.float32]:
-        """A tensor of the last iteration of training or of evaluation, for the whole batch.
+        """Return a tensor of the last iteration of training or of evaluation, for the complete batch.
 
         In evaluation, the tensor that a loss reads holds the probabilities.
 
         Raises:
-            WrongInputError: no such tensor.
-            IllegalCallError: there was no such iteration yet.
+            WrongInputError: An unknown tensor.
+            IllegalCallError: There was no such iteration yet.
         """
         made = self._compiled("check_out_tensor")
         if not isinstance(tensor_type, Tensor_t):
@@ -331,7 +330,7 @@ class Model:
         """Append predictions and labels of the last evaluation batch to two files, as numbers with spaces between.
 
         Raises:
-            IllegalCallError: nothing was evaluated yet.
+            IllegalCallError: Nothing was evaluated yet.
         """
         evaluation = self._compiled("export_predictions").evaluation
         if evaluation.batch is None:
@@ -348,7 +347,7 @@ class Model:
         """Start both readers, before `train` is called by a script with ``repeat_dataset=True``.
 
         Raises:
-            IllegalCallError: with ``repeat_dataset=False``, where `set_source` of a reader starts it.
+            IllegalCallError: With ``repeat_dataset=False``, where `set_source` of a reader starts it.
         """
         made = self._compiled("start_data_reading")
         if not self.solver.repeat_dataset:
@@ -362,11 +361,11 @@ class Model:
     @overload
     def set_source(self, source: Sequence[str], keyset: Sequence[str], eval_source: str) -> None: ...
     def set_source(self, *args: object, **kwargs: object) -> None:
-        """``(source, eval_source)``, or ``(source list, keyset list, eval_source)`` with a training cache.
+        """Set the data: ``(source, eval_source)``, or with a training cache ``(sources, keysets, eval_source)``.
 
         Raises:
-            IllegalCallError: with ``repeat_dataset=True``.
-            WrongInputError: other arguments.
+            IllegalCallError: With ``repeat_dataset=True``.
+            WrongInputError: Other arguments.
         """
         if self.solver.repeat_dataset:
             raise IllegalCallError("set_source: got repeat_dataset=True, expected epochs (repeat_dataset=False)")
@@ -376,24 +375,24 @@ class Model:
         made.train_reader.name, made.eval_reader.name = self.reader_params.source[0], self.reader_params.eval_source
 
     def get_data_reader_train(self) -> DataReader:
-        """The reader of training data."""
+        """Return the reader of training data."""
         return self._compiled("get_data_reader_train").train_reader
 
     def get_data_reader_eval(self) -> DataReader:
-        """The reader of evaluation data."""
+        """Return the reader of evaluation data."""
         return self._compiled("get_data_reader_eval").eval_reader
 
     def get_learning_rate_scheduler(self) -> LearningRateScheduler:
-        """The schedule that `fit` follows."""
+        """Return the schedule that `fit` follows."""
         return self._scheduler
 
     @bind_arguments("Model.set_learning_rate")
     def set_learning_rate(self, lr: float) -> None:
-        """The rate of the next iterations; frozen parts do not move at any.
+        """Set the rate of the next iterations.
 
         Raises:
-            IllegalCallError: before `compile`.
-            WrongInputError: anything but a finite number of at least 0.
+            IllegalCallError: Before `compile`.
+            WrongInputError: Anything but a finite number of at least 0.
         """
         self._compiled("set_learning_rate").trainer.optimizers.lr = lr
 
@@ -424,7 +423,7 @@ class Model:
         """Leave the rows of one embedding, or of all, alone.
 
         Raises:
-            WrongInputError: no embedding of that name.
+            WrongInputError: No embedding of that name.
         """
         self._frozen |= set(self._embedding_names(embedding_name))
         self._freeze()
@@ -433,7 +432,7 @@ class Model:
         """Train the rows of one embedding, or of all, again.
 
         Raises:
-            WrongInputError: no embedding of that name.
+            WrongInputError: No embedding of that name.
         """
         self._frozen -= set(self._embedding_names(embedding_name))
         self._freeze()
@@ -443,8 +442,8 @@ class Model:
         """Write the graph; a tensor that several layers read goes through a Slice with a copy for each, as in HugeCTR.
 
         Raises:
-            IllegalCallError: before an `Input` was added.
-            WrongInputError: shapes or options that do not fit.
+            IllegalCallError: Before an `Input` was added.
+            WrongInputError: Shapes or options that do not fit.
         """
         plan = self._network.plan({}) if self._made is None else self._made.plan
         widths = {name: shape.dims[-1] for name, shape in tensor_shapes(plan.spec).items()}
@@ -455,13 +454,13 @@ class Model:
         """Add what a graph's file holds; `compile` comes after it.
 
         Args:
-            graph_config_file: as `graph_to_json` writes it.
+            graph_config_file: File in the format of `graph_to_json`.
             include_dense_network: False leaves the dense layers out, so that others are added.
 
         Raises:
-            FileCannotOpenError: no such file.
-            WrongInputError: as `add`, or a clause of the file with its path.
-            IllegalCallError: something was added already, or the model is compiled.
+            FileCannotOpenError: No such file.
+            WrongInputError: As `add`, or a clause of the file with its path.
+            IllegalCallError: Something was added already, or the model is compiled.
         """
         for part in read_graph(read_json(self._url(graph_config_file))).parts:
             if include_dense_network or not isinstance(part, DenseLayer):
@@ -483,9 +482,9 @@ class Model:
         states.
 
         Raises:
-            IllegalCallError: before `compile`.
-            WrongInputError: a folder in the place of a file, or one that holds something of others; nothing is changed.
-            StorageError: the disk is full; nothing is changed.
+            IllegalCallError: Before `compile`.
+            WrongInputError: A folder in place of a file, or one that holds something of others; nothing is changed.
+            StorageError: The disk is full; nothing is changed.
         """
         made, source = self._compiled("save_params_to_files"), self._source(data_source_params)
         dense = made.trainer.optimizers.dense
@@ -502,9 +501,9 @@ class Model:
         """Take the weights of the dense layers from a file.
 
         Raises:
-            IllegalCallError: before `compile`.
-            FileCannotOpenError: no such file.
-            BrokenFileError: a file of another model; nothing is changed then.
+            IllegalCallError: Before `compile`.
+            FileCannotOpenError: No such file.
+            BrokenFileError: A file of another model; nothing is changed then.
         """
         model = self._compiled("load_dense_weights").model
         source = self._source(data_source_params)
@@ -520,9 +519,9 @@ class Model:
         """Take the dense optimizer's states from a file.
 
         Raises:
-            IllegalCallError: before `compile`, or of a model without dense weights.
-            FileCannotOpenError: no such file.
-            BrokenFileError: a file of another model or optimizer; nothing is changed then.
+            IllegalCallError: Before `compile`, or of a model without dense weights.
+            FileCannotOpenError: No such file.
+            BrokenFileError: A file of another model or optimizer; nothing is changed then.
         """
         made = self._compiled("load_dense_optimizer_states")
         optimizer: optim.Optimizer | None = made.trainer.optimizers.dense
@@ -542,10 +541,10 @@ class Model:
         """Take the rows of embeddings from their folders.
 
         Raises:
-            IllegalCallError: before `compile`.
-            WrongInputError: another number of files, or an embedding that is not there.
-            FileCannotOpenError: a folder that is not there.
-            BrokenFileError: a folder of another embedding; none of the embeddings is changed then.
+            IllegalCallError: Before `compile`.
+            WrongInputError: Another number of files, or an unknown embedding.
+            FileCannotOpenError: A missing folder.
+            BrokenFileError: A folder of another embedding; none of the embeddings is changed then.
         """
         source = self._source(data_source_params)
         files = stored_path(source, "sparse_model", sparse_embedding_files)
@@ -576,9 +575,9 @@ class Model:
         """Write the tables of embedding collections below `path`; all of them if none is named.
 
         Raises:
-            IllegalCallError: before `compile`.
-            WrongInputError: a table that is not there.
-            StorageError: the disk is full.
+            IllegalCallError: Before `compile`.
+            WrongInputError: An unknown table.
+            StorageError: The disk is full.
         """
         collections = list(self._collections("embedding_dump", table_names))
         with atomic_entries(self._url(path), replaceable=COLLECTION_FILES) as held:
@@ -591,10 +590,10 @@ class Model:
         """Take tables of embedding collections from what `embedding_dump` wrote; all that it holds if none is named.
 
         Raises:
-            IllegalCallError: before `compile`.
-            WrongInputError: a table that is not there.
-            FileCannotOpenError: no dump.
-            BrokenFileError: a dump of other tables; none is changed then.
+            IllegalCallError: Before `compile`.
+            WrongInputError: An unknown table.
+            FileCannotOpenError: No dump.
+            BrokenFileError: A dump of other tables; none is changed then.
         """
         collections = list(self._collections("embedding_load", table_names))
         with local_copy(self._url(path)) as held:
@@ -604,10 +603,10 @@ class Model:
                 load_collection(tables, dump_folder(held, number), names=names)
 
     def get_embedding_training_cache(self) -> TrainingCache:
-        """What takes the keyset of each pass.
+        """Return the training cache, whose `update` takes the keyset of each pass.
 
         Raises:
-            IllegalCallError: before `compile`, or of a model without a training cache.
+            IllegalCallError: Before `compile`, or of a model without a training cache.
         """
         self._compiled("get_embedding_training_cache")
         if self._cache is None:
@@ -617,15 +616,15 @@ class Model:
     get_model_oversubscriber = get_embedding_training_cache
 
     def get_incremental_model(self) -> IncrementalModel:
-        """Keys int64[n] and vectors float32[n, D] of each embedding, of the passes since the last call.
+        """Return keys int64[n] and vectors float32[n, D] of each embedding, of the passes since the last call.
 
         Raises:
-            IllegalCallError: before `compile`, or of a model without a training cache.
+            IllegalCallError: Before `compile`, or of a model without a training cache.
         """
         return self.get_embedding_training_cache().incremental_model()
 
     def dump_incremental_model_2kafka(self) -> NoReturn:
-        """Refused: there is no producer for Kafka; `get_incremental_model` gives the same rows."""
+        """Raise, as there is no producer for Kafka; `get_incremental_model` returns the same rows."""
         raise IllegalCallError(
             "dump_incremental_model_2kafka: rows are not sent to Kafka, expected get_incremental_model for them"
         )
@@ -745,7 +744,7 @@ class Model:
         """Run the trainer with what happens around an iteration.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C ended it after a whole iteration.
+            KeyboardInterrupt: Ctrl-C ended it after a complete iteration.
             RunInterruptedError: SIGTERM did.
         """
         made = self._compiled("fit")
@@ -767,7 +766,7 @@ class Model:
                 reader.load_state_dict(trainer.reader_state())  # a batch ahead was copied and not trained on
 
     def _log_of_fit(self, mode: str, every: Intervals) -> FitLog:
-        """The log of a `fit` whose header is printed."""
+        """Return the log of a `fit` whose header is printed."""
         log = FitLog(self.solver)
         params = self.reader_params
         sources = (params.source[0], params.eval_source)
@@ -781,7 +780,7 @@ class Model:
             if self._is_dense_frozen:
                 weight.grad = None  # optimizers leave alone what has none
         if made.trainer.optimizers.rows is not None:
-            # Not `terarec.optim.freeze`, which lets frozen dynamic tables take up no keys: HugeCTR's do.
+            # Not `terarec.optim.freeze`, which lets frozen dynamic tables insert no keys: HugeCTR's do.
             frozen = [table for name in self._frozen for table in made.model.collection(name).tables]
             made.trainer.optimizers.rows.frozen = frozen
 
@@ -801,12 +800,12 @@ class Model:
             save_sparse_optimizer_states(file, folder / names.sparse_states(number))
 
     def _url(self, path: str) -> str:
-        """Where `path` is, on the file system that the solver names for the model's files."""
+        """Return `path` on the file system that the solver names for the model's files."""
         return file_url(self._source(None), path)
 
-    def _source(self, given: DataSourceParams | None) -> DataSourceParams:
-        """The file system that a call names for its files, or else the solver."""
-        return given or self.solver.values().get("data_source_params") or DataSourceParams()
+    def _source(self, provided: DataSourceParams | None) -> DataSourceParams:
+        """Return the file system that a call, or else the solver, names for the model's files."""
+        return provided or self.solver.values().get("data_source_params") or DataSourceParams()
 
     def _embedding_files(self) -> list[EmbeddingFile]:
         model = self._compiled("files").model
@@ -825,7 +824,7 @@ class Model:
     def _chosen(
         self, call: str, files: Sequence[str] | Mapping[str, str], source: DataSourceParams
     ) -> Iterator[list[tuple[EmbeddingFile, Path]]]:
-        """Each embedding that is to be loaded with its path, or with a copy of what a URL names."""
+        """Yield each embedding to load with its path, or with a local copy of its URL."""
         self._compiled(call)
         held = {file.name: file for file in self._embedding_files()}
         if not isinstance(files, Mapping):
@@ -851,7 +850,7 @@ class Model:
     def _collections(
         self, call: str, table_names: Sequence[str]
     ) -> Iterator[tuple[int, Mapping[str, StaticTable | DynamicTable], list[str]]]:
-        """Number and tables of each collection that has some of `table_names`, and which these are."""
+        """Yield number and tables of each collection that has some of `table_names`, and which these are."""
         made = self._compiled(call)
         configs = self._network.of_type(EmbeddingCollectionConfig)
         known = [name for config in configs for name in config.table_names()]
@@ -879,7 +878,7 @@ def _started(reader: DataReader, call: str) -> DataReader:
 
 
 def _sources(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of either form of `Model.set_source` by name, ``source`` and ``keyset`` as lists."""
+    """Return the arguments of either form of `Model.set_source` by name, ``source`` and ``keyset`` as lists."""
     names = ("source", "keyset", "eval_source") if len(args) + len(kwargs) == 3 else ("source", "eval_source")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     if set(given) != set(names):

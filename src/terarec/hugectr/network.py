@@ -1,16 +1,17 @@
-"""What a script adds to a model, as a `GraphSpec` with the optimizers of its tables."""
+"""The parts of a model in the order of their calls, and the `GraphSpec` with optimizers that they make."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
-from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
-from terarec.hugectr.embeddings import HAS_STATIC_TABLES, capacity, collection_graph, sparse_embedding
+from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig, EmbeddingLookup
+from terarec.hugectr.enums import Embedding_t, Optimizer_t, Update_t
 from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.graph_json import Part
-from terarec.hugectr.layer_kinds import LOSSES, fused_layers, graph_layer
+from terarec.hugectr.layers import LOSSES, fused_layers, graph_layer
 from terarec.hugectr.objects import (
     DataReaderSparseParam,
     DenseLayer,
@@ -21,8 +22,17 @@ from terarec.hugectr.objects import (
     Solver,
     SparseEmbedding,
 )
-from terarec.hugectr.optimizer import embedding_optimizer, optimizer_rule
-from terarec.spec import GraphEmbedding, GraphLabel, GraphLayer, GraphSpec, SparseOptimizerSpec
+from terarec.hugectr.optimizer import STATES, embedding_optimizer, optimizer_rule
+from terarec.spec import (
+    DynamicTableSpec,
+    GraphEmbedding,
+    GraphFeature,
+    GraphLabel,
+    GraphLayer,
+    GraphSpec,
+    SparseOptimizerSpec,
+    TableSpec,
+)
 
 PartType = TypeVar("PartType", bound=Part)
 
@@ -32,12 +42,12 @@ class Plan:
     """What a model is compiled from.
 
     Attributes:
-        spec: the graph.
-        rules: update rules of tables, by the names that the graph's embeddings give them.
+        spec: The graph.
+        rules: Update rules of tables, by the names that the graph's embeddings give them.
         capacities: `SparseEmbedding` -> most keys.
-        collections: for each embedding collection, the names of its embeddings in the graph.
-        adds_offsets: whether readers add the sizes of slots to keys.
-        is_one_hot: whether embeddings take one key a slot alone.
+        collections: For each embedding collection, the names of its embeddings in the graph.
+        adds_offsets: Whether readers add the sizes of slots to keys.
+        is_one_hot: Whether embeddings take one key a slot alone.
     """
 
     spec: GraphSpec
@@ -52,11 +62,11 @@ class Network:
     """The parts of a model in the order in which they were added.
 
     Attributes:
-        parts: what was added.
+        parts: The parts.
 
     Args:
-        solver: what `CreateSolver` made.
-        optimizer: the model's optimizer, which embeddings without one of their own take.
+        solver: The `CreateSolver` object.
+        optimizer: The model's optimizer, which embeddings without one of their own take.
     """
 
     def __init__(self, solver: Solver, optimizer: OptParamsPy) -> None:
@@ -69,7 +79,7 @@ class Network:
         """The `Input`.
 
         Raises:
-            IllegalCallError: none was added yet.
+            IllegalCallError: None was added yet.
         """
         if not self.parts:
             raise IllegalCallError("Model: got no Input, expected one before everything else")
@@ -82,11 +92,11 @@ class Network:
         return [part for part in self.parts if isinstance(part, cls)]
 
     def add(self, part: Part | GroupDenseLayer) -> None:
-        """Add a part on top of those that are there; a group of layers as the layers that it stands for.
+        """Add a part on top of the others; a group of layers is added as its layers.
 
         Raises:
-            WrongInputError: another kind of object, a bottom that is not there, or a top that is.
-            IllegalCallError: a part before the `Input`, or a second one.
+            WrongInputError: Another kind of object, an unknown bottom, or a top that exists already.
+            IllegalCallError: A part before the `Input`, or a second one.
         """
         if isinstance(part, Input) == bool(self.parts):
             name = type(part).__name__
@@ -118,13 +128,13 @@ class Network:
 
     @as_hugectr_errors("compile")
     def plan(self, loss_weights: Mapping[str, float]) -> Plan:
-        """The graph of all parts.
+        """Return the graph of all parts.
 
         Args:
-            loss_weights: label -> weight of its loss, in place of what the `Input` says.
+            loss_weights: Label -> weight of its loss, in place of what the `Input` says.
 
         Raises:
-            WrongInputError: names, labels, slots or regularizers that do not fit.
+            WrongInputError: Names, labels, slots or regularizers that do not fit.
         """
         rules: dict[str, SparseOptimizerSpec] = {}
         embeddings = self._sparse_embeddings(rules)
@@ -137,7 +147,7 @@ class Network:
             joins += joined
             collections.append([embedding.name for embedding in found])
         layers = [self._layer(part) for part in self.of_type(DenseLayer)]
-        sorts = self._sorts_of_keys()
+        sorts = self._key_sorts()
         spec = GraphSpec(
             labels=self._labels(loss_weights),
             dense_name=self.inputs.dense_name,
@@ -155,7 +165,7 @@ class Network:
         )
 
     def _sparse_embeddings(self, rules: dict[str, SparseOptimizerSpec]) -> list[GraphEmbedding]:
-        """Every `SparseEmbedding`; the rules of their tables are put into `rules`."""
+        """Return every `SparseEmbedding`; the rules of their tables are added to `rules`."""
         return [
             sparse_embedding(
                 part,
@@ -177,7 +187,7 @@ class Network:
         }
 
     def _labels(self, loss_weights: Mapping[str, float]) -> tuple[GraphLabel, ...]:
-        """The labels by name, as HugeCTR cuts the columns."""
+        """Return the labels in the order of their names, as HugeCTR splits the columns."""
         inputs = self.inputs
         weights = dict(zip(inputs.label_names, inputs.label_weights, strict=True))
         for name in loss_weights:
@@ -190,15 +200,15 @@ class Network:
     def _layer(self, part: DenseLayer) -> GraphLayer:
         losses = [other for other in self.of_type(DenseLayer) if other.layer_type in LOSSES]
         if part.layer_type in LOSSES and part.use_regularizer and len(losses) > 1:
-            raise WrongInputError(f"{_title(part)}: got a regularizer beside other losses, expected none with several")
+            raise WrongInputError(f"{_title(part)}: got a regularizer besides other losses, expected none with several")
         return graph_layer(part)
 
-    def _sorts_of_keys(self) -> set[bool]:
-        """Whether keys of `SparseEmbedding` objects count from 0 in each slot: of one sort, or none without any."""
+    def _key_sorts(self) -> set[bool]:
+        """Return whether keys of `SparseEmbedding` objects count from 0 in each slot; empty without any."""
         sorts = {part.embedding_type in HAS_STATIC_TABLES for part in self.of_type(SparseEmbedding)}
         if len(sorts) == 2:
             raise WrongInputError(
-                "compile: got OneHot or Hybrid embeddings, whose keys count from 0 in each slot, beside hash "
+                "compile: got OneHot or Hybrid embeddings, whose keys count from 0 in each slot, besides hash "
                 "embeddings, expected one sort"
             )
         return sorts
@@ -214,10 +224,10 @@ class Network:
 
 
 def _names(part: Part) -> tuple[list[str], list[str]]:
-    """What `part` reads and what it makes.
+    """Return the tensors that `part` reads, and those that it makes.
 
     Raises:
-        WrongInputError: an object that is no part of a model.
+        WrongInputError: An object that is no part of a model.
     """
     if isinstance(part, Input):
         return [], [*part.label_names, *([part.dense_name] if part.dense_dim else [])]
@@ -240,10 +250,155 @@ def _title(part: Part) -> str:
 
 
 def _key_of(rule: SparseOptimizerSpec, rules: dict[str, SparseOptimizerSpec]) -> str:
-    """The name of `rule` in `rules`, where it is put if it is new."""
+    """Return the name of `rule` in `rules`, to which it is added if it is new."""
     for name, held in rules.items():
         if held == rule:
             return name
     name = f"rows{len(rules)}"
     rules[name] = rule
     return name
+
+
+HAS_STATIC_TABLES = (Embedding_t.LocalizedSlotSparseEmbeddingOneHot, Embedding_t.HybridSparseEmbedding)
+"""Embeddings whose keys count from 0 in each slot."""
+
+_POOLING: Mapping[str, Literal["sum", "mean", "concat"]] = {"sum": "sum", "average": "mean", "concat": "concat"}
+
+
+def capacity(params: SparseEmbedding, optimizer: OptParamsPy, num_devices: int) -> int:
+    """Most keys that a `SparseEmbedding` holds.
+
+    On each device as many as it names, or the workspace's bytes over those of a row and its optimizer states, as
+    HugeCTR reckons them; else as many as ``slot_size_array`` names.
+    """
+    if params.max_vocabulary_size_per_gpu:
+        return int(params.max_vocabulary_size_per_gpu) * num_devices
+    if not params.workspace_size_per_gpu_in_mb:
+        return sum(params.slot_size_array)
+    copies = 1 + STATES[optimizer.optimizer_type]
+    if optimizer.optimizer_type is Optimizer_t.Adam and optimizer.update_type is Update_t.LazyGlobal:
+        copies += 1
+    rows = params.workspace_size_per_gpu_in_mb * 2**20 // (4 * params.embedding_vec_size * copies)
+    return int(rows) * num_devices
+
+
+def sparse_embedding(params: SparseEmbedding, *, slots: int, optimizer: str) -> GraphEmbedding:
+    """Return a `SparseEmbedding` over the `slots` slots of its input.
+
+    Hash embeddings are dynamic tables: one for all slots of a distributed embedding, one a slot for a localized one,
+    whose slots have first weights of their own. One-hot and hybrid embeddings are a static table a slot.
+
+    Raises:
+        WrongInputError: A ``slot_size_array`` of another length, where each slot has its own table.
+    """
+    name = params.sparse_embedding_name
+    tables: list[TableSpec | DynamicTableSpec]
+    if params.embedding_type in HAS_STATIC_TABLES:
+        sizes = _sizes(params, slots)
+        tables = [_static(f"{name}.{slot}", size, params) for slot, size in enumerate(sizes)]
+    elif params.embedding_type is Embedding_t.LocalizedSlotSparseEmbeddingHash:
+        sizes = _sizes(params, slots) if params.slot_size_array else [0] * slots
+        tables = [_dynamic(f"{name}.{slot}", size, params) for slot, size in enumerate(sizes)]
+    else:
+        tables = [_dynamic(name, 0, params)]
+    features = tuple(
+        GraphFeature(
+            name=f"{params.bottom_name}.{slot}", table=tables[slot % len(tables)].name, pooling=params.combiner
+        )
+        for slot in range(slots)
+    )
+    return GraphEmbedding(name=name, tables=tuple(tables), features=features, optimizer=optimizer)
+
+
+def _sizes(params: SparseEmbedding, slots: int) -> Sequence[int]:
+    sizes: Sequence[int] = params.slot_size_array
+    if len(sizes) != slots:
+        raise WrongInputError(
+            f"SparseEmbedding {params.sparse_embedding_name!r}: slot_size_array: got {len(sizes)} sizes, expected "
+            f"{slots}, one for each slot of {params.bottom_name!r}"
+        )
+    return sizes
+
+
+def _dynamic(name: str, size: int, params: SparseEmbedding) -> DynamicTableSpec:
+    """Return a table whose rows start within 1 / sqrt(size) around 0, or 0.05 for an unknown size."""
+    scale = 1 / math.sqrt(size) if size else 0.05
+    return DynamicTableSpec(name=name, width=params.embedding_vec_size, init_scale=scale, report_evicted=False)
+
+
+def _static(name: str, size: int, params: SparseEmbedding) -> TableSpec:
+    return TableSpec(name=name, rows=max(1, size), width=params.embedding_vec_size)
+
+
+def collection_graph(
+    config: EmbeddingCollectionConfig, *, number: int, optimizers: Mapping[str, str], hotness: Mapping[str, int]
+) -> tuple[list[GraphEmbedding], list[GraphLayer]]:
+    """An embedding collection: an embedding for each optimizer of its tables, and the layers that join their tops.
+
+    Args:
+        config: The collection.
+        number: Number of the collection in the model.
+        optimizers: Table -> name of its optimizer.
+        hotness: Sparse input -> most keys of a sample.
+    """
+    keys = list(dict.fromkeys(optimizers[lookup.table.name] for lookup in config.lookups))
+    output: Literal["flat", "apart"] = "flat" if config.concatenated_name and len(keys) == 1 else "apart"
+    embeddings = []
+    for key in keys:
+        lookups = [lookup for lookup in config.lookups if optimizers[lookup.table.name] == key]
+        tables = {lookup.table.name: _collection_table(lookup.table) for lookup in lookups}
+        name = config.concatenated_name if output == "flat" else f"embedding_collection_{number}_{key}"
+        features = tuple(_feature_of(lookup, hotness[lookup.bottom_name]) for lookup in lookups)
+        embeddings.append(
+            GraphEmbedding(name=name, tables=tuple(tables.values()), features=features, output=output, optimizer=key)
+        )
+    if config.concatenated_name:
+        return embeddings, _joined(config, embeddings) if output == "apart" else []
+    return embeddings, _flattened(config, embeddings)
+
+
+def _joined(config: EmbeddingCollectionConfig, embeddings: Sequence[GraphEmbedding]) -> list[GraphLayer]:
+    """Return the layers that concatenate the tops of several embeddings, in the order of the lookups."""
+    tops = tuple(map(_vector_name, config.lookups))
+    width = sum(embedding.width_of(feature) for embedding in embeddings for feature in embedding.features)
+    joined = f"{config.concatenated_name}_concat"
+    return [
+        GraphLayer(kind="concat", bottoms=tops, tops=(joined,), options={"axis": 2}),
+        GraphLayer(kind="reshape", bottoms=(joined,), tops=(config.concatenated_name,), options={"leading_dim": width}),
+    ]
+
+
+def _flattened(config: EmbeddingCollectionConfig, embeddings: Sequence[GraphEmbedding]) -> list[GraphLayer]:
+    """Return the layers that make [B, width] of the vectors of lookups that are flat."""
+    widths = {feature.name: embedding.width_of(feature) for embedding in embeddings for feature in embedding.features}
+    return [
+        GraphLayer(
+            kind="reshape",
+            bottoms=(_vector_name(lookup),),
+            tops=(lookup.top_name,),
+            options={"leading_dim": widths[_vector_name(lookup)]},
+        )
+        for lookup in config.lookups
+        if lookup.is_flat
+    ]
+
+
+def _vector_name(lookup: EmbeddingLookup) -> str:
+    """Return the name of the tensor [B, 1, width] that a lookup gives."""
+    return f"{lookup.top_name}_3d" if lookup.is_flat else lookup.top_name
+
+
+def _collection_table(table: EmbeddingTableConfig) -> TableSpec | DynamicTableSpec:
+    if table.max_vocabulary_size < 0:
+        return DynamicTableSpec(name=table.name, width=table.ev_size, report_evicted=False)
+    return TableSpec(name=table.name, rows=table.max_vocabulary_size, width=table.ev_size)
+
+
+def _feature_of(lookup: EmbeddingLookup, hotness: int) -> GraphFeature:
+    return GraphFeature(
+        name=_vector_name(lookup),
+        table=lookup.table.name,
+        pooling=_POOLING[lookup.combiner],
+        column=f"{lookup.bottom_name}.0",
+        max_keys=hotness if lookup.combiner == "concat" else None,
+    )

@@ -36,18 +36,18 @@ STATES = {
     Optimizer_t.Adam: 2,
     Optimizer_t.Ftrl: 2,
 }
-"""Numbers that an optimizer keeps beside each weight; lazy Adam keeps one more."""
+"""Number of an optimizer's states for each weight; lazy Adam has one more."""
 
 # Without a gradient the others leave a row as it is, so "global" is "local" for them.
 _MOVES_ALL_ROWS = {Optimizer_t.Adam, Optimizer_t.MomentumSGD, Optimizer_t.Nesterov}
 
 
 def optimizer_rule(params: OptParamsPy, lr: float) -> OptimizerSpec:
-    """The optimizer of dense layers, and of the tables of a collection, where the rows of a batch alone move.
+    """Return the optimizer of dense layers, and of a collection's tables, which updates the rows of a batch.
 
     Args:
-        params: what `CreateOptimizer` made.
-        lr: the first learning rate.
+        params: The `CreateOptimizer` object.
+        lr: The first learning rate.
     """
     kind = params.optimizer_type
     if kind is Optimizer_t.SGD:
@@ -66,7 +66,7 @@ def optimizer_rule(params: OptParamsPy, lr: float) -> OptimizerSpec:
 
 
 def embedding_optimizer(params: OptParamsPy, lr: float) -> SparseOptimizerSpec:
-    """The optimizer of a `SparseEmbedding`, which may move all rows."""
+    """Return the optimizer of a `SparseEmbedding`, which may update all rows."""
     rule = optimizer_rule(params, lr)
     if params.update_type is Update_t.LazyGlobal:
         return replace(rule, rows=RowOptions(mode="lazy_global"))

@@ -28,7 +28,7 @@ OpenSource = Callable[[str], RecordSource]
 
 
 class DataReader:
-    """One of the two readers of a model, as `Model.get_data_reader_train` and ``..._eval`` hand them out.
+    """One of the two readers of a model, which `Model.get_data_reader_train` and ``..._eval`` return.
 
     It is a `terarec.data.BatchReader` that goes on where it stopped: only `set_source` starts over.
 
@@ -79,8 +79,8 @@ class DataReader:
         """Read `file_name` from its start on, or the data that is being read if no name is given.
 
         Raises:
-            FileCannotOpenError: no such data.
-            BrokenFileError: data that does not hold what it should.
+            FileCannotOpenError: No such data.
+            BrokenFileError: Data that does not hold what it should.
         """
         with as_hugectr_errors("set_source"):
             source = self._open(file_name or self.name)
@@ -91,11 +91,11 @@ class DataReader:
         self.name, self._batches, self._is_eof = file_name or self.name, None, False
 
     def set_file_list_source(self, file_list: str = "") -> None:
-        """`set_source` under the name of release 2.3."""
+        """Call `set_source`, under its name in release 2.3."""
         self.set_source(file_list)
 
     def open_source(self) -> RecordSource:
-        """Open the data once more, beside what is being read.
+        """Open the data once more; the current reading goes on.
 
         Raises:
             FileCannotOpenError: No such data.
@@ -105,23 +105,23 @@ class DataReader:
             return self._open(self.name)
 
     def is_started(self) -> bool:
-        """Whether there is data to read."""
+        """Return whether there is data to read."""
         return self.records is not None
 
     @property
     def num_skipped(self) -> int:
-        """Records left out so far because their checksum failed."""
+        """Number of records left out so far because their checksum failed."""
         return 0 if self.records is None else self.records.num_skipped
 
     def is_eof(self) -> bool:
-        """Whether the last batch asked for was behind the end of the data."""
+        """Return whether the last requested batch was behind the end of the data."""
         return self._is_eof
 
     def next_batch(self) -> Batch | None:
-        """The next batch; None from the end of the data on, until `set_source` starts over.
+        """Return the next batch; None from the end of the data on, until `set_source` starts over.
 
         Raises:
-            BrokenFileError: a file is damaged. The next call starts over.
+            BrokenFileError: A file is damaged. The next call starts over.
         """
         if self.records is None or self._is_eof:
             return None
@@ -180,16 +180,16 @@ class DataReader:
 
 
 def record_layout(solver: Solver, reader: DataReaderParams, inputs: Input, *, adds_offsets: bool) -> RecordLayout:
-    """What a sample of the files holds.
+    """Return the layout of a sample in the files.
 
     Args:
-        solver: what `CreateSolver` made.
-        reader: the `DataReaderParams`.
-        inputs: the `Input`.
-        adds_offsets: whether the sizes of the slots before are added to keys, where the format asks for that.
+        solver: The `CreateSolver` object.
+        reader: The `DataReaderParams`.
+        inputs: The `Input`.
+        adds_offsets: Whether the sizes of the slots before are added to keys, where the format needs that.
 
     Raises:
-        WrongInputError: sizes of more or fewer slots than there are.
+        WrongInputError: Sizes of more or fewer slots than there are.
     """
     sizes = tuple(reader.slot_size_array) if adds_offsets else ()
     slots = sum(int(part.slot_num) for part in inputs.data_reader_sparse_param_array)
@@ -226,7 +226,7 @@ def async_layout_of(params: AsyncParam, release: tuple[int, int], *, is_one_hot:
 
 
 def shuffle_seed(solver: Solver, reader: DataReaderParams) -> int | None:
-    """Seed of the order of training data, if `reader` asks for another than that of the files."""
+    """Return the seed of the order of training data, or None for the order of the files."""
     if reader.data_reader_type is not DataReaderType_t.RawAsync or not reader.async_param.shuffle:
         return None
     return solver.seed or secrets.randbits(62) + 1

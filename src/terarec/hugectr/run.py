@@ -143,7 +143,7 @@ def save_run(path: Path, records: RecordsSpec, training: Training) -> None:
         reader = _open_train(spec)
         try:
             if training.reader_state is not None:
-                reader.load_state_dict(training.reader_state)  # refuses data that is described otherwise
+                reader.load_state_dict(training.reader_state)  # raises for another description of the data
             reader_state = reader.state_dict() if training.reader_state is None else training.reader_state
         finally:
             reader.close()
@@ -203,7 +203,7 @@ def _schedule(schedule: LearningRateSchedule) -> WarmupDecaySchedule | None:
 
 
 def _state(training: Training, spec: RunSpec, reader_state: Mapping[str, Any]) -> TrainState:
-    """The checkpoint, with the rates that the next step has and the schedules' places."""
+    """Return the checkpoint, with the rates of the next step and the schedules' positions."""
     trainer, schedule = training.trainer, spec.training.schedule
     states: list[Any] = []
     state = capture(trainer, reader_state)
@@ -222,14 +222,14 @@ def _state(training: Training, spec: RunSpec, reader_state: Mapping[str, Any]) -
 
 
 def _schedule_states(spec: WarmupDecaySchedule, training: Training, lr: float) -> list[Any]:
-    """What the schedulers of the run's optimizers would have saved here, had they been advanced by every step."""
-    stands_for = [
+    """Return the state of the run's schedulers as if every step had advanced them."""
+    stand_ins = [
         torch.optim.SGD([{"params": [torch.zeros(1)]} for _ in optimizer.param_groups], lr=training.schedule.base_lr)
         for optimizer in training.trainer.optimizers
     ]
-    schedulers = build_schedulers(spec, stands_for)
+    schedulers = build_schedulers(spec, stand_ins)
     done = training.next_step - 1
-    for scheduler, optimizer in zip(schedulers, stands_for, strict=True):
+    for scheduler, optimizer in zip(schedulers, stand_ins, strict=True):
         state = {**scheduler.state_dict(), "last_epoch": done, "_step_count": done + 1}
         scheduler.load_state_dict({**state, "_last_lr": [lr] * len(optimizer.param_groups)})
     return scheduler_states(schedulers)
@@ -245,7 +245,7 @@ def _frozen(trainer: Trainer) -> tuple[str, ...]:
 
 
 def _with_columns(graph: GraphSpec, records: RecordsSpec) -> GraphSpec:
-    """`graph` for batches whose features have the names of a data set's columns."""
+    """Return `graph` for batches whose features have the names of a data set's columns."""
     column_of = dict(zip(records.layout.slot_names, records.key_names, strict=True))
     embeddings = tuple(
         dataclasses.replace(

@@ -35,9 +35,9 @@ def run_script(path: str, arguments: Sequence[str], *, release: str | None = Non
     """Run the script `path` as ``python path arguments`` would.
 
     Args:
-        path: of the script.
-        arguments: what it finds in ``sys.argv`` behind its name.
-        release: what its solvers take for ``compat_release``; None: the newest. 2.3 has defaults of its own, too.
+        path: Path of the script.
+        arguments: Its arguments in ``sys.argv``.
+        release: Value of ``compat_release`` of its solvers; None for the newest. 2.3 also has defaults of its own.
     """
     provide_modules()
     if release is not None:
@@ -98,11 +98,11 @@ class SingleProcess:
     size = 1
 
     def Get_rank(self) -> int:  # noqa: N802
-        """Number of this process: 0."""
+        """Return the number of this process, 0."""
         return self.rank
 
     def Get_size(self) -> int:  # noqa: N802
-        """Number of processes: 1."""
+        """Return the number of processes, 1."""
         return self.size
 
     def Barrier(self) -> None:  # noqa: N802
@@ -111,7 +111,7 @@ class SingleProcess:
     barrier = Barrier
 
     def bcast(self, value: Value, root: int = 0) -> Value:
-        """What `root` has, which is `value`."""
+        """Return the value of `root`."""
         return value
 
     def scatter(self, values: Sequence[Value], root: int = 0) -> Value:
@@ -119,19 +119,19 @@ class SingleProcess:
         return values[0]
 
     def gather(self, value: Value, root: int = 0) -> list[Value]:
-        """The values of all processes."""
+        """Return the values of all processes."""
         return [value]
 
     def allgather(self, value: Value) -> list[Value]:
-        """The values of all processes."""
+        """Return the values of all processes."""
         return [value]
 
     def reduce(self, value: Value, op: str = "sum", root: int = 0) -> Value:
-        """`op` over all processes, which leaves `value`."""
+        """Return `op` over all processes, which is `value`."""
         return value
 
     def allreduce(self, value: Value, op: str = "sum") -> Value:
-        """`op` over all processes, which leaves `value`."""
+        """Return `op` over all processes, which is `value`."""
         return value
 
     def Abort(self, errorcode: int = 0) -> NoReturn:  # noqa: N802
@@ -157,11 +157,11 @@ class HCTRCommunicationHandler:
     """Who writes: the one process that there is."""
 
     def global_rank(self) -> int:
-        """Number of this process."""
+        """Return the number of this process."""
         return 0
 
     def global_size(self) -> int:
-        """Number of processes."""
+        """Return the number of processes."""
         return 1
 
 
@@ -169,11 +169,11 @@ class MLLoggerWrapper:
     """Writes events to standard output.
 
     Attributes:
-        comm_handler: who writes.
+        comm_handler: Who writes.
 
     Args:
-        comm_handler: who writes.
-        value: of events that come without one.
+        comm_handler: Who writes.
+        value: Value of events without one.
     """
 
     def __init__(self, comm_handler: Any, value: Any = None, **_: Any) -> None:
@@ -189,22 +189,22 @@ class MLLoggerWrapper:
         self._write("INTERVAL_END", key, value, metadata)
 
     def event(self, key: str, value: Any = None, metadata: Mapping[str, Any] | None = None, **_: Any) -> None:
-        """A point in time."""
+        """Log a point in time."""
         self._write("POINT_IN_TIME", key, value, metadata)
 
     def mlperf_submission_log(self, benchmark: str, num_nodes: int | None = None, org: str | None = None) -> None:
-        """What is submitted by whom."""
+        """Log the submission."""
         self.event("submission_benchmark", benchmark)
         self.event("submission_org", org)
         self.event("submission_platform", f"{num_nodes or 1}xSUBMISSION_PLATFORM_PLACEHOLDER")
 
     def log_init_stop_run_start(self) -> None:
-        """The end of what is not timed and the start of what is."""
+        """Log the start of the timed part."""
         self.end("init_stop")
         self.start("run_start")
 
     def log_run_stop(self, status: str, epoch_num: float) -> None:
-        """The end of what is timed."""
+        """Log the end of the timed part."""
         self.end("run_stop", metadata={"status": status, "epoch_num": epoch_num})
 
     def _write(self, kind: str, key: str, value: Any, metadata: Mapping[str, Any] | None) -> None:

@@ -32,7 +32,7 @@ _KINDS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedModel:
-    """Where a model lies, and what of its training its files do not tell.
+    """The files of a model, and what its training needs besides.
 
     Attributes:
         graph: JSON file of the graph.
@@ -83,7 +83,7 @@ def convert_model(saved: SavedModel, out: Path) -> Model:
         StorageError: The disk is full, or there is not enough memory for the tables.
     """
     records = read_records(saved.records)
-    with contextlib.redirect_stdout(io.StringIO()):  # what a script's user is told of its devices
+    with contextlib.redirect_stdout(io.StringIO()):  # the message about devices
         model = _compiled(saved, records)
         _check_layout(model._compiled("convert").layout, records.layout)
         _load(model, saved)
@@ -115,7 +115,7 @@ def _compiled(saved: SavedModel, records: RecordsSpec) -> Model:
 
 
 def _optimizer_of(parts: tuple[Part, ...]) -> OptParamsPy:
-    """The optimizer of the first embedding or table that names one; Adam without any."""
+    """Return the optimizer of the first embedding or table that names one; Adam without any."""
     named: list[OptParamsPy | None] = []
     for part in parts:
         if isinstance(part, SparseEmbedding):

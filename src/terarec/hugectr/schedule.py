@@ -14,10 +14,10 @@ class Cadence:
     """How a release counts.
 
     Attributes:
-        from_one: displays and evaluations are due when the iterations done are a multiple of the interval; before that
+        from_one: Displays and evaluations are due when the iterations done are a multiple of the interval; before that
             release, when those done before the running one are, unless there are none.
-        saves_from_one: the same for snapshots, but none after the first iteration alone.
-        counts_end: in epochs, the call that finds no more data counts as an iteration, too.
+        saves_from_one: The same for snapshots, but none after the first iteration alone.
+        counts_end: In epochs, the call that finds no more data counts as an iteration, too.
     """
 
     from_one: bool
@@ -25,30 +25,30 @@ class Cadence:
     counts_end: bool
 
     def shows(self, index: int, interval: int) -> bool:
-        """Whether a display or an evaluation is due after the iteration `index`, from 0."""
+        """Return whether a display or an evaluation is due after the iteration `index`, from 0."""
         return _is_due(index, interval, self.from_one)
 
     def number(self, index: int) -> int:
-        """The iteration `index` as lines on the screen number it."""
+        """Return the number of the iteration `index` in log lines."""
         return index + self.from_one
 
     def saves(self, index: int, interval: int) -> bool:
-        """Whether a snapshot is due after the iteration `index`, from 0."""
+        """Return whether a snapshot is due after the iteration `index`, from 0."""
         return index != 0 and _is_due(index, interval, self.saves_from_one)
 
     def saved_number(self, index: int) -> int:
-        """The iteration `index` as snapshots are named."""
+        """Return the number of the iteration `index` in names of snapshots."""
         return index + self.saves_from_one
 
 
 def release_number(release: str) -> tuple[int, int]:
-    """`release`, such as "3.1" or "25.03", as what compares as releases follow each other."""
+    """Return a release such as "25.03" as numbers that compare in the order of releases."""
     major, minor = map(int, release.split("."))
     return major, minor
 
 
 def cadence_of(release: str) -> Cadence:
-    """The cadence of `release`."""
+    """Return the cadence of `release`."""
     number = release_number(release)
     return Cadence(from_one=number >= (23, 6), saves_from_one=number >= (23, 12), counts_end=number < (24, 0))
 
@@ -106,7 +106,7 @@ class LearningRateScheduler:
         return self.get_lr()
 
     def get_lr(self) -> float:
-        """The learning rate of the step that is on; of the first one before any."""
+        """Return the learning rate of the current step, or of the first one before it."""
         return self._schedule.lr(max(1, self._step))
 
     @property
@@ -115,5 +115,5 @@ class LearningRateScheduler:
         return self._schedule
 
     def get_step(self) -> int:
-        """Number of the step that is on; 0 before the first."""
+        """Return the number of the current step; 0 before the first."""
         return self._step

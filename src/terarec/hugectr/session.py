@@ -14,7 +14,7 @@ class Session:
     """A compiled model over the layers, the data and the optimizer of a training file.
 
     Attributes:
-        model: the model behind it, with everything that newer releases offer.
+        model: The model behind it, with everything that newer releases offer.
 
     Args:
         solver_config: The object that `solver_parser_helper` made.
@@ -43,15 +43,15 @@ class Session:
         self.model.start_data_reading()
 
     def set_learning_rate(self, lr: float) -> None:
-        """The rate of the next iterations."""
+        """Set the rate of the next iterations."""
         self.model.set_learning_rate(lr)
 
     def train(self) -> bool:
-        """One iteration; False at the end of the data, which only ``repeat_dataset=False`` has."""
+        """Train one iteration; return False at the end of the data, which only ``repeat_dataset=False`` has."""
         return self.model.train()
 
     def get_current_loss(self) -> float:
-        """The loss of the last iteration's batch."""
+        """Return the loss of the last iteration's batch."""
         return self.model.get_current_loss()
 
     def eval(self) -> bool:
@@ -59,7 +59,7 @@ class Session:
         return self.model.eval()
 
     def get_eval_metrics(self) -> list[tuple[str, float]]:
-        """Name and value of each metric over the evaluation batches since the last call."""
+        """Return the name and value of each metric over the evaluation batches since the last call."""
         return self.model.get_eval_metrics()
 
     def evaluation(
@@ -68,8 +68,8 @@ class Session:
         """Evaluate ``max_eval_batches`` batches, or as many as the data has, and return the metrics.
 
         Args:
-            export_predictions_out_file: where to append the predictions; none where it is empty.
-            export_labels_out_file: where to append the labels.
+            export_predictions_out_file: File to append predictions to; none if empty.
+            export_labels_out_file: File to append labels to.
         """
         reader = self.model.get_data_reader_eval()
         if not reader.is_started():
@@ -83,21 +83,21 @@ class Session:
         return self.model.get_eval_metrics()
 
     def check_overflow(self) -> None:
-        """Nothing: `train` itself raises `OutOfBoundError` when an embedding holds more keys than it has room for."""
+        """Do nothing: `train` raises `OutOfBoundError` when an embedding holds more keys than it has room for."""
 
     def copy_weights_for_evaluation(self) -> None:
-        """Nothing: training and evaluation share their weights."""
+        """Do nothing: training and evaluation share their weights."""
 
     def get_data_reader_train(self) -> DataReader:
-        """The reader of training data."""
+        """Return the reader of training data."""
         return self.model.get_data_reader_train()
 
     def get_data_reader_eval(self) -> DataReader:
-        """The reader of evaluation data."""
+        """Return the reader of evaluation data."""
         return self.model.get_data_reader_eval()
 
     def get_model_oversubscriber(self) -> TrainingCache:
-        """What loads the rows of a pass: ``update`` takes a keyset file or a list of them, ``store`` writes them."""
+        """Return the training cache: ``update`` takes a keyset file or a list of them, ``store`` writes rows."""
         return self.model.get_model_oversubscriber()
 
     def init_params(self, model_file: str) -> None:
@@ -105,7 +105,7 @@ class Session:
         self.model.load_dense_weights(model_file)
 
     def get_params_num(self) -> int:
-        """Number of the dense layers' weights."""
+        """Return the number of the dense layers' weights."""
         return sum(weight.numel() for weight in self.model.module.parameters())
 
     def download_params_to_files(self, prefix: str, iter: int) -> None:  # noqa: A002 - HugeCTR's name
@@ -114,13 +114,13 @@ class Session:
 
 
 def compiled(solver: SolverConfig, training: Training, *, is_passes: bool = False, kind: type[Model] = Model) -> Model:
-    """The compiled model of a training file, with the weights that `solver` says to start from.
+    """Return the compiled model of a training file, with the weights that `solver` says to start from.
 
     Args:
-        solver: what `solver_parser_helper` made, or the file's own clause.
-        training: the rest of the file.
-        is_passes: whether it trains pass by pass, with a keyset each.
-        kind: class of the model.
+        solver: The `solver_parser_helper` object, or the file's own clause.
+        training: The rest of the file.
+        is_passes: Whether it trains pass by pass, with a keyset each.
+        kind: Class of the model.
     """
     files = solver.embedding_files
     passes = ModelOversubscriberParams(not files, True, files) if is_passes else None
@@ -140,12 +140,12 @@ def compiled(solver: SolverConfig, training: Training, *, is_passes: bool = Fals
 
 
 def train(path: str) -> None:
-    """Train the model of the training file `path`: evaluations, messages, snapshots and the AUC target are the file's.
+    """Train the model of a training file, with its evaluations, messages, snapshots and AUC target.
 
     Raises:
-        FileCannotOpenError: no such file.
-        BrokenFileError: no JSON.
-        WrongInputError: an unknown kind or key, or a value that is not accepted.
+        FileCannotOpenError: No such file.
+        BrokenFileError: No JSON.
+        WrongInputError: An unknown kind or key, or a value that is not accepted.
     """
     solver = SolverParser(path)
     values = solver.values()
@@ -157,7 +157,7 @@ def train(path: str) -> None:
 
 
 class _Exporting(Model):
-    """A model that writes what its evaluations predict, as ``export_predictions_prefix`` asks for."""
+    """A model that writes the predictions of its evaluations."""
 
     predictions_prefix = ""
 

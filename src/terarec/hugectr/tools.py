@@ -34,10 +34,10 @@ class DataGenerator:
     """Writes the training and evaluation data that the parameters describe; the same ones give the same data.
 
     Args:
-        data_generator_params: what to write.
+        data_generator_params: Description of the data.
 
     Raises:
-        ConfigError: parameters that do not fit together.
+        ConfigError: Parameters that do not fit together.
     """
 
     def __init__(self, data_generator_params: DataGeneratorParams) -> None:
@@ -45,10 +45,10 @@ class DataGenerator:
         self._generator = _generator(data_generator_params)
 
     def generate(self) -> None:
-        """Write both; a file list (Norm, Parquet) that is there already keeps its data, as upstream.
+        """Write both; a file list (Norm, Parquet) that exists already keeps its data, as upstream.
 
         Raises:
-            StorageError: the disk is full.
+            StorageError: The disk is full.
         """
         params = self._params
         is_listed = self._generator.kind in ("norm", "parquet")
@@ -88,14 +88,14 @@ LAWS = {"long": PowerLaw_t.Long, "medium": PowerLaw_t.Medium, "short": PowerLaw_
 
 
 def generate(arguments: Sequence[str]) -> None:
-    """Write the data that ``CONFIG.json DIRECTORY VOCABULARY_SIZE MAX_NNZ [options]`` or ``--config-file`` asks for.
+    """Write the data that ``CONFIG.json DIRECTORY VOCABULARY_SIZE MAX_NNZ [options]`` or ``--config-file`` requests.
 
     Norm and Parquet files go into the directory, and the lists that the training file names point at them. Raw needs
     the training file alone, which names its files and sizes.
 
     Raises:
-        FileCannotOpenError: no such training file.
-        WrongInputError: its clauses or the arguments do not fit.
+        FileCannotOpenError: No such training file.
+        WrongInputError: Its clauses or the arguments do not fit.
     """
     options = _parsed(arguments)
     params, reader = generator_params(options)
@@ -107,11 +107,11 @@ def generate(arguments: Sequence[str]) -> None:
 
 
 def generator_params(options: argparse.Namespace) -> tuple[DataGeneratorParams, DataReaderParams]:
-    """What to generate, and the reader of the training file that will read it.
+    """Return the data to generate, and the reader of the training file.
 
     Raises:
-        FileCannotOpenError: no such training file.
-        WrongInputError: its clauses or the options do not fit.
+        FileCannotOpenError: No such training file.
+        WrongInputError: Its clauses or the options do not fit.
     """
     training = read_training(options.config)
     reader, given = training.reader, training.parts[0].values()
@@ -152,7 +152,7 @@ def generator_params(options: argparse.Namespace) -> tuple[DataGeneratorParams, 
 
 
 def _sources(options: argparse.Namespace, reader: DataReaderParams) -> tuple[str, str]:
-    """What to write for training and for evaluation: lists in the directory, or the files of Raw."""
+    """Return the paths of training and evaluation data: lists in the directory, or the files of Raw."""
     if reader.data_reader_type is DataReaderType_t.Raw:
         return reader.source[0], reader.eval_source
     if options.directory is None:
@@ -169,7 +169,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options of either form, under the names that both have."""
+    """Return the options of either form, under the names that both have."""
     is_named = any(argument.startswith("--config-file") for argument in arguments)
     parser = _Parser(prog="terarec-hugectr data_generator", add_help=False)
     parser.add_argument("--files", type=int, default=128)
@@ -193,7 +193,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _add_placed(parser: argparse.ArgumentParser) -> None:
-    """What 2.3 and 3.0 take: one size for all slots, and from 1 to so many keys a slot."""
+    """Add the options of 2.3 and 3.0: one size for all slots, and a maximum of keys a slot."""
     parser.add_argument("config")
     parser.add_argument("directory", nargs="?")
     parser.add_argument("vocabulary_size", nargs="?", type=int, default=1)
@@ -202,7 +202,7 @@ def _add_placed(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_named(parser: argparse.ArgumentParser) -> None:
-    """What 3.0.1 takes: the size of each slot, and its number of keys."""
+    """Add the options of 3.0.1: the size of each slot, and its number of keys."""
     parser.add_argument("--config-file", dest="config", required=True)
     parser.add_argument("--data-folder", dest="directory", default="./")
     parser.add_argument("--voc-size-array", type=_numbers)

@@ -28,18 +28,18 @@ class TrainingCache:
     """The passes of a model: which keys each may touch, and where the rows go in the end.
 
     All rows lie in host memory, with their optimizer states, so a pass moves nothing: it equals training without a
-    cache as long as the keysets hold what the data holds, and a key that they do not hold is refused. (HugeCTR keeps
+    cache as long as the keysets hold what the data holds, and a key that they do not hold is an error. (HugeCTR keeps
     the states of a "Cached" table from pass to pass, too; those of a "Staged" one start anew in every pass there.)
 
     Args:
-        params: what `CreateETC` or `CreateMOS` made.
-        files: the embeddings, in the order of the model; rows are loaded into them from the folders that are there.
-        collections: their tables with the features that read them.
+        params: The `CreateETC` or `CreateMOS` object.
+        files: The embeddings, in the order of the model; rows are loaded into them from the folders that are there.
+        collections: Their tables with the features that read them.
         key_bytes: 4 or 8 bytes a key in keysets, as ``i64_input_key`` says.
 
     Raises:
-        WrongInputError: another number of folders than embeddings, or folders that should be there, or should not.
-        FormatError: a folder that does not fit its embedding.
+        WrongInputError: Another number of folders than embeddings, or folders that should be there, or should not.
+        FormatError: A folder that does not fit its embedding.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class TrainingCache:
         """Begin the next pass, which may touch the keys of the keyset: one for all embeddings, or one for each.
 
         Raises:
-            WrongInputError: another number of files than embeddings, or one without keys.
-            DataNotFoundError: no such file.
-            FormatError: a size that no whole number of keys has.
+            WrongInputError: Another number of files than embeddings, or one without keys.
+            DataNotFoundError: No such file.
+            FormatError: A size that is no multiple of a key's.
         """
         paths = [keyset_file] * len(self._files) if isinstance(keyset_file, str) else list(keyset_file)
         if len(paths) != len(self._files):
@@ -85,8 +85,8 @@ class TrainingCache:
         """Write each embedding as one file of the form that releases up to 3.0 have.
 
         Raises:
-            WrongInputError: another number of files than embeddings.
-            StorageError: the disk is full.
+            WrongInputError: Another number of files than embeddings.
+            StorageError: The disk is full.
         """
         if len(snapshot_file_list) != len(self._files):
             raise WrongInputError(f"store: got {len(snapshot_file_list)} files, expected {len(self._files)}")
@@ -94,15 +94,15 @@ class TrainingCache:
             save_sparse(file, Path(path), single_file=True)
 
     def save(self, folder: Path, names: FileNames, *, single_file: bool = False) -> None:
-        """Write each embedding to its folder or, if none was given, to that of `names` in `folder`.
+        """Write each embedding to its folder or, without one, to that of `names` in `folder`.
 
         Args:
-            folder: where to write what has no folder of its own.
-            names: how it is called there.
-            single_file: write one file there, as releases up to 3.0 did.
+            folder: Folder of embeddings without one of their own.
+            names: File names there.
+            single_file: Write one file there, as releases up to 3.0 did.
 
         Raises:
-            StorageError: the disk is full.
+            StorageError: The disk is full.
         """
         for number, file in enumerate(self._files):
             if self._folders:
@@ -111,7 +111,7 @@ class TrainingCache:
                 save_sparse(file, folder / names.sparse(number), single_file=single_file)
 
     def incremental_model(self) -> IncrementalModel:
-        """Keys int64[n] and vectors float32[n, D] of each embedding: what passes since the last call may have changed.
+        """Return keys int64[n] and vectors float32[n, D] of each embedding, of the passes since the last call.
 
         These are the rows of all keys of the keysets; a key that has no row is left out.
         """
@@ -159,7 +159,7 @@ def _index(keys: NDArray[np.int64]) -> HashIndex:
 def _paths(
     params: EmbeddingTrainingCacheParams | ModelOversubscriberParams, files: Sequence[EmbeddingFile]
 ) -> list[Path]:
-    """Where the rows of each embedding lie, or will; none where a script from release 3.0 starts from scratch."""
+    """Return the paths of each embedding's rows; none where a script of release 3.0 starts from scratch."""
     name = "sparse_models"
     is_older = False
     if isinstance(params, ModelOversubscriberParams):

@@ -30,13 +30,13 @@ from terarec.spec.quoting import quoted
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of the clause whose value is a parameter of `solver_parser_helper`, or of the run, as it stands.
+    """A key of the clause whose value is an unchanged parameter of `solver_parser_helper`, or of the run.
 
     Attributes:
-        name: the key.
-        parameter: what it is called there.
-        kind: what it takes.
-        default: where it is missing.
+        name: The key.
+        parameter: Name of the parameter.
+        kind: Type of the value.
+        default: Value of a missing key.
     """
 
     name: str
@@ -73,12 +73,12 @@ THRESHOLD = number()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    """What a training file says besides its solver.
+    """The clauses of a training file besides its solver.
 
     Attributes:
-        optimizer: with the learning rate and its schedule.
-        reader: where the data lies.
-        parts: the `Input`, the embeddings and the layers, in their order.
+        optimizer: With the learning rate and its schedule.
+        reader: Location of the data.
+        parts: The `Input`, the embeddings and the layers, in their order.
     """
 
     optimizer: OptimizerWithSchedule
@@ -87,12 +87,12 @@ class Training:
 
 
 def read_training(path: str) -> Training:
-    """The clauses ``optimizer`` and ``layers`` of the file `path`.
+    """Return the clauses ``optimizer`` and ``layers`` of the file `path`.
 
     Raises:
-        FileCannotOpenError: no such file.
-        BrokenFileError: no JSON.
-        WrongInputError: an unknown kind or key, or a value that is not accepted; the message has its path.
+        FileCannotOpenError: No such file.
+        BrokenFileError: No JSON.
+        WrongInputError: An unknown kind or key, or a value that is not accepted; the message has its path.
     """
     data = read_json(path)
     layers = data.children("layers")
@@ -103,12 +103,12 @@ def read_training(path: str) -> Training:
 
 
 def SolverParser(file: str) -> SolverConfig:  # noqa: N802 - HugeCTR's name
-    """The clause ``solver`` of the training file `file`.
+    """Return the clause ``solver`` of the training file `file`.
 
     Raises:
-        FileCannotOpenError: no such file.
-        BrokenFileError: no JSON.
-        WrongInputError: an unknown key, or a value that is not accepted; the message has its path.
+        FileCannotOpenError: No such file.
+        BrokenFileError: No JSON.
+        WrongInputError: An unknown key, or a value that is not accepted; the message has its path.
     """
     data = read_json(file).child("solver")
     data.take("lr_policy", LR_POLICY)
@@ -133,12 +133,12 @@ def SolverParser(file: str) -> SolverConfig:  # noqa: N802 - HugeCTR's name
 
 
 def get_learning_rate_scheduler(configure_file: str) -> LearningRateScheduler:
-    """The schedule in the clause ``optimizer`` of a training file.
+    """Return the schedule in the clause ``optimizer`` of a training file.
 
     Raises:
-        FileCannotOpenError: no such file.
-        BrokenFileError: no JSON.
-        WrongInputError: an unknown kind or key, or a value that is not accepted.
+        FileCannotOpenError: No such file.
+        BrokenFileError: No JSON.
+        WrongInputError: An unknown kind or key, or a value that is not accepted.
     """
     return LearningRateScheduler.of(read_optimizer_with_schedule(read_json(configure_file).child("optimizer")))
 

@@ -35,19 +35,19 @@ def convert(
     sparse input, and else what each embedding gives, float32[batch, slots, width]. docs/export.md says the rest.
 
     Args:
-        onnx_model_path: the file.
-        graph_config: what `Model.graph_to_json` wrote.
-        dense_model: the weights of its layers.
-        convert_embedding: whether the embeddings are in the file.
-        sparse_models: the folder of each `SparseEmbedding`, with `convert_embedding`.
-        ntp_file: what BatchNorm layers measured; None takes what lies beside `dense_model`.
-        graph_name: of the graph in the file.
+        onnx_model_path: The file.
+        graph_config: File that `Model.graph_to_json` wrote.
+        dense_model: The weights of its layers.
+        convert_embedding: Whether the embeddings are in the file.
+        sparse_models: The folder of each `SparseEmbedding`, with `convert_embedding`.
+        ntp_file: Statistics of BatchNorm layers; None takes those next to `dense_model`.
+        graph_name: Name of the graph in the file.
 
     Raises:
-        WrongInputError: another number of folders than embeddings, an embedding collection with `convert_embedding`, a
+        WrongInputError: Another number of folders than embeddings, an embedding collection with `convert_embedding`, a
             clause of the graph that is not accepted, or a layer that ONNX files cannot hold.
-        FileCannotOpenError: a file that is not there.
-        BrokenFileError: a file of another model.
+        FileCannotOpenError: A missing file.
+        BrokenFileError: A file of another model.
         InvalidEnvError: ``onnx`` is not installed.
     """
     network = Network(Solver(), OptParamsPy())
@@ -68,7 +68,7 @@ def convert(
 
 
 def _without_rows(spec: GraphSpec) -> GraphSpec:
-    """`spec` with tables that take no memory, where they stay outside."""
+    """Return `spec` with tables that take no memory."""
 
     def without(embedding: GraphEmbedding) -> GraphEmbedding:
         tables = tuple(DynamicTableSpec(name=table.name, width=table.width) for table in embedding.tables)
@@ -101,7 +101,7 @@ def _key_inputs(inputs: Input) -> list[KeyInput]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command ``python -m hugectr2onnx.converter``, whose options are the parameters of `convert`."""
+    """Run ``python -m hugectr2onnx.converter``, whose options are the parameters of `convert`."""
     parser = argparse.ArgumentParser(description="Write an ONNX file with the predictions of a HugeCTR model.")
     for name in ("onnx_model_path", "graph_config", "dense_model"):
         parser.add_argument(f"--{name}", required=True)

@@ -120,7 +120,7 @@ def _samples_are_counted(values: Values) -> str | None:
     kind = values["data_reader_type"]
     for name in ("num_samples", "eval_num_samples"):
         if kind in (DataReaderType_t.Raw, DataReaderType_t.RawAsync) and not values[name]:
-            return f"{name}: got 0, expected the number of samples, which a {kind.name} file does not tell"
+            return f"{name}: got 0, expected the number of samples, which a {kind.name} file does not hold"
     return None
 
 

@@ -241,7 +241,7 @@ def forms() -> Mapping[str, tuple[Form, ...]]:
 def _load_forms() -> None:
     raw: dict[str, list[dict[str, dict[str, Any]]]] = {}
     for file in FILES:
-        tables = _load(file)
+        tables = load_toml(file)
         reasons = tables.pop("reasons", {})
         for call, versions in tables.items():
             raw[call] = []
@@ -264,11 +264,12 @@ def names() -> Mapping[str, tuple[Name, ...]]:
     """Return the names without forms, by section of the compatibility page."""
     return {
         section: tuple(Name(name=name, **_status(keys, {})) for name, keys in rows.items())
-        for section, rows in _load("names").items()
+        for section, rows in load_toml("names").items()
     }
 
 
-def _load(file: str) -> dict[str, Any]:
+def load_toml(file: str) -> dict[str, Any]:
+    """Return the content of one of the TOML files."""
     return tomllib.loads(resources.files("terarec.hugectr.schema").joinpath(f"{file}.toml").read_text("utf-8"))
 
 

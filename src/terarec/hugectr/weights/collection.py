@@ -24,7 +24,7 @@ Tables = Mapping[str, StaticTable | DynamicTable]
 
 
 def dump_folder(path: Path, number: int) -> Path:
-    """Where the dump of the collection `number` of a model lies below `path`."""
+    """Return the folder of the collection `number` of a model below `path`."""
     return path / f"embedding_collection_{number}"
 
 
@@ -32,14 +32,14 @@ def dump_collection(tables: Tables, folder: Path, *, names: Sequence[str] = (), 
     """Write tables, each with rising keys.
 
     Args:
-        tables: all tables of the collection, in the order of its configuration, which numbers them.
-        folder: see `dump_folder`.
-        names: which tables; all if empty.
+        tables: All tables of the collection, in the order of its configuration, which numbers them.
+        folder: See `dump_folder`.
+        names: Names of tables; all if empty.
         key_bytes: 4 or 8, as ``i64_input_key`` says.
 
     Raises:
-        WrongInputError: a table that is not there.
-        StorageError: the disk is full; nothing is left behind.
+        WrongInputError: An unknown table.
+        StorageError: The disk is full; nothing is left behind.
     """
     chosen = {
         DumpedTable(number, len(table), table.width): table
@@ -50,20 +50,20 @@ def dump_collection(tables: Tables, folder: Path, *, names: Sequence[str] = (), 
 
 
 def load_collection(tables: Tables, folder: Path, *, names: Sequence[str] = ()) -> None:
-    """Take tables from a dump, in the place of the rows that they hold.
+    """Take tables from a dump, in place of the rows that they hold.
 
     Rows of static tables that the dump does not name stay.
 
     Args:
-        tables: all tables of the collection, in the order of its configuration, which numbers them.
-        folder: see `dump_folder`.
-        names: which tables; all that the dump holds if empty.
+        tables: All tables of the collection, in the order of its configuration, which numbers them.
+        folder: See `dump_folder`.
+        names: Names of tables; all of the dump if empty.
 
     Raises:
-        WrongInputError: a table that is not there.
-        DataNotFoundError: no dump.
-        FormatError: damaged, without a table that was named, or of another width; nothing is changed then.
-        OutOfBoundError: a key outside its static table; nothing is changed then.
+        WrongInputError: An unknown table.
+        DataNotFoundError: No dump.
+        FormatError: Damaged, without a table that was named, or of another width; nothing is changed then.
+        OutOfBoundError: A key outside its static table; nothing is changed then.
     """
     dump, chosen = _opened(tables, folder, names)
     for described, table in chosen:
@@ -82,7 +82,7 @@ def check_collection(tables: Tables, folder: Path, *, names: Sequence[str] = ())
 def _opened(
     tables: Tables, folder: Path, names: Sequence[str]
 ) -> tuple[CollectionDump, list[tuple[DumpedTable, StaticTable | DynamicTable]]]:
-    """A dump, and the tables that are to take something from it with what they take."""
+    """Return a dump, and its tables with those that they are loaded into."""
     wanted = _checked(tables, names)
     dump = open_collection(folder)
     found = {described.table_id: described for described in dump.tables}

@@ -29,10 +29,10 @@ _KNOWN = ((), ("momentum",), ("sum",), ("exp_avg", "exp_avg_sq"), ("sum", "linea
 
 
 def save_dense(model: GraphModel, path: Path) -> None:
-    """Write the weights of the layers to `path`, and what BatchNorm layers measured beside it.
+    """Write the weights of the layers to `path`, and the statistics of BatchNorm layers next to it.
 
     Raises:
-        StorageError: the disk is full.
+        StorageError: The disk is full.
     """
     write_floats(path, (_array(entry.view(entry.tensor)) for _, entry in _entries(model)))
     layers = _batch_norms(model)
@@ -49,22 +49,22 @@ def load_dense(
     """Take the weights of the layers from `path`, and what BatchNorm layers measured.
 
     Args:
-        model: the model.
-        path: the file of weights.
-        statistics: the file of what BatchNorm layers measured; None takes that beside `path`, if it is there.
-        needs_statistics: whether a model with BatchNorm layers cannot do without that.
+        model: The model.
+        path: The file of weights.
+        statistics: The file of BatchNorm statistics; None takes the one next to `path`, if it exists.
+        needs_statistics: Whether a model with BatchNorm layers cannot do without that.
 
     Raises:
-        DataNotFoundError: no such file.
-        FormatError: a file of another model; nothing is changed then.
+        DataNotFoundError: No such file.
+        FormatError: A file of another model; nothing is changed then.
     """
     entries = list(_entries(model))
     arrays = read_floats(path, [(name, _shape(entry)) for name, entry in entries])
     layers = _batch_norms(model)
-    beside = statistics or _statistics_path(path)
-    found = read_statistics(beside) if layers and (statistics or needs_statistics or beside.is_file()) else []
+    adjacent = statistics or _statistics_path(path)
+    found = read_statistics(adjacent) if layers and (statistics or needs_statistics or adjacent.is_file()) else []
     if found:
-        _check_widths(beside, found, layers)
+        _check_widths(adjacent, found, layers)
     with torch.no_grad():
         for (_, entry), array in zip(entries, arrays, strict=True):
             entry.view(entry.tensor).copy_(torch.from_numpy(array))
@@ -77,8 +77,8 @@ def save_dense_optimizer_states(model: GraphModel, optimizer: optim.Optimizer, p
     """Write the optimizer's states of the layers, one state after the other.
 
     Raises:
-        ConfigError: an optimizer that HugeCTR does not have.
-        StorageError: the disk is full.
+        ConfigError: An optimizer that HugeCTR does not have.
+        StorageError: The disk is full.
     """
     states = _states(optimizer)
     entries = [entry for _, entry in _entries(model)]
@@ -89,9 +89,9 @@ def load_dense_optimizer_states(model: GraphModel, optimizer: optim.Optimizer, p
     """Take the optimizer's states from what `save_dense_optimizer_states` wrote; the number of its steps stays.
 
     Raises:
-        ConfigError: an optimizer that HugeCTR does not have.
-        DataNotFoundError: no such file.
-        FormatError: a file of another model or optimizer; nothing is changed then.
+        ConfigError: An optimizer that HugeCTR does not have.
+        DataNotFoundError: No such file.
+        FormatError: A file of another model or optimizer; nothing is changed then.
     """
     states = _states(optimizer)
     entries = [(name, entry, state) for state in states for name, entry in _entries(model)]
@@ -101,7 +101,7 @@ def load_dense_optimizer_states(model: GraphModel, optimizer: optim.Optimizer, p
 
 
 def _entries(model: GraphModel) -> Iterator[tuple[str, FileTensor]]:
-    """Each part of the file with its name."""
+    """Yield each part of the file with its name."""
     for layer, module in zip(model.spec.layers, model.layers, strict=True):
         if isinstance(module, WeightedLayer):
             for number, entry in enumerate(module.file_tensors()):
@@ -132,7 +132,7 @@ def _statistics_path(path: Path) -> Path:
 
 
 def _states(optimizer: optim.Optimizer) -> dict[str, dict[int, Tensor]]:
-    """Name of each state -> id of a weight -> the optimizer's own tensor."""
+    """Return name of a state -> id of a weight -> the optimizer's tensor."""
     states = dense_states(optimizer)
     if tuple(states) not in _KNOWN:
         raise ConfigError(
@@ -144,5 +144,5 @@ def _states(optimizer: optim.Optimizer) -> dict[str, dict[int, Tensor]]:
 
 
 def _state_of(entry: FileTensor, held: Mapping[int, Tensor]) -> Tensor:
-    """The state of a weight; zeros for a bias that is switched off, for which files have a place, too."""
+    """Return the state of a weight; zeros for a disabled bias, which files hold, too."""
     return held.get(id(entry.tensor), torch.zeros_like(entry.tensor, requires_grad=False))

@@ -59,11 +59,11 @@ class FileNames:
         return f"{self._stem}_opt_dense_{self.iteration}.model"
 
     def sparse(self, number: int) -> str:
-        """Rows of the embedding `number`."""
+        """Return rows of the embedding `number`."""
         return f"{self._stem}{number}_sparse_{self.iteration}.model"
 
     def sparse_states(self, number: int) -> str:
-        """Optimizer states of the embedding `number`."""
+        """Return optimizer states of the embedding `number`."""
         return f"{self._stem}{number}_opt_sparse_{self.iteration}.model"
 
     @property
@@ -72,7 +72,7 @@ class FileNames:
 
 
 def is_single_file(release: str) -> bool:
-    """Whether `release`, such as "3.0", keeps an embedding in one file; from 3.1 on it is a folder."""
+    """Return whether `release`, such as "3.0", keeps an embedding in one file; from 3.1 on it is a folder."""
     major, minor = (int(part) for part in release.split("."))
     return (major, minor) <= (3, 0)
 
@@ -84,7 +84,7 @@ _HAS_SLOTS = (
 
 
 def pieces(keys: Tensor) -> Iterator[Tensor]:
-    """``keys int64[n]`` in runs of at most `CHUNK_ROWS`."""
+    """Yield ``keys int64[n]`` in runs of at most `CHUNK_ROWS`."""
     for start in range(0, keys.numel(), CHUNK_ROWS):
         yield keys[start : start + CHUNK_ROWS]
 
@@ -93,8 +93,8 @@ class Part(NamedTuple):
     """Rows of one table on their way to a file.
 
     Attributes:
-        slot: number of the table.
-        rows: with their keys in the table.
+        slot: Number of the table.
+        rows: With their keys in the table.
     """
 
     slot: int
@@ -109,11 +109,11 @@ class EmbeddingFile:
     sizes of the slots before, in the file.
 
     Attributes:
-        name: of the embedding.
-        tables: one for each slot, or one for all.
-        has_slots: whether the file names the slot of each key.
-        devices: number of devices whose buffers a file of optimizer states holds.
-        rows_per_device: rows of such a buffer.
+        name: Name of the embedding.
+        tables: One for each slot, or one for all.
+        has_slots: Whether the file names the slot of each key.
+        devices: Number of devices whose buffers a file of optimizer states holds.
+        rows_per_device: Rows of such a buffer.
         key_bytes: 4 or 8 bytes a key in files that are not folders.
     """
 
@@ -131,7 +131,7 @@ class EmbeddingFile:
 
     @property
     def bases(self) -> tuple[int, ...]:
-        """What is added to the keys of each table in the file."""
+        """Offset of each table's keys in the file."""
         sizes = [len(table) if isinstance(table, StaticTable) else 0 for table in self.tables]
         return tuple(accumulate(sizes[:-1], initial=0))
 
@@ -142,29 +142,29 @@ class EmbeddingFile:
         return tuple(name for name, tensor in held.items() if tensor.dim() == 2)
 
     def parts(self) -> Iterator[Part]:
-        """All rows, slot by slot, with rising keys, `CHUNK_ROWS` at a time."""
+        """Yield all rows, slot by slot, with rising keys, `CHUNK_ROWS` at a time."""
         for slot, table in enumerate(self.tables):
             for keys in pieces(table.keys()):
                 yield Part(slot, table.export(keys))
 
     def keys(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Key in the file, and slot, of all rows in the order of `parts`."""
+        """Return key in the file, and slot, of all rows in the order of `parts`."""
         held = [table.keys().cpu().numpy() for table in self.tables]
         keys = np.concatenate([own + base for own, base in zip(held, self.bases, strict=True)])
         return keys, np.repeat(np.arange(len(held)), [len(own) for own in held])
 
     def to_file(self, part: Part) -> SparseRows:
-        """`part` as it stands in the file."""
+        """Return `part` as it is in the file."""
         keys = part.rows.keys.cpu().numpy() + self.bases[part.slot]
         vectors = part.rows.weights.float().cpu().numpy()
         slots = np.full(len(keys), part.slot, np.uint64) if self.has_slots else None
         return SparseRows(keys, vectors, slots)
 
     def slot_of(self, keys: NDArray[np.int64], slots: NDArray[Any] | None, path: Path) -> NDArray[np.int64]:
-        """The table of each key of a file.
+        """Return the table of each key of a file.
 
         Raises:
-            BrokenFileError: slots are missing, or one is none of this embedding's.
+            BrokenFileError: Slots are missing, or one is none of this embedding's.
         """
         count = len(self.tables)
         if count == 1:
@@ -182,7 +182,7 @@ class EmbeddingFile:
         return slots.astype(np.int64)
 
     def device_of(self, keys: NDArray[np.int64], slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The device of each key, as HugeCTR places it."""
+        """Return the device of each key, as HugeCTR places it."""
         return (slots if self.has_slots else keys) % self.devices
 
 
@@ -194,13 +194,13 @@ def embedding_file(
     capacity: int = 0,
     key_bytes: Literal[4, 8] = 8,
 ) -> EmbeddingFile:
-    """The file of a `SparseEmbedding`.
+    """Return the file of a `SparseEmbedding`.
 
     Args:
-        params: the object of that name.
-        collection: its tables, in the order of its slots.
-        devices: number of devices in ``vvgpu``.
-        capacity: most keys on all devices together; only files of optimizer states ask for it.
+        params: The object of that name.
+        collection: Its tables, in the order of its slots.
+        devices: Number of devices in ``vvgpu``.
+        capacity: Most keys on all devices together; only files of optimizer states ask for it.
         key_bytes: 4 or 8, as ``i64_input_key`` says.
     """
     sizes = params.slot_size_array
@@ -217,9 +217,9 @@ def embedding_file(
 
 
 def held_rows(embedding: EmbeddingFile, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Those of ``keys int64[n]``, distinct, that the embedding holds, and their vectors float32[m, D].
+    """Return the distinct ``keys int64[n]`` that the embedding holds, and their vectors float32[m, D].
 
-    A key that several slots hold is there several times.
+    A key that several slots hold is repeated.
     """
     found_keys, vectors = [np.empty(0, np.int64)], [np.empty((0, embedding.width), np.float32)]
     for table, base in zip(embedding.tables, embedding.bases, strict=True):
@@ -234,13 +234,13 @@ def save_sparse(embedding: EmbeddingFile, path: Path, *, single_file: bool = Fal
     """Write all rows, slot by slot, with rising keys.
 
     Args:
-        embedding: what to write.
-        path: the folder, or the file.
-        single_file: write one file, as releases up to 3.0 did.
+        embedding: Embedding to write.
+        path: The folder, or the file.
+        single_file: Write one file, as releases up to 3.0 did.
 
     Raises:
         ConfigError: `path` is a folder with other files in it.
-        StorageError: the disk is full; nothing is left behind.
+        StorageError: The disk is full; nothing is left behind.
     """
     chunks = (embedding.to_file(part) for part in embedding.parts())
     if single_file:
@@ -250,14 +250,14 @@ def save_sparse(embedding: EmbeddingFile, path: Path, *, single_file: bool = Fal
 
 
 def load_sparse(embedding: EmbeddingFile, path: Path) -> None:
-    """Take rows from a folder, or from one file of the older form, in the place of those that the embedding holds.
+    """Take rows from a folder, or from one file of the older form, in place of those that the embedding holds.
 
     Rows of static tables that the file does not name stay.
 
     Raises:
-        DataNotFoundError: nothing is there.
-        FormatError: files that do not fit each other or the embedding, or a key twice; nothing is changed then.
-        OutOfBoundError: a key outside its static table; nothing is changed then.
+        DataNotFoundError: Nothing exists.
+        FormatError: Files that do not fit each other or the embedding, or a key twice; nothing is changed then.
+        OutOfBoundError: A key outside its static table; nothing is changed then.
     """
     check_sparse(embedding, path)
     for table in embedding.tables:
@@ -287,8 +287,8 @@ def save_sparse_optimizer_states(embedding: EmbeddingFile, path: Path) -> None:
     """Write the states of all rows, in the order in which `save_sparse` writes these.
 
     Raises:
-        OutOfBoundError: a device with more rows than its buffer has.
-        StorageError: the disk is full; nothing is left behind.
+        OutOfBoundError: A device with more rows than its buffer has.
+        StorageError: The disk is full; nothing is left behind.
     """
     names = embedding.state_names
     layout = StateLayout(len(names), embedding.devices, embedding.rows_per_device, embedding.width)
@@ -313,13 +313,13 @@ def load_sparse_optimizer_states(embedding: EmbeddingFile, path: Path, *, rows_f
     """Take the states of all rows from a file.
 
     Args:
-        embedding: holds the rows that the file belongs to.
-        path: the file.
-        rows_from: the folder that the rows were loaded from, whose order counts; None takes that of `save_sparse`.
+        embedding: Holds the rows that the file belongs to.
+        path: The file.
+        rows_from: The folder that the rows were loaded from, whose order counts; None takes that of `save_sparse`.
 
     Raises:
-        DataNotFoundError: no such file.
-        FormatError: a file of another optimizer or width, or of fewer rows; nothing is changed then.
+        DataNotFoundError: No such file.
+        FormatError: A file of another optimizer or width, or of fewer rows; nothing is changed then.
     """
     names = embedding.state_names
     states, (keys, slots) = _opened_states(embedding, path, rows_from)
@@ -341,7 +341,7 @@ def check_sparse_optimizer_states(embedding: EmbeddingFile, path: Path) -> None:
 def _opened_states(
     embedding: EmbeddingFile, path: Path, rows_from: Path | None
 ) -> tuple[SparseStates, tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """A file of states, with key and slot of each row in its order."""
+    """Open a file of states; return it with key and slot of each row in its order."""
     num_states = len(embedding.state_names)
     states = open_sparse_states(path, num_states=num_states, devices=embedding.devices, width=embedding.width)
     if rows_from is None:
@@ -385,7 +385,7 @@ def _chunks_of(embedding: EmbeddingFile, path: Path) -> Iterator[SparseRows]:
 
 
 def _keys_of(embedding: EmbeddingFile, path: Path) -> tuple[NDArray[np.int64], NDArray[np.uint64] | None]:
-    """Keys and slots of a whole file."""
+    """Return all keys and slots of a file."""
     if not path.is_file():
         folder = open_sparse_folder(path, embedding.width)
         return folder.keys(), folder.slots()
