@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -52,6 +52,10 @@ class Sink(Protocol):
         Raises:
             StorageError: the disk is full.
         """
+        ...
+
+    def closed_shards(self) -> dict[str, list[int]]:
+        """Return the rows of the shards of each split that are on the disk; none where writing cannot be resumed."""
         ...
 
     def close(self) -> None:
@@ -130,20 +134,34 @@ class DatasetSink:
         spec: its columns and storage.
         rows_per_shard: most rows of a file.
         expected: rows of each split, where they are known: its files get equally many then.
+        closed: rows of the shards of each split that an interrupted run closed.
     """
 
     def __init__(
-        self, directory: Path, location: Path, spec: DatasetSpec, rows_per_shard: int, expected: Mapping[str, int]
+        self,
+        directory: Path,
+        location: Path,
+        spec: DatasetSpec,
+        rows_per_shard: int,
+        expected: Mapping[str, int],
+        closed: Mapping[str, Sequence[int]],
     ) -> None:
         self._directory = directory
         self._location = location
         self._spec = spec
-        self._splits = {name: self._files(name, even_sizes(expected.get(name), rows_per_shard)) for name in SPLIT_NAMES}
+        self._splits = {
+            name: self._files(name, even_sizes(expected.get(name), rows_per_shard), closed.get(name, ()))
+            for name in SPLIT_NAMES
+        }
 
     def write(self, split: str, rows: NDArray[np.int64], block: ColumnBlock) -> None:
         """See `Sink`."""
         del rows
         self._splits[split].write(block)
+
+    def closed_shards(self) -> dict[str, list[int]]:
+        """See `Sink`."""
+        return {name: [rows for _, rows in files.closed_files] for name, files in self._splits.items()}
 
     def close(self) -> None:
         """See `Sink`."""
@@ -165,12 +183,14 @@ class DatasetSink:
         for files in self._splits.values():
             files.abort()
 
-    def _files(self, split: str, sizes: object) -> SplitFiles:
-        def create(index: int) -> tuple[Path, FileWriter]:
-            path = shard_path(self._directory, self._spec, split, index)
-            return path, create_shard(self._spec, path)
+    def _files(self, split: str, sizes: Iterator[int], closed: Sequence[int]) -> SplitFiles:
+        def path_of(index: int) -> Path:
+            return shard_path(self._directory, self._spec, split, index)
 
-        return SplitFiles(create, sizes)  # type: ignore[arg-type]
+        def create(index: int) -> tuple[Path, FileWriter]:
+            return path_of(index), create_shard(self._spec, path_of(index))
+
+        return SplitFiles(create, sizes, [(path_of(index), rows) for index, rows in enumerate(closed)])
 
 
 class RecordsSink:
@@ -216,6 +236,10 @@ class RecordsSink:
         """See `Sink`."""
         del rows
         self._splits[split].write(block)
+
+    def closed_shards(self) -> dict[str, list[int]]:
+        """Return nothing: keysets and lists of HugeCTR's files need all rows."""
+        return {}
 
     def close(self) -> None:
         """See `Sink`."""
@@ -274,6 +298,10 @@ class ShuffledSink:
         partition = (place >> np.uint64(64 - bits)) if bits else np.zeros_like(place)
         self._partitions.scatter(to_batch(rows, place, block), partition.astype(np.int64))
 
+    def closed_shards(self) -> dict[str, list[int]]:
+        """See `Sink`; the train split is not written before all rows are scattered."""
+        return {**self._inner.closed_shards(), SHUFFLED: []}
+
     def close(self) -> None:
         """See `Sink`."""
         for index in range(self._partitions.count):
@@ -325,6 +353,7 @@ class SinkOptions:
         memory_bytes: what shuffling may take.
         estimated_bytes: about the bytes of all rows.
         expected: rows of each split, where they are known.
+        closed: rows of the shards of each split that an interrupted run closed.
     """
 
     storage: str
@@ -333,6 +362,7 @@ class SinkOptions:
     memory_bytes: int
     estimated_bytes: int
     expected: Mapping[str, int]
+    closed: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 def create_sink(spec: DatasetSpec, directory: Path, location: Path, options: SinkOptions) -> Sink:
@@ -341,7 +371,9 @@ def create_sink(spec: DatasetSpec, directory: Path, location: Path, options: Sin
     Raises:
         ConfigError: columns that the storage cannot hold.
     """
-    sink = ordered_sink(spec, directory, location, options.storage, options.rows_per_shard, options.expected)
+    sink = ordered_sink(
+        spec, directory, location, options.storage, options.rows_per_shard, options.expected, options.closed
+    )
     if options.seed is None:
         return sink
     return ShuffledSink(
@@ -354,13 +386,19 @@ def create_sink(spec: DatasetSpec, directory: Path, location: Path, options: Sin
 
 
 def ordered_sink(
-    spec: DatasetSpec, directory: Path, location: Path, storage: str, rows_per_shard: int, expected: Mapping[str, int]
+    spec: DatasetSpec,
+    directory: Path,
+    location: Path,
+    storage: str,
+    rows_per_shard: int,
+    expected: Mapping[str, int],
+    closed: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> Sink:
-    """The same for rows that come in the order in which they are to lie; `SinkOptions` tells what the last three are.
+    """Return the sink for rows that come in their order in the files; see `SinkOptions` for the last arguments.
 
     Raises:
         ConfigError: columns that the storage cannot hold.
     """
     if storage in RECORD_KINDS:
         return RecordsSink(directory, location, spec, RECORD_KINDS[storage], rows_per_shard, expected)
-    return DatasetSink(directory, location, spec, rows_per_shard, expected)
+    return DatasetSink(directory, location, spec, rows_per_shard, expected, closed)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -50,15 +51,21 @@ class SplitFiles:
     Args:
         create: makes the writer of file number so and so.
         sizes: rows of each file, without end.
+        closed: path and rows of the first files, which an interrupted run closed.
 
     Attributes:
         files: path and rows of each full file, and after `close` of all.
     """
 
-    def __init__(self, create: Callable[[int], tuple[Path, FileWriter]], sizes: Iterator[int]) -> None:
-        self.files: list[tuple[Path, int]] = []
+    def __init__(
+        self,
+        create: Callable[[int], tuple[Path, FileWriter]],
+        sizes: Iterator[int],
+        closed: Sequence[tuple[Path, int]] = (),
+    ) -> None:
+        self.files: list[tuple[Path, int]] = list(closed)
         self._create = create
-        self._sizes = sizes
+        self._sizes = islice(sizes, len(closed), None)
         self._open: tuple[Path, FileWriter] | None = None
         self._size = self._rows = 0
         self._finisher = ThreadPoolExecutor(1, thread_name_prefix="files")
@@ -68,6 +75,13 @@ class SplitFiles:
     def num_rows(self) -> int:
         """Rows so far."""
         return sum(rows for _, rows in self.files) + self._rows
+
+    @property
+    def closed_files(self) -> list[tuple[Path, int]]:
+        """The files that are closed and on the disk, so that they survive a kill."""
+        last = self._finishing
+        is_closed = last is None or (last.done() and last.exception() is None)
+        return list(self.files if is_closed else self.files[:-1])
 
     def write(self, block: ColumnBlock) -> None:
         """Append the rows of `block`.

@@ -1,9 +1,12 @@
 """Preparations that are killed, and gone on with by the same call."""
 
+import dataclasses
+import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +15,7 @@ from terarec.errors import ConfigError, RunInterruptedError
 from terarec.etl.engine import Progress, prepare
 from terarec.etl.ready import READY
 from terarec.etl.workflow import Workflow
-from terarec.spec import PrepareOptions, SplitByTime
+from terarec.spec import PrepareOptions, SplitByFraction, SplitByHash, SplitByTime
 from tests.etl.engine.contents import contents
 from tests.etl.engine.logs import shop_files, shop_workflow
 
@@ -100,3 +103,58 @@ def test_bad_lines_of_a_side_table_are_told_after_an_interruption_too(tmp_path: 
     assert report.bad_input.counts == {"integer": 1, "short_line": 2}
     lines = [f"{movies}: line 202: found 1 field,", f"{ratings}: line 302: found 3", f"{ratings}: line 303, column 'm"]
     assert [line.startswith(told) for line, told in zip(report.bad_input.first, lines, strict=True)] == [True] * 3
+
+
+KILLED_WRITING = """
+import os, signal, sys
+from pathlib import Path
+from typing import Any
+from terarec.etl.engine import prepare
+from terarec.spec import PrepareOptions
+from tests.etl.engine.test_resume import WRITE_OPTIONS, WRITE_SPLITS
+from tests.etl.engine.logs import shop_workflow
+
+split, shuffle, rows, out, *log = sys.argv[1:]
+
+def kill(progress):
+    if progress.phase == "write" and progress.rows > int(rows):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+options = PrepareOptions(**WRITE_OPTIONS, shuffle=shuffle == "shuffled")
+prepare(shop_workflow(WRITE_SPLITS[split]), [Path(path) for path in log], Path(out), options, kill)
+"""
+WRITE_SPLITS = {
+    "fraction": SplitByFraction(valid=0.1, test=0.05),
+    "time": SplitByTime(column="time", valid=0.1),
+    "hash": SplitByHash(valid=0.3, test=0.01, seed=1),
+}
+WRITE_OPTIONS: dict[str, Any] = {"rows_per_shard": 70, "bad_input": "skip"}
+
+
+@pytest.mark.parametrize(
+    ("split", "shuffle", "rows"),
+    [("fraction", "", 300), ("fraction", "", 500), ("time", "", 400), ("hash", "", 450), ("hash", "shuffled", 500)],
+)
+def test_complete_shards_outlive_a_kill(tmp_path: Path, split: str, shuffle: str, rows: int) -> None:
+    log = shop_files(tmp_path / "raw", files=12)
+    for path in (log[1], log[8]):
+        path.write_text(path.read_text() + "not a row\n")
+    workflow, options = shop_workflow(WRITE_SPLITS[split]), PrepareOptions(**WRITE_OPTIONS, shuffle=bool(shuffle))
+    whole = prepare(workflow, log, tmp_path / "whole", options)
+    arguments = [split, shuffle, str(rows), str(tmp_path / "out"), *map(str, log)]
+    ended = subprocess.run([sys.executable, "-c", KILLED_WRITING, *arguments], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    partial = tmp_path / "out.partial"
+    closed = json.loads((partial / "work" / "written.json").read_text())["closed"]
+    assert sum(map(len, closed.values())) >= 1
+    kept = {
+        shard.relative_to(partial): shard.stat().st_ino
+        for name, shards in closed.items()
+        for shard in sorted((partial / name).glob("*.parquet"))[: len(shards)]
+    }
+    report = prepare(workflow, log, tmp_path / "out", dataclasses.replace(options, threads=1))
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert {path: (tmp_path / "out" / path).stat().st_ino for path in kept} == kept
+    assert (report.splits, report.inputs, report.bad_input) == (whole.splits, whole.inputs, whole.bad_input)
+    if split == "fraction":
+        assert report.phases[-1].rows < whole.phases[-1].rows - sum(closed["train"]) + 60

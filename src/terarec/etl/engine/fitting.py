@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +17,7 @@ from terarec.etl.columns import SPLIT_NAMES, Block
 from terarec.etl.engine.passes import JoinedRows, Passes, Pipeline, ReadRows
 from terarec.etl.engine.split import RowBounds, assign, counted_bounds
 from terarec.etl.ops import ColumnTypes, SpillOptions, State, Statistic
-from terarec.etl.source import BadInputReport, RawBlock, Source, open_source
+from terarec.etl.source import FAULTS_SHOWN, BadInputReport, RawBlock, Source, open_source
 from terarec.etl.workflow import Pass, Plan, Workflow, source_types
 from terarec.etl.workflow.saved import STATES, state_name
 from terarec.spec import PrepareOptions, SplitByFiles, SplitByFraction
@@ -159,7 +160,7 @@ def fit_table(workflow: Workflow, name: str, options: PrepareOptions, statistic:
     """Show the rows of the side table `name` to `statistic`.
 
     Returns:
-        "bad_table": Its name and bad input, which `merge_bad_input` finds among the results of phases.
+        "bad_table": Its name and bad input, which the report finds among the results of phases.
 
     Raises:
         ConfigError: `options` name no file for it.
@@ -177,6 +178,13 @@ def fit_table(workflow: Workflow, name: str, options: PrepareOptions, statistic:
 def bad_input_to_json(report: BadInputReport) -> dict[str, Any]:
     """Return "counts" of each kind of fault, and the "first" faults, each in one line."""
     return {"counts": dict(report.counts), "first": [str(fault) for fault in report.first]}
+
+
+def add_bad_input(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the bad input of several parts of the data together, each as `bad_input_to_json` returns it."""
+    counts = sum((Counter(part["counts"]) for part in parts), Counter())
+    first = [line for part in parts for line in part["first"]]
+    return {"counts": dict(sorted(counts.items())), "first": first[:FAULTS_SHOWN]}
 
 
 class StateStore:

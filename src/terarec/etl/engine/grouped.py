@@ -113,6 +113,12 @@ class GroupedRows:
             [_Cursor(Partitions(directory / f"out-{step}", count), number) for number in range(count)] for step in steps
         ]
 
+    def skip(self, row: int) -> None:
+        """Leave out the rows up to the id `row` and without it."""
+        for cursors in self._steps:
+            for cursor in cursors:
+                cursor.skip(row)
+
     def rows_before(self, row: int) -> Block | None:
         """Return the next rows with the outputs of all grouped steps, up to the id `row` and without it."""
         columns: dict[str, Column] = {}
@@ -134,6 +140,12 @@ class _Cursor:
     def __init__(self, partitions: Partitions, number: int) -> None:
         self._batches = partitions.batches(number)
         self._head: Block | None = self._next()
+
+    def skip(self, row: int) -> None:
+        """Leave out the next rows with ids below `row`, a batch at a time."""
+        while self._head is not None and int(self._head.rows[-1]) < row:
+            self._head = self._next()
+        self.rows_before(row)
 
     def rows_before(self, row: int) -> list[Block]:
         """Return the next rows with ids below `row`."""

@@ -13,6 +13,7 @@ from terarec.etl.engine.fitting import (
     SpillingStatistics,
     StateStore,
     Statistics,
+    add_bad_input,
     bad_input_to_json,
     check_training,
     fit_pass,
@@ -32,13 +33,14 @@ from terarec.etl.engine.split import (
     find_bounds,
     needs_bounds,
 )
-from terarec.etl.engine.write import PositiveRows, no_positives, training_values, write_rows
+from terarec.etl.engine.write import PositiveRows, WriteCheckpoints, no_positives, training_values, write_rows
 from terarec.etl.in_order import available_threads
 from terarec.etl.ops import State
 from terarec.etl.ops.lists import ITEM_BITS
 from terarec.etl.sink import SinkOptions, create_sink
 from terarec.etl.source import Source
 from terarec.etl.workflow import Pass, Workflow
+from terarec.formats import shard_path
 from terarec.io import flush_tree
 from terarec.kernels import memory
 from terarec.spec import DatasetSpec, PrepareOptions, SplitByFiles, SplitByFraction
@@ -67,6 +69,16 @@ def fit(
 ) -> Workflow:
     """Return `workflow` fitted on the training part of `sources`; only temporary files are written."""
     return fit_with(LocalRun, workflow, sources, options, progress)
+
+
+def _keep_files(directory: Path, kept: set[Path]) -> None:
+    """Remove what a run that was killed in the write phase left in `directory`, except complete shards."""
+    if not kept:
+        shutil.rmtree(directory, ignore_errors=True)
+        return
+    for path in directory.iterdir():
+        if path not in kept:
+            path.unlink()
 
 
 class LocalRun:
@@ -128,6 +140,7 @@ class LocalRun:
     def write(self, spec: DatasetSpec, fitted: Workflow, location: Path) -> Result:
         """Write all rows; see `EngineRun`."""
         options = self._options
+        checkpoints = WriteCheckpoints(self._work / "written.json", self._source)
         sink_options = SinkOptions(
             storage=options.storage,
             rows_per_shard=options.rows_per_shard,
@@ -135,30 +148,39 @@ class LocalRun:
             memory_bytes=self._memory // 2,
             estimated_bytes=self._estimated_bytes,
             expected=self._expected_rows,
+            closed=checkpoints.closed,
         )
         work = self._plan.transform_pass()
-        positives = PositiveRows(() if self._workflow.states else self._workflow.spec.labels)
+        labels = () if self._workflow.states else self._workflow.spec.labels
+        positives = PositiveRows(labels, checkpoints.absent)
 
         def write() -> Result:
-            for split in SPLIT_NAMES:  # of a run that was killed in this phase
-                shutil.rmtree(self._directory / split, ignore_errors=True)
+            for split in SPLIT_NAMES:
+                closed = range(len(checkpoints.closed.get(split, ())))
+                _keep_files(self._directory / split, {shard_path(self._directory, spec, split, at) for at in closed})
+            joined = self._joined(work)
+            if joined is not None:
+                joined.skip(checkpoints.begin.next_row << self._passes.item_bits)
             with create_sink(spec, self._directory, location, sink_options) as sink:
-                rows, missing = write_rows(
+                totals = write_rows(
                     self._passes,
                     self._pipeline,
                     fitted.encode_block,
                     sink=sink,
-                    joined=self._joined(work),
+                    joined=joined,
                     positives=positives,
+                    checkpoints=checkpoints,
                 )
-                label = positives.absent
+                label, rows = positives.absent, dict(totals.rows)
                 if label is not None and rows:
                     values = training_values(self._passes, self._pipeline, label.source, self._joined(work))
                     raise no_positives(label, values)
                 sink.close()
             if not rows:
                 raise FormatError("the sources hold no row that the workflow keeps, expected at least one")
-            return {"rows": rows, "missing": missing, "bad_input": bad_input_to_json(self._source.bad_input)}
+            missing = {name: (totals.missing[name], count) for name, count in totals.values.items()}
+            bad_input = add_bad_input([checkpoints.bad_input, bad_input_to_json(self._source.bad_input)])
+            return {"rows": rows, "missing": missing, "bad_input": bad_input}
 
         return self._phases.run("write", write, self._source.num_bytes)
 

@@ -7,12 +7,12 @@ import hashlib
 import json
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from terarec.errors import ConfigError, FormatError
+from terarec.etl.engine.fitting import add_bad_input
 from terarec.etl.engine.report import (
     BadInput,
     InputColumn,
@@ -25,7 +25,7 @@ from terarec.etl.engine.report import (
 )
 from terarec.etl.generated import read_best_auc
 from terarec.etl.sink import RECORD_KINDS
-from terarec.etl.source import FAULTS_SHOWN, Source, open_source
+from terarec.etl.source import Source, open_source
 from terarec.etl.workflow import Workflow
 from terarec.etl.workflow.plan import check_times
 from terarec.io import Journal, resumable_dir
@@ -142,6 +142,9 @@ def prepare_with(
         written = run.write(spec, fitted, out.resolve())
         if _open(workflow, sources, options).fingerprint() != source.fingerprint():
             raise FormatError(f"{source.files[0].path}: the sources changed while they were read")
+        # Steps that join the same side table read it alike: it counts once.
+        tables = {found["bad_table"]["table"]: found["bad_table"] for found in phases.results if "bad_table" in found}
+        bad_input = add_bad_input([*tables.values(), written["bad_input"]])
         columns, rows, seconds = output_columns(spec), sum(written["rows"].values()), time.perf_counter() - begun
         report = PrepareReport(
             rows=rows,
@@ -157,7 +160,7 @@ def prepare_with(
                 for name, (missing, values) in written["missing"].items()
             ),
             tables=table_sizes(columns),
-            bad_input=BadInput(policy=options.bad_input, **merge_bad_input(written["bad_input"], phases.results)),
+            bad_input=BadInput(policy=options.bad_input, **bad_input),
             spilled=tuple(run.spilled),
             phases=tuple(phases.reports),
         )
@@ -192,20 +195,6 @@ def fingerprint(workflow: Workflow, source: Source, options: PrepareOptions) -> 
         "options": _digest(chosen),
         "sources": source.fingerprint(),
     }
-
-
-def merge_bad_input(rows: Result, phases: Iterable[Result]) -> Result:
-    """Return the bad input of the side tables and of the rows together, as `bad_input_to_json` does for each.
-
-    Args:
-        rows: Bad input of the sources.
-        phases: Results of all phases. Steps that join the same table read it alike: it counts once.
-    """
-    tables = {phase["bad_table"]["table"]: phase["bad_table"] for phase in phases if "bad_table" in phase}
-    parts = [*tables.values(), rows]
-    counts = sum((Counter(part["counts"]) for part in parts), Counter())
-    first = [line for part in parts for line in part["first"]]
-    return {"counts": dict(sorted(counts.items())), "first": first[:FAULTS_SHOWN]}
 
 
 def _open(workflow: Workflow, sources: Sequence[str | Path], options: PrepareOptions) -> Source:

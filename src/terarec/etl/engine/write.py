@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import SPLIT_NAMES, TRAIN, Block
+from terarec.etl.engine.fitting import add_bad_input, bad_input_to_json
 from terarec.etl.engine.passes import JoinedRows, Passes, Pipeline, ReadRows
 from terarec.etl.sink import Sink
-from terarec.formats import ColumnBlock, merge
+from terarec.etl.source import RawBlock, Source
+from terarec.formats import ColumnBlock, merge, slice_rows
+from terarec.io import read_versioned_json, write_versioned_json
 from terarec.spec import LabelSpec
 
 SHOWN = 5
 """Values of a label that a message shows."""
+_FORMAT = "terarec.write-checkpoint"
 Part: TypeAlias = tuple[str, NDArray[np.int64], ColumnBlock]
 """Split, row ids and rows."""
 
@@ -32,8 +39,9 @@ def write_rows(
     sink: Sink,
     joined: JoinedRows | None,
     positives: PositiveRows,
-) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
-    """Write every row.
+    checkpoints: WriteCheckpoints,
+) -> WriteTotals:
+    """Write every row, or those that an interrupted run left.
 
     Args:
         passes: The sources.
@@ -42,16 +50,14 @@ def write_rows(
         sink: Files to write.
         joined: Outputs of the grouped steps.
         positives: Check that observes all rows.
-
-    Returns:
-        Split -> rows; column of the sources -> (missing values, all values).
+        checkpoints: Where to begin, and where to begin after a kill.
 
     Raises:
         StorageError: The disk is full.
     """
     work = pipeline.plan.transform_pass()
 
-    def transform(rows: ReadRows) -> tuple[list[Part], dict[str, tuple[int, int]]]:
+    def transform(rows: ReadRows) -> tuple[RawBlock, list[Part], dict[str, tuple[int, int]]]:
         def parts(block: Block) -> list[Part]:
             if not block.num_rows:
                 return []
@@ -60,21 +66,118 @@ def write_rows(
 
         columns = rows.block.columns.items()
         missing = {name: (column.num_missing(), len(column.values)) for name, column in columns}
-        return rows.invalid.filter(parts, pipeline.preprocess(work, rows))[0], missing
+        raw = dataclasses.replace(rows.raw, part=dataclasses.replace(rows.raw.part, content=None))
+        return raw, rows.invalid.filter(parts, pipeline.preprocess(work, rows))[0], missing
 
-    num_rows: Counter[str] = Counter()
-    num_missing: Counter[str] = Counter()
-    num_values: Counter[str] = Counter()
-    with closing(passes.map(transform, joined=joined)) as results:
-        for parts, missing in results:
+    begin, closed = checkpoints.begin, checkpoints.closed
+    totals = begin.copy()
+    skip = {split: sum(rows) - begin.rows[split] for split, rows in closed.items()}
+    passes.meter.skip(begin.read_bytes)
+    blocks = (raw for raw in passes.source.raw_blocks() if raw.first_row >= begin.next_row)
+    with closing(passes.map(transform, joined=joined, blocks=blocks)) as results:
+        for raw, parts, missing in results:
             for split, ids, block in parts:
-                sink.write(split, ids, block)
                 positives.observe(split, block)
-                num_rows[split] += len(ids)
-            for name, (count, total) in missing.items():
-                num_missing[name] += count
-                num_values[name] += total
-    return dict(num_rows), {name: (num_missing[name], num_values[name]) for name in num_values}
+                skipped = min(skip.get(split, 0), len(ids))
+                if skipped < len(ids):
+                    sink.write(split, ids[skipped:], slice_rows(block, skipped, len(ids)) if skipped else block)
+                if skipped:
+                    skip[split] -= skipped
+            totals.add(raw, {split: len(ids) for split, ids, _ in parts}, missing)
+            checkpoints.update(totals, sink, positives)
+    return totals
+
+
+@dataclass
+class WriteTotals:
+    """Totals of the blocks before a row of the sources.
+
+    Attributes:
+        next_row: Row id, in the sources, of the next block.
+        read_bytes: Bytes that were read.
+        rows: Split -> rows.
+        missing: Column of the sources -> missing values.
+        values: Column of the sources -> all values.
+    """
+
+    next_row: int = 0
+    read_bytes: int = 0
+    rows: Counter[str] = field(default_factory=Counter)
+    missing: Counter[str] = field(default_factory=Counter)
+    values: Counter[str] = field(default_factory=Counter)
+
+    def add(self, raw: RawBlock, rows: Mapping[str, int], missing: Mapping[str, tuple[int, int]]) -> None:
+        """Add a block."""
+        self.next_row = raw.first_row + raw.num_rows
+        self.read_bytes += raw.read_bytes
+        self.rows.update(rows)
+        for name, (count, total) in missing.items():
+            self.missing[name] += count
+            self.values[name] += total
+
+    def copy(self) -> WriteTotals:
+        """Return totals that later blocks do not change."""
+        return WriteTotals(self.next_row, self.read_bytes, self.rows.copy(), self.missing.copy(), self.values.copy())
+
+
+class WriteCheckpoints:
+    """Checkpoints of the write phase: an interrupted run is resumed at the first row that no closed shard holds.
+
+    A checkpoint is saved whenever a shard is closed. Rows behind it that closed shards of other splits hold are read
+    again, but not written.
+
+    Args:
+        path: File of the last checkpoint.
+        source: The sources.
+
+    Attributes:
+        begin: Totals of the blocks before the first one to read.
+        closed: Split -> rows of its closed shards.
+        bad_input: Bad input before the first block to read, as `bad_input_to_json` returns it.
+        absent: Positions of the labels without a positive row, or None where nothing was read.
+    """
+
+    _MOST_MARKS = 1000
+
+    def __init__(self, path: Path, source: Source) -> None:
+        self._path = path
+        self._source = source
+        self.begin = WriteTotals()
+        self.closed: dict[str, list[int]] = {}
+        self.bad_input: dict[str, Any] = {"counts": {}, "first": []}
+        self.absent: list[int] | None = None
+        if path.exists():
+            found = read_versioned_json(path, _FORMAT, 1)
+            counters = {name: Counter(found["totals"][name]) for name in ("rows", "missing", "values")}
+            self.begin = WriteTotals(found["totals"]["next_row"], found["totals"]["read_bytes"], **counters)
+            self.closed, self.bad_input, self.absent = found["closed"], found["bad_input"], found["absent"]
+        self._saved = self.closed
+        self._marks = [self.begin]
+
+    def update(self, totals: WriteTotals, sink: Sink, positives: PositiveRows) -> None:
+        """Take the totals after a block into account; save a checkpoint if a shard was closed.
+
+        Raises:
+            StorageError: The disk is full.
+        """
+        self._marks.append(totals.copy())
+        if len(self._marks) > self._MOST_MARKS:
+            del self._marks[1::2]
+        closed = {split: rows for split, rows in sink.closed_shards().items() if rows}
+        if closed == self._saved:
+            return
+        held = {split: sum(rows) for split, rows in closed.items()}
+        while len(self._marks) > 1 and all(rows <= held.get(name, 0) for name, rows in self._marks[1].rows.items()):
+            del self._marks[0]
+        self._saved, mark = closed, self._marks[0]
+        before = bad_input_to_json(self._source.bad_input_before(mark.next_row))
+        content = {
+            "totals": {spec.name: getattr(mark, spec.name) for spec in dataclasses.fields(mark)},
+            "closed": closed,
+            "bad_input": add_bad_input([self.bad_input, before]),
+            "absent": positives.absent_places,
+        }
+        write_versioned_json(self._path, _FORMAT, 1, content)
 
 
 def split_parts(done: Block, encoded: ColumnBlock) -> list[Part]:
@@ -96,15 +199,22 @@ class PositiveRows:
 
     Args:
         labels: Labels of the workflow; none where nothing is fitted.
+        absent: Positions of the labels whose positive row an interrupted run did not find; None for all.
     """
 
-    def __init__(self, labels: Sequence[LabelSpec]) -> None:
-        self._absent = {place: label for place, label in enumerate(labels) if label.positives}
+    def __init__(self, labels: Sequence[LabelSpec], absent: Sequence[int] | None = None) -> None:
+        places = range(len(labels)) if absent is None else absent
+        self._absent = {place: labels[place] for place in places if labels[place].positives}
 
     def observe(self, split: str, block: ColumnBlock) -> None:
         """Take rows of a split into account."""
         if self._absent and split == SPLIT_NAMES[TRAIN]:
             self._absent = {place: label for place, label in self._absent.items() if not block.label[:, place].any()}
+
+    @property
+    def absent_places(self) -> list[int]:
+        """Positions of the labels without a positive row so far."""
+        return list(self._absent)
 
     @property
     def absent(self) -> LabelSpec | None:

@@ -95,13 +95,16 @@ class BadInputLog:
             if len(self._first) > FAULTS_SHOWN:
                 del self._first[max(self._first)]
 
-    def report(self) -> BadInputReport:
-        """All that was added."""
+    def report(self, until_row: int | None = None) -> BadInputReport:
+        """Return all that was added, or what was found in the blocks before the one that begins with `until_row`."""
         with self._lock:
             counts: Counter[str] = Counter()
-            for block_counts in self._counts.values():
-                counts.update(block_counts)
+            for (first_row, _), block_counts in self._counts.items():
+                if until_row is None or first_row < until_row:
+                    counts.update(block_counts)
             faults: list[InputFault] = []
-            for _, block in sorted(self._first.items()):
+            for first_row, block in sorted(self._first.items()):
+                if until_row is not None and first_row >= until_row:
+                    break
                 faults += heapq.merge(*block.values(), key=lambda fault: fault.number)
         return BadInputReport(dict(sorted(counts.items())), tuple(faults[:FAULTS_SHOWN]))

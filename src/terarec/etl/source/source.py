@@ -141,6 +141,10 @@ class Source:
         """About the bytes of all values as text."""
         return sum(map(self._reader.text_bytes, self.files))
 
+    def bad_input_before(self, row: int) -> BadInputReport:
+        """Return the bad input in the blocks before the one that begins with `row`."""
+        return self._log.report(row)
+
     @property
     def bad_input(self) -> BadInputReport:
         """The bad input in what was read so far; what is read again counts once."""

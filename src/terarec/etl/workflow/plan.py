@@ -210,6 +210,10 @@ def plan(spec: WorkflowSpec) -> Plan:
             types.append(_types_after(spec, operator, types[-1]))
         except ConfigError as error:
             raise ConfigError(f"steps[{position}] {type(operator).__name__}: {error}") from None
+    exploding = [step for step, operator in enumerate(steps) if operator.explodes]
+    if len(exploding) > 1:  # row ids have room for the items of one step
+        first, second = (f"steps[{step}] {type(steps[step]).__name__}" for step in exploding[:2])
+        raise ConfigError(f"{second}: makes several rows of one, as {first} does; expected one such step")
     _check_results(spec, types[-1])
     rows = _num_row_steps(spec, steps, types)
     _check_order(steps, rows)
@@ -348,10 +352,6 @@ def _num_row_steps(spec: WorkflowSpec, steps: Sequence[Operator], types: Sequenc
 
 def _check_order(steps: Sequence[Operator], rows: int) -> None:
     """Raise if a step that is fitted or needs other rows comes before the rows are what they will be."""
-    exploding = [step for step, operator in enumerate(steps) if operator.explodes]
-    if len(exploding) > 1:  # row ids have room for the items of one step
-        first, second = (f"steps[{step}] {type(steps[step]).__name__}" for step in exploding[:2])
-        raise ConfigError(f"{second}: makes several rows of one, as {first} does; expected one such step")
     last_grouped = max((step for step, operator in enumerate(steps) if operator.stage == "grouped"), default=-1)
     for step, operator in enumerate(steps):
         name = f"steps[{step}] {type(operator).__name__}"
