@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from terarec.kernels.encoding_types import RefusedValueError
+from terarec.kernels.encoding_types import InvalidValueError
 
 ANYTHING = st.one_of(
     st.none(),
@@ -22,5 +22,5 @@ def found_list(find, values):
     """What `find` gives of `values`, or which of them it refuses."""
     try:
         return find(values).tolist()
-    except RefusedValueError as refused:
+    except InvalidValueError as refused:
         return f"row {refused.row}"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from terarec.errors import FormatError
 from terarec.kernels.cpu import encoding as cpu
-from terarec.kernels.encoding_types import RefusedValueError
+from terarec.kernels.encoding_types import InvalidValueError
 from terarec.kernels.ref import encoding as ref
 from tests.kernels.anything import ANYTHING, found_list
 from tests.kernels.columns import INT64S, SMALL_TEXTS, mask_of, text_of
@@ -89,7 +89,7 @@ def test_hexadecimal_texts_are_read_or_refused():
     for module in (cpu, ref):
         table = module.Hex32Ids(np.array([10, 255], np.uint32), 3)
         assert table.find_list(["0A", "", "ff", None]).tolist() == [4, 0, 5, 0]
-        with pytest.raises(RefusedValueError) as caught:
+        with pytest.raises(InvalidValueError) as caught:
             table.find_list(["0A", "zz"])
         assert caught.value.row == 1
 
@@ -114,4 +114,4 @@ def test_arrays_that_do_not_fit_are_refused():
         cpu.TextIds(np.zeros(2, np.uint8), np.array([0, 3]))
     with pytest.raises(ValueError, match="rising offsets"):
         cpu.TextIds(np.zeros(4, np.uint8), np.array([0, 3, 1, 4]))
-    assert issubclass(RefusedValueError, FormatError)
+    assert issubclass(InvalidValueError, FormatError)

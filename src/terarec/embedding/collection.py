@@ -20,8 +20,6 @@ from terarec.embedding.output import EmbeddingOutput, assemble, bags_of, cast
 from terarec.embedding.quantized import QuantizedCollection
 from terarec.embedding.row_gradient import PendingGradients, TableParameter
 from terarec.embedding.tables import (
-    AnyArena,
-    AnyTable,
     AnyTableSpec,
     LookupGroup,
     build_arenas,
@@ -40,7 +38,16 @@ from terarec.ops.bag_lookup import bag_lookup, key_weight_gradient
 from terarec.ops.layout import BagLayout
 from terarec.ops.row_update import BagGradient
 from terarec.spec import FeatureSpec
-from terarec.storage import Arena, DynamicArena, DynamicTable, StaticTable, dynamic_tables, static_tables
+from terarec.storage import (
+    AnyArena,
+    AnyTable,
+    Arena,
+    DynamicArena,
+    DynamicTable,
+    StaticTable,
+    dynamic_tables,
+    static_tables,
+)
 
 
 def look_up_with_weights(
@@ -52,7 +59,7 @@ def look_up_with_weights(
     key_weights: Tensor,
     deposit: Callable[[Tensor], None] | None,
 ) -> Tensor:
-    """The pooled vectors, through which autograd reaches `key_weights` but not `rows`.
+    """Return the pooled vectors, through which autograd reaches `key_weights` but not `rows`.
 
     Args:
         rows: [V, D] of an arena; they must not move before the backward pass.
@@ -179,7 +186,7 @@ class EmbeddingCollection(nn.Module):
 
     def _look_up(self, jagged: Jagged, learns: bool) -> EmbeddingOutput:
         looked_up = [self._lookup(group, bags_of(jagged, group), learns) for group in self._static_groups]
-        if self._dynamic_readers:  # after the static tables refused a bad key: no key of such a batch is taken up
+        if self._dynamic_readers:  # after the static tables refused a bad key: no key of such a batch is inserted
             check_offsets(jagged)
             rows = self._translate(jagged, learns)
             looked_up += [
@@ -189,7 +196,7 @@ class EmbeddingCollection(nn.Module):
         return out if self._dtype == torch.float32 else cast(out, self._dtype)
 
     def quantized(self) -> QuantizedCollection:
-        """A copy for inference whose rows are 8-bit codes, of D + 8 bytes each.
+        """Return a copy for inference whose rows are 8-bit codes, of D + 8 bytes each.
 
         Raises:
             ConfigError: a value that is not finite, with its row.
@@ -235,7 +242,7 @@ class EmbeddingCollection(nn.Module):
         return self._with_backward(lambda: alias, self._keep_table_gradient(table))
 
     def memory_bytes(self) -> int:
-        """Bytes of all weights, optimizer states and indexes."""
+        """Return the bytes of all weights, optimizer states and indexes."""
         return sum(table.memory_bytes for table in self.tables.values())
 
     def extra_repr(self) -> str:
@@ -248,7 +255,7 @@ class EmbeddingCollection(nn.Module):
         return "\n".join(lines)
 
     def _translate(self, jagged: Jagged, learns: bool) -> dict[int, Jagged]:
-        """Number of a dynamic arena -> its features with arena rows as keys."""
+        """Return a mapping from the number of a dynamic arena to its features with arena rows as keys."""
         rows = {}
         with ExitStack() as all_or_none:
             for index, readers in self._dynamic_readers.items():
@@ -266,7 +273,7 @@ class EmbeddingCollection(nn.Module):
         return rows
 
     def _lookup(self, group: LookupGroup, part: Jagged, learns: bool) -> tuple[LookupGroup, Jagged, Tensor]:
-        """The bags of `group` with their vectors, whose gradient is deposited here if its rows learn."""
+        """Return the bags of `group` with their vectors, whose gradient is deposited here if its rows learn."""
         weights, layout = self.arenas[group.arena].weights, group.layout
         key_weights = part.weights if layout.takes_key_weights else None
         deposit = self._keep_gradient(group, part, key_weights) if learns else None
@@ -321,7 +328,7 @@ class EmbeddingCollection(nn.Module):
         return deposit
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingCollection:
-        """Follow ``to(device)``; leave the weights' type, and let lookups return the type that is asked for."""
+        """Follow ``to(device)``; leave the weights' type, and let lookups return the requested type."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._dtype = self.rows.dtype
         for arena in self.arenas:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from terarec.embedding.row_gradient import PendingGradients
-from terarec.embedding.tables import AnyTable
 from terarec.embedding.weight_lookup import (
     Bags,
     GradientRule,
@@ -26,6 +25,7 @@ from terarec.errors import ConfigError
 from terarec.ops.checks import ROW_TYPES
 from terarec.ops.layout import BagLayout, Pooling, single_layout
 from terarec.ops.row_update import BagGradient
+from terarec.storage import AnyTable
 
 
 class DropIn(nn.Module):
@@ -88,7 +88,7 @@ class DropIn(nn.Module):
         return is_transformed or forward_ad._current_level >= 0 or torch._C._is_tracing()
 
     def _look_up(self, bags: Bags, pooling: Pooling, without_key: int | None = None) -> Tensor:
-        """The pooled vectors of `bags`, rows beyond ``max_norm`` shrunk first as torch does it."""
+        """Return the pooled vectors of `bags`, rows beyond ``max_norm`` shrunk first as torch does it."""
         if self.max_norm is not None:
             with torch.no_grad():
                 torch.embedding_renorm_(self.weight.detach(), bags.keys, self.max_norm, self.norm_type)
@@ -127,7 +127,7 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
 
     * with any `torch.optim` optimizer: ``weight.grad`` is a dense tensor;
     * with ``sparse=True``: ``weight.grad`` is a coalesced sparse tensor, each touched row in it once;
-    * handed, alone or in a model, to `terarec.optim.RowOptimizer`: there is no ``.grad``; the touched rows move
+    * passed, alone or in a model, to `terarec.optim.RowOptimizer`: there is no ``.grad``; the touched rows move
       in place, once a step.
 
     Differences: every key is checked against the table, offsets must cover all keys, weights are float32, bfloat16 or
@@ -144,7 +144,7 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
     """
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:  # noqa: A002
-        """The pooled vectors [B, D].
+        """Return the pooled vectors [B, D].
 
         Args:
             input: int32 or int64 keys: [N] with `offsets`, or [B, L].
@@ -179,7 +179,7 @@ class Embedding(DropIn, nn.Embedding):
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        """The vectors [*, D] of the keys ``input`` [*], int32 or int64.
+        """Return the vectors [*, D] of the keys ``input`` [*], int32 or int64.
 
         Raises:
             KeyOutOfRangeError: a key outside 0 <= key < V.
@@ -216,7 +216,7 @@ def replace_embeddings(model: _Model) -> _Model:
         if not isinstance(module, nn.EmbeddingBag | nn.Embedding) or isinstance(module, EmbeddingBag | Embedding):
             continue
         place = name or "the model itself"
-        reason = _refusal(module)
+        reason = _obstacle(module)
         if reason:
             _LOGGER.warning("replace_embeddings: %s is left alone: %s", place, reason)
         else:
@@ -226,7 +226,7 @@ def replace_embeddings(model: _Model) -> _Model:
     return model
 
 
-def _refusal(module: nn.EmbeddingBag | nn.Embedding) -> str:
+def _obstacle(module: nn.EmbeddingBag | nn.Embedding) -> str:
     """Why `module` cannot be replaced; empty if it can."""
     if type(module) not in _REPLACEMENTS:
         return f"{type(module).__name__} is a subclass, which may compute something else"

@@ -40,7 +40,7 @@ class EmbeddingOutput(NamedTuple):
 
 
 def bags_of(jagged: Jagged, group: LookupGroup) -> Jagged:
-    """The bags of the features of `group`, those that are limited cut to their first keys."""
+    """Return the bags of the features of `group`, those that are limited cut to their first keys."""
     part = select(jagged, group.layout.feature_names)
     return part if group.max_keys is None else first_keys(part, group.max_keys)
 
@@ -79,7 +79,7 @@ def cast(output: EmbeddingOutput, dtype: torch.dtype) -> EmbeddingOutput:
 
 
 def _in_feature_order(features: Sequence[FeatureSpec], pooled: Mapping[tuple[str, ...], Tensor]) -> Tensor:
-    """The columns of several groups; of one, they are in order already."""
+    """Return the columns of several groups; of one, they are in order already."""
     if len(pooled) == 1:
         return next(iter(pooled.values()))
     columns: dict[str, Tensor] = {}
@@ -115,7 +115,7 @@ class PaddedSequences(NamedTuple):
 
 
 class PaddedKeys:
-    """The keys of a batch in an exported program; stands in the place of a `terarec.batch.Jagged`.
+    """The keys of a batch in an exported program; takes the place of a `terarec.batch.Jagged`.
 
     A model that changes keys before it looks them up does it by `without` where it gets these.
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from terarec.batch import Jagged, check_offsets
 from terarec.embedding.output import EmbeddingOutput, assemble, bags_of
-from terarec.embedding.tables import AnyArena, AnyTable, dynamic_readers, fitted, lookup_groups, translate
+from terarec.embedding.tables import dynamic_readers, fitted, lookup_groups, translate
 from terarec.ops.bag_lookup import quantize_rows, quantized_bag_lookup
 from terarec.spec import FeatureSpec
-from terarec.storage import DynamicArena, FrozenKeys
+from terarec.storage import AnyArena, AnyTable, DynamicArena, FrozenKeys
 
 
 class QuantizedCollection(nn.Module):
@@ -74,7 +74,7 @@ class QuantizedCollection(nn.Module):
         return self._look_up(jagged)
 
     def memory_bytes(self) -> int:
-        """Bytes of all packed rows, keys and indexes."""
+        """Return the bytes of all packed rows, keys and indexes."""
         indexes = sum(held.memory_bytes for held in self._found.values())
         return indexes + sum(held.numel() * held.element_size() for held in self.buffers())
 
@@ -136,7 +136,7 @@ class QuantizedCollection(nn.Module):
             buffers = [f"rows_{number}", *(f"keys_{number}_{place}" for place in range(len(names)))]
             lengths = [state[prefix + name].shape[0] for name in buffers if prefix + name in state]
             if len(lengths) < len(buffers):
-                continue  # those that are missing are told of by the module
+                continue  # the module reports those that are missing
             expected = len(names) + sum(lengths[1:])
             if lengths[0] != expected:
                 return f"{prefix}rows_{number}: got {lengths[0]} rows, expected {expected}, one a key and table"

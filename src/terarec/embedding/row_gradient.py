@@ -127,7 +127,7 @@ class PendingGradients:
         """Multiply the gradients by the inverse of a loss scale, unless that was done.
 
         A dense optimizer over ``model.parameters()`` and the row optimizer both have the parameter, and a
-        `torch.amp.GradScaler` unscales the gradients of each. It asks for a factor of 1 where it only checks them.
+        `torch.amp.GradScaler` unscales the gradients of each. Its factor is 1 where it only checks them.
         """
         if inverse_scale != 1.0 and not self.is_unscaled:
             self._factor *= inverse_scale
@@ -152,7 +152,7 @@ class PendingGradients:
         return math.isfinite(self._factor) and not any(find_non_finite(mine) for mine in self.held())
 
     def _mark(self) -> None:
-        """Let ``parameter.grad`` tell of the gradients; those from before a ``zero_grad()`` go."""
+        """Let ``parameter.grad`` stand for the gradients; those from before a ``zero_grad()`` go."""
         grad = self.parameter.grad
         if grad is not None:
             self._check(grad)
@@ -419,7 +419,7 @@ def _computes(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result:
         return False
     if torch.is_grad_enabled() or name not in _PARAMETER_UPDATES:
         return True
-    # A moving average that is kept elsewhere, `average.mul_(0.9).add_(parameter, alpha=0.1)`, and its way back into the
+    # A moving average that is kept elsewhere, `average.mul_(0.9).add_(parameter, alpha=0.1)`, and back into the
     # parameter. An optimizer changes other tensors in place by the gradient alone, and adds weight decay out of place.
     is_copied_from_elsewhere = name == "copy_" and not isinstance(args[1], RowGradient)
     is_added_in_place = name.endswith("_") and is_other_tensors and not isinstance(args[0], RowGradient)

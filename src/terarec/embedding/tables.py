@@ -16,10 +16,9 @@ from terarec.batch import Jagged, first_keys, select
 from terarec.errors import ConfigError
 from terarec.ops.layout import BagLayout, Pooling
 from terarec.spec import DynamicTableSpec, FeatureSpec, TableSpec
-from terarec.storage import Arena, DynamicArena, DynamicTable, Rows, StaticTable
+from terarec.storage import AnyArena, AnyTable, Arena, DynamicArena, Rows, StaticTable
 
 AnyTableSpec = TableSpec | DynamicTableSpec
-AnyArena = Arena | DynamicArena
 
 _KINDS: tuple[tuple[Pooling, ...], ...] = (("sum", "mean", "sqrtn"), ("max",), ("none",))
 
@@ -54,7 +53,7 @@ def check_names(tables: Sequence[AnyTableSpec], features: Sequence[FeatureSpec])
 
 
 def build_arenas(tables: Sequence[AnyTableSpec], *, seed: int) -> tuple[AnyArena, ...]:
-    """An arena for the static, and one for the dynamic tables of each width, element type and optimizer.
+    """Return an arena for the static, and one for the dynamic tables of each width, element type and optimizer.
 
     They come in the order of their first tables.
     """
@@ -89,7 +88,7 @@ def lookup_groups(arenas: Sequence[AnyArena], features: Sequence[FeatureSpec]) -
 
 
 def dynamic_readers(arenas: Sequence[AnyArena], features: Sequence[FeatureSpec]) -> dict[int, list[FeatureSpec]]:
-    """Number of each dynamic arena that has features -> these, table by table, in the order of the features.
+    """Return the features of each dynamic arena by its number, table by table, in the order of the features.
 
     Of features that are in such an order already, as most are, no key is copied to bring them into it.
     """
@@ -115,7 +114,7 @@ def fitted(layout: BagLayout, num_rows: int) -> BagLayout:
 
 
 def _layout(arena: AnyArena, features: Sequence[FeatureSpec]) -> BagLayout:
-    """Keys of dynamic tables are arena rows by then: each such table reaches over the whole arena."""
+    """Return the layout of some features; keys of dynamic tables are arena rows by then, in the range of the arena."""
     num_tables = len(arena.specs)
     if isinstance(arena, Arena):
         base, rows = arena.table_base, arena.table_rows
@@ -142,7 +141,7 @@ class KeyFinder(Protocol):
     """What finds a table's rows, such as a `terarec.storage.Store`."""
 
     def rows(self, keys: Tensor, *, train: bool) -> Tensor:
-        """Rows int64[n] of ``keys int64[n]``; with `train` unseen keys may get some."""
+        """Return the rows int64[n] of ``keys int64[n]``; with `train` unseen keys may get some."""
 
 
 def translate(
@@ -157,7 +156,7 @@ def translate(
         jagged: keys of at least `features`, with offsets that `terarec.batch.check_offsets` let pass.
         features: of dynamic tables of one arena, table by table.
         tables: by name.
-        train: whether tables may take up unseen keys.
+        train: whether tables may insert unseen keys.
 
     Raises:
         ConfigError: a feature that `jagged` does not hold.
@@ -179,11 +178,8 @@ def translate(
     return dataclasses.replace(part, keys=rows)
 
 
-AnyTable = StaticTable | DynamicTable
-
-
 def entry_names(table: AnyTable, prefix: str) -> tuple[str, ...]:
-    """The entries of ``state_dict`` that hold `table`."""
+    """Return the entries of ``state_dict`` that hold `table`."""
     name = f"{prefix}tables.{table.name}"
     return (f"{name}.keys", f"{name}.weights") if table.is_dynamic else (name,)
 

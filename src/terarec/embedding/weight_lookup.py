@@ -33,7 +33,7 @@ class Bags(NamedTuple):
 
 
 def bags_of(input: Tensor, offsets: Tensor | None, weights: Tensor | None, include_last_offset: bool) -> Bags:  # noqa: A002
-    """The bags that the arguments of `torch.nn.EmbeddingBag` describe.
+    """Return the bags that the arguments of `torch.nn.EmbeddingBag` describe.
 
     Args:
         input: int32 or int64: [N] with `offsets`, [B, L] for bags of L keys, or a jagged nested tensor.
@@ -68,7 +68,7 @@ def bags_of(input: Tensor, offsets: Tensor | None, weights: Tensor | None, inclu
 
 
 def single_keys(input: Tensor) -> Bags:  # noqa: A002
-    """A bag for each key of ``input``, int32 or int64 of any shape.
+    """Return a bag for each key of ``input``, int32 or int64 of any shape.
 
     Raises:
         ConfigError: an input of another type.
@@ -102,7 +102,7 @@ class ParameterArena:
         parameter: [V, D].
         table_names: none: the parameter's place in the model is its name.
         optimizer: "default", the name of the rule that moves the rows.
-        num_defaults: 0, the rows at the begin that belong to no key.
+        num_defaults: 0, the rows at the start that belong to no key.
         state: name -> optimizer state; empty until `attach_state`.
         attached: token of the row optimizer that the state belongs to.
         pending: gradients since the last step, while a row optimizer updates the rows; ``.grad`` is then a
@@ -188,7 +188,7 @@ _ARENAS: WeakValueDictionary[int, ParameterArena] = WeakValueDictionary()  # by 
 
 
 def arena_of(parameter: nn.Parameter) -> ParameterArena:
-    """The arena of `parameter`: one as long as somebody holds it."""
+    """Return the arena of `parameter`: one as long as somebody holds it."""
     arena = _ARENAS.get(id(parameter))
     if arena is None:
         arena = _ARENAS[id(parameter)] = ParameterArena(parameter)
@@ -196,8 +196,8 @@ def arena_of(parameter: nn.Parameter) -> ParameterArena:
 
 
 GRAPHS_HOLD_UPDATES = torch.__version__ >= "2.13"
-"""Whether a compiled graph can hold the way back. With torch 2.11 what an op changes in place is lost in a compiled
-backward of an autograd function: gradients were zero. 2.12 was not looked at."""
+"""Whether a compiled graph can hold the backward pass. With torch 2.11 what an op changes in place is lost in a
+compiled backward of an autograd function: gradients were zero. 2.12 was not looked at."""
 
 
 class GradientRule(NamedTuple):
@@ -222,14 +222,14 @@ class GradientRule(NamedTuple):
 
     @property
     def is_traceable(self) -> bool:
-        """Whether a compiled graph can hold the way back: it is dense, and no shape in it depends on the keys."""
+        """Whether a compiled graph can hold the backward pass: it is dense, and no shape in it depends on the keys."""
         return GRAPHS_HOLD_UPDATES and not (
             self.sparse or self.attached or self.by_frequency or self.without_key is not None
         )
 
 
 def look_up(weight: Tensor, bags: Bags, layout: BagLayout, rule: GradientRule) -> Tensor:
-    """The pooled vectors [B, D] of `bags`, in the type of `weight`.
+    """Return the pooled vectors [B, D] of `bags`, in the type of `weight`.
 
     Args:
         weight: [V, D].
@@ -270,7 +270,7 @@ class _Lookup(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         weight, keys, offsets, key_weights, ctx.layout, ctx.rule = inputs
         ctx.dtype = weight.dtype
-        # The way back reads the rows only where it must, so that they may move in between where it does not.
+        # The backward pass reads the rows only where it must, so that they may move in between where it does not.
         is_read = not _is_linear(ctx.layout) or ctx.needs_input_grad[3]
         ctx.save_for_backward(keys, offsets, key_weights, weight if is_read else None)
 
@@ -296,7 +296,7 @@ class _Lookup(torch.autograd.Function):
 
 
 def _ruled(gradient: BagGradient, rule: GradientRule) -> BagGradient:
-    """`gradient` without a key that learns nothing, and with what `by_frequency` asks for."""
+    """`gradient` without a key that learns nothing, and with the factors of `by_frequency`."""
     keys, offsets, factors = gradient.keys, gradient.offsets, gradient.key_weights
     if rule.without_key is not None:
         keys, offsets, factors = without_key(Bags(keys, offsets, factors), rule.without_key)

@@ -95,7 +95,7 @@ class ValueIds:
         """Find ids int64[m] of a few Python values, or of ids int64[m] where the kind is integer.
 
         Raises:
-            RefusedValueError: A value that the table does not take.
+            InvalidValueError: A value that the table does not take.
         """
         if isinstance(values, list):
             return self.table.find_list(values)

@@ -77,7 +77,7 @@ class BadKeyError(KeyOutOfRangeError):
 
 
 def bad_offsets(index: int, value: int, num_keys: int) -> ConfigError:
-    """The error for ``offsets[index] == value``, which falls, or leaves the keys, or does not cover them."""
+    """Return the error for ``offsets[index] == value``, which falls, or leaves the keys, or does not cover them."""
     return ConfigError(f"offsets[{index}]: got {value}, expected offsets rising from 0 to the {num_keys} keys")
 
 

@@ -67,7 +67,7 @@ class DelimitedField:
 
 @dataclass(frozen=True, slots=True)
 class Quoting:
-    """How the fields of a record are quoted, which tells where records end.
+    """How the fields of a record are quoted, which decides where records end.
 
     Attributes:
         delimiter: between fields.
@@ -116,7 +116,7 @@ class DelimitedLayout:
 
     @property
     def quoting(self) -> Quoting:
-        """What tells where records end."""
+        """How records end."""
         return Quoting(self.delimiter, self.quote, self.trim)
 
 

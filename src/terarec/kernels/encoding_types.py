@@ -8,7 +8,7 @@ HASH_SEED = 42
 """Of the XXH64 that gives hash buckets: Spark's ``xxhash64`` has it built in."""
 
 
-class RefusedValueError(FormatError):
+class InvalidValueError(FormatError):
     """A value of a column that cannot be read as what it should be.
 
     Attributes:

@@ -22,7 +22,7 @@ LINEAR_LIBRARIES = ("onednn", "torch")
 
 
 def forced_cpu() -> str | None:
-    """The instruction set that ``TERAREC_CPU`` asks for; None if it is not set.
+    """Return the instruction set that ``TERAREC_CPU`` names; None if it is not set.
 
     Raises:
         KernelError: an unknown value.
@@ -31,7 +31,7 @@ def forced_cpu() -> str | None:
 
 
 def forced_implementation() -> str | None:
-    """Return the implementation that ``TERAREC_KERNELS`` asks for; None if it is not set.
+    """Return the implementation that ``TERAREC_KERNELS`` names; None if it is not set.
 
     Raises:
         KernelError: An unknown value.
@@ -40,7 +40,7 @@ def forced_implementation() -> str | None:
 
 
 def forced_linear() -> str | None:
-    """The library that ``TERAREC_LINEAR`` asks for; None if it is not set.
+    """Return the library that ``TERAREC_LINEAR`` names; None if it is not set.
 
     Raises:
         KernelError: an unknown value.
@@ -49,22 +49,22 @@ def forced_linear() -> str | None:
 
 
 def triton_interprets() -> bool:
-    """Whether Triton, loaded now, would interpret its kernels on the CPU."""
+    """Return whether Triton, loaded now, would interpret its kernels on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def checks_overflow() -> bool:
-    """Whether tables of the HugeCTR facade are held to the size of their workspace."""
+    """Return whether tables of the HugeCTR facade are held to the size of their workspace."""
     return os.environ.get("HUGECTR_DISABLE_OVERFLOW_CHECK") != "1"
 
 
 def java_home() -> str | None:
-    """Where Java is installed, as ``JAVA_HOME`` tells; None if it is not set."""
+    """Return where Java is installed, according to ``JAVA_HOME``; None if it is not set."""
     return os.environ.get("JAVA_HOME") or None
 
 
 def _one_of(name: str, values: Sequence[str]) -> str | None:
-    """The value of a variable; None if it is not set."""
+    """Return the value of a variable; None if it is not set."""
     value = os.environ.get(name)
     if not value:
         return None

@@ -48,7 +48,7 @@ def check_span(start: int, most: int | None) -> None:
 
 
 def no_rows_left(next_row: int, new_keys: int) -> StorageError:
-    """The error for more new keys than there are rows."""
+    """Return the error for more new keys than there are rows."""
     return StorageError(f"next_row: got {next_row} for {new_keys} new keys, expected rows below 2^36")
 
 
@@ -58,17 +58,17 @@ class HashIndex(Protocol):
     device: torch.device
 
     def __len__(self) -> int:
-        """Keys held, exactly."""
+        """Return the keys held, exactly."""
 
     @property
     def memory_bytes(self) -> int:
         """Bytes held: at most 24 a key besides some tens of KiB (`ref`, the oracle, takes more)."""
 
     def find(self, keys: Tensor) -> Tensor:
-        """Rows int64[N] of ``keys int64[N]``, -1 where absent."""
+        """Return the rows int64[N] of ``keys int64[N]``, -1 where absent."""
 
     def insert(self, keys: Tensor, free_rows: Tensor, next_row: int) -> tuple[Tensor, Tensor]:
-        """Rows int64[N] of all keys, and the new keys int64[M] in the order of their first occurrence.
+        """Return the rows int64[N] of all keys, and the new keys int64[M] in the order of their first occurrence.
 
         New key j gets ``free_rows[j]`` while there are any, then ``next_row``, ``next_row + 1``, ...
         """
@@ -83,11 +83,11 @@ class HashIndex(Protocol):
         """Forget keys: the rows int64[N] they had, -1 where absent."""
 
     def items(self, start: int = 0, most: int | None = None) -> tuple[Tensor, Tensor, int]:
-        """Keys, rows, and where to go on: -1 at the end."""
+        """Return the keys, rows, and where to go on: -1 at the end."""
 
 
 def new_hash_index(device: torch.device | str = "cpu", implementation: str = "auto") -> HashIndex:
-    """An empty index.
+    """Return an empty index.
 
     Args:
         device: where keys come from and results go.
@@ -102,7 +102,7 @@ def new_hash_index(device: torch.device | str = "cpu", implementation: str = "au
 
 
 def copied_to(index: HashIndex, device: torch.device, implementation: str = "auto") -> HashIndex:
-    """A new index on `device` with the keys and rows of `index`."""
+    """Return a new index on `device` with the keys and rows of `index`."""
     copied = new_hash_index(device, implementation)
     keys, rows, _ = index.items()
     copied.assign(keys.to(device), rows.to(device))

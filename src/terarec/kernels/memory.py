@@ -1,4 +1,4 @@
-"""How much memory is left, so that what does not fit is refused or spilled; and how much this process has taken."""
+"""How much memory is left, so that what does not fit is rejected or spilled; and how much this process has taken."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def available_bytes() -> int | None:
 
 
 def total_bytes() -> int:
-    """Bytes of memory that the machine has; 2^40 where it is not known."""
+    """Return the bytes of memory that the machine has; 2^40 where it is not known."""
     total = _field_kib(_MEMINFO.read_text(), "MemTotal:") if _MEMINFO.exists() else None
     return total or 2**40
 
 
 def peak_bytes() -> int:
-    """Most bytes of physical memory that this process has held so far; 0 where the system does not tell (Windows)."""
+    """Return the peak of physical memory of this process in bytes; 0 where the system has no such number (Windows)."""
     if _STATUS.exists():  # Linux's rusage also holds what the program that started this one had held
         return _field_kib(_STATUS.read_text(), "VmHWM:") or 0
     try:
@@ -57,7 +57,7 @@ def _field_kib(text: str, name: str) -> int | None:
 
 
 def _cgroup_available() -> int | None:
-    """What a version 2 control group leaves; file pages that can be dropped do not count as used."""
+    """Return what a version 2 control group leaves; file pages that can be dropped do not count as used."""
     limit_file, usage_file, stat_file = (_CGROUP / name for name in ("memory.max", "memory.current", "memory.stat"))
     if not (limit_file.exists() and usage_file.exists() and stat_file.exists()):
         return None

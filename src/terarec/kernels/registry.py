@@ -61,7 +61,7 @@ def available() -> dict[str, str]:
 
 @functools.cache
 def active(op: str, device: str) -> Choice:
-    """What "auto" takes for `op` on a device type such as "cpu" or "cuda".
+    """Return what "auto" takes for `op` on a device type such as "cpu" or "cuda".
 
     Raises:
         KernelError: an unknown op, or ``TERAREC_KERNELS`` names an implementation that does not load.
@@ -71,21 +71,21 @@ def active(op: str, device: str) -> Choice:
     if forced is not None:
         if reason := available()[forced]:
             raise KernelError(f"TERAREC_KERNELS: got {forced!r}, which does not run here: {reason}")
-        if not _refusal_by_name(op, forced, device):
-            return Choice(implementation=forced, why="TERAREC_KERNELS asks for it")
-    refusals: list[str] = []
+        if not _obstacle_by_name(op, forced, device):
+            return Choice(implementation=forced, why="set by TERAREC_KERNELS")
+    obstacles: list[str] = []
     for name in IMPLEMENTATIONS:
-        refusal = _refusal(op, name, device)
-        if not refusal:
+        obstacle = _obstacle(op, name, device)
+        if not obstacle:
             is_fastest = name == _fastest_for(device)
-            return Choice(implementation=name, why=f"the fastest on {device}" if is_fastest else "; ".join(refusals))
-        refusals.append(f"{name}: {refusal}")
-    raise KernelError(f"{op} on {device}: {'; '.join(refusals)}")
+            return Choice(implementation=name, why=f"the fastest on {device}" if is_fastest else "; ".join(obstacles))
+        obstacles.append(f"{name}: {obstacle}")
+    raise KernelError(f"{op} on {device}: {'; '.join(obstacles)}")
 
 
 @functools.cache
 def choose(op: str, device: str | torch.device, implementation: str = "auto") -> Callable[..., Any]:
-    """The function that runs `op` on a device, or on those of a type.
+    """Return the function that runs `op` on a device, or on those of a type.
 
     Raises:
         KernelError: an unknown op or implementation, or one requested by name that cannot run here.
@@ -101,8 +101,8 @@ def choose(op: str, device: str | torch.device, implementation: str = "auto") ->
     elif implementation not in IMPLEMENTATIONS:
         names = ", ".join(map(repr, ("auto", *IMPLEMENTATIONS)))
         raise KernelError(f"implementation: got {implementation!r}, expected one of {names}")
-    elif refusal := _refusal_by_name(op, implementation, device):
-        raise KernelError(f"{op}: implementation {implementation!r} cannot run on {device}: {refusal}")
+    elif obstacle := _obstacle_by_name(op, implementation, device):
+        raise KernelError(f"{op}: implementation {implementation!r} cannot run on {device}: {obstacle}")
     function: Callable[..., Any] = getattr(_module(implementation, OPS[op]), op)
     return function
 
@@ -113,11 +113,11 @@ def _check_op(op: str) -> None:
 
 
 def _fastest_for(device: str) -> str | None:
-    """The implementation made for a device type; None if that type has none of its own."""
+    """Return the implementation made for a device type; None if that type has none of its own."""
     return next((name for name in IMPLEMENTATIONS if device in (_DEVICES[name] or ())), None)
 
 
-def _refusal(op: str, name: str, device: str) -> str:
+def _obstacle(op: str, name: str, device: str) -> str:
     """Why an implementation does not run an op on a device type; empty if it does."""
     devices = _DEVICES[name]
     if devices is not None and device not in devices:
@@ -125,11 +125,11 @@ def _refusal(op: str, name: str, device: str) -> str:
     return _lack(op, name)
 
 
-def _refusal_by_name(op: str, name: str, device: str) -> str:
-    """As `_refusal`, but that Triton requested by name may interpret its kernels on the CPU."""
+def _obstacle_by_name(op: str, name: str, device: str) -> str:
+    """As `_obstacle`, but that Triton requested by name may interpret its kernels on the CPU."""
     if name == "triton" and device == "cpu" and triton_interprets():
         return _lack(op, name)
-    return _refusal(op, name, device)
+    return _obstacle(op, name, device)
 
 
 def _lack(op: str, name: str) -> str:

@@ -104,7 +104,7 @@ class RowRule:
         return self.lr
 
     def scales(self, step: int) -> tuple[float, float]:
-        """What a step multiplies by: Adam its first moment and the root of its second, momentum its gradient."""
+        """Return what a step multiplies by: Adam its first moment and the root of its second, momentum its gradient."""
         return 1.0, 1.0
 
     @property
@@ -157,7 +157,7 @@ class MomentumRule(RowRule):
         return -1.0 if self.lr_in_momentum else self.lr
 
     def scales(self, step: int) -> tuple[float, float]:
-        """What a step multiplies its gradient by, and 1."""
+        """Return what a step multiplies its gradient by, and 1."""
         return (-self.lr, 1.0) if self.lr_in_momentum else (1.0, 1.0)
 
 
@@ -241,7 +241,7 @@ class AdamRule(RowRule):
     beta2: float = 0.0
 
     def scales(self, step: int) -> tuple[float, float]:
-        """What a step multiplies the first moment and the root of the second by."""
+        """Return what a step multiplies the first moment and the root of the second by."""
         return 1.0 / (1.0 - self.beta1**step), 1.0 / math.sqrt(1.0 - self.beta2**step)
 
 

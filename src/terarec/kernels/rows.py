@@ -43,7 +43,7 @@ class ReservedRows:
         self._rows = 0
 
     def __len__(self) -> int:
-        """Rows that have memory."""
+        """Return rows that have memory."""
         return self._rows
 
     @property
@@ -67,7 +67,7 @@ class ReservedRows:
         self._rows = rows
 
     def array(self, rows: int) -> NDArray[Any]:
-        """The first `rows` rows, in the reserved memory, which lives as long as the array.
+        """Return the first `rows` rows, in the reserved memory, which lives as long as the array.
 
         Raises:
             StorageError: more rows than have memory.
@@ -84,7 +84,7 @@ _STAGED_ROWS = 1 << 14  # first values of narrow or distant rows, made in host m
 
 
 def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Zeros float32[shape] in host memory, on huge pages where the system has them; freed with the array.
+    """Return zeros float32[shape] in host memory, on huge pages where the system has them; freed with the array.
 
     Raises:
         StorageError: the system refuses the memory; the message has the bytes requested.
@@ -94,7 +94,7 @@ def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
 
 
 def reserve_rows(shape: tuple[int, ...], dtype: DTypeLike) -> ReservedRows:
-    """Address space in host memory for an array ``[most_rows, ...]`` whose rows get zeroed memory by and by.
+    """Return address space in host memory for an array ``[most_rows, ...]`` whose rows get zeroed memory by and by.
 
     Args:
         shape: the most rows there may ever be, then the shape of a row. What is reserved costs no memory.
@@ -210,7 +210,7 @@ def _table_seed(table: str, seed: int) -> int:
 
 
 def rows_at_most(scores: Tensor, limit: float, spared: Tensor) -> Tensor:
-    """The rows with a score of at most `limit`, but those that are spared, in rising order.
+    """Return the rows with a score of at most `limit`, but those that are spared, in rising order.
 
     Args:
         scores: of any numbers [n].

@@ -29,7 +29,7 @@ def key_weight_gradient(
     key_weights: Tensor,
     implementation: str = "auto",
 ) -> Tensor:
-    """The gradient of `bag_lookup`'s result with respect to its `key_weights`.
+    """Return the gradient of `bag_lookup`'s result with respect to its `key_weights`.
 
     Args:
         weights: float32, bfloat16 or float16 [V, D], as they were at the lookup.
@@ -160,7 +160,7 @@ def _bag_lookup_fake(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     weights, keys, offsets, layout, pooling, key_weights, implementation = inputs
-    # The way back reads the rows only where it must, so that they may move in between where it does not.
+    # The backward pass reads the rows only where it must, so that they may move in between where it does not.
     read = weights if MAX in pooling or ctx.needs_input_grad[5] else None
     ctx.save_for_backward(keys, offsets, layout, key_weights, read)
     ctx.weights_shape, ctx.weights_dtype, ctx.implementation = weights.shape, weights.dtype, implementation
@@ -212,7 +212,7 @@ def quantized_bag_lookup(
     key_weights: Tensor | None = None,
     implementation: str = "auto",
 ) -> Tensor:
-    """As `terarec.ops.bag_lookup`, from rows that `quantize_rows` packed. There is no way back.
+    """As `terarec.ops.bag_lookup`, from rows that `quantize_rows` packed. It has no gradient.
 
     Args:
         packed: uint8[V, D + 8].

@@ -16,7 +16,7 @@ from terarec.ops.layout import BagLayout, result_shape
 
 
 def is_traced(rows: Tensor) -> bool:
-    """Whether a compiler, a mode or a tensor of another class has to see an op on `rows`.
+    """Return whether a compiler, a mode or a tensor of another class has to see an op on `rows`.
 
     All other calls run the kernel at once: the dispatcher of Python ops costs some 20 us a call (Zen 3).
     """

@@ -56,7 +56,7 @@ class BagGradient(NamedTuple):
 def state_shapes(
     kind: RuleKind, rows: int, width: int, *, mode: UpdateMode = "local"
 ) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Name and shape of each state tensor of a rule, in the order in which `row_update_` takes them.
+    """Return name and shape of each state tensor of a rule, in the order in which `row_update_` takes them.
 
     Args:
         kind: kind of the `RowRule`.
@@ -71,7 +71,7 @@ def state_shapes(
 
 
 def state_dtype(name: str) -> torch.dtype:
-    """The type of the state tensor `name`: int32 for the step counters of "lazy_global", else float32."""
+    """Return the type of the state tensor `name`: int32 for the step counters of "lazy_global", else float32."""
     return torch.int32 if name == LAST_UPDATE else torch.float32
 
 
@@ -144,7 +144,7 @@ def row_gradient_norm(
     first_row: int = 0,
     implementation: str = "auto",
 ) -> float:
-    """The L2 norm over the summed gradients of all rows, times ``rule.grad_scale``.
+    """Return the L2 norm over the summed gradients of all rows, times ``rule.grad_scale``.
 
     The result is the same bit for bit whatever the number of threads.
 
@@ -257,7 +257,7 @@ _MARKED_ROWS_A_KEY = 64
 
 
 def dense_gradient(gradient: BagGradient, dtype: torch.dtype, weights: Tensor | None = None) -> Tensor:
-    """The gradient [V, D] of the weights: every row's gradients summed in float32, zeros elsewhere.
+    """Return the gradient [V, D] of the weights: every row's gradients summed in float32, zeros elsewhere.
 
     Args:
         gradient: of one lookup, in a layout of one table of V rows.
@@ -271,7 +271,7 @@ def dense_gradient(gradient: BagGradient, dtype: torch.dtype, weights: Tensor | 
 
 
 def sparse_gradient(gradient: BagGradient, dtype: torch.dtype, weights: Tensor | None = None) -> Tensor:
-    """The gradient of the weights as a coalesced sparse COO tensor [V, D]: each touched row once, with its sum.
+    """Return the gradient of the weights as a coalesced sparse COO tensor [V, D]: each touched row once, with its sum.
 
     Needs memory for the touched rows and a few bytes a row or key beside; never a dense [V, D].
 
@@ -324,7 +324,7 @@ def group_keys(keys: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
 
 
 def find_non_finite(gradients: Sequence[BagGradient]) -> str | None:
-    """Names feature and table of the first gradient with NaN or infinity; None if there is none.
+    """Return names feature and table of the first gradient with NaN or infinity; None if there is none.
 
     One pass over the gradients that allocates nothing; only after a find is the place looked for.
     """

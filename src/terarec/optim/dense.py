@@ -65,7 +65,7 @@ class MovementMomentum(optim.Optimizer):
 
 
 class EpsilonHatAdam(optim.Adam):
-    """w <- w - lr sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + eps_hat), as `AdamSpec.eps_hat` asks for.
+    """w <- w - lr sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + eps_hat), for `AdamSpec.eps_hat`.
 
     It is `torch.optim.Adam`, fused, with the epsilon of each step set to eps_hat / sqrt(1 - beta2^t): multiplying
     numerator and denominator of torch's formula by that root gives this one. All parameters of a group step together.
@@ -201,7 +201,7 @@ def _torch_optimizer(spec: TorchOptimizerSpec, parameters: Sequence[nn.Parameter
 
 
 def _momentum(spec: MomentumSpec | NesterovSpec, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
-    nesterov = isinstance(spec, NesterovSpec) and spec.momentum > 0.0  # torch refuses it without momentum
+    nesterov = isinstance(spec, NesterovSpec) and spec.momentum > 0.0  # torch rejects it without momentum
     if spec.lr_in_momentum:
         return MovementMomentum(parameters, lr=spec.lr, momentum=spec.momentum, nesterov=nesterov)
     return optim.SGD(parameters, lr=spec.lr, momentum=spec.momentum, nesterov=nesterov, fused=True)
@@ -229,7 +229,7 @@ _COUNTING = (optim.Adam, optim.RMSprop)  # those that count the steps of each pa
 
 
 def dense_states(optimizer: optim.Optimizer) -> dict[str, list[Tensor]]:
-    """Name of each state -> the optimizer's own tensors, one a parameter in the order of ``param_groups``.
+    """Return the name of each state -> the optimizer's own tensors, one a parameter in the order of ``param_groups``.
 
     A state that the first step would make is made, as that step would, so that it can be filled from a file.
 

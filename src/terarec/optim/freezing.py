@@ -18,7 +18,7 @@ def freeze(model: nn.Module, patterns: Iterable[str], *, rows: RowOptimizer | No
 
     A pattern, such as "bottom.*" or "item*", matches names of parameters (``model.named_parameters()``) and of tables;
     a table also by its name in ``model.state_dict()``. Where all tables of a collection are frozen, no gradient of
-    their rows is computed, and dynamic ones take up no keys.
+    their rows is computed, and dynamic ones insert no keys.
 
     Args:
         model: the model.
@@ -68,7 +68,7 @@ def _set_frozen(model: nn.Module, patterns: Iterable[str], rows: RowOptimizer | 
 
 
 def _path(prefix: str, table: str) -> str:
-    """The name of a table in ``state_dict()``."""
+    """Return the name of a table in ``state_dict()``."""
     return ".".join(part for part in (prefix, "tables", table) if part)
 
 

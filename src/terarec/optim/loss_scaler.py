@@ -31,7 +31,7 @@ class LossScaler:
         growth_interval: see above.
 
     Raises:
-        ConfigError: a scale that is not a finite number above 0, or numbers that `torch.amp.GradScaler` refuses.
+        ConfigError: a scale that is not a finite number above 0, or numbers that `torch.amp.GradScaler` rejects.
     """
 
     def __init__(

@@ -29,13 +29,13 @@ from terarec.optim.rules import check_options, check_tables, table_factors, tabl
 from terarec.spec import SparseOptimizerSpec
 from terarec.spec.quoting import did_you_mean
 from terarec.spec.tables import DEFAULT_OPTIMIZER
-from terarec.storage import Arena, DynamicArena
+from terarec.storage import AnyArena, DynamicArena
 
 
 class _Part(NamedTuple):
     """The share of an arena in a step."""
 
-    arena: Arena | DynamicArena
+    arena: AnyArena
     gradients: Sequence[BagGradient]
     rule: RowRule
     table_lr: Tensor | None
@@ -58,7 +58,7 @@ class RowOptimizer(optim.Optimizer):
 
     One rule moves all tables, or several rules by name those whose specs name them as their `optimizer`. Several rules
     in one optimizer do what as many optimizers would, each for the tables of one rule: options, counts of steps and
-    ``clip_global_norm`` are those of a rule. But a step that one rule skips or refuses, because a gradient is not
+    ``clip_global_norm`` are those of a rule. But a step that one rule skips or rejects, because a gradient is not
     finite, is no step of any rule.
 
     Attributes:
@@ -102,9 +102,9 @@ class RowOptimizer(optim.Optimizer):
         self._frozen: frozenset[str] = frozenset()
         self._owners: list[RowParameters] = []
         self._groups_of: list[Mapping[str, int]] = []  # for each owner: name of a rule -> number of the group
-        self._tokens: list[tuple[Arena | DynamicArena, object]] = []  # which arenas are this optimizer's
+        self._tokens: list[tuple[AnyArena, object]] = []  # which arenas are this optimizer's
         groups = groups_of(module)
-        # Before an arena gets new state: what is refused here leaves an earlier optimizer as it was.
+        # Before an arena gets new state: what is rejected here leaves an earlier optimizer as it was.
         per_group = [owners_of(roots_of(group)) for group in groups]
         for owners in per_group:
             check_names(owners)
@@ -146,7 +146,7 @@ class RowOptimizer(optim.Optimizer):
             arena.attach_state(shapes, fills={"sum": getattr(spec, "initial_accumulator", 0.0)})
             arena.attached = object()
             self._tokens.append((arena, arena.attached))
-        self._tell_factors()
+        self._update_factors()
 
     @property
     def lr(self) -> float:
@@ -177,7 +177,7 @@ class RowOptimizer(optim.Optimizer):
     def frozen(self, tables: Collection[str]) -> None:
         check_tables("row optimizer: frozen", tables, [name for owner in self._owners for name in owner.tables])
         self._frozen = frozenset(tables)
-        self._tell_factors()
+        self._update_factors()
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -193,7 +193,7 @@ class RowOptimizer(optim.Optimizer):
 
         Returns:
             What `closure` returned. `is_skipped` tells whether the step was skipped because a gradient is not finite,
-            as ``spec.rows.non_finite`` of its rule or a `torch.amp.GradScaler` asks for.
+            as ``spec.rows.non_finite`` of its rule or a `torch.amp.GradScaler` requires.
 
         Raises:
             TrainingError: a gradient is not finite and ``spec.rows.non_finite`` is "raise"; nothing is changed.
@@ -358,7 +358,7 @@ class RowOptimizer(optim.Optimizer):
         keyed = [(id(owner.pending.parameter), owner) for owner in self._owners]
         return [(numbers[key], owner) for key, owner in keyed if key in numbers]
 
-    def _rule_name(self, arena: Arena | DynamicArena) -> str:
+    def _rule_name(self, arena: AnyArena) -> str:
         return arena.optimizer if self._is_by_name else DEFAULT_OPTIMIZER
 
     def _tables_by_rule(self, owners: Sequence[RowParameters]) -> dict[str, list[str]]:
@@ -385,10 +385,10 @@ class RowOptimizer(optim.Optimizer):
         names = dict.fromkeys(name for groups in self._groups_of for name in groups)
         return {name: self._rules[name].row_rule.kind for name in names}
 
-    def _table_lr(self, name: str, arena: Arena | DynamicArena) -> Tensor | None:
+    def _table_lr(self, name: str, arena: AnyArena) -> Tensor | None:
         return table_factors(self._rules[name].options, arena.table_names, self._frozen)
 
-    def _tell_factors(self) -> None:
+    def _update_factors(self) -> None:
         """Let the joint norm of `torch.nn.utils.clip_grad_norm_` leave out the frozen tables."""
         for owner in self._owners:
             owner.pending.table_lr = [self._table_lr(self._rule_name(arena), arena) for arena in owner.arenas]
@@ -463,19 +463,19 @@ class RowOptimizer(optim.Optimizer):
         norm = math.hypot(*norms)
         return min(1.0, bound / (norm + 1e-6)) if math.isfinite(norm) else 1.0
 
-    def _arenas(self) -> list[Arena | DynamicArena]:
+    def _arenas(self) -> list[AnyArena]:
         return [arena for owner in self._owners for arena in owner.arenas]
 
 
-def _described(arena: Arena | DynamicArena) -> str:
-    """Name the first tables of `arena` for an error."""
+def _described(arena: AnyArena) -> str:
+    """Return name the first tables of `arena` for an error."""
     return "the tables " + (
         ", ".join(map(repr, arena.table_names[:3])) or f"of a weight {[arena.num_rows, arena.width]}"
     )
 
 
 def _listed(kinds: Any) -> str:
-    """Name the kinds of optimizers for an error."""
+    """Return name the kinds of optimizers for an error."""
     if not isinstance(kinds, Mapping):
         return repr(kinds)
     distinct = set(kinds.values())

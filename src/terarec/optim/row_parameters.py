@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 from terarec.errors import ConfigError
 from terarec.ops import BagGradient
-from terarec.storage import Arena, DynamicArena, DynamicTable, StaticTable
-
-AnyTable = StaticTable | DynamicTable
+from terarec.storage import AnyArena, AnyTable
 
 
 class PendingRows(Protocol):
@@ -45,7 +43,7 @@ class RowParameters(Protocol):
         pending: the gradients that wait for a step.
     """
 
-    arenas: tuple[Arena | DynamicArena, ...]
+    arenas: tuple[AnyArena, ...]
     tables: Mapping[str, AnyTable]
     pending: PendingRows
 

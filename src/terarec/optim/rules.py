@@ -69,7 +69,7 @@ def table_rules(spec: SparseOptimizerSpec | Mapping[str, SparseOptimizerSpec]) -
 
 
 def row_options(spec: SparseOptimizerSpec) -> RowOptions:
-    """The options of `spec`, or those that hold without any."""
+    """Return the options of `spec`, or those that hold without any."""
     return RowOptions() if spec.rows is None else spec.rows
 
 

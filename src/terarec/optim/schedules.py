@@ -69,7 +69,7 @@ class LearningRateSchedule:
         checks.finite_float(self, "end_lr", low=0.0)
 
     def lr(self, step: int) -> float:
-        """The learning rate of a step.
+        """Return the learning rate of a step.
 
         Args:
             step: number of the step, from 1.

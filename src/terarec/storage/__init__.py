@@ -7,7 +7,12 @@ from terarec.storage.key_rows import FrozenKeys
 from terarec.storage.static import StaticTable, static_tables
 from terarec.storage.store import Rows, Store
 
+AnyArena = Arena | DynamicArena
+AnyTable = StaticTable | DynamicTable
+
 __all__ = [
+    "AnyArena",
+    "AnyTable",
     "Arena",
     "DynamicArena",
     "DynamicTable",

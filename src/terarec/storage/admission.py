@@ -42,7 +42,7 @@ class Admission(Protocol):
         """Take what is held to `device`."""
 
     def export_chunks(self, chunk_keys: int) -> Iterator[dict[str, Tensor]]:
-        """What is held, as named tensors, in pieces of at most `chunk_keys` keys."""
+        """Return what is held, as named tensors, in pieces of at most `chunk_keys` keys."""
 
     def import_(self, piece: Mapping[str, Tensor]) -> None:
         """Add a piece that `export_chunks` of an admission of this kind gave.
@@ -68,7 +68,7 @@ class CountAdmission:
         return self._counts.memory_bytes
 
     def admit(self, keys: Tensor, clock: int, transaction: Transaction) -> Tensor:
-        """The keys whose count is reached."""
+        """Return the keys whose count is reached."""
         counts = self._counts.count(keys)
         transaction.on_rollback(lambda: self._uncount(keys))
         return keys[counts >= self.spec.count]
@@ -95,7 +95,7 @@ class CountAdmission:
         return twin
 
     def export_chunks(self, chunk_keys: int) -> Iterator[dict[str, Tensor]]:
-        """Keys with their counts."""
+        """Return keys with their counts."""
         start = 0
         while start >= 0:
             keys, counts, start = self._counts.items(start, chunk_keys)
@@ -119,7 +119,7 @@ class ChanceAdmission:
         self._seed = seed
 
     def admit(self, keys: Tensor, clock: int, transaction: Transaction) -> Tensor:
-        """The keys whose draw is below the probability."""
+        """Return the keys whose draw is below the probability."""
         drawn = mix(mix(keys ^ self._seed) + clock) & (2**53 - 1)
         return keys[drawn < self._limit]
 
@@ -161,7 +161,7 @@ class CountingFilter:
         return self._cells.numel()
 
     def admit(self, keys: Tensor, clock: int, transaction: Transaction) -> Tensor:
-        """The keys whose count is reached."""
+        """Return the keys whose count is reached."""
         distinct, occurrences = torch.unique(keys, return_counts=True)
         places = self._places(distinct)
         before = self._cells.gather(1, places)
@@ -180,7 +180,7 @@ class CountingFilter:
         self._cells = self._cells.to(device)
 
     def export_chunks(self, chunk_keys: int) -> Iterator[dict[str, Tensor]]:
-        """The cells and their seed."""
+        """Return the cells and their seed."""
         yield {"admission_filter": self._cells, "admission_seed": torch.tensor([self._seed])}
 
     def import_(self, piece: Mapping[str, Tensor]) -> None:
@@ -198,7 +198,7 @@ class CountingFilter:
         self._seed = int(seed)
 
     def _places(self, keys: Tensor) -> Tensor:
-        """The cells int64[4, n] of each key."""
+        """Return the cells int64[4, n] of each key."""
         first = mix(keys ^ self._seed)
         rows = torch.arange(_FILTER_ROWS, device=keys.device)[:, None]
         return (mix(first + rows) & (2**63 - 1)) % self._cells.shape[1]

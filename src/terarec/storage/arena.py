@@ -110,7 +110,7 @@ class Arena:
     def _allocate(
         self, purpose: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """Zeros dtype[shape], on huge pages in host memory."""
+        """Return zeros dtype[shape], on huge pages in host memory."""
         wanted = math.prod(shape) * dtype.itemsize
         purpose = f"{purpose} {str(dtype).removeprefix('torch.')}{list(shape)} of {_list_tables(self.table_names)}"
         if device.type == "cpu":
@@ -126,7 +126,7 @@ class Arena:
 
 
 def _list_tables(names: Sequence[str]) -> str:
-    """The tables by name; of many, the first three and their number."""
+    """Return the tables by name; of many, the first three and their number."""
     if len(names) == 1:
         return f"table {names[0]!r}"
     shown = ", ".join(repr(name) for name in names[:3])

@@ -80,7 +80,7 @@ class DynamicTable:
             return len(self._held.index)
 
     def keys(self) -> Tensor:
-        """The keys that have rows, int64[n], rising: an index's own order differs from process to process."""
+        """Return the keys that have rows, int64[n], rising: an index's own order differs from process to process."""
         with self.arena.lock:
             return self._held.items()[0].sort().values
 
@@ -106,7 +106,7 @@ class DynamicTable:
         return torch.cat(found).sort().values
 
     def rows(self, keys: Tensor, *, train: bool) -> Tensor:
-        """Arena rows int64[n] of ``keys int64[n]``; the default row for a key that has none.
+        """Return arena rows int64[n] of ``keys int64[n]``; the default row for a key that has none.
 
         With `train` they are the keys of one batch: those without rows get one if ``spec.admit`` lets them pass, a full
         table evicts others for them, and their use is noted.
@@ -148,7 +148,7 @@ class DynamicTable:
             return self._held.evict(policy, keep=keep_at_least)
 
     def take_evicted(self) -> Tensor:
-        """The keys int64[n] that went since the last call and have no row now: those that copies must delete."""
+        """Return the keys int64[n] that went since the last call and have no row now: those that copies must delete."""
         with self.arena.lock:
             keys: Tensor = torch.unique(self._held.evicted)
             self._held.evicted = keys[:0]
@@ -178,7 +178,7 @@ class DynamicTable:
             self.import_(rows)
 
     def export(self, keys: Tensor) -> Rows:
-        """Copies of what is held for ``keys int64[n]``.
+        """Return copies of what is held for ``keys int64[n]``.
 
         Raises:
             KeyOutOfRangeError: a key without a row.
@@ -194,7 +194,7 @@ class DynamicTable:
             return self._copy(keys, rows)
 
     def export_chunks(self, chunk_rows: int) -> Iterator[Rows]:
-        """Everything held, `chunk_rows` rows at a time; of an empty table one chunk without rows."""
+        """Return everything held, `chunk_rows` rows at a time; of an empty table one chunk without rows."""
         start, is_first = 0, True
         while start >= 0:
             with self.arena.lock:
@@ -266,5 +266,5 @@ class DynamicTable:
 
 
 def dynamic_tables(arena: DynamicArena, implementation: str = "auto") -> list[DynamicTable]:
-    """A store for each table of `arena`."""
+    """Return a store for each table of `arena`."""
     return [DynamicTable(spec, arena, implementation) for spec in arena.specs]

@@ -124,7 +124,7 @@ class GrowingTensor:
         self.tensor = grown
 
     def to(self, device: torch.device) -> GrowingTensor:
-        """A copy on `device`.
+        """Return a copy on `device`.
 
         Raises:
             StorageError: no memory there.
@@ -234,7 +234,7 @@ class DynamicArena:
 
     @property
     def uses(self) -> Mapping[str, Tensor]:
-        """Name -> what tables note of a row's use [V]; those that `track` was asked for."""
+        """Name -> what tables note of a row's use [V]; those that `track` was called for."""
         return {name: held.tensor for name, held in self._uses.items()}
 
     @property

@@ -23,7 +23,7 @@ USES = {COUNT: torch.int64, LAST_STEP: torch.int32}
 
 
 def needed_uses(policy: EvictionSpec | None) -> tuple[str, ...]:
-    """What `policy` must know of a row's use."""
+    """Return what `policy` must know of a row's use."""
     if policy is None:
         return ()
     if isinstance(policy, ScoreEviction):
@@ -34,14 +34,14 @@ def needed_uses(policy: EvictionSpec | None) -> tuple[str, ...]:
 def keys_to_evict(
     policy: EvictionSpec, keys: Tensor, uses: Mapping[str, Tensor], clock: int, *, most: int, spared: Tensor
 ) -> Tensor:
-    """The keys that go, by rising key: the lowest scores, of equal ones the lowest keys.
+    """Return the keys that go, by rising key: the lowest scores, of equal ones the lowest keys.
 
     Args:
         policy: what the scores are; a time to live also spares what is young.
         keys: int64[n] that are held.
         uses: of each key, as `needed_uses` lists them.
         clock: the table's batches so far.
-        most: at most so many go.
+        most: the most keys that go.
         spared: bool[n], keys that stay in any case.
 
     Raises:
@@ -71,7 +71,7 @@ def _scores(policy: EvictionSpec, keys: Tensor, uses: Mapping[str, Tensor]) -> T
 
 
 def _lowest(scores: Tensor, keys: Tensor, found: Tensor, most: int) -> Tensor:
-    """The `most` of the places `found` with the lowest (score, key); linear in their number."""
+    """Return the `most` of the places `found` with the lowest (score, key); linear in their number."""
     if most == 0:
         return found[:0]
     mine = scores[found]
@@ -128,12 +128,12 @@ class KeyRows:
         self.arena.make_room(wanted, freed=held, purpose=purpose)
 
     def items(self) -> tuple[Tensor, Tensor]:
-        """All keys and their rows, int64[n] each."""
+        """Return all keys and their rows, int64[n] each."""
         keys, rows, _ = self.index.items()
         return keys, rows
 
     def find(self, keys: Tensor) -> Tensor:
-        """Rows int64[n] of ``keys int64[n]``, -1 where a key has none."""
+        """Return the rows int64[n] of ``keys int64[n]``, -1 where a key has none."""
         return self.index.find(keys)
 
     def find_or_insert(self, keys: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ class KeyRows:
                 self.arena.uses[name].index_add_(0, rows, torch.ones_like(rows))
 
     def insert(self, keys: Tensor) -> Tensor:
-        """Rows int64[n] of ``keys int64[n]``, given to all that have none; nothing is evicted for them.
+        """Return the rows int64[n] of ``keys int64[n]``, given to all that have none; nothing is evicted for them.
 
         Part of the arena's `transaction`, which can roll it back.
 
@@ -245,7 +245,7 @@ class KeyRows:
             self.evict(policy, keep=0, spared=batch)
 
     def _choose(self, policy: EvictionSpec, keep: int, spared: Tensor | None) -> Tensor:
-        """The keys that `evict` takes away."""
+        """Return the keys that `evict` takes away."""
         missing = set(needed_uses(policy)) - set(self.noted)
         if missing:
             raise ConfigError(
@@ -305,6 +305,6 @@ class FrozenKeys:
         return self._index.memory_bytes
 
     def rows(self, keys: Tensor, *, train: bool) -> Tensor:
-        """Rows int64[n] of ``keys int64[n]``; `train` changes nothing."""
+        """Return the rows int64[n] of ``keys int64[n]``; `train` changes nothing."""
         rows = self._index.find(keys)
         return rows.masked_fill_(rows < 0, self._default_row)

@@ -63,11 +63,11 @@ class StaticTable:
         return self.spec.rows
 
     def keys(self) -> Tensor:
-        """All keys, int64[rows], rising."""
+        """Return all keys, int64[rows], rising."""
         return torch.arange(len(self), device=self.arena.device)
 
     def rows(self, keys: Tensor, *, train: bool) -> Tensor:
-        """Arena rows int64[n] of ``keys int64[n]``.
+        """Return arena rows int64[n] of ``keys int64[n]``.
 
         Raises:
             KeyOutOfRangeError: a key outside 0 <= key < rows.
@@ -81,13 +81,13 @@ class StaticTable:
         return keys + self.base
 
     def export(self, keys: Tensor) -> Rows:
-        """Copies of the rows of ``keys int64[n]``."""
+        """Return copies of the rows of ``keys int64[n]``."""
         rows = self.rows(keys, train=False)
         state = {name: tensor[rows] for name, tensor in self.arena.state.items()}
         return Rows(keys=keys, weights=self.arena.weights[rows], state=state)
 
     def export_chunks(self, chunk_rows: int) -> Iterator[Rows]:
-        """All rows in key order, `chunk_rows` at a time, without copying."""
+        """Return all rows in key order, `chunk_rows` at a time, without copying."""
         weights, state = self.weights, self.state
         for start in range(0, len(self), chunk_rows):
             part = slice(start, min(start + chunk_rows, len(self)))
@@ -126,7 +126,7 @@ class StaticTable:
 
 
 def static_tables(arena: Arena) -> list[StaticTable]:
-    """A store for each table of `arena`."""
+    """Return a store for each table of `arena`."""
     return [StaticTable(spec, arena, base) for spec, base in zip(arena.specs, arena.table_base, strict=True)]
 
 

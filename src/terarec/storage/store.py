@@ -55,27 +55,27 @@ class Store(Protocol):
         """Whether keys come and go; else all keys ``0 <= key < len`` are held for good."""
 
     def __len__(self) -> int:
-        """Number of keys held."""
+        """Return the number of keys held."""
 
     def keys(self) -> Tensor:
-        """The keys held, int64[n], rising."""
+        """Return the keys held, int64[n], rising."""
 
     def rows(self, keys: Tensor, *, train: bool) -> Tensor:
-        """Arena rows int64[n] of ``keys int64[n]``; with `train`, a store that grows may insert unseen keys.
+        """Return arena rows int64[n] of ``keys int64[n]``; with `train`, a store that grows may insert unseen keys.
 
         Raises:
             KeyOutOfRangeError: a key that this store can never hold.
         """
 
     def export(self, keys: Tensor) -> Rows:
-        """Copies of what is held for ``keys int64[n]``.
+        """Return copies of what is held for ``keys int64[n]``.
 
         Raises:
             KeyOutOfRangeError: a key that is not held.
         """
 
     def export_chunks(self, chunk_rows: int) -> Iterator[Rows]:
-        """Everything held, at most `chunk_rows` rows at a time; a chunk may share memory with the table.
+        """Return everything held, at most `chunk_rows` rows at a time; a chunk may share memory with the table.
 
         At least one chunk, which is empty if nothing is held.
         """
@@ -98,7 +98,7 @@ class Store(Protocol):
         """
 
     def take_evicted(self) -> Tensor:
-        """The keys int64[n] that were evicted since the last call and have no row now."""
+        """Return the keys int64[n] that were evicted since the last call and have no row now."""
 
     def clear(self) -> None:
         """Forget every key that is not held for good, and all that was noted of keys."""
@@ -115,7 +115,7 @@ class Store(Protocol):
 
 
 def shared_row_type(specs: Sequence[TableSpec | DynamicTableSpec]) -> tuple[int, torch.dtype, str]:
-    """The width, element type and optimizer's name of all tables of an arena.
+    """Return the width, element type and optimizer's name of all tables of an arena.
 
     Raises:
         ConfigError: no table, or tables of several widths, element types or optimizers.

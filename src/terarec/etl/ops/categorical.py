@@ -32,7 +32,7 @@ from terarec.etl.ops.values import accepted_list, hashes_of, rejected
 from terarec.etl.value_counts import ValueCounts, encoding_bytes
 from terarec.etl.values import VALUE_TYPES, ValueIds, as_values, find_each, lookup_kind
 from terarec.kernels.cpu.encoding import TablesOfColumns, xxh64_list
-from terarec.kernels.encoding_types import RefusedValueError
+from terarec.kernels.encoding_types import InvalidValueError
 from terarec.spec import MISSING_ID, checks, register
 
 JOINT = "joint"
@@ -389,12 +389,12 @@ class GivenIds(MappedColumns):
         if rows is not None:
             for row, value in enumerate(items):
                 if type(value) is not int or not 0 <= value < rows:
-                    raise RefusedValueError(row)
+                    raise InvalidValueError(row)
             items = np.array(items, dtype=np.int64)
         if not isinstance(values, Ragged):
             return (items,)
         if self.max_length is not None and max(map(len, values.each()), default=0) > self.max_length:
-            raise RefusedValueError(0)
+            raise InvalidValueError(0)
         return (Ragged(items, values.offsets),)
 
 

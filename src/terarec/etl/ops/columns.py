@@ -34,7 +34,7 @@ from terarec.etl.ops.record_values import (
 )
 from terarec.etl.ops.values import HEX_DIGITS, rejected, value_of
 from terarec.formats.block import offsets_of
-from terarec.kernels.encoding_types import RefusedValueError
+from terarec.kernels.encoding_types import InvalidValueError
 from terarec.spec import checks, register
 from terarec.spec.named_code import imported
 from terarec.spec.quoting import quoted
@@ -182,7 +182,7 @@ class LambdaOp(ColumnsOperator):
         try:
             results = [function(*row) for row in zip(*arguments, strict=True)]
         except ValueError:
-            raise RefusedValueError(0) from None  # `function` says what is wrong with the value
+            raise InvalidValueError(0) from None  # `function` says what is wrong with the value
         made = zip(*results, strict=True) if len(self.outputs) > 1 else (results,)
         outputs = [values_of_python(list(values), self.output_type) for values in made]
         return outputs or [values_of_python([], self.output_type)] * len(self.outputs)
@@ -304,7 +304,7 @@ def _read_parts(part: list[str | None], kind: Kind) -> Any:
         if kind == "text" or text is None:
             continue
         if not (re.fullmatch(_FORMS[kind], text) and _is_held(text, kind)):
-            raise RefusedValueError(row)
+            raise InvalidValueError(row)
     if kind == "integer":
         return [None if text is None else int(text) for text in part]
     if kind == "number":

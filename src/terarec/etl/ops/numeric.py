@@ -23,7 +23,7 @@ from terarec.etl.ops.record_values import RecordFunction, as_numbers, item_funct
 from terarec.etl.ops.states import FittedNumbers, SampleStatistic, SummedStatistic
 from terarec.etl.ops.values import rejected, value_of
 from terarec.etl.statistics import Moments, NumberRange
-from terarec.kernels.encoding_types import RefusedValueError
+from terarec.kernels.encoding_types import InvalidValueError
 from terarec.spec import MISSING_ID, checks, register
 
 
@@ -55,7 +55,7 @@ class NumberOperator(MappedColumns):
         """Compute the outputs of ``numbers float64[..., n]``, NaN being missing; params are numbers or [..., 1]."""
 
     def checked_formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
-        """Compute the formula, or raise `RefusedValueError` for a number that it does not take."""
+        """Compute the formula, or raise `InvalidValueError` for a number that it does not take."""
         return self.formula(numbers, *params)
 
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
@@ -363,9 +363,9 @@ class LogOp(NumberOperator):
         return np.asarray(np.log(shifted, out=shifted))
 
     def checked_formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
-        """Compute the formula, or raise `RefusedValueError` for x <= -shift."""
+        """Compute the formula, or raise `InvalidValueError` for x <= -shift."""
         if self.shift is not None and np.count_nonzero(numbers <= -params[0]):
-            raise RefusedValueError(0)
+            raise InvalidValueError(0)
         return self.formula(numbers, *params)
 
     def transform(self, block: Block, state: State | None) -> Block:

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from terarec.etl.columns import ARROW_TYPES, DTYPES, Column, Kind
 from terarec.kernels.cpu.encoding import numbers_of_list
-from terarec.kernels.encoding_types import RefusedValueError
+from terarec.kernels.encoding_types import InvalidValueError
 
 
 class Ragged(NamedTuple):
@@ -38,7 +38,7 @@ class Ragged(NamedTuple):
 
 
 class RecordFunction(NamedTuple):
-    """A function from some columns of a few records to others. It raises `RefusedValueError` for a value it rejects.
+    """A function from some columns of a few records to others. It raises `InvalidValueError` for a value it rejects.
 
     Attributes:
         reads: Inputs.
@@ -77,16 +77,16 @@ def as_numbers(values: Any) -> Any:
 
 
 def checked_integers(values: list[Any]) -> list[Any]:
-    """Return `values` if they are 64-bit integers and None; else raise `RefusedValueError`."""
+    """Return `values` if they are 64-bit integers and None; else raise `InvalidValueError`."""
     numbers_of_list(values, whole=True)
     return values
 
 
 def checked_texts(values: list[Any]) -> list[Any]:
-    """Return `values` if they are texts and None; raise `RefusedValueError` for others and for lone surrogates."""
+    """Return `values` if they are texts and None; raise `InvalidValueError` for others and for lone surrogates."""
     for row, value in enumerate(values):
         if value is not None and not (isinstance(value, str) and (value.isascii() or is_utf8(value))):
-            raise RefusedValueError(row)
+            raise InvalidValueError(row)
     return values
 
 
@@ -153,7 +153,7 @@ def values_of_python(values: list[Any], kind: Kind) -> Any:
     """Return the values that `python_of_values` makes such Python values of, which are no lists.
 
     Raises:
-        RefusedValueError: A value of another kind.
+        InvalidValueError: A value of another kind.
     """
     if kind == "number":
         return numbers_of_list(values)
@@ -164,5 +164,5 @@ def values_of_python(values: list[Any], kind: Kind) -> Any:
         return values
     for row, value in enumerate(values):
         if value is not None and not 0 <= value < 2**32:
-            raise RefusedValueError(row)
+            raise InvalidValueError(row)
     return [None if value is None else f"{value:08x}" for value in values]

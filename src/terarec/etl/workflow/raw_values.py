@@ -17,7 +17,7 @@ from terarec.etl.columns import Column, ColumnType
 from terarec.etl.ops.record_values import checked_texts
 from terarec.etl.ops.values import HEX_DIGITS
 from terarec.kernels.cpu.encoding import numbers_of_list
-from terarec.kernels.encoding_types import RefusedValueError
+from terarec.kernels.encoding_types import InvalidValueError
 from terarec.spec import SourceColumn
 from terarec.spec.quoting import quoted
 
@@ -214,7 +214,7 @@ def _numbers(raw: RawColumn) -> NDArray[np.float64]:
     if isinstance(values, list):
         try:
             return numbers_of_list(values)
-        except RefusedValueError as error:
+        except InvalidValueError as error:
             raise raw.refused(error.row, _ACCEPTED["number"]) from None
     if isinstance(values, pa.Array):
         if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
@@ -302,7 +302,7 @@ def _texts(raw: RawColumn) -> Any:
     if isinstance(values, list):
         try:
             return pa.array(checked_texts(values), type=pa.large_string())
-        except RefusedValueError as error:
+        except InvalidValueError as error:
             raise raw.refused(error.row, _ACCEPTED["text"]) from None
     if not isinstance(values, pa.Array) or not _is_text(values.type):
         raise raw.mistyped(_ACCEPTED["text"])

@@ -25,7 +25,7 @@ from terarec.etl.workflow.plan import Plan, ServingPlan, producer
 from terarec.etl.workflow.raw_values import cut_text, time_reader
 from terarec.formats import Keys
 from terarec.kernels.cpu.encoding import numbers_of_list
-from terarec.kernels.encoding_types import RefusedValueError
+from terarec.kernels.encoding_types import InvalidValueError
 from terarec.spec import MISSING_KEY, SourceColumn
 
 
@@ -56,7 +56,7 @@ class RecordProgram:
             columns: Raw values of each of ``serving.inputs``.
 
         Raises:
-            RefusedValueError: A step, or the type of a column, rejects a value.
+            InvalidValueError: A step, or the type of a column, rejects a value.
         """
         slots: list[Any] = list(columns)
         for fetch, call in self._operations:
@@ -242,7 +242,7 @@ def _make_gather(rows: Sequence[int | None]) -> Callable[..., Sequence[Any]]:
 
 
 ValueReader: TypeAlias = Callable[[list[Any]], Any]
-"""Makes Python values of raw ones, or raises `RefusedValueError`."""
+"""Makes Python values of raw ones, or raises `InvalidValueError`."""
 
 
 def value_reader(
@@ -279,7 +279,7 @@ def _item_reader(found: ColumnType, source: SourceColumn | None) -> ValueReader:
 def _checked_digits(values: list[Any]) -> list[Any]:
     for row, value in enumerate(values):
         if not (value is None or value == "" or (isinstance(value, str) and HEX_DIGITS.fullmatch(value))):
-            raise RefusedValueError(row)
+            raise InvalidValueError(row)
     return values
 
 
@@ -287,7 +287,7 @@ def _read_times(read: Callable[[Any], int], values: list[Any]) -> list[int | Non
     try:
         return [None if value is None or value == "" else read(value) for value in values]
     except ValueError:
-        raise RefusedValueError(0) from None
+        raise InvalidValueError(0) from None
 
 
 def _read_lists(
@@ -303,7 +303,7 @@ def _read_lists(
         flat = cleaning.values(flat)
     lengths = list(map(len, lists))
     if max_length is not None and max(lengths, default=0) > max_length:
-        raise RefusedValueError(0)
+        raise InvalidValueError(0)
     return Ragged(flat if items is None else items(flat), list(accumulate(lengths, initial=0)))
 
 
@@ -315,7 +315,7 @@ def _listed(value: Any, separator: str | None) -> Sequence[Any]:
     if isinstance(value, np.ndarray) and value.ndim == 1:
         return list(value)
     if separator is None or not isinstance(value, str):
-        raise RefusedValueError(0)
+        raise InvalidValueError(0)
     return cut_text(value, separator)
 
 

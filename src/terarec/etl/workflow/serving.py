@@ -19,7 +19,7 @@ from terarec.etl.workflow.raw_values import RawValues, few_as_list, read_column
 from terarec.etl.workflow.record_program import RecordProgram
 from terarec.etl.workflow.transform import data_set, dense_values, keys_of, state_of
 from terarec.formats import Keys
-from terarec.kernels.encoding_types import RefusedValueError
+from terarec.kernels.encoding_types import InvalidValueError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +99,7 @@ class RecordEncoder:
             return None
         try:
             matrix, keys = self._program.run(values)
-        except RefusedValueError:
+        except InvalidValueError:
             return None
         if matrix is None:
             matrix = np.empty((0, *sizes))

@@ -14,7 +14,7 @@ lookup_fits = _embedding.lookup_fits
 def bag_lookup(
     weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, is_pooled: bool, key_weights: Tensor | None = None
 ) -> Tensor:
-    """The vectors of every bag, pooled; or of every key, if the layout does not pool.
+    """Return the vectors of every bag, pooled; or of every key, if the layout does not pool.
 
     Args:
         weights: float32, bfloat16 or float16 [V, D].
@@ -63,7 +63,7 @@ def quantized_bag_lookup(
 
 
 def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layout: Tensor) -> Tensor:
-    """The dot product of each key's row with the gradient of its bag.
+    """Return the dot product of each key's row with the gradient of its bag.
 
     Args:
         weights: float32, bfloat16 or float16 [V, D].

@@ -45,12 +45,12 @@ def count_rows(text: bytes | memoryview, quoting: Quoting = UNQUOTED) -> RowCoun
 
 
 def first_record_bytes(text: bytes, quoting: Quoting) -> int:
-    """Length of the first record of `text` with its line end."""
+    """Return the length of the first record of `text` with its line end."""
     return _encoding.first_record_bytes(np.frombuffer(text, dtype=np.uint8), _compiled_quoting(quoting))
 
 
 def lines_of_rows(text: bytes, quoting: Quoting = UNQUOTED) -> NDArray[np.int64]:
-    """Positions, from 0, of the lines in which rows begin, int64[rows]."""
+    """Return the positions, from 0, of the lines in which rows begin, int64[rows]."""
     lines = _encoding.lines_of_rows(np.frombuffer(text, dtype=np.uint8), _compiled_quoting(quoting))
     return np.array(lines, dtype=np.int64)
 
@@ -74,7 +74,7 @@ def parse_delimited(text: bytes, layout: DelimitedLayout) -> ParsedLines:
 
 
 def _column(memory: NDArray[np.uint8], parts: tuple[Any, ...], field_type: FieldType, rows: int) -> ParsedColumn:
-    """A column whose arrays are views of the `memory` of all rows where their parts are positions in it."""
+    """Return a column whose arrays are views of the `memory` of all rows where their parts are positions in it."""
     items, values, missing, text_offsets, list_offsets = parts
     if isinstance(values, int):
         values = np.frombuffer(memory, _DTYPES[field_type], items, values)

@@ -18,33 +18,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.kernels.cpu import _encoding
-from terarec.kernels.encoding_types import HASH_SEED, RefusedValueError
+from terarec.kernels.encoding_types import HASH_SEED, InvalidValueError
 
 
 def xxh64_int64(values: NDArray[np.int64], seed: int = HASH_SEED) -> NDArray[np.int64]:
-    """Hashes int64[n] of the eight little-endian bytes of each of ``values int64[n]``; ``0 <= seed < 2^64``."""
+    """Return hashes int64[n] of the eight little-endian bytes of each of ``values int64[n]``; ``0 <= seed < 2^64``."""
     hashes = np.empty(len(values), dtype=np.int64)
     _encoding.xxh64_int64(values, seed, hashes)
     return hashes
 
 
 def xxh64_text(text: NDArray[np.uint8], offsets: NDArray[np.int64], seed: int = HASH_SEED) -> NDArray[np.int64]:
-    """Hashes int64[n] of n texts: text i is ``text[offsets[i]:offsets[i + 1]]``."""
+    """Return the hashes int64[n] of n texts: text i is ``text[offsets[i]:offsets[i + 1]]``."""
     hashes = np.empty(len(offsets) - 1, dtype=np.int64)
     _encoding.xxh64_text(text, offsets, seed, hashes)
     return hashes
 
 
 def xxh64_list(values: list[Any], seed: int = HASH_SEED) -> NDArray[np.int64]:
-    """Hashes int64[n] of Python texts and integers; that of None is 0.
+    """Return the hashes int64[n] of Python texts and integers; that of None is 0.
 
     Raises:
-        RefusedValueError: a value of another type, a lone surrogate, or an integer of more than 64 bits.
+        InvalidValueError: a value of another type, a lone surrogate, or an integer of more than 64 bits.
     """
     hashes = np.empty(len(values), dtype=np.int64)
-    refused_row = _encoding.xxh64_list(values, seed, hashes)
-    if refused_row >= 0:
-        raise RefusedValueError(refused_row)
+    invalid_row = _encoding.xxh64_list(values, seed, hashes)
+    if invalid_row >= 0:
+        raise InvalidValueError(invalid_row)
     return hashes
 
 
@@ -66,7 +66,7 @@ class _Counts:
         return num_bytes
 
     def __len__(self) -> int:
-        """Number of distinct values."""
+        """Return the number of distinct values."""
         return len(self._table)
 
 
@@ -90,7 +90,7 @@ class _IntegerCounts(_Counts, Generic[IntegerT]):
         return found
 
     def drain(self) -> tuple[NDArray[IntegerT], NDArray[np.int64]]:
-        """All values, rising, and their counts; the table is empty afterwards."""
+        """Return all values, rising, and their counts; the table is empty afterwards."""
         found: tuple[NDArray[IntegerT], NDArray[np.int64]] = self._table.drain()
         return found
 
@@ -140,7 +140,7 @@ class TextCounts(_Counts):
         return found
 
     def drain(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-        """All texts by rising bytes, as bytes and offsets, and their counts; the table is empty afterwards."""
+        """Return all texts by rising bytes, as bytes and offsets, and their counts; the table is empty afterwards."""
         found: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]] = self._table.drain()
         return found
 
@@ -155,15 +155,15 @@ class _Ids:
     _table: Any
 
     def find_list(self, values: list[Any]) -> NDArray[np.int64]:
-        """Ids int64[n] of Python values; the class says which it takes and which are missing.
+        """Return the ids int64[n] of Python values; the class says which it takes and which are missing.
 
         Raises:
-            RefusedValueError: any other value.
+            InvalidValueError: any other value.
         """
         ids = np.empty(len(values), _INT64)
-        refused_row = self._table.find_list(values, ids)
-        if refused_row >= 0:
-            raise RefusedValueError(refused_row)
+        invalid_row = self._table.find_list(values, ids)
+        if invalid_row >= 0:
+            raise InvalidValueError(invalid_row)
         return ids
 
 
@@ -191,7 +191,7 @@ class Hex32Ids(_Ids):
         missing: NDArray[np.bool_] | None = None,
         out: NDArray[np.int32] | NDArray[np.int64] | None = None,
     ) -> NDArray[Any]:
-        """Ids of ``values uint32[n]``, some of them ``missing bool[n]``: int64[n], or into ``out`` if given."""
+        """Return ids of ``values uint32[n]``, some of them ``missing bool[n]``: int64[n], or into ``out`` if given."""
         return _find_all(self._table, values, missing, out)
 
 
@@ -219,7 +219,7 @@ class Int64Ids(_Ids):
         missing: NDArray[np.bool_] | None = None,
         out: NDArray[np.int32] | NDArray[np.int64] | None = None,
     ) -> NDArray[Any]:
-        """Ids of ``values int64[n]``, some of them ``missing bool[n]``: int64[n], or into ``out`` if given."""
+        """Return ids of ``values int64[n]``, some of them ``missing bool[n]``: int64[n], or into ``out`` if given."""
         return _find_all(self._table, values, missing, out)
 
 
@@ -268,15 +268,15 @@ class TablesOfColumns:
         self._tables = _encoding.TablesOfColumns([table._table for table in tables])
 
     def find_lists(self, columns: list[list[Any]]) -> NDArray[np.int64]:
-        """Ids int64[m] of the m Python values of all columns, one column after another.
+        """Return the ids int64[m] of the m Python values of all columns, one column after another.
 
         Raises:
-            RefusedValueError: a value that its table does not take; its row is its place among the m values.
+            InvalidValueError: a value that its table does not take; its row is its place among the m values.
         """
         ids = np.empty(sum(map(len, columns)), _INT64)
-        refused_place = self._tables.find_lists(columns, ids)
-        if refused_place >= 0:
-            raise RefusedValueError(refused_place)
+        invalid_place = self._tables.find_lists(columns, ids)
+        if invalid_place >= 0:
+            raise InvalidValueError(invalid_place)
         return ids
 
 
@@ -285,7 +285,7 @@ def find_columns(
     values: Sequence[NDArray[Any]],
     missing: Sequence[NDArray[np.bool_] | None],
 ) -> NDArray[np.int32]:
-    """Ids int32[S, n] of S columns of n values, each found in the table of its own; all ids must fit.
+    """Return the ids int32[S, n] of S columns of n values, each found in the table of its own; all ids must fit.
 
     The GIL is given back once: of several threads that look up column by column, each waits for it after each column.
     """
@@ -308,10 +308,10 @@ def numbers_of_list(values: list[Any], *, whole: bool = False) -> NDArray[np.flo
         whole: take Python integers of 64 bits and None only.
 
     Raises:
-        RefusedValueError: text, truth values, infinity, or anything else that is no number.
+        InvalidValueError: text, truth values, infinity, or anything else that is no number.
     """
     numbers = np.empty(len(values), dtype=np.float64)
-    refused_row = _encoding.numbers_of_list(values, whole, numbers)
-    if refused_row >= 0:
-        raise RefusedValueError(refused_row)
+    invalid_row = _encoding.numbers_of_list(values, whole, numbers)
+    if invalid_row >= 0:
+        raise InvalidValueError(invalid_row)
     return numbers

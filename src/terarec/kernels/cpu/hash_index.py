@@ -35,7 +35,7 @@ class HashIndex:
         self._core = _embedding.HashIndex(secrets.randbits(64))
 
     def __len__(self) -> int:
-        """Keys held, exactly."""
+        """Return the keys held, exactly."""
         return self._core.size()
 
     @property
@@ -47,7 +47,7 @@ class HashIndex:
         return self._core.memory_bytes()
 
     def find(self, keys: Tensor) -> Tensor:
-        """Rows int64[N] of ``keys int64[N]``, -1 where absent."""
+        """Return the rows int64[N] of ``keys int64[N]``, -1 where absent."""
         keys = check_vector("keys", keys, self.device)
         rows = empty_integers(keys.shape[0])
         self._core.find(keys.data_ptr(), keys.shape[0], rows.data_ptr(), torch.get_num_threads())
@@ -106,7 +106,7 @@ class HashIndex:
         return rows
 
     def items(self, start: int = 0, most: int | None = None) -> tuple[Tensor, Tensor, int]:
-        """Keys, their rows, and where to go on: -1 at the end. The order stays while nothing changes."""
+        """Return the keys, their rows, and where to go on: -1 at the end. The order stays while nothing changes."""
         check_span(start, most)
         room = len(self) if most is None else min(most, len(self))
         keys, rows = torch.empty(2, room, dtype=torch.int64)

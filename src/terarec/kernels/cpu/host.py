@@ -20,13 +20,13 @@ def threads() -> tuple[int, str]:
 
 
 def features() -> str:
-    """The instruction set in use, one of `terarec.kernels.environment.CPU_SETS`."""
+    """Return the instruction set in use, one of `terarec.kernels.environment.CPU_SETS`."""
     name: str = _embedding.selected()
     return name
 
 
 def instruction_sets() -> list[str]:
-    """The instruction sets that this CPU runs, slowest first."""
+    """Return the instruction sets that this CPU runs, slowest first."""
     names: list[str] = _embedding.runnable()
     return names
 
@@ -59,7 +59,7 @@ _OFFSET = 1
 
 
 def error_of(report: Report, num_keys: Sequence[int], layouts: Sequence[Tensor]) -> BadKeyError | ConfigError:
-    """What a kernel reports, as an error.
+    """Return what a kernel reports, as an error.
 
     Args:
         report: from the core, of another kind than 0.

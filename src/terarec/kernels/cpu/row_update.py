@@ -67,7 +67,7 @@ def row_gradient_norm(
     table_lr: Tensor | None = None,
     first_row: int = 0,
 ) -> float:
-    """The L2 norm over all rows' summed gradients times ``rule.grad_scale``; of tables with factor 0, none.
+    """Return the L2 norm over all rows' summed gradients times ``rule.grad_scale``; of tables with factor 0, none.
 
     Args:
         weights: as for `row_update_`; not changed.
@@ -100,7 +100,7 @@ def _error_of(report: Report, held: Sequence[KernelGradient]) -> Exception:
 
 @lru_cache(maxsize=256)
 def _compiled(rule: RowRule) -> _embedding.RowRule:
-    """The rule as the core takes it, field by field."""
+    """Return the rule as the core takes it, field by field."""
     compiled = _embedding.RowRule(rule.kind)
     for name in (*number_names(type(rule)), "updates_all_rows", "catches_up"):
         setattr(compiled, name, getattr(rule, name))

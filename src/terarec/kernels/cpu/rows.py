@@ -15,7 +15,7 @@ from terarec.kernels.rows import ReservedRows
 
 
 def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Zeros float32[shape] on huge pages where the system has them, each page touched; freed with the array.
+    """Return zeros float32[shape] on huge pages where the system has them, each page touched; freed with the array.
 
     Raises:
         StorageError: the system refuses the memory; the message has the bytes requested.

@@ -43,7 +43,7 @@ def quantize_rows(weights: Tensor) -> Tensor:
 
 
 def dequantize_rows(packed: Tensor) -> Tensor:
-    """The values float32[n, D] that the ``packed uint8[n, D + 8]`` rows stand for."""
+    """Return the values float32[n, D] that the ``packed uint8[n, D + 8]`` rows stand for."""
     codes = packed[:, :-ROW_TAIL_BYTES].float()
     tails = packed[:, -ROW_TAIL_BYTES:].clone(memory_format=torch.contiguous_format)  # aligned as float32 has to be
     scale, offset = tails.view(torch.float32).unbind(dim=1)
@@ -69,7 +69,7 @@ class Located(NamedTuple):
 def bag_lookup(
     weights: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, is_pooled: bool, key_weights: Tensor | None = None
 ) -> Tensor:
-    """The vectors of every bag, pooled; or of every key, if the layout does not pool.
+    """Return the vectors of every bag, pooled; or of every key, if the layout does not pool.
 
     Args:
         weights: [V, D], of any floating type.
@@ -101,7 +101,7 @@ def quantized_bag_lookup(
 
 
 def pool(vectors: Tensor, located: Located, num_features: int, key_weights: Tensor | None) -> Tensor:
-    """The ``vectors [N, D]`` of the keys, pooled to [B, S * D]."""
+    """Return the ``vectors [N, D]`` of the keys, pooled to [B, S * D]."""
     if key_weights is not None:
         vectors = vectors * key_weights[:, None].to(vectors.dtype)
     num_bags, width = located.factors.numel(), vectors.shape[1]
@@ -114,7 +114,7 @@ def pool(vectors: Tensor, located: Located, num_features: int, key_weights: Tens
 
 
 def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layout: Tensor) -> Tensor:
-    """The dot product of each key's row with the gradient of its bag: what `key_weight_gradient` starts from.
+    """Return the dot product of each key's row with the gradient of its bag: what `key_weight_gradient` starts from.
 
     Args:
         weights: [V, D], of any floating type.
@@ -135,7 +135,7 @@ def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layou
 
 
 def key_weight_gradient(dots: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, key_weights: Tensor) -> Tensor:
-    """The gradient of `bag_lookup`'s result with respect to its key weights w.
+    """Return the gradient of `bag_lookup`'s result with respect to its key weights w.
 
     With d the `row_dots` of a bag's keys: d for "sum"; (d - sum(w d) / sum(w)) / sum(w) for "mean";
     (d - w sum(w d) / sum(w^2)) / sqrt(sum(w^2)) for "sqrtn". Zero where a bag's divisor is zero.
@@ -167,7 +167,7 @@ def spread_gradient(
     *,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of `bag_lookup`'s result as one vector a key.
+    """Return the gradient of `bag_lookup`'s result as one vector a key.
 
     Args:
         keys: int64[N].
@@ -213,7 +213,7 @@ def bag_maxima(vectors: Tensor, bags: Tensor, num_bags: int) -> Tensor:
 
 
 def first_maxima(vectors: Tensor, bags: Tensor, num_bags: int) -> Tensor:
-    """Whether each vector is the first of its bag that holds the maximum of a column, bool[N, D]."""
+    """Return whether each vector is the first of its bag that holds the maximum of a column, bool[N, D]."""
     largest = bag_maxima(vectors, bags, num_bags)[bags]
     attains = (vectors == largest) | (vectors.isnan() & largest.isnan())
     position = torch.arange(bags.numel(), device=bags.device)[:, None].expand_as(vectors)
@@ -230,7 +230,7 @@ def widened(vectors: Tensor) -> Tensor:
 
 
 def locate(keys: Tensor, offsets: Tensor, layout: Tensor, key_weights: Tensor | None = None) -> Located:
-    """Where the keys are, all of them and the offsets checked.
+    """Return where the keys are, all of them and the offsets checked.
 
     Raises:
         BadKeyError: a key outside its table.
@@ -253,7 +253,7 @@ def locate(keys: Tensor, offsets: Tensor, layout: Tensor, key_weights: Tensor | 
 
 
 def bag_factors(bags: Tensor, lengths: Tensor, pooling: Tensor, key_weights: Tensor | None) -> Tensor:
-    """What the sum of each bag is multiplied by, float32[S * B].
+    """Return what the sum of each bag is multiplied by, float32[S * B].
 
     Mean and sqrtn divide by n and sqrt(n), or with key weights w by sum(w) and sqrt(sum(w^2)), as TensorFlow's
     embedding_lookup_sparse does; where that is zero, the bag gives zeros.
@@ -285,7 +285,7 @@ def lookup_fits(
     grad: Tensor | None,
     extents: Extents,
 ) -> bool:
-    """Whether all tensors lie in host memory and have the types and shapes that a lookup and its layout take.
+    """Return whether all tensors lie in host memory and have the types and shapes that a lookup and its layout take.
 
     Args:
         weights: float32, bfloat16 or float16 [V, D], if it fits; all arguments may be any tensors.

@@ -49,12 +49,12 @@ def count_rows(text: bytes, quoting: Quoting = UNQUOTED) -> tuple[int, int, int]
 
 
 def first_record_bytes(text: bytes, quoting: Quoting) -> int:
-    """Length of the first record of `text` with its line end."""
+    """Return the length of the first record of `text` with its line end."""
     return len(_records(text, quoting)[0].whole) if text else 0
 
 
 def lines_of_rows(text: bytes, quoting: Quoting = UNQUOTED) -> list[int]:
-    """Positions, from 0, of the lines in which rows begin."""
+    """Return the positions, from 0, of the lines in which rows begin."""
     records = _records(text, quoting)
     before = [0, *accumulate(record.lines for record in records)]
     return [line for line, record in zip(before, records, strict=False) if record.content]
@@ -66,7 +66,7 @@ def parse_delimited(text: bytes, layout: DelimitedLayout) -> ParsedLines:
     num_rows = num_lines = 0
     for record in _records(text, layout.quoting):
         if record.bad_quotes is not None:
-            parse.refuse("quote", num_lines, *record.bad_quotes)
+            parse.report("quote", num_lines, *record.bad_quotes)
             break
         if record.content:
             parse.take(num_lines, num_rows, record.content)
@@ -106,7 +106,7 @@ def _records(text: bytes, quoting: Quoting) -> list[_Record]:
 
 
 def _record_end(text: bytes, quoting: Quoting) -> tuple[int, tuple[int, bytes] | None]:
-    """Where the line end of the first record stands, and the first field whose quotes are wrong."""
+    """Return where the line end of the first record stands, and the first field whose quotes are wrong."""
     if not quoting.quote:
         return len(text.partition(b"\n")[0]), None
     delimiter, bad, at, field = re.escape(quoting.delimiter), None, 0, 0
@@ -146,7 +146,7 @@ class _Parse:
     counts: Counter[FaultKind] = field(default_factory=Counter)
     faults: list[FieldFault] = field(default_factory=list)
 
-    def refuse(self, kind: FaultKind, line_number: int, position: int, text: bytes) -> None:
+    def report(self, kind: FaultKind, line_number: int, position: int, text: bytes) -> None:
         self.counts[kind] += 1
         if len(self.faults) < FAULTS_KEPT or kind == "quote":
             self.faults.append(FieldFault(line_number, kind, position, text[:FAULT_BYTES_KEPT]))
@@ -157,14 +157,14 @@ class _Parse:
         if faults and self.layout.policy != "missing":
             faults = faults[:1]
         for kind, position, text in faults:
-            self.refuse(kind, line_number, position, text)
+            self.report(kind, line_number, position, text)
         if not faults or self.layout.policy == "missing":
             self.rows.append(values)
             self.kept.append(row)
 
 
 def _faults_and_values(line: bytes, layout: DelimitedLayout) -> tuple[list[tuple[FaultKind, int, bytes]], list[Any]]:
-    """The faults of a line, the one that drops it first, and its values with a missing one for each fault."""
+    """Return the faults of a line, the one that drops it first, and its values with a missing one for each fault."""
     expected = len(layout.fields)
     missing: list[Any] = [[] if spec.separator else None for spec in layout.fields]
     if len(line) > layout.max_line_bytes:
@@ -180,7 +180,7 @@ def _faults_and_values(line: bytes, layout: DelimitedLayout) -> tuple[list[tuple
     if len(fields) == expected:
         return faults, values
     width: tuple[FaultKind, int, bytes] = ("short_line" if len(fields) < expected else "long_line", len(fields), line)
-    # A line that is dropped tells of its width, which says more than what stands in one field.
+    # A line that is dropped reports its width, which says more than what stands in one field.
     return [width, *faults] if layout.policy != "missing" else [*faults, width], values
 
 
@@ -194,7 +194,7 @@ def _split(line: bytes, layout: DelimitedLayout) -> list[bytes]:
 
 
 def _next_field(rest: bytes, layout: DelimitedLayout) -> tuple[bytes, bytes | None]:
-    """The first field of `rest`, and what stands behind its delimiter, None if it has none."""
+    """Return the first field of `rest`, and what stands behind its delimiter, None if it has none."""
     start = _past_space(rest, layout) if layout.quote else rest
     if layout.quote and start.startswith(b'"'):
         whole = re.match(rb'"((?:[^"]|"")*)"(?!")', start)

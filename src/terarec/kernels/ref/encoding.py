@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.kernels.encoding_types import HASH_SEED, RefusedValueError
+from terarec.kernels.encoding_types import HASH_SEED, InvalidValueError
 
 
 def split_texts(text: NDArray[np.uint8], offsets: NDArray[np.int64]) -> list[str]:
@@ -26,7 +26,7 @@ _PRIMES = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA7
 
 
 def xxh64(content: bytes, seed: int = HASH_SEED) -> int:
-    """The hash of `content`, read as a signed 64-bit integer.
+    """Return the hash of `content`, read as a signed 64-bit integer.
 
     https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
     """
@@ -50,37 +50,37 @@ def xxh64(content: bytes, seed: int = HASH_SEED) -> int:
 
 
 def hash_value(value: int | str, seed: int = HASH_SEED) -> int:
-    """The hash of a text's UTF-8 bytes or of an integer's eight little-endian bytes."""
+    """Return the hash of a text's UTF-8 bytes or of an integer's eight little-endian bytes."""
     return xxh64(value.encode() if isinstance(value, str) else value.to_bytes(8, "little", signed=True), seed)
 
 
 def xxh64_int64(values: NDArray[np.int64], seed: int = HASH_SEED) -> NDArray[np.int64]:
-    """Hashes int64[n] of the eight little-endian bytes of each of ``values int64[n]``."""
+    """Return the hashes int64[n] of the eight little-endian bytes of each of ``values int64[n]``."""
     return np.array([hash_value(value, seed) for value in values.tolist()], dtype=np.int64)
 
 
 def xxh64_text(text: NDArray[np.uint8], offsets: NDArray[np.int64], seed: int = HASH_SEED) -> NDArray[np.int64]:
-    """Hashes int64[n] of n texts: text i is ``text[offsets[i]:offsets[i + 1]]``."""
+    """Return the hashes int64[n] of n texts: text i is ``text[offsets[i]:offsets[i + 1]]``."""
     return np.array([hash_value(value, seed) for value in split_texts(text, offsets)], dtype=np.int64)
 
 
 def xxh64_list(values: list[Any], seed: int = HASH_SEED) -> NDArray[np.int64]:
-    """Hashes int64[n] of Python texts and integers; that of None is 0."""
+    """Return the hashes int64[n] of Python texts and integers; that of None is 0."""
     hashes = np.zeros(len(values), dtype=np.int64)
     for row, value in enumerate(values):
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, str | int | np.integer):
-            raise RefusedValueError(row)
+            raise InvalidValueError(row)
         try:
             hashes[row] = hash_value(value if isinstance(value, str) else int(value), seed)
         except (UnicodeEncodeError, OverflowError):
-            raise RefusedValueError(row) from None
+            raise InvalidValueError(row) from None
     return hashes
 
 
 def _stripes(content: bytes, seed: int) -> tuple[int, bytes]:
-    """The hash of the whole 32 bytes of `content`, and the bytes behind them."""
+    """Return the hash of the whole 32 bytes of `content`, and the bytes behind them."""
     lanes = [seed + _PRIMES[0] + _PRIMES[1], seed + _PRIMES[1], seed, seed - _PRIMES[0]]
     while len(content) >= 32:
         words = (int.from_bytes(content[at : at + 8], "little") for at in range(0, 32, 8))
@@ -124,7 +124,7 @@ class _Counts:
         return all_counts
 
     def __len__(self) -> int:
-        """Number of distinct values."""
+        """Return the number of distinct values."""
         return len(self._counts)
 
 
@@ -145,7 +145,7 @@ class _IntegerCounts(_Counts):
         return self._arrays(self._by_count(min_count))
 
     def drain(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """All values, rising, and their counts; the table is empty afterwards."""
+        """Return all values, rising, and their counts; the table is empty afterwards."""
         return self._arrays(self._by_value())
 
     def _arrays(self, items: list[tuple[Any, int]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -186,7 +186,7 @@ class TextCounts(_Counts):
         return self._arrays(self._by_count(min_count))
 
     def drain(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-        """All texts by rising bytes, and their counts; the table is empty afterwards."""
+        """Return all texts by rising bytes, and their counts; the table is empty afterwards."""
         return self._arrays(self._by_value())
 
     @staticmethod
@@ -214,7 +214,7 @@ class _Ids:
             raise ValueError("a value occurs twice")
 
     def _read(self, value: Any) -> Any:
-        """What the dict holds for `value`, None if it is missing; raises ValueError for another type."""
+        """Return what the dict holds for `value`, None if it is missing; raises ValueError for another type."""
         raise NotImplementedError
 
     def _id_of(self, key: int | str | None) -> int:
@@ -231,13 +231,13 @@ class _Ids:
         return ids
 
     def find_list(self, values: list[Any]) -> NDArray[np.int64]:
-        """Ids int64[n] of Python values; raises `RefusedValueError` for one that cannot be read."""
+        """Return the ids int64[n] of Python values; raises `InvalidValueError` for one that cannot be read."""
         ids = np.empty(len(values), dtype=np.int64)
         for row, value in enumerate(values):
             try:
                 ids[row] = self._id_of(self._read(value))
             except ValueError:
-                raise RefusedValueError(row) from None
+                raise InvalidValueError(row) from None
         return ids
 
 
@@ -247,7 +247,7 @@ class _IntegerIds(_Ids):
     def find_all(
         self, values: NDArray[Any], missing: NDArray[np.bool_] | None = None, out: NDArray[Any] | None = None
     ) -> NDArray[Any]:
-        """Ids of ``values[n]``, some of them ``missing bool[n]``: int64[n], or into ``out`` if given."""
+        """Return the ids of ``values[n]``, some of them ``missing bool[n]``: int64[n], or into ``out`` if given."""
         return self._masked(values.tolist(), missing, out)
 
 
@@ -307,13 +307,13 @@ class TablesOfColumns:
         self._tables = tuple(tables)
 
     def find_lists(self, columns: list[list[Any]]) -> NDArray[np.int64]:
-        """Ids of the values of all columns, one column after another; raises `RefusedValueError` with their place."""
+        """Ids of the values of all columns, one column after another; raises `InvalidValueError` with their place."""
         ids = [np.empty(0, dtype=np.int64)]
         for table, values in zip(self._tables, columns, strict=True):
             try:
                 ids.append(table.find_list(values))
-            except RefusedValueError as error:
-                raise RefusedValueError(sum(map(len, ids)) + error.row) from None
+            except InvalidValueError as error:
+                raise InvalidValueError(sum(map(len, ids)) + error.row) from None
         return np.concatenate(ids)
 
 
@@ -324,7 +324,7 @@ def numbers_of_list(values: list[Any], *, whole: bool = False) -> NDArray[np.flo
         try:
             numbers[row] = _whole(value) if whole else _number(value)
         except (OverflowError, ValueError):
-            raise RefusedValueError(row) from None
+            raise InvalidValueError(row) from None
     return numbers
 
 

@@ -35,7 +35,7 @@ class HashIndex:
         self._rows: dict[int, int] = {}
 
     def __len__(self) -> int:
-        """Keys held."""
+        """Return the keys held."""
         return len(self._rows)
 
     @property
@@ -44,7 +44,7 @@ class HashIndex:
         return _ENTRY_BYTES * len(self._rows)
 
     def find(self, keys: Tensor) -> Tensor:
-        """Rows int64[N] of ``keys int64[N]``, -1 where absent."""
+        """Return the rows int64[N] of ``keys int64[N]``, -1 where absent."""
         keys = check_vector("keys", keys, self.device)
         return self._tensor([self._rows.get(key, -1) for key in keys.tolist()])
 
@@ -110,11 +110,11 @@ class HashIndex:
         return self._tensor([self._rows.pop(key, -1) for key in keys.tolist()])
 
     def items(self, start: int = 0, most: int | None = None) -> tuple[Tensor, Tensor, int]:
-        """Keys and their rows, in an order that stays while nothing changes.
+        """Return the keys and their rows, in an order that stays while nothing changes.
 
         Args:
             start: 0, or where the call before said to go on.
-            most: at most so many keys; None: all.
+            most: the largest number keys; None: all.
 
         Returns:
             Keys int64[n], rows int64[n], and where to go on: -1 at the end.

@@ -95,7 +95,7 @@ def _mix(bits: Tensor) -> Tensor:
 
 
 def _shifted(bits: Tensor, count: int) -> Tensor:
-    """An unsigned shift to the right of int64."""
+    """Return an unsigned shift to the right of int64."""
     return (bits >> count) & ((1 << (64 - count)) - 1)
 
 
@@ -105,7 +105,7 @@ def _wrapped(value: int) -> int:
 
 
 def transform(grad: Tensor, weights: Tensor, rule: RowRule) -> Tensor:
-    """The gradients [n, D] of rows `weights` as the rule's formula takes them: scaled, clipped, regularised."""
+    """Return the gradients [n, D] of rows `weights` as the rule's formula takes them: scaled, clipped, regularised."""
     if not rule.is_transformed:
         return grad
     grad = (grad * rule.grad_scale).clamp(-rule.clip_value, rule.clip_value)
@@ -142,7 +142,7 @@ def catch_up_(weights: Tensor, state: Sequence[Tensor], rule: RowRule, lr: Tenso
 
 
 def _drift(state: Sequence[Tensor], rule: MomentumRule | AdamRule, last: Tensor, missed: Tensor) -> Tensor:
-    """How far rows moved in the steps that they missed, for a learning rate of one."""
+    """Return how far rows moved in the steps that they missed, for a learning rate of one."""
     momenta = rule.beta1 * (1.0 - rule.beta1**missed) / (1.0 - rule.beta1) * state[0]
     if isinstance(rule, MomentumRule):
         return rule.beta1 * momenta if isinstance(rule, NesterovRule) else momenta
@@ -263,7 +263,7 @@ def row_gradient_norm(
     table_lr: Tensor | None = None,
     first_row: int = 0,
 ) -> float:
-    """The L2 norm over all rows' summed gradients times ``rule.grad_scale``; of tables with factor 0, none.
+    """Return the L2 norm over all rows' summed gradients times ``rule.grad_scale``; of tables with factor 0, none.
 
     Args:
         weights: as for `row_update_`; not changed.
@@ -281,7 +281,7 @@ def row_gradient_norm(
 
 
 def _combined(weights: Tensor, gradients: Sequence[KernelGradient], table_lr: Tensor | None) -> _RowGradients:
-    """The rows with a key in a table that learns, each with the sum of its gradients."""
+    """Return the rows with a key in a table that learns, each with the sum of its gradients."""
     dtype = torch.promote_types(weights.dtype, torch.float32)
     all_rows, all_factors, all_values = [], [], []
     for index, gradient in enumerate(gradients):
@@ -303,7 +303,7 @@ def _combined(weights: Tensor, gradients: Sequence[KernelGradient], table_lr: Te
 
 
 def _key_factors(gradient: KernelGradient, table_lr: Tensor | None) -> Tensor:
-    """The factor of the learning rate of each key's table, float32[N]."""
+    """Return the factor of the learning rate of each key's table, float32[N]."""
     if table_lr is None:
         return torch.ones(gradient.keys.shape, device=gradient.keys.device)
     num_features = gradient.layout.shape[0]

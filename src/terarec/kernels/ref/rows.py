@@ -22,7 +22,7 @@ _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE, which `
 
 
 def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Zeros float32[shape].
+    """Return zeros float32[shape].
 
     Raises:
         StorageError: the system refuses the memory.
@@ -123,7 +123,7 @@ def _normal(
 
 
 def rows_at_most(scores: Tensor, limit: float, spared: Tensor) -> Tensor:
-    """The rows with a score of at most `limit`, but those that are spared, in rising order.
+    """Return the rows with a score of at most `limit`, but those that are spared, in rising order.
 
     Args:
         scores: of any numbers [n].

@@ -1,4 +1,4 @@
-"""Launchers of the pooled lookup, from rows of floats or of codes, and of the way back to key weights."""
+"""Launchers of the pooled lookup, from rows of floats or of codes, and of the gradient of key weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bag_lookup(
     *,
     is_checked: bool = True,
 ) -> Tensor:
-    """The vectors of every bag, pooled; or of every key, if the layout does not pool.
+    """Return the vectors of every bag, pooled; or of every key, if the layout does not pool.
 
     Args:
         weights: [V, D], of any floating type.
@@ -62,7 +62,7 @@ def quantized_bag_lookup(
 
 @on_its_device
 def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layout: Tensor) -> Tensor:
-    """The dot product of each key's row with the gradient of its bag.
+    """Return the dot product of each key's row with the gradient of its bag.
 
     Args:
         weights: [V, D], of any floating type.

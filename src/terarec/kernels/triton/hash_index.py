@@ -43,7 +43,7 @@ class HashIndex:
         self._make_slots(_FEWEST_SLOTS)
 
     def __len__(self) -> int:
-        """Keys held."""
+        """Return the keys held."""
         return self._length
 
     @property
@@ -52,7 +52,7 @@ class HashIndex:
         return 8 * (self._slot_keys.numel() + self._slot_rows.numel())
 
     def find(self, keys: Tensor) -> Tensor:
-        """Rows int64[N] of ``keys int64[N]``, -1 where absent; does not wait for the device."""
+        """Return the rows int64[N] of ``keys int64[N]``, -1 where absent; does not wait for the device."""
         return self._find(check_vector("keys", keys, self.device), gives_rows=True)
 
     def insert(self, keys: Tensor, free_rows: Tensor, next_row: int) -> tuple[Tensor, Tensor]:
@@ -133,11 +133,11 @@ class HashIndex:
         return rows
 
     def items(self, start: int = 0, most: int | None = None) -> tuple[Tensor, Tensor, int]:
-        """Keys and their rows, in an order that stays while nothing changes.
+        """Return the keys and their rows, in an order that stays while nothing changes.
 
         Args:
             start: 0, or where the call before said to go on.
-            most: at most so many keys, perhaps fewer; None: all.
+            most: the largest number keys, perhaps fewer; None: all.
 
         Returns:
             Keys int64[n], rows int64[n], and where to go on: -1 at the end.

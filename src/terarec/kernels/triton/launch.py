@@ -34,12 +34,12 @@ NOTHING = 2**63 - 1
 
 
 def new_status(device: torch.device) -> Tensor:
-    """A status of which nothing is wrong."""
+    """Return a status of which nothing is wrong."""
     return torch.full((2,), NOTHING, dtype=torch.int64, device=device)
 
 
 def raise_if_bad(status: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, gradient: int = 0) -> None:
-    """Wait for the kernels, read the status back and raise what it tells.
+    """Wait for the kernels, read the status back and raise what it reports.
 
     Args:
         status: int64[2].

@@ -124,7 +124,7 @@ def row_gradient_norm(
     table_lr: Tensor | None = None,
     first_row: int = 0,
 ) -> float:
-    """The L2 norm over all rows' summed gradients times ``rule.grad_scale``; of tables with factor 0, none.
+    """Return the L2 norm over all rows' summed gradients times ``rule.grad_scale``; of tables with factor 0, none.
 
     Args:
         weights: as for `row_update_`; not changed.
@@ -159,7 +159,7 @@ def row_gradient_norm(
 
 
 def _constants(rule: RowRule, step: int) -> tuple[float, ...]:
-    """The kernel's numbers from eps to coupled_l2, zeros for those that the rule does not have."""
+    """Return the kernel's numbers from eps to coupled_l2, zeros for those that the rule does not have."""
     eps, eps_hat, beta1, beta2, weight_decay, beta = (
         getattr(rule, name, 0.0) for name in ("eps", "eps_hat", "beta1", "beta2", "weight_decay", "beta")
     )

@@ -38,7 +38,7 @@ class Located:
 
     Attributes:
         rows: int32|int64[N], arena rows; V, which none is, for bad keys and keys of frozen tables.
-        sources: int64[N], the row of all gradients, laid out as [R, D], that holds a key's.
+        sources: int64[N], the row of all gradients, in the shape [R, D], that holds a key's.
         scales: float32[N], the factor of that gradient; empty if all are 1.
         places: int32[N], the key's place in a bag pooled by maximum, else -1; empty if none is.
         winners: int32[R, D], the place of the key that takes the gradient of such a bag; empty if none is.
@@ -53,7 +53,7 @@ class Located:
     factors: Tensor
 
     def by_row(self) -> Located:
-        """The keys sorted by row, equal ones in the order they have."""
+        """Return the keys sorted by row, equal ones in the order they have."""
         rows, order = torch.sort(self.rows, stable=True)
 
         def moved(values: Tensor) -> Tensor:
@@ -233,12 +233,12 @@ class Segments:
         return self.located.factors
 
     def of_keys(self) -> tuple[Tensor, ...]:
-        """The kernels' arguments from ``grads`` to ``winners``."""
+        """Return the kernels' arguments from ``grads`` to ``winners``."""
         located = self.located
         return self.grads, located.sources, located.scales, located.places, located.winners
 
     def of_rows(self) -> tuple[Tensor, ...]:
-        """The kernels' arguments from ``sorted_rows`` to ``part_parts``."""
+        """Return the kernels' arguments from ``sorted_rows`` to ``part_parts``."""
         return self.located.rows, self.segments, self.starts, self.key_parts, self.part_parts
 
 
