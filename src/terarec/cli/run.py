@@ -78,7 +78,7 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     with show.progress("evaluating", "samples") as progress:
         found = evaluator.evaluate(model, reader, progress=lambda done: progress(done, total))
     figures: dict[str, Any] = {"run": str(options.run), "data": str(options.data), "split": options.split}
-    figures |= {"step": step, "device": describe_device(device), **found.figures()}
+    figures |= {"step": step, "device": describe_device(device), **found.to_json()}
     if isinstance(model, TwoTower) and isinstance(spec.model, TwoTowerSpec):
         figures["retrieval"] = _retrieval(model, spec.model, training, described, options, show)
     figures |= {"best_auc": described.best_auc, "peak_memory_bytes": memory.peak_bytes()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from terarec.reports.numbers import label, text
 from terarec.reports.progress import Bar
+from terarec.spec.codec import finite_data
 from terarec.spec.quoting import printable
 
 if TYPE_CHECKING:
@@ -125,18 +125,8 @@ class Show:
 
 def print_json(data: Mapping[str, Any]) -> None:
     """Print `data` as one line of JSON on stdout; numbers that JSON has no words for become null."""
-    sys.stdout.write(json.dumps(_finite(data), allow_nan=False, default=str) + "\n")
+    sys.stdout.write(json.dumps(finite_data(data), allow_nan=False, default=str) + "\n")
     sys.stdout.flush()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
 
 
 def _table(title: str, headers: Sequence[str], justify: Sequence[Any]) -> Table:

@@ -248,7 +248,7 @@ def _train_seeds(spec: RunSpec, options: TrainOptions, count: int, show: Show) -
         allow_import=options.allow_import or (),
         on_result=done,
     )
-    figures = {"out": str(options.out), "model": spec.model.kind, "split": split, **report.figures()}
+    figures = {"out": str(options.out), "model": spec.model.kind, "split": split, **report.to_json()}
     show.result(f"Trained {count} seeds in {options.out}", figures)
 
 
@@ -348,7 +348,7 @@ def reproduce(options: ReproduceOptions, show: Show) -> None:
         "model": options.model,
         "out": str(out),
         "split": TEST_SPLIT,
-        **seeds.figures(),
+        **seeds.to_json(),
         "published_auc": published.auc,
         "published_logloss": published.logloss,
         "published_mean_auc": published.mean_auc,

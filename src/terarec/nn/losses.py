@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -78,9 +78,10 @@ class Loss(Layer):
     OPTIONS: ClassVar[tuple[LayerOption, ...]] = _REGULARIZER
     BOTTOMS = (2, 2)
 
-    def __init__(self, shapes: Sequence[TensorShape], *, regularizer: Any, strength: float) -> None:
+    def __init__(self, shapes: Sequence[TensorShape], *, regularizer: str, strength: float) -> None:
         super().__init__(())
-        self.regularizer = None if regularizer == "none" else Regularizer(regularizer, strength)
+        kind = cast(Literal["none", "l1", "l2"], regularizer)  # the option takes no other value
+        self.regularizer = None if kind == "none" else Regularizer(kind, strength)
 
     def predict(self, logit: Tensor) -> Tensor:
         """Probabilities, float32, of the logits' shape."""

@@ -17,6 +17,7 @@ from terarec.models.contract import device_of, logits_of, training_loss
 from terarec.nn.objectives import BinaryObjective, Objective
 from terarec.nn.precision import Precision, autocast
 from terarec.spec import TrainingSpec
+from terarec.spec.codec import finite_data
 from terarec.train.devices import copied_ahead
 
 
@@ -105,20 +106,20 @@ class Evaluation:
         """Mean cross entropy in nats; NaN without samples."""
         return self.value("logloss")
 
-    def figures(self) -> dict[str, Any]:
-        """Return all figures as JSON data: metrics by name, then "labels" and "slices" where there are several."""
+    def to_json(self) -> dict[str, Any]:
+        """Return all values as JSON data, None for NaN; "labels" and "slices" only where there are several."""
         found = self.results.to_json()
-        figures: dict[str, Any] = {
-            **self.results.overall.values,
+        data: dict[str, Any] = {
+            **finite_data(self.results.overall.values),
             "rows": self.rows,
             "seconds": self.seconds,
             "samples_per_second": self.samples_per_second,
         }
         if len(self.results.overall.labels) > 1:
-            figures["labels"] = found["labels"]
+            data["labels"] = found["labels"]
         if self.results.slices:
-            figures["slices"] = found["slices"]
-        return figures
+            data["slices"] = found["slices"]
+        return data
 
 
 class Evaluator:

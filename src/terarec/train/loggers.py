@@ -19,6 +19,7 @@ from terarec.io import write_bytes
 from terarec.metrics import Throughput
 from terarec.reports.progress import Bar
 from terarec.spec import RunSpec, to_data
+from terarec.spec.codec import finite_data
 from terarec.train.devices import describe_environment
 from terarec.train.evaluation import Evaluation
 from terarec.train.report_log import read_point
@@ -132,10 +133,9 @@ class MetricsLog(PointLogger):
     def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
         """Write the evaluation's line."""
         super().on_evaluation(trainer, evaluation)
-        figures = {
-            name: value for name, value in evaluation.figures().items() if name not in ("rows", "samples_per_second")
-        }
-        self._write({"step": trainer.step, "samples": trainer.samples, "split": self.split, **figures})
+        found = evaluation.to_json()
+        del found["rows"], found["samples_per_second"]
+        self._write({"step": trainer.step, "samples": trainer.samples, "split": self.split, **found})
 
     def on_end(self, trainer: Trainer) -> None:
         """Write what is left and close the file."""
@@ -150,13 +150,9 @@ class MetricsLog(PointLogger):
 
     def _write(self, point: Mapping[str, Any]) -> None:
         assert self._file is not None, "the log is open while training runs"
-        finite = {name: value for name, value in point.items() if not _is_nan(value)}  # JSON has no word for NaN
-        self._file.write(json.dumps(finite, allow_nan=False) + "\n")
+        known = {name: value for name, value in finite_data(point).items() if value is not None}
+        self._file.write(json.dumps(known, allow_nan=False) + "\n")
         self._file.flush()
-
-
-def _is_nan(value: object) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _lines_until(path: Path, step: int) -> list[bytes]:

@@ -70,8 +70,8 @@ class SeedsReport:
         values = [result.metrics[metric] for result in self.results]
         return statistics.stdev(values) if len(values) > 1 else math.nan
 
-    def figures(self) -> dict[str, Any]:
-        """Return all figures as JSON data.
+    def to_json(self) -> dict[str, Any]:
+        """Return all values as JSON data, None for NaN.
 
         A metric's name has its mean over the seeds, the name with "_deviation" its standard deviation, "seeds" has
         their number, "seconds" the time of all, and "runs" the figures of each.
@@ -92,7 +92,8 @@ class SeedsReport:
             }
             for result in self.results
         ]
-        return figures
+        data: dict[str, Any] = finite_data(figures)
+        return data
 
 
 def fit_seeds(
@@ -144,7 +145,7 @@ def fit_seeds(
         if on_result is not None:
             on_result(result)
     report = SeedsReport(results=tuple(results))
-    write_json(out / SEEDS_FILE, finite_data(report.figures()))
+    write_json(out / SEEDS_FILE, report.to_json())
     return report
 
 
