@@ -89,7 +89,7 @@ def test_what_is_no_whole_checkpoint_is_passed_over(tmp_path):
 
 @pytest.mark.parametrize("missing", ["", "nowhere"])
 def test_no_checkpoint_at_all(tmp_path, missing):
-    with pytest.raises(DataNotFoundError, match="holds no whole checkpoint"):
+    with pytest.raises(DataNotFoundError, match="holds no complete checkpoint"):
         latest(tmp_path / missing)
 
 

@@ -43,7 +43,7 @@ def latest(directory: Path) -> Path:
     """
     checkpoints = whole(directory)
     if not checkpoints:
-        raise DataNotFoundError(f"{directory}: holds no whole checkpoint, expected step-*/{MANIFEST}")
+        raise DataNotFoundError(f"{directory}: holds no complete checkpoint, expected step-*/{MANIFEST}")
     return checkpoints[-1]
 
 
@@ -55,7 +55,7 @@ def find(directory: Path, which: int | str = "last") -> Path:
         which: "last" for the highest step, "best" for the one that `mark_best` named, or a step.
 
     Raises:
-        DataNotFoundError: there is no whole checkpoint.
+        DataNotFoundError: there is no complete checkpoint.
         ConfigError: `which` is none of these, or there is no such checkpoint.
     """
     newest = latest(directory)

@@ -143,7 +143,7 @@ def load(path: Path) -> Checkpoint:
     """Open the checkpoint at `path`: its manifest and ``state.json`` are read and checked, the rest when asked for.
 
     Raises:
-        DataNotFoundError: `path` is no whole checkpoint.
+        DataNotFoundError: `path` is no complete checkpoint.
         FormatError: a file is missing, damaged or of a newer version; the message names it.
     """
     manifest = read_manifest(path)

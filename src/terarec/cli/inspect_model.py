@@ -46,7 +46,7 @@ def describe_checkpoint(path: Path, which: str | None = None) -> dict[str, Any]:
     """Tables and dense parameters of a checkpoint, or of one of a RUN; every checksum is compared.
 
     Raises:
-        DataNotFoundError: no whole checkpoint.
+        DataNotFoundError: no complete checkpoint.
         ConfigError: no such checkpoint.
         FormatError: a damaged file.
     """
@@ -180,7 +180,7 @@ def describe_table(
 
     Raises:
         ConfigError: no such table or checkpoint.
-        DataNotFoundError: no whole checkpoint.
+        DataNotFoundError: no complete checkpoint.
         FormatError: a damaged file.
     """
     checkpoint = choose_checkpoint(path, which)
