@@ -11,7 +11,7 @@ from terarec.data.synthetic import adult, amazon, avazu, mind, movielens, rees46
 from terarec.etl import fit
 from terarec.etl.columns import Block, Column, concatenate_blocks
 from terarec.etl.ops.record_values import Ragged, values_of_column
-from terarec.etl.ready import READY
+from terarec.etl.ready import PRESETS
 from terarec.etl.source import open_source
 from terarec.etl.workflow import Workflow
 from terarec.spec import PrepareOptions
@@ -48,7 +48,7 @@ def fitted_with_records(name: str, directory: Path) -> tuple[Workflow, dict[str,
     files = [raw / file for file in log.sources]
     tables = {table: tuple(str(raw / file) for file in found) for table, found in log.tables.items()}
     options = PrepareOptions(tables=tables, bad_input="skip")
-    workflow = fit(Workflow.of(READY[name]()), files, options=options)
+    workflow = fit(Workflow.of(PRESETS[name]()), files, options=options)
     rows = concatenate_blocks(list(open_source(workflow.spec.source, files, "skip").blocks()))
     return workflow, served_records(workflow, rows)
 

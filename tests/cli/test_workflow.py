@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from terarec.etl.ready import READY
+from terarec.etl.ready import PRESETS
 from terarec.etl.workflow import Workflow
 from tests.cli.conftest import figures, refused
 
@@ -14,7 +14,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 def test_a_ready_workflow_is_written_and_read(tmp_path: Path) -> None:
     path = tmp_path / "amazon.json"
     told = figures("workflow", "amazon", "--out", path, "--min-count", 7, "--layout", "2023")
-    spec = READY["amazon"](min_count=7, layout="2023")
+    spec = PRESETS["amazon"](min_count=7, layout="2023")
     assert Workflow.from_json(path).spec == spec
     assert (told["name"], told["steps"], told["tables"]) == ("amazon", len(spec.steps), ["meta"])
     assert tuple(told["categorical"]) == spec.categorical

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from terarec.etl.ready import READY
+from terarec.etl.ready import PRESETS
 from tests.cli.conftest import terarec
 
 PAGE = (Path(__file__).parents[2] / "docs" / "ready-workflows.md").read_text()
@@ -35,10 +35,10 @@ def test_the_commands_run_on_fewer_rows(tmp_path, block):
             assert ended.code == 0, f"{line}: {ended.err}"
 
 
-@pytest.mark.parametrize("name", READY)
+@pytest.mark.parametrize("name", PRESETS)
 def test_label_and_made_columns_are_told_of(name):
     """What the files do not hold under that name."""
-    spec = READY[name]()
+    spec = PRESETS[name]()
     heading = re.search(rf"^## {name.split('-')[0]}$", PAGE, re.MULTILINE | re.IGNORECASE)
     section = PAGE[heading.end() :].split("\n## ")[0]
     read = {column.name for source in (spec.source, *spec.tables.values()) for column in source.columns}

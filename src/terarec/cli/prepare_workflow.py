@@ -67,14 +67,14 @@ def prepare_workflow(options: PrepareWorkflowOptions, show: Show) -> None:
 
 def _find(name: str, allow_import: Sequence[str]) -> Workflow:
     """The workflow of a file, of a directory, of a data set or a run, or of a ready name."""
-    from terarec.etl.ready import READY
+    from terarec.etl.ready import PRESETS
     from terarec.etl.workflow import Workflow, workflow_of
     from terarec.formats import DATASET_FILE
     from terarec.models.artifact import DATASET_DIRECTORY, RUN_FILE
 
     path = Path(name)
-    if name in READY and not path.exists():
-        return Workflow.of(READY[name]())
+    if name in PRESETS and not path.exists():
+        return Workflow.of(PRESETS[name]())
     if (path / RUN_FILE).is_file():
         return workflow_of(path / DATASET_DIRECTORY, allow_import=allow_import)
     if (path / DATASET_FILE).is_file():
@@ -83,5 +83,5 @@ def _find(name: str, allow_import: Sequence[str]) -> Workflow:
         return Workflow.load(path, allow_import=allow_import)
     if path.is_file():
         return Workflow.from_json(path, allow_import=allow_import)
-    known = ", ".join(sorted({"criteo", "csv", *READY}))
+    known = ", ".join(sorted({"criteo", "csv", *PRESETS}))
     raise ConfigError(f"WORKFLOW: got {name}, expected a file, a directory, or one of {known}")

@@ -26,17 +26,17 @@ class WorkflowOptions:
 
 def workflow(options: WorkflowOptions, show: Show) -> None:
     """Write a ready workflow as JSON, to change it and prepare by it."""
-    from terarec.etl.ready import READY
+    from terarec.etl.ready import PRESETS
     from terarec.etl.workflow import Workflow
     from terarec.io import check_new_file
 
-    if options.name not in READY:
-        raise ConfigError(f"NAME: got {options.name!r}, expected one of {', '.join(map(repr, READY))}")
+    if options.name not in PRESETS:
+        raise ConfigError(f"NAME: got {options.name!r}, expected one of {', '.join(map(repr, PRESETS))}")
     if options.layout is not None and options.name not in {"movielens", "amazon"}:
         raise ConfigError(f"--layout: got {options.layout!r} for {options.name}, which has one layout")
     check_new_file(options.out, replace=options.force)
     chosen = {"min_count": options.min_count, "layout": options.layout}
-    spec = READY[options.name](**{name: value for name, value in chosen.items() if value is not None})
+    spec = PRESETS[options.name](**{name: value for name, value in chosen.items() if value is not None})
     Workflow.of(spec).to_json(options.out, replace=options.force)
     figures = {
         "out": str(options.out),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from terarec.data.synthetic import criteo, generate
-from terarec.data.synthetic.best_auc import packed_auc
+from terarec.data.synthetic.raw_log import packed_auc
 from terarec.errors import ConfigError, StorageError
 
 LINE = re.compile(r"[01](\t(-?\d+)?){13}(\t([0-9a-f]{8})?){26}")

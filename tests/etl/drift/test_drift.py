@@ -24,7 +24,7 @@ from terarec.etl.drift import (
     summarize_raw,
     write_drift_report,
 )
-from terarec.etl.drift.measures import jensen_shannon_distance, stability_index
+from terarec.etl.drift.compare import jensen_shannon_distance, stability_index
 from terarec.etl.ready import CsvOptions, csv_workflow
 from terarec.etl.workflow import Workflow
 from terarec.formats import read_dataset, write_dataset

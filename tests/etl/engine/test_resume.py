@@ -13,7 +13,7 @@ import pytest
 from terarec.data.synthetic import movielens
 from terarec.errors import ConfigError, RunInterruptedError
 from terarec.etl.engine import Progress, prepare
-from terarec.etl.ready import READY
+from terarec.etl.ready import PRESETS
 from terarec.etl.workflow import Workflow
 from terarec.spec import PrepareOptions, SplitByFraction, SplitByHash, SplitByTime
 from tests.etl.engine.contents import contents
@@ -94,7 +94,7 @@ def test_bad_lines_of_a_side_table_are_told_after_an_interruption_too(tmp_path: 
         if progress.phase == "write":
             raise KeyboardInterrupt
 
-    workflow = Workflow.of(READY["movielens"](min_count=1))
+    workflow = Workflow.of(PRESETS["movielens"](min_count=1))
     with pytest.raises(RunInterruptedError):
         prepare(workflow, [ratings], tmp_path / "out", options, interrupt)
     report = prepare(workflow, [ratings], tmp_path / "out", options)

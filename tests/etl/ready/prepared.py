@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from terarec.data.synthetic import adult, amazon, avazu, mind, movielens, rees46
 from terarec.etl.engine import PrepareReport, prepare
-from terarec.etl.ready import READY
+from terarec.etl.ready import PRESETS
 from terarec.etl.workflow import Workflow
 from terarec.formats import read_dataset
 from terarec.spec import PrepareOptions
@@ -90,7 +90,7 @@ def make(name: str, directory: Path, rows: int, **arguments: Any) -> Prepared:
     options = PrepareOptions(
         tables={table: (str(raw / file),) for table, file in case.tables.items()}, threads=1, **case.options
     )
-    workflow = Workflow.of(READY[case.workflow](**layout, **arguments))
+    workflow = Workflow.of(PRESETS[case.workflow](**layout, **arguments))
     return Prepared(raw, out, prepare(workflow, [raw / file for file in case.sources], out, options))
 
 

@@ -12,8 +12,9 @@ import pytest
 from pyarrow import feather
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.etl.source import arrow_files, open_source, text_rows
+from terarec.etl.source import arrow_files, open_source
 from terarec.etl.source import source as source_module
+from terarec.etl.source import text as text_module
 from terarec.etl.source.delimited import DelimitedReader
 from terarec.etl.source.json_lines import JsonLinesReader
 from terarec.etl.source.text import MAX_LINE_BYTES
@@ -171,8 +172,8 @@ def test_rows_do_not_depend_on_blocks_and_threads(tmp_path, monkeypatch, block_b
         "json_lines": lambda spec: JsonLinesReader(spec, block_bytes),
     }
     monkeypatch.setattr(source_module, "_READERS", readers)
-    monkeypatch.setattr(text_rows, "_PIECE_BYTES", max(block_bytes, 3))
-    monkeypatch.setattr(text_rows, "_PART_BYTES", 100)
+    monkeypatch.setattr(text_module, "_PIECE_BYTES", max(block_bytes, 3))
+    monkeypatch.setattr(text_module, "_PART_BYTES", 100)
     for spec, path in ((mixed("delimited"), text), (mixed("json_lines"), lines)):
         packed = tmp_path / "packed"
         packed.write_bytes(gzip.compress(path.read_bytes().rstrip()))

@@ -16,9 +16,9 @@ import pytest
 from terarec.errors import ConfigError
 from terarec.etl import prepare
 from terarec.etl.ops import LambdaOp
-from terarec.etl.ready import READY, criteo
+from terarec.etl.ready import PRESETS, criteo
 from terarec.etl.workflow import Workflow, workflow_of
-from terarec.etl.workflow.saved import READY_FUNCTIONS
+from terarec.etl.workflow.saved import PRESET_FUNCTIONS
 from terarec.spec import LabelSpec, SourceColumn, SourceSpec, WorkflowSpec
 from terarec.spec.named_code import imported
 
@@ -139,15 +139,15 @@ def test_a_workflow_made_in_python_names_what_it_likes() -> None:
 
 def test_the_ready_workflows_load_without_being_asked(tmp_path: Path) -> None:
     used: set[Any] = set()
-    makes = {**READY, "10": partial(criteo, modulo=10_000_000), "40": partial(criteo, modulo=40_000_000)}
+    makes = {**PRESETS, "10": partial(criteo, modulo=10_000_000), "40": partial(criteo, modulo=40_000_000)}
     for name, make in makes.items():
         spec = make()
         Workflow.of(spec).to_json(tmp_path / f"{name}.json")
         assert Workflow.from_json(tmp_path / f"{name}.json").spec == spec
         lambdas = [step for step in spec.steps if isinstance(step, LambdaOp)]
         used |= {name for step in lambdas for name in (step.function, step.spark_function, step.record_function)}
-    assert used == READY_FUNCTIONS
-    assert {imported(name).__module__ for name in READY_FUNCTIONS} == {"terarec.etl.ready.row_functions"}
+    assert used == PRESET_FUNCTIONS
+    assert {imported(name).__module__ for name in PRESET_FUNCTIONS} == {"terarec.etl.ready.row_functions"}
 
 
 def test_the_workflow_of_a_data_set_is_read_the_same_way(tmp_path: Path) -> None:

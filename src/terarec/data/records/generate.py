@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.data.records.generated_rows import DrawnRows, RecordGenerator, RowSource
-from terarec.data.synthetic.best_auc import pack, packed_auc
+from terarec.data.synthetic.raw_log import pack, packed_auc
 from terarec.errors import ConfigError
 from terarec.formats.hugectr import METADATA_FILE, create_writer, final_keys, write_file_list, write_parquet_metadata
 from terarec.spec import RecordsSpec, SparseInput

@@ -11,8 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.data.synthetic import raw_lines, streams
-from terarec.data.synthetic.click_model import ClickModel, SignalShape, plant
-from terarec.data.synthetic.columns import MISSING_CATEGORY
+from terarec.data.synthetic.click_model import MISSING_CATEGORY, ClickModel, SignalShape, plant
 from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, check_count, drawn, write_log
 
 TRAIN_FILE, TEST_FILE = "adult.data", "adult.test"

@@ -10,8 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.data.synthetic import raw_lines, streams
-from terarec.data.synthetic.click_model import ClickModel, SignalShape, plant
-from terarec.data.synthetic.columns import CategoryColumn, category_values, draw_categories, scaled_values
+from terarec.data.synthetic.click_model import (
+    CategoryColumn,
+    ClickModel,
+    SignalShape,
+    category_values,
+    draw_categories,
+    plant,
+    scaled_values,
+)
 from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, drawn, write_log
 
 FILE = "train.csv"

@@ -11,17 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.data.synthetic import streams
-from terarec.data.synthetic.best_auc import pack
-from terarec.data.synthetic.click_model import ClickModel, plant
-from terarec.data.synthetic.columns import (
+from terarec.data.synthetic.click_model import (
     CATEGORIES,
     INTEGERS,
+    ClickModel,
     category_values,
     draw_categories,
     draw_integers,
+    plant,
     scaled_values,
 )
-from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, check_count, write_log
+from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, check_count, pack, write_log
 from terarec.errors import ConfigError
 from terarec.kernels.cpu._encoding import format_rows, widest_row
 

@@ -2,20 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.etl.drift.id_names import IdNames, id_names
-from terarec.etl.drift.raw_units import in_raw_units
+from terarec.errors import ConfigError
+from terarec.etl.source import Source, open_source
 from terarec.etl.statistics import GrowingSample, NumberSample
-from terarec.etl.workflow import Workflow
-from terarec.formats import ColumnBlock, Keys
+from terarec.etl.workflow import IdValues, Workflow, workflow_of
+from terarec.formats import ColumnBlock, Keys, open_shard, read_dataset
 from terarec.kernels.cpu.encoding import Int64Counts, xxh64_int64
-from terarec.spec import DatasetSpec
+from terarec.spec import MISSING_ID, MISSING_KEY, CategoricalColumn, DatasetSpec
+
+
+@dataclass(frozen=True, slots=True)
+class IdNames:
+    """The ids of one column.
+
+    Attributes:
+        missing: the id, or key, of a missing value; None where none can be missing.
+        rare_ids: how many ids, from 1 on, rare and unseen values share.
+        values: what the ids behind these stand for; None: an id stands for itself.
+    """
+
+    missing: int | None = MISSING_ID
+    rare_ids: int = 0
+    values: pa.Array | None = None
+
+    def are_missing(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of the ids mean a missing value, bool[n]."""
+        return np.zeros(len(ids), dtype=np.bool_) if self.missing is None else np.asarray(ids == self.missing)
+
+    def are_rare(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of the ids are those of rare and unseen values, bool[n]."""
+        return np.asarray((ids > 0) & (ids <= self.rare_ids))
+
+    def texts(self, ids: NDArray[np.int64]) -> pa.Array:
+        """The values of other ids, as large_string[n]."""
+        if self.values is None:
+            return pa.array(ids).cast(pa.large_string())
+        values = self.values.take(pa.array(ids - 1 - self.rare_ids))
+        if pa.types.is_uint32(values.type):
+            return pa.array([f"{number:08x}" for number in values.to_numpy()], type=pa.large_string())
+        return values.cast(pa.large_string())
+
+
+def id_names(workflow: Workflow, spec: DatasetSpec) -> dict[str, IdNames]:
+    """Return the ids of the categorical columns of the data set `spec`, which `workflow` made."""
+    return {column.name: _names_of(column, workflow) for column in spec.categorical}
+
+
+def _names_of(column: CategoricalColumn, workflow: Workflow) -> IdNames:
+    if column.rows is None:
+        return IdNames(missing=MISSING_KEY)
+    made = IdValues(workflow, column.name)
+    if made.vocabulary is None:
+        return IdNames() if made.num_reserved else IdNames(missing=None)
+    return IdNames(rare_ids=made.vocabulary.hash_buckets, values=made.vocabulary.values)
+
+
+def in_raw_units(workflow: Workflow, name: str, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What numbers of the dense column `name` were before logarithms and scales, which keep their order.
+
+    It goes back to the source, or to the step that made a number of something else. What `Clip` cut off and
+    `FillMissing` filled in stays so.
+
+    Args:
+        workflow: that made the data set.
+        name: the column after the last step.
+        numbers: float64[n], without missing ones.
+    """
+    for step in reversed(range(len(workflow.plan.operators))):
+        code = workflow.plan.operators[step]
+        if name not in code.writes:
+            continue
+        before = code.origin(name) or code.input_of(name)
+        if before is None:
+            break
+        numbers = code.inverse(before, numbers, workflow.states.get(step), is_float32=True)
+        name = before
+    return numbers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,3 +210,82 @@ class _Categories:
             values=names.texts(ids[named]),
             counts=counts[named],
         )
+
+
+def summarize_raw(files: Sequence[str | Path], reference: Path, *, allow_import: Sequence[str] = ()) -> DataSummary:
+    """The summary of raw logs as the fitted workflow of the data set `reference` encodes them.
+
+    Values that this workflow never saw come out as rare or unseen. Nothing is split, and nothing is learnt.
+
+    Args:
+        files: files, directories, globs and URLs in the workflow's source format.
+        reference: a data set that a workflow made.
+        allow_import: packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
+
+    Raises:
+        ConfigError: the steps of `reference` look at other rows, or name a function that is not allowed.
+        DataNotFoundError: a file that is not there.
+        FormatError: bad input, with its file and line.
+    """
+    workflow = workflow_of(reference, allow_import=allow_import)
+    if workflow.plan.grouped_steps:
+        steps = ", ".join(type(workflow.spec.steps[step]).__name__ for step in workflow.plan.grouped_steps)
+        raise ConfigError(f"{reference}: its workflow looks at other rows ({steps}), expected the logs as a data set")
+    workflow = workflow.with_sample_columns(weight=None, metadata=())  # which are not compared, and may be bad here
+    source = open_source(workflow.spec.source, files)
+    dataset = workflow.dataset_spec()
+    name = ", ".join(str(path).rstrip("/").rpartition("/")[2] for path in files)
+    return summarize(name, dataset, _raw_blocks(workflow, source), workflow)
+
+
+def _raw_blocks(workflow: Workflow, source: Source) -> Iterator[ColumnBlock]:
+    for block in source.blocks():
+        yield workflow.encode_block(workflow.apply(block))
+
+
+def summarize_dataset(
+    directory: Path,
+    splits: Sequence[str] | None = None,
+    *,
+    name: str | None = None,
+    allow_import: Sequence[str] = (),
+) -> DataSummary:
+    """The summary of rows of the data set in `directory`, called by a name and the splits.
+
+    Args:
+        directory: with ``dataset.json``.
+        splits: whose rows are looked at; None: all.
+        name: of the data; None: that of the directory.
+        allow_import: packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
+
+    Raises:
+        DataNotFoundError: no data set, or one of its files is not there.
+        FormatError: a file that does not hold what it promises.
+        ConfigError: a split that the data set does not have, no rows, or a function in the workflow that is not
+            allowed.
+    """
+    spec = read_dataset(directory)
+    wanted = tuple(spec.splits) if splits is None else tuple(splits)
+    if not sum(spec.num_rows(split) for split in wanted):
+        raise ConfigError(f"{directory}: got no rows in {', '.join(wanted) or 'any split'}, expected at least one")
+    workflow = workflow_of(directory, allow_import=allow_import)
+    called = name or directory.absolute().name
+    called = called if splits is None else f"{called} ({', '.join(wanted)})"
+    return summarize(called, spec, _blocks(directory, spec, wanted), workflow)
+
+
+def names_apart(one: Path, other: Path) -> tuple[str, str]:
+    """The names of two directories, after those of the directories around them as far as these tell them apart."""
+    parts, others = one.absolute().parts, other.absolute().parts
+    for depth in range(1, min(len(parts), len(others)) + 1):
+        if parts[-depth:] != others[-depth:]:
+            return "/".join(parts[-depth:]), "/".join(others[-depth:])
+    return parts[-1], others[-1]
+
+
+def _blocks(directory: Path, spec: DatasetSpec, splits: Sequence[str]) -> Iterator[ColumnBlock]:
+    for split in splits:
+        for description in spec.shards(split):
+            shard = open_shard(spec, directory / description.file, description.rows)
+            for group in range(len(shard.group_rows)):
+                yield shard.read_group(group)

@@ -2,18 +2,13 @@
 
 from collections.abc import Callable, Mapping
 
-from terarec.etl.ready.adult import adult
-from terarec.etl.ready.amazon import amazon
-from terarec.etl.ready.avazu import avazu
-from terarec.etl.ready.criteo import criteo, criteo_terabyte
+from terarec.etl.ready.clicks import adult, avazu, criteo, criteo_terabyte
 from terarec.etl.ready.csv_table import CsvOptions, csv_workflow
-from terarec.etl.ready.mind import mind
-from terarec.etl.ready.movielens import movielens
+from terarec.etl.ready.histories import amazon, mind, movielens, rees46
 from terarec.etl.ready.published_sizes import PUBLISHED_SIZES, PublishedSizes, SizeDifference, compare_sizes
-from terarec.etl.ready.rees46 import rees46
 from terarec.spec import WorkflowSpec
 
-READY: Mapping[str, Callable[..., WorkflowSpec]] = {
+PRESETS: Mapping[str, Callable[..., WorkflowSpec]] = {
     "criteo": criteo,
     "criteo-terabyte": criteo_terabyte,
     "avazu": avazu,
@@ -26,8 +21,8 @@ READY: Mapping[str, Callable[..., WorkflowSpec]] = {
 """Name -> function that makes the workflow; all arguments are keywords with defaults."""
 
 __all__ = [
+    "PRESETS",
     "PUBLISHED_SIZES",
-    "READY",
     "CsvOptions",
     "PublishedSizes",
     "SizeDifference",

@@ -7,27 +7,88 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
+from terarec.etl.cleaning import SECONDS
 from terarec.etl.columns import Column
 from terarec.etl.source.bad_input import FATAL, InputFault, Place, show
-from terarec.etl.source.delimited_columns import delimited_field, parsed_column
-from terarec.etl.source.files import SourceFile
-from terarec.etl.source.names import check_names
-from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart
-from terarec.etl.source.settle import report_fault, settle
-from terarec.etl.source.text import BLOCK_BYTES, MAX_LINE_BYTES, check_rows, read_text, text_bytes
-from terarec.etl.source.text_rows import count_text_rows
+from terarec.etl.source.files import SourceFile, check_names
+from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart, apply_error_policy, report_fault, without_bad
+from terarec.etl.source.text import BLOCK_BYTES, MAX_LINE_BYTES, check_rows, count_text_rows, read_text, text_bytes
+from terarec.etl.source.times import beyond_years, parse_times
 from terarec.kernels.cpu.delimited import count_rows, first_record_bytes, lines_of_rows, parse_delimited
 from terarec.kernels.delimited_types import (
     EXPECTED,
     DelimitedField,
     DelimitedLayout,
     FieldFault,
+    FieldType,
+    ParsedColumn,
     Quoting,
 )
-from terarec.spec import BadInputPolicy, SourceSpec
+from terarec.spec import BadInputPolicy, SourceColumn, SourceSpec
+
+
+def delimited_field(column: SourceColumn | None) -> DelimitedField:
+    """How the parser reads a column; None stands for a field that is none."""
+    if column is None:
+        return DelimitedField("skip")
+    separator = (column.separator or "").encode()
+    if column.type == "time":
+        return DelimitedField("integer" if column.format is None else "text", separator)
+    field_type: FieldType = column.type
+    return DelimitedField(field_type, separator)
+
+
+def parsed_column(source: SourceColumn, values: ParsedColumn, found: list[FieldFaults]) -> Column:
+    """A column as the parser read it, its times read, too; bad ones are added to those that were `found`."""
+    if source.type == "time" and source.format is not None:
+        return _times(source, values, found)
+    if values.text_offsets is not None:
+        return Column("text", _text_array(values), None, values.list_offsets)
+    if source.type == "time":
+        return _seconds(source, values, found)
+    kind = source.type
+    missing = None if kind == "number" else values.missing
+    return Column(kind, values.values, missing, values.list_offsets)
+
+
+def _seconds(source: SourceColumn, values: ParsedColumn, found: list[FieldFaults]) -> Column:
+    seconds, bad = values.values, beyond_years(values.values)
+    column = Column("integer", seconds, values.missing, values.list_offsets)
+    if not bad.any():
+        return column
+    missing = bad if values.missing is None else bad | values.missing
+    column = Column("integer", np.where(bad, 0, seconds), missing, values.list_offsets)
+    column, faults = without_bad(column, source, bad, "time", SECONDS, pa.array(seconds))
+    found.append(faults)
+    return column
+
+
+def _times(source: SourceColumn, values: ParsedColumn, found: list[FieldFaults]) -> Column:
+    assert source.format is not None
+    texts = _text_array(values)
+    seconds, bad = parse_times(texts, source.format)
+    missing = bad if values.missing is None else bad | values.missing
+    column = Column("integer", seconds, missing if missing.any() else None, values.list_offsets)
+    if not bad.any():
+        return column
+    column, faults = without_bad(column, source, bad, "time", f"a time like {source.format!r}", texts)
+    found.append(faults)
+    return column
+
+
+def _text_array(values: ParsedColumn) -> pa.LargeStringArray:
+    """Parsed text as Arrow's, without a copy; null where missing."""
+    assert values.text_offsets is not None
+    nulls = None
+    if values.missing is not None:
+        nulls = pa.py_buffer(np.packbits(~values.missing, bitorder="little"))
+    buffers: list[Any] = [pa.py_buffer(values.text_offsets), pa.py_buffer(values.values)]
+    return pa.LargeStringArray.from_buffers(len(values.text_offsets) - 1, *buffers, nulls)
+
 
 _MARK = "\x1f"
 """Stands in no name of a column."""
@@ -95,7 +156,7 @@ class DelimitedReader:
             line = int(lines_of_rows(text, self._quoting)[row if parsed.kept is None else parsed.kept[row]])
             return report_fault(fields, at, path=part.path, number=part.before + line + 1)
 
-        return settle(read, found, policy, fault_of)
+        return apply_error_policy(read, found, policy, fault_of)
 
     def numbers(self, part: RawPart, positions: NDArray[np.int64]) -> list[int]:
         """The lines of the file in which the rows at some positions of a part stand."""

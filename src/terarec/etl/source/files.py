@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import stat
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -15,6 +16,7 @@ from typing import NoReturn
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.etl.generated import SIDECAR, is_sidecar
 from terarec.io import file_system, is_remote
+from terarec.spec.quoting import did_you_mean
 
 _READ_SEVERAL_TIMES = "the sources are read several times, which a pipe does not allow (save its rows to a file first)"
 
@@ -121,3 +123,21 @@ def _remote(url: str) -> Iterator[SourceFile]:
 
 def _is_data(parts: Sequence[str]) -> bool:
     return parts[-1] != SIDECAR and not any(part.startswith((".", "_")) for part in parts)
+
+
+_SHOWN_CHARACTERS = 400
+
+
+def check_names(path: str, wanted: Sequence[str], names: Sequence[str]) -> None:
+    """Check that a file which names its columns has the wanted ones, each once.
+
+    Raises:
+        ConfigError: it lacks one.
+        FormatError: it has one several times.
+    """
+    for name in wanted:
+        if name not in names:
+            listed = textwrap.shorten(", ".join(names), _SHOWN_CHARACTERS, placeholder=" ...")
+            raise ConfigError(f"{path}: has no column {name!r}{did_you_mean(name, names)}, expected {listed}")
+        if names.count(name) > 1:
+            raise FormatError(f"{path}: names column {name!r} {names.count(name)} times, expected once")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.etl.cleaning import FIRST_SECOND, LAST_SECOND
-from terarec.etl.columns import text_buffers
+from terarec.etl.columns import Column, text_buffers
+from terarec.kernels.cpu.delimited import parse_delimited
+from terarec.kernels.delimited_types import DelimitedField, DelimitedLayout
 
 _WIDTHS = {"Y": 4, "m": 2, "d": 2, "H": 2, "M": 2, "S": 2, "I": 2, "p": 2}
 _RANGES = {"Y": (1, 9999), "m": (1, 12), "d": (1, 31), "H": (0, 23), "M": (0, 59), "S": (0, 59), "I": (1, 12)}
@@ -101,3 +104,27 @@ def _combine(
     if "I" in values:
         hour = values["I"] % 12 + 12 * value("p", 0)
     return ((day * 24 + hour) * 60 + value("M", 0)) * 60 + value("S", 0), good & (day < next_month)
+
+
+_LINE_MARKS = re.compile(r"[\t\r\n]")
+
+
+def parse_texts(
+    texts: pa.LargeStringArray, kind: Literal["integer", "number", "hex32"]
+) -> tuple[Column, NDArray[np.bool_] | None]:
+    """The values of m texts, null or what is no value of `kind` being missing, and which are no value, bool[m]."""
+    # Each text is the second field of a line; marks that would end it there stand in no value, as "!" does in none.
+    fields = ["" if text is None else _LINE_MARKS.sub("!", text) for text in texts.to_pylist()]
+    content = "".join(f"\t{field}\n" for field in fields).encode()
+    layout = DelimitedLayout(fields=(DelimitedField("skip"), DelimitedField(kind)), policy="missing")
+    parsed = parse_delimited(content, layout)
+    values = parsed.columns[1]
+    assert values is not None
+    column = Column(kind, values.values, None if kind == "number" else values.missing)
+    if not parsed.faults:
+        return column, None
+    given = np.array([field != "" and not (kind == "number" and field.lower() in _NOT_A_NUMBER) for field in fields])
+    return column, given & column.is_missing()
+
+
+_NOT_A_NUMBER = ("nan", "-nan")

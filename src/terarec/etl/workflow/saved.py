@@ -25,7 +25,9 @@ VERSION = 3
 STATES = "states"
 _ROW_FUNCTIONS = "terarec.etl.ready.row_functions"
 _NAMES = ("hour_and_weekday", "avazu_hour_and_weekday", "length", "modulo_10_million", "modulo_40_million")
-READY_FUNCTIONS = frozenset(f"{_ROW_FUNCTIONS}:{name}{of}" for name in _NAMES for of in ("", "_on_spark", "_of_record"))
+PRESET_FUNCTIONS = frozenset(
+    f"{_ROW_FUNCTIONS}:{name}{of}" for name in _NAMES for of in ("", "_on_spark", "_of_record")
+)
 """The functions that the ready workflows name. No others of terarec: its modules reach the rest of Python."""
 
 
@@ -116,7 +118,7 @@ def import_operators(workflow: object, allow_import: Sequence[str], where: str) 
 
 
 def check_functions(spec: WorkflowSpec, allow_import: Sequence[str], where: str) -> None:
-    """Raise unless every function that `spec` names is one of `READY_FUNCTIONS` or of a package that is allowed.
+    """Raise unless every function that `spec` names is one of `PRESET_FUNCTIONS` or of a package that is allowed.
 
     Nothing is imported for a function that is rejected by its name.
 
@@ -133,6 +135,6 @@ def check_functions(spec: WorkflowSpec, allow_import: Sequence[str], where: str)
     for position, step in enumerate(operators(spec.steps)):
         place = f"{where}: steps[{position}] {type(step).__name__}"
         for field, function in step.functions.items():
-            if function not in READY_FUNCTIONS:
+            if function not in PRESET_FUNCTIONS:
                 # One for Spark may need a library that only Spark's machines have: then it is not looked into here.
                 check_allowed(function, allow_import, f"{place}: {field} {function!r}")

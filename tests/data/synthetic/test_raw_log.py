@@ -1,12 +1,14 @@
 """The packed AUC equals the definition, ties included, whatever the size of its parts."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terarec.data.synthetic import best_auc
-from terarec.data.synthetic.best_auc import pack, packed_auc
+from terarec.data.synthetic import raw_log
+from terarec.data.synthetic.raw_log import pack, packed_auc
 
 
 def defined(scores, labels):
@@ -21,7 +23,7 @@ def test_equals_the_definition(rows_at_once, pairs):
     scores = np.array([score / 8 for score, _ in pairs], dtype=np.float32)
     labels = np.array([label for _, label in pairs], dtype=np.uint8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(best_auc, "_ROWS_AT_ONCE", rows_at_once)
+        patch.setattr(raw_log, "_ROWS_AT_ONCE", rows_at_once)
         found = packed_auc(pack(scores, labels))
     if 0 < labels.sum() < len(labels):
         assert found == pytest.approx(defined(scores, labels), abs=1e-12)
