@@ -10,10 +10,10 @@ from itertools import chain, count
 
 from terarec.batch import Batch
 from terarec.data.decode import cut
-from terarec.data.prefetch import ordered_map, prefetched
 from terarec.data.sampler import Sampler
 from terarec.errors import ConfigError, FormatError
 from terarec.formats import ColumnBlock, merge
+from terarec.parallel import ordered_map, prefetched
 
 ReadGroup = Callable[[int], tuple[ColumnBlock, int]]
 """Group number -> its rows, and how many more were left out; called from several threads."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from itertools import repeat
 from pathlib import Path
 
-from terarec.data.prefetch import ordered_map
 from terarec.data.source import DatasetSource
 from terarec.formats import read_dataset
 from terarec.formats.hugectr import (
@@ -18,6 +17,7 @@ from terarec.formats.hugectr import (
     write_records,
 )
 from terarec.io import atomic_dir
+from terarec.parallel import ordered_map
 from terarec.spec import RecordsSpec
 
 _THREADS = 2

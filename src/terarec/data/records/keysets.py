@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.data.prefetch import ordered_map
 from terarec.data.records.sources import RecordSource
 from terarec.errors import ConfigError
 from terarec.formats import Keys
+from terarec.parallel import ordered_map
 
 
 class DistinctKeys:

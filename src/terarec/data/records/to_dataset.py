@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from terarec.data.decode import cut
-from terarec.data.prefetch import ordered_map
 from terarec.data.records.described import ColumnSource
 from terarec.data.records.sources import RecordSource
 from terarec.formats import ColumnBlock, create_shard, shard_path, write_dataset
 from terarec.formats.hugectr import describe_dataset, read_records
 from terarec.io import atomic_dir
+from terarec.parallel import ordered_map
 from terarec.spec import DatasetSpec, ShardSpec
 
 _ROWS_PER_SHARD = 1 << 20

@@ -34,7 +34,6 @@ from terarec.etl.engine.split import (
     needs_bounds,
 )
 from terarec.etl.engine.write import PositiveRows, WriteCheckpoints, no_positives, training_values, write_rows
-from terarec.etl.in_order import available_threads
 from terarec.etl.ops import State
 from terarec.etl.ops.lists import ITEM_BITS
 from terarec.etl.sink import SinkOptions, create_sink
@@ -43,6 +42,7 @@ from terarec.etl.workflow import Pass, Workflow
 from terarec.formats import shard_path
 from terarec.io import flush_tree
 from terarec.kernels import memory
+from terarec.parallel import available_threads
 from terarec.spec import DatasetSpec, PrepareOptions, SplitByFiles, SplitByFraction
 
 BYTES_PER_TEXT_BYTE = 3

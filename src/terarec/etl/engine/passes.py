@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from terarec.etl.columns import Block, Column, RowFaultError
 from terarec.etl.engine.report import ProgressMeter
-from terarec.etl.in_order import map_in_order
 from terarec.etl.ops import State, Statistic
 from terarec.etl.source import InputFault, RawBlock, Source
+from terarec.etl.source.source import blocks_ahead
 from terarec.etl.workflow import Pass, Plan, run_steps
 from terarec.etl.workflow.transform import state_of, validate_rows, with_metadata
+from terarec.parallel import ordered_map
 
 Result = TypeVar("Result")
 
@@ -149,7 +150,8 @@ class Passes:
             invalid.flush()
             return result, block.num_rows, raw.read_bytes
 
-        with closing(map_in_order(work, self._items(joined, blocks), self._threads)) as results:
+        items = self._items(joined, blocks)
+        with closing(ordered_map(work, items, self._threads, blocks_ahead(self._threads))) as results:
             for result, rows, read_bytes in results:
                 self.meter.add(rows, read_bytes)
                 yield result

@@ -19,7 +19,6 @@ from terarec.etl.engine.local import BYTES_PER_TEXT_BYTE
 from terarec.etl.engine.passes import Passes, Pipeline, ReadRows
 from terarec.etl.engine.report import OnProgress, ProgressMeter
 from terarec.etl.engine.split import assign
-from terarec.etl.in_order import available_threads
 from terarec.etl.ops import Operator
 from terarec.etl.ops.lists import ITEM_BITS, MAX_ITEMS
 from terarec.etl.source import BadInputReport, find_files, open_source
@@ -30,6 +29,7 @@ from terarec.etl.workflow.plan import RowValidation, columns_needed
 from terarec.etl.workflow.transform import dense_values, keys_of
 from terarec.formats import Keys
 from terarec.kernels import memory
+from terarec.parallel import available_threads
 from terarec.spec import FieldError, OneSplit, PrepareOptions, SourceColumn, SourceSpec
 
 _FIRST_BYTES = 1 << 16

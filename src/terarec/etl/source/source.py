@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import Block, RowFaultError
-from terarec.etl.in_order import available_threads, map_in_order
 from terarec.etl.source.arrow_files import IpcReader, ParquetReader
 from terarec.etl.source.bad_input import FATAL, BadInputLog, BadInputReport, InputFault
 from terarec.etl.source.delimited import DelimitedReader
 from terarec.etl.source.files import SourceFile, find_files, fingerprint
 from terarec.etl.source.json_lines import JsonLinesReader
 from terarec.etl.source.raw_block import FormatReader, RawBlock
+from terarec.parallel import available_threads, ordered_map
 from terarec.spec import BAD_INPUT_POLICIES, BadInputPolicy, SourceSpec
 
 _READERS = {
@@ -120,7 +120,9 @@ class Source:
         Raises:
             ConfigError, FormatError: as `raw_blocks` and `read_block`.
         """
-        with closing(map_in_order(self.read_block, self.raw_blocks(), self._threads)) as blocks:
+        with closing(
+            ordered_map(self.read_block, self.raw_blocks(), self._threads, blocks_ahead(self._threads))
+        ) as blocks:
             yield from blocks
 
     def count_rows(self) -> list[int]:
@@ -149,6 +151,14 @@ class Source:
     def bad_input(self) -> BadInputReport:
         """The bad input in what was read so far; what is read again counts once."""
         return self._log.report()
+
+
+def blocks_ahead(threads: int) -> int:
+    """Return the most blocks under way, so that threads need not wait while the consumer writes a row group.
+
+    Two a thread, and ten: a row group of Criteo takes seven blocks.
+    """
+    return 2 * threads + 10
 
 
 def open_source(

@@ -1,7 +1,9 @@
-"""Work done ahead in threads: in order, bounded, errors handed on, and no thread left when the consumer stops."""
+"""Threads that work ahead on a stream: results in its order, bounded memory, errors in their turn, no thread left."""
 
 from __future__ import annotations
 
+import os
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -12,25 +14,54 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def ordered_map(
-    function: Callable[[Item], Result], items: Iterable[Item], threads: int
-) -> Generator[Result, None, None]:
-    """``function(item)`` for each of `items`, in order, worked out by `threads` threads, as many results ahead.
+def available_threads() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-    Closing the generator waits for the calls that have begun.
+
+def ordered_map(
+    function: Callable[[Item], Result], items: Iterable[Item], threads: int, ahead: int | None = None
+) -> Generator[Result]:
+    """Yield ``map(function, items)``: one thread iterates, `threads` threads work, results keep the order of `items`.
+
+    The first error, of `items` or of `function`, is raised in its turn. Closing the generator ends the threads.
+
+    Args:
+        function: Work on an item, called in worker threads; it should release the GIL to gain from them.
+        items: Items, iterated in a thread of its own.
+        threads: Worker threads.
+        ahead: Most items under way, which bounds the memory; None for one more than the threads.
     """
-    pending: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(threads, thread_name_prefix="terarec-read") as pool:
+    room = threading.Semaphore(threads + 1 if ahead is None else ahead)
+    stopped = threading.Event()
+    waiting: queue.SimpleQueue[Future[Result] | BaseException | None] = queue.SimpleQueue()
+
+    def read() -> None:
         try:
             for item in items:
-                pending.append(pool.submit(function, item))
-                if len(pending) > threads:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
+                room.acquire()
+                if stopped.is_set():
+                    return
+                waiting.put(pool.submit(function, item))
+            waiting.put(None)
+        except BaseException as error:  # raised by the caller
+            waiting.put(error)
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="terarec") as pool:
+        # A daemon, so that a program may end while it holds a generator that is not exhausted.
+        reader = threading.Thread(target=read, name="terarec-items", daemon=True)
+        reader.start()
+        try:
+            while (next_up := waiting.get()) is not None:
+                if isinstance(next_up, BaseException):
+                    raise next_up
+                yield next_up.result()
+                room.release()
         finally:
-            for future in pending:
-                future.cancel()
+            stopped.set()
+            room.release()
+            reader.join()
+            pool.shutdown(cancel_futures=True)
 
 
 def prefetched(items: Generator[Item, None, None], depth: int) -> Generator[Item, None, None]:

@@ -5,12 +5,13 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
 from terarec.data import Reader
-from terarec.data.prefetch import ordered_map, prefetched
 from terarec.errors import FormatError
+from terarec.parallel import ordered_map, prefetched
 from tests.data.sources import TinyGroups, row_numbers
 
 
@@ -162,3 +163,43 @@ except KeyboardInterrupt:
 def test_ctrl_c_while_waiting_ends_the_process():
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "interrupted"), done.stderr
+
+
+def test_few_items_are_under_way():
+    begun = []
+    under_way = []
+    with closing(ordered_map(lambda item: begun.append(item) or item, range(1000), 2, 14)) as results:
+        for item in results:
+            time.sleep(0.001 if item < 30 else 0)
+            under_way.append(len(begun) - item)
+    assert max(under_way) <= 16
+
+
+def test_the_first_error_is_raised_in_its_turn():
+    def work(item):
+        if item in (5, 6):
+            raise ValueError(f"item {item}")
+        return item
+
+    seen = []
+    with pytest.raises(ValueError, match="item 5"):
+        seen.extend(ordered_map(work, range(20), 3))
+    assert seen == [0, 1, 2, 3, 4]
+
+
+def test_an_error_of_the_input_is_raised_after_what_came_before():
+    def items():
+        yield from range(4)
+        raise OSError("no more")
+
+    seen = []
+    with pytest.raises(OSError, match="no more"):
+        seen.extend(ordered_map(lambda item: item, items(), 3))
+    assert seen == [0, 1, 2, 3]
+
+
+def test_closing_early_ends_the_threads():
+    before = threading.active_count()
+    with closing(ordered_map(lambda item: item, iter(int, 1), 3)) as results:
+        assert next(results) == 0
+    assert threading.active_count() == before
