@@ -61,8 +61,8 @@ def copied_ahead(batches: Iterable[tuple[Batch, T]], device: torch.device) -> It
     On a GPU the next batch is copied from pinned memory on a stream of its own while this one is computed on.
     """
     if device.type != "cuda":
-        for batch, beside in batches:
-            yield (batch if device == CPU else to_device(batch, device)), beside
+        for batch, payload in batches:
+            yield (batch if device == CPU else to_device(batch, device)), payload
         return
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     compute = torch.cuda.current_stream(device)
@@ -71,12 +71,12 @@ def copied_ahead(batches: Iterable[tuple[Batch, T]], device: torch.device) -> It
         with torch.cuda.stream(stream):
             return to_device(held[0], device, pin=True), held[1], stream.record_event()
 
-    for batch, beside, copied in one_ahead(batches, start):
+    for batch, payload, copied in one_ahead(batches, start):
         compute.wait_event(copied)
         # The allocator must not hand the batch's memory to the copying stream while the compute still reads it.
         for tensor in batch_tensors(batch):
             tensor.record_stream(compute)
-        yield batch, beside
+        yield batch, payload
 
 
 def one_ahead(items: Iterable[T], start: Callable[[T], Started]) -> Iterator[Started]:

@@ -47,7 +47,7 @@ MAX_POINTS = 400
 """Points drawn of a curve, about one per two pixels; longer logs are averaged down to it."""
 
 MIN_SMOOTHED = 40
-"""Points from which a loss curve gets a moving average beside it, over a twentieth of the points."""
+"""Points from which a loss curve gets a moving average, over a twentieth of the points."""
 
 
 def write_report(run_dir: Path) -> Path:
@@ -60,8 +60,8 @@ def write_report(run_dir: Path) -> Path:
         The path of the file.
 
     Raises:
-        FormatError: a file of the run is missing or damaged.
-        MissingDependencyError: matplotlib or Jinja2 is not installed.
+        FormatError: A file of the run is missing or damaged.
+        MissingDependencyError: Matplotlib or Jinja2 is not installed.
     """
     directory = RunDirectory(run_dir)
     run = load_run(directory.run_file)
@@ -115,7 +115,7 @@ def _tiles(log: RunLog, dataset: DatasetSpec) -> list[Tile]:
 
 
 def _fields(spec: object) -> Iterator[tuple[str, str]]:
-    """The fields of a spec for people."""
+    """Yield the fields of a spec for people."""
     for name, value in to_data(spec).items():
         yield name.replace("_", " "), setting_text(value)
 
@@ -159,7 +159,7 @@ def _table_sizes(checkpoint: Path) -> dict[str, tuple[int, int]]:
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of the floating-point tensors in a container, from its header."""
+    """Return the shapes of the floating-point tensors in a container, from its header."""
     try:
         with safe_open(path, framework="numpy") as container:
             slices = {name: container.get_slice(name) for name in container.keys()}  # noqa: SIM118
@@ -194,7 +194,7 @@ def _table_grid(sizes: Mapping[str, tuple[int, int]]) -> Grid:
 
 
 def _start_rows(log: RunLog) -> Iterator[tuple[str, str]]:
-    """What the training ran on; of several starts that differ, all in their order."""
+    """Yield what the training ran on; of several starts that differ, all in their order."""
     for name in ("device", "threads", "precision", "compile"):
         held = dict.fromkeys(setting_text(start[name]) for start in log.starts if name in start)
         if held:
@@ -229,7 +229,7 @@ def draw_curves(log: RunLog, best_auc: float | None) -> list[Plot]:
         best_auc: AUC of the model that generated the labels, if known; drawn as a line.
 
     Raises:
-        MissingDependencyError: matplotlib is not installed.
+        MissingDependencyError: Matplotlib is not installed.
     """
     curves: list[Plot] = []
     with plot_style():
@@ -246,7 +246,7 @@ def draw_curves(log: RunLog, best_auc: float | None) -> list[Plot]:
 
 
 def thin(values: Values, most: int = MAX_POINTS) -> npt.NDArray[np.float64]:
-    """`values`, or at most `most` means of equally long runs of them."""
+    """Return `values`, or at most `most` means of equally long runs of them."""
     array = np.asarray(values, dtype=np.float64)
     if len(array) <= most:
         return array
@@ -276,7 +276,7 @@ def _loss(log: RunLog) -> str:
 
 
 def metric_title(metric: str) -> str:
-    """What a metric is called for people."""
+    """Return what a metric is called for people."""
     return _TITLES.get(metric, metric)
 
 
@@ -336,7 +336,7 @@ def _series(points: Sequence[dict[str, Any]], name: str) -> tuple[list[float], l
 
 
 def _svg(figure: Any, name: str) -> str:
-    """The figure as an element with a legend above the curves."""
+    """Return the figure as an element with a legend above the curves."""
     axes = figure.axes[0]
     axes.set_xlim(left=0)
     axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=5)  # above the curves, never over them

@@ -14,7 +14,7 @@ from terarec.spec.codec import parse_json
 from terarec.spec.quoting import quoted
 
 _NO_METRICS = frozenset({"step", "samples", "split", "seconds", "labels", "slices"})
-"""Entries of an evaluation line beside its metrics."""
+"""Entries of an evaluation line that are no metrics."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,9 +22,9 @@ class RunLog:
     """The lines of a ``metrics.jsonl`` by kind, each in rising order of steps.
 
     Attributes:
-        training: lines with a loss.
-        evaluations: lines with a split; a figure that was not a number is not in them.
-        starts: lines that say what the training ran on, one for each start.
+        training: Lines with a loss.
+        evaluations: Lines with a split; a figure that was not a number is not in them.
+        starts: Lines that say what the training ran on, one for each start.
     """
 
     training: Sequence[dict[str, Any]]
@@ -49,8 +49,8 @@ def read_log(path: Path) -> RunLog:
     """Read ``metrics.jsonl``. After a resume the later line of a step counts.
 
     Raises:
-        DataNotFoundError: there is no such file.
-        FormatError: a line that is not a JSON object with a step and samples, with its number.
+        DataNotFoundError: There is no such file.
+        FormatError: A line that is not a JSON object with a step and samples, with its number.
     """
     try:
         lines = path.read_bytes().splitlines()
