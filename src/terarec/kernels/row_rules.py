@@ -20,9 +20,12 @@ UPDATE_MODES: tuple[UpdateMode, ...] = get_args(UpdateMode)
 LAST_UPDATE = "last_update"
 """Name of the state that counts, int32[V]: the step that touched a row last, 0 for none."""
 
-_DECAYS = ("beta1", "beta2")
-_AT_LEAST_ZERO = ("eps", "eps_hat", "beta", "l1", "l2", "weight_decay")
-_ABOVE_ZERO = ("clip_value", "clip_norm")
+_BELOW = {
+    "beta1": 1.0,
+    "beta2": 1.0,
+    **dict.fromkeys(("eps", "eps_hat", "beta", "l1", "l2", "weight_decay"), math.inf),
+}
+"""Number -> what it stays below; it is at least 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,14 +67,13 @@ class RowRule:
         _check_choice("mode", self.mode, UPDATE_MODES)
         if not math.isfinite(self.lr):
             raise self._bad("lr", "a finite number")
-        for name in number_names(type(self)):
-            value = getattr(self, name)
-            if name in _DECAYS and not 0.0 <= value < 1.0:
-                raise self._bad(name, f"0 <= {name} < 1")
-            if name in _AT_LEAST_ZERO and not 0.0 <= value < math.inf:
-                raise self._bad(name, "a finite number >= 0")
-            if name in _ABOVE_ZERO and not value > 0.0:
-                raise self._bad(name, "a number > 0")
+        for name, limit in _LIMITS[type(self)]:
+            if not 0.0 <= getattr(self, name) < limit:
+                raise self._bad(name, f"0 <= {name} < 1" if limit == 1.0 else "a finite number >= 0")
+        if not self.clip_value > 0.0:
+            raise self._bad("clip_value", "a number > 0")
+        if not self.clip_norm > 0.0:
+            raise self._bad("clip_norm", "a number > 0")
         if self.kind == "ftrl" and self.lr <= 0.0:
             raise self._bad("lr", "a number > 0 for 'ftrl', which divides by it")
         if self.mode == "lazy_global" and self.is_coupled:
@@ -293,6 +295,9 @@ _CLASSES: dict[str, type[RowRule]] = {
     )
 }
 _NUMBERS = {rule: tuple(field.name for field in fields(rule) if field.name != "mode") for rule in _CLASSES.values()}
+
+# A schedule makes a rule a step, so that the fields to check are looked up once.
+_LIMITS = {rule: tuple((name, _BELOW[name]) for name in names if name in _BELOW) for rule, names in _NUMBERS.items()}
 
 
 def rule_class(kind: str) -> type[RowRule]:
