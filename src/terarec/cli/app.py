@@ -53,21 +53,19 @@ def _commands() -> list[Any]:
     prepare = [
         Lazy(
             "criteo",
-            "prepare_criteo:prepare_criteo",
+            "prepare:prepare_criteo",
             "Criteo logs: logarithms of integers, ids of categories by frequency.",
-            describes=["PrepareOptions"],
         ),
         Lazy(
             "csv",
-            "prepare_csv:prepare_csv",
+            "prepare:prepare_csv",
             "Any CSV or TSV: numbers standardized, ids of categories by frequency.",
-            describes=["CsvOptions", "SourceSpec", "PrepareOptions"],
+            describes=["CsvOptions", "SourceSpec"],
         ),
         Lazy(
             WORKFLOW,
-            "prepare_workflow:prepare_workflow",
+            "prepare:prepare_workflow",
             "Any logs by a workflow: your own, a fitted one, or a preset such as avazu.",
-            describes=["PrepareOptions"],
         ),
     ]
     return [
@@ -79,7 +77,7 @@ def _commands() -> list[Any]:
         ),
         Lazy(
             "workflow",
-            "workflow:workflow",
+            "prepare:workflow",
             "Write a preset workflow as JSON, to change and use it.",
             panel=DATA,
         ),

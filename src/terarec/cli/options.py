@@ -17,7 +17,7 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from terarec.spec import TrainingSpec
-from terarec.spec.fields import documentation_of, hints_of, kinds_of, present, specs_of, words_of
+from terarec.spec.fields import documentation_of, hints_of, kinds_of, members, present, specs_of, words_of
 
 _MOST_KINDS = 3
 """Kinds of models that a line of help names."""
@@ -64,6 +64,11 @@ class SpecField:
         return hint if hint in (int, float, bool) and float | str != self.hint else str
 
     @property
+    def annotation(self) -> Any:
+        """Type of the option, with None where the field may be None."""
+        return self.type | None if type(None) in members(self.hint) else self.type
+
+    @property
     def metavar(self) -> str | None:
         """What stands for the value in the help."""
         if isinstance(self.hint, dict):
@@ -81,12 +86,18 @@ def _field(spec_type: type, name: str) -> dataclasses.Field[Any] | None:
 
 def _sentence(text: str) -> str:
     """The first sentence, without the marks of code."""
-    first = re.split(r"(?<=\.) (?=[A-Z\"])", text)[0].replace("`", "")
-    return re.sub(r"\bNone\b", "none", first)
+    first = re.split(r"(?<=\.) (?=[A-Z\"])", text)[0].replace("`", "").removeprefix("Whether to ")
+    return re.sub(r"\bNone\b", "none", first[:1].upper() + first[1:])
 
 
 def spec_option(
-    name: str, spec_type: type, path: str, *, metavar: str | None = None, summary: str | None = None
+    name: str,
+    spec_type: type,
+    path: str,
+    *,
+    metavar: str | None = None,
+    summary: str | None = None,
+    is_plain: bool = False,
 ) -> Any:
     """Declare the option ``--name`` for the field at `path` of `spec_type`.
 
@@ -95,11 +106,12 @@ def spec_option(
         spec_type: Class of the spec.
         path: Dotted path of the field.
         metavar: What stands for the value in the help; None for what the field's type says.
+        is_plain: Whether a flag has no negative form, as its default is False.
         summary: Help; None for the first sentence of the field's documentation.
     """
     field = SpecField.at(spec_type, path)
     flag = f"--{name.replace('_', '-')}"
-    words = f"{flag}/--no-{flag[2:]}" if field.type is bool else flag
+    words = f"{flag}/--no-{flag[2:]}" if field.type is bool and not is_plain else flag
     return typer.Option(words, metavar=metavar or field.metavar, help=summary or field.meaning)
 
 
@@ -123,7 +135,7 @@ class SpecFields:
         """See `OptionGroup`."""
         found = {name: SpecField.at(hint, name) for name in self._names}
         return [
-            _parameter(name, field.default, Annotated[field.hint, spec_option(name, hint, name)])
+            _parameter(name, field.default, Annotated[field.annotation, spec_option(name, hint, name, is_plain=True)])
             for name, field in found.items()
         ]
 

@@ -344,21 +344,21 @@ class PrepareOptions:
     """How logs are prepared.
 
     Attributes:
-        engine: "local", or "spark" for a cluster.
-        bad_input: what follows a field or a line that cannot be read: "raise" an error, "skip" the line, or take the
-            field as "missing".
-        storage: "parquet" or "raw" shards of a data set; or HugeCTR's "norm", "hugectr_parquet", "hugectr_raw",
-            "hugectr_raw_async".
-        rows_per_shard: most rows of a file.
-        shuffle: whether the rows of the train split change places, across all of its files; other splits keep theirs.
-        seed: of the shuffle.
-        threads: that parse, encode and count; None takes as many as there are cores.
-        memory_bytes: bound of what counting and sorting hold in memory before they spill to the disk; None takes half
+        engine: What does the work: "local" for this machine, "spark" for a cluster.
+        bad_input: What to do with a field or a line that cannot be read: "raise" an error, "skip" the line, or take
+            the field as "missing".
+        storage: Format of the files: "parquet" or "raw" shards of a data set; or HugeCTR's "norm", "hugectr_parquet",
+            "hugectr_raw", "hugectr_raw_async".
+        rows_per_shard: Most rows of a file.
+        shuffle: Whether to shuffle the train split across all of its files; other splits keep their order.
+        seed: Shuffle seed.
+        threads: Threads that parse, encode and count; None takes as many as there are cores.
+        memory_bytes: Bound of what counting and sorting hold in memory before they spill to the disk; None takes half
             of the memory that is free.
-        restart: whether what an interrupted run left is thrown away.
-        tables: side table of the workflow -> its files.
+        restart: Whether to discard what an interrupted run left.
+        tables: Side table of the workflow -> its files.
         spark_master: Spark's master URL, such as ``local[2]`` or ``spark://host:7077``.
-        spark_conf: further settings of the Spark session.
+        spark_conf: Further settings of the Spark session.
     """
 
     engine: Literal["local", "spark"] = "local"

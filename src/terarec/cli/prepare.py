@@ -1,0 +1,374 @@
+"""Commands that make data sets: ``terarec prepare criteo``, ``csv`` and ``WORKFLOW``, and ``terarec workflow``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+import typer
+
+from terarec.cli.options import AllowImport, Force, SpecFields, comma_separated, spec_option
+from terarec.cli.show import Show
+from terarec.errors import ConfigError
+from terarec.spec import (
+    FieldError,
+    OneSplit,
+    PrepareOptions,
+    SplitByFiles,
+    SplitByFraction,
+)
+
+if TYPE_CHECKING:
+    from terarec.etl.engine import PrepareReport, Progress
+    from terarec.etl.workflow import Workflow
+    from terarec.spec import Split
+
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparationOptions:
+    """What ``terarec prepare`` takes, whatever the data."""
+
+    out: Annotated[Path, typer.Option(help="Directory of the data set to make.")]
+    how: Annotated[
+        PrepareOptions, SpecFields("engine", "bad_input", "rows_per_shard", "shuffle", "seed", "threads", "restart")
+    ]
+    storage: Annotated[str, spec_option("format", PrepareOptions, "storage")] = "parquet"
+    spark_master: Annotated[
+        str | None, typer.Option("--master", metavar="URL", help="Spark's master, such as local[2].")
+    ] = None
+    spark_conf: Annotated[
+        list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark; repeatable.")
+    ] = None
+    memory: Annotated[
+        float | None,
+        typer.Option(min=0.0625, metavar="GIB", help="Memory for counting and sorting; half of what is free."),
+    ] = None
+
+
+def prepare(
+    workflow: Workflow,
+    sources: Sequence[str],
+    options: PreparationOptions,
+    show: Show,
+    tables: Mapping[str, tuple[str, ...]] | None = None,
+) -> None:
+    """Prepare `sources` by `workflow`, whose side tables are `tables`, and show the report."""
+    from terarec.etl import prepare as prepare_data
+
+    preparation = dataclasses.replace(
+        options.how,
+        storage=options.storage,  # type: ignore[arg-type]  # the spec checks the word
+        memory_bytes=None if options.memory is None else int(options.memory * _GIB),
+        tables=tables or {},
+        spark_master=options.spark_master,
+        spark_conf=_settings(options.spark_conf or ()),
+    )
+    with show.progress("preparing", "MiB") as advance:
+
+        def tell(progress: Progress) -> None:
+            rate = f"{progress.rows_per_second:,.0f} rows/s {progress.bytes_per_second / 2**20:,.0f} MiB/s"
+            advance(progress.done_bytes >> 20, progress.total_bytes >> 20, words=progress.phase, rate=rate)
+
+        report = prepare_data(workflow, sources, options.out, preparation, tell)
+    _show(report, options.out, show)
+
+
+def last_rows(fraction: float) -> Split | None:
+    """The split that ``--valid-fraction`` asks for.
+
+    Raises:
+        FieldError: no share from 0 to below 1.
+    """
+    if not 0 <= fraction < 1:
+        raise FieldError("", "valid_fraction", f"got {fraction}, expected a number from 0 to below 1")
+    return SplitByFraction(valid=fraction) if fraction else None
+
+
+def pairs(option: str, texts: Sequence[str]) -> dict[str, list[str]]:
+    """``NAME=VALUE`` -> name -> its values.
+
+    Raises:
+        ConfigError: a text of another form.
+    """
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not name or not sign or not value:
+            raise ConfigError(f"{option}: got {text!r}, expected NAME=VALUE")
+        found.setdefault(name, []).append(value)
+    return found
+
+
+def _settings(texts: Sequence[str]) -> dict[str, str]:
+    found = pairs("--conf", texts)
+    for name, values in found.items():
+        if len(values) > 1:
+            raise ConfigError(f"--conf: got {name!r} {len(values)} times, expected it once")
+    return {name: value for name, (value,) in found.items()}
+
+
+def _show(report: PrepareReport, out: Path, show: Show) -> None:
+    figures: dict[str, Any] = {"out": str(out), **dataclasses.asdict(report)}
+    show.figures(f"Prepared {out}", figures)
+    show.table("Splits", [{"split": split, "rows": rows} for split, rows in report.splits.items()])
+    show.table("Columns", figures["columns"])
+    show.table("Read", figures["inputs"])
+    show.table("Tables that would follow (float32)", figures["tables"])
+    show.table("Phases", figures["phases"])
+    show.table("Bad input", [{"kind": kind, "count": count} for kind, count in report.bad_input.counts.items()])
+    for line in (*report.bad_input.first, *(f"counted through the disk: {name}" for name in report.spilled)):
+        show.line(line)
+    show.json(figures)
+
+
+_VALID_FRACTION = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareCriteoOptions(PreparationOptions):
+    """What ``terarec prepare criteo`` takes."""
+
+    raw: Annotated[
+        list[str], typer.Argument(metavar="RAW...", help="Files, directories, patterns or URLs, in order of time.")
+    ]
+    min_count: Annotated[int, typer.Option(min=1, help="Values rarer than this share one id.")] = 15
+    valid_fraction: Annotated[
+        float | None, typer.Option(help="Share of the rows, from the end, for the valid split.")
+    ] = None
+    valid_last_day: Annotated[bool, typer.Option("--valid-last-day", help="The last file is the valid split.")] = False
+
+
+def prepare_criteo(options: PrepareCriteoOptions, show: Show) -> None:
+    """Run ``terarec prepare criteo``."""
+    from terarec.etl.ready import criteo
+    from terarec.etl.workflow import Workflow
+
+    workflow = Workflow.of(criteo(min_count=options.min_count, split=_criteo_split(options)))
+    prepare(workflow, options.raw, options, show)
+
+
+def _criteo_split(options: PrepareCriteoOptions) -> Split | None:
+    """The last file if asked for, or if there are several and nothing is asked for; else the last rows."""
+    from terarec.etl.source import find_files
+
+    if options.valid_fraction is not None:
+        if options.valid_last_day:
+            raise FieldError("", "valid_fraction", "got --valid-last-day as well, expected one of them")
+        return last_rows(options.valid_fraction)
+    files = len(find_files(options.raw))
+    if options.valid_last_day and files < 2:
+        raise FieldError("", "valid_last_day", "got one file, expected at least two, the last being the valid split")
+    return SplitByFiles(valid=1) if files > 1 else last_rows(_VALID_FRACTION)
+
+
+_NAMES = "A,B,..."
+_Words: TypeAlias = list[str] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareCsvOptions(PreparationOptions):
+    """What ``terarec prepare csv`` takes. Lists are separated by commas, or their option is repeated."""
+
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILES...", help="Files, directories, patterns or URLs of the train split, in order."),
+    ]
+    label: Annotated[str, typer.Option(metavar="NAME", help="The column to predict.")]
+    positive: Annotated[
+        list[str] | None, typer.Option(metavar="X,Y,...", help="Values of the label that mean 1; else a number.")
+    ] = None
+    dense: Annotated[_Words, typer.Option(metavar=_NAMES, help="Columns of numbers: standardized.")] = None
+    log: Annotated[_Words, typer.Option(metavar=_NAMES, help="Columns of counts: logarithm.")] = None
+    categorical: Annotated[
+        list[str] | None, typer.Option(metavar=_NAMES, help="Columns of texts: ids by frequency.")
+    ] = None
+    ids: Annotated[
+        list[str] | None, typer.Option(metavar=_NAMES, help="Columns of integers, as user ids: ids by frequency.")
+    ] = None
+    buckets: Annotated[
+        list[str] | None, typer.Option(metavar="A=10,...", help="Columns of numbers: ids of so many intervals.")
+    ] = None
+    keys: Annotated[
+        list[str] | None, typer.Option(metavar=_NAMES, help="Columns of integers: keys of dynamic tables.")
+    ] = None
+    weight: Annotated[str | None, typer.Option(metavar="NAME", help="A column of numbers >= 0: sample weights.")] = None
+    metadata: Annotated[
+        list[str] | None, typer.Option(metavar=_NAMES, help="Columns to keep as they are, beside what models read.")
+    ] = None
+    min_count: Annotated[int, typer.Option(min=1, help="Values rarer than this share one id.")] = 1
+    valid_fraction: Annotated[float, typer.Option(help="Share of the rows, from the end, for the valid split.")] = 0.0
+    valid: Annotated[list[str] | None, typer.Option(metavar="FILE", help="A file of the valid split; repeatable.")] = (
+        None
+    )
+    test: Annotated[list[str] | None, typer.Option(metavar="FILE", help="A file of the test split; repeatable.")] = None
+    delimiter: Annotated[str, typer.Option(metavar="TEXT", help="Between the fields; 'tab' for a tabulator.")] = ","
+    names: Annotated[
+        list[str] | None, typer.Option(metavar=_NAMES, help="All columns in order, for files without a header.")
+    ] = None
+    missing: Annotated[
+        list[str] | None, typer.Option(metavar="X,Y,...", help="Fields that mean a missing value; ? if unset.")
+    ] = None
+    name: Annotated[str | None, typer.Option(help="Of the data set; the directory's if unset.")] = None
+
+
+def prepare_csv(options: PrepareCsvOptions, show: Show) -> None:
+    """Run ``terarec prepare csv``."""
+    from terarec.etl.ready import CsvOptions, csv_workflow
+    from terarec.etl.workflow import Workflow
+
+    asked = CsvOptions(
+        label=options.label,
+        positives=comma_separated(options.positive),
+        dense=comma_separated(options.dense),
+        log=comma_separated(options.log),
+        categorical=comma_separated(options.categorical),
+        ids=comma_separated(options.ids),
+        buckets=_buckets(options.buckets),
+        keys=comma_separated(options.keys),
+        weight=options.weight,
+        metadata=comma_separated(options.metadata),
+        min_count=options.min_count,
+        split=_csv_split(options),
+        delimiter="\t" if options.delimiter == "tab" else options.delimiter,
+        names=comma_separated(options.names),
+        missing=("", "?") if options.missing is None else tuple(",".join(options.missing).split(",")),
+        name=options.out.resolve().name if options.name is None else options.name,
+    )
+    sources = [*options.files, *(options.valid or ()), *(options.test or ())]
+    prepare(Workflow.of(csv_workflow(asked)), sources, options, show)
+
+
+def _csv_split(options: PrepareCsvOptions) -> Split | None:
+    """Files for validation and test are the last ones; without any, the last rows are for validation if asked for."""
+    from terarec.etl.source import find_files
+
+    fraction = last_rows(options.valid_fraction)
+    if options.valid and fraction is not None:
+        raise FieldError("", "valid_fraction", "got valid (--valid) as well, expected one of them")
+    if not (options.valid or options.test):
+        return fraction
+    valid, test = (len(find_files(files)) if files else 0 for files in (options.valid, options.test))
+    return SplitByFiles(valid=valid, test=test, valid_fraction=options.valid_fraction)
+
+
+def _buckets(texts: Sequence[str] | None) -> dict[str, int]:
+    buckets: dict[str, int] = {}
+    for word in comma_separated(texts):
+        column, _, count = word.rpartition("=")
+        if not column or not count.isdecimal():
+            raise ConfigError(f"--buckets: got {word!r}, expected COLUMN=COUNT such as age=10")
+        if column in buckets:
+            raise ConfigError(f"--buckets: got {column!r} twice, expected it once")
+        buckets[column] = int(count)
+    return buckets
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareWorkflowOptions(PreparationOptions):
+    """What ``terarec prepare WORKFLOW`` takes."""
+
+    workflow: Annotated[
+        str,
+        typer.Argument(
+            metavar="WORKFLOW",
+            help="workflow.json, a fitted workflow, a data set or a RUN that has one, or a preset.",
+        ),
+    ]
+    raw: Annotated[list[str], typer.Argument(metavar="RAW...", help="Files, directories, patterns or URLs, in order.")]
+    table: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=PATH", help="A file of a side table; repeatable.")
+    ] = None
+    split: Annotated[
+        Literal["train", "valid", "test"] | None,
+        typer.Option(help="Put all rows into this split, in the place of the workflow's own splits."),
+    ] = None
+    weight: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A column of numbers >= 0: sample weights, in the place of the workflow's."),
+    ] = None
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="A,B,...", help="Columns of the files to keep as they are, in the place of the workflow's."
+        ),
+    ] = None
+    allow_import: AllowImport = None
+
+
+def prepare_workflow(options: PrepareWorkflowOptions, show: Show) -> None:
+    """Run ``terarec prepare WORKFLOW``."""
+    workflow = _find(options.workflow, options.allow_import or ())
+    if options.split is not None:
+        workflow = workflow.with_split(OneSplit(split=options.split))
+    if options.weight is not None or options.metadata is not None:
+        workflow = workflow.with_sample_columns(
+            weight=workflow.spec.weight if options.weight is None else options.weight,
+            metadata=workflow.spec.metadata if options.metadata is None else comma_separated(options.metadata),
+        )
+    tables = {name: tuple(values) for name, values in pairs("--table", options.table or ()).items()}
+    prepare(workflow, options.raw, options, show, tables)
+
+
+def _find(name: str, allow_import: Sequence[str]) -> Workflow:
+    """The workflow of a file, of a directory, of a data set or a run, or of a preset."""
+    from terarec.etl.ready import PRESETS
+    from terarec.etl.workflow import Workflow, workflow_of
+    from terarec.formats import DATASET_FILE
+    from terarec.models.artifact import DATASET_DIRECTORY, RUN_FILE
+
+    path = Path(name)
+    if name in PRESETS and not path.exists():
+        return Workflow.of(PRESETS[name]())
+    if (path / RUN_FILE).is_file():
+        return workflow_of(path / DATASET_DIRECTORY, allow_import=allow_import)
+    if (path / DATASET_FILE).is_file():
+        return workflow_of(path, allow_import=allow_import)
+    if path.is_dir():
+        return Workflow.load(path, allow_import=allow_import)
+    if path.is_file():
+        return Workflow.from_json(path, allow_import=allow_import)
+    known = ", ".join(sorted({"criteo", "csv", *PRESETS}))
+    raise ConfigError(f"WORKFLOW: got {name}, expected a file, a directory, or one of {known}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkflowOptions:
+    """What ``terarec workflow`` takes."""
+
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a preset, such as avazu.")]
+    out: Annotated[Path, typer.Option(help="JSON file to write.")]
+    min_count: Annotated[int | None, typer.Option(min=1, help="Values rarer than this share one id.")] = None
+    layout: Annotated[str | None, typer.Option(help="Of movielens (latest, 1m) or amazon (2018, 2023).")] = None
+    force: Force = False
+
+
+def workflow(options: WorkflowOptions, show: Show) -> None:
+    """Run ``terarec workflow``."""
+    from terarec.etl.ready import PRESETS
+    from terarec.etl.workflow import Workflow
+    from terarec.io import check_new_file
+
+    if options.name not in PRESETS:
+        raise ConfigError(f"NAME: got {options.name!r}, expected one of {', '.join(map(repr, PRESETS))}")
+    if options.layout is not None and options.name not in {"movielens", "amazon"}:
+        raise ConfigError(f"--layout: got {options.layout!r} for {options.name}, which has one layout")
+    check_new_file(options.out, replace=options.force)
+    chosen = {"min_count": options.min_count, "layout": options.layout}
+    spec = PRESETS[options.name](**{name: value for name, value in chosen.items() if value is not None})
+    Workflow.of(spec).to_json(options.out, replace=options.force)
+    figures = {
+        "out": str(options.out),
+        "name": spec.name,
+        "steps": len(spec.steps),
+        "tables": list(spec.tables),
+        "labels": [label.name for label in spec.labels],
+        "dense": list(spec.dense),
+        "categorical": list(spec.categorical),
+    }
+    show.result(f"Wrote {options.out}", figures)
