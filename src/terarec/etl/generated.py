@@ -1,4 +1,4 @@
-"""What the generator of synthetic logs leaves beside them."""
+"""The JSON file that the generator of synthetic logs writes next to them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIDECAR = "generated.json"
 
 
 def is_sidecar(path: Path) -> bool:
-    """Whether a file is the `SIDECAR` of a generator, and not a log that is called so."""
+    """Return whether a file is the `SIDECAR` of a generator, and not a log of that name."""
     if path.name != SIDECAR or not path.is_file():
         return False
     try:

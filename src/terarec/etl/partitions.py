@@ -86,7 +86,7 @@ class Partitions:
         return pa.Table.from_batches(batches) if batches else None
 
     def batches(self, index: int) -> Iterator[pa.RecordBatch]:
-        """The same, as they were appended, one after the other; what `scatter` gathered is written before."""
+        """Yield the batches of file `index` as they were appended; rows in memory are written before."""
         self.flush()
         path = self._path(index)
         if path.exists():
@@ -96,7 +96,7 @@ class Partitions:
                         yield from stream
 
     def discard(self, index: int) -> None:
-        """Give the room of file `index` back."""
+        """Remove file `index`."""
         self._path(index).unlink(missing_ok=True)
 
     def remove(self) -> None:

@@ -39,18 +39,18 @@ from terarec.spec import DatasetSpec, ShardSpec
 
 
 class Sink(Protocol):
-    """Takes encoded rows and makes files of them. As a context manager it gives up what is not closed."""
+    """Writes encoded rows to files. As a context manager it removes files that are not closed."""
 
     def write(self, split: str, rows: NDArray[np.int64], block: ColumnBlock) -> None:
         """Append rows to `split`.
 
         Args:
-            split: "train", "valid" or "test".
-            rows: their ids, int64[n].
-            block: the rows.
+            split: Split: "train", "valid" or "test".
+            rows: Row ids, int64[n].
+            block: Rows.
 
         Raises:
-            StorageError: the disk is full.
+            StorageError: The disk is full.
         """
         ...
 
@@ -73,7 +73,7 @@ ROW, PLACE, FLOATS, KEYS, WEIGHT = "row", "place", "floats", "keys", "weight"
 
 
 def to_batch(rows: NDArray[np.int64], place: NDArray[np.uint64], block: ColumnBlock) -> pa.RecordBatch:
-    """`block` with the ids of its rows and their `place` in the order to come; lists of keys are separate columns."""
+    """Return `block` with its row ids and their `place` in the final order; lists of keys are separate columns."""
     floats = np.concatenate([block.label, block.dense], axis=1, dtype=np.float32)
     columns: dict[str, pa.Array] = {ROW: pa.array(rows), PLACE: pa.array(place), FLOATS: _matrix(floats)}
     scalars = [keys for keys in block.keys if not isinstance(keys, tuple)]
@@ -89,7 +89,7 @@ def to_batch(rows: NDArray[np.int64], place: NDArray[np.uint64], block: ColumnBl
 
 
 def from_table(table: pa.Table, like: ColumnBlock) -> ColumnBlock:
-    """The rows of a table of such batches; `like` is a block of their columns, of any rows."""
+    """Return the rows of a table of such batches; `like` is a block of their columns, of any rows."""
     num_labels = like.label.shape[1]
     floats = _rows(table, FLOATS)
     scalars = iter(_rows(table, KEYS).T if KEYS in table.column_names else ())
@@ -129,12 +129,12 @@ class DatasetSink:
     """Writes the splits of a data set; see `Sink`.
 
     Args:
-        directory: where the data set is made.
-        location: where it will lie.
-        spec: its columns and storage.
-        rows_per_shard: most rows of a file.
-        expected: rows of each split, where they are known: its files get equally many then.
-        closed: rows of the shards of each split that an interrupted run closed.
+        directory: Directory to write.
+        location: Final place of the directory.
+        spec: Columns and storage.
+        rows_per_shard: Most rows of a file.
+        expected: Rows of each split, where they are known: its files get equally many then.
+        closed: Rows of the shards of each split that an interrupted run closed.
     """
 
     def __init__(
@@ -194,18 +194,18 @@ class DatasetSink:
 
 
 class RecordsSink:
-    """Writes the splits as files of one of HugeCTR's kinds; see `Sink`. What they hold is said by `describe_records`.
+    """Writes the splits as files of one of HugeCTR's kinds; see `Sink`. `describe_records` describes them.
 
     Args:
-        directory: where the files are made.
-        location: where they will lie, which the file lists name.
-        spec: the columns.
-        kind: of the files.
-        rows_per_file: most rows of a Norm or Parquet file, each of which is a part with a keyset of its own.
-        expected: rows of each split, where they are known: its files get equally many then.
+        directory: Directory to write.
+        location: Final place of the directory, which the file lists name.
+        spec: Columns.
+        kind: Kind of files.
+        rows_per_file: Most rows of a Norm or Parquet file, each of which is a part with a keyset of its own.
+        expected: Rows of each split, where they are known: its files get equally many then.
 
     Raises:
-        ConfigError: columns that the files cannot hold.
+        ConfigError: Columns that the files cannot hold.
     """
 
     def __init__(
@@ -266,17 +266,17 @@ _MAX_PARTITIONS = 256
 
 
 class ShuffledSink:
-    """Hands the train split to another sink in the order of ``XXH64(row id, seed)``, ties by row id; see `Sink`.
+    """Passes the train split to another sink in the order of ``XXH64(row id, seed)``, ties by row id; see `Sink`.
 
     Rows are scattered to files on the disk by the highest bits of the hash; at the end each file is sorted in memory,
     one after the other. The order does not depend on the number of files.
 
     Args:
-        inner: takes the rows.
-        directory: for the files, to make and to remove.
-        seed: of the hash.
-        estimated_bytes: about the bytes of all rows.
-        memory_bytes: what sorting may take.
+        inner: Sink of the ordered rows.
+        directory: Directory of the files, made and removed.
+        seed: Seed of the hash.
+        estimated_bytes: Approximate bytes of all rows.
+        memory_bytes: Memory for sorting.
     """
 
     def __init__(self, inner: Sink, directory: Path, *, seed: int, estimated_bytes: int, memory_bytes: int) -> None:
@@ -344,16 +344,16 @@ RECORD_KINDS: Mapping[str, RecordKind] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SinkOptions:
-    """What to write.
+    """Options of the files to write.
 
     Attributes:
         storage: "parquet", "raw", or one of `RECORD_KINDS`.
-        rows_per_shard: most rows of a file.
-        seed: of the shuffle of the train split; None leaves the rows in order.
-        memory_bytes: what shuffling may take.
-        estimated_bytes: about the bytes of all rows.
-        expected: rows of each split, where they are known.
-        closed: rows of the shards of each split that an interrupted run closed.
+        rows_per_shard: Most rows of a file.
+        seed: Shuffle seed of the train split; None leaves the rows in order.
+        memory_bytes: Memory for shuffling.
+        estimated_bytes: Approximate bytes of all rows.
+        expected: Rows of each split, where they are known.
+        closed: Rows of the shards of each split that an interrupted run closed.
     """
 
     storage: str
@@ -366,10 +366,10 @@ class SinkOptions:
 
 
 def create_sink(spec: DatasetSpec, directory: Path, location: Path, options: SinkOptions) -> Sink:
-    """The sink for a data set of `spec`'s columns, made in `directory`, which will lie at `location`.
+    """Return the sink for a data set of the columns of `spec` in `directory`, which will lie at `location`.
 
     Raises:
-        ConfigError: columns that the storage cannot hold.
+        ConfigError: Columns that the storage cannot hold.
     """
     sink = ordered_sink(
         spec, directory, location, options.storage, options.rows_per_shard, options.expected, options.closed

@@ -14,7 +14,7 @@ from terarec.spec import DatasetSpec, to_data
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far a preparation is.
+    """Progress of a preparation.
 
     Attributes:
         phase: what is being done, such as "fit 1".
@@ -40,7 +40,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseReport:
-    """What a phase took.
+    """Work and time of a phase.
 
     Attributes:
         name: of the phase.
@@ -97,7 +97,7 @@ class ProgressMeter:
         self._skipped_bytes += num_bytes
 
     def end(self) -> PhaseReport:
-        """What the phase took."""
+        """Return the work and time of the phase."""
         seconds = time.perf_counter() - self._phase_begun
         rate = self._rows / seconds if seconds else 0.0
         return PhaseReport(name=self._phase, rows=self._rows, seconds=seconds, rows_per_second=rate)
@@ -161,7 +161,7 @@ class InputColumn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableSize:
-    """The embedding tables that would follow, float32, without optimizer state.
+    """Size of embedding tables for the data set (estimate): float32, without optimizer state.
 
     Attributes:
         width: of the vectors.
@@ -191,7 +191,7 @@ class BadInput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrepareReport:
-    """What a preparation did.
+    """Summary of a preparation.
 
     Attributes:
         rows: samples in all.
@@ -233,7 +233,7 @@ class PrepareReport:
 
 
 def output_columns(spec: DatasetSpec) -> tuple[OutputColumn, ...]:
-    """The columns of a data set."""
+    """Return the columns of a data set."""
     columns = [OutputColumn(name=column.name, role="label") for column in spec.labels]
     columns += [OutputColumn(name=column.name, role="dense") for column in spec.dense]
     for column in spec.categorical:
@@ -246,6 +246,6 @@ def output_columns(spec: DatasetSpec) -> tuple[OutputColumn, ...]:
 
 
 def table_sizes(columns: tuple[OutputColumn, ...]) -> tuple[TableSize, ...]:
-    """The tables for columns with ids, for a few usual widths."""
+    """Return the sizes of tables for the columns with ids, for a few usual widths."""
     rows = sum(column.rows or 0 for column in columns)
     return tuple(TableSize(width=width, rows=rows, bytes=rows * width * _FLOAT_BYTES) for width in _TABLE_WIDTHS)

@@ -50,7 +50,7 @@ class RawColumn:
         return len(self.values)
 
     def flatten(self, hotness: int | None) -> tuple[RawColumn, NDArray[np.int64]]:
-        """The values of a column of lists, and their offsets int64[n + 1]; a missing list is an empty one.
+        """Return the values of a column of lists, and their offsets int64[n + 1]; a missing list is an empty one.
 
         Args:
             hotness: the longest list; None for any.
@@ -79,7 +79,7 @@ class RawColumn:
         return RawColumn(self.name, flat, offsets), offsets
 
     def refused(self, row: int, accepted: str) -> ConfigError:
-        """The error for the value at position `row`; it names the record that holds it."""
+        """Return the error for the value at position `row`; it names the record that holds it."""
         value = self.values[row]
         if isinstance(value, pa.Scalar):
             value = value.as_py()
@@ -87,7 +87,7 @@ class RawColumn:
         return ConfigError(f"column {self.name!r}, row {record}: got {quoted(value)}, expected {accepted}")
 
     def mistyped(self, accepted: str) -> ConfigError:
-        """The error for a column of another type as a whole."""
+        """Return the error for a column of another type."""
         kind = self.values.type if isinstance(self.values, pa.Array) else getattr(self.values, "dtype", "list")
         return ConfigError(f"column {self.name!r}: got values of type {kind}, expected {accepted}")
 
@@ -136,7 +136,7 @@ _ACCEPTED = {
 def read_column(
     name: str, values: RawValues, found: ColumnType, source: SourceColumn | None, cleaning: Cleaning
 ) -> Column:
-    """The column of n raw values.
+    """Return the column of n raw values.
 
     Args:
         name: of the column.
@@ -185,7 +185,7 @@ def _cut_texts(raw: RawColumn, separator: str) -> RawColumn:
 
 
 def cut_text(text: str, separator: str) -> list[str]:
-    """The list that a text with a separator between its values holds."""
+    """Return the list in a text with a separator between its values."""
     return text.split(separator) if text else []
 
 
@@ -228,7 +228,7 @@ def _numbers(raw: RawColumn) -> NDArray[np.float64]:
 
 
 def _read_each(raw: RawColumn, kind: Any, read: Callable[[Any], int], accepted: str, dtype: Any) -> Column:
-    """The integers that `read` makes of Python values; it raises ValueError for a value that it does not take."""
+    """Return the integers that `read` makes of Python values; it raises ValueError for a value it does not accept."""
     values = raw.values.to_pylist() if isinstance(raw.values, pa.Array) else raw.values
     integers = np.zeros(len(values), dtype=dtype)
     missing = np.zeros(len(values), dtype=np.bool_)
@@ -262,7 +262,7 @@ def _integer(value: Any) -> int:
 
 
 def time_reader(form: str | None) -> Callable[[Any], int]:
-    """What makes seconds of a time in this form, or of seconds; it raises ValueError for another value."""
+    """Return the function that reads a time in this form, or in seconds; it raises ValueError for another value."""
 
     def read(value: Any) -> int:
         if form is None or not isinstance(value, str):
@@ -277,7 +277,7 @@ def time_reader(form: str | None) -> Callable[[Any], int]:
 
 
 def _integers(raw: RawColumn) -> Column:
-    """The integers of a NumPy or Arrow column."""
+    """Return the integers of a NumPy or Arrow column."""
     values: Any = raw.values
     missing: NDArray[np.bool_] | None = None
     floats = pa.types.is_floating(values.type) if isinstance(values, pa.Array) else values.dtype.kind == "f"

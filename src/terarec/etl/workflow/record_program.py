@@ -157,7 +157,7 @@ class Operation(NamedTuple):
 
 
 class NumberPlace(NamedTuple):
-    """Where numbers are: a row of the matrix in a slot, or all of the slot, float64[n].
+    """Place of numbers: a row of the matrix in a slot, or all of the slot, float64[n].
 
     Attributes:
         slot: The slot.

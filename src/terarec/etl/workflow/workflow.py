@@ -64,7 +64,7 @@ class Workflow:
 
     @classmethod
     def of(cls, spec: WorkflowSpec, states: Mapping[int, State] | None = None) -> Workflow:
-        """The workflow that `spec` describes, with what its steps learnt if they did."""
+        """Return the workflow that `spec` describes, with the states of its steps if it is fitted."""
         workflow = cls.__new__(cls)
         workflow.spec = spec
         workflow.plan = plan(spec)
@@ -73,7 +73,7 @@ class Workflow:
 
     @classmethod
     def from_json(cls, path: Path | str, *, allow_import: Sequence[str] = ()) -> Workflow:
-        """The unfitted workflow of a ``workflow.json``.
+        """Read an unfitted workflow from a ``workflow.json``.
 
         Args:
             path: the file.
@@ -149,7 +149,7 @@ class Workflow:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether every step that is to be fitted is."""
+        """Whether all steps that need a state have one."""
         return all(not operator.is_fitted or step in self.states for step, operator in enumerate(self.plan.operators))
 
     def apply(self, block: Block, upto: int | None = None) -> Block:
@@ -167,7 +167,7 @@ class Workflow:
         return block
 
     def dataset_spec(self, storage: Literal["parquet", "raw"] = "parquet") -> DatasetSpec:
-        """The data set that comes out, without its shards; it names the directory ``workflow`` for the saved workflow.
+        """Return the resulting data set without its shards; it names the directory ``workflow`` for the saved workflow.
 
         Raises:
             ConfigError: the workflow is not fitted.
@@ -176,7 +176,7 @@ class Workflow:
         return data_set(self.plan, self.states, storage)
 
     def encode_block(self, block: Block) -> ColumnBlock:
-        """The columns of a data set, made of a block after the last step.
+        """Return the columns of a data set, made of a block after the last step.
 
         Raises:
             FormatError: a missing label, number or weight, a number that float32 does not hold, or a negative weight,
@@ -186,7 +186,7 @@ class Workflow:
 
     @property
     def record_columns(self) -> Mapping[str, ColumnType]:
-        """The raw columns of a record that is served, and their types.
+        """Raw columns of a served record, and their types.
 
         Raises:
             ConfigError: the workflow is not fitted.
@@ -221,7 +221,7 @@ class Workflow:
 
 
 def workflow_of(directory: Path, *, allow_import: Sequence[str] = ()) -> Workflow:
-    """The workflow of the data set in `directory`, whose shards are not needed.
+    """Return the workflow of the data set in `directory`, whose shards are not needed.
 
     Args:
         directory: with ``dataset.json``.
@@ -239,7 +239,7 @@ def workflow_of(directory: Path, *, allow_import: Sequence[str] = ()) -> Workflo
 
 
 def identity_workflow(dataset: DatasetSpec) -> Workflow:
-    """The workflow of a data set that none made: raw columns hold what its Parquet shards hold.
+    """Return the workflow of a data set that none made: raw columns hold what its Parquet shards hold.
 
     Dense numbers and ids must be there, and lists no longer than `hotness`; a missing key is the key of missing ones.
     """
