@@ -41,7 +41,7 @@ def started(made):
     return made
 
 
-def refused(error, match, call, *args, **kwargs):
+def rejects(error, match, call, *args, **kwargs):
     """`call` raises `error` in one line."""
     with pytest.raises(error, match=match) as found:
         call(*args, **kwargs)
@@ -65,30 +65,30 @@ class TestFileLists:
     def test_a_wrong_list(self, few, tmp_path, content, error, match):
         path = tmp_path / "list.txt"
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        found = refused(error, match, dcn(str(path), few, **SMALL).fit, max_iter=1)
+        found = rejects(error, match, dcn(str(path), few, **SMALL).fit, max_iter=1)
         assert found.error in (Error_t.BrokenFile, Error_t.FileCannotOpen)
 
     def test_a_missing_list_of_either_reader(self, few, tmp_path):
         none = str(tmp_path / "none.txt")
         for sources in ((none, few), (few, none)):
-            refused(FileCannotOpenError, "set_source: .*none.txt: no such file", dcn(*sources, **SMALL).fit, max_iter=1)
+            rejects(FileCannotOpenError, "set_source: .*none.txt: no such file", dcn(*sources, **SMALL).fit, max_iter=1)
 
 
 class TestNorm:
     def test_a_header_of_other_dimensions(self, few):
         made = model(few, few, dense=5, **SMALL)
-        refused(BrokenFileError, "dense_dim is 3, expected 5", started, to_loss(made, "dense"))
+        rejects(BrokenFileError, "dense_dim is 3, expected 5", started, to_loss(made, "dense"))
 
     def test_checksums_that_are_there_or_not(self, few):
         reader = hugectr.DataReaderParams(
             data_reader_type=hugectr.DataReaderType_t.Norm, source=few, eval_source=few, check_type=hugectr.Check_t.Non
         )
         made = model(few, few, reader=reader, **SMALL)
-        refused(BrokenFileError, "error_check is .*, expected 0", started, to_loss(made, "dense"))
+        rejects(BrokenFileError, "error_check is .*, expected 0", started, to_loss(made, "dense"))
 
     def test_keys_of_another_size(self, few):
         made = started(dcn(few, few, i64_input_key=False, **SMALL))
-        refused(BrokenFileError, r"\(with 4-byte keys\): record at byte \d+: holds 64 bytes", made.train)
+        rejects(BrokenFileError, r"\(with 4-byte keys\): record at byte \d+: holds 64 bytes", made.train)
 
     def test_a_record_with_a_wrong_checksum_is_skipped_and_counted(self, tmp_path):
         source = write_norm(tmp_path, Planted(200), files=1)
@@ -125,11 +125,11 @@ class TestRaw:
         path = write_raw(tmp_path / "data.bin", Planted(200))
         content = (tmp_path / "data.bin").read_bytes()
         (tmp_path / "data.bin").write_bytes(content[:-5])
-        refused(BrokenFileError, "data.bin: .*expected", started, self.made(path, 200))
+        rejects(BrokenFileError, "data.bin: .*expected", started, self.made(path, 200))
 
-    def test_fewer_samples_than_told(self, tmp_path):
+    def test_fewer_samples_than_declared(self, tmp_path):
         path = write_raw(tmp_path / "data.bin", Planted(200))
-        refused(
+        rejects(
             BrokenFileError,
             r"data.bin: holds 6400 bytes, expected at least 300 records of 32 bytes each",
             started,
@@ -137,7 +137,7 @@ class TestRaw:
         )
 
     def test_no_number_of_samples(self, tmp_path):
-        refused(WrongInputError, "num_samples: got 0", self.reader, "data.bin", 0)
+        rejects(WrongInputError, "num_samples: got 0", self.reader, "data.bin", 0)
 
 
 def dlrm_over(reader, *, slots=4, **settings):
@@ -166,40 +166,40 @@ class TestParquet:
     def test_another_number_of_rows_than_the_metadata_says(self, tmp_path):
         source = self.rewritten(tmp_path / "data", lambda table: table.slice(0, 150))
         match = r"0.parquet: holds 150 rows, expected 200 \(.*_metadata.json\)"
-        refused(BrokenFileError, match, started, self.made(source))
+        rejects(BrokenFileError, match, started, self.made(source))
 
     def test_no_metadata(self, tmp_path):
         source = write_parquet(tmp_path / "data", Planted(200))
         (tmp_path / "data" / "_metadata.json").unlink()
-        refused(FileCannotOpenError, "_metadata.json: no such file", started, self.made(source))
+        rejects(FileCannotOpenError, "_metadata.json: no such file", started, self.made(source))
 
     def test_metadata_of_other_columns(self, tmp_path):
         source = write_parquet(tmp_path / "data", Planted(200))
         path = tmp_path / "data" / "_metadata.json"
         content = json.loads(path.read_text())
         path.write_text(json.dumps({**content, "cats": content["cats"][:3]}))
-        refused(BrokenFileError, r"names 3 key columns \(cats\), expected 4", started, self.made(source))
+        rejects(BrokenFileError, r"names 3 key columns \(cats\), expected 4", started, self.made(source))
 
     def test_keys_of_another_type(self, tmp_path):
         source = write_parquet(tmp_path / "data", Planted(200))
         match = r"column 'C0': type is int64, expected int32 or uint32 \(4-byte keys\)"
-        refused(BrokenFileError, match, started, self.made(source, i64_input_key=False))
+        rejects(BrokenFileError, match, started, self.made(source, i64_input_key=False))
 
     def test_a_null(self, tmp_path):
         def with_null(table):
             return table.set_column(1, "I0", pa.array([None, *table["I0"].to_pylist()[1:]], pa.float32()))
 
         made = started(self.made(self.rewritten(tmp_path / "data", with_null)))
-        refused(BrokenFileError, "'I0'.*null", made.train)
+        rejects(BrokenFileError, "'I0'.*null", made.train)
 
-    def test_numbers_that_are_none_are_told_where_a_loss_or_a_prediction_is_asked_for(self, tmp_path):
+    def test_numbers_that_are_none_are_reported_where_a_loss_or_a_prediction_is_requested(self, tmp_path):
         def with_nan(table):
             return table.set_column(1, "I0", pa.array(np.full(200, math.nan), pa.float32()))
 
         source = self.rewritten(tmp_path / "data", with_nan)
-        refused(LossCannotConvergeError, "iteration 1 is NaN", self.made(source).fit, max_iter=2, display=1)
+        rejects(LossCannotConvergeError, "iteration 1 is NaN", self.made(source).fit, max_iter=2, display=1)
         match = "eval: the predictions of 'label' are NaN for 50 of 50 samples, expected numbers"
-        assert refused(LossCannotConvergeError, match, started(self.made(source)).eval).error is Error_t.DataCheckError
+        assert rejects(LossCannotConvergeError, match, started(self.made(source)).eval).error is Error_t.DataCheckError
 
 
 @pytest.mark.parametrize("key", [-1, ROWS])
@@ -214,7 +214,7 @@ def test_a_key_outside_its_static_table(tmp_path, key):
     kind = hugectr.Embedding_t.LocalizedSlotSparseEmbeddingOneHot
     embed(made, "embedding", 8, kind=kind, slot_size_array=[ROWS] * 4)
     made = started(dlrm(made))
-    error = refused(
+    error = rejects(
         OutOfBoundError, rf"train: feature 'data.2': got key {key} .*expected 0 <= key < {ROWS}", made.train
     )
     assert error.error is Error_t.OutOfBound
@@ -225,8 +225,8 @@ class TestSnapshots:
         (tmp_path / "file").write_text("mine")
         made = started(dcn(few, few, **SMALL))
         made.train()
-        refused(FileCannotOpenError, "save_params_to_files: .*file", made.save_params_to_files, f"{tmp_path}/file/x", 1)
-        refused(FileCannotOpenError, "graph_to_json: .*file", made.graph_to_json, f"{tmp_path}/file/graph.json")
+        rejects(FileCannotOpenError, "save_params_to_files: .*file", made.save_params_to_files, f"{tmp_path}/file/x", 1)
+        rejects(FileCannotOpenError, "graph_to_json: .*file", made.graph_to_json, f"{tmp_path}/file/graph.json")
         assert [path.name for path in tmp_path.iterdir()] == ["file"]
         assert (tmp_path / "file").read_text() == "mine"
 
@@ -242,7 +242,7 @@ class TestSnapshots:
         assert (tmp_path / "_dense_1.model").read_bytes() != old
         (tmp_path / "0_sparse_1.model" / "notes").write_text("mine")
         match = "0_sparse_1.model holds 'notes', expected"
-        refused(WrongInputError, match, made.save_params_to_files, f"{tmp_path}/", 1)
+        rejects(WrongInputError, match, made.save_params_to_files, f"{tmp_path}/", 1)
         assert (tmp_path / "0_sparse_1.model" / "notes").read_text() == "mine"
 
     def test_a_wrong_one_of_several_changes_none(self, few, tmp_path):
@@ -253,23 +253,23 @@ class TestSnapshots:
         table = made.module.collection("wide").tables["wide"]
         before = table.export(table.keys()).weights
         wrong = [f"{tmp_path}/0_sparse_1.model", f"{tmp_path}/none"]
-        refused(FileCannotOpenError, "load_sparse_weights: .*none: no such", made.load_sparse_weights, wrong)
+        rejects(FileCannotOpenError, "load_sparse_weights: .*none: no such", made.load_sparse_weights, wrong)
         assert table.export(table.keys()).weights.equal(before)
 
 
 class TestArguments:
     def test_of_model(self, few):
         reader, adam = norm_reader(few, few), hugectr.CreateOptimizer(**ADAM)
-        refused(WrongInputError, "Model: solver: got None, expected what", hugectr.Model, None, reader, adam)
-        refused(WrongInputError, "Model: reader_params: got 'list.txt'", hugectr.Model, solver(), "list.txt", adam)
+        rejects(WrongInputError, "Model: solver: got None, expected what", hugectr.Model, None, reader, adam)
+        rejects(WrongInputError, "Model: reader_params: got 'list.txt'", hugectr.Model, solver(), "list.txt", adam)
         bare = hugectr.Model(solver(), adam)
         match = r"got an Input without data_reader_type, expected DataReaderParams in Model"
-        refused(WrongInputError, match, bare.add, hugectr.Input(1, "label", 3, "dense", []))
+        rejects(WrongInputError, match, bare.add, hugectr.Input(1, "label", 3, "dense", []))
 
     @pytest.mark.parametrize("given", [{"max_iter": "10"}, {"max_iter": 2.5}, {"display": None}, {"snapshot": True}])
     def test_of_fit(self, few, given):
         ((name, value),) = given.items()
-        refused(
+        rejects(
             WrongInputError,
             f"Model.fit: {name}: got {value!r}, expected an integer",
             dcn(few, few, **SMALL).fit,
@@ -278,18 +278,18 @@ class TestArguments:
 
     def test_of_other_calls(self, few):
         made = dcn(few, few, **SMALL)
-        refused(
+        rejects(
             WrongInputError, "sparse_embedding_files: got None, expected a path, or", made.load_sparse_weights, None
         )
-        refused(WrongInputError, "tensor_type: got 'Train', expected a member", made.check_out_tensor, "label", "Train")
+        rejects(WrongInputError, "tensor_type: got 'Train', expected a member", made.check_out_tensor, "label", "Train")
         for call in (made.embedding_dump, made.embedding_load):
-            refused(IllegalCallError, "the model has no embedding collection", call, "folder")
+            rejects(IllegalCallError, "the model has no embedding collection", call, "folder")
 
     @pytest.mark.parametrize("name", ["a.b", "", "training"])
     def test_names_that_embeddings_cannot_have(self, few, name):
         made = model(few, few, **SMALL)
         embed(made, name, 8)
-        refused(WrongInputError, f"compile: .*name: got '{name}', expected", to_loss, made, "dense")
+        rejects(WrongInputError, f"compile: .*name: got '{name}', expected", to_loss, made, "dense")
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_what_file_systems_tell_is_one_line_of_the_facade(error, found):
         with as_hugectr_errors("set_source"):
             raise error
 
-    refused(found, "set_source: (no driver in /usr/lib, expected|s3://bucket: Install s3fs)", opened)
+    rejects(found, "set_source: (no driver in /usr/lib, expected|s3://bucket: Install s3fs)", opened)
 
 
 @pytest.mark.parametrize("name", ["keys", "values", "items", "forward"])

@@ -41,7 +41,7 @@ def test_epochs_and_exported_predictions(planted, tmp_path, capsys):
     assert set((tmp_path / "out_label_30").read_text().split()) == {"0", "1"}
 
 
-def test_a_wrong_file_is_told_in_one_line(planted, tmp_path, capsys):
+def test_a_wrong_file_is_reported_in_one_line(planted, tmp_path, capsys):
     path = training_file(tmp_path / "conf.json", *planted[:2], solver={"batch": 3})
     assert main(["--train", path]) == 1
     error = capsys.readouterr().err
@@ -114,7 +114,7 @@ def test_release_3_0_1_names_the_size_of_each_slot(tmp_path, monkeypatch):
         (["--config-file", "conf.json", "--alpha", "1.2"], "--alpha: got 1.2, expected less than 0"),
     ],
 )
-def test_wrong_arguments_are_told_in_one_line(tmp_path, monkeypatch, capsys, arguments, problem):
+def test_wrong_arguments_are_reported_in_one_line(tmp_path, monkeypatch, capsys, arguments, problem):
     monkeypatch.chdir(tmp_path)
     training_file(tmp_path / "conf.json", "./a.txt", "./b.txt")
     assert main(["data_generator", *arguments]) == 1

@@ -42,6 +42,6 @@ def test_an_unknown_member_is_guessed():
     assert not hasattr(hugectr.Layer_t, "_ipython_display_")
 
 
-def test_a_member_is_a_number_where_one_is_asked_for():
+def test_a_member_is_a_number_where_one_is_needed():
     assert [int(member) for member in hugectr.Check_t] == [member.value for member in hugectr.Check_t]
     assert ["a", "b", "c"][hugectr.Update_t.LazyGlobal] == "c"

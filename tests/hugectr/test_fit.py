@@ -58,7 +58,7 @@ def test_a_script_walks_over_its_epochs_itself(planted):
     assert made.train()
 
 
-def test_a_short_last_batch_is_left_out_unless_asked_for(planted):
+def test_a_short_last_batch_is_left_out_unless_requested(planted):
     counts = []
     for drops in (True, False):
         made = dcn(*planted[:2], repeat_dataset=False, batchsize=600, drop_incomplete_batch=drops)
@@ -119,7 +119,7 @@ class Watcher(hugectr.TrainingCallback):
         return current_iter == self.stop_at
 
 
-def test_callbacks_are_told_and_may_end_the_training(planted):
+def test_callbacks_are_called_and_may_end_the_training(planted):
     patient, hasty = Watcher(), Watcher(stop_at=3)
     dcn(*planted[:2], training_callbacks=[patient]).fit(max_iter=5, display=0, eval_interval=2)
     assert patient.calls == ["start", ("eval", 1), ["AUC"], ("eval", 3), ["AUC"], ("end", 4)]
@@ -152,7 +152,7 @@ def test_a_second_fit_goes_on(planted):
     assert whole.get_current_loss() == halves.get_current_loss()
 
 
-def test_arguments_that_are_not_there_or_no_numbers_are_told_in_one_line(planted):
+def test_arguments_that_are_not_there_or_no_numbers_are_reported_in_one_line(planted):
     made = dcn(*planted[:2])
     with pytest.raises(
         WrongInputError, match=r"Model.fit: got an unknown parameter 'maxiter', did you mean 'max_iter'"

@@ -284,7 +284,7 @@ def compile_with(made: Any, name: str, bottoms: str, parameters: dict[str, Any])
 
 
 @pytest.mark.parametrize(("name", "bottoms", "parameters", "message"), WRONG)
-def test_what_does_not_fit_is_refused_with_its_shapes(
+def test_what_does_not_fit_is_rejected_with_its_shapes(
     planted: tuple[str, str, float], name: str, bottoms: str, parameters: dict[str, Any], message: str
 ) -> None:
     made = model(*planted[:2])

@@ -51,7 +51,7 @@ def test_random_labels_teach_nothing(random_labels):
     assert abs(auc_of(made) - 0.5) < 0.03
 
 
-def test_more_devices_than_there_are_change_nothing_and_are_told_of_once(planted, capsys):
+def test_more_devices_than_there_are_change_nothing_and_are_reported_once(planted, capsys):
     one = losses_of(dcn(*planted[:2]), 5)
     told = capsys.readouterr().out
     four = losses_of(dcn_on([[0, 1], [2, 3]], planted), 5)
@@ -116,7 +116,7 @@ def test_the_module_may_be_trained_in_a_loop_of_ones_own(planted):
     assert losses[-1] < 0.8 * losses[0]
 
 
-def test_metrics_are_of_the_batches_since_they_were_last_asked_for(planted):
+def test_metrics_are_of_the_batches_since_they_were_last_read(planted):
     made = dcn(*planted[:2], metrics_spec={hugectr.MetricsType.AverageLoss: 0.0, hugectr.MetricsType.AUC: 1.0})
     made.start_data_reading()
     made.eval()

@@ -61,7 +61,7 @@ def test_fine_tuning_takes_embeddings_under_a_new_network(planted, tmp_path):
     assert auc_of(tuned) > 0.9 * planted[2]
 
 
-def test_files_that_do_not_fit_are_refused(planted, tmp_path):
+def test_files_that_do_not_fit_are_rejected(planted, tmp_path):
     made = dcn(*planted[:2])
     with pytest.raises(WrongInputError, match="load_sparse_weights: got 2 files, expected one for each of the 1"):
         made.load_sparse_weights(["a", "b"])

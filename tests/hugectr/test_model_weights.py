@@ -108,7 +108,7 @@ def test_releases_up_to_3_0_keep_an_embedding_in_one_file(tmp_path, planted):
     assert rows(other, "two") == held
 
 
-def test_files_of_other_models_are_refused_in_the_facades_errors(tmp_path, planted):
+def test_files_of_other_models_are_rejected_in_the_facades_errors(tmp_path, planted):
     made = two_embeddings(planted[:2])
     prefix = str(tmp_path / "m")
     made.save_params_to_files(prefix, 6)

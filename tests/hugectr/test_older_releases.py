@@ -43,7 +43,7 @@ def write_parquet(directory, data):
     return str(directory / "list.txt")
 
 
-def test_release_3_0_tells_of_data_in_the_input_and_of_rates_in_the_optimizer(planted):
+def test_release_3_0_has_the_data_in_the_input_and_rates_in_the_optimizer(planted):
     optimizer = CreateOptimizer(
         optimizer_type=hugectr.Optimizer_t.Adam,
         update_type=hugectr.Update_t.Local,
@@ -126,7 +126,7 @@ def test_parquet_files_get_the_offsets_of_their_slots(tmp_path):
     assert np.array_equal(table.keys(), np.arange(4 * ROWS))
 
 
-def test_data_that_cannot_be_read_is_told_in_the_facades_errors(planted, tmp_path):
+def test_data_that_cannot_be_read_is_reported_in_the_facades_errors(planted, tmp_path):
     with pytest.raises(FileCannotOpenError, match=r"set_source: .*none.txt"):
         dcn(str(tmp_path / "none.txt"), planted[1]).start_data_reading()
     (tmp_path / "bad.txt").write_text("two\nfiles\n")
@@ -137,7 +137,7 @@ def test_data_that_cannot_be_read_is_told_in_the_facades_errors(planted, tmp_pat
         made.load_dense_weights(str(tmp_path / "none.model"))
 
 
-def test_sizes_of_too_few_slots_are_refused(planted):
+def test_sizes_of_too_few_slots_are_rejected(planted):
     reader = hugectr.DataReaderParams(
         data_reader_type=hugectr.DataReaderType_t.Parquet,
         source=planted[0],

@@ -71,7 +71,7 @@ def test_predictions_are_those_of_the_model(tmp_path, planted, script, embedding
     np.testing.assert_allclose(trained.run(**vectors), trained.predicted, rtol=0, atol=1e-4)
 
 
-def test_the_command_and_what_is_refused(tmp_path, planted):
+def test_the_command_and_what_is_rejected(tmp_path, planted):
     trained = Trained(deep(*planted[:2]), tmp_path, 2)
     main(
         [
@@ -91,7 +91,7 @@ def test_the_command_and_what_is_refused(tmp_path, planted):
     assert not Path(trained.onnx).exists()
 
 
-def test_a_layer_without_a_form_is_refused(tmp_path, planted):
+def test_a_layer_without_a_form_is_rejected(tmp_path, planted):
     made = model(*planted[:2])
     layer(made, Layer.Cast, "dense", "cast")
     made = to_loss(made, "cast")

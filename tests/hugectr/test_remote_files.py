@@ -50,7 +50,7 @@ def test_a_snapshot_behind_a_url_is_that_of_a_disk_and_loads_again(planted, tmp_
         other.load_dense_weights(f"{url}/none")
 
 
-def test_a_snapshot_that_is_refused_halfway_leaves_the_former_one(planted, tmp_path):
+def test_a_snapshot_that_is_rejected_halfway_leaves_the_former_one(planted, tmp_path):
     made = wide_deep(*planted[:2])
     made.fit(max_iter=2, display=0, eval_interval=0)
     made.save_params_to_files(str(tmp_path / "w"))
@@ -127,7 +127,7 @@ def test_the_files_of_a_job_are_copied_to_the_disk(tmp_path, url):
         DataSource(DataSourceParams(use_hdfs=True, hdfs_sparse_model=["a"], local_sparse_model=["b", "c"]))
 
 
-def test_release_3_4_tells_each_call_where_its_files_lie(planted, tmp_path):
+def test_release_3_4_has_the_paths_of_each_call(planted, tmp_path):
     made = dcn(*planted[:2])
     made.fit(max_iter=2, display=0, eval_interval=0)
     home = DataSourceParams(use_hdfs=False, local_model_home=f"{tmp_path}/home/")

@@ -186,7 +186,7 @@ def test_training_goes_on_from_the_command_line(saved):
     assert load_model(path).step == 33
 
 
-def test_what_cannot_become_a_run_is_refused(files, saved, tmp_path):
+def test_what_cannot_become_a_run_is_rejected(files, saved, tmp_path):
     made, path = saved
     with pytest.raises(WrongInputError, match="holds the checkpoints of a run, expected a new or an empty directory"):
         made.save_run(path)

@@ -65,7 +65,7 @@ def test_a_script_s_error_keeps_its_traceback(tmp_path):
     assert "did you mean 'batchsize'" in done.stderr.splitlines()[-1]
 
 
-def test_modules_take_the_place_of_installed_ones_and_solvers_have_the_release_that_is_asked_for(tmp_path):
+def test_modules_take_the_place_of_installed_ones_and_solvers_have_the_requested_release(tmp_path):
     for name in ("hugectr", "other"):
         (tmp_path / f"{name}.py").write_text("print('wrong one')\n")
     (tmp_path / "train.py").write_text(
@@ -86,7 +86,7 @@ def test_modules_take_the_place_of_installed_ones_and_solvers_have_the_release_t
         (["--train"], "--train: got 0 files, expected one training file"),
     ],
 )
-def test_wrong_commands_are_told_in_one_line(tmp_path, monkeypatch, capsys, arguments, problem):
+def test_wrong_commands_are_reported_in_one_line(tmp_path, monkeypatch, capsys, arguments, problem):
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     told = capsys.readouterr().err

@@ -73,7 +73,7 @@ def test_training_goes_on_from_files_as_without_a_stop(files, tmp_path):
     assert figures("evaluate", tmp_path / "run", "--data", tmp_path / "run" / "records.json")["rows"] == 1_000
 
 
-def test_what_does_not_fit_is_refused(files, tmp_path):
+def test_what_does_not_fit_is_rejected(files, tmp_path):
     folder, _ = files
     out = tmp_path / "run"
     assert "--dense: got none" in refused(

@@ -319,8 +319,9 @@ def test_errors_have_the_meaning_of_error_t_and_of_the_builtin():
     ],
 )
 def test_solvers_that_cannot_be(values, problem):
-    with pytest.raises(WrongInputError, match=problem):
+    with pytest.raises(WrongInputError, match=problem) as caught:
         hugectr.CreateSolver(**values)
+    assert caught.value.field in ("", "batchsize_eval", *values)
 
 
 def test_the_first_place_is_the_seed_up_to_3_2():

@@ -228,7 +228,7 @@ def test_rows_that_do_not_fit_change_nothing(tmp_path, kind, content, error, mes
     assert torch.equal(vectors_of(net), before)
 
 
-def test_files_that_do_not_fit_are_refused(tmp_path):
+def test_files_that_do_not_fit_are_rejected(tmp_path):
     kind = Embedding_t.DistributedSlotSparseEmbeddingHash
     net = make(kind)
     held = saved(net, kind)
@@ -240,7 +240,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
         load_sparse_optimizer_states(held, tmp_path / "s")
 
 
-def test_more_rows_than_a_buffer_has_are_refused(tmp_path):
+def test_more_rows_than_a_buffer_has_are_rejected(tmp_path):
     kind = Embedding_t.DistributedSlotSparseEmbeddingHash
     net = make(kind)
     RowOptimizer(net, AdaGradSpec(lr=0.1))

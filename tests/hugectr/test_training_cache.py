@@ -78,7 +78,7 @@ def test_passes_equal_training_without_a_cache(tmp_path, kind, ps_type):
     assert torch.equal(net.predict(BATCHES[1]), plain.predict(BATCHES[1]))
 
 
-def test_a_key_outside_the_keyset_is_refused_in_training_alone(tmp_path):
+def test_a_key_outside_the_keyset_is_rejected_in_training_alone(tmp_path):
     net, trainer = make(HASH)
     cache = cache_of(net, etc(tmp_path / "rows"))
     cache.update(keysets(tmp_path)[0])
@@ -153,7 +153,7 @@ def test_the_older_spelling(tmp_path):
         cache_of(net, absent)
 
 
-def test_folders_behind_urls_are_refused(tmp_path):
+def test_folders_behind_urls_are_rejected(tmp_path):
     net, _ = make(HASH)
     with pytest.raises(WrongInputError, match="sparse_models: got 'hdfs://node/rows', expected local folders"):
         cache_of(net, etc("hdfs://node/rows"))
@@ -174,7 +174,7 @@ def test_release_3_0_stores_single_files_and_starts_from_them(tmp_path):
         cache.store(["a", "b"])
 
 
-def test_what_does_not_fit_is_refused(tmp_path):
+def test_what_does_not_fit_is_rejected(tmp_path):
     net, _ = make(HASH)
     cache = cache_of(net, etc(tmp_path / "rows"))
     with pytest.raises(DataNotFoundError, match=r"absent.keyset: no such file"):

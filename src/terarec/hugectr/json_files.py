@@ -49,14 +49,15 @@ class JsonObject:
         """
         if key not in self._data:
             if default is REQUIRED:
-                raise WrongInputError(f"{self.where}: no {key}, expected {kind.expected}")
+                raise WrongInputError(f"{self.where}: no {key}, expected {kind.expected}", field=key)
             return cast("Value", default)
         self._left.discard(key)
         try:
             return kind.read(self._data[key])
         except (ValueError, TypeError):
             found = self._data[key]
-            raise WrongInputError(f"{self.where}.{key}: got {quoted(found)}, expected {kind.expected}") from None
+            message = f"{self.where}.{key}: got {quoted(found)}, expected {kind.expected}"
+            raise WrongInputError(message, field=key, received=found) from None
 
     def child(self, key: str) -> JsonObject:
         """Return the object of `key`; an empty one where there is none."""

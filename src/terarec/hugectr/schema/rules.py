@@ -84,21 +84,6 @@ def _starts_with_a_seed(args: Args, kwargs: Values) -> bool:
     return bool(args) and isinstance(args[0], int)
 
 
-@_added_to(OLDER_FORMS)
-def _has_eval_batches(args: Args, kwargs: Values) -> bool:
-    return "eval_batches" in kwargs
-
-
-@_added_to(DERIVED)
-def _release_3_0(values: Values) -> Values:
-    return {"compat_release": "3.0"}
-
-
-@_added_to(DERIVED)
-def _release_2_3(values: Values) -> Values:
-    return {"compat_release": "3.0", "max_eval_batches": values["eval_batches"]}
-
-
 @_added_to(RULES)
 def _lazy_is_adams(values: Values) -> str | None:
     if values["update_type"] is Update_t.LazyGlobal and values["optimizer_type"] is not Optimizer_t.Adam:
@@ -167,22 +152,12 @@ def _keys_of_each_slot(values: Values) -> Values:
 
 @_added_to(OLDER_FORMS)
 def _starts_with_a_type(args: Args, kwargs: Values) -> bool:
-    return bool(args and isinstance(args[0], DataReaderSparse_t)) or "max_feature_num" in kwargs
+    return bool(args) and isinstance(args[0], DataReaderSparse_t)
 
 
 @_added_to(DERIVED)
 def _keys_of_old_slots(values: Values) -> Values:
-    return {"nnz_per_slot": [values["max_nnz"]] * values["slot_num"], "is_fixed_length": False, "top_name": ""}
-
-
-@_added_to(OLDER_FORMS)
-def _has_sparse_name(args: Args, kwargs: Values) -> bool:
-    return "sparse_name" in kwargs  # as HugeCTR's documents spell it
-
-
-@_added_to(DERIVED)
-def _renamed_slots(values: Values) -> Values:
-    return {**_keys_of_each_slot(values), "top_name": values["sparse_name"]}
+    return {"nnz_per_slot": [values["max_nnz"]] * values["slot_num"]}
 
 
 @_added_to(RULES)
@@ -278,12 +253,7 @@ def _has_room(values: Values) -> str | None:
 
 @_added_to(OLDER_FORMS)
 def _has_row_count(args: Args, kwargs: Values) -> bool:
-    return "max_vocabulary_size_per_gpu" in kwargs or (len(args) > 3 and isinstance(args[3], int))
-
-
-@_added_to(DERIVED)
-def _no_row_count(values: Values) -> Values:
-    return {"max_vocabulary_size_per_gpu": 0}
+    return len(args) > 3 and isinstance(args[3], int)
 
 
 @_added_to(DERIVED)
@@ -293,7 +263,7 @@ def _combiner_name(values: Values) -> Values:
 
 @_added_to(OLDER_FORMS)
 def _has_precomputed_indices(args: Args, kwargs: Values) -> bool:
-    return len(args) > 8 or bool({"use_train_precompute_indices", "use_eval_precompute_indices"} & set(kwargs))
+    return len(args) > 8
 
 
 @_added_to(RULES)
@@ -330,13 +300,12 @@ def _name_from_id_space(values: Values) -> Values:
 
 @_added_to(OLDER_FORMS)
 def _is_of_23_02(args: Args, kwargs: Values) -> bool:
-    is_layout = args[:1] and args[0] in ("feature_major", "batch_major")
-    return bool({"output_layout", "indices_only"} & set(kwargs) or is_layout)
+    return bool(args) and args[0] in ("feature_major", "batch_major")
 
 
 @_added_to(OLDER_FORMS)
 def _has_plan_file(args: Args, kwargs: Values) -> bool:
-    return "plan_file" in kwargs or (len(args) == 1 and isinstance(args[0], str))
+    return len(args) == 1 and isinstance(args[0], str)
 
 
 # Layers
@@ -354,16 +323,6 @@ def _two_layers_with_names(values: Values) -> str | None:
     if len(widths) < 2 or len(tops) != len(widths):
         return f"num_outputs: got {widths} for the tops {tops}, expected two layers or more, one for each top"
     return None
-
-
-@_added_to(OLDER_FORMS)
-def _has_bottom_name(args: Args, kwargs: Values) -> bool:
-    return "bottom_name" in kwargs
-
-
-@_added_to(DERIVED)
-def _bottom_names(values: Values) -> Values:
-    return {"bottom_name_list": values["bottom_name"]}
 
 
 # Training caches and the model

@@ -7,6 +7,8 @@ A TOML file has an array of tables for each call, one table for each form of it,
 * ``common``: keys that all its parameters have unless they say otherwise.
 * ``like``, ``without``, ``renames``: take the parameters of another call's newest form, but some, or by new names.
 * ``rules``, ``fits``, ``derive``: functions of `terarec.hugectr.schema.rules`; see `Form`.
+* ``keywords``: a call with one of them has this older form, whatever ``fits`` says.
+* ``values``, ``copies``: further values of an object, and those under another name.
 
 Keys of a parameter: those of `Parameter`, with ``min`` and ``below`` for the numbers of its type, ``ignored`` or
 ``rejected`` with the reason (or its name in the file's ``reasons``), ``keyword_only``, ``expected`` for errors, and
@@ -143,7 +145,8 @@ class Form:
         for rule in self.rules:
             problem = rule(values)
             if problem:
-                raise WrongInputError(f"{self.name}: {problem}")
+                field = problem.partition(":")[0]
+                raise WrongInputError(f"{self.name}: {problem}", field=field if field in values else "")
         return values
 
     def defaults(self) -> dict[str, Any]:
@@ -253,8 +256,8 @@ def _load_forms() -> None:
                     meaning=version["meaning"],
                     parameters=tuple(parameters),
                     rules=tuple(RULES[rule] for rule in version.get("rules", ())),
-                    fits=OLDER_FORMS[version["fits"]] if "fits" in version else lambda args, kwargs: False,
-                    derive=DERIVED[version["derive"]] if "derive" in version else lambda values: {},
+                    fits=_fits(version),
+                    derive=_derive(version),
                 )
                 _FORMS[call] = (*_FORMS.get(call, ()), form)
 
@@ -271,6 +274,17 @@ def names() -> Mapping[str, tuple[Name, ...]]:
 def load_toml(file: str) -> dict[str, Any]:
     """Return the content of one of the TOML files."""
     return tomllib.loads(resources.files("terarec.hugectr.schema").joinpath(f"{file}.toml").read_text("utf-8"))
+
+
+def _fits(version: Mapping[str, Any]) -> Callable[[Sequence[Any], Mapping[str, Any]], bool]:
+    keywords, fits = set(version.get("keywords", ())), OLDER_FORMS.get(version.get("fits", ""))
+    return lambda args, kwargs: bool(keywords & kwargs.keys()) or (fits is not None and fits(args, kwargs))
+
+
+def _derive(version: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    constants, copies = version.get("values", {}), version.get("copies", {})
+    derive = DERIVED[version["derive"]] if "derive" in version else lambda values: {}
+    return lambda values: {**constants, **{new: values[old] for new, old in copies.items()}, **derive(values)}
 
 
 def _parameters(
