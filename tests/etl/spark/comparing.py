@@ -12,6 +12,7 @@ def assert_same(spark: Path, local: Path) -> None:
     """The same shards, workflow and states."""
     found, expected = contents(spark), contents(local)
     assert found.keys() == expected.keys()
-    assert [name for name in expected if found[name] != expected[name]] == []
+    differing = [name for name in expected if found[name] != expected[name]]
+    assert not differing, differing
     dataset = read_dataset(local)
     assert any(dataset.num_rows(split) for split in dataset.splits)

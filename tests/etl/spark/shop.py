@@ -11,6 +11,7 @@ from terarec.etl.ops import (
     Categorify,
     Clip,
     Cross,
+    DateParts,
     DifferenceLag,
     DropLowCardinality,
     Explode,
@@ -111,6 +112,7 @@ def every_operator() -> WorkflowSpec:
             Cross(columns=("town", "item", "street"), output="where"),
             HashBucket(columns=("user", "tags"), outputs=("user_hash", "tag_hash"), buckets=17, seed=7),
             GivenIds(columns=("shown",), outputs=("shown_id",), rows=(6,), max_length=3),
+            DateParts(columns=("time",), parts=("hour",)),
             History(columns=("town", "item"), outputs=("towns", "items"), group="user", order="time", max_length=3),
             DifferenceLag(columns=("price", "stock"), outputs=("price_step", "stock_step"), group="user", order="time"),
             LambdaOp(
@@ -166,6 +168,7 @@ def one_of_each() -> WorkflowSpec:
             KeepRows(column="stock", at_least=0.0),
             SplitText(columns=("place",), separator=":", outputs=("town", "street"), types=("text", "integer")),
             GivenIds(columns=("shown",), outputs=("shown_id",), rows=(6,), max_length=3),
+            DateParts(columns=("time",), parts=("hour",)),
             Cross(columns=("town", "street"), output="where"),
             HashBucket(columns=("tags",), outputs=("tag_hash",), buckets=17, seed=7),
             History(columns=("item",), outputs=("items",), group="user", order="time", max_length=3),

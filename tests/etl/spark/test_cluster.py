@@ -37,6 +37,7 @@ def test_a_cluster_that_loses_an_executor_gives_the_same_data_set(tmp_path: Path
     users = write_users(tmp_path / "users.tsv")
     workflow = Workflow.of(every_operator())
     workflow.to_json(tmp_path / "shop.json")
+    workflow = Workflow.from_json(tmp_path / "shop.json", allow_import=["tests.etl.spark.functions"])
     prepare(workflow, paths, tmp_path / "local", PrepareOptions(tables={"users": (str(users),)}))
     with _cluster(tmp_path, {KILL_ONCE: str(tmp_path / "killed")}) as master:
         settings = {

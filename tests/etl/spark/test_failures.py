@@ -26,6 +26,12 @@ def test_a_master_that_does_not_answer_is_told_spark_errors() -> None:
             "times: ExecutorLostFailure",
         ),
         (
+            "An exception was thrown from the Python worker. See below.\nTraceback (most recent call last):\n"
+            "  File x, line 3\nZeroDivisionError: division by zero\n",
+            ClusterError,
+            "Spark: ZeroDivisionError: division by zero",
+        ),
+        (
             "java.io.IOException: No space left on device\n\tat a.B",
             StorageError,
             "Spark: .*, expected room for shuffles",

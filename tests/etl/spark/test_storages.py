@@ -21,7 +21,6 @@ def test_files_of_a_storage_are_the_same(tmp_path: Path, storage: str) -> None:
     log = shop_files(tmp_path / "raw")
     workflow = fixed_width("user", "item", *(() if storage in ("hugectr_raw", "hugectr_raw_async") else ("seen",)))
     options = PrepareOptions(storage=storage, rows_per_shard=100, shuffle=True)  # type: ignore[arg-type]
-    prepare(workflow, log, tmp_path / "data", options)
-    (tmp_path / "data").rename(tmp_path / "local")
-    spark_engine.prepare(workflow, log, tmp_path / "data", on_spark(options))
-    assert data_files(tmp_path / "data") == data_files(tmp_path / "local")
+    prepare(workflow, log, tmp_path / "local", options)
+    spark_engine.prepare(workflow, log, tmp_path / "spark", on_spark(options))
+    assert data_files(tmp_path / "spark") == data_files(tmp_path / "local")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -24,7 +25,9 @@ _ADVICE = {
 }
 """Part of a message of Spark that says that there is too little room -> what would be enough."""
 _NO_TERAREC = "No module named 'terarec"
-_PYTHON_ERRORS = ("ModuleNotFoundError: ", "ImportError: ")
+_PYTHON_ERROR = re.compile(r"[A-Za-z_.]+(?:Error|Exception|Interrupt|Exit): .+")
+"""Last line of a stack trace of Python."""
+_IN_PYTHON = "An exception was thrown from the Python worker"
 
 
 @contextmanager
@@ -79,6 +82,7 @@ def _translated(text: str) -> TerarecError:
 def _first_line(text: str) -> str:
     """Return the line of Spark's message that says what happened; later ones say where in Spark's code."""
     lines = [line.strip(" :") for line in text.splitlines() if line.strip(" :")] or ["no reason was given"]
-    missing = next((line for line in lines if line.startswith(_PYTHON_ERRORS)), None)
     line = lines[1] if lines[0].startswith("An error occurred while calling") and len(lines) > 1 else lines[0]
-    return shortened(missing or line, _SHOWN_CHARACTERS)
+    if _IN_PYTHON in line or "PythonException" in line:
+        line = next((found for found in lines[1:] if _PYTHON_ERROR.fullmatch(found)), line)
+    return shortened(line, _SHOWN_CHARACTERS)

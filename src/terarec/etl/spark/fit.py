@@ -26,6 +26,8 @@ from terarec.etl.engine.split import TimeBounds, check_shares, share_counts, tim
 from terarec.etl.ops import KeyedStatistic, MergeableStatistic, SpillOptions, State, Statistic
 from terarec.etl.spark.read import Piece
 from terarec.etl.spark.tasks import (
+    BLOCK_BITS,
+    REPORT,
     Job,
     OpenJob,
     PieceReport,
@@ -38,11 +40,8 @@ from terarec.etl.value_counts import PARTITIONS, partition_of
 from terarec.etl.workflow import Pass, Plan, Workflow
 from terarec.spec import SplitByTime
 
-_REPORT = "report"
 _FAN_IN = 32
 """Partial states that one task merges; the driver merges what is left of all pieces."""
-_BLOCK_BITS = 24
-"""Bits of a place that number the blocks of a piece."""
 _KEY_BITS, _DIGIT_BITS = 64, 16
 _SIGN = np.uint64(1 << 63)
 
@@ -75,7 +74,7 @@ def fit_steps(context: SparkContext, job: Job, pieces: Sequence[Piece], phase: F
     observed = map_pieces(context, job, pieces, partial(_observe_piece, phase, parts))
     observed.persist(StorageLevel.DISK_ONLY)
     try:
-        found = sorted(observed.filter(lambda row: row[0] == _REPORT).collect(), key=itemgetter(1))
+        found = sorted(observed.filter(lambda row: row[0] == REPORT).collect(), key=itemgetter(1))
         raise_first(report for *_, (report, _) in found)
         if not any(report.rows[TRAIN] for *_, (report, _) in found):
             raise FormatError("the sources hold no row for training, expected at least one")
@@ -83,7 +82,7 @@ def fit_steps(context: SparkContext, job: Job, pieces: Sequence[Piece], phase: F
         for *_, (_, of_piece) in found:
             for step, of_step in of_piece.items():
                 rests[step] += of_step
-        partials = observed.filter(lambda row: row[0] != _REPORT)
+        partials = observed.filter(lambda row: row[0] != REPORT)
         merged = reduce_parts(partials, job, 2 * parts, partial(_merge_parts, rests)).collect()
     finally:
         observed.unpersist()
@@ -104,7 +103,7 @@ def _observe_piece(phase: FitPhase, parts: int, opened: OpenJob, number: int, pi
     """Yield the partial states of a piece, and its report."""
     statistics = {step: _statistic(opened.plan, step) for step in phase.steps}
     rests: dict[int, list[Any]] = {}
-    report, places = PieceReport(), iter(range(number << _BLOCK_BITS, (number + 1) << _BLOCK_BITS))
+    report, places = PieceReport(), iter(range(number << BLOCK_BITS, (number + 1) << BLOCK_BITS))
 
     def split(step: int, statistic: KeyedStatistic, found: Any) -> Iterator[Row]:
         rows, rest = statistic.split(found)
@@ -138,7 +137,7 @@ def _observe_piece(phase: FitPhase, parts: int, opened: OpenJob, number: int, pi
             yield f"{step}/{number // _FAN_IN}/", number, statistic.partial()
         elif isinstance(statistic, KeyedStatistic) and not statistic.in_order:
             yield from split(step, statistic, None)
-    yield _REPORT, number, (report, rests)
+    yield REPORT, number, (report, rests)
 
 
 def _merge_parts(rests: Mapping[int, Sequence[Any]], opened: OpenJob, key: str, rows: Iterator[Row]) -> Iterator[Row]:
@@ -162,11 +161,10 @@ def _by_value(table: pa.Table, parts: int) -> Iterator[tuple[int, pa.Table]]:
     """Yield the rows of a table in as many parts, by the hash of their values; rows keep their order."""
     part = partition_of(table.column("value").combine_chunks()) % parts
     order = np.argsort(part, kind="stable")
-    sorted_rows = table.take(pa.array(order)).combine_chunks()
     ends = np.cumsum(np.bincount(part, minlength=parts))
     for number, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
         if end > start:
-            yield number, pa.concat_tables([sorted_rows.slice(start, end - start)]).take(pa.array(range(end - start)))
+            yield number, table.take(pa.array(order[start:end]))
 
 
 def _statistic(plan: Plan, step: int) -> Statistic:
@@ -192,8 +190,8 @@ def time_bounds(context: SparkContext, job: Job, pieces: Sequence[Piece], split:
     rows = map_pieces(context, job, pieces, partial(_times, split.column))
     rows.persist(StorageLevel.DISK_ONLY)
     try:
-        raise_first(rows.filter(lambda row: row[0] == _REPORT).map(itemgetter(2)).collect())
-        times = rows.filter(lambda row: row[0] != _REPORT).map(itemgetter(2))
+        raise_first(rows.filter(lambda row: row[0] == REPORT).map(itemgetter(2)).collect())
+        times = rows.filter(lambda row: row[0] != REPORT).map(itemgetter(2))
         total = times.map(lambda counted: int(counted[1].sum())).sum()
         valid, test = share_counts(total, split.valid, split.test)
         training = total - valid - test
@@ -211,7 +209,7 @@ def _times(name: str, opened: OpenJob, number: int, piece: Piece) -> Iterator[Ro
     report, work = PieceReport(), opened.plan.row_pass()
     for times in opened.map(piece, report, lambda rows: times_of(opened.pipeline.preprocess(work, rows).columns[name])):
         yield "times", number, np.unique(_ordered(times), return_counts=True)
-    yield _REPORT, number, report
+    yield REPORT, number, report
 
 
 def _ordered(times: NDArray[np.float64]) -> NDArray[np.uint64]:

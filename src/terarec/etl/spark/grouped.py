@@ -20,6 +20,8 @@ from terarec.etl.engine.split import hashes
 from terarec.etl.ops import Statistic
 from terarec.etl.spark.read import Piece
 from terarec.etl.spark.tasks import (
+    BLOCK_BITS,
+    REPORT,
     Job,
     OpenJob,
     PieceReport,
@@ -34,8 +36,6 @@ from terarec.etl.spark.tasks import (
 from terarec.etl.workflow import Workflow
 
 _SEED = 0x6772_6F75
-_REPORT = "report"
-_BLOCK_BITS = 24
 
 
 def run_grouped(context: SparkContext, job: Job, pieces: Sequence[Piece], parts: int, directory: Path) -> None:
@@ -85,17 +85,17 @@ def _scatter(parts: int, opened: OpenJob, number: int, piece: Piece) -> Iterator
         return opened.pipeline.run(observing, block, None, observers)[1]
 
     report = PieceReport()
-    for place, found in enumerate(opened.map(piece, report, observe), number << _BLOCK_BITS):
+    for place, found in enumerate(opened.map(piece, report, observe), number << BLOCK_BITS):
         for step, (block, group) in found.items():
             part = group % parts
             for name in np.unique(part).tolist():
                 yield f"{step}/{name}", place, block.take(np.flatnonzero(part == name))
-    yield _REPORT, number, report
+    yield REPORT, number, report
 
 
 def _transform(first_rows: tuple[int, ...], opened: OpenJob, key: str, rows: Iterator[Row]) -> Iterator[Row]:
     """Yield the outputs of a grouped step for all rows of some groups, piece by piece."""
-    if key == _REPORT:
+    if key == REPORT:
         raise_first(found for *_, found in rows)
         return
     step, part = map(int, key.split("/"))

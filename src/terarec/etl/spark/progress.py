@@ -1,4 +1,4 @@
-"""How far the jobs of a phase are, told while they run."""
+"""Progress of the jobs of a phase while they run."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from pyspark import SparkContext
 from terarec.etl.engine.report import ProgressMeter
 
 _PERIOD = 1.0
-"""Seconds between two looks, each of which asks the driver for a few numbers."""
+"""Seconds between two polls, each of which asks the driver for a few numbers."""
 _PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 
 
 class JobWatch:
-    """Tells a meter how far the jobs of a phase are, by the tasks of theirs that Spark's status tracker knows as done.
+    """Reports to a meter how far the jobs of a phase are, by the tasks that Spark's status tracker knows as done.
 
     Args:
-        context: of the session.
-        meter: is told.
-        num_bytes: of the sources.
+        context: The application.
+        meter: Progress meter.
+        num_bytes: Bytes of the sources.
 
     Attributes:
-        num_rows: of the sources, once they are counted.
+        num_rows: Rows of the sources, once they are counted.
     """
 
     def __init__(self, context: SparkContext, meter: ProgressMeter, num_bytes: int) -> None:
@@ -39,15 +39,15 @@ class JobWatch:
     def phase(self, name: str, passes: int) -> Iterator[None]:
         """Watch the jobs of the block, which go through all rows about `passes` times.
 
-        A thread tells the meter. An error of the one who listens to it cancels the jobs, and is raised here.
+        A thread reports to the meter. An error of its callback cancels the jobs, and is raised here.
         """
         group = f"terarec-{uuid4().hex}"
         before = {name: self._context.getLocalProperty(name) for name in _PROPERTIES}
         self._context.setJobGroup(group, f"terarec: {name}")
-        told = _Told(self, self._meter, passes * self._num_bytes)
+        report = _Report(self, self._meter, passes * self._num_bytes)
         ended, failed = Event(), list[BaseException]()
 
-        def look() -> None:
+        def poll() -> None:
             stages = _Stages(self._context, group)
             while not ended.wait(_PERIOD):
                 try:
@@ -55,13 +55,13 @@ class JobWatch:
                 except Py4JError:  # the application is at its end, as the jobs will tell
                     return
                 try:
-                    told.tell(share)
-                except BaseException as error:  # of the listener, such as KeyboardInterrupt: raised below
+                    report.update(share)
+                except BaseException as error:  # of the callback, such as KeyboardInterrupt: raised below
                     failed.append(error)
                     self._context.cancelJobGroup(group)
                     return
 
-        thread = Thread(target=look, name=group, daemon=True)
+        thread = Thread(target=poll, name=group, daemon=True)
         thread.start()
         try:
             yield
@@ -72,11 +72,11 @@ class JobWatch:
                 self._context.setLocalProperty(key, value)  # type: ignore[arg-type]  # None removes it
             if failed:
                 raise failed[0]
-        told.tell(1.0)
+        report.update(1.0)
 
 
-class _Told:
-    """What a meter was told of a phase of so many bytes."""
+class _Report:
+    """What a meter knows of a phase of so many bytes."""
 
     def __init__(self, watch: JobWatch, meter: ProgressMeter, num_bytes: int) -> None:
         self._watch = watch
@@ -84,8 +84,8 @@ class _Told:
         self._num_bytes = num_bytes
         self._rows = self._bytes = 0
 
-    def tell(self, share: float) -> None:
-        """`share` of the phase is done."""
+    def update(self, share: float) -> None:
+        """Report that `share` of the phase is done."""
         rows = max(int(share * self._watch.num_rows), self._rows)
         num_bytes = max(int(share * self._num_bytes), self._bytes)
         before = self._rows, self._bytes
@@ -97,8 +97,8 @@ class _Stages:
     """The stages of the jobs of a group.
 
     Args:
-        context: of the session.
-        group: of the jobs.
+        context: The application.
+        group: Group of the jobs.
     """
 
     def __init__(self, context: SparkContext, group: str) -> None:
@@ -108,16 +108,16 @@ class _Stages:
         self._tasks: dict[int, tuple[int, int]] = {}
 
     def passes(self) -> float:
-        """How often all rows were gone through: once by each stage of as many tasks as the first one of the phase.
+        """Return the passes over all rows: one for each stage of as many tasks as the first one of the phase.
 
-        A stage of fewer tasks counts for less, such as those that read tables to join with.
+        A stage of fewer tasks counts for less.
         """
         for job in self._tracker.getJobIdsForGroup(self._group):
             found = None if job in self._ended else self._tracker.getJobInfo(job)
             if found is None:
                 continue
             for stage in found.stageIds:
-                self._look_at(stage)
+                self._update(stage)
             if found.status != "RUNNING":
                 self._ended.add(job)
         if not self._tasks:
@@ -125,7 +125,7 @@ class _Stages:
         whole = self._tasks[min(self._tasks)][0]
         return sum(done / max(tasks, whole) for tasks, done in self._tasks.values())
 
-    def _look_at(self, stage: int) -> None:
+    def _update(self, stage: int) -> None:
         found = self._tracker.getStageInfo(stage)
         if found is not None and found.numTasks:
             _, done = self._tasks.get(stage, (0, 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,7 +13,7 @@ from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
-from terarec.errors import TerarecError
+from terarec.errors import ConfigError, TerarecError
 from terarec.etl.columns import SPLIT_NAMES
 from terarec.etl.engine.fitting import StateStore, fit_table
 from terarec.etl.engine.preparation import WORK, WORKFLOW, Phases, Result
@@ -30,6 +31,7 @@ from terarec.etl.spark.read import Counted, Piece, Range, count_range, cut_parqu
 from terarec.etl.spark.tasks import Fault, Job, PieceReport, Row, item_bits, map_items, raise_first
 from terarec.etl.spark.write import store, write_shards, written_result
 from terarec.etl.workflow import Workflow, source_types
+from terarec.io import is_remote
 from terarec.spec import DatasetSpec, PrepareOptions, SplitByFiles, SplitByFraction, SplitByTime
 
 _WRITING_PASSES = 2
@@ -66,12 +68,18 @@ class SparkRun:
         workflow.save(self._directory / WORKFLOW)  # states that phases fit are added to it
         self.spilled: list[str] = []
         self._context = spark.sparkContext
-        self._piece_bytes = int(str(spark.conf.get("spark.sql.files.maxPartitionBytes")).removesuffix("b"))
+        self._piece_bytes = _bytes(str(spark.conf.get("spark.sql.files.maxPartitionBytes")))
         self._workflow = workflow
         self._source = source
         self._options = options
         self._phases = phases
         self._plan = workflow.plan
+        self._files = source.files
+        if not str(self._context.master).startswith("local"):  # executors run in directories of their own
+            self._files = tuple(
+                file if is_remote(file.path) else dataclasses.replace(file, path=str(Path(file.path).resolve()))
+                for file in source.files
+            )
         self._work = self._directory / WORK
         self._work.mkdir(exist_ok=True)
         self._store = StateStore(self._plan, self._directory / WORKFLOW)
@@ -84,9 +92,7 @@ class SparkRun:
         for step in self._plan.table_steps:
             self._fit(f"table {step}", [step], partial(self._fit_on_table, step), 0)
         counted = self._phase("count", self._count, 1)
-        self._pieces = [
-            Piece(**{**piece, "names": piece["names"] and tuple(piece["names"])}) for piece in counted["pieces"]
-        ]
+        self._pieces = [Piece(**{**piece, "names": tuple(piece["names"])}) for piece in counted["pieces"]]
         self._watch.num_rows = sum(piece.num_rows for piece in self._pieces)
         self._bounds = self._find_bounds()
         self._grouped: Path | None = None
@@ -121,7 +127,7 @@ class SparkRun:
     def _job(self) -> Job:
         return Job(
             spec=self._plan.spec,
-            files=self._source.files,
+            files=self._files,
             policy=self._options.bad_input,
             directory=self._directory / WORKFLOW,
             fitted=tuple(sorted(self._states)),
@@ -131,7 +137,7 @@ class SparkRun:
 
     def _count(self) -> Result:
         """Cut the files into pieces and count their rows."""
-        spec, files = self._plan.spec.source, self._source.files
+        spec, files = self._plan.spec.source, self._files
         reader = reader_of(spec)
         if isinstance(reader, ParquetReader):
             pieces = cut_parquet(files, reader, self._piece_bytes)
@@ -223,6 +229,14 @@ class SparkRun:
             if label.positives and place not in found:
                 values = dict.fromkeys(value for report in reports for value in report.values.get(place, ()))
                 raise no_positives(label, list(values)[: SHOWN + 1])
+
+
+def _bytes(size: str) -> int:
+    """Return the bytes of a size as Spark writes it, such as "128m" or "134217728b"."""
+    found = re.fullmatch(r"(\d+)\s*([kmgt]?)b?", size.strip().lower())
+    if found is None:
+        raise ConfigError(f"spark.sql.files.maxPartitionBytes: got {size!r}, expected a size like '128m'")
+    return int(found[1]) << 10 * (" kmgt".index(found[2] or " "))
 
 
 def _count_range(spec: Any, files: Sequence[Any], piece_bytes: int, number: int, found: Range) -> Sequence[Row]:

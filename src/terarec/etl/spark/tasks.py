@@ -42,6 +42,11 @@ from terarec.spec import BadInputPolicy, WorkflowSpec
 Row: TypeAlias = tuple[Any, ...]
 T = TypeVar("T")
 
+REPORT = "report"
+"""Key of the rows that report pieces."""
+BLOCK_BITS = 24
+"""Bits of a place that number the blocks of a piece."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
@@ -264,7 +269,7 @@ def task_file(job: Job, path: Path) -> Iterator[Path]:
     attempt = job.directory.parent / WORK / f"attempt-{0 if context is None else context.taskAttemptId()}"
     attempt.mkdir(parents=True, exist_ok=True)
     yield attempt / path.name
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     os.replace(attempt / path.name, path)
     shutil.rmtree(attempt, ignore_errors=True)
 

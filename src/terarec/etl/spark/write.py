@@ -23,6 +23,7 @@ from terarec.etl.engine.write import SHOWN, Part, split_parts
 from terarec.etl.sink import RECORD_KINDS, ordered_sink
 from terarec.etl.spark.read import Piece
 from terarec.etl.spark.tasks import (
+    BLOCK_BITS,
     Job,
     OpenJob,
     PieceReport,
@@ -49,7 +50,6 @@ from terarec.spec import DatasetSpec, PrepareOptions, ShardSpec
 
 _REPORT = -1
 """In the place of a split: the report of a piece."""
-_BLOCK_BITS = 24
 _UNITS_A_SHARD = 4
 """Units by hash that the rows of a shuffled shard lie in. More cost more parts, fewer make tasks read more twice."""
 
@@ -139,7 +139,7 @@ def _encode_piece(
             missing[name] = missing.get(name, 0) + found
         return rows.invalid.filter(parts, opened.pipeline.preprocess(work, rows))[0]
 
-    for place, parts in enumerate(opened.map(piece, report, encode), number << _BLOCK_BITS):
+    for place, parts in enumerate(opened.map(piece, report, encode), number << BLOCK_BITS):
         for name, rows, block in parts:
             split = SPLIT_NAMES.index(name)
             report.rows[split] += len(rows)
