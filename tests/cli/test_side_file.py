@@ -24,3 +24,14 @@ def test_a_log_that_is_called_so_is_read(tmp_path: Path) -> None:
         log = tmp_path / "generated.json"
         log.write_text(content)
         assert [file.path for file in find_files([log])] == [str(log)]
+
+
+def test_every_workflow_takes_such_a_glob(tmp_path: Path) -> None:
+    """The side file comes as a source of its own, as the shell lists it."""
+    for preset, rows in (("avazu", 200), ("rees46", 300)):
+        raw = tmp_path / preset
+        figures("generate", preset, "--rows", rows, "--out", raw)
+        assert (raw / "generated.json").exists()
+        figures("workflow", preset, "--out", tmp_path / f"{preset}.json")
+        workflow, out = tmp_path / f"{preset}.json", tmp_path / f"{preset}-data"
+        assert figures("prepare", workflow, *sorted(raw.iterdir()), "--out", out)["rows"] > 0

@@ -355,6 +355,7 @@ class PrepareOptions:
         threads: Threads that parse, encode and count; None takes as many as there are cores.
         memory_bytes: Bound of what counting and sorting hold in memory before they spill to the disk; None takes half
             of the memory that is free.
+        limit: Most rows, the first ones of the sources; None for all. Local engine alone.
         restart: Whether to discard what an interrupted run left.
         tables: Side table of the workflow -> its files.
         spark_master: Spark's master URL, such as ``local[2]`` or ``spark://host:7077``.
@@ -369,6 +370,7 @@ class PrepareOptions:
     seed: int = 0
     threads: int | None = None
     memory_bytes: int | None = None
+    limit: int | None = None
     restart: bool = False
     tables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     spark_master: str | None = None
@@ -384,5 +386,9 @@ class PrepareOptions:
             checks.positive_int(self, "threads")
         if self.memory_bytes is not None:
             checks.positive_int(self, "memory_bytes", minimum=_LEAST_MEMORY)
+        if self.limit is not None:
+            checks.positive_int(self, "limit")
+            if self.engine != "local":
+                checks.reject(self, "limit", f"got {self.limit} for engine {self.engine!r}, expected engine 'local'")
         if self.engine == "local" and (self.spark_master or self.spark_conf):
             checks.reject(self, "spark_master", "got a setting of Spark for engine 'local', expected engine 'spark'")

@@ -199,7 +199,7 @@ class LocalRun:
         plan, split = self._plan, self._workflow.spec.split
         fits = bool(plan.fit_phases) and not self._is_fitted(plan.fit_phases[0])
         is_by_rows = isinstance(split, SplitByFraction | SplitByFiles)
-        return is_by_rows and fits and not plan.grouped_steps and self._source.is_text
+        return is_by_rows and fits and not plan.grouped_steps and self._source.is_text and self._source.limit is None
 
     def _is_fitted(self, steps: Sequence[int]) -> bool:
         return all(step in self._states for step in steps)

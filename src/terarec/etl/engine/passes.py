@@ -111,7 +111,7 @@ class Passes:
     def count_rows(self) -> Sequence[int]:
         """Return the rows of each file."""
         counts = self.source.count_rows()
-        self.meter.add(sum(counts), sum(file.bytes for file in self.source.files))
+        self.meter.add(sum(counts), self.source.num_bytes)
         return counts
 
     def read_first(self) -> None:

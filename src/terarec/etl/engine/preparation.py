@@ -205,7 +205,7 @@ def _open(workflow: Workflow, sources: Sequence[str | Path], options: PrepareOpt
             raise ConfigError(f"side table {name!r}: the workflow joins none of this name, expected {known}")
     if not workflow.states:  # a fitted one goes on as it was fitted
         check_times(workflow.spec)
-    return open_source(workflow.spec.source, sources, options.bad_input, options.threads)
+    return open_source(workflow.spec.source, sources, options.bad_input, options.threads, options.limit)
 
 
 def _check_storage(workflow: Workflow, options: PrepareOptions) -> None:

@@ -193,6 +193,10 @@ class _TypedReader:
                     f"{path}: column {name!r} is {found[name]}, expected {expected[name]} as in {first_path}"
                 )
 
+    def head(self, part: RawPart, rows: int) -> RawPart:
+        """Return the first rows of a part."""
+        return part.cut(rows, part.content.slice(0, rows))
+
     def parse(self, part: RawPart, policy: BadInputPolicy) -> ParsedPart:
         """The columns of a batch."""
         found: list[FieldFaults] = []

@@ -16,7 +16,15 @@ from terarec.etl.columns import Column
 from terarec.etl.source.bad_input import FATAL, InputFault, Place, show
 from terarec.etl.source.files import SourceFile, check_names
 from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart, apply_error_policy, report_fault, without_bad
-from terarec.etl.source.text import BLOCK_BYTES, MAX_LINE_BYTES, check_rows, count_text_rows, read_text, text_bytes
+from terarec.etl.source.text import (
+    BLOCK_BYTES,
+    MAX_LINE_BYTES,
+    check_rows,
+    count_text_rows,
+    first_rows,
+    read_text,
+    text_bytes,
+)
 from terarec.etl.source.times import beyond_years, parse_times
 from terarec.kernels.cpu.delimited import count_rows, first_record_bytes, lines_of_rows, parse_delimited
 from terarec.kernels.delimited_types import (
@@ -134,6 +142,11 @@ class DelimitedReader:
             rows += num_rows
         if after is None:
             check_rows(file, rows)
+
+    def head(self, part: RawPart, rows: int) -> RawPart:
+        """Return the first rows of a part."""
+        text, names = part.content
+        return part.cut(rows, (first_rows(text, rows, self._quoting), names))
 
     def parse(self, part: RawPart, policy: BadInputPolicy) -> ParsedPart:
         """The columns of a block."""

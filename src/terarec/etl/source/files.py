@@ -40,8 +40,8 @@ def find_files(paths: Sequence[str | Path]) -> tuple[SourceFile, ...]:
     """The files that `paths` name, in the order of `paths`.
 
     A directory stands for the files in it and below, a glob for what it matches, both in the order of their names; what
-    begins with ``.`` or ``_`` in a directory is left out. What the generator leaves beside logs is never one of them: a
-    shell that expands ``raw/*`` names it too.
+    begins with ``.`` or ``_`` in a directory is left out. The side file that a generator writes next to logs is never
+    one of them, since a shell that expands ``raw/*`` names it, too: see `is_sidecar`.
 
     Raises:
         ConfigError: no path, a pipe or device, or a URL of a kind that fsspec does not know.
@@ -105,7 +105,7 @@ def _remote(url: str) -> Iterator[SourceFile]:
     if not files.exists(path):
         if not glob.has_magic(path):
             raise DataNotFoundError(f"{url}: no such file")
-        found = sorted(files.glob(path))
+        found = sorted(entry for entry in files.glob(path) if PurePosixPath(entry).name != SIDECAR)
         if not found:
             raise DataNotFoundError(f"{url}: matches no file")
     else:

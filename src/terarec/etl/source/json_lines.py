@@ -21,7 +21,15 @@ from terarec.etl.source.arrow_files import read_column
 from terarec.etl.source.bad_input import InputFault, Place, show
 from terarec.etl.source.files import SourceFile
 from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart, apply_error_policy, report_fault
-from terarec.etl.source.text import BLOCK_BYTES, MAX_LINE_BYTES, check_rows, count_text_rows, read_text, text_bytes
+from terarec.etl.source.text import (
+    BLOCK_BYTES,
+    MAX_LINE_BYTES,
+    check_rows,
+    count_text_rows,
+    first_rows,
+    read_text,
+    text_bytes,
+)
 from terarec.kernels.cpu.delimited import count_rows, lines_of_rows
 from terarec.spec import BadInputPolicy, SourceColumn, SourceSpec
 from terarec.spec.codec import parse_json
@@ -183,6 +191,10 @@ class JsonLinesReader:
             rows += num_rows
         if after is None:
             check_rows(file, rows)
+
+    def head(self, part: RawPart, rows: int) -> RawPart:
+        """Return the first rows of a part."""
+        return part.cut(rows, first_rows(part.content, rows))
 
     def parse(self, part: RawPart, policy: BadInputPolicy) -> ParsedPart:
         """The columns of a block."""

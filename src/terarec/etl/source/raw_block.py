@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,6 +36,10 @@ class RawPart:
     read_bytes: int
     content: Any
     text_end: int = 0
+
+    def cut(self, rows: int, content: Any) -> RawPart:
+        """Return the part with `content` alone, its first rows."""
+        return replace(self, num_rows=rows, read_bytes=self.read_bytes * rows // self.num_rows, content=content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,10 @@ class FormatReader(Protocol):
         Raises:
             ConfigError, FormatError: a file that does not fit the spec.
         """
+        ...
+
+    def head(self, part: RawPart, rows: int) -> RawPart:
+        """Return the first `rows` rows of a part that holds more: at least 1."""
         ...
 
     def parse(self, part: RawPart, policy: BadInputPolicy) -> ParsedPart:

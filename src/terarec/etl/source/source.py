@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -36,10 +38,19 @@ class Source:
         reader: of their format.
         policy: what happens to bad input.
         threads: that parse in `blocks`.
+        limit: Most rows, the first ones of all files; None for all.
     """
 
-    def __init__(self, files: Sequence[SourceFile], reader: FormatReader, policy: BadInputPolicy, threads: int) -> None:
+    def __init__(
+        self,
+        files: Sequence[SourceFile],
+        reader: FormatReader,
+        policy: BadInputPolicy,
+        threads: int,
+        limit: int | None = None,
+    ) -> None:
         self.files = tuple(files)
+        self.limit = limit
         self._reader = reader
         self._policy = policy
         self._threads = threads
@@ -60,11 +71,19 @@ class Source:
         first_row, begun = 0, 0
         if after is not None:
             first_row, begun = after.first_row + after.num_rows, after.file
+        limit = math.inf if self.limit is None else self.limit
         for position, file in enumerate(self.files[begun:], begun):
+            if first_row >= limit:
+                return
             last = after.part if after is not None and position == begun else None
             for part in self._reader.parts(file, last):
+                if first_row + part.num_rows > limit:
+                    yield RawBlock(position, first_row, self._reader.head(part, int(limit) - first_row))
+                    return
                 yield RawBlock(position, first_row, part)
                 first_row += part.num_rows
+                if first_row >= limit:
+                    return
 
     def read_block(self, raw: RawBlock) -> Block:
         """The rows of `raw` that are kept; any thread may call it.
@@ -126,7 +145,9 @@ class Source:
             yield from blocks
 
     def count_rows(self) -> list[int]:
-        """Rows of each file, bad ones included."""
+        """Rows of each file, bad ones included; files behind the limit have none."""
+        if self.limit is not None:
+            return self._limited[0]
         return [self._reader.count_rows(file, self._threads) for file in self.files]
 
     def fingerprint(self) -> str:
@@ -135,13 +156,25 @@ class Source:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the files as they are stored."""
-        return sum(file.bytes for file in self.files)
+        """Size of the files as they are stored; with a limit about that of its rows."""
+        return sum(file.bytes for file in self.files) if self.limit is None else self._limited[1]
 
     @property
     def text_bytes(self) -> int:
         """About the bytes of all values as text."""
-        return sum(map(self._reader.text_bytes, self.files))
+        total = sum(map(self._reader.text_bytes, self.files))
+        if self.limit is None:
+            return total
+        return total * self._limited[1] // sum(file.bytes for file in self.files) + 1
+
+    @cached_property
+    def _limited(self) -> tuple[list[int], int]:
+        """Rows of each file up to the limit, and the bytes that are read for them."""
+        counts, num_bytes = [0] * len(self.files), 0
+        for raw in self.raw_blocks():
+            counts[raw.file] += raw.num_rows
+            num_bytes += raw.read_bytes
+        return counts, min(num_bytes, sum(file.bytes for file in self.files))  # Arrow counts unpacked bytes
 
     def bad_input_before(self, row: int) -> BadInputReport:
         """Return the bad input in the blocks before the one that begins with `row`."""
@@ -166,6 +199,7 @@ def open_source(
     paths: Sequence[str | Path],
     policy: BadInputPolicy = "raise",
     threads: int | None = None,
+    limit: int | None = None,
 ) -> Source:
     """The rows of files, directories, globs and URLs.
 
@@ -178,6 +212,7 @@ def open_source(
         policy: what happens to bad input: "raise" ends with it, "skip" leaves its row out, "missing" makes its field
             missing.
         threads: that parse; None takes as many as there are cores. One more reads.
+        limit: Most rows, the first ones of all files; None for all.
 
     Raises:
         ConfigError: no path, an unknown policy, or a URL of an unknown kind.
@@ -186,7 +221,7 @@ def open_source(
     """
     if policy not in BAD_INPUT_POLICIES:
         raise ConfigError(f"policy: got {policy!r}, expected one of {', '.join(map(repr, BAD_INPUT_POLICIES))}")
-    return Source(find_files(paths), reader_of(spec), policy, threads or available_threads())
+    return Source(find_files(paths), reader_of(spec), policy, threads or available_threads(), limit)
 
 
 def reader_of(spec: SourceSpec) -> FormatReader:

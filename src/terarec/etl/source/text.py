@@ -16,12 +16,13 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from terarec.errors import FormatError
 from terarec.etl.source.files import SourceFile
 from terarec.io import is_remote, locate
-from terarec.kernels.cpu.delimited import count_rows
+from terarec.kernels.cpu.delimited import count_rows, lines_of_rows
 from terarec.kernels.delimited_types import UNQUOTED, Quoting
 
 BLOCK_BYTES = 1 << 22
@@ -102,6 +103,13 @@ def text_bytes(file: SourceFile) -> int:
     """About the bytes of the text in `file`."""
     with open_text(file) as (stored, stream):
         return file.bytes if stored is stream else _UNPACKED * file.bytes
+
+
+def first_rows(text: bytes, rows: int, quoting: Quoting = UNQUOTED) -> bytes:
+    """Return the lines of the first `rows` rows of `text`, which holds more: at least 1."""
+    line = int(lines_of_rows(text, quoting)[rows])
+    ends = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == ord("\n"))
+    return text[: int(ends[line - 1]) + 1]
 
 
 @contextmanager
