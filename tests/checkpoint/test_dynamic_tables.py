@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from terarec.checkpoint import load, save, write
+from terarec.checkpoint import load, save, save_load
 from terarec.errors import ConfigError, FormatError, StorageError
 from terarec.spec import DynamicTableSpec, TableSpec, counting_filter, freq, lru, prob
 from terarec.storage import Arena, DynamicArena, dynamic_tables, static_tables
@@ -59,7 +59,7 @@ def saved(directory, tables):
 
 @pytest.mark.parametrize("shard_bytes", [2**20, 200], ids=["one piece", "many pieces"])
 def test_what_is_loaded_goes_on_as_what_was_saved(tmp_path, monkeypatch, shard_bytes):
-    monkeypatch.setattr(write, "SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr(save_load, "SHARD_BYTES", shard_bytes)
     tables = trained()
     path = saved(tmp_path, tables)
     assert (len(list((path / "tables").glob("users-*"))) > 1) == (shard_bytes == 200)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn, optim
 
-from terarec.checkpoint.optimizer_state import flatten, unflatten
+from terarec.checkpoint.state import flatten, unflatten
 from terarec.errors import ConfigError, FormatError
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)

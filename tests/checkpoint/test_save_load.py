@@ -19,7 +19,7 @@ def test_what_is_saved_comes_back_to_the_bit(tmp_path):
 
 @pytest.mark.parametrize("shard_bytes", [1, 100, 101, 37 * 28, 10**9])
 def test_tables_are_cut_into_pieces_of_bounded_size(tmp_path, monkeypatch, shard_bytes):
-    monkeypatch.setattr("terarec.checkpoint.write.SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr("terarec.checkpoint.save_load.SHARD_BYTES", shard_bytes)
     state = make_state(1)
     path = save(tmp_path, state)
     assert_holds(load(path), state)

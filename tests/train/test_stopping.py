@@ -258,17 +258,17 @@ def test_a_signal_during_evaluation_is_not_kept_waiting(tmp_path, spec):
 
 
 def test_a_second_signal_acts_at_once_and_leaves_the_earlier_checkpoint_whole(tmp_path, spec, monkeypatch):
-    from terarec.checkpoint import write
+    from terarec.checkpoint import save_load
 
     run = build(changed(spec, checkpoint_every=3), tmp_path, callbacks=[SignalAt(5)])
-    real = write.write_manifest
+    real = save_load.write_manifest
 
     def interrupted_write(checkpoint, step, files):
         if step == 5:
             os.kill(os.getpid(), signal.SIGINT)
         real(checkpoint, step, files)
 
-    monkeypatch.setattr(write, "write_manifest", interrupted_write)
+    monkeypatch.setattr(save_load, "write_manifest", interrupted_write)
     with pytest.raises(KeyboardInterrupt):
         run.fit()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]

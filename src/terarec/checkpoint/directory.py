@@ -1,4 +1,4 @@
-"""Where checkpoints lie and how one comes to be: written beside, renamed when whole, the newest and the best kept."""
+"""Checkpoints on the disk: their files, the manifest, and directories of which the newest and the best stay."""
 
 from __future__ import annotations
 
@@ -6,14 +6,116 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from terarec.checkpoint.manifest import MANIFEST
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError
 from terarec.io import PARTIAL_SUFFIX, atomic_dir, read_versioned_json, write_versioned_json
-from terarec.spec import FieldError
+from terarec.spec import FieldError, checks, from_data, to_data
 from terarec.spec.quoting import did_you_mean
+
+DENSE = "dense.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
+KEYS = "keys"
+WEIGHTS = "weights"
+STATE_PREFIX = "state."
+USE_PREFIX = "use."
+_TABLE_FILE = re.compile(r"tables/(.+)-(\d{5,})\.safetensors")
+_MEMORY_FILE = re.compile(r"memory/(.+)-(\d{5,})\.safetensors")
+
+
+def table_file(table: str, index: int) -> str:
+    """File of the `index`-th piece of `table`."""
+    return f"tables/{table}-{index:05d}.safetensors"
+
+
+def parse_table_file(file: str) -> tuple[str, int] | None:
+    """The table and the piece that `file` holds, or None for other files."""
+    match = _TABLE_FILE.fullmatch(file)
+    return (match[1], int(match[2])) if match else None
+
+
+def memory_file(table: str, index: int) -> str:
+    """File of the `index`-th piece of what a dynamic `table` remembers beside its rows."""
+    return f"memory/{table}-{index:05d}.safetensors"
+
+
+def parse_memory_file(file: str) -> tuple[str, int] | None:
+    """The table and the piece of its memory that `file` holds, or None for other files."""
+    match = _MEMORY_FILE.fullmatch(file)
+    return (match[1], int(match[2])) if match else None
+
+
+MANIFEST = "manifest.json"
+FORMAT = "terarec.checkpoint"
+VERSION = 2  # 2 added dynamic tables
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileEntry:
+    """One file of a checkpoint: its path inside (forward slashes), its size and its SHA-256 in hexadecimal."""
+
+    file: str
+    bytes: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        checks.inner_path(self, "file")
+        checks.positive_int(self, "bytes", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """What a checkpoint holds.
+
+    Attributes:
+        step: training steps done.
+        files: every other file of the checkpoint.
+    """
+
+    step: int
+    files: tuple[FileEntry, ...]
+
+    def entry(self, file: str) -> FileEntry:
+        """The entry of `file`; raises `FormatError` if there is none."""
+        for entry in self.files:
+            if entry.file == file:
+                return entry
+        raise FormatError(f"{MANIFEST}: names no file {file!r}, which every checkpoint has")
+
+
+def write_manifest(checkpoint: Path, step: int, files: Sequence[FileEntry]) -> None:
+    """Write the manifest of `checkpoint`, whose other files are all on the disk by now."""
+    write_versioned_json(checkpoint / MANIFEST, FORMAT, VERSION, to_data(Manifest(step=step, files=tuple(files))))
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    """Read the manifest of `checkpoint` and compare it with the directory, names and sizes.
+
+    Raises:
+        DataNotFoundError: there is none, so it is no (whole) checkpoint.
+        FormatError: it is damaged, of a newer version, or a file is missing or has another size.
+    """
+    path = checkpoint / MANIFEST
+    if not path.is_file():
+        raise DataNotFoundError(f"{checkpoint}: holds no {MANIFEST}, expected a whole checkpoint")
+    try:
+        manifest = from_data(Manifest, read_versioned_json(path, FORMAT, VERSION), f"{path}: $")
+    except ConfigError as error:
+        raise FormatError(str(error)) from None
+    inside = checkpoint.resolve()
+    for entry in manifest.files:
+        file = checkpoint / entry.file
+        if not file.is_file():
+            raise FormatError(f"{file}: missing, expected a file of {entry.bytes} bytes")
+        if not file.resolve().is_relative_to(inside):
+            raise FormatError(f"{file}: a link to {file.resolve()}, expected a file inside {checkpoint}")
+        if file.stat().st_size != entry.bytes:
+            raise FormatError(f"{file}: {file.stat().st_size} bytes, expected {entry.bytes}")
+    return manifest
+
 
 BEST = "best.json"
 _BEST_FORMAT = "terarec.best"

@@ -1,14 +1,106 @@
-"""What a checkpoint is made of."""
+"""The state of a training, as arrays and JSON."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from terarec.errors import ConfigError, FormatError
+from terarec.formats import BFLOAT16
+from terarec.spec.codec import parse_json
+from terarec.spec.quoting import shortened
 from terarec.storage import Store
+
+
+def as_array(name: str, tensor: Tensor) -> NDArray[Any]:
+    """`tensor` as an array, in host memory and without copying what is there already.
+
+    Raises:
+        ConfigError: an element type that containers lack; the message has `name`.
+    """
+    held = tensor.detach().cpu().contiguous()
+    if held.dtype == torch.bfloat16:
+        bits: NDArray[Any] = held.view(torch.int16).numpy()
+        return bits.view(BFLOAT16)
+    try:
+        array: NDArray[Any] = held.numpy()
+    except TypeError:
+        raise ConfigError(f"checkpoint: tensor {name!r} is {tensor.dtype}, expected a type that NumPy has") from None
+    return array
+
+
+def as_tensor(array: NDArray[Any]) -> Tensor:
+    """`array` as a tensor that shares its memory."""
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def flatten(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
+    """Split what ``torch.optim.Optimizer.state_dict()`` returned.
+
+    Returns:
+        The tensors, named "<parameter index>.<name>", and the rest as JSON text: the parameter groups and those state
+        entries that are plain numbers. Floats survive JSON to the bit.
+
+    Raises:
+        ConfigError: the state holds what neither a tensor nor JSON can carry.
+    """
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, dict[str, Any]] = {}
+    for index, entries in state["state"].items():
+        for name, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}.{name}"] = value.detach()
+            else:
+                plain.setdefault(str(index), {})[name] = value
+    groups = [{name: _boxed(name, value) for name, value in group.items()} for group in state["param_groups"]]
+    try:
+        return tensors, json.dumps({"groups": groups, "plain": plain})
+    except TypeError as error:
+        raise ConfigError(f"optimizer state: {error}, expected tensors, numbers, strings, lists") from None
+
+
+def unflatten(tensors: Mapping[str, Tensor], text: str) -> dict[str, Any]:
+    """The inverse of `flatten`: what ``load_state_dict`` takes.
+
+    Raises:
+        FormatError: `text` or a tensor's name is not what `flatten` writes.
+    """
+    try:
+        rest = parse_json(text)
+        state: dict[int, dict[str, Any]] = {int(index): dict(entries) for index, entries in rest["plain"].items()}
+        for key, tensor in tensors.items():
+            index, _, name = key.partition(".")
+            state.setdefault(int(index), {})[name] = tensor
+        groups = [{name: _unboxed(value) for name, value in group.items()} for group in rest["groups"]]
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise FormatError(f"optimizer state: damaged: {shortened(repr(error))}") from None
+    return {"state": state, "param_groups": groups}
+
+
+def _boxed(name: str, value: Any) -> Any:
+    """JSON for a group's option; tuples (betas) and tensors (a learning rate) keep their type."""
+    if isinstance(value, tuple):
+        return {"tuple": list(value)}
+    if isinstance(value, Tensor):
+        if value.dim() or value.dtype != torch.float32:
+            raise ConfigError(f"optimizer option {name!r}: got {value.dtype}{list(value.shape)}, expected one float32")
+        return {"tensor": value.item()}
+    return value
+
+
+def _unboxed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return tuple(value["tuple"]) if "tuple" in value else torch.tensor(value["tensor"])
+    return value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,8 +12,16 @@ import torch
 from numpy.typing import NDArray
 
 from terarec.checkpoint import MANIFEST, find
-from terarec.checkpoint.layout import DENSE, KEYS, STATE_PREFIX, WEIGHTS, parse_memory_file, parse_table_file
-from terarec.checkpoint.manifest import Manifest, read_manifest
+from terarec.checkpoint.directory import (
+    DENSE,
+    KEYS,
+    STATE_PREFIX,
+    WEIGHTS,
+    Manifest,
+    parse_memory_file,
+    parse_table_file,
+    read_manifest,
+)
 from terarec.config import load_run
 from terarec.errors import ConfigError
 from terarec.etl.workflow import IdValues, workflow_of

@@ -1,7 +1,6 @@
 """Files and command line words <-> specs, with the exact path in every error."""
 
-from terarec.config.commented import commented_json
-from terarec.config.files import load_run, read_graph, save_run, with_graph
+from terarec.config.files import commented_json, load_run, read_graph, save_run, with_graph
 from terarec.config.overrides import override, parse_assignments
 from terarec.config.starting_run import StartingRun, starting_run
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from terarec.data.batch_reader import BatchReader
-from terarec.data.reader import Reader
-from terarec.data.records.described import ColumnSource
+from terarec.data.reader import BatchReader, Reader
 from terarec.data.records.reader import RecordReader
+from terarec.data.records.sources import ColumnSource
 from terarec.formats import DATASET_FILE, read_dataset
 from terarec.formats.hugectr import RECORDS_FILE, base_name, describe_dataset, read_records
 from terarec.spec import DatasetSpec, ShardSpec

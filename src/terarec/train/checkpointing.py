@@ -11,7 +11,7 @@ import torch
 
 from terarec.checkpoint import MANIFEST, Checkpoint, TrainState, mark_best, save
 from terarec.checkpoint.directory import keep_newest, step_path
-from terarec.data.batch_reader import BatchReader
+from terarec.data.reader import BatchReader
 from terarec.errors import ConfigError
 from terarec.models.artifact import dense_state, load_weights, tables
 from terarec.train.evaluation import Evaluation

@@ -11,7 +11,7 @@ import torch
 
 import terarec
 from terarec.batch import Batch, to_device
-from terarec.data.batch_reader import BatchReader
+from terarec.data.reader import BatchReader
 from terarec.errors import ConfigError, KernelError
 from terarec.kernels.registry import OPS, active
 from terarec.spec import TrainingSpec

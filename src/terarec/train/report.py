@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 import terarec
 from terarec.checkpoint import whole
-from terarec.checkpoint.layout import DENSE, WEIGHTS, parse_table_file
+from terarec.checkpoint.directory import DENSE, WEIGHTS, parse_table_file
 from terarec.config import load_run
 from terarec.errors import FormatError
 from terarec.formats import DATASET_FILE, read_dataset

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from terarec.batch import Batch
-from terarec.data.batch_reader import BatchReader
+from terarec.data.reader import BatchReader
 from terarec.errors import ConfigError, RunInterruptedError, TerarecError, TrainingError
 from terarec.kernels import memory
 from terarec.metrics import Throughput

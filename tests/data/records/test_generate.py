@@ -17,7 +17,7 @@ from terarec.data.records import (
     RecordReader,
     generate_records,
 )
-from terarec.data.records.generated_rows import RowSource, draw_keys
+from terarec.data.records.generate import RowSource, draw_keys
 from terarec.errors import ConfigError
 from tests.formats.hugectr.samples import make_layout
 

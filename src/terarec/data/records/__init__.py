@@ -1,13 +1,9 @@
 """Reading HugeCTR's data files as batches, asynchronously; docs/hugectr-formats.md describes the files."""
 
-from terarec.data.records.described import open_split
-from terarec.data.records.from_dataset import write_as_records
-from terarec.data.records.generate import GeneratedRecords, generate_records
-from terarec.data.records.generated_rows import RecordGenerator
-from terarec.data.records.keysets import distinct_keys
-from terarec.data.records.reader import RecordReader
-from terarec.data.records.sources import NormSource, ParquetSource, RawAsyncSource, RawSource, RecordSource
-from terarec.data.records.to_dataset import ImportedRecords, write_as_dataset
+from terarec.data.records.convert import ImportedRecords, write_as_dataset, write_as_records
+from terarec.data.records.generate import GeneratedRecords, RecordGenerator, generate_records
+from terarec.data.records.reader import RecordReader, distinct_keys
+from terarec.data.records.sources import NormSource, ParquetSource, RawAsyncSource, RawSource, RecordSource, open_split
 from terarec.formats.hugectr import RecordOptions
 from terarec.spec import RecordLayout, SparseInput
 
