@@ -23,6 +23,7 @@ from terarec.spec import (
 
 if TYPE_CHECKING:
     from terarec.etl.engine import PrepareReport, Progress
+    from terarec.etl.preparation import Preview
     from terarec.etl.workflow import Workflow
     from terarec.spec import Split
 
@@ -50,6 +51,9 @@ class PreparationOptions:
         float | None,
         typer.Option(min=0.0625, metavar="GIB", help="Memory for counting and sorting; half of what is free."),
     ] = None
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Write nothing: show columns, ten samples and estimates.")
+    ] = False
 
 
 def prepare(
@@ -59,8 +63,9 @@ def prepare(
     show: Show,
     tables: Mapping[str, tuple[str, ...]] | None = None,
 ) -> None:
-    """Prepare `sources` by `workflow`, whose side tables are `tables`, and show the report."""
+    """Prepare `sources` by `workflow`, whose side tables are `tables`, and show the report or, dry, the preview."""
     from terarec.etl import prepare as prepare_data
+    from terarec.etl import preview
 
     preparation = dataclasses.replace(
         options.how,
@@ -76,8 +81,14 @@ def prepare(
             rate = f"{progress.rows_per_second:,.0f} rows/s {progress.bytes_per_second / 2**20:,.0f} MiB/s"
             advance(progress.done_bytes >> 20, progress.total_bytes >> 20, words=progress.phase, rate=rate)
 
-        report = prepare_data(workflow, sources, options.out, preparation, tell)
-    _show(report, options.out, show)
+        if options.dry_run:
+            found = preview(workflow, sources, preparation, tell)
+        else:
+            report = prepare_data(workflow, sources, options.out, preparation, tell)
+    if options.dry_run:
+        _show_preview(found, show)
+    else:
+        _show(report, options.out, show)
 
 
 def last_rows(fraction: float) -> Split | None:
@@ -128,6 +139,31 @@ def _show(report: PrepareReport, out: Path, show: Show) -> None:
     show.json(figures)
 
 
+def _show_preview(preview: Preview, show: Show) -> None:
+    figures = dataclasses.asdict(preview)
+    sample = "all rows" if preview.is_complete else f"the first {preview.sample_rows:,} rows"
+    show.line(f"Dry run: nothing is written. Missing shares, ids and tables are those of {sample}.")
+    show.figures("Preview", figures)
+    show.table("Columns of the sources", figures["inputs"])
+    show.table("Columns of the data set", figures["columns"])
+    samples = [
+        {"column": name, **{str(place): _cell(value) for place, value in enumerate(values, 1)}}
+        for name, values in preview.rows.items()
+    ]
+    show.table("First samples", samples)
+    show.table("Tables that would follow (float32)", figures["tables"])
+    show.table("Bad input", [{"kind": kind, "count": count} for kind, count in preview.bad_input.counts.items()])
+    for line in preview.bad_input.first:
+        show.line(line)
+    show.json(figures)
+
+
+def _cell(value: object) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= _CELL_CHARACTERS else text[: _CELL_CHARACTERS - 3] + "..."
+
+
+_CELL_CHARACTERS = 24
 _VALID_FRACTION = 0.1
 
 

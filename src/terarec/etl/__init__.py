@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from terarec.etl.preparation import fit, prepare
+    from terarec.etl.preparation import fit, prepare, preview
 
-__all__ = ["fit", "prepare"]
+__all__ = ["fit", "prepare", "preview"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `fit` and `prepare` on first use: packages below that serve or describe workflows need no engine."""
+    """Import the functions on first use: packages below that serve or describe workflows need no engine."""
     if name not in __all__:
         raise AttributeError(f"module 'terarec.etl' has no attribute {name!r}")
     from terarec.etl import preparation
