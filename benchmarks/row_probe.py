@@ -70,6 +70,6 @@ def _library() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "row_probe.so"
         flags = ["-O3", "-std=c++17", "-march=native", "-shared", "-fPIC", "-Wno-psabi", f"-I{CORE}"]
-        sources = [str(HERE / "row_probe.cpp"), str(CORE / "common" / "parallel.cpp")]
-        subprocess.run([os.environ.get("CXX", "g++"), *flags, *sources, "-o", str(path), "-ldl"], check=True)
+        sources = [HERE / "row_probe.cpp", CORE / "common" / "parallel.cpp", CORE / "common" / "platform.cpp"]
+        subprocess.run([os.environ.get("CXX", "g++"), *flags, *map(str, sources), "-o", str(path), "-ldl"], check=True)
         return ctypes.CDLL(str(path))

@@ -11,7 +11,8 @@ from torch.nn.functional import linear as by_torch
 from terarec.errors import KernelError
 from terarec.nn import MLP
 from terarec.nn.dense import Linear
-from terarec.ops import linear, linear_choice
+from terarec.ops import linear, linear_choice, linear_relu
+from terarec.ops.linear import has_bfloat16
 from tests.kernels.test_registry import run_python
 
 LARGE = [(4096, 100, 16), (4096, 16, 100), (331, 211, 127), (127, 331, 211), (1, 2048, 2053), (100_003, 8, 8)]
@@ -41,7 +42,7 @@ def with_gradients(product, x: Tensor, weight: Tensor, bias: Tensor | None) -> l
     """The product, and the gradients of a sum of it with weights that differ from element to element."""
     inputs = [tensor.detach().clone().requires_grad_() for tensor in (x, weight, bias) if tensor is not None]
     out = product(*inputs)
-    grad = torch.arange(out.numel(), dtype=out.dtype).remainder(11).sub(5).view(out.shape)
+    grad = torch.arange(out.numel()).remainder(11).sub(5).view(out.shape).to(out.dtype)
     return [out.detach(), *torch.autograd.grad(out, inputs, grad)]
 
 
@@ -186,7 +187,7 @@ def test_a_stack_of_layers_equals_itself_in_float64(batch_norm: bool) -> None:
     x = draw(331, 211, 1)[0]
     exact, exact_x = copy.deepcopy(mlp).double(), x.double().requires_grad_()
     x.requires_grad_()
-    assert is_onednn(mlp.layers[0](x))
+    assert is_onednn(linear(x, mlp.layers[0].weight, mlp.layers[0].bias))
     expected = torch.autograd.grad(exact(exact_x).square().mean(), [exact_x, *exact.parameters()])
     for got, gradient in zip(
         torch.autograd.grad(mlp(x).square().mean(), [x, *mlp.parameters()]), expected, strict=True
@@ -209,3 +210,39 @@ def test_onednn_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(KernelError, match="TERAREC_LINEAR: got 'onednn', which cannot run here: this torch has no"):
         linear_choice()
     linear_choice.cache_clear()
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize(("rows", "in_width", "width"), [(4096, 100, 16), (331, 211, 127), (7, 13, 5), (0, 4, 4)])
+@pytest.mark.parametrize("autocast", [True, False])
+def test_positive_part_and_gradients_equal_those_in_float64(
+    rows: int, in_width: int, width: int, has_bias: bool, autocast: bool
+) -> None:
+    x, weight, bias = draw(rows, in_width, width)
+    inputs = (x / in_width**0.5, weight, bias if has_bias else None)
+
+    def under_autocast(*inputs: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            return linear_relu(*inputs)
+
+    got = with_gradients(under_autocast, *inputs)
+    # Rounding decides on which side of 0 a number lies, so the exact gradients are those of the found side.
+    doubles = [tensor if tensor is None else tensor.double() for tensor in inputs]
+    expected = with_gradients(lambda *ins: by_torch(*ins) * (got[0] > 0), *doubles)
+    for mine, exact in zip(got, expected, strict=True):
+        error = (mine.double() - exact).abs().max().item() if mine.numel() else 0.0
+        scale = exact.abs().max().item() if mine.numel() else 1.0
+        assert error <= (0.02 if autocast else 1e-5) * max(scale, 1.0)
+
+
+def test_positive_part_is_fused_under_bfloat16_autocast_and_has_second_gradients() -> None:
+    if not has_bfloat16():
+        pytest.skip("oneDNN does not multiply bfloat16 here")
+    x, weight, bias = (tensor.requires_grad_() for tensor in draw(512, 128, 128))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = linear_relu(x, weight, bias)
+        assert out.grad_fn.name() == "_LinearReLUBackward"
+        assert "_LinearReLU" not in linear_relu(x[:1], weight, bias).grad_fn.name()
+    (first,) = torch.autograd.grad(out.float().square().sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), weight)
+    assert second.abs().max() > 0

@@ -170,7 +170,7 @@ def inner_product(graph: OnnxGraph, layer: InnerProduct, x: str) -> list[str]:
 
 def fused_inner_product(graph: OnnxGraph, layer: FusedInnerProduct, x: str) -> list[str]:
     """X W + b, and ReLU where the layer has it."""
-    return [linear(graph, x, layer.linear, has_relu=layer.has_relu)]
+    return [linear(graph, x, layer.linear, has_relu=layer.linear.relu)]
 
 
 def mlp(graph: OnnxGraph, layer: MLPLayer | GroupDense, x: str, *scratch: str) -> list[str]:

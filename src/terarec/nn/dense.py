@@ -22,15 +22,26 @@ from terarec.nn.initializers import (
 from terarec.nn.layer import FileTensor, TensorShape, WeightedLayer, as_is, transposed
 from terarec.nn.layer_option import LayerOption, choice, flag, integer, list_of
 from terarec.nn.normalization import BatchNorm1d
-from terarec.ops import linear
+from terarec.ops import linear, linear_relu
 
 
 class Linear(nn.Linear):
-    """`torch.nn.Linear`, multiplied by the faster of torch's libraries on a CPU (`terarec.ops.linear`)."""
+    """`torch.nn.Linear`, multiplied by the faster of torch's libraries on a CPU (`terarec.ops.linear`).
+
+    Attributes:
+        relu: Whether the layer returns the positive part of its product.
+    """
+
+    relu = False
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """float[..., n] -> float[..., m]."""
-        return linear(input, self.weight, self.bias)
+        product = linear_relu if self.relu else linear
+        return product(input, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        """Return the widths, and whether an activation follows."""
+        return super().extra_repr() + (", relu=True" if self.relu else "")
 
 
 def new_linear(
@@ -105,12 +116,7 @@ class FusedInnerProduct(InnerProduct):
         super().__init__(
             shapes, num_output=num_output, weight_init=weight_init, bias_init=bias_init, generator=generator
         )
-        self.has_relu = activation == "relu"
-
-    def forward(self, x: Tensor) -> Tensor:
-        """float[B, n] -> float[B, num_output]."""
-        out = super().forward(x)
-        return out.relu_() if self.has_relu else out
+        self.linear.relu = activation == "relu"
 
 
 ACTIVATIONS = ("relu", "none")
@@ -157,8 +163,11 @@ class MLP(nn.Module):
         self.norms = nn.ModuleList(
             BatchNorm1d(width) if batch_norm and width is not None else nn.Identity() for width in active
         )
+        is_fused = activation == "relu" and not batch_norm and not dropout
+        for layer, relu in zip(self.layers, self.relus, strict=True):
+            layer.relu = is_fused and relu
         self.activations = nn.ModuleList(
-            nn.Identity() if width is None else new_activation(activation, width) for width in active
+            nn.Identity() if width is None or is_fused else new_activation(activation, width) for width in active
         )
 
     def forward(self, x: Tensor) -> Tensor:

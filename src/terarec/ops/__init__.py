@@ -2,7 +2,7 @@
 
 from terarec.ops.bag_lookup import bag_lookup, key_weight_gradient, quantize_rows, quantized_bag_lookup
 from terarec.ops.layout import BagLayout
-from terarec.ops.linear import linear, linear_choice
+from terarec.ops.linear import linear, linear_choice, linear_relu
 from terarec.ops.row_update import (
     BagGradient,
     RowRule,
@@ -21,6 +21,7 @@ __all__ = [
     "key_weight_gradient",
     "linear",
     "linear_choice",
+    "linear_relu",
     "quantize_rows",
     "quantized_bag_lookup",
     "row_gradient_norm",

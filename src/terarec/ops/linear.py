@@ -58,6 +58,28 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out if x.dim() == 2 else out.view(*x.shape[:-1], -1)
 
 
+def linear_relu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute max(0, x W^T + b), with gradients.
+
+    Under bfloat16 autocast on a CPU with bfloat16 instructions, oneDNN adds the bias and takes the maximum while it
+    writes the product: 1024 x 1024 weights and 8192 samples took 41 ms instead of 46 (2 Zen 4 cores, torch 2.13). All
+    else is `linear` and `torch.relu`.
+
+    Args:
+        x: float[..., n].
+        weight: float[m, n].
+        bias: float[m].
+
+    Returns:
+        float[..., m].
+    """
+    if not _is_fused_in_bfloat16(x, weight):
+        return torch.relu_(linear(x, weight, bias))
+    inputs = [None if tensor is None else tensor.to(torch.bfloat16) for tensor in (x, weight, bias)]
+    out: Tensor = _LinearReLU.apply(*inputs)  # type: ignore[no-untyped-call]
+    return out
+
+
 @functools.cache
 def linear_choice() -> Choice:
     """The library that large products of float32 run by on the CPU, "onednn" or "torch", and why.
@@ -93,6 +115,26 @@ class _Linear(torch.autograd.Function):
         return grad_x, _weight_gradient(grad, x) if has_weight else None, grad_bias
 
 
+class _LinearReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "relu", [], "")
+        ctx.save_for_backward(x, weight, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight, out = ctx.saved_tensors
+        has_x, has_weight, has_bias = ctx.needs_input_grad
+        # create_graph=True goes through the product, which has a gradient itself.
+        grad = grad * (out > 0) if torch.is_grad_enabled() else torch.ops.aten.threshold_backward(grad, out, 0)
+        return (
+            grad.mm(weight) if has_x else None,
+            grad.t().mm(x) if has_weight else None,
+            grad.sum(0) if has_bias else None,
+        )
+
+
 def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """float32[m, n]. The narrow side is the left one: for [4096, 13] and [4096, 512] 0.5 ms against 1.8 (Zen 5)."""
     if x.shape[1] < grad.shape[1]:
@@ -120,6 +162,33 @@ def _is_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     if bias is not None and not (_is_plain(bias) and bias.shape == (width,)):
         return False
     return _is_eager() and linear_choice().implementation == "onednn"
+
+
+def _is_fused_in_bfloat16(x: Tensor, weight: Tensor) -> bool:
+    return (
+        torch.is_autocast_enabled("cpu")
+        and torch.get_autocast_dtype("cpu") is torch.bfloat16
+        and not is_traced(x)
+        and torch._C._get_tracing_state() is None
+        and type(weight) in (Tensor, nn.Parameter)
+        and x.dim() == weight.dim() == 2
+        and x.device.type == weight.device.type == "cpu"
+        and x.numel() * weight.shape[0] >= _LEAST_PRODUCTS
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
+        and has_bfloat16()
+    )
+
+
+@functools.cache
+def has_bfloat16() -> bool:
+    """Whether oneDNN multiplies bfloat16 on this processor by instructions for it or by AVX-512."""
+    return (
+        not _lack()
+        and torch.backends.mkldnn.enabled
+        and hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported")
+        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )
 
 
 def _is_eager() -> bool:
