@@ -154,18 +154,18 @@ class MLP(nn.Module):
         self.relus = [True] * (len(widths) - 1) + [False] if relus is None else list(relus)
         self.dropout = dropout
         self.layers = nn.ModuleList()
+        is_fused = activation == "relu" and not batch_norm and not dropout
         has_bias = [True] * len(widths) if biases is None else biases
-        for (fan_in, fan_out), with_bias in zip(pairwise((in_width, *widths)), has_bias, strict=True):
+        shapes = pairwise((in_width, *widths))
+        for (fan_in, fan_out), with_bias, relu in zip(shapes, has_bias, self.relus, strict=True):
             weight, bias = initial(fan_in, fan_out)
             drawn = new_linear(fan_in, fan_out, weight=weight, bias=bias if with_bias else None, generator=generator)
+            drawn.relu = is_fused and relu
             self.layers.append(drawn)
         active = [width if relu else None for width, relu in zip(widths, self.relus, strict=True)]
         self.norms = nn.ModuleList(
             BatchNorm1d(width) if batch_norm and width is not None else nn.Identity() for width in active
         )
-        is_fused = activation == "relu" and not batch_norm and not dropout
-        for layer, relu in zip(self.layers, self.relus, strict=True):
-            layer.relu = is_fused and relu
         self.activations = nn.ModuleList(
             nn.Identity() if width is None or is_fused else new_activation(activation, width) for width in active
         )

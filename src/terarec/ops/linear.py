@@ -165,30 +165,24 @@ def _is_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def _is_fused_in_bfloat16(x: Tensor, weight: Tensor) -> bool:
-    return (
-        torch.is_autocast_enabled("cpu")
-        and torch.get_autocast_dtype("cpu") is torch.bfloat16
-        and not is_traced(x)
-        and torch._C._get_tracing_state() is None
-        and type(weight) in (Tensor, nn.Parameter)
-        and x.dim() == weight.dim() == 2
-        and x.device.type == weight.device.type == "cpu"
-        and x.numel() * weight.shape[0] >= _LEAST_PRODUCTS
-        and not torch._C._are_functorch_transforms_active()
-        and forward_ad._current_level < 0
-        and has_bfloat16()
-    )
+    """Whether a product runs under bfloat16 autocast, eagerly, and is large enough to be worth a call of oneDNN."""
+    if not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") is not torch.bfloat16:
+        return False
+    if is_traced(x) or torch._C._get_tracing_state() is not None or type(weight) not in (Tensor, nn.Parameter):
+        return False
+    if not x.dim() == weight.dim() == 2 or not x.device.type == weight.device.type == "cpu":
+        return False
+    if x.numel() * weight.shape[0] < _LEAST_PRODUCTS:
+        return False
+    return not (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0) and has_bfloat16()
 
 
 @functools.cache
 def has_bfloat16() -> bool:
     """Whether oneDNN multiplies bfloat16 on this processor by instructions for it or by AVX-512."""
-    return (
-        not _lack()
-        and torch.backends.mkldnn.enabled
-        and hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported")
-        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    )
+    if _lack() or not torch.backends.mkldnn.enabled or not hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported"):
+        return False
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _is_eager() -> bool:
