@@ -47,4 +47,5 @@ ETL["engine"] = set(ETL)
 ETL["spark"] = set(ETL)
 ETL["preparation"] = set(ETL)
 ETL["ready"] = {"ops"}
+ETL["draft"] = {"columns", "source", "ops"}
 ETL["drift"] = {"source", "ops", "workflow", "statistics", "values"}

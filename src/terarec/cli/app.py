@@ -20,7 +20,7 @@ from terarec.cli.command import Group, Lazy
 from terarec.cli.failures import INTERRUPTED, Failure, failure_of
 
 DATA, MODEL, SERVING, INSIDE = "Data", "Model", "Serving", "Looking inside"
-WORKFLOW = "WORKFLOW"
+WORKFLOW, NAME = "WORKFLOW", "NAME"
 
 
 class WorkflowOrCommand(Group):
@@ -30,6 +30,15 @@ class WorkflowOrCommand(Group):
         """As Click's, for ``prepare avazu day.csv``: ``prepare WORKFLOW avazu day.csv``."""
         is_command = self.get_command(ctx, args[0]) is not None
         return super().resolve_command(ctx, args if is_command else [WORKFLOW, *args])
+
+
+class NameOrCommand(Group):
+    """Takes what is no command of its own as arguments of the command `NAME`, options in front included."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As Click's, for ``workflow --out avazu.json avazu``: ``workflow NAME --out avazu.json avazu``."""
+        is_own = not args or args[0] in ctx.help_option_names or args[0] in self.commands
+        return super().parse_args(ctx, args if is_own else [NAME, *args])
 
 
 def _group(cls: type[Group], name: str, summary: str, commands: Sequence[Lazy], **attributes: Any) -> Group:
@@ -75,11 +84,15 @@ def _commands() -> list[Any]:
             "Write synthetic raw logs whose best reachable AUC is known.",
             [Lazy(name, f"generate:{name}", summary) for name, summary in generate],
         ),
-        Lazy(
+        _group(
+            NameOrCommand,
             "workflow",
-            "prepare:workflow",
-            "Write a preset workflow as JSON, to change and use it.",
-            panel=DATA,
+            "Write a workflow as JSON, a preset or a draft for unknown logs, to change and use it.",
+            [
+                Lazy(NAME, "prepare:workflow", "Write a preset workflow as JSON."),
+                Lazy("draft", "prepare:draft", "Write a workflow for unknown logs: types and steps by a sample."),
+            ],
+            subcommand_metavar="NAME|draft ...",
         ),
         _group(
             WorkflowOrCommand,

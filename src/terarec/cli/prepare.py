@@ -409,3 +409,43 @@ def workflow(options: WorkflowOptions, show: Show) -> None:
         "categorical": list(spec.categorical),
     }
     show.result(f"Wrote {options.out}", figures)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftOptions:
+    """What ``terarec workflow draft`` takes."""
+
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Files, directories, patterns or URLs of one format.")
+    ]
+    out: Annotated[Path, typer.Option(help="JSON file to write.")]
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column to predict; guessed if unset.")] = None
+    force: Force = False
+
+
+def draft(options: DraftOptions, show: Show) -> None:
+    """Run ``terarec workflow draft``."""
+    from terarec.etl.draft import draft_workflow
+    from terarec.etl.workflow import Workflow
+    from terarec.io import check_new_file
+
+    check_new_file(options.out, replace=options.force)
+    found = draft_workflow(options.files, options.label, name=options.out.stem)
+    Workflow.of(found.spec).to_json(options.out, replace=options.force)
+    source = found.spec.source
+    is_text = source.format == "delimited"
+    figures: dict[str, Any] = {
+        "out": str(options.out),
+        "format": source.format,
+        "delimiter": source.delimiter if is_text else None,
+        "header": source.header if is_text else None,
+        "sample_rows": found.sample_rows,
+        "label": found.spec.labels[0].name,
+        "label_reason": found.label_reason,
+        "split_reason": found.split_reason,
+        "steps": len(found.spec.steps),
+        "columns": [dataclasses.asdict(choice) for choice in found.choices],
+    }
+    show.figures(f"Wrote {options.out}", figures)
+    show.table("Columns", figures["columns"])
+    show.json(figures)

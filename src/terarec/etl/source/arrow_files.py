@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -40,7 +40,7 @@ def check_type(path: str, column: SourceColumn, found: pa.DataType) -> None:
         FormatError: another type.
     """
     inner = value_type(found)
-    is_list = _is_list(found)
+    holds_lists = is_list(found)
     written = is_string(inner)
     accepted = {
         "text": written,
@@ -51,7 +51,7 @@ def check_type(path: str, column: SourceColumn, found: pa.DataType) -> None:
         "hex32": written or pa.types.is_integer(inner),
         "time": written if column.format is not None else pa.types.is_integer(inner),
     }[column.type] or (column.type == "time" and _is_moment(inner))
-    fits = is_list or written if column.separator is not None else not is_list
+    fits = holds_lists or written if column.separator is not None else not holds_lists
     if not (accepted and fits):
         lists = "" if column.separator is None else " in lists or separated text"
         raise FormatError(f"{path}: column {column.name!r} is {found}, expected {column.type}{lists}")
@@ -59,7 +59,7 @@ def check_type(path: str, column: SourceColumn, found: pa.DataType) -> None:
 
 def value_type(found: pa.DataType) -> pa.DataType:
     """The type of the values of dictionaries and of lists."""
-    while pa.types.is_dictionary(found) or _is_list(found):
+    while pa.types.is_dictionary(found) or is_list(found):
         found = found.value_type
     return found
 
@@ -74,7 +74,7 @@ def read_column(array: Any, column: SourceColumn, spec: SourceSpec, faults: list
         texts = array.cast(pa.large_string())
         array = pc.split_pattern(Cleaning.of_files(spec).texts(texts), column.separator)
     offsets = None
-    if _is_list(array.type):
+    if is_list(array.type):
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
         offsets = offsets_of(lengths)
         array = array.flatten()
@@ -152,7 +152,8 @@ def is_string(found: pa.DataType) -> bool:
     return bool(pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found))
 
 
-def _is_list(found: pa.DataType) -> bool:
+def is_list(found: pa.DataType) -> bool:
+    """Return whether values are lists."""
     return bool(pa.types.is_list(found) or pa.types.is_large_list(found) or pa.types.is_fixed_size_list(found))
 
 
@@ -302,6 +303,19 @@ def _opened(path: str) -> Iterator[Any]:
     finally:
         if not isinstance(source, str):
             source.close()
+
+
+def read_schema(path: str, source_format: Literal["parquet", "arrow"]) -> pa.Schema:
+    """Return the schema of a Parquet or an Arrow file.
+
+    Raises:
+        FormatError: A damaged file.
+    """
+    with _opened(path) as source:
+        if source_format == "parquet":
+            return pq.read_schema(source)
+        with _batches(source) as (schema, _):
+            return schema
 
 
 @contextmanager
