@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Jagged:
-    """The keys of S features for B samples, feature-major.
+    """Keys of S features for B samples, feature-major.
 
     The bag of feature s and sample b is ``keys[offsets[s * B + b] : offsets[s * B + b + 1]]``.
 
     Attributes:
-        names: the S features.
+        names: The S features.
         keys: int64[N].
         offsets: int64[S * B + 1], rising from 0 to N. Batches of readers may share them: do not write to them.
         weights: float32[N], factors of the keys' vectors where they are pooled; None for ones.
@@ -62,12 +62,12 @@ class Jagged:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """B samples.
+    """Batch of B samples.
 
     Attributes:
         dense: float32[B, F].
         label: float32[B, L].
-        sparse: the keys of the S features.
+        sparse: The keys of the S features.
         weight: float32[B], how much each sample counts in the loss and in metrics, >= 0; None for ones.
         metadata: name -> an Arrow array of B values, for columns that no model reads, such as the ids of users. They
             stay in host memory.
@@ -157,10 +157,10 @@ torch.serialization.add_safe_globals([Batch, Jagged])
 
 
 def one_hot(names: Sequence[str], keys: Tensor) -> Jagged:
-    """A `Jagged` of one key per feature and sample, from ``keys int64[S, B]``.
+    """Return a `Jagged` of one key per feature and sample, from ``keys int64[S, B]``.
 
     Raises:
-        ConfigError: keys of another shape or type.
+        ConfigError: Keys of another shape or type.
     """
     if keys.dim() != 2 or keys.shape[0] != len(names):
         raise ConfigError(f"one_hot: got keys {list(keys.shape)} for {len(names)} features, expected [{len(names)}, B]")
@@ -169,10 +169,10 @@ def one_hot(names: Sequence[str], keys: Tensor) -> Jagged:
 
 
 def select(jagged: Jagged, names: Sequence[str]) -> Jagged:
-    """The features `names` of `jagged`, in that order.
+    """Return the features `names` of `jagged`, in that order.
 
     Raises:
-        ConfigError: a name that `jagged` does not hold, or offsets that do not cover the keys.
+        ConfigError: A name that `jagged` does not hold, or offsets that do not cover the keys.
     """
     if tuple(names) == jagged.names:
         return jagged
@@ -194,10 +194,10 @@ def select(jagged: Jagged, names: Sequence[str]) -> Jagged:
 
 
 def first_keys(jagged: Jagged, limits: Sequence[int | None]) -> Jagged:
-    """`jagged` with at most ``limits[s]`` keys, the first, in each bag of feature s; None for all.
+    """Return `jagged` with at most the first ``limits[s]`` keys in each bag of feature s; None keeps all.
 
     Raises:
-        ConfigError: limits that are not one a feature, or offsets that fall or do not cover the keys.
+        ConfigError: Limits that are not one a feature, or offsets that fall or do not cover the keys.
     """
     if len(limits) != len(jagged.names):
         raise ConfigError(f"limits: got {len(limits)}, expected one for each of {len(jagged.names)} features")
@@ -227,7 +227,7 @@ def check_offsets(jagged: Jagged) -> None:
 
 
 def slice_samples(batch: Batch, start: int, stop: int) -> Batch:
-    """The samples ``start <= b < stop`` of `batch`."""
+    """Return the samples ``start <= b < stop`` of `batch`."""
     sparse = batch.sparse
     size = sparse.batch_size
     num_features = len(sparse.names)
@@ -315,7 +315,7 @@ def _check_covered(jagged: Jagged) -> None:
 
 
 def _with_parts(jagged: Jagged, names: tuple[str, ...], parts: Sequence[slice], offsets: Tensor) -> Jagged:
-    """The keys in `parts`, one after the other, with their weights."""
+    """Concatenate the keys in `parts`, with their weights."""
 
     def joined(held: Tensor) -> Tensor:
         return torch.cat([held[part] for part in parts]) if parts else held[:0]

@@ -27,23 +27,23 @@ _MEMORY_FILE = re.compile(r"memory/(.+)-(\d{5,})\.safetensors")
 
 
 def table_file(table: str, index: int) -> str:
-    """File of the `index`-th piece of `table`."""
+    """Return the file name of the `index`-th piece of `table`."""
     return f"tables/{table}-{index:05d}.safetensors"
 
 
 def parse_table_file(file: str) -> tuple[str, int] | None:
-    """The table and the piece that `file` holds, or None for other files."""
+    """Return the table and the piece that `file` holds, or None for other files."""
     match = _TABLE_FILE.fullmatch(file)
     return (match[1], int(match[2])) if match else None
 
 
 def memory_file(table: str, index: int) -> str:
-    """File of the `index`-th piece of what a dynamic `table` remembers beside its rows."""
+    """Return the file name of the `index`-th piece of a dynamic `table`'s memory, such as counts of keys."""
     return f"memory/{table}-{index:05d}.safetensors"
 
 
 def parse_memory_file(file: str) -> tuple[str, int] | None:
-    """The table and the piece of its memory that `file` holds, or None for other files."""
+    """Return the table and the piece of its memory that `file` holds, or None for other files."""
     match = _MEMORY_FILE.fullmatch(file)
     return (match[1], int(match[2])) if match else None
 
@@ -55,7 +55,7 @@ VERSION = 2  # 2 added dynamic tables
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileEntry:
-    """One file of a checkpoint: its path inside (forward slashes), its size and its SHA-256 in hexadecimal."""
+    """File of a checkpoint: its path inside (forward slashes), its size and its SHA-256 in hexadecimal."""
 
     file: str
     bytes: int
@@ -68,18 +68,18 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """What a checkpoint holds.
+    """Content of a checkpoint.
 
     Attributes:
-        step: training steps done.
-        files: every other file of the checkpoint.
+        step: Training steps done.
+        files: Every other file of the checkpoint.
     """
 
     step: int
     files: tuple[FileEntry, ...]
 
     def entry(self, file: str) -> FileEntry:
-        """The entry of `file`; raises `FormatError` if there is none."""
+        """Return the entry of `file`; raise `FormatError` if there is none."""
         for entry in self.files:
             if entry.file == file:
                 return entry
@@ -95,8 +95,8 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """Read the manifest of `checkpoint` and compare it with the directory, names and sizes.
 
     Raises:
-        DataNotFoundError: there is none, so it is no (whole) checkpoint.
-        FormatError: it is damaged, of a newer version, or a file is missing or has another size.
+        DataNotFoundError: There is none, so it is no (whole) checkpoint.
+        FormatError: It is damaged, of a newer version, or a file is missing or has another size.
     """
     path = checkpoint / MANIFEST
     if not path.is_file():
@@ -125,12 +125,12 @@ _UNFINISHED = re.compile(rf"{_STEP.pattern}{re.escape(PARTIAL_SUFFIX)}(-\d+)?")
 
 
 def step_path(directory: Path, step: int) -> Path:
-    """The checkpoint of `step` below `directory`."""
+    """Return the checkpoint of `step` below `directory`."""
     return directory / f"step-{step:08d}"
 
 
 def whole(directory: Path) -> list[Path]:
-    """The whole checkpoints below `directory`, oldest first; partial ones and strangers are passed over."""
+    """Return the complete checkpoints below `directory`, oldest first; skip partial ones and unexpected entries."""
     if not directory.is_dir():
         return []
     found = [(int(match[1]), path) for path in directory.iterdir() if (match := _STEP.fullmatch(path.name))]
@@ -138,10 +138,10 @@ def whole(directory: Path) -> list[Path]:
 
 
 def latest(directory: Path) -> Path:
-    """The whole checkpoint of the highest step below `directory`.
+    """Return the complete checkpoint of the highest step below `directory`.
 
     Raises:
-        DataNotFoundError: there is none.
+        DataNotFoundError: There is none.
     """
     checkpoints = whole(directory)
     if not checkpoints:
@@ -150,14 +150,14 @@ def latest(directory: Path) -> Path:
 
 
 def find(directory: Path, which: int | str = "last") -> Path:
-    """The whole checkpoint below `directory` that `which` names.
+    """Return the complete checkpoint below `directory` that `which` names.
 
     Args:
-        directory: where checkpoints lie, for example ``RUN/checkpoints``.
+        directory: Where checkpoints lie, for example ``RUN/checkpoints``.
         which: "last" for the highest step, "best" for the one that `mark_best` named, or a step.
 
     Raises:
-        DataNotFoundError: there is no complete checkpoint.
+        DataNotFoundError: There is no complete checkpoint.
         ConfigError: `which` is none of these, or there is no such checkpoint.
     """
     newest = latest(directory)
@@ -180,15 +180,15 @@ def find(directory: Path, which: int | str = "last") -> Path:
 
 
 def mark_best(directory: Path, step: int) -> None:
-    """Name the checkpoint of `step` as the best one below `directory`: `keep_newest` keeps it. Atomic."""
+    """Mark the checkpoint of `step` as the best one below `directory`, atomically: `keep_newest` keeps it."""
     write_versioned_json(directory / BEST, _BEST_FORMAT, _BEST_VERSION, {"step": step})
 
 
 def best_step(directory: Path) -> int | None:
-    """The step that `mark_best` named last, or None.
+    """Return the step that `mark_best` named last, or None.
 
     Raises:
-        FormatError: the file is damaged.
+        FormatError: The file is damaged.
     """
     path = directory / BEST
     if not path.is_file():
@@ -201,13 +201,13 @@ def best_step(directory: Path) -> int | None:
 
 @contextlib.contextmanager
 def staged(directory: Path, step: int) -> Iterator[Path]:
-    """A fresh directory to write the checkpoint of `step` into, renamed into place if the block succeeds.
+    """Yield a fresh directory for the checkpoint of `step`, renamed into place when the block succeeds.
 
     If the block fails nothing stays of it; if the process dies, a ``.partial-<process>`` directory stays, until the
     next call removes it.
 
     Raises:
-        StorageError: a whole checkpoint of `step` is there already, or the disk refuses to take this one.
+        StorageError: A whole checkpoint of `step` is there already, or the disk refuses to take this one.
     """
     target = step_path(directory, step)
     if (target / MANIFEST).is_file():
@@ -230,7 +230,7 @@ def staged(directory: Path, step: int) -> Iterator[Path]:
 
 
 def keep_newest(directory: Path, count: int) -> None:
-    """Remove all whole checkpoints below `directory` but the `count` newest and the best one."""
+    """Remove all complete checkpoints below `directory` but the `count` newest and the best one."""
     best = best_step(directory)
     for path in whole(directory)[:-count]:
         if best is None or path != step_path(directory, best):
@@ -242,7 +242,7 @@ def _words(error: OSError) -> str:
 
 
 def _left(directory: Path) -> str:
-    """What a failed save leaves."""
+    """Describe what a failed save leaves."""
     checkpoints = whole(directory)
     if not checkpoints:
         return "there is no earlier one"
@@ -250,7 +250,7 @@ def _left(directory: Path) -> str:
 
 
 def _remove_leftovers(directory: Path) -> None:
-    """Remove what writes and removals that were cut short have left: what is named as a checkpoint and is not whole."""
+    """Remove incomplete checkpoints, which interrupted writes and removals leave."""
     for path in directory.glob("step-*"):
         if _UNFINISHED.fullmatch(path.name) or (_STEP.fullmatch(path.name) and not (path / MANIFEST).is_file()):
             shutil.rmtree(path)

@@ -49,21 +49,21 @@ _MEMORY_KEY_BYTES = 16  # a key that waits for admission, with its count
 
 
 def save(directory: Path, state: TrainState, *, keep: int | None = None) -> Path:
-    """Write `state` as a new checkpoint below `directory`, whole or not at all.
+    """Write `state` atomically as a new checkpoint below `directory`.
 
     Tables are streamed from where they are; beside them no memory worth counting is taken.
 
     Args:
-        directory: where checkpoints lie, for example ``RUN/checkpoints``.
-        state: what to write.
-        keep: how many of the newest checkpoints stay, this one included, besides the one marked as best; None for all.
+        directory: Where checkpoints lie, for example ``RUN/checkpoints``.
+        state: What to write.
+        keep: How many of the newest checkpoints stay, this one included, besides the one marked as best; None for all.
 
     Returns:
         The checkpoint's path.
 
     Raises:
-        StorageError: the disk refuses, or the step has a checkpoint already. Earlier checkpoints stay whole.
-        ConfigError: a tensor of a type that a container lacks, such as float8, or progress that is not JSON data.
+        StorageError: The disk refuses, or the step has a checkpoint already. Earlier checkpoints stay whole.
+        ConfigError: A tensor of a type that a container lacks, such as float8, or progress that is not JSON data.
     """
     with staged(directory, state.step) as checkpoint:
         write_manifest(checkpoint, state.step, list(_write_files(checkpoint, state)))
@@ -127,13 +127,13 @@ def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, npt.NDArray[np.generic]]
 
 
 class Checkpoint:
-    """A whole checkpoint, each part of it read when asked for and compared with its checksum.
+    """Complete checkpoint; each part is read when requested and compared with its checksum.
 
     Attributes:
-        path: its directory.
-        step: training steps done.
+        path: Its directory.
+        step: Training steps done.
         rng: ``torch.get_rng_state()`` of then.
-        progress: the JSON data of `TrainState.progress`.
+        progress: The JSON data of `TrainState.progress`.
     """
 
     def __init__(self, path: Path, manifest: Manifest, state: Mapping[str, Any]) -> None:
@@ -144,26 +144,26 @@ class Checkpoint:
         self.progress: dict[str, Any] = state["progress"]
 
     def dense(self) -> dict[str, Tensor]:
-        """The model's dense parameters and buffers."""
+        """Return the model's dense parameters and buffers."""
         return self._read(DENSE)[0]
 
     def optimizer(self) -> dict[str, Any]:
-        """What the dense optimizer's ``load_state_dict`` takes."""
+        """Return the argument of the dense optimizer's ``load_state_dict``."""
         tensors, metadata = self._read(OPTIMIZER)
         return unflatten(tensors, metadata.get("optimizer", ""))
 
     def load_tables(self, tables: Mapping[str, Store], *, with_state: bool) -> None:
-        """Overwrite the rows of `tables`; one piece at a time is held beside them. Dynamic ones hold nothing else then.
+        """Overwrite the rows of `tables`, one piece at a time. Dynamic tables hold no other rows afterwards.
 
         Args:
-            tables: by name, all those of the checkpoint and no other.
-            with_state: also the row optimizer's state, which `tables` must have room for, and what dynamic tables note
+            tables: By name, all those of the checkpoint and no other.
+            with_state: Also the row optimizer's state, which `tables` must have room for, and what dynamic tables note
                 of keys; serving leaves it.
 
         Raises:
-            ConfigError: other tables, or a table of another number of rows or another kind.
-            StorageError: another width, or another optimizer's state.
-            FormatError: a damaged file.
+            ConfigError: Other tables, or a table of another number of rows or another kind.
+            StorageError: Another width, or another optimizer's state.
+            FormatError: A damaged file.
         """
         pieces = self._pieces(parse_table_file)
         if set(pieces) != set(tables):
@@ -198,7 +198,7 @@ class Checkpoint:
             raise FormatError(f"{self.path}: holds {done} of the {num_rows} rows of table {table.name!r}")
 
     def _check_kind(self, table: Store, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> int:
-        """How many rows a table has here, by its first piece; a static one must have as many as `table`."""
+        """Return the number of rows of a table by its first piece; a static one must have as many as `table`."""
         kinds = {False: "static", True: "dynamic"}
         if (KEYS in tensors) != table.is_dynamic:
             got, expected = kinds[KEYS in tensors], kinds[table.is_dynamic]
@@ -209,7 +209,7 @@ class Checkpoint:
         return int(num_rows) if num_rows.isdecimal() else -1
 
     def _pieces(self, parse: Callable[[str], tuple[str, int] | None]) -> dict[str, list[FileEntry]]:
-        """Table -> those of its files that `parse` knows, in order."""
+        """Return a map of each table to those of its files that `parse` accepts, in order."""
         pieces: dict[str, list[FileEntry]] = {}
         for entry in sorted(self._manifest.files, key=lambda entry: (len(entry.file), entry.file)):
             parsed = parse(entry.file)
@@ -223,7 +223,7 @@ class Checkpoint:
 
 
 def _rows(tensors: Mapping[str, Tensor], first_key: int) -> Rows:
-    """A piece of a table; one without keys holds those from `first_key` on."""
+    """Return a piece of a table; one without keys holds those from `first_key` on."""
     weights = tensors[WEIGHTS]
     keys = tensors[KEYS] if KEYS in tensors else torch.arange(first_key, first_key + len(weights))
     return Rows(keys=keys, weights=weights, state=_named(STATE_PREFIX, tensors), uses=_named(USE_PREFIX, tensors))
@@ -234,11 +234,11 @@ def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load(path: Path) -> Checkpoint:
-    """Open the checkpoint at `path`: its manifest and ``state.json`` are read and checked, the rest when asked for.
+    """Open the checkpoint at `path`; read and check its manifest and ``state.json``, the rest when requested.
 
     Raises:
         DataNotFoundError: `path` is no complete checkpoint.
-        FormatError: a file is missing, damaged or of a newer version; the message names it.
+        FormatError: A file is missing, damaged or of a newer version; the message names it.
     """
     manifest = read_manifest(path)
     state = _read_state(path / STATE, manifest.entry(STATE))

@@ -20,10 +20,10 @@ from terarec.storage import Store
 
 
 def as_array(name: str, tensor: Tensor) -> NDArray[Any]:
-    """`tensor` as an array, in host memory and without copying what is there already.
+    """Return `tensor` as an array in host memory, without a copy if it is there already.
 
     Raises:
-        ConfigError: an element type that containers lack; the message has `name`.
+        ConfigError: An element type that containers lack; the message has `name`.
     """
     held = tensor.detach().cpu().contiguous()
     if held.dtype == torch.bfloat16:
@@ -37,21 +37,21 @@ def as_array(name: str, tensor: Tensor) -> NDArray[Any]:
 
 
 def as_tensor(array: NDArray[Any]) -> Tensor:
-    """`array` as a tensor that shares its memory."""
+    """Return `array` as a tensor that shares its memory."""
     if array.dtype == BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
 def flatten(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
-    """Split what ``torch.optim.Optimizer.state_dict()`` returned.
+    """Split the result of ``torch.optim.Optimizer.state_dict()``.
 
     Returns:
         The tensors, named "<parameter index>.<name>", and the rest as JSON text: the parameter groups and those state
         entries that are plain numbers. Floats survive JSON to the bit.
 
     Raises:
-        ConfigError: the state holds what neither a tensor nor JSON can carry.
+        ConfigError: The state holds what neither a tensor nor JSON can carry.
     """
     tensors: dict[str, Tensor] = {}
     plain: dict[str, dict[str, Any]] = {}
@@ -69,7 +69,7 @@ def flatten(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
 
 
 def unflatten(tensors: Mapping[str, Tensor], text: str) -> dict[str, Any]:
-    """The inverse of `flatten`: what ``load_state_dict`` takes.
+    """Invert `flatten`: return the argument of ``load_state_dict``.
 
     Raises:
         FormatError: `text` or a tensor's name is not what `flatten` writes.
@@ -87,7 +87,7 @@ def unflatten(tensors: Mapping[str, Tensor], text: str) -> dict[str, Any]:
 
 
 def _boxed(name: str, value: Any) -> Any:
-    """JSON for a group's option; tuples (betas) and tensors (a learning rate) keep their type."""
+    """Return JSON for a group's option; tuples (betas) and tensors (a learning rate) keep their type."""
     if isinstance(value, tuple):
         return {"tuple": list(value)}
     if isinstance(value, Tensor):
@@ -105,12 +105,12 @@ def _unboxed(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainState:
-    """A training at rest after some step. Nothing is copied: tensors and stores are the ones that train.
+    """State of a training after some step. Nothing is copied: tensors and stores are the ones that train.
 
     Attributes:
-        step: training steps done.
-        dense: the model's dense parameters and buffers by name.
-        tables: the embedding tables by name, with the row optimizer's state in them.
+        step: Training steps done.
+        dense: The model's dense parameters and buffers by name.
+        tables: The embedding tables by name, with the row optimizer's state in them.
         optimizer: ``state_dict()`` of the dense optimizer.
         rng: ``torch.get_rng_state()``, which dropout draws from.
         progress: JSON data: the trainer's counters, the reader's state, the row optimizer's steps.

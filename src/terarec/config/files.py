@@ -22,7 +22,7 @@ _INDENT, _WIDTH = 2, 100
 
 
 def commented_json(spec: object, remarks: Mapping[str, str] | None = None) -> str:
-    """Return `spec` as JSON with all its fields, those that are None included, and whole lines of ``//`` comments.
+    """Return `spec` as JSON with all its fields, those that are None included, and with ``//`` comment lines.
 
     A field's comment is its entry in the docstring of its class, the words that it takes, and its remark.
 
@@ -34,7 +34,7 @@ def commented_json(spec: object, remarks: Mapping[str, str] | None = None) -> st
 
 
 def without_comments(text: str) -> str:
-    """Return `text` with empty lines in the place of those that hold a ``//`` comment only, so that numbers stay."""
+    """Return `text` with its ``//`` comment lines emptied, so that line numbers stay."""
     return "\n".join("" if line.lstrip().startswith("//") else line for line in text.split("\n"))
 
 
@@ -79,7 +79,7 @@ def _comment(text: str, indent: str) -> list[str]:
 
 
 def _choices(hint: Any) -> str:
-    """The words, or the kinds, that a field of this type takes."""
+    """Return the words, or the kinds, that a field of this type accepts."""
     words = [json.dumps(word) for word in words_of(hint)]
     kinds = [json.dumps(kind) for kind in kinds_of(hint)]
     if not words and not kinds:
@@ -100,8 +100,8 @@ def load_run(path: Path | str) -> RunSpec:
     whatever becomes of that file.
 
     Raises:
-        DataNotFoundError: there is no such file.
-        ConfigError: broken JSON (line and column), or an unknown, missing or mistyped field (JSON path).
+        DataNotFoundError: There is no such file.
+        ConfigError: Broken JSON (line and column), or an unknown, missing or mistyped field (JSON path).
     """
     path = Path(path)
     run = from_data(RunSpec, _parse(path, "a run description"), where=f"{path}: $")
@@ -112,11 +112,11 @@ def load_run(path: Path | str) -> RunSpec:
 
 
 def with_graph(run: RunSpec, folder: Path) -> RunSpec:
-    """`run` with the graph that ``model.file`` names in its place; relative paths count from `folder`.
+    """Return `run` with the graph that ``model.file`` names in its place; relative paths count from `folder`.
 
     Raises:
-        DataNotFoundError: there is no such file.
-        ConfigError: it holds no graph.
+        DataNotFoundError: There is no such file.
+        ConfigError: It holds no graph.
     """
     model = run.model
     if not isinstance(model, GraphModelSpec) or model.file is None:
@@ -128,8 +128,8 @@ def read_graph(path: Path | str) -> GraphSpec:
     """Read a `GraphSpec` from a JSON file.
 
     Raises:
-        DataNotFoundError: there is no such file.
-        ConfigError: broken JSON (line and column), or an unknown, missing or mistyped field (JSON path).
+        DataNotFoundError: There is no such file.
+        ConfigError: Broken JSON (line and column), or an unknown, missing or mistyped field (JSON path).
     """
     path = Path(path)
     return from_data(GraphSpec, _parse(path, "a graph"), where=f"{path}: $")
@@ -139,8 +139,8 @@ def save_run(run: RunSpec, path: Path | str) -> None:
     """Write `run` atomically as indented JSON.
 
     Raises:
-        DataNotFoundError: no such folder.
-        StorageError: the disk is full.
+        DataNotFoundError: No such folder.
+        StorageError: The disk is full.
     """
     path = Path(path)
     if not path.parent.is_dir():
@@ -170,7 +170,7 @@ def _parse(path: Path, what: str) -> Any:
 
 @dataclass(frozen=True)
 class _RepeatedField:
-    """Stands for an object that names a field twice; `json` alone would silently keep the last one."""
+    """Object that names a field twice; `json` alone would silently keep the last one."""
 
     name: str
 
@@ -185,7 +185,7 @@ def _distinct_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Repeated
 
 
 def _find_repeated(data: Any) -> str | None:
-    """The path of the first field that occurs twice in `data`; `json` tells no paths."""
+    """Return the path of the first field that occurs twice in `data`; `json` reports no paths."""
     waiting = [("$", data)]  # not the calls of a function, which are fewer than the levels that `json` reads
     while waiting:
         where, value = waiting.pop()

@@ -23,7 +23,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, str]:
     """Split ``["path=text", ...]`` at the first equals sign.
 
     Raises:
-        ConfigError: an item without a path or an equals sign, or a path twice.
+        ConfigError: An item without a path or an equals sign, or a path twice.
     """
     changes: dict[str, str] = {}
     for assignment in assignments:
@@ -37,7 +37,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, str]:
 
 
 def override(spec: Spec, changes: Mapping[str, str]) -> Spec:
-    """A copy of `spec` with the fields that `changes` names set anew.
+    """Return a copy of `spec` with the fields that `changes` names replaced.
 
     A text is read as the type of its field: integers, numbers, true/false, words, lists as ``512-256-64`` or
     ``512,256,64``, values by name as ``a:0.5,b:0``, lists of objects and objects of any values in JSON, and ``none``
@@ -45,7 +45,7 @@ def override(spec: Spec, changes: Mapping[str, str]) -> Spec:
     from the defaults of that kind; the other changes apply after it in any order.
 
     Raises:
-        ConfigError: an unknown path, a text that is not of the field's type, or a value that the spec refuses.
+        ConfigError: An unknown path, a text that is not of the field's type, or a value that the spec refuses.
     """
     data = to_data(spec)
     # A change of kind replaces the whole part, so it must come before the fields inside that part.
@@ -55,7 +55,7 @@ def override(spec: Spec, changes: Mapping[str, str]) -> Spec:
 
 
 def _assign(root: type, data: dict[str, Any], path: str, text: str) -> None:
-    """Set the field at the dotted `path` below a spec of class `root`, whose plain form is `data`."""
+    """Set the field at the dotted `path` below a spec of class `root`, whose JSON form is `data`."""
     *groups, leaf = path.split(".")
     spec_type: Any = root
     kinds: dict[str, Any] = {}
@@ -87,7 +87,7 @@ def _choose_kind(kinds: Mapping[str, Any], data: dict[str, Any], path: str, text
 
 
 def _default(spec_type: type, field: str) -> Any:
-    """Plain form of what `field` is when it is left out; empty for a part that is left out altogether."""
+    """Return the JSON form of the default of `field`; empty for an optional part."""
     item = next(item for item in dataclasses.fields(spec_type) if item.name == field)
     if item.default_factory is not dataclasses.MISSING:
         return to_data(item.default_factory())
@@ -103,7 +103,7 @@ def _field_hint(spec_type: type, field: str, parent: str) -> Any:
 
 
 def _read(hint: Any, text: str, path: str) -> Any:
-    """The value that `text` stands for in a field annotated `hint`."""
+    """Parse `text` as the value of a field annotated `hint`."""
     types = members(hint)
     if type(None) in types and text.lower() in _NONE_WORDS:
         return None
@@ -134,7 +134,7 @@ def _read(hint: Any, text: str, path: str) -> Any:
 
 
 def _holds_specs(hint: Any) -> bool:
-    """Whether `hint` is a list of specs."""
+    """Return whether `hint` is a list of specs."""
     return typing.get_origin(hint) is tuple and dataclasses.is_dataclass(typing.get_args(hint)[0])
 
 

@@ -44,7 +44,7 @@ _ITEM_WORDS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartingRun:
-    """A run to start from.
+    """Run to start from.
 
     Attributes:
         run: The run.
@@ -58,7 +58,7 @@ class StartingRun:
 
 
 def starting_run(model: type[ModelSpec], dataset: DatasetSpec, data: str, *, factory: str | None = None) -> StartingRun:
-    """Make a run of a kind of model with its defaults, and with what follows from the data.
+    """Build a run of a type of model from its defaults and from the data.
 
     Args:
         model: Class of the model's spec.
@@ -118,7 +118,7 @@ def _two_tower(dataset: DatasetSpec, remarks: dict[str, str]) -> tuple[ModelSpec
 
 
 def _histories(columns: tuple[CategoricalColumn, ...]) -> tuple[TargetHistory, ...]:
-    """Each list column with the one column of as many rows, or with the one of these whose name it contains."""
+    """Pair each list column with the one column of as many rows, or the one of these whose name it contains."""
     pairs = []
     for history in columns:
         targets = [column.name for column in columns if column.hotness == 1 and column.rows == history.rows]
@@ -130,7 +130,7 @@ def _histories(columns: tuple[CategoricalColumn, ...]) -> tuple[TargetHistory, .
 
 
 def _graph(dataset: DatasetSpec) -> GraphSpec:
-    """An MLP over the dense columns and all embeddings, with a logit and a loss for each label."""
+    """Build an MLP over the dense columns and all embeddings, with a logit and a loss for each label."""
     bottoms = ["dense"] if dataset.dense else []
     embeddings = []
     if dataset.categorical:
@@ -181,7 +181,7 @@ def _eval_split(dataset: DatasetSpec, remarks: dict[str, str]) -> str | None:
 
 
 def _words(name: str) -> set[str]:
-    """``user_id`` and ``userId`` -> user, id."""
+    """Split ``user_id`` and ``userId`` into user, id."""
     return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
 
 

@@ -25,15 +25,15 @@ _ROW_STREAM = 1
 
 
 class Sampler:
-    """The order of the samples of every epoch.
+    """Order of the samples of every epoch.
 
     Shuffled, an epoch takes the row groups in random order, `SHUFFLE_GROUPS` at a time (a window), and mixes
     the samples of a window. Otherwise a window is one row group, and samples come in input order.
 
     Args:
-        group_rows: samples in each row group, in input order.
-        shuffle: whether to shuffle, anew in every epoch.
-        seed: of the shuffling, 0 <= seed < 2^64.
+        group_rows: Samples in each row group, in input order.
+        shuffle: Whether to shuffle, anew in every epoch.
+        seed: Of the shuffling, 0 <= seed < 2^64.
         runs: Lengths of the runs of groups that stay in order when shuffling, such as the pieces of a large row group
             of a Parquet file, which can only be decoded from its start. None if each group is a run of its own.
         mixes_rows: Whether shuffling mixes the samples of a window. Otherwise a window is one group, its samples stay
@@ -56,7 +56,7 @@ class Sampler:
         self._mixes_rows = mixes_rows
 
     def windows(self, epoch: int) -> list[tuple[int, ...]]:
-        """The row groups of each window of `epoch`, in order."""
+        """Return the row groups of each window of `epoch`, in order."""
         if not self._shuffle:
             return [(group,) for group in range(len(self._group_rows))]
         order = self._group_order(epoch)
@@ -64,11 +64,11 @@ class Sampler:
         return [tuple(order[start : start + size]) for start in range(0, len(order), size)]
 
     def window_rows(self, window: Sequence[int]) -> int:
-        """Number of samples in the row groups of `window`."""
+        """Return the number of samples in the row groups of `window`."""
         return sum(self._group_rows[group] for group in window)
 
     def order(self, epoch: int, index: int, num_rows: int) -> NDArray[np.int64] | None:
-        """Order int64[n] of the `num_rows` samples in the `index`-th window of `epoch`; None for input order."""
+        """Return the order int64[n] of the `num_rows` samples in a window of `epoch`; None for input order."""
         if not (self._shuffle and self._mixes_rows):
             return None
         return _permutation(num_rows, self._seed, epoch, _ROW_STREAM, index)
@@ -82,13 +82,13 @@ class Sampler:
 
 
 def _random_order(size: int, seed: int, epoch: int) -> list[int]:
-    """The groups, or the runs of them, in random order, another one in every epoch."""
+    """Return the groups, or the runs of them, in random order, another one in every epoch."""
     order: list[int] = _permutation(size, seed, epoch, _GROUP_STREAM, 0).tolist()
     return order
 
 
 def _permutation(size: int, seed: int, epoch: int, stream: int, index: int) -> NDArray[np.int64]:
-    """A random permutation of ``range(size)``, the same on every machine and with every NumPy.
+    """Return a random permutation of ``range(size)``, the same on every machine and with every NumPy.
 
     Random words come from the counter-based Philox generator, whose raw output NumPy fixes for ever (it does not
     fix ``Generator.permutation``). Each word's low bits are replaced by its position: sorted, they are the permutation.
@@ -107,7 +107,7 @@ ReadGroup = Callable[[int], tuple[ColumnBlock, int]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamOptions:
-    """How a stream is cut, ordered and read ahead.
+    """Options for how a stream is cut, ordered and read ahead.
 
     Attributes:
         batch_size: Samples B in a batch.
@@ -137,7 +137,7 @@ class StreamOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Feed:
-    """What a stream reads.
+    """Input of a stream.
 
     Attributes:
         group_rows: Rows of each group, before any are left out.
@@ -156,7 +156,7 @@ class Feed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Position:
-    """A position between two batches.
+    """Position between two batches.
 
     Attributes:
         epoch: Finished epochs.
@@ -172,7 +172,7 @@ class _Position:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """Groups that are read together. `start`: rows of the epoch before them."""
+    """Window of groups that are read together. `start`: rows of the epoch before them."""
 
     epoch: int
     index: int
@@ -182,7 +182,7 @@ class _Window:
 
 @dataclass(slots=True)
 class _Held:
-    """A window in memory: rows that it holds, and how many of them batches hold already."""
+    """Window in memory: the rows that it holds, and how many of them batches used already."""
 
     window: _Window
     kept: int
@@ -190,7 +190,7 @@ class _Held:
 
 
 class BatchStream:
-    """The iteration of a reader, at most one at a time, with a position that can be saved after any batch.
+    """Iteration of a reader, at most one at a time, with a position that can be saved after any batch.
 
     Args:
         feed: What to read.
@@ -210,18 +210,18 @@ class BatchStream:
 
     @property
     def num_rows(self) -> int:
-        """Rows of an epoch, before any are left out."""
+        """Number of rows of an epoch, before any are left out."""
         return sum(self._feed.group_rows)
 
     @property
     def num_batches(self) -> int:
-        """Batches of an epoch, before any rows are left out."""
+        """Number of batches of an epoch, before any rows are left out."""
         size = self.options.batch_size
         return self.num_rows // size if self.options.drop_last else -(-self.num_rows // size)
 
     @property
     def num_skipped(self) -> int:
-        """Rows left out so far, up to the last batch given."""
+        """Number of rows left out so far, up to the last batch that was yielded."""
         return self._position.skipped
 
     def replace_feed(self, feed: Feed) -> None:
@@ -313,7 +313,7 @@ class BatchStream:
 def _batches(
     feed: Feed, options: StreamOptions, position: _Position
 ) -> Generator[tuple[Batch | None, _Position], None, None]:
-    """Each batch after `position` with the position after it; in the end None with the start of the next epoch.
+    """Yield each batch after `position` and the position after it, then None and the start of the next epoch.
 
     It holds no reader, so that a reader that nobody keeps ends its threads.
     """
@@ -358,7 +358,7 @@ def _batches(
 
 
 def _windows(sampler: Sampler, position: _Position, *, repeat: bool) -> Iterator[_Window]:
-    """The windows that are not finished at `position`, in order; those before it are never read."""
+    """Yield the windows that are not finished at `position`, in order; those before it are never read."""
     for epoch in count(position.epoch) if repeat else (position.epoch,):
         start = 0
         for index, groups in enumerate(sampler.windows(epoch)):
@@ -369,7 +369,7 @@ def _windows(sampler: Sampler, position: _Position, *, repeat: bool) -> Iterator
 
 
 def _taken(window: _Window, position: _Position) -> int:
-    """Rows of `window` that batches before `position` hold."""
+    """Return the number of rows of `window` that batches before `position` used."""
     return max(0, position.rows - window.start) if window.epoch == position.epoch else 0
 
 

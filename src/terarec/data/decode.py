@@ -18,10 +18,10 @@ def cut(blocks: Iterable[ColumnBlock], batch_size: int, *, skip: int, drop_last:
     """Cut a stream of blocks into batches.
 
     Args:
-        blocks: of any sizes.
-        batch_size: samples in a batch.
-        skip: samples to pass over first.
-        drop_last: whether a last batch of fewer samples is left out.
+        blocks: Of any sizes.
+        batch_size: Samples in a batch.
+        skip: Samples to pass over first.
+        drop_last: Whether a last batch of fewer samples is left out.
 
     Yields:
         The pieces of each batch, views that together have `batch_size` rows (the last batch may have fewer).
@@ -44,12 +44,12 @@ def cut(blocks: Iterable[ColumnBlock], batch_size: int, *, skip: int, drop_last:
 
 
 def to_batch(names: Sequence[str], pieces: Sequence[ColumnBlock], metadata: Sequence[str] = ()) -> Batch:
-    """The rows of `pieces`, one after the other, as a batch of its own memory.
+    """Copy the rows of `pieces`, one after the other, into a batch.
 
     Args:
-        names: of the S categorical columns.
-        pieces: at least one; together B rows.
-        metadata: names of the metadata columns.
+        names: Of the S categorical columns.
+        pieces: At least one; together B rows.
+        metadata: Names of the metadata columns.
 
     Returns:
         dense float32[B, F], label float32[B, L], keys int64[N] and offsets int64[S * B + 1], feature-major; weight
@@ -75,12 +75,12 @@ def _rows(matrices: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
 
 @lru_cache(maxsize=4)
 def _first_integers(count: int) -> NDArray[np.int64]:
-    """Return 0, 1, ..., the same array at each call: filling it anew takes as long as filling the keys."""
+    """Return 0, 1, ..., the same array at each call: filling it takes as long as filling the keys."""
     return np.arange(count, dtype=np.int64)
 
 
 def _jagged(num_features: int, pieces: Sequence[ColumnBlock]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Keys int64[N] and offsets int64[S * B + 1]."""
+    """Return keys int64[N] and offsets int64[S * B + 1]."""
     batch_size = sum(piece.num_rows for piece in pieces)
     columns = [piece.keys[feature] for feature in range(num_features) for piece in pieces]
     values = [column[0] if isinstance(column, tuple) else column for column in columns]

@@ -13,7 +13,7 @@ from terarec.spec import DatasetSpec, ShardSpec
 
 
 def read_spec(path: str | Path) -> DatasetSpec:
-    """Read which columns and splits the data at `path` has. Samples are not touched.
+    """Read the columns and splits of the data at `path`, but no samples.
 
     A slot of HugeCTR's files is a categorical column, named as in a data set that `terarec convert` makes of them:
     ``<input>.<slot>``, or ``<input>`` if the input has one slot. A split has one shard, its file list or file.
@@ -94,7 +94,7 @@ def open_reader(
 
 
 def _records_file(path: Path) -> Path | None:
-    """The description of HugeCTR's files at `path`; None for a data set, or for what is neither."""
+    """Return the description of HugeCTR's files at `path`; None for a data set, or for what is neither."""
     if path.is_file():
         return path
     found = path / RECORDS_FILE

@@ -60,11 +60,11 @@ class BatchReader(Protocol):
         ...
 
     def state_dict(self) -> dict[str, int | bool]:
-        """Return the position after the last batch that was given, and the options that it depends on, as JSON data."""
+        """Return the position after the last yielded batch, and the options that it depends on, as JSON data."""
         ...
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Continue at the next ``iter()`` exactly after the batch at which `state` was taken.
+        """Continue at the next ``iter()`` with the batch after the one at which `state` was saved.
 
         The numbers of threads and of prefetched batches may differ.
 
@@ -82,29 +82,29 @@ class Source(Protocol):
     """Samples in row groups.
 
     Attributes:
-        spec: the columns.
-        group_rows: samples in each row group, in input order.
+        spec: The columns.
+        group_rows: Samples in each row group, in input order.
     """
 
     spec: DatasetSpec
     group_rows: tuple[int, ...]
 
     def read(self, group: int) -> ColumnBlock:
-        """The rows of row group `group`; safe to call from several threads."""
+        """Return the rows of row group `group`; safe to call from several threads."""
         ...
 
 
 class DatasetSource:
-    """A split of a data set on disk.
+    """Split of a data set on disk.
 
     Args:
-        directory: holds ``dataset.json``.
-        split: for example "train".
+        directory: Holds ``dataset.json``.
+        split: For example "train".
 
     Raises:
-        DataNotFoundError: no such directory, no ``dataset.json`` in it, or a shard is missing.
-        ConfigError: no such split.
-        FormatError: a file does not hold what ``dataset.json`` promises.
+        DataNotFoundError: No such directory, no ``dataset.json`` in it, or a shard is missing.
+        ConfigError: No such split.
+        FormatError: A file does not hold what ``dataset.json`` promises.
     """
 
     def __init__(self, directory: Path, split: str) -> None:
@@ -115,24 +115,24 @@ class DatasetSource:
         self.group_rows = tuple(rows for shard in self._shards for rows in shard.group_rows)
 
     def read(self, group: int) -> ColumnBlock:
-        """The rows of row group `group`, counted over all shards."""
+        """Return the rows of row group `group`, counted over all shards."""
         shard = bisect_right(self._first_group, group) - 1
         return self._shards[shard].read_group(group - self._first_group[shard])
 
 
 class InMemorySource:
-    """Samples that a program made itself.
+    """Samples in the memory of a program.
 
     Args:
-        spec: the columns; its splits are not looked at.
+        spec: The columns; its splits are not looked at.
         label: float32[n, L].
         dense: float32[n, F].
-        keys: per categorical column integers[n], or (values, offsets int64[n + 1]) where hotness > 1.
+        keys: Per categorical column integers[n], or (values, offsets int64[n + 1]) where hotness > 1.
         weight: numbers[n] >= 0, where `spec` has a weight column.
         metadata: name -> n values (an Arrow or NumPy array, or a list) for each metadata column of `spec`.
 
     Raises:
-        FormatError: a wrong shape, a key outside its column's rows, or a weight that is negative or not finite.
+        FormatError: A wrong shape, a key outside its column's rows, or a weight that is negative or not finite.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class InMemorySource:
         self.group_rows = tuple(min(self._step, num_rows - start) for start in range(0, num_rows, self._step))
 
     def read(self, group: int) -> ColumnBlock:
-        """The rows of row group `group`, as views."""
+        """Return the rows of row group `group`, as views."""
         start = group * self._step
         return slice_rows(self._block, start, start + self.group_rows[group])
 
@@ -195,21 +195,21 @@ class Reader(IterableDataset[Batch]):
     for Criteo) and `prefetch` batches.
 
     Args:
-        dataset: directory of a prepared data set, or a `Source` such as `InMemorySource`.
-        split: which split of the directory.
-        batch_size: samples B in a batch; may exceed a row group.
-        shuffle: whether to shuffle, anew in every epoch; otherwise samples come in input order.
-        seed: of the shuffling.
-        drop_last: whether a last batch of fewer samples is left out.
+        dataset: Directory of a prepared data set, or a `Source` such as `InMemorySource`.
+        split: Which split of the directory.
+        batch_size: Samples B in a batch; may exceed a row group.
+        shuffle: Whether to shuffle, anew in every epoch; otherwise samples come in input order.
+        seed: Of the shuffling.
+        drop_last: Whether a last batch of fewer samples is left out.
         repeat: Whether each epoch follows the one before without an end. Then every batch is full.
-        threads: threads that read and decompress ahead; one more puts batches together.
-        prefetch: batches ready ahead; 0 puts them together in the caller's thread.
+        threads: Threads that read and decompress ahead; one more puts batches together.
+        prefetch: Batches ready ahead; 0 puts them together in the caller's thread.
 
     Raises:
-        DataNotFoundError: no such directory, no ``dataset.json`` in it, or a shard is missing.
-        FormatError: a file does not hold what ``dataset.json`` promises; also while iterating. Or there are no samples
+        DataNotFoundError: No such directory, no ``dataset.json`` in it, or a shard is missing.
+        FormatError: A file does not hold what ``dataset.json`` promises; also while iterating. Or there are no samples
             to repeat.
-        ConfigError: no such split, or an argument out of range.
+        ConfigError: No such split, or an argument out of range.
 
     Example:
         >>> reader = Reader(Path("criteo"), batch_size=8192, shuffle=True)
@@ -254,18 +254,18 @@ class Reader(IterableDataset[Batch]):
 
     @property
     def num_rows(self) -> int:
-        """Samples in an epoch."""
+        """Number of samples in an epoch."""
         return self._stream.num_rows
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Return the number of batches in an epoch."""
         return self._stream.num_batches
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of the current epoch: all, or after `load_state_dict` those that are left.
+        """Iterate over the current epoch: all batches, or after `load_state_dict` those that remain.
 
         Raises:
-            ConfigError: a worker process of a `DataLoader` iterates: each worker would give every batch.
+            ConfigError: A worker process of a `DataLoader` iterates: each worker would give every batch.
         """
         worker = get_worker_info()
         if worker is not None:
@@ -288,16 +288,16 @@ class Reader(IterableDataset[Batch]):
         return self._stream.state_dict()
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on at the next ``iter()`` right after the batch after which `state` was taken.
+        """Continue at the next ``iter()`` with the batch after the one at which `state` was saved.
 
         If that was the last one of its epoch, the next ``iter()`` gives nothing and ends the epoch.
 
         Raises:
-            ConfigError: the state is of other data, another batch size or another kind of order, or is no state.
+            ConfigError: The state is of other data, another batch size or another kind of order, or is no state.
         """
         self._stream.load_state_dict(state)
 
 
 def _read(source: Source, group: int) -> tuple[ColumnBlock, int]:
-    """The rows of a group; none are ever left out."""
+    """Return the rows of a group; none are ever left out."""
     return source.read(group), 0

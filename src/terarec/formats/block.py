@@ -19,14 +19,14 @@ Keys = NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnBlock:
-    """n rows.
+    """Columns of n rows.
 
     Attributes:
         label: float32[n, L].
         dense: float32[n, F].
-        keys: per categorical column int32[n] or int64[n], or (values, offsets int64[n + 1]) for a list column.
+        keys: Per categorical column int32[n] or int64[n], or (values, offsets int64[n + 1]) for a list column.
         weight: float32[n], sample weights; None for a data set without.
-        metadata: per metadata column an Arrow array of n int64, double or large_string.
+        metadata: Per metadata column an Arrow array of n int64, double or large_string.
     """
 
     label: NDArray[np.float32]
@@ -42,7 +42,7 @@ class ColumnBlock:
 
 
 def slice_rows(block: ColumnBlock, start: int, stop: int) -> ColumnBlock:
-    """The rows ``start <= i < stop`` of `block`, as views."""
+    """Return the rows ``start <= i < stop`` of `block`, as views."""
     keys: list[Keys] = []
     for column in block.keys:
         if isinstance(column, tuple):
@@ -60,7 +60,7 @@ def slice_rows(block: ColumnBlock, start: int, stop: int) -> ColumnBlock:
 
 
 def merge(blocks: Sequence[ColumnBlock], order: NDArray[np.int64] | None = None) -> ColumnBlock:
-    """The rows of `blocks` one after the other, or ``order int64[n]`` of them. Works column by column.
+    """Concatenate the rows of `blocks`, or ``order int64[n]`` of them, column by column.
 
     A single block without an order is returned as it is.
     """
@@ -99,7 +99,7 @@ def _merge_arrays(arrays: list[NDArray[Any]], order: NDArray[np.int64] | None) -
 
 
 def _merge_scalars(columns: list[list[Any]], order: NDArray[np.int64] | None) -> NDArray[Any]:
-    """Scalar key columns, each in pieces -> keys[S, n].
+    """Merge scalar key columns, each in pieces, into keys[S, n].
 
     All columns go to one array, and through one buffer: 26 columns of 262,144 int32 keys take 49 ns a row so, against
     190 with new arrays for each column, most of it page faults (Zen 3; NumPy asks for huge pages from 4 MiB on).
@@ -131,12 +131,12 @@ def _merge_lists(columns: list[Any], order: NDArray[np.int64] | None) -> Keys:
 
 
 def bags_of(keys: Keys) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """(values, offsets int64[n + 1]) of one slot's keys, also where they came as one key a sample."""
+    """Return (values, offsets int64[n + 1]) of one slot's keys, also of those with one key a sample."""
     return keys if isinstance(keys, tuple) else (keys, np.arange(len(keys) + 1, dtype=np.int64))
 
 
 def offsets_of(lengths: NDArray[Any]) -> NDArray[np.int64]:
-    """Offsets int64[n + 1] of bags of ``lengths[n]`` keys."""
+    """Return offsets int64[n + 1] of bags of ``lengths[n]`` keys."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
@@ -146,9 +146,9 @@ def check_keys(column: CategoricalColumn, keys: Keys, where: str, *, promise: st
     """Raise `FormatError` if a key of `column` is not 0 <= key < rows, where it has rows, or a list is too long.
 
     Args:
-        column: what is promised.
-        keys: the column's keys.
-        where: start of the message, for example ``"train/part-00000.parquet: row group 3"``.
+        column: What is promised.
+        keys: The column's keys.
+        where: Start of the message, for example ``"train/part-00000.parquet: row group 3"``.
         promise: What says how many rows the column has.
     """
     values = keys
@@ -171,7 +171,7 @@ def check_keys(column: CategoricalColumn, keys: Keys, where: str, *, promise: st
 
 
 def _leave(keys: NDArray[Any], rows: int) -> bool:
-    """Whether some of the keys are not 0 <= key < rows."""
+    """Return whether some of the keys are not 0 <= key < rows."""
     sign_bit = 1 << (8 * keys.itemsize - 1)
     if keys.dtype.kind == "i" and rows <= sign_bit:  # read as unsigned, the negative ones are the highest
         return bool(keys.view(f"u{keys.itemsize}").max() >= rows)
@@ -187,19 +187,19 @@ GROUP_BYTES = 16 * 2**20
 
 
 def key_dtype(spec: DatasetSpec) -> np.dtype[Any]:
-    """Type in which all key columns are written: int32, or int64 if one column has more than 2^31 rows or any keys."""
+    """Return the type of all key columns in files: int32, or int64 if one has more than 2^31 rows or any keys."""
     is_wide = any(column.rows is None or column.rows > INT32_ROWS for column in spec.categorical)
     return np.dtype(np.int64 if is_wide else np.int32)
 
 
 def record_words(spec: DatasetSpec) -> int:
-    """Four-byte words of a raw record: labels, dense, ``hotness`` keys of each categorical column, and the weight."""
+    """Count the 4-byte words of a raw record: labels, dense, ``hotness`` keys of each column, and the weight."""
     keys = sum(column.hotness for column in spec.categorical)
     return len(spec.labels) + len(spec.dense) + keys + (spec.weight is not None)
 
 
 def default_group_rows(spec: DatasetSpec) -> int:
-    """Rows of a row group: a power of two from 1,024 to 65,536 that keeps the group within 16 MiB of int32 records."""
+    """Return the rows of a group: a power of two from 1,024 to 65,536 with at most 16 MiB of int32 records."""
     rows = MAX_GROUP_ROWS
     while rows > MIN_GROUP_ROWS and rows * record_words(spec) * 4 > GROUP_BYTES:
         rows //= 2
@@ -214,9 +214,9 @@ def check_weights(name: str, weight: NDArray[np.floating], where: str) -> None:
     """Raise `FormatError` unless the weights ``weight[n]`` of column `name` are finite float32 numbers >= 0.
 
     Args:
-        name: of the column.
-        weight: the weights.
-        where: start of the message, for example ``"train/part-00000.parquet: row group 3"``.
+        name: Of the column.
+        weight: The weights.
+        where: Start of the message, for example ``"train/part-00000.parquet: row group 3"``.
     """
     with np.errstate(over="ignore"):
         stored = weight.astype(np.float32, copy=False)
@@ -234,11 +234,11 @@ def check_sample_columns(
     """Raise `FormatError` unless `weight` and `metadata` are the columns of `spec` for `num_rows` rows.
 
     Args:
-        spec: the data set.
-        num_rows: number of rows n.
+        spec: The data set.
+        num_rows: Number of rows n.
         weight: floats[n], or None where the data set has no weights.
-        metadata: an array of n values for each metadata column.
-        where: start of the message.
+        metadata: An array of n values for each metadata column.
+        where: Start of the message.
     """
     if spec.weight is None or weight is None:
         if spec.weight is not None:
@@ -261,10 +261,10 @@ def check_sample_columns(
 
 
 def metadata_array(values: pa.Array | pa.ChunkedArray, column: MetadataColumn, where: str) -> pa.Array:
-    """The values of a metadata column in one array of its type in memory.
+    """Return the values of a metadata column in one array of its type in memory.
 
     Raises:
-        FormatError: text that is not UTF-8, or values of another type; the message starts with `where`.
+        FormatError: Text that is not UTF-8, or values of another type; the message starts with `where`.
     """
     try:
         array = values.cast(METADATA_TYPES[column.type])
@@ -288,12 +288,12 @@ def check_rows(
     weight: object = None,
     metadata: Sequence[pa.Array] = (),
 ) -> int:
-    """Number of rows n in ``label[n, L]``, ``dense[n, F]`` and `keys`, one entry per categorical column.
+    """Return the number of rows of ``label[n, L]``, ``dense[n, F]`` and `keys`, one per categorical column.
 
     `weight` and `metadata` are as in `ColumnBlock`.
 
     Raises:
-        FormatError: a wrong shape, number of columns, kind of column, key or weight; the message starts with `where`.
+        FormatError: A wrong shape, number of columns, kind of column, key or weight; the message starts with `where`.
     """
     if not isinstance(label, np.ndarray) or label.ndim != 2:
         raise FormatError(f"{where}: got label {_shape(label)}, expected an array [n, {len(spec.labels)}]")

@@ -39,7 +39,7 @@ def recycled_empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 
 
 class _Memory:
-    """Bytes that go back to the free ones when the last array that views them is dropped."""
+    """Bytes that become free again when the last array that views them is dropped."""
 
     __slots__ = ("__array_interface__", "_bytes")
 

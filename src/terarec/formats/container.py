@@ -29,7 +29,7 @@ BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 
 
 def widen_bfloat16(array: NDArray[Any]) -> NDArray[Any]:
-    """An array of `BFLOAT16` as float32; any other as it is."""
+    """Return an array of `BFLOAT16` as float32; any other as it is."""
     if array.dtype != BFLOAT16:
         return array
     return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
@@ -60,7 +60,7 @@ _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Where a tensor lies: element type, shape, and its first and last byte after the header."""
+    """Location of a tensor: element type, shape, and its first and last byte after the header."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -72,16 +72,16 @@ def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Map
     """Write `tensors` atomically, without copying them.
 
     Args:
-        path: the file.
+        path: The file.
         tensors: name -> array, written in this order; one that is not contiguous is copied by itself.
-        metadata: texts to keep in the header.
+        metadata: Texts to keep in the header.
 
     Returns:
         SHA-256 of the whole file, in hexadecimal.
 
     Raises:
-        FormatError: an element type that safetensors, or NumPy, does not have.
-        StorageError: the disk is full; nothing is left behind.
+        FormatError: An element type that safetensors, or NumPy, does not have.
+        StorageError: The disk is full; nothing is left behind.
     """
     digest = hashlib.sha256()
     with atomic_file(path) as partial, partial.open("wb", buffering=0) as stream:
@@ -96,15 +96,15 @@ def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, ND
     """Read a container.
 
     Args:
-        path: the file.
-        sha256: what `write_tensors` returned, to compare; None for no comparison.
+        path: The file.
+        sha256: What `write_tensors` returned, to compare; None for no comparison.
 
     Returns:
         The arrays by name, in file order and writable, and the metadata.
 
     Raises:
-        DataNotFoundError: no such file.
-        FormatError: a damaged header, a file of another size than the header says, or another checksum.
+        DataNotFoundError: No such file.
+        FormatError: A damaged header, a file of another size than the header says, or another checksum.
     """
     digest = hashlib.sha256()
     try:
@@ -124,7 +124,7 @@ def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, ND
 
 
 def _header(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
-    """The length and the JSON, padded so that the tensors start at a multiple of 8."""
+    """Return the length and the JSON, padded so that the tensors start at a multiple of 8."""
     header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     start = 0
     for name, array in tensors.items():

@@ -17,11 +17,11 @@ _OLDEST = 2
 
 
 def read_dataset(directory: Path) -> DatasetSpec:
-    """The description of the data set in `directory`. Shards are not touched.
+    """Read the description of the data set in `directory`, but no shards.
 
     Raises:
-        DataNotFoundError: no such directory, or no ``dataset.json`` in it.
-        FormatError: the file is not JSON, not a data set, of another version, or a field is wrong (JSON path).
+        DataNotFoundError: No such directory, or no ``dataset.json`` in it.
+        FormatError: The file is not JSON, not a data set, of another version, or a field is wrong (JSON path).
     """
     if not directory.is_dir():
         raise DataNotFoundError(f"{directory}: no such directory, expected a data set made by 'terarec prepare'")
@@ -42,13 +42,13 @@ def write_dataset(spec: DatasetSpec, directory: Path, *, location: Path | None =
     """Write ``dataset.json``, last, after HugeCTR's ``_metadata.json`` and ``_file_list.txt`` of each Parquet split.
 
     Args:
-        spec: the data set; its shards exist already. Without splits only ``dataset.json`` is written.
-        directory: where it lies.
-        location: where it will lie, which HugeCTR's file lists name; None for `directory`.
+        spec: The data set; its shards exist already. Without splits only ``dataset.json`` is written.
+        directory: Where it lies.
+        location: Where it will lie, which HugeCTR's file lists name; None for `directory`.
 
     Raises:
-        FormatError: a shard lies outside the directory of its split.
-        StorageError: the disk is full.
+        FormatError: A shard lies outside the directory of its split.
+        StorageError: The disk is full.
     """
     for split, shards in spec.splits.items():
         for shard in shards:
@@ -68,10 +68,10 @@ def write_dataset(spec: DatasetSpec, directory: Path, *, location: Path | None =
 
 
 def workflow_files(spec: DatasetSpec, directory: Path) -> tuple[str, ...]:
-    """The files of the workflow that encodes raw values, relative to `directory`, sorted; () without a workflow.
+    """Return the files of the workflow that encodes raw values, relative to `directory`, sorted; () if none.
 
     Raises:
-        DataNotFoundError: the workflow that the data set names is missing.
+        DataNotFoundError: The workflow that the data set names is missing.
     """
     if spec.workflow is None:
         return ()

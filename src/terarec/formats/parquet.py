@@ -28,7 +28,7 @@ from terarec.spec import CategoricalColumn, DatasetSpec
 
 
 def check_row_count(table: pa.Table, expected: int, where: str) -> None:
-    """Check that as many rows were read as the file's footer, which no checksum covers, says.
+    """Check the number of rows read against the file's footer, which no checksum covers.
 
     Raises:
         FormatError: They are more or fewer; the message starts with `where`.
@@ -38,10 +38,10 @@ def check_row_count(table: pa.Table, expected: int, where: str) -> None:
 
 
 def column_array(table: pa.Table, name: str, where: str) -> pa.Array:
-    """The column `name` in one piece.
+    """Return the column `name` in one piece.
 
     Raises:
-        FormatError: it holds nulls; the message starts with `where`.
+        FormatError: It holds nulls; the message starts with `where`.
     """
     column = table.column(name)
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # which copies even one chunk
@@ -52,13 +52,13 @@ def column_array(table: pa.Table, name: str, where: str) -> pa.Array:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether `kind` is any of Arrow's types of lists."""
+    """Return whether `kind` is any of Arrow's list types."""
     types = pa.types
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def list_values(array: pa.Array) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """The elements of lists, and where each list begins and ends among them, int64[n + 1]."""
+    """Return the elements of lists, and the offsets int64[n + 1] of the lists."""
     if pa.types.is_fixed_size_list(array.type):
         return array.flatten().to_numpy(), array.type.list_size * np.arange(len(array) + 1, dtype=np.int64)
     offsets = array.offsets.to_numpy().astype(np.int64)
@@ -67,7 +67,7 @@ def list_values(array: pa.Array) -> tuple[NDArray[Any], NDArray[np.int64]]:
 
 @contextmanager
 def arrow_errors(where: str) -> Iterator[None]:
-    """Turn PyArrow's errors about a damaged file into `FormatError`, whose message starts with `where`."""
+    """Convert PyArrow's errors about a damaged file to `FormatError`, whose message starts with `where`."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last from names of columns
@@ -76,11 +76,11 @@ def arrow_errors(where: str) -> Iterator[None]:
 
 
 class GroupBuffer:
-    """Column-major room for the rows of one row group; filling it copies, so callers may reuse their arrays.
+    """Column-major buffer of one row group; filling it copies, so callers may reuse their arrays.
 
     Args:
-        spec: the data set's columns.
-        capacity: rows of a full group.
+        spec: The data set's columns.
+        capacity: Rows of a full group.
     """
 
     def __init__(self, spec: DatasetSpec, capacity: int) -> None:
@@ -98,11 +98,11 @@ class GroupBuffer:
 
     @property
     def full(self) -> bool:
-        """Whether no row fits in any more."""
+        """Whether the buffer is full."""
         return self.num_rows == self.capacity
 
     def fill(self, rows: ColumnBlock, start: int) -> int:
-        """Copy rows from row `start` on, as many as fit; returns how many."""
+        """Copy rows from row `start` on, as many as fit, and return their number."""
         count = min(self.capacity - self.num_rows, rows.num_rows - start)
         here = slice(self.num_rows, self.num_rows + count)
         there = slice(start, start + count)
@@ -126,11 +126,11 @@ class GroupBuffer:
         return count
 
     def float_columns(self) -> list[NDArray[np.float32]]:
-        """Label and dense columns, float32[n] each, as views that the next `fill` overwrites."""
+        """Return label and dense columns, float32[n] each, as views that the next `fill` overwrites."""
         return [column[: self.num_rows] for block in (self._label, self._dense) for column in block]
 
     def key_columns(self) -> list[NDArray[Any] | tuple[NDArray[Any], NDArray[np.int32]]]:
-        """Key columns: keys[n], or (values, offsets int32[n + 1]); views that the next `fill` overwrites."""
+        """Return key columns: keys[n], or (values, offsets int32[n + 1]); views that the next `fill` overwrites."""
         columns: list[NDArray[Any] | tuple[NDArray[Any], NDArray[np.int32]]] = []
         for values, offsets in zip(self._values, self._offsets, strict=True):
             if offsets is None:
@@ -140,12 +140,12 @@ class GroupBuffer:
         return columns
 
     def sample_columns(self) -> list[pa.Array]:
-        """The weight column as a view that the next `fill` overwrites, if there is one, and metadata columns."""
+        """Return metadata columns and the weight column, if any, as a view that the next `fill` overwrites."""
         weight = [] if self._weight is None else [pa.array(self._weight[: self.num_rows])]
         return weight + [pa.concat_arrays(pieces) for pieces in self._metadata]
 
     def clear(self) -> None:
-        """Forget the rows."""
+        """Remove all rows."""
         self.num_rows = 0
         for pieces in self._metadata:
             pieces.clear()
@@ -155,7 +155,7 @@ _KEY_TYPES = (pa.int32(), pa.int64())
 
 
 def arrow_schema(spec: DatasetSpec) -> pa.Schema:
-    """Schema of a Parquet shard.
+    """Return the schema of a Parquet shard.
 
     Labels, dense columns and the weight are float32, keys int32 or int64 (lists of them where hotness > 1), metadata
     int64, double or text; metadata alone may be null.
@@ -174,7 +174,7 @@ def arrow_schema(spec: DatasetSpec) -> pa.Schema:
 
 
 def _writer_options(spec: DatasetSpec) -> dict[str, Any]:
-    """How the columns are encoded: see "Measured" in docs/formats.md.
+    """Return the encoding of the columns: see "Measured" in docs/formats.md.
 
     Ids in the order of their frequency are small numbers, which deltas pack as well as dictionaries do, and faster;
     dictionaries suit the few values of logarithms of counts, and keys that are any 64-bit number. Statistics of 40
@@ -196,12 +196,12 @@ def _writer_options(spec: DatasetSpec) -> dict[str, Any]:
 
 
 class ParquetShardWriter(ShardWriter):
-    """Writes one Parquet shard; see `ShardWriter`.
+    """Writer of a Parquet shard; see `ShardWriter`.
 
     Args:
         path: ``<data set>/<split>/<file>.parquet``.
-        spec: the data set's columns.
-        rows_per_group: rows of a row group; None takes `default_group_rows`.
+        spec: The data set's columns.
+        rows_per_group: Rows of a row group; None takes `default_group_rows`.
     """
 
     def __init__(self, path: Path, spec: DatasetSpec, *, rows_per_group: int | None = None) -> None:
@@ -240,16 +240,16 @@ class ParquetShardWriter(ShardWriter):
 
 
 class ParquetShard:
-    """One Parquet shard, read row group by row group from any thread.
+    """Parquet shard, read row group by row group from any thread.
 
     Args:
-        path: the file.
-        spec: the data set's columns.
-        num_rows: rows that ``dataset.json`` promises; None to take the file's word.
+        path: The file.
+        spec: The data set's columns.
+        num_rows: Rows that ``dataset.json`` promises; None to take the file's word.
 
     Raises:
-        DataNotFoundError: there is no such file.
-        FormatError: not a Parquet file, cut short, a column missing or of another type, another number of rows.
+        DataNotFoundError: There is no such file.
+        FormatError: Not a Parquet file, cut short, a column missing or of another type, another number of rows.
     """
 
     def __init__(self, path: Path, spec: DatasetSpec, num_rows: int | None = None) -> None:
@@ -269,10 +269,10 @@ class ParquetShard:
         )
 
     def read_group(self, index: int) -> ColumnBlock:
-        """The rows of row group `index`, checked.
+        """Return the checked rows of row group `index`.
 
         Raises:
-            FormatError: a damaged page, a null, a key outside its column's rows, too many keys, or a weight that is
+            FormatError: A damaged page, a null, a key outside its column's rows, too many keys, or a weight that is
                 negative or not finite.
         """
         where = f"{self.path}: row group {index}"

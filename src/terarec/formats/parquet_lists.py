@@ -17,14 +17,14 @@ METADATA_FILE = "_metadata.json"
 
 
 def read_file_list(path: str | Path) -> tuple[str, ...]:
-    """The paths that a list names, in order.
+    """Read the paths of a file list, in order.
 
     Relative ones belong to the working directory; in a list behind a URL all of them belong to the list's file system
     unless they are URLs themselves.
 
     Raises:
-        DataNotFoundError: no such list.
-        FormatError: the first line is no number, or not the number of paths that follow.
+        DataNotFoundError: No such list.
+        FormatError: The first line is no number, or not the number of paths that follow.
     """
     lines = [line.strip() for line in read_text(path).splitlines()]
     while lines and not lines[-1]:
@@ -41,10 +41,10 @@ def read_file_list(path: str | Path) -> tuple[str, ...]:
 
 
 def write_file_list(path: Path, files: Sequence[str | Path]) -> None:
-    """Write a list of `files`, atomically.
+    """Write a file list of `files`, atomically.
 
     Raises:
-        StorageError: the disk is full.
+        StorageError: The disk is full.
     """
     write_bytes(path, "".join(f"{line}\n" for line in (len(files), *files)).encode())
 
@@ -58,14 +58,14 @@ def _on_the_file_system_of(file_list: str, name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParquetMetadata:
-    """The content of a ``_metadata.json``.
+    """Content of a ``_metadata.json``.
 
     Attributes:
-        path: of the file, for messages.
-        num_rows: rows of each file, by base name.
-        labels: positions of the label columns, rising.
-        dense: positions of the dense columns, rising.
-        keys: positions of the key columns, rising: slot k is the k-th.
+        path: Of the file, for messages.
+        num_rows: Rows of each file, by base name.
+        labels: Positions of the label columns, rising.
+        dense: Positions of the dense columns, rising.
+        keys: Positions of the key columns, rising: slot k is the k-th.
     """
 
     path: str
@@ -76,11 +76,11 @@ class ParquetMetadata:
 
 
 def read_parquet_metadata(path: str | Path) -> ParquetMetadata:
-    """Read a ``_metadata.json``; fields that HugeCTR does not read are passed over.
+    """Read a ``_metadata.json``; skip fields that HugeCTR does not read.
 
     Raises:
-        DataNotFoundError: no such file.
-        FormatError: not JSON, or a field is missing or wrong (JSON path).
+        DataNotFoundError: No such file.
+        FormatError: Not JSON, or a field is missing or wrong (JSON path).
     """
     data = read_json(path, f"a {METADATA_FILE}")
     where = f"{path}: $"
@@ -109,14 +109,14 @@ def write_parquet_metadata(
     """Write a ``_metadata.json``, atomically.
 
     Args:
-        path: of the file.
-        files: base name and rows of each Parquet file.
-        labels: names of the label columns, which the files hold first.
-        dense: names of the dense columns, which follow.
-        keys: names of the key columns, the last.
+        path: Of the file.
+        files: Base name and rows of each Parquet file.
+        labels: Names of the label columns, which the files hold first.
+        dense: Names of the dense columns, which follow.
+        keys: Names of the key columns, the last.
 
     Raises:
-        StorageError: the disk is full.
+        StorageError: The disk is full.
     """
     columns = [{"col_name": name, "index": index} for index, name in enumerate([*labels, *dense, *keys])]
     first_dense, first_key = len(labels), len(labels) + len(dense)
@@ -130,7 +130,7 @@ def write_parquet_metadata(
 
 
 def base_name(path: str) -> str:
-    """The last part of a path or URL."""
+    """Return the last part of a path or URL."""
     return path.rsplit("/", 1)[-1]
 
 

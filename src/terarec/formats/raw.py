@@ -26,14 +26,14 @@ _KEY = np.dtype("<i4")
 
 
 class RawShardWriter(ShardWriter):
-    """Writes one raw shard; see `ShardWriter`. A multi-hot column must hold exactly ``hotness`` keys a row.
+    """Writer of a raw shard; see `ShardWriter`. A multi-hot column must hold exactly ``hotness`` keys a row.
 
     Args:
         path: ``<data set>/<split>/<file>.bin``.
-        spec: the data set's columns.
+        spec: The data set's columns.
 
     Raises:
-        FormatError: a column has more rows than int32 keys reach.
+        FormatError: A column has more rows than int32 keys reach.
     """
 
     def __init__(self, path: Path, spec: DatasetSpec) -> None:
@@ -68,16 +68,16 @@ class RawShardWriter(ShardWriter):
 
 
 class RawShard:
-    """One raw shard, read from any thread in groups of `default_group_rows` records.
+    """Raw shard, read from any thread in groups of `default_group_rows` records.
 
     Args:
-        path: the file.
-        spec: the data set's columns.
-        num_rows: rows that ``dataset.json`` promises; None to take the file's word.
+        path: The file.
+        spec: The data set's columns.
+        num_rows: Rows that ``dataset.json`` promises; None to take the file's word.
 
     Raises:
-        DataNotFoundError: there is no such file.
-        FormatError: the size is not a whole number of records, or of another number of them.
+        DataNotFoundError: There is no such file.
+        FormatError: The size is not a whole number of records, or of another number of them.
     """
 
     def __init__(self, path: Path, spec: DatasetSpec, num_rows: int | None = None) -> None:
@@ -97,10 +97,10 @@ class RawShard:
         self._step = step
 
     def read_group(self, index: int) -> ColumnBlock:
-        """The rows of group `index`, checked.
+        """Return the checked rows of group `index`.
 
         Raises:
-            FormatError: the file was cut short meanwhile, a key is outside its column's rows, or a weight is negative
+            FormatError: The file was cut short meanwhile, a key is outside its column's rows, or a weight is negative
                 or not finite.
         """
         where = f"{self.path}: row group {index}"
@@ -156,7 +156,7 @@ def _write_all(stream: Any, view: memoryview) -> None:
 
 
 def _read_all(stream: Any, view: memoryview) -> int:
-    """Fill `view`; returns the bytes read, fewer at the end of the file. One read call stops at 2 GiB."""
+    """Fill `view` and return the bytes read, fewer at the end of the file. One read call stops at 2 GiB."""
     done = 0
     while done < len(view):
         count = stream.readinto(view[done:])

@@ -16,7 +16,7 @@ from terarec.spec import DatasetSpec
 
 
 def even_sizes(total: int | None, most: int) -> Iterator[int]:
-    """Rows of one file after the other, at most `most`: for a known `total` they differ by one at the most.
+    """Yield the rows of each file, at most `most`; for a known `total` they differ by at most one.
 
     Without it all files but the last are full. Goes on for ever, should there be more rows than `total`.
     """
@@ -30,7 +30,7 @@ def even_sizes(total: int | None, most: int) -> Iterator[int]:
 
 
 class FileWriter(Protocol):
-    """Writes one file, which appears when it is closed."""
+    """Writer of one file, which appears when it is closed."""
 
     def write_block(self, block: ColumnBlock) -> None:
         """Append the rows of `block`."""
@@ -41,20 +41,20 @@ class FileWriter(Protocol):
         ...
 
     def abort(self) -> None:
-        """Give the file up."""
+        """Remove the unfinished file."""
         ...
 
 
 class SplitFiles:
-    """The files of one split, one after the other. A thread finishes a full one, which waits for the disk.
+    """Files of one split, one after the other. A thread finishes a full one, which waits for the disk.
 
     Args:
-        create: makes the writer of file number so and so.
-        sizes: rows of each file, without end.
-        closed: path and rows of the first files, which an interrupted run closed.
+        create: Makes the writer of file number so and so.
+        sizes: Rows of each file, without end.
+        closed: Path and rows of the first files, which an interrupted run closed.
 
     Attributes:
-        files: path and rows of each full file, and after `close` of all.
+        files: Path and rows of each full file, and after `close` of all.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class SplitFiles:
 
     @property
     def num_rows(self) -> int:
-        """Rows so far."""
+        """Number of rows so far."""
         return sum(rows for _, rows in self.files) + self._rows
 
     @property
     def closed_files(self) -> list[tuple[Path, int]]:
-        """The files that are closed and on the disk, so that they survive a kill."""
+        """Files that are closed and on the disk, so that they survive a kill."""
         last = self._finishing
         is_closed = last is None or (last.done() and last.exception() is None)
         return list(self.files if is_closed else self.files[:-1])
@@ -87,7 +87,7 @@ class SplitFiles:
         """Append the rows of `block`.
 
         Raises:
-            StorageError: the disk is full.
+            StorageError: The disk is full.
         """
         start = 0
         while start < block.num_rows:
@@ -105,14 +105,14 @@ class SplitFiles:
         """Finish the last file.
 
         Raises:
-            StorageError: the disk is full.
+            StorageError: The disk is full.
         """
         self._finish()
         self._wait()
         self._finisher.shutdown()
 
     def abort(self) -> None:
-        """Give the file up that is not finished."""
+        """Remove the unfinished file."""
         self._finisher.shutdown()
         if self._open is not None:
             self._open[1].abort()
@@ -142,12 +142,12 @@ _SUFFIX = {"parquet": ".parquet", "raw": ".bin"}
 
 
 class Shard(Protocol):
-    """A data file, read group by group.
+    """Data file, read group by group.
 
     Attributes:
-        path: the file.
-        num_rows: samples in the file.
-        group_rows: samples in each row group.
+        path: The file.
+        num_rows: Samples in the file.
+        group_rows: Samples in each row group.
     """
 
     path: Path
@@ -155,12 +155,12 @@ class Shard(Protocol):
     group_rows: tuple[int, ...]
 
     def read_group(self, index: int) -> ColumnBlock:
-        """The rows of row group `index`, checked; safe to call from several threads."""
+        """Return the checked rows of row group `index`; safe to call from several threads."""
         ...
 
 
 def shard_path(directory: Path, spec: DatasetSpec, split: str, index: int) -> Path:
-    """Where shard `index` of `split` belongs: ``<directory>/<split>/part-00000.parquet`` or ``.bin``."""
+    """Return the path of shard `index`: ``<directory>/<split>/part-00000.parquet`` or ``.bin``."""
     return directory / split / f"part-{index:05d}{_SUFFIX[spec.storage]}"
 
 
@@ -168,17 +168,17 @@ def open_shard(spec: DatasetSpec, path: Path, num_rows: int | None = None) -> Sh
     """Open a shard of a data set whose columns and storage are `spec`'s.
 
     Args:
-        spec: the data set.
-        path: the file.
-        num_rows: rows that ``dataset.json`` promises; None to take the file's word.
+        spec: The data set.
+        path: The file.
+        num_rows: Rows that ``dataset.json`` promises; None to take the file's word.
 
     Raises:
-        DataNotFoundError: there is no such file.
-        FormatError: the file does not hold what `spec` promises.
+        DataNotFoundError: There is no such file.
+        FormatError: The file does not hold what `spec` promises.
     """
     return (ParquetShard if spec.storage == "parquet" else RawShard)(path, spec, num_rows)
 
 
 def create_shard(spec: DatasetSpec, path: Path) -> ShardWriter:
-    """A writer for a new shard at `path`, in `spec`'s storage; see `ShardWriter`."""
+    """Create a writer for a new shard at `path`, in `spec`'s storage; see `ShardWriter`."""
     return (ParquetShardWriter if spec.storage == "parquet" else RawShardWriter)(path, spec)

@@ -20,7 +20,7 @@ TABLE_SUFFIXES = (".parquet", ".csv", ".jsonl")
 
 
 class TableFile(Protocol):
-    """Takes rows."""
+    """Receiver of rows."""
 
     def write_table(self, table: pa.Table) -> None:
         """Append rows."""
@@ -28,23 +28,23 @@ class TableFile(Protocol):
 
 
 def check_suffix(path: Path) -> None:
-    """Raise `ConfigError` unless the end of a name tells a format."""
+    """Raise `ConfigError` unless the suffix of a name is that of a format."""
     if path.suffix not in TABLE_SUFFIXES:
         raise FieldError("", "out", f"got {path}, expected a name that ends in {', '.join(TABLE_SUFFIXES)}")
 
 
 @contextmanager
 def table_file(path: Path, schema: pa.Schema, *, replace: bool = False) -> Iterator[TableFile]:
-    """A file of rows of `schema` to write into; it appears when the block ends well.
+    """Yield a file for rows of `schema`; it appears when the block succeeds.
 
     Args:
-        path: whose end tells the format.
-        schema: of the rows.
-        replace: whether a file that is there is replaced.
+        path: Whose end tells the format.
+        schema: Of the rows.
+        replace: Whether a file that is there is replaced.
 
     Raises:
-        ConfigError: another end of the name; a file is there that may not be replaced; lists for a CSV file.
-        StorageError: the disk is full.
+        ConfigError: Another end of the name; a file is there that may not be replaced; lists for a CSV file.
+        StorageError: The disk is full.
     """
     check_suffix(path)
     lists = [field.name for field in schema if pa.types.is_nested(field.type)] if path.suffix == ".csv" else []
@@ -75,7 +75,7 @@ class _JsonLines:
 
 
 def _json_values(column: pa.ChunkedArray) -> list[Any]:
-    """The values of a column; a float32 as the shortest number that reads back as the same float32."""
+    """Return the values of a column; a float32 as the shortest number that reads back as the same float32."""
     if pa.types.is_float32(column.type):
         return [float(text) for text in column.to_numpy().astype(str)]
     values: list[Any] = column.to_pylist()

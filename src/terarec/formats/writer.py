@@ -17,11 +17,11 @@ from terarec.spec import DatasetSpec, ShardSpec
 
 
 class ShardWriter(ABC):
-    """Writes one shard of a split. As a context manager it removes the file unless `close` was called inside.
+    """Writer of a shard of a split. As a context manager it removes the file unless `close` was called inside.
 
     Args:
         path: ``<data set>/<split>/<file>``; the file appears when the writer is closed.
-        spec: the data set's columns.
+        spec: The data set's columns.
     """
 
     def __init__(self, path: Path, spec: DatasetSpec) -> None:
@@ -43,14 +43,14 @@ class ShardWriter(ABC):
         Args:
             label: float32[n, L].
             dense: float32[n, F]; any strides.
-            keys: per categorical column integers[n], or (values, offsets int64[n + 1]) where hotness > 1.
+            keys: Per categorical column integers[n], or (values, offsets int64[n + 1]) where hotness > 1.
             weight: float32[n], where the data set has a weight column.
-            metadata: per metadata column an Arrow array of n int64, double or large_string.
+            metadata: Per metadata column an Arrow array of n int64, double or large_string.
 
         Raises:
-            FormatError: a wrong shape, a key outside its column's rows, or a weight that is negative or not finite;
+            FormatError: A wrong shape, a key outside its column's rows, or a weight that is negative or not finite;
                 nothing was appended.
-            StorageError: the disk is full; the partial file is gone.
+            StorageError: The disk is full; the partial file is gone.
         """
         self.write_block(
             ColumnBlock(label=label, dense=dense, keys=tuple(keys), weight=weight, metadata=tuple(metadata))
@@ -60,7 +60,7 @@ class ShardWriter(ABC):
         """Append the rows of `block`; see `write`.
 
         Raises:
-            FormatError, StorageError: as `write`.
+            FormatError, StorageError: As `write`.
         """
         where = str(self._file.path)
         weight, metadata = block.weight, block.metadata
@@ -75,7 +75,7 @@ class ShardWriter(ABC):
             The shard's entry for ``DatasetSpec.splits``.
 
         Raises:
-            StorageError: the disk is full; the partial file is gone.
+            StorageError: The disk is full; the partial file is gone.
         """
         self._finish()
         self._file.commit()
@@ -84,7 +84,7 @@ class ShardWriter(ABC):
         return ShardSpec(file=f"{path.parent.name}/{path.name}", rows=self._num_rows)
 
     def abort(self) -> None:
-        """Give the file up: nothing is left of it."""
+        """Remove the unfinished file."""
         if self._open:
             self._open = False
             self._discard()
@@ -104,7 +104,7 @@ class ShardWriter(ABC):
 
     @abstractmethod
     def _finish(self) -> None:
-        """Write what is buffered and close the partial file."""
+        """Write buffered rows and close the partial file."""
 
     @abstractmethod
     def _discard(self) -> None:

@@ -20,10 +20,10 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def check_new_file(path: Path, *, replace: bool = False) -> None:
-    """Raise unless a file may be written to `path`: nothing is there, or a file that may be replaced.
+    """Raise unless a file may be written to `path`: it is free, or a file that may be replaced.
 
     Raises:
-        ConfigError: a directory is there, or a file that may not be replaced.
+        ConfigError: A directory is there, or a file that may not be replaced.
     """
     if path.is_dir():
         raise FieldError("", "out", f"{path} is a directory, expected a file to write")
@@ -32,7 +32,7 @@ def check_new_file(path: Path, *, replace: bool = False) -> None:
 
 
 class AtomicFile:
-    """A file under construction: write to `partial`, then `commit` or `abort`.
+    """File under construction: write to `partial`, then `commit` or `abort`.
 
     `atomic_file` does so for a block; writers that live longer hold one of these.
 
@@ -46,7 +46,7 @@ class AtomicFile:
             this one is written.
 
     Raises:
-        ConfigError: see `check_new_file`.
+        ConfigError: See `check_new_file`.
     """
 
     def __init__(self, path: Path, *, replace: bool = True) -> None:
@@ -75,7 +75,7 @@ class AtomicFile:
         """Abort on any error in the block, and report a full disk in one line.
 
         Raises:
-            StorageError: the disk, or the quota, is full; names the file and the bytes written so far.
+            StorageError: The disk, or the quota, is full; names the file and the bytes written so far.
         """
         try:
             yield
@@ -97,8 +97,8 @@ def atomic_file(path: Path, *, replace: bool = True) -> Iterator[Path]:
     """Yield the path of a temporary file next to `path`, renamed to `path` when the block succeeds.
 
     Raises:
-        ConfigError: see `check_new_file`.
-        StorageError: the disk is full.
+        ConfigError: See `check_new_file`.
+        StorageError: The disk is full.
     """
     file = AtomicFile(path, replace=replace)
     with file.guard():
@@ -110,8 +110,8 @@ def write_bytes(path: Path, content: bytes, *, replace: bool = True) -> None:
     """Write a small file atomically.
 
     Raises:
-        ConfigError: see `check_new_file`.
-        StorageError: the disk is full.
+        ConfigError: See `check_new_file`.
+        StorageError: The disk is full.
     """
     with atomic_file(path, replace=replace) as partial:
         partial.write_bytes(content)
@@ -132,7 +132,7 @@ def atomic_dir(out: Path, *, replaceable: str | None = None) -> Iterator[Path]:
 
     Raises:
         ConfigError: `out` is a file, or not empty.
-        StorageError: the disk is full, or cannot be written.
+        StorageError: The disk is full, or cannot be written.
     """
     out = out.resolve()
     check_replaceable(out, replaceable)
@@ -160,9 +160,9 @@ def atomic_entries(directory: str | Path, *, replaceable: str = "") -> Iterator[
         replaceable: Pattern of the names in a folder that may be replaced.
 
     Raises:
-        ConfigError: a folder is at the place of a new file, or holds files of others.
+        ConfigError: A folder is at the place of a new file, or holds files of others.
         OSError: `directory` cannot be created.
-        StorageError: the disk is full, or cannot be written.
+        StorageError: The disk is full, or cannot be written.
     """
     if is_remote(directory):
         with tempfile.TemporaryDirectory(prefix="terarec-") as held:
@@ -229,10 +229,10 @@ def ensure_parents(path: Path) -> Iterator[None]:
 
 @contextmanager
 def rewrite_error_paths(partial: Path, out: Path) -> Iterator[None]:
-    """Name `out`, which the user knows, in errors of writing into `partial`.
+    """Replace `partial` by `out`, which the user knows, in errors of writing.
 
     Raises:
-        StorageError: for an error of the disk, in one line.
+        StorageError: For an error of the disk, in one line.
     """
     try:
         yield
@@ -247,7 +247,7 @@ def rewrite_error_paths(partial: Path, out: Path) -> Iterator[None]:
 
 
 def replace_directory(partial: Path, out: Path) -> None:
-    """Flush `partial` to the disk and rename it to `out`; a former `out` is removed."""
+    """Flush `partial` to the disk and rename it to `out`; remove a former `out`."""
     flush_tree(partial)
     if not out.exists() or not any(out.iterdir()):  # a rename replaces an empty directory alone
         os.replace(partial, out)

@@ -24,9 +24,9 @@ def write_json(path: Path, content: object, *, replace: bool = True, allow_nan: 
         allow_nan: Whether NaN and infinities are written, in the spelling that Python reads.
 
     Raises:
-        ConfigError: a file is there that may not be replaced.
-        StorageError: the disk is full.
-        ValueError: a number that JSON lacks.
+        ConfigError: A file is there that may not be replaced.
+        StorageError: The disk is full.
+        ValueError: A number that JSON lacks.
     """
     write_bytes(path, f"{json.dumps(content, indent=2, allow_nan=allow_nan)}\n".encode(), replace=replace)
 
@@ -39,8 +39,8 @@ def read_json(path: str | Path, expected: str = "JSON") -> Any:
         expected: What the file should be, for the error.
 
     Raises:
-        DataNotFoundError: no such file.
-        FormatError: not JSON.
+        DataNotFoundError: No such file.
+        FormatError: Not JSON.
     """
     try:
         file = locate(path)
@@ -57,8 +57,8 @@ def write_versioned_json(
     """Write `content` atomically as indented JSON after ``"format": name`` and ``"version": version``.
 
     Raises:
-        ConfigError: a file is there that may not be replaced.
-        StorageError: the disk is full.
+        ConfigError: A file is there that may not be replaced.
+        StorageError: The disk is full.
     """
     write_json(path, {"format": name, "version": version, **content}, replace=replace)
 
@@ -78,8 +78,8 @@ def read_json_and_version(path: Path, name: str, version: int, *, oldest: int = 
         oldest: Oldest accepted version.
 
     Raises:
-        DataNotFoundError: no such file.
-        FormatError: not JSON, another format, or a version outside these.
+        DataNotFoundError: No such file.
+        FormatError: Not JSON, another format, or a version outside these.
     """
     data = read_json(path, f"a {name!r} file")
     found = data.get("format") if isinstance(data, dict) else None

@@ -20,36 +20,36 @@ PARTIAL_SUFFIX = ".partial"
 
 
 class Location(Protocol):
-    """A file to read from, by any thread.
+    """File to read from, by any thread.
 
     Attributes:
-        name: its path or URL, for messages.
-        size: its bytes.
+        name: Its path or URL, for messages.
+        size: Its bytes.
     """
 
     name: str
     size: int
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        """The bytes ``start <= i < stop``.
+        """Return the bytes ``start <= i < stop``.
 
         Raises:
-            FormatError: the file has become shorter than it was.
+            FormatError: The file has become shorter than it was.
         """
         ...
 
     def open(self) -> Any:
-        """What PyArrow opens: a path, or a binary file object of its own that the caller closes."""
+        """Return what PyArrow opens: a path, or a new binary file object that the caller closes."""
         ...
 
 
 def is_remote(path: str | Path) -> bool:
-    """Whether `path` is a URL such as ``s3://bucket/key``."""
+    """Return whether `path` is a URL such as ``s3://bucket/key``."""
     return "://" in str(path)
 
 
 def folder_and_name(path: str | Path) -> tuple[str, str]:
-    """Where the file at `path`, a path or a URL, lies, and how it is called there."""
+    """Split `path`, a path or a URL, into folder and name."""
     folder, slash, name = str(path).rpartition("/")
     if folder.endswith(":/"):  # of a URL without a folder
         folder += "/"
@@ -57,21 +57,21 @@ def folder_and_name(path: str | Path) -> tuple[str, str]:
 
 
 def locate(path: str | Path) -> Location:
-    """The file at `path`, a path or a URL.
+    """Return the file at `path`, a path or a URL.
 
     Raises:
-        DataNotFoundError: there is no such file.
-        ConfigError: a URL of a kind that fsspec does not know.
-        MissingDependencyError: fsspec, or the library that it needs for this kind of URL, is not installed.
+        DataNotFoundError: There is no such file.
+        ConfigError: A URL of a kind that fsspec does not know.
+        MissingDependencyError: Fsspec, or the library that it needs for this kind of URL, is not installed.
     """
     return _RemoteFile(str(path)) if is_remote(path) else _LocalFile(Path(path))
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a small file.
+    """Read the text of a small file.
 
     Raises:
-        FormatError: not UTF-8; besides what `locate` raises.
+        FormatError: Not UTF-8; besides what `locate` raises.
     """
     file = locate(path)
     try:
@@ -125,11 +125,11 @@ class _RemoteFile:
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """Fsspec's file system for `url`, and the path in it.
+    """Return fsspec's file system for `url`, and the path in it.
 
     Raises:
-        ConfigError: a URL of a kind that fsspec does not know.
-        MissingDependencyError: fsspec, or the library that it needs for this kind of URL, is not installed.
+        ConfigError: A URL of a kind that fsspec does not know.
+        MissingDependencyError: Fsspec, or the library that it needs for this kind of URL, is not installed.
     """
     try:
         import fsspec  # only remote paths need it
@@ -150,15 +150,15 @@ def _cut_short(name: str, found: int, stop: int) -> FormatError:
 
 @contextmanager
 def local_copy(path: str | Path, *, adjacent: Sequence[str] = ()) -> Iterator[Path]:
-    """The file or folder at `path`, or a copy of it for the time of the block if `path` is a URL.
+    """Yield the file or folder at `path`; for a URL a local copy that exists during the block.
 
     Args:
-        path: path or URL. Nothing there gives a path without a file, for which its reader has the error.
+        path: Path or URL. Nothing there gives a path without a file, for which its reader has the error.
         adjacent: Suffixes; files named `path` plus one of them are copied, too.
 
     Raises:
-        ConfigError: a URL of a kind that fsspec does not know.
-        MissingDependencyError: fsspec, or the library that it needs for this kind of URL, is not installed.
+        ConfigError: A URL of a kind that fsspec does not know.
+        MissingDependencyError: Fsspec, or the library that it needs for this kind of URL, is not installed.
     """
     if not is_remote(path):
         yield Path(path)
@@ -175,15 +175,15 @@ def local_copy(path: str | Path, *, adjacent: Sequence[str] = ()) -> Iterator[Pa
 
 
 def upload(local: Path, url: str, *, replaceable: str) -> None:
-    """Copy all entries of the directory `local` to below `url`: first beside their places, then one by one to these.
+    """Copy the entries of the directory `local` below `url`: first to adjacent names, then one by one into place.
 
     Args:
-        local: files and folders.
-        url: where they go.
-        replaceable: pattern of the names in a folder that may be replaced.
+        local: Files and folders.
+        url: Where they go.
+        replaceable: Pattern of the names in a folder that may be replaced.
 
     Raises:
-        ConfigError: a folder in the place of a file, or one that holds something of others; nothing is changed then.
+        ConfigError: A folder in the place of a file, or one that holds something of others; nothing is changed then.
     """
     files, root = file_system(url)
     folders = [f"{root}/{entry.name}" for entry in sorted(local.iterdir()) if entry.is_dir()]
@@ -209,7 +209,7 @@ def upload(local: Path, url: str, *, replaceable: str) -> None:
 
 
 def _download(url: str, local: Path) -> None:
-    """Copy what is at `url`, if anything is, to `local`."""
+    """Copy the file or folder at `url`, if there is one, to `local`."""
     files, root = file_system(url)
     if files.isfile(root):
         files.get_file(root, str(local))
@@ -222,7 +222,7 @@ def _download(url: str, local: Path) -> None:
 
 
 def _names_in(files: Any, folder: str, replaceable: str) -> list[str]:
-    """The files of a folder that is to be replaced; none where there is no folder."""
+    """Return the files of a folder to be replaced; none if there is no folder."""
     if not files.exists(folder):
         return []
     names: list[str] = files.find(folder)
@@ -235,7 +235,7 @@ def _names_in(files: Any, folder: str, replaceable: str) -> list[str]:
 
 
 def _below(name: str, folder: str) -> str:
-    """`name` without `folder` before it, which fsspec writes with or without a slash at its begin."""
+    """Remove `folder`, which fsspec writes with or without a leading slash, from the start of `name`."""
     return name.strip("/").removeprefix(folder.strip("/")).strip("/")
 
 

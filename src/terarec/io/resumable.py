@@ -22,7 +22,7 @@ VERSION = 1
 
 
 class Journal:
-    """The committed phases of a directory under construction, in its ``journal.json``.
+    """Committed phases of a directory under construction, in its ``journal.json``.
 
     Args:
         directory: The directory.
@@ -32,8 +32,8 @@ class Journal:
         directory: The directory.
 
     Raises:
-        ConfigError: phases of another fingerprint are there already.
-        FormatError: the file is damaged.
+        ConfigError: Phases of another fingerprint are there already.
+        FormatError: The file is damaged.
     """
 
     def __init__(self, directory: Path, fingerprint: Mapping[str, str]) -> None:
@@ -48,7 +48,7 @@ class Journal:
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """The committed phases, in the order of their commits."""
+        """Committed phases, in the order of their commits."""
         return tuple(self._phases)
 
     def result(self, phase: str) -> Any | None:
@@ -56,10 +56,10 @@ class Journal:
         return self._phases.get(phase)
 
     def commit(self, phase: str, result: Mapping[str, Any]) -> None:
-        """Store that `phase` is done. Its files must be on the disk.
+        """Record that `phase` is done. Its files must be on the disk.
 
         Raises:
-            StorageError: the disk is full.
+            StorageError: The disk is full.
         """
         phases = {**self._phases, phase: dict(result)}
         write_versioned_json(self._path, FORMAT, VERSION, {"fingerprint": self._fingerprint, "phases": phases})
@@ -83,11 +83,11 @@ def resumable_dir(out: Path, fingerprint: Mapping[str, str], *, restart: bool = 
         restart: Whether the work of an interrupted call is discarded first.
 
     Raises:
-        ClusterError: from the block; what is committed was kept.
+        ClusterError: From the block; what is committed was kept.
         ConfigError: `out` is a file or not empty, another process writes it, or other work was begun there; what is
             there stays as it is.
         RunInterruptedError: Ctrl-C; what is committed was kept.
-        StorageError: the disk is full, or cannot be written.
+        StorageError: The disk is full, or cannot be written.
     """
     out = out.resolve()
     check_replaceable(out)

@@ -20,9 +20,9 @@ class FieldError(ConfigError):
     option of the command line, puts that name before `problem`.
 
     Attributes:
-        owner: class of the spec; empty for an argument of a function.
-        field: name of the field; empty if the spec is wrong as a whole.
-        problem: what was received and what is accepted.
+        owner: Class of the spec; empty for an argument of a function.
+        field: Name of the field; empty if the spec is wrong as a whole.
+        problem: What was received and what is accepted.
     """
 
     def __init__(self, owner: str, field: str, problem: str) -> None:

@@ -36,11 +36,11 @@ def parse_json(
 
     Args:
         text: JSON; bytes in UTF-8, UTF-16 or UTF-32.
-        parse_constant: called with NaN, Infinity and -Infinity.
-        object_pairs_hook: called with the fields of each object.
+        parse_constant: Called with NaN, Infinity and -Infinity.
+        object_pairs_hook: Called with the fields of each object.
 
     Raises:
-        ValueError: no JSON (json.JSONDecodeError), bytes of no such encoding (UnicodeDecodeError), a number of too many
+        ValueError: No JSON (json.JSONDecodeError), bytes of no such encoding (UnicodeDecodeError), a number of too many
             digits, or too many levels (`TooDeepError`).
     """
     try:
@@ -73,12 +73,12 @@ def from_data(spec_type: type[Spec], data: object, where: str = "$") -> Spec:
     """Build a `spec_type` from parsed JSON.
 
     Args:
-        spec_type: a spec class.
-        data: what ``json.load`` returned.
-        where: what to call the root in error messages, for example ``"run.json: $"``; empty for bare paths.
+        spec_type: A spec class.
+        data: What ``json.load`` returned.
+        where: What to call the root in error messages, for example ``"run.json: $"``; empty for bare paths.
 
     Raises:
-        ConfigError: an unknown, missing or mistyped field, with its JSON path and what is accepted.
+        ConfigError: An unknown, missing or mistyped field, with its JSON path and what is accepted.
     """
     result: Spec = _decode(spec_type, data, where)
     return result

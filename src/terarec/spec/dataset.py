@@ -43,7 +43,7 @@ class CategoricalColumn:
     """Keys per sample: ids 0 <= key < rows, or any int64.
 
     Attributes:
-        rows: number of distinct ids, reserved ones included: the rows that a static table for it needs. None: keys are
+        rows: Number of distinct ids, reserved ones included: the rows that a static table for it needs. None: keys are
             the raw integers, any int64, for dynamic tables; a missing one is the lowest int64.
         hotness: 1 for one key a sample (a scalar column); more for a list column of at most so many keys.
     """
@@ -95,12 +95,12 @@ class DatasetSpec:
 
     Attributes:
         storage: "parquet" (one column a file column) or "raw" (fixed-width records, see docs/formats.md).
-        splits: split name ("train", "valid", "test") -> its shards, in sample order.
-        best_auc: the AUC of the model that generated the labels, for synthetic data.
-        workflow: directory of the feature workflow that made the columns, relative to dataset.json. None: raw values
+        splits: Split name ("train", "valid", "test") -> its shards, in sample order.
+        best_auc: The AUC of the model that generated the labels, for synthetic data.
+        workflow: Directory of the feature workflow that made the columns, relative to dataset.json. None: raw values
             are what the columns hold.
-        weight: name of the column of sample weights, float32 and >= 0; None: every sample counts alike.
-        metadata: columns that no model reads, such as ids; for "parquet" only.
+        weight: Name of the column of sample weights, float32 and >= 0; None: every sample counts alike.
+        metadata: Columns that no model reads, such as ids; for "parquet" only.
     """
 
     name: str
@@ -186,9 +186,9 @@ class SparseInput:
     """Some slots of a sample, read together under one name.
 
     Attributes:
-        name: of the input; its slots are the features ``<name>.0``, ``<name>.1``, ...
-        nnz_per_slot: per slot, the most keys that a sample holds.
-        is_fixed_length: a promise that every sample holds the same number of keys. Files that tell the numbers are
+        name: Of the input; its slots are the features ``<name>.0``, ``<name>.1``, ...
+        nnz_per_slot: Per slot, the most keys that a sample holds.
+        is_fixed_length: A promise that every sample holds the same number of keys. Files that tell the numbers are
             believed instead; only RawAsync needs it, and then takes exactly `nnz_per_slot` keys.
     """
 
@@ -212,11 +212,11 @@ class RecordLayout:
     """The columns of HugeCTR's data files. The files themselves do not name them.
 
     Attributes:
-        label_dim: labels of a sample.
-        dense_dim: dense numbers of a sample.
-        inputs: the sparse inputs, in the order in which a sample holds their slots.
+        label_dim: Labels of a sample.
+        dense_dim: Dense numbers of a sample.
+        inputs: The sparse inputs, in the order in which a sample holds their slots.
         key_bytes: 4 or 8 bytes a key.
-        slot_sizes: distinct keys of each slot, for the formats whose reader adds the sizes of the slots before to every
+        slot_sizes: Distinct keys of each slot, for the formats whose reader adds the sizes of the slots before to every
             key; empty adds nothing.
     """
 
@@ -266,8 +266,8 @@ class RecordSplit:
     """Where the samples of a split lie.
 
     Attributes:
-        path: of the file list (Norm, Parquet) or of the file; relative to ``records.json``, absolute, or a URL.
-        rows: its samples.
+        path: Of the file list (Norm, Parquet) or of the file; relative to ``records.json``, absolute, or a URL.
+        rows: Its samples.
     """
 
     path: str
@@ -284,13 +284,13 @@ class RecordsSpec:
     """HugeCTR's files that belong together: the content of ``records.json``.
 
     Attributes:
-        kind: the files' format.
-        layout: what a sample holds.
-        splits: split name ("train", "valid") -> where its samples lie.
-        label_names: of the labels, in order.
-        dense_names: of the dense numbers, in order.
-        checksum: whether Norm files have checksums.
-        float_label_dense: whether Raw files hold labels and dense numbers, and RawAsync files dense ones, as float32.
+        kind: The files' format.
+        layout: What a sample holds.
+        splits: Split name ("train", "valid") -> where its samples lie.
+        label_names: Of the labels, in order.
+        dense_names: Of the dense numbers, in order.
+        checksum: Whether Norm files have checksums.
+        float_label_dense: Whether Raw files hold labels and dense numbers, and RawAsync files dense ones, as float32.
         keys: What batches hold: "columns" for keys from 0 on in each slot; "as_read" for what the files hold, where
             `slot_sizes` of the layout are bounds, 0 for none; "with_offsets" for what HugeCTR's hash tables see, with
             the sizes of the slots before added to the keys of Parquet and Raw files.

@@ -18,9 +18,9 @@ class GraphLabel:
     """Some columns of the batch's labels, as a tensor [B, dim]; labels are cut off in the order of the spec.
 
     Attributes:
-        name: of the tensor.
-        dim: columns.
-        weight: factor of the losses that read this label in the sum that is minimised.
+        name: Of the tensor.
+        dim: Columns.
+        weight: Factor of the losses that read this label in the sum that is minimised.
     """
 
     name: str
@@ -38,12 +38,12 @@ class GraphFeature:
     """A feature of the batch that looks a table up.
 
     Attributes:
-        name: unique among the features of its embedding; the name of the top where its output is "apart".
-        table: name of the table.
+        name: Unique among the features of its embedding; the name of the top where its output is "apart".
+        table: Name of the table.
         pooling: "sum" or "mean" of the vectors of a bag, zeros for an empty one; "concat" puts the vectors of its first
             `max_keys` keys side by side, and zeros behind them where there are fewer.
-        column: name of the feature in the batch; None takes `name`.
-        max_keys: only so many first keys of each bag count; None for all.
+        column: Name of the feature in the batch; None takes `name`.
+        max_keys: Only so many first keys of each bag count; None for all.
     """
 
     name: str
@@ -79,12 +79,12 @@ class GraphEmbedding:
     """Tables and the features that read them, looked up together.
 
     Attributes:
-        name: unique in the graph; the name of the top, but for the output "apart".
-        tables: the tables; the names are unique in the graph.
-        features: in the order of the output.
+        name: Unique in the graph; the name of the top, but for the output "apart".
+        tables: The tables; the names are unique in the graph.
+        features: In the order of the output.
         output: "stacked" gives [B, S, D], for which all vectors must have one width; "flat" [B, sum of widths];
             "apart" one top [B, 1, width] for each feature, with the feature's name.
-        optimizer: name of the rule that moves those of these tables which name none themselves.
+        optimizer: Name of the rule that moves those of these tables which name none themselves.
     """
 
     name: str
@@ -130,10 +130,10 @@ class GraphLayer:
     """A layer of `terarec.nn.registry`, or a loss.
 
     Attributes:
-        kind: its name there.
-        bottoms: the tensors that it reads; a loss reads the logits and the label.
-        tops: the names of what it gives.
-        options: its options; lists are kept as tuples.
+        kind: Its name there.
+        bottoms: The tensors that it reads; a loss reads the logits and the label.
+        tops: The names of what it gives.
+        options: Its options; lists are kept as tuples.
     """
 
     kind: str
@@ -154,11 +154,11 @@ class GraphSpec:
     """A model as a graph of named tensors.
 
     Attributes:
-        labels: in the order of the label's columns.
-        dense_name: of the tensor [B, dense_dim].
-        dense_dim: number of dense inputs; 0 for none, and then there is no such tensor.
-        embeddings: looked up first.
-        layers: from the bottom to the top: each reads tensors that are there by then.
+        labels: In the order of the label's columns.
+        dense_name: Of the tensor [B, dense_dim].
+        dense_dim: Number of dense inputs; 0 for none, and then there is no such tensor.
+        embeddings: Looked up first.
+        layers: From the bottom to the top: each reads tensors that are there by then.
     """
 
     labels: tuple[GraphLabel, ...]

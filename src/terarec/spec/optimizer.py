@@ -23,15 +23,15 @@ class RowOptions:
         mode: "local": the rows with a key in the batch move. "global": all rows of the tables move, with a gradient of
             zero where no key was, as a dense optimizer moves them. "lazy_global": as "local", but a row first catches
             up the steps that it missed. docs/optimizers.md has the formulas.
-        l1: weight of abs(w), whose derivative is added to the gradient.
-        l2: weight of w^2 / 2, whose derivative is added to the gradient.
-        clip_value: bound of every element of a row's gradient; None for none.
-        clip_norm: bound of the L2 norm of each row's gradient; None for none.
-        clip_global_norm: bound of the L2 norm of all rows' gradients together; None for none.
-        loss_scale: what the loss was multiplied by before the backward pass.
+        l1: Weight of abs(w), whose derivative is added to the gradient.
+        l2: Weight of w^2 / 2, whose derivative is added to the gradient.
+        clip_value: Bound of every element of a row's gradient; None for none.
+        clip_norm: Bound of the L2 norm of each row's gradient; None for none.
+        clip_global_norm: Bound of the L2 norm of all rows' gradients together; None for none.
+        loss_scale: What the loss was multiplied by before the backward pass.
         table_lr: table -> factor of the learning rate; 1 for tables that it does not name.
-        frozen: tables whose rows and state stay as they are.
-        non_finite: what to do about NaN or infinity in a gradient: "pass" it on to its rows, "raise" an error, or
+        frozen: Tables whose rows and state stay as they are.
+        non_finite: What to do about NaN or infinity in a gradient: "pass" it on to its rows, "raise" an error, or
             "skip" the step. Rows and state stay as they were in both other cases.
     """
 
@@ -249,9 +249,9 @@ class TorchOptimizerSpec:
     """Any optimizer of `torch.optim`, by the name of its class. For layers only.
 
     Attributes:
-        name: such as "NAdam".
-        lr: learning rate.
-        options: further arguments of the class, such as {"weight_decay": 0.01}; lists stand for tuples.
+        name: Such as "NAdam".
+        lr: Learning rate.
+        options: Further arguments of the class, such as {"weight_decay": 0.01}; lists stand for tuples.
     """
 
     kind: ClassVar[str] = "torch"

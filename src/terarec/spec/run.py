@@ -355,10 +355,10 @@ class ServingSpec:
     """Where a model is served.
 
     Attributes:
-        name: the model's name in the URL.
-        host: address to bind; loopback unless told otherwise.
+        name: The model's name in the URL.
+        host: Address to bind; loopback unless told otherwise.
         port: TCP port; 0 lets the system choose a free one.
-        max_batch: most records accepted in one request.
+        max_batch: Most records accepted in one request.
         max_request_bytes: Longest body of a request.
         max_in_flight: Most requests that are received, wait or are scored at once.
         receive_timeout_seconds: How long a client may take to send a request.

@@ -26,12 +26,12 @@ class WarmupDecaySchedule:
     """Rise to the base rate linearly, stay, and fall by a power: `terarec.optim.LearningRateSchedule`, HugeCTR's.
 
     Attributes:
-        warmup_steps: intervals until the base rate; 0 and 1 both start on it.
-        decay_start: last interval at the base rate; 0 for no fall.
-        decay_steps: intervals of the fall.
-        decay_power: exponent of the fall, at least 1.
-        end_lr: the rate after the fall, and the least during it.
-        interval: what is counted.
+        warmup_steps: Intervals until the base rate; 0 and 1 both start on it.
+        decay_start: Last interval at the base rate; 0 for no fall.
+        decay_steps: Intervals of the fall.
+        decay_power: Exponent of the fall, at least 1.
+        end_lr: The rate after the fall, and the least during it.
+        interval: What is counted.
     """
 
     kind: ClassVar[str] = "warmup_decay"
@@ -105,10 +105,10 @@ class CosineSchedule:
     ``min_factor + (1 - min_factor) (1 + cos(pi n / t_max)) / 2``, and from `t_max` on `min_factor`.
 
     Attributes:
-        t_max: intervals of the fall.
-        min_factor: last rate over base rate.
-        warmup: intervals of the rise.
-        interval: what is counted.
+        t_max: Intervals of the fall.
+        min_factor: Last rate over base rate.
+        warmup: Intervals of the rise.
+        interval: What is counted.
     """
 
     kind: ClassVar[str] = "cosine"
@@ -129,10 +129,10 @@ class LinearSchedule:
     `t_max` on `min_factor`.
 
     Attributes:
-        t_max: intervals of the fall.
-        min_factor: last rate over base rate.
-        warmup: intervals of the rise.
-        interval: what is counted.
+        t_max: Intervals of the fall.
+        min_factor: Last rate over base rate.
+        warmup: Intervals of the rise.
+        interval: What is counted.
     """
 
     kind: ClassVar[str] = "linear"
@@ -152,11 +152,11 @@ class PlateauSchedule:
     It counts evaluations.
 
     Attributes:
-        factor: below 1.
-        patience: evaluations in a row without an improvement that are borne.
-        threshold: by what share of the best value a value must be better to be an improvement.
-        min_lr: least rate.
-        metric: name of the metric; None for the one by which training compares evaluations.
+        factor: Below 1.
+        patience: Evaluations in a row without an improvement that are borne.
+        threshold: By what share of the best value a value must be better to be an improvement.
+        min_lr: Least rate.
+        metric: Name of the metric; None for the one by which training compares evaluations.
     """
 
     kind: ClassVar[str] = "plateau"

@@ -19,11 +19,11 @@ class FeatureSpec:
     """An input column whose keys look up one table; several features may share a table.
 
     Attributes:
-        name: unique among the features of a model; the name of the data set's categorical column.
-        table: name of the table.
-        pooling: how the vectors of a bag become one: "sum", "mean", "sqrtn" (the sum divided by the root of the number
+        name: Unique among the features of a model; the name of the data set's categorical column.
+        table: Name of the table.
+        pooling: How the vectors of a bag become one: "sum", "mean", "sqrtn" (the sum divided by the root of the number
             of keys) or "max" (column by column); an empty bag gives zeros. "none" leaves them as a sequence.
-        max_keys: only so many first keys of each bag count; None for all.
+        max_keys: Only so many first keys of each bag count; None for all.
     """
 
     name: str
@@ -198,14 +198,14 @@ class TableSpec:
     """A static embedding table: ``rows`` vectors of ``width`` numbers, key == row.
 
     Attributes:
-        name: unique among the tables of a model.
-        rows: number of rows V.
-        width: length D of a vector.
-        initializer: distribution of the first weights.
-        init_scale: half-width of the uniform, or standard deviation of the normal distribution; None takes
+        name: Unique among the tables of a model.
+        rows: Number of rows V.
+        width: Length D of a vector.
+        initializer: Distribution of the first weights.
+        init_scale: Half-width of the uniform, or standard deviation of the normal distribution; None takes
             1 / sqrt(rows), as the DLRM paper's code does (Naumov et al. 2019).
-        dtype: element type of the rows; lookups give float32 whatever it is.
-        optimizer: name of the rule that moves the rows, where `terarec.optim.RowOptimizer` is given rules by name.
+        dtype: Element type of the rows; lookups give float32 whatever it is.
+        optimizer: Name of the rule that moves the rows, where `terarec.optim.RowOptimizer` is given rules by name.
     """
 
     kind: ClassVar[str] = "static"
@@ -233,20 +233,20 @@ class DynamicTableSpec:
     """A table of any int64 keys: a key gets its row at first sight in training, never in evaluation.
 
     Attributes:
-        name: unique among the tables of a model.
-        width: length D of a vector.
-        initializer: distribution of a row's first weights, which depend on (table name, key, seed) alone.
-        init_scale: half-width of the uniform, or standard deviation of the normal distribution; 0.05 is what
+        name: Unique among the tables of a model.
+        width: Length D of a vector.
+        initializer: Distribution of a row's first weights, which depend on (table name, key, seed) alone.
+        init_scale: Half-width of the uniform, or standard deviation of the normal distribution; 0.05 is what
             HugeCTR's hash tables take, as there is no number of rows to derive it from.
-        dtype: element type of the rows; lookups give float32 whatever it is.
-        default: the vector of a key without a row: one number for all columns, or `width` of them.
-        admit: which unseen keys get a row in training (`freq`, `prob`, `counting_filter`); None: all.
-        evict: which rows go when the table is full (`lru`, `lfu`, `ttl`, `by_score`); None: a full table is an error.
-        max_rows: most rows; None: as many as memory holds.
-        track_uses: count each row's occurrences and note its last batch even if `evict` needs no such thing, for
+        dtype: Element type of the rows; lookups give float32 whatever it is.
+        default: The vector of a key without a row: one number for all columns, or `width` of them.
+        admit: Which unseen keys get a row in training (`freq`, `prob`, `counting_filter`); None: all.
+        evict: Which rows go when the table is full (`lru`, `lfu`, `ttl`, `by_score`); None: a full table is an error.
+        max_rows: Most rows; None: as many as memory holds.
+        track_uses: Count each row's occurrences and note its last batch even if `evict` needs no such thing, for
             calls of ``evict`` with other policies. 12 bytes a row.
-        report_evicted: keep the keys that went until ``take_evicted`` is called. 8 bytes a key.
-        optimizer: name of the rule that moves the rows, where `terarec.optim.RowOptimizer` is given rules by name.
+        report_evicted: Keep the keys that went until ``take_evicted`` is called. 8 bytes a key.
+        optimizer: Name of the rule that moves the rows, where `terarec.optim.RowOptimizer` is given rules by name.
     """
 
     kind: ClassVar[str] = "dynamic"
@@ -296,11 +296,11 @@ class StaticTablesSpec:
     """As many rows as the data set says that the column has ids.
 
     Attributes:
-        dtype: element type of the rows of every table.
+        dtype: Element type of the rows of every table.
         initializer: Distribution of the first weights; None for a model's own, which is uniform for most.
         init_scale: Half-width of the uniform, or standard deviation of the normal distribution; None for
             1 / sqrt(rows).
-        optimizers: pattern of table names, such as "item*" -> name of the rule that moves the tables it matches; the
+        optimizers: Pattern of table names, such as "item*" -> name of the rule that moves the tables it matches; the
             first pattern that matches a table counts, and "default" moves the tables that none matches.
     """
 
@@ -323,7 +323,7 @@ class StaticTablesSpec:
         """The table `name` for a column of ids ``0 <= id < rows``; `initializer` goes before this spec's own.
 
         Raises:
-            ConfigError: a column of any keys.
+            ConfigError: A column of any keys.
         """
         if rows is None:
             raise ConfigError(
@@ -347,11 +347,11 @@ class DynamicTablesSpec:
 
     Attributes:
         initializer: Distribution of the first weights; None for a model's own, which is uniform for most.
-        init_scale: of the first weights.
-        admit: which unseen keys get a row; None: all.
-        evict: which rows go when a table is full; None: a full table is an error.
-        max_rows: most rows of each table; None: as many as memory holds.
-        optimizers: as in `StaticTablesSpec`.
+        init_scale: Of the first weights.
+        admit: Which unseen keys get a row; None: all.
+        evict: Which rows go when a table is full; None: a full table is an error.
+        max_rows: Most rows of each table; None: as many as memory holds.
+        optimizers: As in `StaticTablesSpec`.
     """
 
     kind: ClassVar[str] = "dynamic"

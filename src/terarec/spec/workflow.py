@@ -59,11 +59,11 @@ class SplitByTime:
     """The latest rows: from thresholds on, or shares of the rows ordered by time; equal times stay together.
 
     Attributes:
-        column: an integer or number column, mostly seconds since 1970.
-        valid_from: rows from this time on are "valid".
-        test_from: rows from this time on are "test".
-        valid: share of the rows, in the place of the thresholds.
-        test: share of the rows, the latest of all.
+        column: An integer or number column, mostly seconds since 1970.
+        valid_from: Rows from this time on are "valid".
+        test_from: Rows from this time on are "test".
+        valid: Share of the rows, in the place of the thresholds.
+        test: Share of the rows, the latest of all.
     """
 
     kind: ClassVar[str] = "by_time"
@@ -92,7 +92,7 @@ class SplitByFiles:
     """The last files: `valid` of them, and after these, as the very last, `test` of them.
 
     Attributes:
-        valid_fraction: in the place of files, this share of the rows of the others, the last of them, for validation.
+        valid_fraction: In the place of files, this share of the rows of the others, the last of them, for validation.
     """
 
     kind: ClassVar[str] = "by_files"
@@ -152,9 +152,9 @@ class SourceColumn:
     Attributes:
         type: "text", "integer" (64 bits), "number" (float64), "hex32" (up to 8 hexadecimal digits), or "time" (becomes
             an integer, seconds since 1970 in UTC).
-        separator: the field is a list of values of that type with this text between them; files that have lists of
+        separator: The field is a list of values of that type with this text between them; files that have lists of
             their own (JSON lines, Parquet, Arrow) may hold those instead. None: one value.
-        format: how a "time" is written, with %Y %m %d %H %M %S %I %p and other characters as they are; None for
+        format: How a "time" is written, with %Y %m %d %H %M %S %I %p and other characters as they are; None for
             integer seconds, of the years 1 to 9999, so that milliseconds are refused.
     """
 
@@ -182,18 +182,18 @@ class SourceSpec:
     r"""How files are read.
 
     Attributes:
-        columns: those that are read. Delimited text without a header: all fields of a line, in order. Else found by
+        columns: Those that are read. Delimited text without a header: all fields of a line, in order. Else found by
             name, and others are passed over.
-        delimiter: what stands between the fields of delimited text, one character or several.
-        header: the first line of each delimited file names its columns.
-        quote: fields of delimited text may stand between double quotes, a quote inside being written twice; line ends
+        delimiter: What stands between the fields of delimited text, one character or several.
+        header: The first line of each delimited file names its columns.
+        quote: Fields of delimited text may stand between double quotes, a quote inside being written twice; line ends
             may stand inside.
-        trim: white space (ASCII) around a value is left out.
-        missing: words that mean a missing value, after trimming.
-        cleaning: where `trim` and `missing` hold. "values": for every raw value, whether it comes from a file of any
+        trim: White space (ASCII) around a value is left out.
+        missing: Words that mean a missing value, after trimming.
+        cleaning: Where `trim` and `missing` hold. "values": for every raw value, whether it comes from a file of any
             format, between quotes or not, or in a record that is served. "fields", as in workflows before version 2:
             `trim` for fields of delimited text without quotes, `missing` for files, and neither for records.
-        encoding: of delimited text, "utf-8" or "latin-1" (ISO 8859-1).
+        encoding: Of delimited text, "utf-8" or "latin-1" (ISO 8859-1).
     """
 
     format: SourceFormat
@@ -234,11 +234,11 @@ class LabelSpec:
     """A target, stored as float32.
 
     Attributes:
-        name: in the data set.
-        column: the column that it is made from; None for the one of its name.
-        positives: values that mean 1, as texts; others mean 0.
-        at_least: numbers from this on mean 1, lower ones 0. With neither, the label is the number itself.
-        is_probability: such a number is refused unless it is from 0 to 1.
+        name: In the data set.
+        column: The column that it is made from; None for the one of its name.
+        positives: Values that mean 1, as texts; others mean 0.
+        at_least: Numbers from this on mean 1, lower ones 0. With neither, the label is the number itself.
+        is_probability: Such a number is refused unless it is from 0 to 1.
     """
 
     name: str
@@ -266,18 +266,18 @@ class WorkflowSpec:
     """How raw logs become a data set.
 
     Attributes:
-        source: the files of rows.
-        tables: side tables that `JoinTable` steps name.
-        steps: in order; each reads what stands before it.
+        source: The files of rows.
+        tables: Side tables that `JoinTable` steps name.
+        steps: In order; each reads what stands before it.
         split: None: all rows are for training.
-        labels: at least one.
-        dense: number (or integer) columns, as they stand after all steps.
-        categorical: id columns, scalar or lists.
-        keys: integer columns whose values are the keys of dynamic tables.
-        weight: number (or integer) column of sample weights, as it stands after all steps; None for none.
-        metadata: columns of the source that the data set holds as they were read, whatever steps do to them: ids of
+        labels: At least one.
+        dense: Number (or integer) columns, as they stand after all steps.
+        categorical: Id columns, scalar or lists.
+        keys: Integer columns whose values are the keys of dynamic tables.
+        weight: Number (or integer) column of sample weights, as it stands after all steps; None for none.
+        metadata: Columns of the source that the data set holds as they were read, whatever steps do to them: ids of
             users, or slices of an evaluation.
-        version: the user's own count of this workflow's versions.
+        version: The user's own count of this workflow's versions.
     """
 
     name: str

@@ -33,17 +33,17 @@ Progress = Callable[[int, int], None]
 
 
 def write_as_records(dataset: Path, out: Path, options: RecordOptions, progress: Progress | None = None) -> RecordsSpec:
-    """Write every split of a data set as HugeCTR's files, and ``records.json``, which says what they hold.
+    """Write every split of a data set as HugeCTR's files, and ``records.json``, which describes them.
 
     Each categorical column becomes a slot, an input of its own, in the data set's order; its rows are the slot's size.
     Labels and dense numbers are float32, but labels of RawAsync files int32. Weights and metadata are left out, as the
     files have no place for them.
 
     Args:
-        dataset: directory with ``dataset.json``.
-        out: directory to make.
-        options: what files to write.
-        progress: called with (rows done, rows in all).
+        dataset: Directory with ``dataset.json``.
+        out: Directory to make.
+        options: What files to write.
+        progress: Called with (rows done, rows in all).
 
     Returns:
         The content of ``records.json``.
@@ -51,8 +51,8 @@ def write_as_records(dataset: Path, out: Path, options: RecordOptions, progress:
     Raises:
         ConfigError: `out` holds something; a column of any int64 keys, whose slot would have no size; more than one key
             a sample for Raw files.
-        FormatError: the data set is damaged, or has labels or lists that the files cannot hold.
-        StorageError: the disk is full.
+        FormatError: The data set is damaged, or has labels or lists that the files cannot hold.
+        StorageError: The disk is full.
     """
     spec = read_dataset(dataset)
     records = describe_records(spec, options, {split: spec.num_rows(split) for split in spec.splits})
@@ -73,7 +73,7 @@ def write_as_records(dataset: Path, out: Path, options: RecordOptions, progress:
 def _write_split(
     source: DatasetSource, records: RecordsSpec, directory: Path, location: Path, *, keysets: bool
 ) -> Iterator[int]:
-    """Write the files of one split into `directory`, which will be at `location`; gives the rows of each block."""
+    """Write the files of one split into `directory`, which will be at `location`; yield the rows of each block."""
     sizes = repeat(ROWS_PER_FILE.get(records.kind, 1))
     writer = SplitRecords(directory, location, records, sizes, keysets=keysets)
     try:
@@ -90,11 +90,11 @@ _ROWS_PER_SHARD = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportedRecords:
-    """What a data set was made of.
+    """Report of a conversion into a data set.
 
     Attributes:
-        dataset: its description.
-        num_skipped: records that were left out because their checksum failed.
+        dataset: Its description.
+        num_skipped: Records that were left out because their checksum failed.
     """
 
     dataset: DatasetSpec
@@ -111,16 +111,16 @@ def write_as_dataset(
     them.
 
     Args:
-        records: a ``records.json``.
-        out: directory to make.
-        storage: format of the shards.
-        progress: called with (rows done, rows in all).
+        records: A ``records.json``.
+        out: Directory to make.
+        storage: Format of the shards.
+        progress: Called with (rows done, rows in all).
 
     Raises:
         ConfigError: `out` holds something.
-        DataNotFoundError: a file is missing.
-        FormatError: a file is damaged, or holds a key outside its slot or none where one is promised.
-        StorageError: the disk is full.
+        DataNotFoundError: A file is missing.
+        FormatError: A file is damaged, or holds a key outside its slot or none where one is promised.
+        StorageError: The disk is full.
     """
     spec = read_records(records)
     dataset = describe_dataset(spec, out.name, storage, {})
@@ -145,7 +145,7 @@ def write_as_dataset(
 
 
 def _blocks(source: RecordSource, left_out: list[int]) -> Iterator[ColumnBlock]:
-    """The groups of `source`; appends the number of records left out of each to `left_out`."""
+    """Yield the groups of `source`; append the number of records left out of each to `left_out`."""
     for block, skipped in ordered_map(source.read, range(len(source.group_rows)), _THREADS):
         left_out.append(skipped)
         yield block

@@ -32,11 +32,11 @@ _DEVIATION = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PlantedModel:
-    """P(label) = sigmoid(bias + sum of dense * weight + sum over keys of the key's effect), for each label.
+    """Model of P(label) = sigmoid(bias + sum of dense * weight + sum of the keys' effects), for each label.
 
     Attributes:
         weights: float64[L, F].
-        effects: per slot float64[L, keys with an effect + 1]; the last entry is that of all other keys.
+        effects: Per slot float64[L, keys with an effect + 1]; the last entry is that of all other keys.
         bias: float64[L].
     """
 
@@ -45,7 +45,7 @@ class PlantedModel:
     bias: NDArray[np.float64]
 
     def logits(self, dense: NDArray[np.float32], keys: Sequence[Keys]) -> NDArray[np.float64]:
-        """float64[n, L] of samples with ``dense[n, F]`` and keys that start at 0 in each slot."""
+        """Return float64[n, L] for samples with ``dense[n, F]`` and keys that start at 0 in each slot."""
         logits = np.tile(self.bias, (len(dense), 1)) + dense @ self.weights.T
         for column, effects in zip(keys, self.effects, strict=True):
             values, offsets = column if isinstance(column, tuple) else (column, None)
@@ -61,12 +61,12 @@ class PlantedModel:
 def plant(
     layout: RecordLayout, generator: np.random.Generator, pilot: tuple[NDArray[np.float32], Sequence[Keys]]
 ) -> PlantedModel:
-    """Draw a model, scaled on the `pilot` samples (dense, keys) to a fixed spread and as many positives as negatives.
+    """Draw a model, scaled on the `pilot` samples (dense, keys) to a fixed spread and balanced labels.
 
     Args:
-        layout: what a sample holds, with the sizes of its slots.
-        generator: source of the model's numbers.
-        pilot: samples like those that will be labelled.
+        layout: What a sample holds, with the sizes of its slots.
+        generator: Source of the model's numbers.
+        pilot: Samples like those that will be labelled.
     """
     weights = generator.standard_normal((layout.label_dim, layout.dense_dim))
     sizes = [min(size, _FREQUENT) for size in layout.slot_sizes[: layout.num_slots]]
@@ -89,7 +89,7 @@ _MODEL_STREAM, _PILOT_STREAM, _ROW_STREAM = 0, 1, 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordGenerator:
-    """Which samples to draw. Equal generators draw equal samples.
+    """Description of the samples to draw. Equal generators draw equal samples.
 
     Norm and Parquet: labels and dense numbers uniform in [0, 1). Raw and RawAsync: label i % 2 for sample i, dense
     number j for column j. With `is_planted` labels are 0 or 1, drawn from a known logistic model of dense numbers and
@@ -97,14 +97,14 @@ class RecordGenerator:
 
     Attributes:
         kind: "norm", "parquet", "raw" or "raw_async".
-        layout: what a sample holds; its `slot_sizes` are the keys to draw from.
-        alpha: keys k of a slot of size n occur about as (k + 1)^-alpha; None for all alike.
-        checksum: whether Norm files have checksums.
-        float_label_dense: whether Raw files hold labels and dense numbers, and RawAsync files dense ones, as float32.
-        is_length_random: whether, in Norm files, a slot holds a random number of keys from 1 to the layout's, as it
+        layout: What a sample holds; its `slot_sizes` are the keys to draw from.
+        alpha: Keys k of a slot of size n occur about as (k + 1)^-alpha; None for all alike.
+        checksum: Whether Norm files have checksums.
+        float_label_dense: Whether Raw files hold labels and dense numbers, and RawAsync files dense ones, as float32.
+        is_length_random: Whether, in Norm files, a slot holds a random number of keys from 1 to the layout's, as it
             always does in Parquet files; otherwise as many as the layout says.
-        is_planted: see above.
-        seed: of everything.
+        is_planted: See above.
+        seed: Of everything.
     """
 
     kind: RecordKind
@@ -143,7 +143,7 @@ class DrawnRows:
     Attributes:
         label: float32[n, L].
         dense: float32[n, F], whole numbers where files hold integers.
-        keys: per slot, from 0 on.
+        keys: Per slot, from 0 on.
         probabilities: float32[n, L] of label 1 where labels are planted.
     """
 
@@ -154,7 +154,7 @@ class DrawnRows:
 
 
 class RowSource:
-    """Draws the samples of a `RecordGenerator`, any range of them on its own."""
+    """Source of the samples of a `RecordGenerator`, any range of them on its own."""
 
     def __init__(self, generator: RecordGenerator) -> None:
         self._generator = generator
@@ -165,7 +165,7 @@ class RowSource:
             self._model = plant(generator.layout, self._random(_MODEL_STREAM), (self._decoded(dense), keys))
 
     def draw(self, split: str, first: int, count: int) -> DrawnRows:
-        """The samples `first` to ``first + count`` of `split`; `first` and `count` are part of the seed."""
+        """Draw the samples `first` to ``first + count`` of `split`; `first` and `count` are part of the seed."""
         random = self._random(_ROW_STREAM, zlib.crc32(split.encode()), first, count)
         dense, keys = self._features(random, count)
         probabilities = None
@@ -184,7 +184,7 @@ class RowSource:
         return np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence(self._generator.seed, spawn_key=stream)))
 
     def _decoded(self, dense: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Dense numbers as a reader gives them."""
+        """Return dense numbers as a reader returns them."""
         return np.log1p(dense) if self._generator.holds_integers else dense
 
     def _features(self, random: np.random.Generator, count: int) -> tuple[NDArray[np.float32], tuple[Keys, ...]]:
@@ -213,7 +213,7 @@ class RowSource:
 
 
 def draw_keys(random: np.random.Generator, count: int, size: int, alpha: float | None) -> NDArray[np.int64]:
-    """Keys int64[count] from 0 to ``size - 1``.
+    """Draw keys int64[count] from 0 to ``size - 1``.
 
     With `alpha` a, y is drawn from 1 to size with density proportional to y^-a, as the inverse of its distribution at a
     uniform number, and the key is y rounded, less 1.
@@ -236,12 +236,12 @@ _BLOCK_ROWS = 16_384
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeneratedRecords:
-    """What was generated.
+    """Report of a generation.
 
     Attributes:
-        files: the data files, in order.
-        rows: samples in all of them.
-        best_auc: the AUC of the true probabilities against the labels drawn, the mean over labels; None unless they are
+        files: The data files, in order.
+        rows: Samples in all of them.
+        best_auc: The AUC of the true probabilities against the labels drawn, the mean over labels; None unless they are
             planted.
     """
 
@@ -253,20 +253,20 @@ class GeneratedRecords:
 def generate_records(
     generator: RecordGenerator, path: Path, *, split: str = "train", num_files: int = 1, rows_per_file: int
 ) -> GeneratedRecords:
-    """Write the samples of `split`; other splits have other samples of the same kind and of the same planted model.
+    """Write the samples of `split`; other splits have other samples of the same planted model.
 
     Args:
-        generator: which samples, in which format.
+        generator: Which samples, in which format.
         path: Norm and Parquet: of the file list; the files go to ``<its directory>/<split>/gen_0.data`` (or
             ``.parquet``) and so on. Raw and RawAsync: of the only file.
         split: "train", "val" or any other name.
-        num_files: data files.
-        rows_per_file: samples of each.
+        num_files: Data files.
+        rows_per_file: Samples of each.
 
     Raises:
-        ConfigError: a number out of range, or more than one Raw file.
-        FormatError: a layout that the format cannot have.
-        StorageError: the disk is full.
+        ConfigError: A number out of range, or more than one Raw file.
+        FormatError: A layout that the format cannot have.
+        StorageError: The disk is full.
     """
     for name, value in (("num_files", num_files), ("rows_per_file", rows_per_file)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -299,7 +299,7 @@ def generate_records(
 
 
 def _describe(generator: RecordGenerator) -> RecordsSpec:
-    """The files' columns: ``label<i>``, and ``C<i>`` for dense numbers and slots, i counting over all columns."""
+    """Name the columns: ``label<i>``, and ``C<i>`` for dense numbers and slots, i counting over all columns."""
     layout = generator.layout
     first_key = layout.label_dim + layout.dense_dim
     inputs = tuple(
@@ -323,6 +323,6 @@ def _blocks(rows: RowSource, split: str, first: int, count: int) -> Iterator[Dra
 
 
 def _best_auc(packed: list[NDArray[np.uint32]]) -> float:
-    """The mean of the labels' AUCs."""
+    """Return the mean of the labels' AUCs."""
     columns = np.concatenate(packed).T
     return float(np.mean([packed_auc(np.ascontiguousarray(column)) for column in columns]))

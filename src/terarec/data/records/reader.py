@@ -18,39 +18,39 @@ from terarec.parallel import ordered_map
 
 
 class DistinctKeys:
-    """Collects keys. Memory: the distinct ones about three times over."""
+    """Collector of distinct keys. Memory: about three times that of the result."""
 
     def __init__(self) -> None:
         self._merged = np.empty(0, dtype=np.int64)
         self._waiting: list[NDArray[np.int64]] = []
 
     def add(self, keys: NDArray[np.int64]) -> None:
-        """Take in distinct ``keys[n]``."""
+        """Add distinct ``keys[n]``."""
         self._waiting.append(keys)
         if sum(map(len, self._waiting)) > len(self._merged):  # so that every key is sorted a few times only
             self._merged, self._waiting = self.sorted(), []
 
     def sorted(self) -> NDArray[np.int64]:
-        """All keys so far, once each, rising."""
+        """Return all keys so far, once each, ascending."""
         return np.unique(np.concatenate([self._merged, *self._waiting]))
 
 
 def distinct(columns: Sequence[Keys]) -> NDArray[np.int64]:
-    """The distinct keys of some slots, rising."""
+    """Return the distinct keys of some slots, ascending."""
     arrays = [column[0] if isinstance(column, tuple) else column for column in columns]
     return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *arrays]))
 
 
 def distinct_keys(source: RecordSource, *, threads: int = 1) -> NDArray[np.int64]:
-    """The distinct keys int64[n] of `source`, rising, as batches hold them: with the slots' offsets.
+    """Return the distinct keys int64[n] of `source`, ascending, as batches hold them: with the slots' offsets.
 
     Args:
-        source: where the records are.
-        threads: threads that read and sort.
+        source: Where the records are.
+        threads: Threads that read and sort.
 
     Raises:
         ConfigError: `threads` below 1.
-        FormatError: a file is damaged.
+        FormatError: A file is damaged.
     """
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
         raise ConfigError(f"distinct_keys: threads is {threads!r}, expected an integer >= 1")
@@ -123,12 +123,12 @@ class RecordReader:
 
     @property
     def num_rows(self) -> int:
-        """Records in an epoch, before any are left out."""
+        """Number of records in an epoch, before any are left out."""
         return self._stream.num_rows
 
     @property
     def num_skipped(self) -> int:
-        """Records left out so far because of their checksum, up to the last batch that was given."""
+        """Number of records left out so far for a wrong checksum, up to the last batch that was yielded."""
         return self._stream.num_skipped
 
     def __len__(self) -> int:
@@ -136,7 +136,7 @@ class RecordReader:
         return self._stream.num_batches
 
     def __iter__(self) -> Iterator[Batch]:
-        """Iterate over the current epoch, or from it on without an end; after `load_state_dict` over what is left."""
+        """Iterate over the current epoch, or from it on without an end; after `load_state_dict` over the rest."""
         return self._stream.start()
 
     def set_source(self, source: RecordSource) -> None:
@@ -161,7 +161,7 @@ class RecordReader:
         return self._stream.state_dict()
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Continue at the next ``iter()`` right after the batch after which `state` was taken.
+        """Continue at the next ``iter()`` with the batch after the one at which `state` was saved.
 
         Raises:
             ConfigError: The state is of other data, another batch size or another kind of order, or is no state.

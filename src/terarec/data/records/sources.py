@@ -36,9 +36,9 @@ class RecordSource(Protocol):
     """Samples in groups.
 
     Attributes:
-        layout: what a sample holds.
+        layout: What a sample holds.
         names: Names of the slots as features; those of the layout, unless the source has others.
-        group_rows: records in each group, in input order, before any are left out.
+        group_rows: Records in each group, in input order, before any are left out.
         runs: Lengths of the runs of groups that can only be read one after the other, so that shuffling keeps their
             order; None if each group can be read by itself.
     """
@@ -49,7 +49,7 @@ class RecordSource(Protocol):
     runs: Sequence[int] | None
 
     def read(self, group: int) -> tuple[ColumnBlock, int]:
-        """The records of a group, keys final, and how many failed their checksum; safe from any thread."""
+        """Return the records of a group, keys final, and how many failed their checksum; safe from any thread."""
         ...
 
 
@@ -57,13 +57,13 @@ class NormSource:
     """Norm files, in groups of at most 16,384 records.
 
     Args:
-        file_list: path or URL of the list that names them.
-        layout: what a sample holds; keys are taken as they are.
-        checksum: whether records have a checksum; one that fails leaves its record out.
+        file_list: Path or URL of the list that names them.
+        layout: What a sample holds; keys are taken as they are.
+        checksum: Whether records have a checksum; one that fails leaves its record out.
 
     Raises:
-        DataNotFoundError: no such list or file.
-        FormatError: the list, or the header of a file, is not what it should be.
+        DataNotFoundError: No such list or file.
+        FormatError: The list, or the header of a file, is not what it should be.
     """
 
     def __init__(self, file_list: str | Path, layout: RecordLayout, *, checksum: bool) -> None:
@@ -74,7 +74,7 @@ class NormSource:
         self.group_rows: Sequence[int] = [rows for file in self._files for rows in file.group_rows]
 
     def read(self, group: int) -> tuple[ColumnBlock, int]:
-        """The records of group `group`, counted over all files, and the number of those left out."""
+        """Return the records of group `group`, counted over all files, and the number of those left out."""
         file = bisect_right(self._first_group, group) - 1
         return self._files[file].read(group - self._first_group[file])
 
@@ -91,25 +91,25 @@ class _FixedSource:
         ]
 
     def read(self, group: int) -> tuple[ColumnBlock, int]:
-        """The records of group `group`; none are ever left out."""
+        """Return the records of group `group`; none are ever left out."""
         start = group * _GROUP_ROWS
         return self._file.read(start, start + self.group_rows[group]), 0
 
 
 class RawSource(_FixedSource):
-    """A Raw file.
+    """Raw file.
 
     Args:
-        path: path or URL of the file.
-        layout: what a sample holds; whatever its `nnz_per_slot`, one key a slot. Keys get the slots' offsets.
-        num_samples: records to read; the file may hold more.
-        float_label_dense: whether labels and dense numbers are float32; otherwise they are int32, and a dense
+        path: Path or URL of the file.
+        layout: What a sample holds; whatever its `nnz_per_slot`, one key a slot. Keys get the slots' offsets.
+        num_samples: Records to read; the file may hold more.
+        float_label_dense: Whether labels and dense numbers are float32; otherwise they are int32, and a dense
             number becomes ln(x + 1).
 
     Raises:
-        ConfigError: a layout that Raw files cannot have, or `num_samples` below 1.
-        DataNotFoundError: no such file.
-        FormatError: the file's size does not fit.
+        ConfigError: A layout that Raw files cannot have, or `num_samples` below 1.
+        DataNotFoundError: No such file.
+        FormatError: The file's size does not fit.
     """
 
     def __init__(self, path: str | Path, layout: RecordLayout, *, num_samples: int, float_label_dense: bool) -> None:
@@ -117,20 +117,20 @@ class RawSource(_FixedSource):
 
 
 class RawAsyncSource(_FixedSource):
-    """A RawAsync file. No offsets are added to its keys.
+    """RawAsync file. No offsets are added to its keys.
 
     Args:
-        path: path or URL of the file.
-        layout: what a sample holds: exactly `nnz_per_slot` keys a slot.
-        num_samples: records to read; the file may hold more.
-        is_dense_float: whether dense numbers are float32; otherwise they are integers x and become ln(x + 1).
-        multi_hot: the form with int32 labels and uint32 or int64 keys; otherwise records are as in Raw files, and
+        path: Path or URL of the file.
+        layout: What a sample holds: exactly `nnz_per_slot` keys a slot.
+        num_samples: Records to read; the file may hold more.
+        is_dense_float: Whether dense numbers are float32; otherwise they are integers x and become ln(x + 1).
+        multi_hot: The form with int32 labels and uint32 or int64 keys; otherwise records are as in Raw files, and
             `is_dense_float` tells the type of labels, too.
 
     Raises:
-        ConfigError: a layout that such files cannot have, or `num_samples` below 1.
-        DataNotFoundError: no such file.
-        FormatError: the file's size does not fit.
+        ConfigError: A layout that such files cannot have, or `num_samples` below 1.
+        DataNotFoundError: No such file.
+        FormatError: The file's size does not fit.
     """
 
     def __init__(
@@ -147,18 +147,18 @@ class RawAsyncSource(_FixedSource):
 
 
 class ParquetSource:
-    """Parquet files with a ``_metadata.json`` in the directory of the first. A group is a row group, or part of one.
+    """Parquet files with a ``_metadata.json`` next to the first. A group is a row group, or part of one.
 
     Args:
-        file_list: path or URL of the list that names them.
-        layout: what a row holds. The sizes of the slots before are added to keys.
+        file_list: Path or URL of the list that names them.
+        layout: What a row holds. The sizes of the slots before are added to keys.
 
     Attributes:
-        left_out: files of the list that the metadata does not know, which are passed over as HugeCTR does.
+        left_out: Files of the list that the metadata does not know, which are passed over as HugeCTR does.
 
     Raises:
-        DataNotFoundError: no such list or file, or no metadata.
-        FormatError: the list, the metadata or a file is not what it should be, or no file is left.
+        DataNotFoundError: No such list or file, or no metadata.
+        FormatError: The list, the metadata or a file is not what it should be, or no file is left.
     """
 
     def __init__(self, file_list: str | Path, layout: RecordLayout) -> None:
@@ -178,23 +178,23 @@ class ParquetSource:
         self.runs: Sequence[int] | None = [length for file in self._files for length in file.runs]
 
     def read(self, group: int) -> tuple[ColumnBlock, int]:
-        """The rows of group `group`, counted over all files; none are ever left out."""
+        """Return the rows of group `group`, counted over all files; none are ever left out."""
         file = bisect_right(self._first_group, group) - 1
         return self._files[file].read(group - self._first_group[file]), 0
 
 
 def open_split(spec: RecordsSpec, split: str, directory: Path) -> RecordSource:
-    """The samples of `split`.
+    """Open the samples of `split`.
 
     Args:
-        spec: the content of a ``records.json``.
-        split: for example "train".
-        directory: that of the ``records.json``, from which relative paths count.
+        spec: The content of a ``records.json``.
+        split: For example "train".
+        directory: That of the ``records.json``, from which relative paths count.
 
     Raises:
-        ConfigError: no such split.
-        DataNotFoundError: a file is missing.
-        FormatError: a file does not hold what `spec` promises.
+        ConfigError: No such split.
+        DataNotFoundError: A file is missing.
+        FormatError: A file does not hold what `spec` promises.
     """
     entry = spec.split(split)
     path = entry.path if is_remote(entry.path) else directory / entry.path
@@ -220,7 +220,7 @@ def open_split(spec: RecordsSpec, split: str, directory: Path) -> RecordSource:
 
 
 class ColumnSource:
-    """The samples of a split under the names of a data set's columns, with keys as ``spec.keys`` says.
+    """Samples of a split under the names of a data set's columns, with keys as ``spec.keys`` says.
 
     Args:
         spec: The content of a ``records.json``.

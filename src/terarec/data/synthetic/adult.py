@@ -19,7 +19,7 @@ TRAIN_FILE, TEST_FILE = "adult.data", "adult.test"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Words:
-    """A column of texts: the one of rank r has a probability in proportion to ``(r + 1) ** -fall``."""
+    """Column of texts: the one of rank r has a probability in proportion to ``(r + 1) ** -fall``."""
 
     values: tuple[str, ...]
     fall: float
@@ -78,14 +78,14 @@ def generate(out: Path, *, rows: int, seed: int = 0, progress: Progress | None =
     first line is a remark and labels end with a dot.
 
     Args:
-        out: directory to make; it must not exist, or be empty.
-        rows: people in both files.
-        seed: the same `rows` and `seed` give the same bytes.
-        progress: see `raw_log.Progress`.
+        out: Directory to make; it must not exist, or be empty.
+        rows: People in both files.
+        seed: The same `rows` and `seed` give the same bytes.
+        progress: See `raw_log.Progress`.
 
     Raises:
-        ConfigError: a number out of range, or `out` holds something.
-        StorageError: the disk cannot hold the files.
+        ConfigError: A number out of range, or `out` holds something.
+        StorageError: The disk cannot hold the files.
     """
     check_count("rows", rows, 3)
     return write_log(out, _pieces(rows, seed), rows=rows, seed=seed, progress=progress)
@@ -122,7 +122,7 @@ def _piece(model: ClickModel, seed: int, file: str, start: int, stop: int) -> Pi
 
 
 def _draw(seed: int, stream: tuple[int, ...], start: int, stop: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Age, gain, loss and hours int32[4, n], and ranks int64[8, n] of the columns of texts."""
+    """Draw age, gain, loss and hours int32[4, n], and ranks int64[8, n] of the columns of texts."""
     age, gain, loss, hours = (
         streams.uniforms(seed, (*stream, _NUMBER_STREAM + index), start, stop) for index in range(len(_SHAPE.medians))
     )

@@ -38,7 +38,7 @@ _BRAND_TASTE = 30
 def generate(
     out: Path, *, rows: int, layout: Layout = "2018", seed: int = 0, progress: Progress | None = None
 ) -> GenerateReport:
-    """Write reviews and products, a JSON object a line each, and ``generated.json`` into `out`.
+    """Write reviews and products, one JSON object a line, and ``generated.json`` into `out`.
 
     ``2018``: ``reviews.json`` with ``overall``, ``reviewerID``, ``asin``, ``unixReviewTime`` in seconds and more, and
     ``meta.json``. ``2023``: ``reviews.jsonl`` with ``rating``, ``user_id``, ``parent_asin``, ``timestamp`` in
@@ -46,15 +46,15 @@ def generate(
     least 4 stars; that depends on the product, its brand, and whether its category is a favourite of the user's.
 
     Args:
-        out: directory to make; it must not exist, or be empty.
-        rows: reviews.
-        layout: see above.
-        seed: the same `rows`, `layout` and `seed` give the same bytes.
-        progress: see `raw_log.Progress`.
+        out: Directory to make; it must not exist, or be empty.
+        rows: Reviews.
+        layout: See above.
+        seed: The same `rows`, `layout` and `seed` give the same bytes.
+        progress: See `raw_log.Progress`.
 
     Raises:
-        ConfigError: an option out of range, or `out` holds something.
-        StorageError: the disk cannot hold the files.
+        ConfigError: An option out of range, or `out` holds something.
+        StorageError: The disk cannot hold the files.
     """
     check_choice("layout", layout, get_args(Layout))
     pieces = _pieces(rows, layout, seed)
@@ -63,7 +63,7 @@ def generate(
 
 @dataclass(frozen=True, slots=True)
 class _Products:
-    """Everything that a review depends on."""
+    """Products, users and click model behind the reviews."""
 
     tastes: Tastes
     bias: float
@@ -82,13 +82,13 @@ class _Products:
         return cls(tastes, bias_for(logits, _LIKED_SHARE))
 
     def brands(self, products: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The brand's number of each of `products`; the last stands for none."""
+        """Return the brand's number of each of `products`; the last means none."""
         seed = self.tastes.seed
         brands = (streams.traits(seed, _BRAND, products) * _BRANDS).astype(np.int64)
         return np.where(streams.traits(seed, _BRANDLESS, products) < _UNNAMED_BRANDS, _BRANDS, brands)
 
     def logits(self, users: NDArray[np.int64], products: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Of P(rating >= 4)."""
+        """Return the logits of P(rating >= 4)."""
         taste = streams.normal_traits(self.tastes.seed, _BRAND_TASTE, self.brands(products))
         return self.bias + self.tastes.logits(users, products) + _BRAND_EFFECT * taste
 
@@ -129,7 +129,7 @@ def _reviews(products: _Products, file: str, layout: Layout, numbers: NDArray[np
 
 
 def _meta(products: _Products, file: str, layout: Layout, numbers: NDArray[np.int64]) -> Piece:
-    """What is known of the products `numbers`."""
+    """Return the metadata lines of the products `numbers`."""
     category = raw_lines.taken(CATEGORIES, products.tastes.groups(numbers))
     brand = raw_lines.taken([*(f"Brand {number}" for number in range(_BRANDS)), ""], products.brands(numbers))
     price = raw_lines.decimals(5 + 200 * streams.traits(products.tastes.seed, _PRICE, numbers) ** 2, 2)
@@ -148,7 +148,7 @@ def _meta(products: _Products, file: str, layout: Layout, numbers: NDArray[np.in
 
 
 def _hidden(numbers: NDArray[np.int64]) -> pa.Array:
-    """Eight hexadecimal digits that tell nothing of the order of `numbers`, a different text for each."""
+    """Return eight hexadecimal digits for each of `numbers`, all different, that hide their order."""
     return raw_lines.hexadecimal(category_values(0, numbers).astype(np.uint32))
 
 

@@ -88,21 +88,21 @@ def generate(out: Path, *, rows: int, seed: int = 0, progress: Progress | None =
     bytes. Numbers of values shrink with the rows.
 
     Args:
-        out: directory to make; it must not exist, or be empty.
-        rows: lines without the header.
-        seed: of the click model and of the rows.
-        progress: see `raw_log.Progress`.
+        out: Directory to make; it must not exist, or be empty.
+        rows: Lines without the header.
+        seed: Of the click model and of the rows.
+        progress: See `raw_log.Progress`.
 
     Raises:
-        ConfigError: a number out of range, or `out` holds something.
-        StorageError: the disk cannot hold the log.
+        ConfigError: A number out of range, or `out` holds something.
+        StorageError: The disk cannot hold the log.
     """
     return write_log(out, _pieces(rows, seed), rows=rows, seed=seed, progress=progress)
 
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """Everything that a row depends on: any range of rows can be drawn on its own."""
+    """Model behind the rows, any range of which can be drawn on its own."""
 
     rows: int
     seed: int
@@ -125,7 +125,7 @@ class _Log:
         return cls(rows, seed, num_values, model)
 
     def piece(self, start: int, stop: int) -> Piece:
-        """Rows `start` to `stop`."""
+        """Return rows `start` to `stop`."""
         numbers = np.arange(start, stop)
         hours = numbers * (DAYS * 24) // self.rows
         ranks = _draw_ranks(self.num_values, hours, self.seed, (), start)
@@ -149,7 +149,7 @@ def _pieces(rows: int, seed: int) -> Iterator[Piece]:
 def _draw_ranks(
     num_values: tuple[int, ...], hours: NDArray[np.int64], seed: int, stream: tuple[int, ...], start: int
 ) -> NDArray[np.int64]:
-    """Ranks int64[22, n] of the columns and, last, the hour of day; an advertisement is on a site or in an app."""
+    """Draw ranks int64[22, n] of the columns and, last, the hour of day; an ad is on a site or in an app."""
     stop = start + len(hours)
     ranks = np.empty((len(num_values) + 1, len(hours)), dtype=np.int64)
     for index, (name, count) in enumerate(zip(_NAMES, num_values, strict=True)):

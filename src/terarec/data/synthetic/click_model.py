@@ -24,7 +24,7 @@ _KEPT_VALUES = 1_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IntegerColumn:
-    """A count: log-logistic around `median` (tails grow with `spread`), from `low` to `high`."""
+    """Column of counts: log-logistic around `median` (tails grow with `spread`), from `low` to `high`."""
 
     missing: float
     median: float
@@ -35,7 +35,7 @@ class IntegerColumn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CategoryColumn:
-    """A category of `num_values` values whose probability falls as 1 / rank."""
+    """Column of `num_values` categories whose probability falls as 1 / rank."""
 
     num_values: int
     missing: float = 0.0
@@ -89,7 +89,7 @@ CATEGORIES: tuple[CategoryColumn, ...] = (
 
 
 def scaled_values(column: CategoryColumn, rows: int, full_rows: int = KAGGLE_ROWS) -> int:
-    """How many values `column` has in a log of `rows` rows: in proportion to the public log's of `full_rows`."""
+    """Scale the number of values of `column` from the public log of `full_rows` to a log of `rows` rows."""
     scaled = round(column.num_values * rows / full_rows)
     return min(column.num_values, max(scaled, _KEPT_VALUES))
 
@@ -115,7 +115,7 @@ def draw_categories(column: CategoryColumn, num_values: int, uniforms: NDArray[n
 
 
 def category_values(column_index: int, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The 32-bit values that a log holds for `ranks` of a column: a fixed bijection that looks random.
+    """Return the 32-bit values that a log holds for `ranks` of a column: a fixed bijection that looks random.
 
     The steps are those of MurmurHash3's finalizer, each of which can be undone.
     """
@@ -151,13 +151,13 @@ LOGIT_DEVIATION = 1.7
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignalShape:
-    """What a click model is made of.
+    """Shape of a click model.
 
     Attributes:
-        medians: of each integer column, which its curve is scaled by.
-        crossed: pairs of categorical columns, by position, whose latent factors interact; a pair is only worth
+        medians: Of each integer column, which its curve is scaled by.
+        crossed: Pairs of categorical columns, by position, whose latent factors interact; a pair is only worth
             something if both have frequent values.
-        positive_share: share of the rows that are positive.
+        positive_share: Share of the rows that are positive.
     """
 
     medians: tuple[float, ...]
@@ -174,15 +174,15 @@ CRITEO = SignalShape(
 
 @dataclass(frozen=True, slots=True)
 class ClickModel:
-    """A logit that is a sum of effects of frequent values, of pairs of them, and of curves over the integers.
+    """Logit as a sum of effects of frequent values, of pairs of them, and of curves over the integers.
 
     In every table the last entry is the missing value's and the last but one that of all rarer values.
 
     Attributes:
         waves: float32[I, 3], amplitude, frequency and phase of a sine over ln(1 + x), a missing x being 0.
-        effects: per categorical column float32[H + 2].
-        crosses: per pair of columns (first, second, float32[H + 2, H + 2]).
-        bias: added to the logit.
+        effects: Per categorical column float32[H + 2].
+        crosses: Per pair of columns (first, second, float32[H + 2, H + 2]).
+        bias: Added to the logit.
     """
 
     waves: NDArray[np.float32]
@@ -191,7 +191,7 @@ class ClickModel:
     bias: float
 
     def probabilities(self, integers: NDArray[np.int32], categories: NDArray[np.int64]) -> NDArray[np.float32]:
-        """P(click) float32[n] of rows with `integers` int32[I, n] and ranks `categories` int64[C, n]."""
+        """Return P(click) float32[n] of rows with `integers` int32[I, n] and ranks `categories` int64[C, n]."""
         logits = _integer_terms(self, integers) + _effect_terms(self, categories) + _cross_terms(self, categories)
         logits += np.float32(self.bias)
         probabilities: NDArray[np.float32] = np.float32(1.0) / (np.float32(1.0) + np.exp(-logits))
@@ -208,12 +208,12 @@ def plant(
     """Draw a click model for a log of `rows` rows.
 
     Args:
-        generator: source of the model's numbers.
-        rows: rows of the log; decides which values are frequent enough to matter.
-        num_values: per categorical column, its number of values.
-        pilot: integers int32[I, p] and ranks int64[C, p] of rows like those of the log, on which the terms are
+        generator: Source of the model's numbers.
+        rows: Rows of the log; decides which values are frequent enough to matter.
+        num_values: Per categorical column, its number of values.
+        pilot: Integers int32[I, p] and ranks int64[C, p] of rows like those of the log, on which the terms are
             scaled and the bias is chosen.
-        shape: which terms, of I integer and C categorical columns.
+        shape: Which terms, of I integer and C categorical columns.
     """
     waves = np.stack(
         [
@@ -245,7 +245,7 @@ def _draw_factors(generator: np.random.Generator) -> NDArray[np.float32]:
 def _calibrate(
     model: ClickModel, integers: NDArray[np.int32], categories: NDArray[np.int64], positive_share: float
 ) -> ClickModel:
-    """Give each kind of terms its share of the variance, and find the bias that makes `positive_share` positive."""
+    """Scale each type of term to its share of the variance, and fit the bias to `positive_share`."""
     logits = np.zeros(integers.shape[1])
     scales = []
     for share, terms in (
@@ -265,7 +265,7 @@ def _calibrate(
 
 
 def bias_for(logits: NDArray[np.floating], positive_share: float) -> float:
-    """What to add to `logits` for a mean probability of `positive_share`."""
+    """Return the bias that gives `logits` a mean probability of `positive_share`."""
     low, high = -50.0, 50.0
     for _ in range(40):  # halvings: the bias is then exact to float32
         bias = 0.5 * (low + high)
@@ -314,14 +314,14 @@ _FIRST, _SECOND, _ITEM, _USER, _APPEAL_STREAM, _LEANING_STREAM = 1_000, 1_001, 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tastes:
-    """Users, items and groups of items, each a number from 0 on. Holds nothing per user or item: all is computed.
+    """Users, items and groups of items, each a number from 0 on. All is computed, nothing stored per user or item.
 
     Attributes:
-        seed: of everything.
-        num_users: number of users.
-        num_items: number of items; low numbers are met more often.
-        num_groups: number of groups; item i is of group i modulo it.
-        fit: what the logit gains where an item's group is a favourite of the user's.
+        seed: Of everything.
+        num_users: Number of users.
+        num_items: Number of items; low numbers are met more often.
+        num_groups: Number of groups; item i is of group i modulo it.
+        fit: What the logit gains where an item's group is a favourite of the user's.
     """
 
     seed: int
@@ -331,23 +331,23 @@ class Tastes:
     fit: float = 3.0
 
     def favourites(self, users: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The two groups int64[n, 2], different ones, that each of `users` likes."""
+        """Return the two different groups int64[n, 2] that each of `users` likes."""
         first = _number(self.num_groups, streams.traits(self.seed, _FIRST, users))
         further = 1 + _number(self.num_groups - 1, streams.traits(self.seed, _SECOND, users))
         return np.stack([first, (first + further) % self.num_groups], axis=-1)
 
     def groups(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The group of each of `items`."""
+        """Return the group of each of `items`."""
         return items % self.num_groups
 
     def draw_users(self, encounters: NDArray[np.int64]) -> NDArray[np.int64]:
-        """A user for each encounter (a number of its own), all equally likely."""
+        """Draw a user for each encounter (identified by a number), all equally likely."""
         return _number(self.num_users, streams.traits(self.seed, _USER, encounters))
 
     def draw_items(
         self, users: NDArray[np.int64], encounters: NDArray[np.int64], favourites: float = MET_FAVOURITES
     ) -> NDArray[np.int64]:
-        """What each of `users` meets: the share `favourites` of favourite groups, and rather items of low numbers."""
+        """Draw an item for each of `users`: a share `favourites` of favourite groups, and rather low numbers."""
         place, which, why = (streams.traits(self.seed, _ITEM + 10 * part, encounters) for part in range(3))
         items = _number(self.num_items, place**2)
         wanted = self.favourites(users)[np.arange(len(users)), (which < 0.5).astype(np.int64)]
@@ -355,7 +355,7 @@ class Tastes:
         return np.where(why < favourites, moved, items)
 
     def fits(self, users: NDArray[np.int64], groups: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each of `groups` is a favourite of the user beside it."""
+        """Return whether each of `groups` is a favourite of the user at the same index."""
         first, second = self.favourites(users).T
         is_favourite: NDArray[np.bool_] = (groups == first) | (groups == second)
         return is_favourite
@@ -363,7 +363,7 @@ class Tastes:
     def logits(
         self, users: NDArray[np.int64], items: NDArray[np.int64], fits: NDArray[np.bool_] | None = None
     ) -> NDArray[np.float64]:
-        """How much each of `users` likes the item beside it; `fits` tells whether its group is a favourite."""
+        """Return how much each of `users` likes the item at the same index; `fits` marks favourite groups."""
         appeal = _APPEAL * streams.normal_traits(self.seed, _APPEAL_STREAM, items)
         leaning = _LEANING * streams.normal_traits(self.seed, _LEANING_STREAM, users)
         is_wanted = self.fits(users, self.groups(items)) if fits is None else fits
@@ -371,7 +371,7 @@ class Tastes:
 
 
 def chance(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The logistic function."""
+    """Compute the logistic function."""
     return 1.0 / (1.0 + np.exp(-logits))
 
 

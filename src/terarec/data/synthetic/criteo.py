@@ -46,15 +46,15 @@ def generate(
     `rows`, `days` and `seed` give the same bytes. Memory stays flat but for 4 bytes a row that the AUC needs.
 
     Args:
-        out: directory to make; it must not exist, or be empty.
-        rows: rows in all, shared evenly among the days.
-        days: number of files.
-        seed: of the click model and of the rows.
-        progress: see `raw_log.Progress`.
+        out: Directory to make; it must not exist, or be empty.
+        rows: Rows in all, shared evenly among the days.
+        days: Number of files.
+        seed: Of the click model and of the rows.
+        progress: See `raw_log.Progress`.
 
     Raises:
-        ConfigError: a number out of range, or `out` holds something.
-        StorageError: the disk cannot hold the log.
+        ConfigError: A number out of range, or `out` holds something.
+        StorageError: The disk cannot hold the log.
     """
     for name, value, minimum in (("rows", rows, 1), ("days", days, 1), ("seed", seed, 0)):
         check_count(name, value, minimum)
@@ -66,7 +66,7 @@ def generate(
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """Everything that a row depends on: any range of rows can be drawn on its own."""
+    """Model behind the rows, any range of which can be drawn on its own."""
 
     seed: int
     num_values: tuple[int, ...]
@@ -81,7 +81,7 @@ class _Log:
         return cls(seed, num_values, plant(streams.numbers(seed, (_MODEL_STREAM,)), rows, num_values, pilot))
 
     def text(self, start: int, stop: int) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
-        """Rows `start` to `stop` as text, and their packed probabilities and labels."""
+        """Return rows `start` to `stop` as text, and their packed probabilities and labels."""
 
         def uniforms(stream: int) -> NDArray[np.float64]:
             return streams.uniforms(self.seed, (stream,), start, stop)
@@ -97,7 +97,7 @@ class _Log:
 def _draw_features(
     num_values: tuple[int, ...], uniforms: Callable[[int], NDArray[np.float64]]
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Integers int32[13, n] and ranks int64[26, n] from one stream of uniform numbers a column."""
+    """Draw integers int32[13, n] and ranks int64[26, n] from one stream of uniform numbers a column."""
     integers = [draw_integers(column, uniforms(_INTEGER_STREAM + i)) for i, column in enumerate(INTEGERS)]
     ranks = [
         draw_categories(column, num_values[i], uniforms(_CATEGORY_STREAM + i)) for i, column in enumerate(CATEGORIES)
@@ -117,7 +117,7 @@ def _pieces(rows: int, days: int, seed: int) -> Iterator[Piece]:
 def _in_order(
     pool: ThreadPoolExecutor, log: _Log, first: int, last: int
 ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint32]]]:
-    """The blocks of rows `first` to `last`, drawn in parallel but handed out in order; few wait at a time."""
+    """Yield the blocks of rows `first` to `last`, drawn in parallel but yielded in order; few wait at a time."""
     waiting: list[Future[tuple[NDArray[np.uint8], NDArray[np.uint32]]]] = []
     for start in range(first, last, _BLOCK_ROWS):
         waiting.append(pool.submit(log.text, start, min(start + _BLOCK_ROWS, last)))

@@ -52,14 +52,14 @@ def generate(out: Path, *, rows: int, seed: int = 0, progress: Progress | None =
     on the article and on whether its category is one of the user's two favourites, which his history shows.
 
     Args:
-        out: directory to make; it must not exist, or be empty.
-        rows: pages: lines of both ``behaviors.tsv``.
-        seed: the same `rows` and `seed` give the same bytes.
-        progress: see `raw_log.Progress`.
+        out: Directory to make; it must not exist, or be empty.
+        rows: Pages: lines of both ``behaviors.tsv``.
+        seed: The same `rows` and `seed` give the same bytes.
+        progress: See `raw_log.Progress`.
 
     Raises:
-        ConfigError: a number out of range, or `out` holds something.
-        StorageError: the disk cannot hold the log.
+        ConfigError: A number out of range, or `out` holds something.
+        StorageError: The disk cannot hold the log.
     """
     check_count("rows", rows, 2)
     return write_log(out, _pieces(rows, seed), rows=rows, seed=seed, progress=progress)
@@ -67,7 +67,7 @@ def generate(out: Path, *, rows: int, seed: int = 0, progress: Progress | None =
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """Everything that a page depends on."""
+    """Articles, users and click model behind the pages."""
 
     tastes: Tastes
     bias: float
@@ -85,7 +85,7 @@ class _Site:
         return cls(tastes, bias_for(tastes.logits(users, tastes.draw_items(users, pilot)), _CLICKED_SHARE))
 
     def histories(self, users: NDArray[np.int64]) -> pa.Array:
-        """What each of `users` has read, separated by spaces."""
+        """Return the articles that each of `users` has read, separated by spaces."""
         seed = self.tastes.seed
         span = _MOST_READ + 1 - _FEWEST_READ
         count = _FEWEST_READ + (streams.traits(seed, _READ, users) * span).astype(np.int64)
@@ -97,7 +97,7 @@ class _Site:
         return raw_lines.lists_joined(_names(read), offsets, " ")
 
     def piece(self, split: str, start: int, stop: int, seconds: NDArray[np.int64]) -> Piece:
-        """Pages `start` to `stop`, shown at `seconds`."""
+        """Return pages `start` to `stop`, shown at `seconds`."""
         seed, pages = self.tastes.seed, np.arange(start, stop)
         users = self.tastes.draw_users(pages)
         span = _MOST_SHOWN + 1 - _FEWEST_SHOWN
@@ -120,7 +120,7 @@ class _Site:
         return Piece(f"{split}/behaviors.tsv", raw_lines.joined(columns, "\t"), stop - start, packed)
 
     def news(self, split: str, start: int, stop: int) -> Piece:
-        """Articles `start` to `stop`."""
+        """Return articles `start` to `stop`."""
         articles = np.arange(start, stop)
         groups = self.tastes.groups(articles)
         part = (streams.traits(self.tastes.seed, _SUBCATEGORY, articles) * 3).astype(np.int64)
@@ -159,5 +159,5 @@ def _names(articles: NDArray[np.int64]) -> pa.Array:
 
 
 def _said(seconds: NDArray[np.int64]) -> pa.Array:
-    """Such as ``11/9/2019 9:05:58 AM``: MIND writes day and hour without a leading zero."""
+    """Format times like ``11/9/2019 9:05:58 AM``: MIND writes day and hour without a leading zero."""
     return pc.replace_substring_regex(raw_lines.clock(seconds, "%m/%d/%Y %I:%M:%S %p"), r"([/ ])0", r"\1")

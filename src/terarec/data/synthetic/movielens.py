@@ -50,15 +50,15 @@ def generate(
     genres is a favourite of the user's.
 
     Args:
-        out: directory to make; it must not exist, or be empty.
-        rows: ratings.
-        layout: see above.
-        seed: the same `rows`, `layout` and `seed` give the same bytes.
-        progress: see `raw_log.Progress`.
+        out: Directory to make; it must not exist, or be empty.
+        rows: Ratings.
+        layout: See above.
+        seed: The same `rows`, `layout` and `seed` give the same bytes.
+        progress: See `raw_log.Progress`.
 
     Raises:
-        ConfigError: an option out of range, or `out` holds something.
-        StorageError: the disk cannot hold the files.
+        ConfigError: An option out of range, or `out` holds something.
+        StorageError: The disk cannot hold the files.
     """
     check_choice("layout", layout, get_args(Layout))
     pieces = _pieces(rows, layout, seed)
@@ -67,7 +67,7 @@ def generate(
 
 @dataclass(frozen=True, slots=True)
 class _Films:
-    """Everything that a rating depends on."""
+    """Films, users and click model behind the ratings."""
 
     tastes: Tastes
     bias: float
@@ -86,7 +86,7 @@ class _Films:
         return cls(tastes, bias_for(logits, _LIKED_SHARE))
 
     def genres(self, films: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """First and second genre of each of `films`; -1 for none."""
+        """Return the first and second genre of each of `films`; -1 for none."""
         first = self.tastes.groups(films)
         further = 1 + (streams.traits(self.tastes.seed, _GENRE, films) * (len(GENRES) - 1)).astype(np.int64)
         kind = streams.traits(self.tastes.seed, _HAS_GENRE, films)
@@ -94,7 +94,7 @@ class _Films:
         return np.where(kind > 1.0 - _UNSORTED_SHARE, -1, first), second
 
     def logits(self, users: NDArray[np.int64], films: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Of P(rating >= 4)."""
+        """Return the logits of P(rating >= 4)."""
         first, second = self.genres(films)
         fits = self.tastes.fits(users, first) | self.tastes.fits(users, second)
         return self.bias + self.tastes.logits(users, films, fits)
@@ -121,7 +121,7 @@ def _pieces(rows: int, layout: Layout, seed: int) -> Iterator[Piece]:
 
 
 def _ratings(films: _Films, file: str, layout: Layout, users: NDArray[np.int64], start: int) -> Piece:
-    """The ratings from the one numbered `start` on, given by `users`; each user's are in order of films."""
+    """Return the ratings of `users`, numbered from `start` on; each user's are in order of films."""
     seed, encounters = films.tastes.seed, np.arange(start, start + len(users))
     seen = films.tastes.draw_items(users, encounters)
     order = np.lexsort((seen, users))

@@ -17,7 +17,7 @@ _HEX = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 
 
 def joined(columns: Sequence[Column], separator: str, end: str = "\n") -> bytes:
-    """The rows as text: the columns of each in turn with `separator` between and `end` behind. Missing is empty."""
+    """Join the columns of each row with `separator`, and close it with `end`. Missing values are empty."""
     parts = [_texts(column) for column in columns]
     lines = pc.binary_join_element_wise(*parts, separator, null_handling="replace", null_replacement="")
     lines = pc.binary_join_element_wise(lines, "", end)
@@ -28,12 +28,12 @@ def joined(columns: Sequence[Column], separator: str, end: str = "\n") -> bytes:
 
 
 def taken(words: Sequence[str], indices: NDArray[np.int64]) -> pa.Array:
-    """Of `words` the one at each of `indices`; negative ones count from the end, as in Python."""
+    """Return the word at each of `indices`; negative ones count from the end, as in Python."""
     return pa.array(words, pa.string()).take(pa.array(indices % len(words)))
 
 
 def hexadecimal(values: NDArray[np.uint32]) -> pa.Array:
-    """Eight lower-case digits for each of uint32[n]."""
+    """Return eight lower-case digits for each of uint32[n]."""
     shifts = np.arange(28, -1, -4, dtype=np.uint32)
     digits = _HEX[(values[:, None] >> shifts) & np.uint32(15)]
     offsets = np.arange(len(values) + 1, dtype=np.int32) * 8
@@ -41,17 +41,17 @@ def hexadecimal(values: NDArray[np.uint32]) -> pa.Array:
 
 
 def lists_joined(texts: pa.Array, offsets: NDArray[np.int64], separator: str) -> pa.Array:
-    """A text per list: those of `texts` from ``offsets[i]`` to ``offsets[i + 1]`` with `separator` between."""
+    """Join each list of `texts`, from ``offsets[i]`` to ``offsets[i + 1]``, with `separator`."""
     return pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), texts), separator)
 
 
 def clock(seconds: NDArray[np.int64], directives: str) -> pa.Array:
-    """Seconds since 1970 UTC as `directives` of strftime write them."""
+    """Format seconds since 1970 UTC with the `directives` of strftime."""
     return pc.strftime(pa.array(seconds).cast(pa.timestamp("s")), format=directives)
 
 
 def decimals(values: NDArray[np.float64], places: int) -> pa.Array:
-    """Non-negative numbers with `places` digits after the point."""
+    """Format non-negative numbers with `places` digits after the point."""
     scale = 10**places
     scaled = np.rint(values * scale).astype(np.int64)
     behind = pc.utf8_lpad(pa.array(scaled % scale).cast(pa.string()), width=places, padding="0")

@@ -20,7 +20,7 @@ _ROWS_AT_ONCE = 1 << 20
 
 
 def pack(scores: NDArray[np.float32], labels: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    """Scores float32[n] in [0, 1] and labels uint8[n] as uint32[n] that sort by score.
+    """Pack scores float32[n] in [0, 1] and labels uint8[n] into uint32[n] that sort by score.
 
     A non-negative float's bits rise with its value, and those of 1.0 fit in 30 bits.
     """
@@ -28,7 +28,7 @@ def pack(scores: NDArray[np.float32], labels: NDArray[np.uint8]) -> NDArray[np.u
 
 
 def packed_auc(packed: NDArray[np.uint32]) -> float:
-    """The probability that a positive outscores a negative, ties counting half. Sorts `packed` in place.
+    """Compute the AUC of packed scores, ties counting half. Sorts `packed` in place.
 
     Returns:
         The AUC; 0.5 if there are no positives or no negatives.
@@ -53,7 +53,7 @@ def packed_auc(packed: NDArray[np.uint32]) -> float:
 
 
 def _end_of_ties(packed: NDArray[np.uint32], stop: int) -> int:
-    """The first index at or after `stop` whose score differs from the one before it."""
+    """Return the first index at or after `stop` whose score differs from the one before it."""
     if stop >= len(packed):
         return len(packed)
     last_of_score = packed[stop - 1] | np.uint32(1)
@@ -68,17 +68,17 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateReport:
-    """What was generated.
+    """Report of a generation.
 
     Attributes:
         best_auc: AUC of the true probabilities against the labels drawn, over all samples.
-        rows: rows written: lines of the log, without those of side tables.
-        samples: of how many labels the AUC is: the rows, or those that the data set's workflow makes of them.
-        seed: what the log was drawn with.
-        positives: samples with label 1.
-        files: the files' names, in the order in which preparation takes them.
-        text_bytes: size of the files together.
-        seconds: time taken.
+        rows: Rows written: lines of the log, without those of side tables.
+        samples: Of how many labels the AUC is: the rows, or those that the data set's workflow makes of them.
+        seed: What the log was drawn with.
+        positives: Samples with label 1.
+        files: The files' names, in the order in which preparation takes them.
+        text_bytes: Size of the files together.
+        seconds: Time taken.
         rows_per_second: `rows` / `seconds`.
     """
 
@@ -95,12 +95,12 @@ class GenerateReport:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text for the end of one file, and the samples in it.
+    """Text to append to one file, and the samples in it.
 
     Attributes:
-        file: path below the log's directory.
-        text: what to append.
-        rows: lines of it that are rows of the log.
+        file: Path below the log's directory.
+        text: What to append.
+        rows: Lines of it that are rows of the log.
         packed: uint32[n], the samples' probabilities and labels as `best_auc.pack` gives them.
     """
 
@@ -111,7 +111,7 @@ class Piece:
 
 
 def drawn(chances: NDArray[np.float64], uniforms: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.uint32]]:
-    """Labels bool[n] of samples with these `chances`, and both packed."""
+    """Draw labels bool[n] of samples with these `chances`; return them, and both packed."""
     scores = chances.astype(np.float32)
     labels = uniforms < scores
     return labels, pack(scores, labels.astype(np.uint8))
@@ -141,16 +141,16 @@ def write_log(
     """Write the `pieces` below `out`, and ``generated.json``. Memory: one piece, and 4 bytes a sample for the AUC.
 
     Args:
-        out: directory to make; it must not exist, or be empty.
-        pieces: in order; each file's in the order of its lines.
-        rows: how many there are in all.
-        seed: what they are drawn with.
-        options: what else they depend on, for ``generated.json``.
-        progress: see `Progress`.
+        out: Directory to make; it must not exist, or be empty.
+        pieces: In order; each file's in the order of its lines.
+        rows: How many there are in all.
+        seed: What they are drawn with.
+        options: What else they depend on, for ``generated.json``.
+        progress: See `Progress`.
 
     Raises:
         ConfigError: `rows` or `seed` is out of range, or `out` holds something.
-        StorageError: the disk cannot hold the log.
+        StorageError: The disk cannot hold the log.
     """
     check_count("rows", rows, 1)
     check_count("seed", seed, 0)

@@ -51,14 +51,14 @@ def generate(out: Path, *, rows: int, seed: int = 0, progress: Progress | None =
     categories, on product, brand and price, and on brand and hour together. Events are in order of time.
 
     Args:
-        out: directory to make; it must not exist, or be empty.
-        rows: events, all three types together.
-        seed: the same `rows` and `seed` give the same bytes.
-        progress: see `raw_log.Progress`.
+        out: Directory to make; it must not exist, or be empty.
+        rows: Events, all three types together.
+        seed: The same `rows` and `seed` give the same bytes.
+        progress: See `raw_log.Progress`.
 
     Raises:
-        ConfigError: a number out of range, or `out` holds something.
-        StorageError: the disk cannot hold the log.
+        ConfigError: A number out of range, or `out` holds something.
+        StorageError: The disk cannot hold the log.
     """
     return write_log(out, _pieces(rows, seed), rows=rows, seed=seed, progress=progress)
 
@@ -73,11 +73,11 @@ class _Events:
     chance: NDArray[np.float64]
 
     def at(self, indices: NDArray[np.int64] | NDArray[np.bool_]) -> _Events:
-        """Some of them."""
+        """Return the events at `indices`."""
         return _Events(self.visit[indices], self.kind[indices], self.second[indices], self.chance[indices])
 
     def followed_by(self, others: _Events) -> _Events:
-        """These and then the `others`."""
+        """Concatenate these events and the `others`."""
         pairs = zip(
             (self.visit, self.kind, self.second, self.chance),
             (others.visit, others.kind, others.second, others.chance),
@@ -88,7 +88,7 @@ class _Events:
 
 @dataclass(frozen=True, slots=True)
 class _Shop:
-    """Everything that a visit depends on."""
+    """Products, users and click model behind the visits."""
 
     tastes: Tastes
     visits_a_second: float
@@ -109,12 +109,12 @@ class _Shop:
         return cls(tastes, shop.visits_a_second, bias_for(shop.logits(pilot, moments), _BOUGHT_SHARE))
 
     def people_and_products(self, visits: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Users and products of `visits`."""
+        """Return the users and products of `visits`."""
         users = self.tastes.draw_users(visits)
         return users, self.tastes.draw_items(users, visits)
 
     def logits(self, visits: NDArray[np.int64], seconds: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Of P(purchase) at the end of each of `visits`."""
+        """Return the logits of P(purchase) at the end of each of `visits`."""
         seed = self.tastes.seed
         users, products = self.people_and_products(visits)
         brands = self.brands(products)
@@ -126,17 +126,17 @@ class _Shop:
         return total
 
     def brands(self, products: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The brand's number of each of `products`; the last stands for none."""
+        """Return the brand's number of each of `products`; the last means none."""
         seed = self.tastes.seed
         brands = (streams.traits(seed, _BRAND, products) * _BRANDS).astype(np.int64)
         return np.where(streams.traits(seed, _BRANDLESS, products) < _UNNAMED_BRANDS, _BRANDS, brands)
 
     def starts(self, visits: NDArray[np.int64]) -> NDArray[np.int64]:
-        """No event of a visit comes before its start, and starts come one after another."""
+        """Return the start of each visit: ascending, and before all events of the visit."""
         return (visits / self.visits_a_second).astype(np.int64)
 
     def events(self, visits: NDArray[np.int64]) -> _Events:
-        """All events of `visits`."""
+        """Return all events of `visits`."""
         seed = self.tastes.seed
         ends = self.starts(visits) + _LONGEST_LOOK
         logits = self.logits(visits, ends)
@@ -192,7 +192,7 @@ def _piece(shop: _Shop, events: _Events) -> Piece:
 
 
 def _sessions(seed: int, visits: NDArray[np.int64]) -> pa.Array:
-    """A text for each of `visits` that looks like a UUID; all differ, since the last 8 digits count the visits."""
+    """Return a text like a UUID for each of `visits`; all differ, since the last 8 digits count the visits."""
     first, second, third = (
         raw_lines.hexadecimal((streams.traits(seed, _SESSION + part, visits) * 2**32).astype(np.uint32))
         for part in range(3)

@@ -9,18 +9,18 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def uniforms(seed: int, stream: tuple[int, ...], start: int, stop: int) -> NDArray[np.float64]:
-    """Numbers `start` to `stop` of a stream; one number is one step of the bit generator, so it can jump."""
+    """Return numbers `start` to `stop` of a stream; one number is one step of the bit generator, so it can jump."""
     bits = np.random.PCG64DXSM(np.random.SeedSequence(seed, spawn_key=stream))
     return np.random.Generator(bits.advance(start)).random(stop - start)
 
 
 def numbers(seed: int, stream: tuple[int, ...]) -> np.random.Generator:
-    """A generator for what a log is planned with."""
+    """Return a generator for the parameters of a log."""
     return np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence(seed, spawn_key=stream)))
 
 
 def traits(seed: int, stream: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
-    """One uniform number in [0, 1) for each of `indices` (users, items, pairs of them), in any order.
+    """Return a uniform number in [0, 1) for each of `indices` (users, items, pairs of them), in any order.
 
     A trait is computed anew wherever it is asked for, so there may be any number of users. Steele, Lea and Flood's
     SplitMix64: the finalizer of its counter.
@@ -31,7 +31,7 @@ def traits(seed: int, stream: int, indices: NDArray[np.int64]) -> NDArray[np.flo
 
 
 def normal_traits(seed: int, stream: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
-    """As `traits`, of mean 0 and deviation 1 and nearly normal: four uniform numbers added. Takes four streams."""
+    """Return nearly normal `traits` of mean 0 and deviation 1: sums of four uniform numbers, from four streams."""
     total = np.full(indices.shape, -2.0)
     for part in range(4):
         total += traits(seed, stream + part, indices)

@@ -30,7 +30,7 @@ _WIDEST = 2**29 - 1  # of whose floats NumPy makes a type
 
 @dataclass(frozen=True, slots=True)
 class DumpedTable:
-    """One table of a dump: its number in the collection, keys, and width of its vectors."""
+    """Table of a dump: its number in the collection, keys, and width of its vectors."""
 
     table_id: int
     count: int
@@ -39,13 +39,13 @@ class DumpedTable:
 
 @dataclass(frozen=True, slots=True)
 class CollectionDump:
-    """A dump, looked at but not read.
+    """Dump whose metadata alone is read.
 
     Attributes:
-        path: the folder ``embedding_collection_<number>``.
+        path: The folder ``embedding_collection_<number>``.
         key_type: uint32 or int64.
         value_type: float32 or float16.
-        tables: rising in `table_id`.
+        tables: Rising in `table_id`.
     """
 
     path: Path
@@ -54,11 +54,11 @@ class CollectionDump:
     tables: tuple[DumpedTable, ...]
 
     def chunks(self, table: DumpedTable, chunk_rows: int = CHUNK_ROWS) -> Iterator[SparseRows]:
-        """The rows of a table in file order, at most `chunk_rows` at a time.
+        """Yield the rows of a table in file order, at most `chunk_rows` at a time.
 
         Raises:
-            DataNotFoundError: a file is missing.
-            FormatError: a header of another file, or more or fewer rows than ``meta_data`` says.
+            DataNotFoundError: A file is missing.
+            FormatError: A header of another file, or more or fewer rows than ``meta_data`` says.
         """
         record = np.dtype((self.value_type, table.width))
         keys = _open(self.path, f"key{table.table_id}", self.key_type, _KEY_FILE, table)
@@ -70,17 +70,17 @@ class CollectionDump:
 def write_collection(
     path: Path, tables: Sequence[DumpedTable], chunks: Callable[[DumpedTable], Iterator[SparseRows]], *, key_bytes: int
 ) -> None:
-    """Write a dump, in the place of a former one if there is one.
+    """Write a dump; replace a former one.
 
     Args:
-        path: the folder ``embedding_collection_<number>``.
-        tables: which, rising in `table_id`.
+        path: The folder ``embedding_collection_<number>``.
+        tables: Which, rising in `table_id`.
         chunks: table -> its rows, ``table.count`` in all.
         key_bytes: 4 for uint32 keys, 8 for int64.
 
     Raises:
         ConfigError: `path` is a file, or a folder with other files in it.
-        StorageError: the disk is full; nothing is left behind.
+        StorageError: The disk is full; nothing is left behind.
     """
     key_type = _KEY_TYPES[key_bytes == 8]
     with atomic_dir(path, replaceable=COLLECTION_FILES) as partial:
@@ -100,8 +100,8 @@ def open_collection(path: Path) -> CollectionDump:
     """Read ``meta_data``.
 
     Raises:
-        DataNotFoundError: no such folder, or none of this format.
-        FormatError: a size or a number that does not fit the others.
+        DataNotFoundError: No such folder, or none of this format.
+        FormatError: A size or a number that does not fit the others.
     """
     meta = path / META
     if not meta.is_file():

@@ -22,21 +22,21 @@ def write_floats(path: Path, arrays: Iterable[NDArray[np.float32]]) -> None:
     """Write `arrays` end to end, each row-major; none at all make an empty file.
 
     Raises:
-        StorageError: the disk is full; nothing is left behind.
+        StorageError: The disk is full; nothing is left behind.
     """
     write_plain(path, arrays, FLOAT)
 
 
 def read_floats(path: Path, arrays: Sequence[tuple[str, tuple[int, ...]]]) -> list[NDArray[np.float32]]:
-    """Read what `write_floats` wrote.
+    """Read a file of `write_floats`.
 
     Args:
-        path: the file.
-        arrays: name, for errors, and shape of each array.
+        path: The file.
+        arrays: Name, for errors, and shape of each array.
 
     Raises:
-        DataNotFoundError: no such file.
-        FormatError: a file of another size, with the array in which it ends.
+        DataNotFoundError: No such file.
+        FormatError: A file of another size, with the array in which it ends.
     """
     sizes = [math.prod(shape) for _, shape in arrays]
     file = open_plain(path, FLOAT)
@@ -74,18 +74,18 @@ def write_statistics(path: Path, layers: Sequence[BatchNormStatistics]) -> None:
     """Write the statistics of BatchNorm layers, in the order of the layers.
 
     Raises:
-        StorageError: the disk is full; nothing is left behind.
+        StorageError: The disk is full; nothing is left behind.
     """
     described = [{"type": "BatchNorm", "mean": _numbers(mean), "var": _numbers(var)} for mean, var in layers]
     write_json(path, {"layers": described}, allow_nan=True)
 
 
 def read_statistics(path: Path) -> list[BatchNormStatistics]:
-    """Read what `write_statistics` wrote.
+    """Read a file of `write_statistics`.
 
     Raises:
-        DataNotFoundError: no such file.
-        FormatError: no JSON, or other contents.
+        DataNotFoundError: No such file.
+        FormatError: No JSON, or other contents.
     """
     content = read_json(path)
     layers = content.get("layers") if isinstance(content, dict) else None
@@ -113,5 +113,5 @@ def _array(values: Any, where: str) -> NDArray[np.float32]:
 
 
 def _numbers(array: NDArray[np.float32]) -> list[float]:
-    """As the shortest decimal numbers that give the same float32 again."""
+    """Format numbers as the shortest decimals that read back as the same float32."""
     return [float(str(number)) for number in np.asarray(array, np.float32)]

@@ -22,7 +22,7 @@ _RANGES = {4: (0, 2**32 - 1), 8: (-(2**63), 2**63 - 1)}
 
 
 def key_dtype(key_bytes: int) -> np.dtype[Any]:
-    """uint32 for 4 bytes a key, int64 for 8."""
+    """Return uint32 for 4 bytes a key, int64 for 8."""
     return np.dtype("<u4" if key_bytes == 4 else "<i8")
 
 
@@ -39,13 +39,13 @@ def check_key_range(keys: NDArray[Any], key_bytes: int, where: str) -> None:
 
 
 class Strided:
-    """n records that lie `stride` bytes apart. Fields need no alignment.
+    """Records that lie `stride` bytes apart. Fields need no alignment.
 
     Args:
-        content: the bytes.
-        first: byte of the first record.
-        stride: bytes from one record to the next.
-        count: number of records n.
+        content: The bytes.
+        first: Byte of the first record.
+        stride: Bytes from one record to the next.
+        count: Number of records n.
     """
 
     def __init__(self, content: NDArray[np.uint8], first: int, stride: int, count: int) -> None:
@@ -55,7 +55,7 @@ class Strided:
         self._count = count
 
     def matrix(self, byte: int, dtype: np.dtype[Any], columns: int, step: int | None = None) -> NDArray[Any]:
-        """A view ``dtype[n, columns]`` of the fields from `byte` of each record on, `step` bytes apart."""
+        """Return a view ``dtype[n, columns]`` of the fields from `byte` of each record on, `step` bytes apart."""
         if self._count == 0 or columns == 0:
             return np.empty((self._count, columns), dtype=dtype)
         return np.ndarray(
@@ -68,7 +68,7 @@ class Strided:
 
 
 def copy_transposed(fields: NDArray[Any], out: NDArray[np.int64]) -> None:
-    """``out[:] = fields.T``, piece by piece, so that a line of the cache is read once for all columns that it holds."""
+    """Compute ``out[:] = fields.T`` piece by piece, so that each cache line is read once for all its columns."""
     for start in range(0, len(fields), _PIECE_ROWS):
         stop = start + _PIECE_ROWS
         out[:, start:stop] = fields[start:stop].T
@@ -77,10 +77,10 @@ def copy_transposed(fields: NDArray[Any], out: NDArray[np.int64]) -> None:
 def check_records(
     layout: RecordLayout, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys], where: str
 ) -> list[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """The bags (values, offsets int64[n + 1]) of each slot, once ``label[n, L]``, ``dense[n, F]`` and `keys` are right.
+    """Check ``label[n, L]``, ``dense[n, F]`` and `keys`; return the bags (values, offsets int64[n + 1]) of each slot.
 
     Raises:
-        FormatError: a wrong shape, number of slots or of keys in a bag, or a key that the layout's key type cannot
+        FormatError: A wrong shape, number of slots or of keys in a bag, or a key that the layout's key type cannot
             hold; the message starts with `where`.
     """
     num_rows = len(label)
@@ -111,10 +111,10 @@ def check_bag_lengths(lengths: NDArray[Any], most: int, where: str) -> None:
 
 
 class RecordStream:
-    """A file under construction. As a context manager it removes the file unless `close` was called inside.
+    """File under construction. As a context manager it removes the file unless `close` was called inside.
 
     Args:
-        path: where the file appears when the stream is closed.
+        path: Where the file appears when the stream is closed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -125,10 +125,10 @@ class RecordStream:
             self._stream.write(self._header(0))
 
     def close(self) -> int:
-        """Finish the file and rename it into place; returns its number of records.
+        """Finish the file, rename it into place and return its number of records.
 
         Raises:
-            StorageError: the disk is full; the partial file is gone.
+            StorageError: The disk is full; the partial file is gone.
         """
         with self._file.guard():
             self._stream.seek(0)
@@ -138,13 +138,13 @@ class RecordStream:
         return self._num_records
 
     def abort(self) -> None:
-        """Give an unfinished file up: nothing is left of it."""
+        """Remove an unfinished file."""
         if not self._stream.closed:
             self._stream.close()
             self._file.abort()
 
     def _header(self, num_records: int) -> bytes:
-        """What stands before the records; as long for any number of them."""
+        """Return the bytes before the records; as long for any number of them."""
         return b""
 
     def _append(self, content: NDArray[np.uint8], num_records: int) -> None:

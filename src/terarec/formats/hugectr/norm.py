@@ -31,26 +31,26 @@ _FIELDS = ("error_check", "number_of_records", "label_dim", "dense_dim", "slot_n
 
 
 def header_bytes(layout: RecordLayout, num_records: int, *, checksum: bool) -> bytes:
-    """The header, in its frame if there is a `checksum`."""
+    """Return the header, in its frame if there is a `checksum`."""
     payload = HEADER.pack(checksum, num_records, layout.label_dim, layout.dense_dim, layout.num_slots, 0, 0, 0)
     return frame(payload) if checksum else payload
 
 
 def frame(payload: bytes) -> bytes:
-    """Length, `payload`, and the sum of its bytes modulo 256."""
+    """Return length, `payload`, and the sum of its bytes modulo 256."""
     return struct.pack("<i", len(payload)) + payload + bytes([sum(payload) % 256])
 
 
 def header_size(*, checksum: bool) -> int:
-    """Bytes before the first record."""
+    """Return the number of bytes before the first record."""
     return HEADER.size + (5 if checksum else 0)
 
 
 def parse_header(content: NDArray[np.uint8], layout: RecordLayout, where: str, *, checksum: bool) -> int:
-    """The number of records of the file that begins with `content`.
+    """Return the number of records of the file that begins with `content`.
 
     Raises:
-        FormatError: too few bytes, another kind of file, a wrong checksum, or dimensions that are not the layout's;
+        FormatError: Too few bytes, another kind of file, a wrong checksum, or dimensions that are not the layout's;
             the message starts with `where` and names the byte.
     """
     size = header_size(checksum=checksum)
@@ -69,7 +69,7 @@ def parse_header(content: NDArray[np.uint8], layout: RecordLayout, where: str, *
 
 
 def _framed_payload(content: NDArray[np.uint8], where: str) -> int:
-    """The byte after the header's payload."""
+    """Return the byte after the header's payload."""
     (length,) = struct.unpack_from("<i", content.data)
     if length != HEADER.size:
         raise FormatError(
@@ -88,19 +88,19 @@ _FRAME_BYTES = 5
 
 
 class CutShortError(Exception):
-    """A piece ends before its records do, and the file goes on: more bytes are needed."""
+    """Error of a piece that ends before its records do, in a file that goes on: more bytes are needed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """Some bytes of a Norm file, from the begin of a record on.
+    """Bytes of a Norm file, from the start of a record on.
 
     Attributes:
-        content: the bytes.
-        start: where they begin in the file.
-        first_record: number of the record there.
-        file_bytes: size of the file.
-        where: the file's name, for messages.
+        content: The bytes.
+        start: Where they begin in the file.
+        first_record: Number of the record there.
+        file_bytes: Size of the file.
+        where: The file's name, for messages.
     """
 
     content: NDArray[np.uint8]
@@ -110,7 +110,7 @@ class Piece:
     where: str
 
     def ends(self, record: int, byte: int, total: int) -> Exception:
-        """What to raise when record `record` of the piece, at its byte `byte`, goes beyond it."""
+        """Return the error for a record of the piece, at its byte `byte`, that goes beyond it."""
         if self.start + len(self.content) < self.file_bytes:
             return CutShortError()
         return FormatError(
@@ -121,7 +121,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spans:
-    """Where the payloads of n records lie in a piece.
+    """Locations of the payloads of n records in a piece.
 
     Attributes:
         starts: int64[n], their first bytes.
@@ -142,27 +142,27 @@ class Spans:
         return step if is_even else None
 
     def keep(self, mask: NDArray[np.bool_]) -> Spans:
-        """The records where ``mask[n]`` is true."""
+        """Return the records where ``mask[n]`` is true."""
         return self if mask.all() else Spans(starts=self.starts[mask], ends=self.ends[mask])
 
 
 def even_spans(stride: int, size: int, count: int, *, first: int = 0) -> Spans:
-    """Records of `size` bytes, the first at byte `first`, the next ones `stride` bytes further on each."""
+    """Return spans of records of `size` bytes, the first at byte `first`, each next one `stride` bytes further."""
     starts = first + stride * np.arange(count, dtype=np.int64)
     return Spans(starts=starts, ends=starts + size)
 
 
 def framed_spans(piece: Piece, count: int, total: int) -> tuple[Spans, int]:
-    """The payloads of the first `count` framed records of a piece, and the byte behind them.
+    """Locate the payloads of the first `count` framed records of a piece, and the byte behind them.
 
     Args:
-        piece: starts with a frame.
-        count: records.
-        total: records of the file.
+        piece: Starts with a frame.
+        count: Records.
+        total: Records of the file.
 
     Raises:
-        FormatError: a frame that leaves the file.
-        CutShortError: more bytes are needed.
+        FormatError: A frame that leaves the file.
+        CutShortError: More bytes are needed.
     """
     data = piece.content.data
     if count and len(data) >= 4:
@@ -195,7 +195,7 @@ def framed_spans(piece: Piece, count: int, total: int) -> tuple[Spans, int]:
 
 
 def has_right_checksum(content: NDArray[np.uint8], spans: Spans) -> NDArray[np.bool_]:
-    """bool[n]: whether the byte after each record is the sum of its bytes modulo 256."""
+    """Return bool[n]: whether the byte after each record is the sum of its bytes modulo 256."""
     if len(spans.starts) == 0:
         return np.ones(0, dtype=bool)
     stride = spans.stride
@@ -212,11 +212,11 @@ def has_right_checksum(content: NDArray[np.uint8], spans: Spans) -> NDArray[np.b
 
 
 def plain_spans(piece: Piece, count: int, layout: RecordLayout, total: int) -> tuple[Spans, int]:
-    """The payloads of the first `count` records without frames, whose counts tell their sizes; see `framed_spans`.
+    """Locate the payloads of the first `count` records without frames by their counts; see `framed_spans`.
 
     Raises:
-        FormatError: a record that leaves the file, or a number of keys that no slot may hold.
-        CutShortError: more bytes are needed.
+        FormatError: A record that leaves the file, or a number of keys that no slot may hold.
+        CutShortError: More bytes are needed.
     """
     content = piece.content
     words = content[: len(content) // 4 * 4].view("<i4")
@@ -253,17 +253,17 @@ _FLOAT = np.dtype("<f4")
 
 
 def decode(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlock:
-    """The records in `spans`: labels and dense numbers float32, keys as `ColumnBlock` has them.
+    """Decode the records in `spans`: labels and dense numbers float32, keys as `ColumnBlock` has them.
 
     Raises:
-        FormatError: a record whose fields take more or fewer bytes than it has, or a bag of too many or too few keys.
+        FormatError: A record whose fields take more or fewer bytes than it has, or a bag of too many or too few keys.
     """
     block = decode_even(piece, spans, layout)
     return decode_uneven(piece, spans, layout) if block is None else block
 
 
 def decode_even(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlock | None:
-    """The records in `spans` if each slot holds the same number of keys in all of them; None otherwise."""
+    """Decode the records in `spans` if each slot holds the same number of keys in all of them; None otherwise."""
     slots = even_slots(piece, spans, layout)
     if slots is None:
         return None
@@ -281,7 +281,7 @@ def decode_even(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlock
 
 
 def even_slots(piece: Piece, spans: Spans, layout: RecordLayout) -> list[tuple[int, int, int]] | None:
-    """The slots in the records in `spans`, neighbours of as many keys together: (first byte, slots, keys in each).
+    """Group neighbouring slots of as many keys in `spans`: (first byte, slots, keys in each).
 
     Returns:
         None if a slot holds more keys in one record than in another.
@@ -308,7 +308,7 @@ def _records(piece: Piece, spans: Spans) -> Strided:
 
 
 def _counts_of_first(content: NDArray[np.uint8], spans: Spans, layout: RecordLayout) -> list[int] | None:
-    """Keys of each slot in the first record; None if they do not add up to its size."""
+    """Count the keys of each slot in the first record; None if they do not add up to its size."""
     payload = content[spans.starts[0] : spans.ends[0]]
     words = payload[: len(payload) // 4 * 4].view(_COUNT).tolist()
     position = layout.label_dim + layout.dense_dim
@@ -322,7 +322,7 @@ def _counts_of_first(content: NDArray[np.uint8], spans: Spans, layout: RecordLay
 
 
 def _even_slots(records: Strided, num_rows: int, slots: tuple[int, int, int], key_bytes: int) -> list[Keys]:
-    """Columns of neighbouring slots: (first byte, number of slots, keys in each)."""
+    """Yield columns of neighbouring slots: (first byte, number of slots, keys in each)."""
     byte, width, count = slots
     step = 4 + count * key_bytes
     if count == 1:
@@ -338,7 +338,7 @@ def _even_slots(records: Strided, num_rows: int, slots: tuple[int, int, int], ke
 
 
 def decode_uneven(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlock:
-    """The records in `spans`, whatever the number of their keys; see `decode`."""
+    """Decode the records in `spans`, whatever the number of their keys; see `decode`."""
     where = f"{piece.where} (with {layout.key_bytes}-byte keys)"  # what does not fit may be keys of the other size
     fields = _Fields(piece, spans, where)
     label = fields.take(layout.label_dim).view(_FLOAT)
@@ -354,7 +354,7 @@ def decode_uneven(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlo
 
 
 class _Fields:
-    """Takes the fields of all records one after the other; no record is read beyond its end."""
+    """Cursor over the fields of all records; no record is read beyond its end."""
 
     def __init__(self, piece: Piece, spans: Spans, where: str) -> None:
         self._spans, self._start = spans, piece.start
@@ -366,12 +366,12 @@ class _Fields:
         self._position: NDArray[np.int64] = self._ends - sizes // 4
 
     def take(self, columns: int) -> NDArray[Any]:
-        """The next words of each record, ``int32[n, columns]``."""
+        """Return the next words of each record, ``int32[n, columns]``."""
         starts = self._advance(np.full(len(self._position), columns))
         return self._words.take(starts[:, None] + np.arange(columns))
 
     def take_keys(self, counts: NDArray[np.int64], key_bytes: int) -> NDArray[np.int64]:
-        """The next ``counts[n]`` keys of each record, one record after the other."""
+        """Return the next ``counts[n]`` keys of each record, one record after the other."""
         step = key_bytes // 4
         starts = self._advance(counts * step)
         if (counts == 1).all():
@@ -405,7 +405,7 @@ class _Fields:
 
 
 def _joined(content: NDArray[np.uint8], spans: Spans) -> NDArray[np.uint8]:
-    """The records' bytes one after the other, without what lies between them."""
+    """Concatenate the records' bytes, without the bytes between them."""
     if len(spans.starts) == 0:
         return content[:0]
     first, last = int(spans.starts[0]), int(spans.ends[-1])
@@ -423,24 +423,24 @@ GROUP_ROWS = 16_384
 
 
 class NormFile:
-    """One Norm file, read by groups of records from any thread.
+    """Norm file, read by groups of records from any thread.
 
     Where a group begins follows from the size of a record if all records before have one size. Where they have several,
     it is known once the sizes of all records before were looked at. The first reading in order does both on its way.
 
     Args:
-        path: a path or URL.
-        layout: what its records hold; `slot_sizes` are not looked at, since Norm files hold the final keys.
-        checksum: whether every record has a frame with a checksum.
-        group_rows: records of a group.
+        path: A path or URL.
+        layout: What its records hold; `slot_sizes` are not looked at, since Norm files hold the final keys.
+        checksum: Whether every record has a frame with a checksum.
+        group_rows: Records of a group.
 
     Attributes:
-        num_records: records that its header promises.
-        group_rows: records of each group; a file without records has one group without.
+        num_records: Records that its header promises.
+        group_rows: Records of each group; a file without records has one group without.
 
     Raises:
-        DataNotFoundError: no such file.
-        FormatError: the header is cut short, damaged, or of another layout.
+        DataNotFoundError: No such file.
+        FormatError: The header is cut short, damaged, or of another layout.
     """
 
     def __init__(self, path: str | Path, layout: RecordLayout, *, checksum: bool, group_rows: int = GROUP_ROWS) -> None:
@@ -468,12 +468,12 @@ class NormFile:
         self._walks = Lock()
 
     def read(self, group: int = 0) -> tuple[ColumnBlock, int]:
-        """The records of a group whose checksum is right, and how many were left out because theirs is not.
+        """Return the records of a group whose checksum is right, and the number of the others.
 
         Labels and dense numbers are float32; keys int64[n] where every sample holds one, (values, offsets) elsewhere.
 
         Raises:
-            FormatError: the file is cut short or goes on after its records, or a record does not hold what its
+            FormatError: The file is cut short or goes on after its records, or a record does not hold what its
                 length or the layout promises.
         """
         even = self._read_even(group) if self._stride else None
@@ -486,7 +486,7 @@ class NormFile:
         return self._decode_checked(piece, spans)
 
     def _read_even(self, group: int) -> tuple[ColumnBlock, int] | None:
-        """The records of a group, if all of it and of those before have the size that the file's size gives."""
+        """Return the records of a group, if all of it and those before have the size that the file's size implies."""
         with self._walks:
             while self._even_groups < group and self._is_even(self._even_groups):
                 self._even_groups += 1
@@ -505,7 +505,7 @@ class NormFile:
         return found is not None and (self._checksum or even_slots(*found, self._layout) is not None)
 
     def _even_piece(self, group: int) -> tuple[Piece, Spans] | None:
-        """A group and its records if these can have the size that the file's size gives; their frames tell, if any."""
+        """Return a group and its records if these can have the size that the file's size implies; check frames."""
         rows, first = self.group_rows[group], group * self._at_once
         start = self._bounds[0] + first * self._stride
         piece = self._piece(group, start, start + rows * self._stride)
@@ -534,7 +534,7 @@ class NormFile:
         return piece, self._spans(piece, self.group_rows[group])[0]
 
     def _walk(self, group: int) -> tuple[Piece, Spans, int]:
-        """A group that begins where the known ones end, its records, and the byte of the piece behind them."""
+        """Return a group that begins where the known ones end, its records, and the byte behind them."""
         start, size = self._bounds[group], self._file.size
         mean = (size - start) // max(1, self.num_records - group * self._at_once)
         wanted = (mean + mean // 4) * self.group_rows[group] + 4096
@@ -569,12 +569,12 @@ class NormFile:
 
 
 class NormWriter(RecordStream):
-    """Writes one Norm file. As a context manager it removes the file unless `close` was called inside.
+    """Writer of a Norm file. As a context manager it removes the file unless `close` was called inside.
 
     Args:
-        path: where the file appears when the writer is closed.
-        layout: what its records hold; `slot_sizes` are not looked at, since Norm files hold the final keys.
-        checksum: whether every record gets a frame with a checksum.
+        path: Where the file appears when the writer is closed.
+        layout: What its records hold; `slot_sizes` are not looked at, since Norm files hold the final keys.
+        checksum: Whether every record gets a frame with a checksum.
     """
 
     def __init__(self, path: Path, layout: RecordLayout, *, checksum: bool) -> None:
@@ -588,11 +588,11 @@ class NormWriter(RecordStream):
         Args:
             label: float32[n, L].
             dense: float32[n, F].
-            keys: per slot integers[n], or (values, offsets int64[n + 1]).
+            keys: Per slot integers[n], or (values, offsets int64[n + 1]).
 
         Raises:
-            FormatError: a wrong shape, bag or key; nothing was appended.
-            StorageError: the disk is full; the partial file is gone.
+            FormatError: A wrong shape, bag or key; nothing was appended.
+            StorageError: The disk is full; the partial file is gone.
         """
         bags = check_records(self._layout, label, dense, keys, str(self._file.path))
         content = _encode(label, dense, bags, self._layout.key_bytes, framed=self._checksum)
@@ -610,7 +610,7 @@ def _encode(
     *,
     framed: bool,
 ) -> NDArray[np.uint8]:
-    """The records' bytes, field by field: where a field begins differs from record to record."""
+    """Encode the records field by field: where a field begins differs from record to record."""
     lengths = [np.diff(offsets) for _, offsets in bags]
     fixed = 4 * (label.shape[1] + dense.shape[1] + len(bags))
     sizes = fixed + key_bytes * np.sum(lengths, axis=0, dtype=np.int64) if bags else np.full(len(label), fixed)
@@ -635,7 +635,7 @@ def _encode(
 
 
 def _put(content: NDArray[np.uint8], starts: NDArray[np.int64], fields: NDArray[Any]) -> NDArray[np.int64]:
-    """Write ``fields[n, width]`` at the bytes ``starts[n]``; returns the bytes after them."""
+    """Write ``fields[n, width]`` at the bytes ``starts[n]`` and return the bytes after them."""
     columns = np.ascontiguousarray(fields).view(np.uint8)
     for byte in range(columns.shape[1]):
         content[starts + byte] = columns[:, byte]

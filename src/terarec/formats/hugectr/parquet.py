@@ -26,16 +26,16 @@ PIECE_ROWS = 131_072
 
 
 class RowGroupPieces:
-    """The pieces of one row group, for any thread and in any order.
+    """Pieces of one row group, for any thread and in any order.
 
     Parquet has no way to begin inside a row group, so that one reader decodes all pieces one after the other. Who asks
     for a piece decodes those before it, which wait for those who ask for them: in order, as many as there are threads.
 
     Args:
-        opened: opens the file.
-        group: number of the row group.
-        columns: which columns.
-        piece_rows: rows of a piece; the last may have fewer.
+        opened: Opens the file.
+        group: Number of the row group.
+        columns: Which columns.
+        piece_rows: Rows of a piece; the last may have fewer.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RowGroupPieces:
         self._stream: Iterator[pa.RecordBatch] = iter(())
 
     def take(self, piece: int) -> pa.Table:
-        """The rows of a piece; asked for again, the row group is decoded again from its start."""
+        """Return the rows of a piece; a second request decodes the row group again from its start."""
         with self._lock:
             if piece not in self._waiting:
                 self._decode_to(piece)
@@ -88,22 +88,22 @@ _KEY_TYPES = {4: (pa.int32(), pa.uint32()), 8: (pa.int64(), pa.uint64())}
 
 
 class ParquetRecordFile:
-    """One Parquet file, read from any thread by groups of rows: its row groups, or pieces of those that are large.
+    """Parquet file, read from any thread by groups of rows: its row groups, or pieces of large ones.
 
     Args:
-        path: a path or URL.
-        layout: what its rows hold.
-        metadata: which column is what.
-        piece_rows: most rows of a group.
+        path: A path or URL.
+        layout: What its rows hold.
+        metadata: Which column is what.
+        piece_rows: Most rows of a group.
 
     Attributes:
-        num_records: its rows.
-        group_rows: rows of each group.
+        num_records: Its rows.
+        group_rows: Rows of each group.
         runs: Groups of each row group, which are decoded one after the other.
 
     Raises:
-        DataNotFoundError: no such file.
-        FormatError: no Parquet file, another number of rows than the metadata promises, columns that are not there or
+        DataNotFoundError: No such file.
+        FormatError: No Parquet file, another number of rows than the metadata promises, columns that are not there or
             of a wrong type.
     """
 
@@ -149,13 +149,13 @@ class ParquetRecordFile:
         }
 
     def read(self, group: int) -> ColumnBlock:
-        """The rows of group `group`, keys with the slots' offsets.
+        """Return the rows of group `group`, keys with the slots' offsets.
 
         Checksums of pages, where the file has some, are verified when a row group is read for the first time; those of
         row groups that are decoded in pieces every time.
 
         Raises:
-            FormatError: a damaged page, a null, more keys in a list than the layout says, or lists of floats of
+            FormatError: A damaged page, a null, more keys in a list than the layout says, or lists of floats of
                 different lengths.
         """
         row_group, piece = self._groups[group]
@@ -195,12 +195,12 @@ class ParquetRecordFile:
         return tuple(columns)
 
     def _opened_buffered(self) -> AbstractContextManager[Any]:
-        """As `_opened`, but no column of a row group is read whole before its first rows are decoded."""
+        """Open as `_opened` does, but without reading a complete column of a row group before its first rows."""
         return self._opened(buffer_bytes=_BUFFER_BYTES)
 
     @contextmanager
     def _opened(self, buffer_bytes: int = 0, *, verifies: bool = True) -> Iterator[Any]:
-        """A file of its own for every call: PyArrow's reader is not meant for several threads at once."""
+        """Open the file for each call: PyArrow's reader is not meant for several threads at once."""
         source = self._file.open()
         try:
             with pq.ParquetFile(
@@ -213,7 +213,7 @@ class ParquetRecordFile:
 
 
 def _fields(schema: pa.Schema, positions: Sequence[int], path: str) -> list[pa.Field]:
-    """The columns at `positions`."""
+    """Select the columns at `positions`."""
     fields = []
     for position in positions:
         if position >= len(schema):
@@ -262,7 +262,7 @@ def _exclusive_values(array: pa.Array) -> NDArray[Any]:
 
 
 def _moved(keys: NDArray[Any], offset: int) -> NDArray[Any]:
-    """`keys` plus `offset`, as int32 where all of them fit: that is half the memory until a batch makes them int64."""
+    """Return `keys` plus `offset`, as int32 where they fit, which halves the memory until a batch converts them."""
     if keys.dtype != np.int32:
         is_in_place = keys.itemsize == 8 and keys.flags.writeable
         wide: NDArray[np.int64] = keys.view(np.int64) if is_in_place else recycled_empty(keys.shape, np.int64)
@@ -279,7 +279,7 @@ def _moved(keys: NDArray[Any], offset: int) -> NDArray[Any]:
 
 
 def _floats(table: pa.Table, fields: Sequence[pa.Field], num_rows: int, where: str) -> NDArray[np.float32]:
-    """``float32[num_rows, sum of widths]`` of number columns and of lists of one length."""
+    """Return ``float32[num_rows, sum of widths]`` from number columns and lists of one length."""
     columns: list[NDArray[Any]] = []
     for field in fields:
         array = column_array(table, field.name, where)
@@ -294,7 +294,7 @@ def _floats(table: pa.Table, fields: Sequence[pa.Field], num_rows: int, where: s
 
 
 def _matrix(array: pa.Array, num_rows: int, where: str) -> NDArray[Any]:
-    """``[num_rows, width]`` from lists of one length."""
+    """Return ``[num_rows, width]`` from lists of one length."""
     values, offsets = list_values(array)
     lengths = np.diff(offsets)
     if (lengths != lengths[0]).any():

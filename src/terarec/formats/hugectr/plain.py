@@ -16,7 +16,7 @@ from terarec.io import atomic_file
 
 @dataclass(frozen=True, slots=True)
 class PlainFile:
-    """A file of `count` records of `dtype` that start at byte `header_bytes`; nothing of it is held in memory."""
+    """File of `count` records of `dtype` that start at byte `header_bytes`; nothing of it is held in memory."""
 
     path: Path
     dtype: np.dtype[Any]
@@ -24,10 +24,10 @@ class PlainFile:
     count: int
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        """The records ``start <= i < stop``, which must be there.
+        """Return the records ``start <= i < stop``, which must exist.
 
         Raises:
-            FormatError: the file has become shorter since it was opened.
+            FormatError: The file has become shorter since it was opened.
         """
         offset = self.header_bytes + start * self.dtype.itemsize
         records = np.fromfile(self.path, self.dtype, stop - start, offset=offset)
@@ -38,11 +38,11 @@ class PlainFile:
 
 
 def open_plain(path: Path, dtype: np.dtype[Any], *, header_bytes: int = 0) -> PlainFile:
-    """Look at a file without reading it.
+    """Open a file and check its size without reading it.
 
     Raises:
-        DataNotFoundError: no such file.
-        FormatError: a size that no whole number of records has.
+        DataNotFoundError: No such file.
+        FormatError: A size that no whole number of records has.
     """
     if not path.is_file():
         raise DataNotFoundError(f"{path}: no such file")
@@ -55,13 +55,13 @@ def open_plain(path: Path, dtype: np.dtype[Any], *, header_bytes: int = 0) -> Pl
 
 
 def write_plain(path: Path, chunks: Iterable[NDArray[Any]], dtype: np.dtype[Any], *, header: bytes = b"") -> int:
-    """Write `chunks` atomically one after the other, each in turn as little-endian `dtype`.
+    """Write `chunks` atomically, one after the other, as little-endian `dtype`.
 
     Returns:
         Number of records.
 
     Raises:
-        StorageError: the disk is full; nothing is left behind.
+        StorageError: The disk is full; nothing is left behind.
     """
     count = 0
     with atomic_file(path) as partial, partial.open("wb") as stream:
@@ -73,11 +73,11 @@ def write_plain(path: Path, chunks: Iterable[NDArray[Any]], dtype: np.dtype[Any]
 
 
 def as_bytes(array: NDArray[Any], dtype: np.dtype[Any]) -> memoryview:
-    """The bytes of `array` as rows of `dtype`, copied only if they lie otherwise."""
+    """Return the bytes of `array` as rows of `dtype`, copied only if needed."""
     return np.ascontiguousarray(array, dtype=dtype).reshape(-1).view(np.uint8).data
 
 
 def spans(count: int, chunk: int) -> Iterator[tuple[int, int]]:
-    """Start and stop of runs of at most `chunk` that cover ``0 <= i < count``."""
+    """Yield start and stop of runs of at most `chunk` that cover ``0 <= i < count``."""
     for start in range(0, count, chunk):
         yield start, min(start + chunk, count)

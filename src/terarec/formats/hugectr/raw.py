@@ -21,14 +21,14 @@ FLOAT, INT32, UINT32, INT64 = np.dtype("<f4"), np.dtype("<i4"), np.dtype("<u4"),
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldTypes:
-    """How a file without a header holds its numbers; made by `raw_types` or `raw_async_types`.
+    """Number types of a file without a header; see `raw_types` and `raw_async_types`.
 
     Attributes:
         label: float32, or int32, of which float32 is made.
         dense: float32, or an integer x, of which float32 ln(x + 1) is made.
         keys: int32, uint32 or int64.
-        keys_per_slot: of every record.
-        adds_offsets: whether a reader adds to every key the sizes of the slots before.
+        keys_per_slot: Of every record.
+        adds_offsets: Whether a reader adds to every key the sizes of the slots before.
     """
 
     label: np.dtype[Any]
@@ -39,7 +39,7 @@ class FieldTypes:
 
 
 def raw_types(layout: RecordLayout, *, float_label_dense: bool) -> FieldTypes:
-    """The types of Raw files.
+    """Return the types of Raw files.
 
     Raises:
         ConfigError: 8-byte keys.
@@ -48,10 +48,10 @@ def raw_types(layout: RecordLayout, *, float_label_dense: bool) -> FieldTypes:
 
 
 def raw_async_types(layout: RecordLayout, *, is_dense_float: bool, multi_hot: bool) -> FieldTypes:
-    """The types of RawAsync files.
+    """Return the types of RawAsync files.
 
     Raises:
-        ConfigError: a slot whose number of keys varies; and for the one-hot form what `raw_types` refuses.
+        ConfigError: A slot whose number of keys varies; and for the one-hot form what `raw_types` refuses.
     """
     if not multi_hot:
         return _one_hot_types(layout, "RawAsync without multi_hot", is_float=is_dense_float, adds_offsets=False)
@@ -83,25 +83,25 @@ def _one_hot_types(layout: RecordLayout, kind: str, *, is_float: bool, adds_offs
 
 
 def record_bytes(layout: RecordLayout, types: FieldTypes) -> int:
-    """Bytes of a record."""
+    """Return the number of bytes of a record."""
     return 4 * (layout.label_dim + layout.dense_dim) + types.keys.itemsize * sum(types.keys_per_slot)
 
 
 class FixedRecordFile:
-    """A Raw or RawAsync file, read in any pieces from any thread.
+    """Raw or RawAsync file, read in any pieces from any thread.
 
     Args:
-        path: a path or URL.
-        layout: what its records hold.
-        types: how they hold it.
-        num_records: records to take from the file; None for all.
+        path: A path or URL.
+        layout: What its records hold.
+        types: How they hold it.
+        num_records: Records to take from the file; None for all.
 
     Attributes:
-        num_records: as above.
+        num_records: As above.
 
     Raises:
-        DataNotFoundError: no such file.
-        FormatError: the size is no whole number of records, or of fewer than `num_records`.
+        DataNotFoundError: No such file.
+        FormatError: The size is no whole number of records, or of fewer than `num_records`.
     """
 
     def __init__(
@@ -120,10 +120,10 @@ class FixedRecordFile:
         self.num_records = held if num_records is None else num_records
 
     def read(self, start: int, stop: int) -> ColumnBlock:
-        """The records ``start <= i < stop``, their keys int64 and with the slots' offsets where the format has them.
+        """Return the records ``start <= i < stop``, keys int64, with the slots' offsets where the format has them.
 
         Raises:
-            FormatError: the file was cut short meanwhile, or holds an integer dense number below 0.
+            FormatError: The file was cut short meanwhile, or holds an integer dense number below 0.
         """
         layout, types = self._layout, self._types
         content = self._file.read(start * self._stride, stop * self._stride)
@@ -135,7 +135,7 @@ class FixedRecordFile:
         )
 
     def _numbers(self, dense: NDArray[Any], first: int) -> NDArray[np.float32]:
-        """Dense numbers float32[n, F]: as they are, or ln(x + 1) of integers x."""
+        """Return dense numbers float32[n, F]: as they are, or ln(x + 1) of integers x."""
         numbers = dense.astype(np.float32)
         if self._types.dense == FLOAT:
             return numbers
@@ -168,12 +168,12 @@ def _keys(records: Strided, layout: RecordLayout, types: FieldTypes, num_rows: i
 
 
 class FixedRecordWriter(RecordStream):
-    """Writes a Raw or RawAsync file. As a context manager it removes the file unless `close` was called inside.
+    """Writer of a Raw or RawAsync file. As a context manager it removes the file unless `close` was called inside.
 
     Args:
-        path: where the file appears when the writer is closed.
-        layout: what its records hold.
-        types: how they hold it.
+        path: Where the file appears when the writer is closed.
+        layout: What its records hold.
+        types: How they hold it.
     """
 
     def __init__(self, path: Path, layout: RecordLayout, types: FieldTypes) -> None:
@@ -187,11 +187,11 @@ class FixedRecordWriter(RecordStream):
         Args:
             label: numbers[n, L]; whole ones where the file holds integers.
             dense: numbers[n, F]; whole ones >= 0 where the file holds integers.
-            keys: per slot integers[n], or (values, offsets int64[n + 1]) with exactly as many keys as the layout says.
+            keys: Per slot integers[n], or (values, offsets int64[n + 1]) with exactly as many keys as the layout says.
 
         Raises:
-            FormatError: a wrong shape, number, bag or key; nothing was appended.
-            StorageError: the disk is full; the partial file is gone.
+            FormatError: A wrong shape, number, bag or key; nothing was appended.
+            StorageError: The disk is full; the partial file is gone.
         """
         where = str(self._file.path)
         layout, types = self._layout, self._types
@@ -214,7 +214,7 @@ class FixedRecordWriter(RecordStream):
 
 
 def _whole(values: NDArray[Any], dtype: np.dtype[Any], what: str, where: str) -> NDArray[Any]:
-    """`values` as `dtype`; raises `FormatError` if integers would lose something."""
+    """Return `values` as `dtype`; raise `FormatError` if integers would lose something."""
     if dtype == FLOAT:
         return values
     limits = np.iinfo(dtype)

@@ -35,13 +35,13 @@ _FOUR_BYTES = 2**31
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordOptions:
-    """What files to write.
+    """Options for the files to write.
 
     Attributes:
         kind: "norm", "parquet", "raw" or "raw_async".
         key_bytes: 4 or 8; None for 4 where all keys fit with their offsets.
-        checksum: whether Norm files have checksums.
-        keysets: whether each split gets a keyset, and each of its parts: the files of Norm and Parquet.
+        checksum: Whether Norm files have checksums.
+        keysets: Whether each split gets a keyset, and each of its parts: the files of Norm and Parquet.
     """
 
     kind: RecordKind
@@ -51,15 +51,15 @@ class RecordOptions:
 
 
 def describe_records(spec: DatasetSpec, options: RecordOptions, rows: Mapping[str, int]) -> RecordsSpec:
-    """What the files of a data set's samples hold: each categorical column is a slot, an input of its own.
+    """Describe the files of a data set's samples: each categorical column is a slot with an input of its own.
 
     Args:
-        spec: the data set's columns.
-        options: what files to write.
-        rows: samples of each split; empty ones are left out.
+        spec: The data set's columns.
+        options: What files to write.
+        rows: Samples of each split; empty ones are left out.
 
     Raises:
-        ConfigError: a column of any int64 keys, whose slot would have no size; lists of keys for Raw files.
+        ConfigError: A column of any int64 keys, whose slot would have no size; lists of keys for Raw files.
     """
     inputs = []
     for column in spec.categorical:
@@ -125,12 +125,12 @@ def describe_dataset(
 
 
 def has_offsets(kind: str) -> bool:
-    """Whether HugeCTR's tables see the keys of such files with the sizes of the slots before added."""
+    """Return whether HugeCTR's tables see the keys of such files with the sizes of the slots before added."""
     return kind != "raw_async"
 
 
 def is_listed(kind: str) -> bool:
-    """Whether samples lie in several files, which a list names, in the place of one."""
+    """Return whether samples lie in several files, which a list names, instead of one."""
     return kind in ("norm", "parquet")
 
 
@@ -145,11 +145,11 @@ VERSION = 1
 
 
 def read_records(path: Path) -> RecordsSpec:
-    """The content of a ``records.json``.
+    """Read a ``records.json``.
 
     Raises:
-        DataNotFoundError: no such file.
-        FormatError: the file is not JSON, of another format or a newer version, or a field is wrong (JSON path).
+        DataNotFoundError: No such file.
+        FormatError: The file is not JSON, of another format or a newer version, or a field is wrong (JSON path).
     """
     data = read_versioned_json(path, FORMAT, VERSION)
     for field in data:
@@ -165,6 +165,6 @@ def write_records(spec: RecordsSpec, path: Path) -> None:
     """Write a ``records.json``, atomically.
 
     Raises:
-        StorageError: the disk is full.
+        StorageError: The disk is full.
     """
     write_versioned_json(path, FORMAT, VERSION, {"records": to_data(spec)})

@@ -20,7 +20,7 @@ CHUNK_ROWS = 1 << 16
 
 
 class SparseRows(NamedTuple):
-    """Some rows of an embedding.
+    """Rows of an embedding.
 
     Attributes:
         keys: int64[n].
@@ -38,12 +38,12 @@ KeyBytes = Literal[4, 8]
 
 @dataclass(frozen=True, slots=True)
 class SparseFileLayout:
-    """What such a file does not say itself.
+    """Layout that a sparse file does not state itself.
 
     Attributes:
-        width: length D of a vector.
+        width: Length D of a vector.
         key_bytes: 4 for uint32 keys, 8 for int64.
-        has_slots: whether a slot follows each key, as for localized embeddings.
+        has_slots: Whether a slot follows each key, as for localized embeddings.
     """
 
     width: int
@@ -52,17 +52,17 @@ class SparseFileLayout:
 
     @property
     def record(self) -> np.dtype[Any]:
-        """One entry: "key", "slot" if there are slots, "vector"."""
+        """Record type of an entry: "key", "slot" if there are slots, "vector"."""
         slot = [("slot", "<u8")] if self.has_slots else []
         return np.dtype([("key", "<u4" if self.key_bytes == 4 else "<i8"), *slot, ("vector", "<f4", (self.width,))])
 
 
 def read_sparse_file(path: Path, layout: SparseFileLayout, chunk_rows: int = CHUNK_ROWS) -> Iterator[SparseRows]:
-    """All rows in file order, at most `chunk_rows` at a time.
+    """Yield all rows in file order, at most `chunk_rows` at a time.
 
     Raises:
-        DataNotFoundError: no such file.
-        FormatError: a size that no whole number of entries has.
+        DataNotFoundError: No such file.
+        FormatError: A size that no whole number of entries has.
     """
     file = open_plain(path, layout.record)
     for start, stop in spans(file.count, chunk_rows):
@@ -78,8 +78,8 @@ def write_sparse_file(path: Path, layout: SparseFileLayout, chunks: Iterable[Spa
         Number of keys.
 
     Raises:
-        FormatError: a key that 4 bytes do not hold, a vector of another width, or slots missing or not asked for.
-        StorageError: the disk is full; nothing is left behind.
+        FormatError: A key that 4 bytes do not hold, a vector of another width, or slots missing or not asked for.
+        StorageError: The disk is full; nothing is left behind.
     """
     count = 0
     with atomic_file(path) as partial, partial.open("wb") as stream:
@@ -114,13 +114,13 @@ _KEY, _SLOT, _FLOAT = np.dtype("<i8"), np.dtype("<u8"), np.dtype("<f4")
 
 @dataclass(frozen=True, slots=True)
 class SparseFolder:
-    """A folder of a whole embedding, looked at but not read.
+    """Folder of a complete embedding, whose sizes alone are read.
 
     Attributes:
-        path: the folder.
-        width: length D of a vector.
-        count: number of keys.
-        has_slots: whether there is a slot for each key.
+        path: The folder.
+        width: Length D of a vector.
+        count: Number of keys.
+        has_slots: Whether there is a slot for each key.
     """
 
     path: Path
@@ -129,15 +129,15 @@ class SparseFolder:
     has_slots: bool
 
     def keys(self) -> NDArray[np.int64]:
-        """All keys, int64[count], in file order."""
+        """Return all keys, int64[count], in file order."""
         return self._file(KEYS, _KEY).read(0, self.count)
 
     def slots(self) -> NDArray[np.uint64] | None:
-        """The slots of all keys, uint64[count], if there are any."""
+        """Return the slots of all keys, uint64[count], if there are any."""
         return self._file(SLOTS, _SLOT).read(0, self.count) if self.has_slots else None
 
     def chunks(self, chunk_rows: int = CHUNK_ROWS) -> Iterator[SparseRows]:
-        """All rows in file order, at most `chunk_rows` at a time."""
+        """Yield all rows in file order, at most `chunk_rows` at a time."""
         keys, vectors = self._file(KEYS, _KEY), self._file(VECTORS, np.dtype((_FLOAT, self.width)))
         slots = self._file(SLOTS, _SLOT) if self.has_slots else None
         for start, stop in spans(self.count, chunk_rows):
@@ -153,8 +153,8 @@ def open_sparse_folder(path: Path, width: int) -> SparseFolder:
     """Check the sizes of a folder's files against each other.
 
     Raises:
-        DataNotFoundError: no such folder, or one without keys or vectors.
-        FormatError: files of different numbers of keys, or vectors of another width.
+        DataNotFoundError: No such folder, or one without keys or vectors.
+        FormatError: Files of different numbers of keys, or vectors of another width.
     """
     if not path.is_dir():
         raise DataNotFoundError(f"{path}: no such folder")
@@ -175,18 +175,18 @@ def open_sparse_folder(path: Path, width: int) -> SparseFolder:
 
 
 def write_sparse_folder(path: Path, chunks: Iterable[SparseRows]) -> int:
-    """Write a folder, in the place of one of the same format if there is one.
+    """Write a folder; replace one of the same format.
 
     Args:
-        path: the folder.
-        chunks: all rows; slots in all chunks or in none. No chunk at all makes a folder without slots.
+        path: The folder.
+        chunks: All rows; slots in all chunks or in none. No chunk at all makes a folder without slots.
 
     Returns:
         Number of keys.
 
     Raises:
         ConfigError: `path` is a file, or a folder with other files in it.
-        StorageError: the disk is full; nothing is left behind.
+        StorageError: The disk is full; nothing is left behind.
     """
     count = 0
     with atomic_dir(path, replaceable=SPARSE_FOLDER_FILES) as partial, ExitStack() as stack:
@@ -207,10 +207,10 @@ class StateLayout:
     """Shape of a file of states: float32 ``[num_states, devices, rows, width]``.
 
     Attributes:
-        num_states: states of the optimizer, such as 2 for Adam.
-        devices: number of devices, each with a buffer of its own.
-        rows: rows of each buffer, used or not.
-        width: length D of a vector.
+        num_states: States of the optimizer, such as 2 for Adam.
+        devices: Number of devices, each with a buffer of its own.
+        rows: Rows of each buffer, used or not.
+        width: Length D of a vector.
     """
 
     num_states: int
@@ -219,29 +219,29 @@ class StateLayout:
     width: int
 
     def first(self, state: int, device: int) -> int:
-        """Number of the first row of a buffer in the file."""
+        """Return the number of the first row of a buffer in the file."""
         return (state * self.devices + device) * self.rows
 
 
 @dataclass(frozen=True, slots=True)
 class SparseStates:
-    """A file of states, looked at but not read."""
+    """File of states, whose size alone is read."""
 
     file: PlainFile
     layout: StateLayout
 
     def read(self, state: int, device: int, start: int, stop: int) -> NDArray[np.float32]:
-        """The rows ``start <= i < stop`` of a buffer, float32[stop - start, D]."""
+        """Return the rows ``start <= i < stop`` of a buffer, float32[stop - start, D]."""
         first = self.layout.first(state, device)
         return self.file.read(first + start, first + stop)
 
 
 def open_sparse_states(path: Path, *, num_states: int, devices: int, width: int) -> SparseStates:
-    """Look at a file of states; how many rows its buffers have follows from its size.
+    """Open a file of states; the number of rows of its buffers follows from its size.
 
     Raises:
-        DataNotFoundError: no such file.
-        FormatError: a size that no number of rows has.
+        DataNotFoundError: No such file.
+        FormatError: A size that no number of rows has.
     """
     file = open_plain(path, np.dtype((_FLOAT, width)))
     rows, rest = divmod(file.count, num_states * devices) if num_states else (0, file.count)
@@ -256,16 +256,16 @@ def open_sparse_states(path: Path, *, num_states: int, devices: int, width: int)
 def write_sparse_states(
     path: Path, layout: StateLayout, chunks: Callable[[int, int], Iterator[NDArray[np.float32]]]
 ) -> None:
-    """Write a file of states; what `chunks` leaves of a buffer is zero.
+    """Write a file of states; rows of a buffer that `chunks` lacks are zero.
 
     Args:
-        path: the file.
-        layout: its shape; without states the file is empty.
+        path: The file.
+        layout: Its shape; without states the file is empty.
         chunks: (state, device) -> the rows in use of that buffer from the first on, float32[n, D] a chunk.
 
     Raises:
-        FormatError: more rows than a buffer has.
-        StorageError: the disk is full; nothing is left behind.
+        FormatError: More rows than a buffer has.
+        StorageError: The disk is full; nothing is left behind.
     """
     write_plain(path, _buffers(path, layout, chunks), _FLOAT)
 

@@ -26,11 +26,11 @@ from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColum
 
 
 def read_keyset(path: str | Path, key_bytes: int) -> NDArray[np.int64]:
-    """The keys int64[n] of a keyset, in the order of the file.
+    """Read the keys int64[n] of a keyset, in the order of the file.
 
     Raises:
-        DataNotFoundError: no such file.
-        FormatError: the size is no multiple of `key_bytes`.
+        DataNotFoundError: No such file.
+        FormatError: The size is no multiple of `key_bytes`.
     """
     file = locate(path)
     if file.size % key_bytes:
@@ -42,15 +42,15 @@ def write_keyset(path: Path, keys: NDArray[Any], key_bytes: int) -> None:
     """Write ``keys[n]``, atomically.
 
     Raises:
-        FormatError: a key that `key_bytes` bytes cannot hold.
-        StorageError: the disk is full.
+        FormatError: A key that `key_bytes` bytes cannot hold.
+        StorageError: The disk is full.
     """
     check_key_range(keys, key_bytes, str(path))
     write_bytes(path, keys.astype(key_dtype(key_bytes)).tobytes())
 
 
 class SeenKeys:
-    """Marks keys ``0 <= key < rows``; a byte for each of them, however many samples there are."""
+    """Set of keys ``0 <= key < rows``; one byte for each of them, however many samples there are."""
 
     def __init__(self, rows: int) -> None:
         self._seen = np.zeros(rows, dtype=np.bool_)
@@ -61,16 +61,16 @@ class SeenKeys:
             self._seen[column[0] if isinstance(column, tuple) else column] = True
 
     def merge(self, other: SeenKeys) -> None:
-        """Mark what `other` has marked."""
+        """Mark the keys that `other` has marked."""
         self._seen |= other._seen
 
     def sorted(self) -> NDArray[np.int64]:
-        """The marked keys, rising."""
+        """Return the marked keys, ascending."""
         return np.flatnonzero(self._seen)
 
 
 class RecordWriter(Protocol):
-    """Writes one file of samples, which appears when it is closed."""
+    """Writer of one file of samples, which appears when it is closed."""
 
     def write(self, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys]) -> None:
         """Append samples: ``label[n, L]``, ``dense[n, F]``, and the keys of each slot."""
@@ -81,7 +81,7 @@ class RecordWriter(Protocol):
         ...
 
     def abort(self) -> None:
-        """Give the file up."""
+        """Remove the unfinished file."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -92,10 +92,10 @@ class RecordWriter(Protocol):
 
 
 def create_writer(path: Path, spec: RecordsSpec) -> RecordWriter:
-    """A writer of one file of `spec`'s kind, layout and names. Keys go into the file as they are.
+    """Create a writer of one file of `spec`'s type, layout and names. Keys are written as they are.
 
     Raises:
-        ConfigError: a layout that the format cannot have.
+        ConfigError: A layout that the format cannot have.
     """
     layout, is_float = spec.layout, spec.float_label_dense
     if spec.kind == "norm":
@@ -109,7 +109,7 @@ def create_writer(path: Path, spec: RecordsSpec) -> RecordWriter:
 
 
 def final_keys(keys: Sequence[Keys], layout: RecordLayout, *, sign: int = 1) -> tuple[Keys, ...]:
-    """Keys that start at 0 in each slot, with the slots' offsets added; with `sign` -1 the way back."""
+    """Add the slots' offsets to keys that start at 0 in each slot; with `sign` -1 subtract them."""
     moved: list[Keys] = []
     for column, offset in zip(keys, layout.key_offsets, strict=True):
         values, offsets = column if isinstance(column, tuple) else (column, None)
@@ -119,7 +119,7 @@ def final_keys(keys: Sequence[Keys], layout: RecordLayout, *, sign: int = 1) -> 
 
 
 def _columns(spec: RecordsSpec) -> DatasetSpec:
-    """The columns of a Parquet file; any int64 keys for 8-byte keys, which makes them int64 in the file."""
+    """Describe the columns of a Parquet file; any int64 keys for 8-byte keys, which makes them int64 in the file."""
     layout = spec.layout
     sizes = layout.slot_sizes[: layout.num_slots] if layout.key_bytes == 4 else (None,) * layout.num_slots
     return DatasetSpec(
@@ -139,17 +139,17 @@ KEYSET = "_hugectr.keyset"
 
 
 class SplitRecords:
-    """Writes the files of one split.
+    """Writer of the files of one split.
 
     Norm and Parquet files are parts of which HugeCTR's training cache can make passes: with keysets, each has a keyset
     and a file list of its own beside it.
 
     Args:
-        directory: where they are made.
-        location: where they will lie, which the file lists name.
-        records: their kind, layout and names; its `splits` are not looked at.
-        sizes: rows of each file, without end; files that need no list take all rows.
-        keysets: whether to write keysets.
+        directory: Where they are made.
+        location: Where they will lie, which the file lists name.
+        records: Their kind, layout and names; its `splits` are not looked at.
+        sizes: Rows of each file, without end; files that need no list take all rows.
+        keysets: Whether to write keysets.
     """
 
     def __init__(
@@ -163,20 +163,20 @@ class SplitRecords:
 
     @property
     def num_rows(self) -> int:
-        """Rows so far."""
+        """Number of rows so far."""
         return self._files.num_rows
 
     def write(self, block: ColumnBlock) -> None:
         """Append samples whose keys start at 0 in each column.
 
         Raises:
-            FormatError: lists that the files cannot hold.
-            StorageError: the disk is full.
+            FormatError: Lists that the files cannot hold.
+            StorageError: The disk is full.
         """
         self._files.write(block)
 
     def close(self) -> None:
-        """Finish the last file, and what belongs to all of them; nothing where there is no sample."""
+        """Finish the last file and the files common to all; write none if there is no sample."""
         self._files.close()
         if not self._files.files:
             return
@@ -190,7 +190,7 @@ class SplitRecords:
             write_keyset(self._directory / KEYSET, self._seen.sorted(), records.layout.key_bytes)
 
     def abort(self) -> None:
-        """Give the file up that is not finished."""
+        """Remove the unfinished file."""
         self._files.abort()
 
     def _create(self, index: int) -> tuple[Path, FileWriter]:
@@ -200,7 +200,7 @@ class SplitRecords:
 
 
 class _Part:
-    """One file, whose keyset is merged into that of the split."""
+    """File whose keyset is merged into that of the split."""
 
     def __init__(self, path: Path, records: RecordsSpec, split_keys: SeenKeys | None, location: Path) -> None:
         self._path = path
