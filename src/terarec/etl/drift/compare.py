@@ -21,7 +21,7 @@ SMOOTHING = 0.5
 
 
 def stability_index(reference: NDArray[np.int64], current: NDArray[np.int64]) -> float:
-    """The population stability index of counts in k bins, int64[k]; 0 where either holds nothing."""
+    """Return the population stability index of counts in k bins, int64[k]; 0 where either holds nothing."""
     if not reference.sum() or not current.sum():
         return 0.0
     expected, actual = reference + SMOOTHING, current + SMOOTHING
@@ -30,7 +30,7 @@ def stability_index(reference: NDArray[np.int64], current: NDArray[np.int64]) ->
 
 
 def jensen_shannon_distance(reference: NDArray[np.int64], current: NDArray[np.int64]) -> float:
-    """The square root of the Jensen-Shannon divergence in bits: 0 for equal shares, 1 for disjoint ones."""
+    """Return the square root of the Jensen-Shannon divergence in bits: 0 for equal shares, 1 for disjoint ones."""
     if not reference.sum() or not current.sum():
         return 0.0
     shares = reference / reference.sum(), current / current.sum()
@@ -64,13 +64,13 @@ class ColumnDrift:
     """A column of both data.
 
     Attributes:
-        name: of the column.
+        name: Name of the column.
         kind: "number" for labels and dense columns, or "category".
-        missing: shares of missing values, reference and current.
-        rare: shares in the ids of rare and unseen values, reference and current; 0 for numbers.
-        new: share of the current values that the reference does not hold; 0 for numbers.
-        means: of numbers, reference and current; None for categories.
-        bins: what the distances are taken of.
+        missing: Shares of missing values, reference and current.
+        rare: Shares in the ids of rare and unseen values, reference and current; 0 for numbers.
+        new: Share of the current values that the reference does not hold; 0 for numbers.
+        means: Means of numbers, reference and current; None for categories.
+        bins: Bins that the distances compare.
     """
 
     name: str
@@ -97,11 +97,11 @@ class DriftReport:
     """Two data and their columns, in the order of the reference.
 
     Attributes:
-        reference: what was there before.
-        current: what is compared with it.
-        columns: those that both have.
-        only_in_reference: columns that the current data lack.
-        only_in_current: columns that the reference lacks.
+        reference: Data before.
+        current: Data to compare with it.
+        columns: Columns that both have.
+        only_in_reference: Columns that the current data lack.
+        only_in_current: Columns that the reference lacks.
     """
 
     reference: DataSummary

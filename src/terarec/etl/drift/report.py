@@ -130,7 +130,7 @@ def _change(before: str, after: str) -> str:
 
 
 def _plot(report: DriftReport, number: int, column: ColumnDrift) -> Plot:
-    """The share of every bin on both sides."""
+    """Return the share of every bin on both sides."""
     bins = column.bins
     used = np.flatnonzero((bins.reference > 0) | (bins.current > 0))
     figure, axes = new_axes(0.75 + 0.29 * len(used))
@@ -151,7 +151,7 @@ def _plot(report: DriftReport, number: int, column: ColumnDrift) -> Plot:
 
 
 def _short_side(name: str) -> str:
-    """The end of a name, where data sets of one name in several directories differ by their splits."""
+    """Return the end of a name, where data sets of one name in several directories differ by their splits."""
     return _short(name if len(name) <= _LONGEST_SIDE else "..." + name[3 - _LONGEST_SIDE :], _LONGEST_SIDE)
 
 

@@ -24,9 +24,9 @@ class IdNames:
     """The ids of one column.
 
     Attributes:
-        missing: the id, or key, of a missing value; None where none can be missing.
-        rare_ids: how many ids, from 1 on, rare and unseen values share.
-        values: what the ids behind these stand for; None: an id stands for itself.
+        missing: Id, or key, of a missing value; None where none can be missing.
+        rare_ids: Number of ids, from 1 on, that rare and unseen values share.
+        values: Values of the ids behind these; None where an id is the value.
     """
 
     missing: int | None = MISSING_ID
@@ -34,15 +34,15 @@ class IdNames:
     values: pa.Array | None = None
 
     def are_missing(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of the ids mean a missing value, bool[n]."""
+        """Return which of the ids mean a missing value, bool[n]."""
         return np.zeros(len(ids), dtype=np.bool_) if self.missing is None else np.asarray(ids == self.missing)
 
     def are_rare(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of the ids are those of rare and unseen values, bool[n]."""
+        """Return which of the ids are those of rare and unseen values, bool[n]."""
         return np.asarray((ids > 0) & (ids <= self.rare_ids))
 
     def texts(self, ids: NDArray[np.int64]) -> pa.Array:
-        """The values of other ids, as large_string[n]."""
+        """Return the values of other ids, as large_string[n]."""
         if self.values is None:
             return pa.array(ids).cast(pa.large_string())
         values = self.values.take(pa.array(ids - 1 - self.rare_ids))
@@ -66,14 +66,14 @@ def _names_of(column: CategoricalColumn, workflow: Workflow) -> IdNames:
 
 
 def in_raw_units(workflow: Workflow, name: str, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What numbers of the dense column `name` were before logarithms and scales, which keep their order.
+    """Return what numbers of the dense column `name` were before logarithms and scales, which keep their order.
 
     It goes back to the source, or to the step that made a number of something else. What `Clip` cut off and
     `FillMissing` filled in stays so.
 
     Args:
-        workflow: that made the data set.
-        name: the column after the last step.
+        workflow: Workflow that made the data set.
+        name: Column after the last step.
         numbers: float64[n], without missing ones.
     """
     for step in reversed(range(len(workflow.plan.operators))):
@@ -93,9 +93,9 @@ class NumberSummary:
     """A dense column or a label.
 
     Attributes:
-        total: rows.
-        missing: rows without a number.
-        sample: of the numbers in raw units: all up to 2^20, else the rows of lowest hashes.
+        total: Rows.
+        missing: Rows without a number.
+        sample: Of the numbers in raw units: all up to 2^20, else the rows of lowest hashes.
     """
 
     total: int
@@ -108,10 +108,10 @@ class CategorySummary:
     """A categorical column; of lists, each item.
 
     Attributes:
-        total: values.
-        missing: values that are missing.
-        rare: values in the ids that rare and unseen ones share.
-        values: the other distinct values as texts, large_string [d], most frequent first.
+        total: Values.
+        missing: Values that are missing.
+        rare: Values in the ids that rare and unseen ones share.
+        values: Other distinct values as texts, large_string [d], most frequent first.
         counts: int64[d], of these.
     """
 
@@ -127,11 +127,11 @@ class DataSummary:
     """All columns of some rows.
 
     Attributes:
-        name: what the rows are called.
-        splits: split -> its rows; those of all splits, whichever were looked at.
-        rows: rows that were looked at.
-        numbers: labels and dense columns.
-        categories: categorical columns.
+        name: Name of the data.
+        splits: Split -> its rows; those of all splits, whichever were summarized.
+        rows: Rows that were summarized.
+        numbers: Labels and dense columns.
+        categories: Categorical columns.
     """
 
     name: str
@@ -142,13 +142,13 @@ class DataSummary:
 
 
 def summarize(name: str, spec: DatasetSpec, blocks: Iterable[ColumnBlock], workflow: Workflow) -> DataSummary:
-    """Look at all rows once.
+    """Summarize all rows in one pass.
 
     Args:
-        name: what to call them.
-        spec: their columns.
-        blocks: their rows.
-        workflow: that made them, which tells what ids stand for and how numbers were scaled.
+        name: Name of the data.
+        spec: Spec of their columns.
+        blocks: Blocks of their rows.
+        workflow: Workflow that made them; it knows the values behind ids and the scales of numbers.
     """
     names = id_names(workflow, spec)
     numbers = [_Numbers() for _ in (*spec.labels, *spec.dense)]
@@ -213,14 +213,14 @@ class _Categories:
 
 
 def summarize_raw(files: Sequence[str | Path], reference: Path, *, allow_import: Sequence[str] = ()) -> DataSummary:
-    """The summary of raw logs as the fitted workflow of the data set `reference` encodes them.
+    """Return the summary of raw logs as the fitted workflow of the data set `reference` encodes them.
 
-    Values that this workflow never saw come out as rare or unseen. Nothing is split, and nothing is learnt.
+    Values that this workflow never saw come out as rare or unseen. Nothing is split, and nothing is fitted.
 
     Args:
-        files: files, directories, globs and URLs in the workflow's source format.
-        reference: a data set that a workflow made.
-        allow_import: packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
+        files: Files, directories, globs and URLs in the workflow's source format.
+        reference: Data set that a workflow made.
+        allow_import: Packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
 
     Raises:
         ConfigError: the steps of `reference` look at other rows, or name a function that is not allowed.
@@ -250,13 +250,13 @@ def summarize_dataset(
     name: str | None = None,
     allow_import: Sequence[str] = (),
 ) -> DataSummary:
-    """The summary of rows of the data set in `directory`, called by a name and the splits.
+    """Return the summary of rows of the data set in `directory`, called by a name and the splits.
 
     Args:
-        directory: with ``dataset.json``.
-        splits: whose rows are looked at; None: all.
-        name: of the data; None: that of the directory.
-        allow_import: packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
+        directory: Directory with ``dataset.json``.
+        splits: Splits to summarize; None: all.
+        name: Name of the data; None: that of the directory.
+        allow_import: Packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
 
     Raises:
         DataNotFoundError: no data set, or one of its files is not there.
@@ -275,7 +275,7 @@ def summarize_dataset(
 
 
 def names_apart(one: Path, other: Path) -> tuple[str, str]:
-    """The names of two directories, after those of the directories around them as far as these tell them apart."""
+    """Return the names of two directories, after those of directories around them that distinguish them."""
     parts, others = one.absolute().parts, other.absolute().parts
     for depth in range(1, min(len(parts), len(others)) + 1):
         if parts[-depth:] != others[-depth:]:

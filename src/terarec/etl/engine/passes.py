@@ -66,7 +66,7 @@ class InvalidRowHandler:
                 return function(block), block
             except RowFaultError as fault:
                 rows = fault.rows >> self._item_bits if is_exploded else fault.rows
-                self._faults += self._source.refused(self._raw, rows, fault)
+                self._faults += self._source.invalid_rows(self._raw, rows, fault)
                 self._counts[fault.kind] += len(rows)
                 block = block.keep(~np.isin(block.rows, fault.rows))
 

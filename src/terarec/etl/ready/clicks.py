@@ -29,14 +29,14 @@ _CRITEO_SPLIT = SplitByFraction(valid=0.1)
 def criteo(
     *, min_count: int = 15, split: Split | None = _CRITEO_SPLIT, modulo: Literal[10_000_000, 40_000_000] | None = None
 ) -> WorkflowSpec:
-    """Prepares ``train.txt`` of Kaggle: a label, 13 integers and 26 categories a line.
+    """Prepare ``train.txt`` of Kaggle: a label, 13 integers and 26 categories a line.
 
     A missing integer is 0, integers are shifted to at least 1 and their logarithm is taken, categories become ids.
 
     Args:
-        min_count: categories that occur less often in the training part share an id.
-        split: by default the last tenth of the rows.
-        modulo: categories are taken modulo this first, as some published sizes have them; None: as they are.
+        min_count: Categories that occur less often in the training part share an id.
+        split: Split; by default the last tenth of the rows is for validation.
+        modulo: Categories are taken modulo this first, as some published sizes have them; None: as they are.
     """
     return WorkflowSpec(
         name="criteo",
@@ -62,10 +62,10 @@ def criteo(
 
 
 def criteo_terabyte(*, min_count: int = 15) -> WorkflowSpec:
-    """The same for the 24 files ``day_0`` to ``day_23``; the last of them is the split "valid".
+    """Return the same for the 24 files ``day_0`` to ``day_23``; the last of them is the split "valid".
 
     Args:
-        min_count: as for `criteo`.
+        min_count: As for `criteo`.
     """
     return criteo(min_count=min_count, split=SplitByFiles(valid=1))
 
@@ -100,11 +100,11 @@ _AVAZU_SPLIT = SplitByTime(column="hour", valid=0.1)
 
 
 def avazu(*, min_count: int = 2, split: Split | None = _AVAZU_SPLIT) -> WorkflowSpec:
-    """Prepares ``train.csv``: ids of all columns, hour and weekday, and how often a device and its address are seen.
+    """Prepare ``train.csv``: ids of all columns, hour and weekday, and how often a device and its address are seen.
 
     Args:
-        min_count: values that occur less often in the training part share an id.
-        split: by default the last tenth of the hours, which is the last of the ten days; `hour` is the integer
+        min_count: Values that occur less often in the training part share an id.
+        split: By default the last tenth of the hours, which is the last of the ten days; `hour` is the integer
             YYMMDDHH, so ``SplitByTime(column="hour", valid_from=14103000)`` says the same.
     """
     counts = tuple(f"{name}_count" for name in _COUNTED)
@@ -151,15 +151,15 @@ _ADULT_SPLIT = SplitByFiles(valid=1)
 
 
 def adult(*, min_count: int = 1, intervals: int = 20, split: Split | None = _ADULT_SPLIT) -> WorkflowSpec:
-    """Prepares ``adult.data`` and ``adult.test``.
+    """Prepare ``adult.data`` and ``adult.test``.
 
     Gains and losses come out twice: as logarithms, and as ids, since tax forms leave few exact amounts and some of
     them give the income away. So do age and hours: as numbers, and as intervals.
 
     Args:
-        min_count: values that occur less often in the training part share an id.
-        intervals: of age and hours.
-        split: by default the last file.
+        min_count: Values that occur less often in the training part share an id.
+        intervals: Intervals of age and hours.
+        split: Split; by default the last file is for test.
     """
     intervals_of = tuple(f"{name}_interval" for name in _CUT)
     logs = tuple(f"{name}_log" for name in _GAINS)

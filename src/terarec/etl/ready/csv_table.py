@@ -15,25 +15,25 @@ class CsvOptions:
     """What the columns of a table hold. Those that are not named are left out.
 
     Attributes:
-        label: the target's column.
-        positives: the label's values that mean 1, all others meaning 0; empty if the column holds numbers from 0 to 1.
-        dense: columns of numbers, standardized to mean 0 and deviation 1 of the training part; missing is the mean.
-        log: columns of numbers that count something: ln(x + shift), for long tails; missing is 0.
-        categorical: columns of texts that become ids.
-        ids: columns of integers, such as user ids, that become ids. Of a column x that is a number as well (in `dense`
+        label: Column of the target.
+        positives: Label's values that mean 1, all others meaning 0; empty if the column holds numbers from 0 to 1.
+        dense: Columns of numbers, standardized to mean 0 and deviation 1 of the training part; missing is the mean.
+        log: Columns of numbers that count something: ln(x + shift), for long tails; missing is 0.
+        categorical: Columns of texts that become ids.
+        ids: Columns of integers, such as user ids, that become ids. Of a column x that is a number as well (in `dense`
             or `log`) the ids are in the column ``x_id``.
-        buckets: columns of numbers -> at most so many intervals of about equal counts; the interval of column x becomes
+        buckets: Columns of numbers -> at most so many intervals of about equal counts; the interval of column x becomes
             an id in the column ``x_bucket``. x may be a number or an integer of the lists above as well.
-        keys: columns of integers that stay as they are, any int64: keys of dynamic tables.
-        weight: a column of numbers >= 0, how much each row counts; None: all alike.
-        metadata: columns that the data set holds as they are, for reports and scores, such as user ids. They may be
+        keys: Columns of integers that stay as they are, any int64: keys of dynamic tables.
+        weight: Column of numbers >= 0, how much each row counts; None: all alike.
+        metadata: Columns that the data set holds as they are, for reports and scores, such as user ids. They may be
             among the other lists as well; one that is in no other list is read as text.
-        min_count: a category's values that occur less often in the training part share one id.
-        split: which rows are for validation and test; None for none.
-        delimiter: between the fields; white space around a field is dropped, and it may stand between double quotes.
-        names: the columns' names, in order, for files without a header line; empty to take the first line's.
-        missing: fields that stand for a missing value, beside empty ones.
-        name: of the data set.
+        min_count: Values of categories that occur less often in the training part share one id.
+        split: Rows for validation and test; None for none.
+        delimiter: Text between the fields; white space around a field is dropped, and it may be quoted.
+        names: Names of all columns, in order, for files without a header line; empty to take the first line's.
+        missing: Fields that stand for a missing value, beside empty ones.
+        name: Name of the data set.
     """
 
     label: str
@@ -95,12 +95,12 @@ class CsvOptions:
         return tuple(dict.fromkeys((*named, *weight, *self.metadata)))
 
     def id_name(self, column: str) -> str:
-        """The column that holds the ids of the integers of `column`."""
+        """Return the column that holds the ids of the integers of `column`."""
         return f"{column}_id" if column in self.dense or column in self.log else column
 
 
 def csv_workflow(options: CsvOptions) -> WorkflowSpec:
-    """The workflow for a table.
+    """Return the workflow for a table.
 
     Raises:
         ConfigError: two columns of the data set would have one name, or a delimiter that is none.

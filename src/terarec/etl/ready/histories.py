@@ -63,14 +63,14 @@ def rees46(
     history: int = 20,
     split: Split | None = _REES46_SPLIT,
 ) -> WorkflowSpec:
-    """Prepares the monthly CSV files: is an event a purchase?
+    """Prepare the monthly CSV files: is an event a purchase?
 
     Args:
-        events: types of events that are samples; ``("view", "cart", "purchase")`` keeps all.
-        positives: types whose label is 1.
-        min_count: values that occur less often in the training part share an id.
-        history: the user's earlier samples, at most so many.
-        split: by default the latest tenth.
+        events: Types of events that are samples; ``("view", "cart", "purchase")`` keeps all.
+        positives: Types whose label is 1.
+        min_count: Values that occur less often in the training part share an id.
+        history: User's earlier samples, at most so many.
+        split: Split; by default the latest tenth is for validation.
     """
     past = ("past_products", "past_categories")
     since, change = "seconds_since_last", "price_change"
@@ -123,14 +123,14 @@ _MIND_SPLIT = SplitByFiles(valid=1)
 
 
 def mind(*, min_count: int = 2, history: int = 50, split: Split | None = _MIND_SPLIT) -> WorkflowSpec:
-    """Prepares ``behaviors.tsv``: every article on a page is a sample, with what its reader has read before.
+    """Prepare ``behaviors.tsv``: every article on a page is a sample, with what its reader has read before.
 
     The side table "news" is ``news.tsv``, with every article once.
 
     Args:
-        min_count: values that occur less often in the training part share an id.
-        history: the articles read last, at most so many.
-        split: by default the last file, that of the day to predict.
+        min_count: Values that occur less often in the training part share an id.
+        history: Articles read last, at most so many.
+        split: By default the last file, that of the day to predict.
     """
     alone = ("subcategory", "user_id", "hour_of_day")
     return WorkflowSpec(
@@ -176,17 +176,17 @@ def movielens(
     history: int = 50,
     split: Split | None = _MOVIELENS_SPLIT,
 ) -> WorkflowSpec:
-    """Prepares the ratings: does a user like a film, after those that he rated before?
+    """Prepare the ratings: does a user like a film, after those that he rated before?
 
     The side table "movies" is ``movies.csv`` or ``movies.dat``; that of ml-1m has a table "users", too, ``users.dat``.
 
     Args:
         layout: "latest" for CSV files with a header line (ml-latest, ml-25m, ml-32m); "1m" for those of ml-1m,
             which have ``::`` between the fields, and tell of users.
-        liked_from: ratings from this on have the label 1.
-        min_count: values that occur less often in the training part share an id.
-        history: the films rated last, at most so many.
-        split: by default the latest tenth.
+        liked_from: Ratings from this on have the label 1.
+        min_count: Values that occur less often in the training part share an id.
+        history: Films rated last, at most so many.
+        split: Split; by default the latest tenth is for validation.
     """
     if layout not in ("latest", "1m"):
         raise ConfigError(f"movielens: layout: got {layout!r}, expected one of 'latest', '1m'")
@@ -217,7 +217,7 @@ def movielens(
 
 
 def _sources(*, is_csv: bool) -> tuple[SourceSpec, SourceSpec]:
-    """The ratings, and the films."""
+    """Return the ratings, and the films."""
     delimiter = "," if is_csv else "::"
     ratings = SourceSpec(
         format="delimited",
@@ -276,16 +276,16 @@ def amazon(
     history: int = 50,
     valid: float = 0.1,
 ) -> WorkflowSpec:
-    """Prepares reviews, JSON lines: does a user like a product, after those that he reviewed before?
+    """Prepare reviews, JSON lines: does a user like a product, after those that he reviewed before?
 
     The side table "meta" is the file of products.
 
     Args:
-        layout: release of the reviews, which decides the names of the fields; that of 2014 has those of "2018".
-        liked_from: ratings from this on have the label 1.
-        min_count: values that occur less often in the training part share an id.
-        history: the products reviewed last, at most so many.
-        valid: share of the reviews, the latest ones, that becomes the split "valid"; 0 for none.
+        layout: Release of the reviews, which decides the names of the fields; that of 2014 has those of "2018".
+        liked_from: Ratings from this on have the label 1.
+        min_count: Values that occur less often in the training part share an id.
+        history: Products reviewed last, at most so many.
+        valid: Share of the reviews, the latest ones, that becomes the split "valid"; 0 for none.
     """
     if layout not in _FIELDS:
         raise ConfigError(f"amazon: layout: got {layout!r}, expected one of '2018', '2023'")

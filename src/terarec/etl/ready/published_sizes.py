@@ -15,15 +15,15 @@ class PublishedSizes:
     """Numbers of values of Criteo's categories C1 to C26 in a whole data set.
 
     Attributes:
-        told_by: who published them, and where.
-        rows: of the data set.
-        min_count: values that occur less often are not counted.
-        modulo: the values are taken modulo this first; None: as they are.
-        sizes: of each column; a missing value counts as one.
-        slack: how far a column may be off: others count the missing value, or reserved ids, where we do not.
+        publisher: Publisher and place of publication.
+        rows: Rows of the data set.
+        min_count: Values that occur less often are not counted.
+        modulo: Values are taken modulo this first; None: as they are.
+        sizes: Sizes of the columns; a missing value counts as one.
+        slack: Accepted difference: others count the missing value, or reserved ids, where we do not.
     """
 
-    told_by: str
+    publisher: str
     rows: int
     min_count: int
     sizes: tuple[int, ...]
@@ -33,7 +33,7 @@ class PublishedSizes:
 
 PUBLISHED_SIZES: Mapping[str, PublishedSizes] = {
     "kaggle": PublishedSizes(
-        told_by="DLRM of facebookresearch: the sizes of embedding tables of the Kaggle run, all rows, no threshold",
+        publisher="DLRM of facebookresearch: the sizes of embedding tables of the Kaggle run, all rows, no threshold",
         rows=45_840_617,
         min_count=1,
         sizes=(
@@ -43,7 +43,7 @@ PUBLISHED_SIZES: Mapping[str, PublishedSizes] = {
         slack=1,
     ),
     "terabyte": PublishedSizes(
-        told_by="DLRM of facebookresearch and NVIDIA: the 24 days without a threshold",
+        publisher="DLRM of facebookresearch and NVIDIA: the 24 days without a threshold",
         rows=4_373_472_329,
         min_count=1,
         sizes=(
@@ -53,7 +53,7 @@ PUBLISHED_SIZES: Mapping[str, PublishedSizes] = {
         slack=1,
     ),
     "terabyte-15": PublishedSizes(
-        told_by="DLRM of NVIDIA's DeepLearningExamples: frequency threshold 15, rare values sharing one id",
+        publisher="DLRM of NVIDIA's DeepLearningExamples: frequency threshold 15, rare values sharing one id",
         rows=4_195_197_692,
         min_count=15,
         sizes=(
@@ -63,7 +63,7 @@ PUBLISHED_SIZES: Mapping[str, PublishedSizes] = {
         slack=2,
     ),
     "kaggle-modulo": PublishedSizes(
-        told_by="HugeCTR's DLRM sample for Kaggle: slot sizes of values modulo 10 million",
+        publisher="HugeCTR's DLRM sample for Kaggle: slot sizes of values modulo 10 million",
         rows=45_840_617,
         min_count=1,
         sizes=(
@@ -74,7 +74,7 @@ PUBLISHED_SIZES: Mapping[str, PublishedSizes] = {
         modulo=10_000_000,
     ),
     "terabyte-modulo": PublishedSizes(
-        told_by="HugeCTR's and MLPerf's DLRM for Terabyte: slot sizes of values modulo 40 million",
+        publisher="HugeCTR's and MLPerf's DLRM for Terabyte: slot sizes of values modulo 40 million",
         rows=4_373_472_329,
         min_count=1,
         sizes=(
@@ -93,9 +93,9 @@ class SizeDifference:
     """A column that is further from the published size than the slack.
 
     Attributes:
-        column: its name.
-        obtained: values that have an id of their own.
-        published: see `PublishedSizes.sizes`.
+        column: Name.
+        obtained: Values that have an id of their own.
+        published: See `PublishedSizes.sizes`.
     """
 
     column: str
@@ -107,14 +107,14 @@ class SizeDifference:
 
 
 def compare_sizes(dataset: DatasetSpec, published: str) -> tuple[SizeDifference, ...]:
-    """The columns of a prepared Criteo data set whose sizes differ from the published ones; () if none does.
+    """Return the columns of a prepared Criteo data set whose sizes differ from the published ones; () if none does.
 
     For all rows to be training rows, as the published sizes count them, prepare with ``criteo(split=None)``, and with
     the `min_count` and `modulo` of the sizes.
 
     Args:
-        dataset: as `terarec.formats.read_dataset` gives it.
-        published: a name of `PUBLISHED_SIZES`.
+        dataset: Spec as `terarec.formats.read_dataset` gives it.
+        published: Key of `PUBLISHED_SIZES`.
 
     Raises:
         ConfigError: there are no such sizes, or the data set's columns are not Criteo's.

@@ -11,13 +11,13 @@ import pyarrow.compute as pc
 
 
 def hour_and_weekday(seconds: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Hour 0 to 23 and weekday 0 (Monday) to 6 of seconds since 1970 UTC; missing stays missing."""
+    """Return hour 0 to 23 and weekday 0 (Monday) to 6 of seconds since 1970 UTC; missing stays missing."""
     moments = seconds.cast(pa.timestamp("s"))
     return pc.hour(moments), pc.day_of_week(moments)
 
 
 def hour_and_weekday_on_spark(seconds: Any) -> tuple[Any, Any]:
-    """The same of a Spark column of integers."""
+    """Return the same of a Spark column of integers."""
     from pyspark.sql import functions
 
     day = functions.floor(seconds / 86_400)
@@ -26,7 +26,7 @@ def hour_and_weekday_on_spark(seconds: Any) -> tuple[Any, Any]:
 
 
 def hour_and_weekday_of_record(seconds: int | None) -> tuple[int | None, int | None]:
-    """The same of one value."""
+    """Return the same of one value."""
     if seconds is None:
         return None, None
     days, second = divmod(seconds, 86_400)
@@ -34,14 +34,14 @@ def hour_and_weekday_of_record(seconds: int | None) -> tuple[int | None, int | N
 
 
 def avazu_hour_and_weekday(hours: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """The same of Avazu's integers YYMMDDHH, of this century."""
+    """Return the same of Avazu's integers YYMMDDHH, of this century."""
     texts = pc.utf8_lpad(hours.cast(pa.string()), width=8, padding="0")
     moments = pc.strptime(pc.binary_join_element_wise("20", texts, ""), format="%Y%m%d%H", unit="s")
     return pc.hour(moments), pc.day_of_week(moments)
 
 
 def avazu_hour_and_weekday_on_spark(hours: Any) -> tuple[Any, Any]:
-    """The same of a Spark column of integers."""
+    """Return the same of a Spark column of integers."""
     from pyspark.sql import functions
 
     text = functions.concat(functions.lit("20"), functions.lpad(hours.cast("string"), 8, "0"))
@@ -51,7 +51,7 @@ def avazu_hour_and_weekday_on_spark(hours: Any) -> tuple[Any, Any]:
 
 
 def avazu_hour_and_weekday_of_record(hours: int | None) -> tuple[int | None, int | None]:
-    """The same of one integer."""
+    """Return the same of one integer."""
     if hours is None:
         return None, None
     days, hour = divmod(hours, 100)
@@ -61,49 +61,49 @@ def avazu_hour_and_weekday_of_record(hours: int | None) -> tuple[int | None, int
 
 
 def length(lists: pa.Array) -> pa.Array:
-    """Number of items of each list."""
+    """Return the number of items of each list."""
     return pc.list_value_length(lists).cast(pa.int64())
 
 
 def length_on_spark(lists: Any) -> Any:
-    """The same of a Spark column of arrays."""
+    """Return the same of a Spark column of arrays."""
     from pyspark.sql import functions
 
     return functions.size(lists)
 
 
 def length_of_record(items: Sequence[Any]) -> int:
-    """The same of one list."""
+    """Return the same of one list."""
     return len(items)
 
 
 def modulo_10_million(*codes: pa.Array) -> tuple[pa.Array, ...]:
-    """Each of some columns of hex32 modulo 10 million."""
+    """Return each of some columns of hex32 modulo 10 million."""
     return tuple(_modulo(column, 10_000_000) for column in codes)
 
 
 def modulo_10_million_on_spark(*codes: Any) -> tuple[Any, ...]:
-    """The same of Spark's columns."""
+    """Return the same of Spark's columns."""
     return tuple(column % 10_000_000 for column in codes)
 
 
 def modulo_10_million_of_record(*codes: int | None) -> tuple[int | None, ...]:
-    """The same of the values of one record."""
+    """Return the same of the values of one record."""
     return tuple([None if code is None else code % 10_000_000 for code in codes])
 
 
 def modulo_40_million(*codes: pa.Array) -> tuple[pa.Array, ...]:
-    """Each of some columns of hex32 modulo 40 million."""
+    """Return each of some columns of hex32 modulo 40 million."""
     return tuple(_modulo(column, 40_000_000) for column in codes)
 
 
 def modulo_40_million_on_spark(*codes: Any) -> tuple[Any, ...]:
-    """The same of Spark's columns."""
+    """Return the same of Spark's columns."""
     return tuple(column % 40_000_000 for column in codes)
 
 
 def modulo_40_million_of_record(*codes: int | None) -> tuple[int | None, ...]:
-    """The same of the values of one record."""
+    """Return the same of the values of one record."""
     return tuple([None if code is None else code % 40_000_000 for code in codes])
 
 

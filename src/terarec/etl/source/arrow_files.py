@@ -58,14 +58,14 @@ def check_type(path: str, column: SourceColumn, found: pa.DataType) -> None:
 
 
 def value_type(found: pa.DataType) -> pa.DataType:
-    """The type of the values of dictionaries and of lists."""
+    """Return the type of the values of dictionaries and of lists."""
     while pa.types.is_dictionary(found) or is_list(found):
         found = found.value_type
     return found
 
 
 def read_column(array: Any, column: SourceColumn, spec: SourceSpec, faults: list[FieldFaults]) -> Column:
-    """The column of an Arrow array (or chunked array); what is no value of its type is missing and goes to `faults`."""
+    """Read the column of an Arrow array, chunked or not; invalid values are missing and go to `faults`."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
     if pa.types.is_dictionary(array.type):
@@ -90,7 +90,7 @@ def read_column(array: Any, column: SourceColumn, spec: SourceSpec, faults: list
 
 
 def _read_values(array: Any, column: SourceColumn, spec: SourceSpec) -> tuple[Column, str, NDArray[np.bool_] | None]:
-    """The values of a plain array, the kind of fault that they may have, and which do, bool[m]."""
+    """Return the values of a plain array, the kind of fault that they may have, and which do, bool[m]."""
     if is_string(array.type):
         return _read_texts(Cleaning.of_files(spec).texts(array.cast(pa.large_string())), column)
     if column.type == "number":
@@ -103,7 +103,7 @@ def _read_values(array: Any, column: SourceColumn, spec: SourceSpec) -> tuple[Co
         micros = from_arrow(array, "integer")
         return Column("integer", micros.values // 1_000_000, micros.missing), "time", None
     if pa.types.is_floating(array.type):
-        return _whole_numbers(array)
+        return _integers_of_floats(array)
     kind, bad = "integer_range", None
     if column.type == "hex32" or array.type == pa.uint64():
         last = 2**63 - 1
@@ -122,8 +122,8 @@ def _read_values(array: Any, column: SourceColumn, spec: SourceSpec) -> tuple[Co
     return from_arrow(array, "hex32" if column.type == "hex32" else "integer"), kind, bad
 
 
-def _whole_numbers(array: Any) -> tuple[Column, str, NDArray[np.bool_]]:
-    """Integers that a table holds as floats, since some of them are missing."""
+def _integers_of_floats(array: Any) -> tuple[Column, str, NDArray[np.bool_]]:
+    """Read integers that a table holds as floats, since some of them are missing."""
     numbers = from_arrow(array.cast(pa.float64()), "number").values
     missing = np.isnan(numbers)
     good = (np.abs(numbers) < 2**53) & (np.floor(numbers) == numbers)
@@ -148,7 +148,7 @@ def _read_texts(texts: pa.LargeStringArray, column: SourceColumn) -> tuple[Colum
 
 
 def is_string(found: pa.DataType) -> bool:
-    """Whether values are text."""
+    """Return whether values are text."""
     return bool(pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found))
 
 
@@ -170,7 +170,7 @@ _BATCH_ROWS = 1 << 16
 
 
 class _TypedReader:
-    """Reads files that tell the types of their columns, which have to be the same in all."""
+    """Reads files that hold the types of their columns, which are the same in all."""
 
     is_text = False
     place: Place = "row"
@@ -199,7 +199,7 @@ class _TypedReader:
         return part.cut(rows, part.content.slice(0, rows))
 
     def parse(self, part: RawPart, policy: BadInputPolicy) -> ParsedPart:
-        """The columns of a batch."""
+        """Return the columns of a batch."""
         found: list[FieldFaults] = []
         columns: dict[str, Column] = {
             column.name: read_column(part.content.column(column.name), column, self._spec, found)
@@ -213,7 +213,7 @@ class _TypedReader:
         return apply_error_policy(ParsedPart(columns), found, policy, fault_of)
 
     def numbers(self, part: RawPart, positions: NDArray[np.int64]) -> list[int]:
-        """The rows of the file that stand at some positions of a part."""
+        """Return the rows of the file that stand at some positions of a part."""
         numbers: list[int] = (positions + part.before + 1).tolist()
         return numbers
 
@@ -222,11 +222,11 @@ class ParquetReader(_TypedReader):
     """Reads Parquet files. ``content`` of a part is a batch.
 
     Args:
-        spec: of the files.
+        spec: Spec of the files.
     """
 
     def parts(self, file: SourceFile, after: RawPart | None = None) -> Iterator[RawPart]:
-        """The rows of `file`, row group by row group, large ones in pieces."""
+        """Yield the rows of `file`, row group by row group, large ones in pieces."""
         before = 0
         with _opened(file.path) as source, pq.ParquetFile(source) as opened:
             self._check_schema(file.path, opened.schema_arrow)
@@ -252,12 +252,12 @@ class ParquetReader(_TypedReader):
                 self._check_schema(path, pq.read_schema(source))
 
     def count_rows(self, file: SourceFile, threads: int = 1) -> int:
-        """Rows of `file`."""
+        """Count the rows of `file`."""
         with _opened(file.path) as source:
             return int(pq.read_metadata(source).num_rows)
 
     def text_bytes(self, file: SourceFile) -> int:
-        """About the bytes of the values in `file`."""
+        """Return about the bytes of the values in `file`."""
         with _opened(file.path) as source:
             metadata = pq.read_metadata(source)
         return sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
@@ -267,11 +267,11 @@ class IpcReader(_TypedReader):
     """Reads Arrow files, of the random access or the stream format. ``content`` of a part is a batch.
 
     Args:
-        spec: of the files.
+        spec: Spec of the files.
     """
 
     def parts(self, file: SourceFile, after: RawPart | None = None) -> Iterator[RawPart]:
-        """The batches of `file` that have rows."""
+        """Yield the batches of `file` that have rows."""
         before = 0
         with _opened(file.path) as source, _batches(source) as (schema, batches):
             self._check_schema(file.path, schema)
@@ -284,17 +284,17 @@ class IpcReader(_TypedReader):
             raise _no_rows(file.path)
 
     def count_rows(self, file: SourceFile, threads: int = 1) -> int:
-        """Rows of `file`."""
+        """Count the rows of `file`."""
         return sum(part.num_rows for part in self.parts(file))
 
     def text_bytes(self, file: SourceFile) -> int:
-        """About the bytes of the values in `file`."""
+        """Return about the bytes of the values in `file`."""
         return file.bytes
 
 
 @contextmanager
 def _opened(path: str) -> Iterator[Any]:
-    """What PyArrow reads from; a damaged file is a `FormatError`."""
+    """Open what PyArrow reads from; a damaged file is a `FormatError`."""
     source = locate(path).open()
     try:
         yield source

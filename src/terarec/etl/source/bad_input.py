@@ -1,4 +1,4 @@
-"""What is wrong in the sources, where it stands, and what to do about it."""
+"""Faults of the sources: kind, place, and the policy that applies."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Place = Literal["line", "row"]
 
 FAULTS_SHOWN = 10
 FATAL = "quote"
-"""The kind of fault that ends the reading under every policy: what stands behind a quote that is wrong may be the text
-of a field, and must not become a row."""
+"""The kind of fault that ends the reading under every policy: text behind an invalid quote may be part of a field, and
+must not become a row."""
 _SHOWN_CHARACTERS = 40
 
 
@@ -26,13 +26,13 @@ class InputFault:
     """One thing that is wrong in a file.
 
     Attributes:
-        path: the file.
+        path: File.
         place: "line" or, in files without lines, "row".
-        number: of the line or row in the file, from 1.
-        kind: one word for the kind of fault.
-        column: where it is in one field.
-        got: what stands there, or was found.
-        expected: what is accepted.
+        number: Number of the line or row in the file, from 1.
+        kind: One word for the kind of fault.
+        column: Column where it is in one field.
+        got: Content found there.
+        expected: Accepted values.
     """
 
     path: str
@@ -53,8 +53,8 @@ class BadInputReport:
     """The bad input of all that was read.
 
     Attributes:
-        counts: faults of each kind that occurred.
-        first: the first `FAULTS_SHOWN` in the order of the sources.
+        counts: Faults of each kind that occurred.
+        first: First `FAULTS_SHOWN` in the order of the sources.
     """
 
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class BadInputReport:
 
 
 def show(content: bytes | str) -> str:
-    """The content of a field for a message, cut if it is long."""
+    """Return the content of a field for a message, cut if it is long."""
     text = content.decode("utf-8", errors="backslashreplace") if isinstance(content, bytes) else content
     return f"got {quoted(text, most=_SHOWN_CHARACTERS + 2)}"
 
@@ -81,10 +81,10 @@ class BadInputLog:
         """Take in the faults of a block.
 
         Args:
-            first_row: id of its first row.
-            counts: faults of each kind.
-            faults: the first ones.
-            is_read: whether they were found once the block was read.
+            first_row: Id of its first row.
+            counts: Faults of each kind.
+            faults: First ones.
+            is_read: Whether they were found once the block was read.
         """
         if not counts:
             return

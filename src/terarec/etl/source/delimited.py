@@ -40,7 +40,7 @@ from terarec.spec import BadInputPolicy, SourceColumn, SourceSpec
 
 
 def delimited_field(column: SourceColumn | None) -> DelimitedField:
-    """How the parser reads a column; None stands for a field that is none."""
+    """Return how the parser reads a column; None stands for a field that is none."""
     if column is None:
         return DelimitedField("skip")
     separator = (column.separator or "").encode()
@@ -51,7 +51,7 @@ def delimited_field(column: SourceColumn | None) -> DelimitedField:
 
 
 def parsed_column(source: SourceColumn, values: ParsedColumn, found: list[FieldFaults]) -> Column:
-    """A column as the parser read it, its times read, too; bad ones are added to those that were `found`."""
+    """Return a column as the parser read it, its times read, too; bad ones are added to those that were `found`."""
     if source.type == "time" and source.format is not None:
         return _times(source, values, found)
     if values.text_offsets is not None:
@@ -106,8 +106,8 @@ class DelimitedReader:
     """Reads lines of delimited fields.
 
     Args:
-        spec: of the files.
-        block_bytes: text read at once.
+        spec: Spec of the files.
+        block_bytes: Text read at once.
     """
 
     def __init__(self, spec: SourceSpec, block_bytes: int = BLOCK_BYTES) -> None:
@@ -121,7 +121,7 @@ class DelimitedReader:
     place: Place = "line"
 
     def parts(self, file: SourceFile, after: RawPart | None = None) -> Iterator[RawPart]:
-        """The lines of `file` in blocks; ``content`` is the text and the names of the fields."""
+        """Yield the lines of `file` in blocks; ``content`` is the text and the names of the fields."""
         names: tuple[str, ...] | None = None
         if not self._spec.header:
             names = tuple(column.name for column in self._spec.columns)
@@ -149,7 +149,7 @@ class DelimitedReader:
         return part.cut(rows, (first_rows(text, rows, self._quoting), names))
 
     def parse(self, part: RawPart, policy: BadInputPolicy) -> ParsedPart:
-        """The columns of a block."""
+        """Return the columns of a block."""
         text, names = part.content
         parsed = parse_delimited(text, self._layout(names, policy))
         if FATAL in parsed.fault_counts:
@@ -172,25 +172,25 @@ class DelimitedReader:
         return apply_error_policy(read, found, policy, fault_of)
 
     def numbers(self, part: RawPart, positions: NDArray[np.int64]) -> list[int]:
-        """The lines of the file in which the rows at some positions of a part stand."""
+        """Return the lines of the file in which the rows at some positions of a part stand."""
         numbers: list[int] = (lines_of_rows(part.content[0], self._quoting)[positions] + part.before + 1).tolist()
         return numbers
 
     def count_rows(self, file: SourceFile, threads: int) -> int:
-        """Rows of `file`, bad ones included."""
+        """Count the rows of `file`, bad ones included."""
         rows = count_text_rows(file, threads, self._quoting)
         if self._spec.header and rows:
-            next(self.parts(file))  # refuses a header that does not fit
+            next(self.parts(file))  # rejects a header that does not fit
             rows -= 1
         check_rows(file, rows)
         return rows
 
     def text_bytes(self, file: SourceFile) -> int:
-        """About the bytes of the text in `file`."""
+        """Return about the bytes of the text in `file`."""
         return text_bytes(file)
 
     def fields(self, path: str, header: bytes) -> tuple[str, ...]:
-        """The names of the fields by the header of the file at `path`.
+        """Return the names of the fields by the header of the file at `path`.
 
         Raises:
             ConfigError: it lacks a column.
@@ -221,7 +221,7 @@ class DelimitedReader:
 
 
 def split_header(path: str, header: bytes, spec: SourceSpec) -> list[str]:
-    """The names in a header line, without white space around them.
+    """Return the names in a header line, without white space around them.
 
     Raises:
         FormatError: an empty line, one that is too long, or not UTF-8.
@@ -250,7 +250,7 @@ def split_header(path: str, header: bytes, spec: SourceSpec) -> list[str]:
 
 
 def _report(part: RawPart, names: tuple[str, ...], fault: FieldFault) -> InputFault:
-    """A fault in a line, or in one of its fields."""
+    """Return a fault in a line, or in one of its fields."""
     column = None
     got, expected = show(fault.text), EXPECTED[fault.kind]
     if fault.kind in ("short_line", "long_line"):

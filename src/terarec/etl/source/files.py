@@ -26,9 +26,9 @@ class SourceFile:
     """A file of rows.
 
     Attributes:
-        path: path or URL.
-        bytes: its size as it is stored.
-        version: changes when the file does: time of change in nanoseconds, or what the remote store tells.
+        path: Path or URL.
+        bytes: Size as it is stored.
+        version: Text that changes when the file does: time of change in nanoseconds, or the remote store's key.
     """
 
     path: str
@@ -37,11 +37,11 @@ class SourceFile:
 
 
 def find_files(paths: Sequence[str | Path]) -> tuple[SourceFile, ...]:
-    """The files that `paths` name, in the order of `paths`.
+    """Return the files that `paths` name, in the order of `paths`.
 
-    A directory stands for the files in it and below, a glob for what it matches, both in the order of their names; what
-    begins with ``.`` or ``_`` in a directory is left out. The side file that a generator writes next to logs is never
-    one of them, since a shell that expands ``raw/*`` names it, too: see `is_sidecar`.
+    A directory stands for the files in it and below, a pattern for the files that it matches, both in the order of
+    their names; names that begin with ``.`` or ``_`` in a directory are left out. The side file that a generator writes
+    next to logs is never one of them, since a shell that expands ``raw/*`` names it, too: see `is_sidecar`.
 
     Raises:
         ConfigError: no path, a pipe or device, or a URL of a kind that fsspec does not know.
@@ -61,7 +61,7 @@ def find_files(paths: Sequence[str | Path]) -> tuple[SourceFile, ...]:
 
 
 def fingerprint(files: Sequence[SourceFile]) -> str:
-    """A text that changes when a file does."""
+    """Return a text that changes when a file does."""
     listed = [[file.path, file.bytes, file.version] for file in files]
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 

@@ -60,7 +60,7 @@ class _FaultError(Exception):
 
 
 def read_objects(text: bytes, spec: SourceSpec) -> tuple[pa.Table, list[FieldFaults]]:
-    """The columns of `spec` in the lines of `text`, null for what is wrong, and that.
+    """Return the columns of `spec` in the lines of `text`, null for what is wrong, and that.
 
     A list column comes as lists of texts.
     """
@@ -105,7 +105,7 @@ def _object(line: bytes) -> dict[str, Any]:
         text = line.decode()
         if "\\u" in text and not WELL_FORMED.fullmatch(text):
             raise _FaultError("json")
-        fields = parse_json(text, parse_constant=_refuse_constant)
+        fields = parse_json(text, parse_constant=_reject_constant)
     except ValueError:
         raise _FaultError("json") from None
     if not isinstance(fields, dict):
@@ -113,7 +113,7 @@ def _object(line: bytes) -> dict[str, Any]:
     return fields
 
 
-def _refuse_constant(name: str) -> Any:
+def _reject_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
@@ -151,7 +151,7 @@ def _read_value(value: Any, kind: str) -> Any:
 
 
 def _finite(value: int | float) -> float:
-    """A number as the nearest float64."""
+    """Return a number as the nearest float64."""
     try:
         number = float(value)
     except OverflowError:
@@ -165,8 +165,8 @@ class JsonLinesReader:
     """Reads lines of JSON objects. Fields of other names are passed over; an absent one is missing.
 
     Args:
-        spec: of the files.
-        block_bytes: text read at once.
+        spec: Spec of the files.
+        block_bytes: Text read at once.
     """
 
     def __init__(self, spec: SourceSpec, block_bytes: int = BLOCK_BYTES) -> None:
@@ -180,7 +180,7 @@ class JsonLinesReader:
     place: Place = "line"
 
     def parts(self, file: SourceFile, after: RawPart | None = None) -> Iterator[RawPart]:
-        """The lines of `file` in blocks; ``content`` is the text."""
+        """Yield the lines of `file` in blocks; ``content`` is the text."""
         lines = rows = begin = 0
         if after is not None:
             lines, begin = after.before + count_rows(after.content).lines, after.text_end
@@ -197,9 +197,9 @@ class JsonLinesReader:
         return part.cut(rows, first_rows(part.content, rows))
 
     def parse(self, part: RawPart, policy: BadInputPolicy) -> ParsedPart:
-        """The columns of a block."""
+        """Return the columns of a block."""
         found: list[FieldFaults] = []
-        table = self._read_whole(part)
+        table = self._read_table(part)
         if table is None:  # line by line: something is wrong, or of a form that Arrow does not read
             table, found = read_objects(part.content, self._spec)
         columns: dict[str, Column] = {
@@ -214,22 +214,22 @@ class JsonLinesReader:
         return apply_error_policy(ParsedPart(columns), found, policy, fault_of)
 
     def numbers(self, part: RawPart, positions: NDArray[np.int64]) -> list[int]:
-        """The lines of the file in which the rows at some positions of a part stand."""
+        """Return the lines of the file in which the rows at some positions of a part stand."""
         numbers: list[int] = (lines_of_rows(part.content)[positions] + part.before + 1).tolist()
         return numbers
 
     def count_rows(self, file: SourceFile, threads: int) -> int:
-        """Rows of `file`, bad ones included."""
+        """Count the rows of `file`, bad ones included."""
         rows = count_text_rows(file, threads)
         check_rows(file, rows)
         return rows
 
     def text_bytes(self, file: SourceFile) -> int:
-        """About the bytes of the text in `file`."""
+        """Return about the bytes of the text in `file`."""
         return text_bytes(file)
 
-    def _read_whole(self, part: RawPart) -> pa.Table | None:
-        """The block as Arrow's reader has it; None if it refuses it."""
+    def _read_table(self, part: RawPart) -> pa.Table | None:
+        """Return the block as Arrow's reader has it; None if it rejects it."""
         if len(part.content) > MAX_LINE_BYTES and max(map(len, part.content.split(b"\n"))) > MAX_LINE_BYTES:
             return None
         if _may_be_deep(part):
@@ -254,7 +254,7 @@ class JsonLinesReader:
 
 
 def _may_be_deep(part: RawPart) -> bool:
-    """Whether a line may be nested too deeply for Python; Arrow passes over such a field that is not wanted."""
+    """Return whether a line may be nested too deeply for Python; Arrow passes over such a field that is not wanted."""
     text: bytes = part.content
     if text.count(b"[") + text.count(b"{") - part.num_rows < _DEEP:
         return False
@@ -262,7 +262,7 @@ def _may_be_deep(part: RawPart) -> bool:
 
 
 def _is_finite(table: pa.Table) -> bool:
-    """Whether all numbers are; Arrow makes infinity of one that no double holds, whose digits are to be told."""
+    """Return whether all numbers are finite: Arrow reads one that no double holds as infinite, without its digits."""
     columns = [column for column in table.columns if pa.types.is_floating(column.type)]
     columns += [pc.list_flatten(column) for column in table.columns if _holds_lists_of_numbers(column.type)]
     return not any(pc.any(pc.is_inf(column)).as_py() for column in columns)

@@ -22,12 +22,12 @@ class RawPart:
     """Some rows of a file, as they are stored or little more.
 
     Attributes:
-        path: the file.
-        before: lines of the file before these, or rows in a file without lines.
-        num_rows: rows.
-        read_bytes: bytes of the file that were read for them.
-        content: what the format's reader parses.
-        text_end: where they end in the text of the file; 0 in files that are no text.
+        path: File.
+        before: Lines of the file before these, or rows in a file without lines.
+        num_rows: Rows.
+        read_bytes: Bytes of the file that were read for them.
+        content: Input of the format's parser.
+        text_end: End of the rows in the text of the file; 0 in files that are no text.
     """
 
     path: str
@@ -47,9 +47,9 @@ class RawBlock:
     """Some rows of the sources, not parsed yet.
 
     Attributes:
-        file: position of their file among the sources.
-        first_row: row id of the first.
-        part: the rows.
+        file: Position of their file among the sources.
+        first_row: Row id of the first.
+        part: Rows.
     """
 
     file: int
@@ -72,11 +72,11 @@ class FieldFaults:
     """Fields of one column that are no value of its type; they are missing in the column.
 
     Attributes:
-        column: its name; None for faults of whole rows.
-        kind: of the faults.
-        expected: what is accepted.
+        column: Name; None for faults of whole rows.
+        kind: Kind of the faults.
+        expected: Accepted values.
         rows: int64[k], positions of their rows, rising.
-        got: what stands there, of the first ones.
+        got: Content of the first ones.
     """
 
     column: str | None
@@ -91,10 +91,10 @@ class ParsedPart:
     """The n rows of a part that were kept.
 
     Attributes:
-        columns: name -> column of n rows.
+        columns: Name -> column of n rows.
         kept: int64[n], their positions in the part; None for all.
-        counts: faults of each kind that occurred.
-        faults: the first ones, in order. With the policy "raise" any is to be raised.
+        counts: Faults of each kind that occurred.
+        faults: First ones, in order. With the policy "raise" any is to be raised.
     """
 
     columns: Mapping[str, Column]
@@ -103,7 +103,7 @@ class ParsedPart:
     faults: Sequence[InputFault] = ()
 
     def block(self, raw: RawBlock) -> Block:
-        """The rows with their ids."""
+        """Return the rows with their ids."""
         positions = np.arange(raw.num_rows) if self.kept is None else self.kept
         return Block(self.columns, raw.first_row + positions)
 
@@ -112,15 +112,15 @@ class FormatReader(Protocol):
     """Reads the files of one format. `parse` is called by several threads.
 
     Attributes:
-        is_text: whether the rows of a file cannot be counted but by reading it.
-        place: what its rows stand in.
+        is_text: Whether the rows of a file cannot be counted but by reading it.
+        place: Unit by which its rows are numbered.
     """
 
     is_text: bool
     place: Place
 
     def parts(self, file: SourceFile, after: RawPart | None = None) -> Iterator[RawPart]:
-        """The rows of `file` in order, or those behind a part that was given before.
+        """Count the rows of `file` in order, or those behind a part that was given before.
 
         Raises:
             ConfigError, FormatError: a file that does not fit the spec.
@@ -132,19 +132,19 @@ class FormatReader(Protocol):
         ...
 
     def parse(self, part: RawPart, policy: BadInputPolicy) -> ParsedPart:
-        """The rows of a part."""
+        """Return the rows of a part."""
         ...
 
     def numbers(self, part: RawPart, positions: NDArray[np.int64]) -> list[int]:
-        """The lines or rows of a file, from 1, in which the rows at some positions of a part stand."""
+        """Return the lines or rows of a file, from 1, in which the rows at some positions of a part stand."""
         ...
 
     def count_rows(self, file: SourceFile, threads: int) -> int:
-        """Rows of `file`, bad ones included; so many `threads` may share the work."""
+        """Count the rows of `file`, bad ones included; so many `threads` may share the work."""
         ...
 
     def text_bytes(self, file: SourceFile) -> int:
-        """About the bytes of the values in `file` as text."""
+        """Return about the bytes of the values in `file` as text."""
         ...
 
 
@@ -154,13 +154,13 @@ def apply_error_policy(
     policy: BadInputPolicy,
     fault_of: Callable[[FieldFaults, int], InputFault],
 ) -> ParsedPart:
-    """`parsed` with the faults `found` in its columns, whose rows are left out if the policy is "skip".
+    """Return `parsed` with the faults `found` in its columns, whose rows are left out if the policy is "skip".
 
     Args:
-        parsed: rows and the faults before.
-        found: in any order; a row that is left out counts once, for its first fault by column and kind.
-        policy: see `BadInputPolicy`.
-        fault_of: the report of the fault at a position in `FieldFaults.rows`.
+        parsed: Rows and the faults before.
+        found: Faults in any order; a row that is left out counts once, for its first fault by column and kind.
+        policy: See `BadInputPolicy`.
+        fault_of: Function that describes the fault at a position in `FieldFaults.rows`.
     """
     if not found:
         return parsed
@@ -186,15 +186,15 @@ def apply_error_policy(
 def without_bad(
     column: Column, source: SourceColumn, bad: NDArray[np.bool_], kind: str, expected: str, values: Any
 ) -> tuple[Column, FieldFaults]:
-    """`column`, a list with a bad item being empty, and what is wrong.
+    """Return `column`, a list with a bad item being empty, and what is wrong.
 
     Args:
-        column: its bad values are missing.
-        source: its spec.
+        column: Column whose bad values are missing.
+        source: Spec.
         bad: bool[m], which values are bad; one is at least.
-        kind: of the faults.
-        expected: what is accepted.
-        values: Arrow array [m] of what stands there.
+        kind: Kind of the faults.
+        expected: Accepted values.
+        values: Arrow array [m] of the contents.
     """
     items = np.flatnonzero(bad)
     rows = items
@@ -207,7 +207,7 @@ def without_bad(
 
 
 def _without_items(column: Column, rows: NDArray[np.int64]) -> Column:
-    """`column` with no items in its lists at these rows."""
+    """Return `column` with no items in its lists at these rows."""
     lengths = np.diff(np.asarray(column.offsets))
     bad = np.zeros(len(lengths), dtype=np.bool_)
     bad[rows] = True
@@ -217,7 +217,7 @@ def _without_items(column: Column, rows: NDArray[np.int64]) -> Column:
 
 
 def _taken(column: Column, rows: NDArray[np.int64]) -> Column:
-    """These rows of `column`, without a mask if none of them is missing."""
+    """Return these rows of `column`, without a mask if none of them is missing."""
     taken = column.take(rows)
     if taken.missing is None or taken.missing.any():
         return taken
@@ -225,7 +225,7 @@ def _taken(column: Column, rows: NDArray[np.int64]) -> Column:
 
 
 def report_fault(fields: FieldFaults, at: int, *, path: str, number: int, place: Place = "line") -> InputFault:
-    """The fault at position `at` of `fields`, in line or row `number` of a file."""
+    """Return the fault at position `at` of `fields`, in line or row `number` of a file."""
     return InputFault(
         path=path,
         place=place,

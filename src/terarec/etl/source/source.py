@@ -34,10 +34,10 @@ class Source:
     """The rows of files, which may be read as often as wanted.
 
     Args:
-        files: in the order of their rows.
-        reader: of their format.
-        policy: what happens to bad input.
-        threads: that parse in `blocks`.
+        files: Files in the order of their rows.
+        reader: Reader of their format.
+        policy: Policy for bad input.
+        threads: Threads that parse in `blocks`.
         limit: Most rows, the first ones of all files; None for all.
     """
 
@@ -62,7 +62,7 @@ class Source:
         return self._reader.is_text
 
     def raw_blocks(self, after: RawBlock | None = None) -> Iterator[RawBlock]:
-        """All rows in order, or those behind a block that was given before; read but not parsed.
+        """Yield all rows in order, or those behind a block that was yielded before; read but not parsed.
 
         Raises:
             ConfigError: a file lacks a column.
@@ -86,7 +86,7 @@ class Source:
                     return
 
     def read_block(self, raw: RawBlock) -> Block:
-        """The rows of `raw` that are kept; any thread may call it.
+        """Return the rows of `raw` that are kept; any thread may call it.
 
         Raises:
             FormatError: bad input, with the policy "raise", or of a kind that no policy passes over: file, line or row,
@@ -100,13 +100,13 @@ class Source:
         self._log.add(raw.first_row, parsed.counts, parsed.faults)
         return parsed.block(raw)
 
-    def refused(self, raw: RawBlock, rows: NDArray[np.int64], fault: RowFaultError) -> Sequence[InputFault]:
-        """The first values that are refused of rows that `read_block` gave, with their places.
+    def invalid_rows(self, raw: RawBlock, rows: NDArray[np.int64], fault: RowFaultError) -> Sequence[InputFault]:
+        """Return the first invalid values of rows that `read_block` returned, with their places.
 
         Args:
-            raw: their block.
-            rows: their ids, int64[k].
-            fault: what was refused of each.
+            raw: Block.
+            rows: Ids, int64[k].
+            fault: Invalid value of each.
 
         Raises:
             FormatError: the policy is "raise".
@@ -134,7 +134,7 @@ class Source:
         self._log.add(raw.first_row, counts, faults, is_read=True)
 
     def blocks(self) -> Generator[Block]:
-        """All rows in order. Each call gives the same blocks, whatever the number of threads.
+        """Yield all rows in order. Each call gives the same blocks, whatever the number of threads.
 
         Raises:
             ConfigError, FormatError: as `raw_blocks` and `read_block`.
@@ -145,13 +145,13 @@ class Source:
             yield from blocks
 
     def count_rows(self) -> list[int]:
-        """Rows of each file, bad ones included; files behind the limit have none."""
+        """Count the rows of each file, bad ones included; files behind the limit have none."""
         if self.limit is not None:
             return self._limited[0]
         return [self._reader.count_rows(file, self._threads) for file in self.files]
 
     def fingerprint(self) -> str:
-        """A text that changes when a file does, or their order."""
+        """Return a text that changes when a file does, or their order."""
         return fingerprint(self.files)
 
     @property
@@ -201,17 +201,17 @@ def open_source(
     threads: int | None = None,
     limit: int | None = None,
 ) -> Source:
-    """The rows of files, directories, globs and URLs.
+    """Return the rows of files, directories, globs and URLs.
 
-    Text files may be compressed, by gzip, bz2, zstd or lz4, which their content tells.
+    Text files may be compressed, by gzip, bz2, xz, zstd, lz4 or zip; their content says which.
 
     Args:
-        spec: how they are read.
-        paths: in the order of their rows; a directory stands for the files in it and below, in the order of their
+        spec: Spec of the files.
+        paths: In the order of their rows; a directory stands for the files in it and below, in the order of their
             names, without those that begin with ``.`` or ``_``.
-        policy: what happens to bad input: "raise" ends with it, "skip" leaves its row out, "missing" makes its field
+        policy: What happens to bad input: "raise" ends with it, "skip" leaves its row out, "missing" makes its field
             missing.
-        threads: that parse; None takes as many as there are cores. One more reads.
+        threads: Threads that parse; None takes as many as there are cores. One more reads.
         limit: Most rows, the first ones of all files; None for all.
 
     Raises:

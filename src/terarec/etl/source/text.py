@@ -1,4 +1,4 @@
-"""Text files, plain or compressed, which their content tells, as blocks of whole lines."""
+"""Text files as blocks of complete lines; the content says whether and how they are compressed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TextBlock(NamedTuple):
 def read_text(
     file: SourceFile, block_bytes: int = BLOCK_BYTES, begin: int = 0, quoting: Quoting = UNQUOTED
 ) -> Iterator[TextBlock]:
-    """The records of `file`, from byte `begin` of its text on, where a record must begin.
+    """Yield the records of `file`, from byte `begin` of its text on, where a record must begin.
 
     Raises:
         FormatError: a damaged file, one whose lines end in CR alone, or a quote that does not close for very long.
@@ -100,7 +100,7 @@ def check_rows(file: SourceFile, rows: int) -> None:
 
 
 def text_bytes(file: SourceFile) -> int:
-    """About the bytes of the text in `file`."""
+    """Return about the bytes of the text in `file`."""
     with open_text(file) as (stored, stream):
         return file.bytes if stored is stream else _UNPACKED * file.bytes
 
@@ -114,7 +114,7 @@ def first_rows(text: bytes, rows: int, quoting: Quoting = UNQUOTED) -> bytes:
 
 @contextmanager
 def open_text(file: SourceFile) -> Iterator[tuple[Any, Any]]:
-    """The file as it is stored, and its text; both are one unless it is compressed."""
+    """Yield the file as it is stored, and its text; both are one unless it is compressed."""
     compression: str | None = None
     try:
         with ExitStack() as opened:
@@ -138,7 +138,7 @@ def open_text(file: SourceFile) -> Iterator[tuple[Any, Any]]:
 
 
 def _only_member(path: str, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
-    """The file in a zip archive."""
+    """Return the file in a zip archive."""
     members = [member for member in archive.infolist() if not member.is_dir()]
     if len(members) != 1:
         raise FormatError(f"{path}: the zip archive holds {len(members)} files, expected one")
@@ -148,7 +148,7 @@ def _only_member(path: str, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
 
 
 def compression_of(path: str) -> str | None:
-    """How the content of a file is compressed; None for plain text."""
+    """Return how the content of a file is compressed; None for plain text."""
     with _stored(path) as stored:
         return _compression(stored)
 
@@ -170,7 +170,7 @@ def ask_ahead(stored: Any, num_bytes: int) -> None:
 
 
 def _bytes_to_line_end(stream: Any, num_bytes: int) -> int:
-    """Bytes behind the next `num_bytes` to the end of the line that these end in; 0 if a look ahead does not tell."""
+    """Return the bytes from the next `num_bytes` to the end of their last line; 0 where none is near."""
     if not (isinstance(stream, FileIO) and hasattr(os, "pread")):
         return 0
     seen = os.pread(stream.fileno(), _LOOK_AHEAD_BYTES, stream.tell() + num_bytes - 1)
@@ -186,7 +186,7 @@ def _pass_over(stored: Any, stream: Any, num_bytes: int) -> None:
 
 
 def _cut(path: str, stream: Any, block_bytes: int, begin: int, quoting: Quoting) -> Iterator[tuple[bytes, int]]:
-    """Whole records, and where they end; `stream` stands at byte `begin`."""
+    """Yield complete records, and where they end; `stream` is at byte `begin`."""
     rest = b""
     position = begin
     while chunk := stream.read(block_bytes + _bytes_to_line_end(stream, block_bytes)):
@@ -233,7 +233,7 @@ _PART_BYTES = 1 << 24
 
 
 def count_text_rows(file: SourceFile, threads: int, quoting: Quoting = UNQUOTED) -> int:
-    """Records of `file` that are not empty, a header included; `threads` share a plain file on a disk.
+    """Count the records of `file` that are not empty, a header included; `threads` share a plain file on a disk.
 
     Once a quote turns up that may hide line ends, one thread counts from the file's start.
 
@@ -251,7 +251,7 @@ def count_text_rows(file: SourceFile, threads: int, quoting: Quoting = UNQUOTED)
 
 
 def _line_begins(file: SourceFile, parts: int) -> list[int]:
-    """Where lines begin that cut the file into at most so many parts of about the same size."""
+    """Return where lines begin that cut the file into at most so many parts of about the same size."""
     begins = {0}
     with open_text(file) as (_, stream):
         for part in range(1, parts if isinstance(stream, FileIO) else 1):
@@ -263,7 +263,7 @@ def _line_begins(file: SourceFile, parts: int) -> list[int]:
 
 
 def _rows_between(file: SourceFile, begin: int, end: float, unquoted: bool) -> int | None:
-    """Lines that are not empty from byte `begin` of the text, where one begins, to byte `end`.
+    """Count the lines that are not empty from byte `begin` of the text, where one begins, to byte `end`.
 
     None if the text is to be `unquoted` and has a quote.
     """

@@ -23,17 +23,17 @@ _PART = re.compile(r"%(.)|([^%]+)", re.DOTALL)
 
 
 def beyond_years(seconds: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of ``seconds int64[n]`` are no time, bool[n]; see `LAST_SECOND`."""
+    """Return which of ``seconds int64[n]`` are no time, bool[n]; see `LAST_SECOND`."""
     bad: NDArray[np.bool_] = (seconds < FIRST_SECOND) | (seconds > LAST_SECOND)
     return bad
 
 
 def parse_times(texts: pa.LargeStringArray, form: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Seconds int64[n] of texts written as `form`, and which are no such time, bool[n]; 0 there and for a null.
+    """Return the seconds int64[n] of texts written as `form`, and which are invalid, bool[n]; 0 there and for a null.
 
     Args:
         texts: large_string[n].
-        form: the directives %Y %m %d %H %M %S %I %p, and other characters as they are.
+        form: Directives %Y %m %d %H %M %S %I %p, and other characters as they are.
     """
     parts = [(name, literal.encode()) for name, literal in _PART.findall(form)]
     width = sum(_WIDTHS[name] if name else len(literal) for name, literal in parts)
@@ -68,7 +68,7 @@ def _seconds(text: str, form: str) -> int | None:
 def _read_cells(
     cells: NDArray[np.uint8], parts: list[tuple[str, bytes]]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Seconds int64[k] of times of full width, ``cells uint8[k, width]``, and which are well written, bool[k]."""
+    """Return the seconds int64[k] of times of full width, ``cells uint8[k, width]``, and which are valid, bool[k]."""
     good = np.ones(len(cells), dtype=np.bool_)
     values: dict[str, NDArray[np.int64]] = {}
     at = 0
@@ -112,7 +112,7 @@ _LINE_MARKS = re.compile(r"[\t\r\n]")
 def parse_texts(
     texts: pa.LargeStringArray, kind: Literal["integer", "number", "hex32"]
 ) -> tuple[Column, NDArray[np.bool_] | None]:
-    """The values of m texts, null or what is no value of `kind` being missing, and which are no value, bool[m]."""
+    """Return the values of m texts, missing for a null or an invalid text, and which are invalid, bool[m]."""
     # Each text is the second field of a line; marks that would end it there stand in no value, as "!" does in none.
     fields = ["" if text is None else _LINE_MARKS.sub("!", text) for text in texts.to_pylist()]
     content = "".join(f"\t{field}\n" for field in fields).encode()
