@@ -59,8 +59,8 @@ def test_public_things_are_documented() -> None:
 
 
 def test_no_room_of_leftovers() -> None:
-    rooms = {"utils", "common", "misc", "helpers"}
-    assert not [file for file in SOURCES if rooms & set(Path(file).with_suffix("").parts)]
+    unnamed = {"utils", "common", "misc", "helpers"}
+    assert not [file for file in SOURCES if unnamed & set(Path(file).with_suffix("").parts)]
     assert not [file for file, text in SOURCES.items() if "TODO" in text]
 
 

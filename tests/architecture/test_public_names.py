@@ -1,4 +1,4 @@
-"""The public names are a promise: what the rooms export equals the checked-in list, so that no change is by accident.
+"""The public names are a promise: the exports of the packages equal the checked-in list, so no change is accidental.
 
 After a wanted change: ``python -m tests.architecture.test_public_names > tests/architecture/public_names.txt``.
 """

@@ -1,18 +1,20 @@
-"""No room imports another than its line in the floor plan names; imports inside functions count too."""
+"""A package imports only the packages that its dependency rule names; imports inside functions count too."""
 
 import ast
 import re
 from collections.abc import Sequence
 
-from tests.architecture.rooms import ALLOWED, ETL
+from tests.architecture.layers import ALLOWED, ETL
 from tests.architecture.sources import NODES
 
 MODULE_NAME = re.compile(r"^terarec(?:\.[a-z][a-z0-9_]*)+")
-ROOM_OF = {file: file.split("/")[0].removesuffix(".py") for file in NODES if file not in ("__init__.py", "__main__.py")}
+PACKAGE_OF = {
+    file: file.split("/")[0].removesuffix(".py") for file in NODES if file not in ("__init__.py", "__main__.py")
+}
 
 
 def imported_modules(nodes: Sequence[ast.AST]) -> list[tuple[int, str]]:
-    """(line, module) of every import from terarec among the nodes of a tree.
+    """Return (line, module) of every import from terarec among the nodes of a tree.
 
     Imports for type checkers count, and so does the text of a module's name in a file that calls `import_module`.
     """
@@ -36,37 +38,37 @@ def imported_modules(nodes: Sequence[ast.AST]) -> list[tuple[int, str]]:
     return found
 
 
-def test_imports_follow_the_floor_plan() -> None:
-    assert set(ALLOWED) == set(ROOM_OF.values()), "docs/architecture.md, tests/architecture/rooms.py"
+def test_imports_follow_the_dependency_rules() -> None:
+    assert set(ALLOWED) == set(PACKAGE_OF.values()), "docs/architecture.md, tests/architecture/layers.py"
     wrong = []
-    for file, room in ROOM_OF.items():
-        allowed = ALLOWED[room] | {"errors", room, "__version__"}
+    for file, package in PACKAGE_OF.items():
+        allowed = ALLOWED[package] | {"errors", package, "__version__"}
         found = [(line, module.split(".")[1]) for line, module in imported_modules(NODES[file])]
-        wrong += [f"{file}:{line}: {room} imports {other}" for line, other in found if other not in allowed]
+        wrong += [f"{file}:{line}: {package} imports {other}" for line, other in found if other not in allowed]
     assert not wrong
 
 
-def test_imports_inside_etl_follow_its_own_plan() -> None:
-    room_of = {file: file.split("/")[1].removesuffix(".py") for file in NODES if file.startswith("etl/")}
-    del room_of["etl/__init__.py"]
-    assert set(ETL) == set(room_of.values()), "docs/architecture.md, tests/architecture/rooms.py"
+def test_imports_inside_etl_follow_its_dependency_rules() -> None:
+    part_of = {file: file.split("/")[1].removesuffix(".py") for file in NODES if file.startswith("etl/")}
+    del part_of["etl/__init__.py"]
+    assert set(ETL) == set(part_of.values()), "docs/architecture.md, tests/architecture/layers.py"
     wrong = []
-    for file, room in room_of.items():
+    for file, part in part_of.items():
         modules = [(line, module.split(".")) for line, module in imported_modules(NODES[file])]
-        found = [(line, parts[2]) for line, parts in modules if parts[1] == "etl"]
-        wrong += [f"{file}:{line}: {room} imports {other}" for line, other in found if other not in ETL[room] | {room}]
+        found = [(line, names[2]) for line, names in modules if names[1] == "etl"]
+        wrong += [f"{file}:{line}: {part} imports {other}" for line, other in found if other not in ETL[part] | {part}]
     assert not wrong
 
 
-def test_the_plan_has_no_circle() -> None:
+def test_the_dependency_rules_have_no_circle() -> None:
     done: set[str] = set()
     while len(done) < len(ALLOWED):
-        ready = {room for room, below in ALLOWED.items() if room not in done and below <= done}
+        ready = {package for package, below in ALLOWED.items() if package not in done and below <= done}
         assert ready, f"circle among {sorted(set(ALLOWED) - done)}"
         done |= ready
 
 
-def test_the_reader_of_imports_sees_every_form() -> None:
+def test_every_form_of_import_is_found() -> None:
     source = """import terarec.data.reader
 from terarec import ops
 def f():

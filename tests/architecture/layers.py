@@ -1,4 +1,4 @@
-"""The floor plan that docs/architecture.md draws: each room and the rooms it may import (`errors` is free to all)."""
+"""The dependency rules of docs/architecture.md: the packages that each package may import (all may import `errors`)."""
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -42,7 +42,7 @@ ETL: dict[str, set[str]] = {
     "workflow": {"columns", "values", "cleaning", "ops"},
     "sink": {"columns", "partitions"},
 }
-"""The rooms of `etl`, and which others each may import."""
+"""The parts of `etl` and the parts that each may import."""
 ETL["engine"] = set(ETL)
 ETL["spark"] = set(ETL)
 ETL["preparation"] = set(ETL)
