@@ -176,4 +176,20 @@ def test_what_people_read_and_what_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "prose.txt").write_text("one\ntwo\nthree\n")
     message = refused("workflow", "draft", tmp_path / "prose.txt", "--out", tmp_path / "x.json", code=1)
     assert "found no delimiter, expected delimited text, JSON lines, Parquet or Arrow" in message
+    (tmp_path / "narrow.csv").write_text("a,b,c\n" + "1,2\n" * 50)
+    message = refused("workflow", "draft", tmp_path / "narrow.csv", "--out", tmp_path / "x.json", code=1)
+    assert message.endswith("line 1: found 3 fields, expected 2 as in most lines")
+    (tmp_path / "log.json").write_text('{"click": true, "user": 3}\n' * 9)
+    arguments = ["workflow", "draft", tmp_path / "log.json", "--out", tmp_path / "x.json", "--label", "click"]
+    assert "--label: got 'click', which holds truth values" in refused(*arguments, code=2)
     assert not (tmp_path / "x.json").exists()
+
+
+def test_quotes_line_ends_and_latin_1(tmp_path: Path) -> None:
+    quoted = "".join(f'"x, {row % 4}","caf\u00e9 {row % 6}\n2",{row % 2}\n' for row in range(200))
+    (tmp_path / "log.csv").write_bytes(f'"a b","c""d",label\n{quoted}'.encode("latin-1"))
+    found = draft(tmp_path / "log.csv")
+    assert found["uses"] == {"a b": "ids", 'c"d': "ids", "label": "label"}
+    spec = Workflow.from_json(tmp_path / "log.workflow.json").spec
+    assert (spec.source.quote, spec.source.encoding) == (True, "latin-1")
+    assert found["rows"] == 200

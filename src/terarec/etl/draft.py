@@ -61,6 +61,7 @@ _MANY_VALUES = 10_000
 _MANY_SHARE = 0.3
 _MOST_BUCKETS = 1 << 22
 _LONGEST_LIST = 50
+_UNREAD = "truth values, objects or values of several types"
 _DELIMITERS = ("\t", ",", ";", "|", "::", " ")
 _MISSING_WORDS = ("?", "NULL", "null", "NaN", "nan", "\\N", "NA", "N/A", "None", "-")
 _SURELY_MISSING = frozenset({"?", "NULL", "null", "\\N"})
@@ -77,7 +78,7 @@ _TIME_FORMATS = (
 )
 _IS_TIME = re.compile(r"(?i)(time|date|day|^when$|(^|_)ts($|_)|(^|_)at$)")
 _IS_ID = re.compile(r"(^|[_ .])(?i:id|ids|code|zip|type|category|cat|key|number|no)$|[a-z](Id|ID|Code|Type)$")
-_IS_NAME = re.compile(r"[A-Za-z_][\w .\-/()#%:?]*")
+_IS_NAME = re.compile(r"[^\W\d].*")
 _YEARS = (631_152_000, 4_102_444_800)
 """Seconds of 1990 and of 2100."""
 
@@ -138,6 +139,9 @@ def draft_workflow(sources: Sequence[str | Path], label: str | None = None, name
         FormatError: A damaged file, or text that is neither delimited nor JSON lines.
     """
     source, columns, unread = _read_sample(sources)
+    if label in unread:
+        problem = f"got {quoted(label)}, which holds {_UNREAD}"
+        raise FieldError("", "label", f"{problem}, expected one of {', '.join(column.name for column in columns)}")
     rows = max(len(column.values) for column in columns)
     chosen, label_spec, label_reason = _find_label(columns, label)
     others = [column for column in columns if column is not chosen]
@@ -176,11 +180,10 @@ def draft_workflow(sources: Sequence[str | Path], label: str | None = None, name
         reason=label_reason,
     )
     listed = [found if column is chosen else choices[column.name] for column in columns]
-    for column_name in unread:
-        reason = "truth values, objects or values of several types"
-        listed.append(
-            ColumnChoice(column=column_name, type=None, distinct=0, missing_share=0.0, use="left out", reason=reason)
-        )
+    listed += [
+        ColumnChoice(column=item, type=None, distinct=0, missing_share=0.0, use="left out", reason=_UNREAD)
+        for item in unread
+    ]
     return Draft(
         spec=spec, sample_rows=rows, label_reason=label_reason, split_reason=split_reason, choices=tuple(listed)
     )
@@ -315,7 +318,10 @@ def _delimited(file: SourceFile, head: bytes) -> SourceSpec:
         raise FormatError(f"{file.path}: found no delimiter, expected delimited text, JSON lines, Parquet or Arrow")
     delimiter = max(steady, key=lambda mark: (mark != " ", widths[mark][0]))
     first, *others = tried[delimiter]
-    others = [record for record in others if len(record) == len(first)]
+    width = widths[delimiter][0]
+    if len(first) != width:
+        raise FormatError(f"{file.path}: line 1: found {len(first)} fields, expected {width} as in most lines")
+    others = [record for record in others if len(record) == width]
     names = [field.strip() for field in first]
     has_header = len(set(names)) == len(names) and all(_IS_NAME.fullmatch(name) for name in names)
     has_header = has_header and bool(others)
