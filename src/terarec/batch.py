@@ -1,4 +1,4 @@
-"""`Batch` and `Jagged`: what one training step consumes. Frozen; everything but moving and slicing is elsewhere."""
+"""`Batch` and `Jagged`, the frozen inputs of a training step, and functions that move and slice them."""
 
 from __future__ import annotations
 

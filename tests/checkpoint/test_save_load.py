@@ -4,7 +4,7 @@ import json
 import pytest
 import torch
 
-from terarec.checkpoint import MANIFEST, latest, load, save, whole
+from terarec.checkpoint import MANIFEST, complete_checkpoints, latest, load, save
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError
 from terarec.formats import read_tensors
 from tests.checkpoint.small_state import ROWS, assert_holds, make_state, make_tables
@@ -69,7 +69,7 @@ def test_tables_of_another_shape_or_optimizer_are_refused(tmp_path):
 def test_the_newest_stay_and_the_latest_is_found(tmp_path):
     for step in (5, 40, 300, 123456789):
         save(tmp_path, make_state(step), keep=2)
-    assert [path.name for path in whole(tmp_path)] == ["step-00000300", "step-123456789"]
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["step-00000300", "step-123456789"]
     assert latest(tmp_path).name == "step-123456789"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000300", "step-123456789"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from terarec.checkpoint import load, whole
+from terarec.checkpoint import complete_checkpoints, load
 from terarec.config import load_run
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, TerarecError
 from terarec.etl.generated import SIDECAR, read_best_auc
@@ -94,7 +94,7 @@ def test_s3_nesting_is_one_line_of_a_command(workshop: Workshop, tmp_path: Path,
 def read_run(run: Path, records: dict[str, list[Any]]) -> object:
     """All that is read of a run, and the scores that come of it."""
     load_run(run / "run.json")
-    checkpoint = load(whole(run / "checkpoints")[-1])
+    checkpoint = load(complete_checkpoints(run / "checkpoints")[-1])
     checkpoint.dense()
     checkpoint.optimizer()
     read_log(run / "metrics.jsonl")
@@ -203,7 +203,7 @@ ELSEWHERE = ("../secret", "tables/../../../secret", "tables/../../../secret-0000
 def test_s3_a_manifest_cannot_name_a_file_elsewhere(workshop: Workshop, tmp_path: Path, name: str) -> None:
     run = shutil.copytree(workshop.run, tmp_path / "run")
     (tmp_path / "run/secret").write_bytes(b"secret")
-    checkpoint = whole(run / "checkpoints")[-1]
+    checkpoint = complete_checkpoints(run / "checkpoints")[-1]
     content = json.loads((checkpoint / "manifest.json").read_text())
     content["files"].append({"file": name, "bytes": 6, "sha256": hashlib.sha256(b"secret").hexdigest()})
     (checkpoint / "manifest.json").write_text(json.dumps(content))
@@ -215,14 +215,14 @@ def test_s3_a_manifest_cannot_name_a_file_elsewhere(workshop: Workshop, tmp_path
 
 def test_s3_a_checkpoint_cannot_link_to_a_file_elsewhere(workshop: Workshop, tmp_path: Path) -> None:
     run = shutil.copytree(workshop.run, tmp_path / "run")
-    checkpoint = whole(run / "checkpoints")[-1]
+    checkpoint = complete_checkpoints(run / "checkpoints")[-1]
     (checkpoint / "dense.safetensors").rename(tmp_path / "elsewhere")
     (checkpoint / "dense.safetensors").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FormatError, match=r"dense.safetensors: a link to .*elsewhere, expected a file inside"):
         load(checkpoint)
     linked = tmp_path / "linked"
     linked.symlink_to(workshop.run)  # a run may lie behind a link as a whole
-    assert load(whole(linked / "checkpoints")[-1]).dense()
+    assert load(complete_checkpoints(linked / "checkpoints")[-1]).dense()
 
 
 @pytest.mark.parametrize("name", ["../day_0.tsv", "train/../../x", "/etc/hostname", ""])

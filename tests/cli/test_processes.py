@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from terarec.checkpoint import load, whole
+from terarec.checkpoint import complete_checkpoints, load
 from terarec.models.artifact import dense_state, load_model, tables
 from tests.cli.conftest import Workshop, figures, refused
 from tests.cli.test_stopping import files, start, wait_for
@@ -24,17 +24,17 @@ def train_arguments(workshop: Workshop, out: Path, steps: int, every: int) -> li
 
 
 def checkpoint_files(run: Path) -> dict[str, bytes]:
-    return files(whole(run / "checkpoints")[-1])
+    return files(complete_checkpoints(run / "checkpoints")[-1])
 
 
 def kill_trainings(workshop: Workshop, tmp_path: Path, *, steps: int, every: int, seeds: range) -> None:
     """Train once without a stop, and for each seed killed at a random moment and resumed: the same bytes."""
     begin = time.monotonic()
-    uninterrupted = start(*train_arguments(workshop, tmp_path / "whole", steps, every))
+    uninterrupted = start(*train_arguments(workshop, tmp_path / "complete_checkpoints", steps, every))
     _, stderr = uninterrupted.communicate(timeout=300)
     assert uninterrupted.returncode == 0, stderr
     seconds = time.monotonic() - begin
-    expected = checkpoint_files(tmp_path / "whole")
+    expected = checkpoint_files(tmp_path / "complete_checkpoints")
     for seed in seeds:
         out = tmp_path / f"run-{seed}"
         process = start(*train_arguments(workshop, out, steps, every))
@@ -61,7 +61,7 @@ def kill_preparations(raw: list[Path], tmp_path: Path, *, seeds: range) -> None:
     """Prepare once without a stop, and for each seed killed at a random moment and called again: the same bytes."""
     arguments = ["prepare", "criteo", *raw, "--min-count", "2", "--valid-fraction", "0.25", "--out"]
     begin = time.monotonic()
-    process = start(*arguments, tmp_path / "whole" / "data")
+    process = start(*arguments, tmp_path / "complete_checkpoints" / "data")
     _, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr
     seconds = time.monotonic() - begin
@@ -78,7 +78,7 @@ def kill_preparations(raw: list[Path], tmp_path: Path, *, seeds: range) -> None:
         process.communicate(timeout=60)
         if not (out / "data").exists():
             figures(*arguments, out / "data")
-        assert data(out) == data(tmp_path / "whole"), f"seed {seed}"
+        assert data(out) == data(tmp_path / "complete_checkpoints"), f"seed {seed}"
         assert [path.name for path in out.iterdir()] == ["data"]
 
 
@@ -126,7 +126,7 @@ def test_s3_readers_of_a_run_in_training_see_whole_checkpoints(workshop: Worksho
     out, seen = tmp_path / "run", []
     process = start(*train_arguments(workshop, out, 10**9, 1), "--set", "training.keep_checkpoints=1")
     try:
-        wait_for(lambda: bool(whole(out / "checkpoints")))
+        wait_for(lambda: bool(complete_checkpoints(out / "checkpoints")))
         for _ in range(25):
             loaded = load_model(out)
             state = dense_state(loaded.model)
@@ -138,7 +138,7 @@ def test_s3_readers_of_a_run_in_training_see_whole_checkpoints(workshop: Worksho
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     assert seen == sorted(seen)
-    assert load(whole(out / "checkpoints")[-1]).step >= seen[-1]
+    assert load(complete_checkpoints(out / "checkpoints")[-1]).step >= seen[-1]
 
 
 @pytest.mark.slow
@@ -152,7 +152,7 @@ def test_s3_ctrl_c_during_large_steps_ends_soon_with_a_checkpoint(workshop: Work
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
-    assert whole(tmp_path / "run/checkpoints")
+    assert complete_checkpoints(tmp_path / "run/checkpoints")
 
 
 @pytest.mark.slow

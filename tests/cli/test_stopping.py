@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from terarec.checkpoint import whole
+from terarec.checkpoint import complete_checkpoints
 from terarec.serve.client import InferenceClient
 from tests.cli.conftest import Workshop, figures, refused, terarec
 
@@ -38,12 +38,12 @@ def test_ctrl_c_leaves_a_checkpoint_to_resume_from(workshop: Workshop, tmp_path:
     out = tmp_path / "run"
     train = ["train", "--model", "dlrm", "--data", workshop.data, "--out", out, *SHAPE, "--epochs", "1000"]
     process = start(*train, "--json")
-    wait_for(lambda: bool(whole(out / "checkpoints")))
+    wait_for(lambda: bool(complete_checkpoints(out / "checkpoints")))
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     last = stderr.strip().splitlines()[-1]
-    newest = whole(out / "checkpoints")[-1]
+    newest = complete_checkpoints(out / "checkpoints")[-1]
     assert last.startswith("terarec: interrupted: SIGINT after step ")
     assert str(newest) in last
     assert "Traceback" not in stderr
@@ -139,9 +139,9 @@ def test_a_disk_that_fills_up_leaves_the_earlier_checkpoints(workshop: Workshop,
     newest = out / "checkpoints/step-00000012"
     assert message == (
         f"{newest}: the checkpoint could not be written: File too large; "
-        "earlier checkpoints are whole; go on from step-00000001 with --resume"
+        "earlier checkpoints are complete; continue from step-00000001 with --resume"
     )
-    assert [path.name for path in whole(out / "checkpoints")] == ["step-00000001"]
+    assert [path.name for path in complete_checkpoints(out / "checkpoints")] == ["step-00000001"]
 
 
 def test_resuming_where_there_is_nothing_says_that_it_starts(workshop: Workshop, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_what_is_no_run_is_told(workshop: Workshop, tmp_path: Path, command: lis
     told = refused(*command, tmp_path / "nope", *end, code=1)
     assert "nope: no such directory, expected a RUN made by 'terarec train'" in told
     assert "expected a RUN made by 'terarec train'" in refused(*command, workshop.data, *end, code=1)
-    newest = whole(workshop.run / "checkpoints")[-1]
+    newest = complete_checkpoints(workshop.run / "checkpoints")[-1]
     for inside in (newest, newest.parent):
         told = refused(*command, inside, *end, code=1)
         assert told == f"{inside}: holds no run.json, expected the RUN around it, {workshop.run}"

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from terarec.checkpoint import find, latest, load, mark_best, whole
+from terarec.checkpoint import complete_checkpoints, find, latest, load, mark_best
 from terarec.errors import ConfigError, FormatError, RunInterruptedError
 from terarec.spec import TrainingSpec
 from terarec.train import Callback, build
@@ -61,7 +61,7 @@ def stopping_spec(spec):
 
 
 def steps(run):
-    return [int(path.name.removeprefix("step-")) for path in whole(run.directory.checkpoints)]
+    return [int(path.name.removeprefix("step-")) for path in complete_checkpoints(run.directory.checkpoints)]
 
 
 def test_training_stops_early_and_keeps_the_best(tmp_path, stopping_spec):
@@ -257,7 +257,7 @@ def test_a_signal_during_evaluation_is_not_kept_waiting(tmp_path, spec):
     assert load(latest(tmp_path / "checkpoints")).step == 2
 
 
-def test_a_second_signal_acts_at_once_and_leaves_the_earlier_checkpoint_whole(tmp_path, spec, monkeypatch):
+def test_a_second_signal_acts_at_once_and_leaves_the_earlier_checkpoint_complete(tmp_path, spec, monkeypatch):
     from terarec.checkpoint import save_load
 
     run = build(changed(spec, checkpoint_every=3), tmp_path, callbacks=[SignalAt(5)])
@@ -272,7 +272,7 @@ def test_a_second_signal_acts_at_once_and_leaves_the_earlier_checkpoint_whole(tm
     with pytest.raises(KeyboardInterrupt):
         run.fit()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
-    assert load(whole(tmp_path / "checkpoints")[0]).step == 3
+    assert load(complete_checkpoints(tmp_path / "checkpoints")[0]).step == 3
 
 
 def test_outside_the_main_thread_signals_are_left_alone():

@@ -1,4 +1,4 @@
-"""Checkpoints on the disk: their files, the manifest, and directories of which the newest and the best stay."""
+"""Checkpoints on the disk: their files, the manifest, and directories, of which the newest and the best are kept."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """Read the manifest of `checkpoint` and compare it with the directory, names and sizes.
 
     Raises:
-        DataNotFoundError: There is none, so it is no (whole) checkpoint.
+        DataNotFoundError: There is none, so the checkpoint is missing or incomplete.
         FormatError: It is damaged, of a newer version, or a file is missing or has another size.
     """
     path = checkpoint / MANIFEST
     if not path.is_file():
-        raise DataNotFoundError(f"{checkpoint}: holds no {MANIFEST}, expected a whole checkpoint")
+        raise DataNotFoundError(f"{checkpoint}: holds no {MANIFEST}, expected a complete checkpoint")
     try:
         manifest = from_data(Manifest, read_versioned_json(path, FORMAT, VERSION), f"{path}: $")
     except ConfigError as error:
@@ -129,7 +129,7 @@ def step_path(directory: Path, step: int) -> Path:
     return directory / f"step-{step:08d}"
 
 
-def whole(directory: Path) -> list[Path]:
+def complete_checkpoints(directory: Path) -> list[Path]:
     """Return the complete checkpoints below `directory`, oldest first; skip partial ones and unexpected entries."""
     if not directory.is_dir():
         return []
@@ -143,7 +143,7 @@ def latest(directory: Path) -> Path:
     Raises:
         DataNotFoundError: There is none.
     """
-    checkpoints = whole(directory)
+    checkpoints = complete_checkpoints(directory)
     if not checkpoints:
         raise DataNotFoundError(f"{directory}: holds no complete checkpoint, expected step-*/{MANIFEST}")
     return checkpoints[-1]
@@ -153,7 +153,7 @@ def find(directory: Path, which: int | str = "last") -> Path:
     """Return the complete checkpoint below `directory` that `which` names.
 
     Args:
-        directory: Where checkpoints lie, for example ``RUN/checkpoints``.
+        directory: Directory of the checkpoints, for example ``RUN/checkpoints``.
         which: "last" for the highest step, "best" for the one that `mark_best` named, or a step.
 
     Raises:
@@ -174,7 +174,7 @@ def find(directory: Path, which: int | str = "last") -> Path:
         raise FieldError("", "checkpoint", f"got {which!r}{hint}, expected 'best', 'last' or a step")
     path = step_path(directory, step)
     if not (path / MANIFEST).is_file():
-        steps = ", ".join(str(int(other.name.removeprefix("step-"))) for other in whole(directory))
+        steps = ", ".join(str(int(other.name.removeprefix("step-"))) for other in complete_checkpoints(directory))
         raise ConfigError(f"{directory}: holds no checkpoint of step {step}, expected one of {steps}")
     return path
 
@@ -207,7 +207,7 @@ def staged(directory: Path, step: int) -> Iterator[Path]:
     next call removes it.
 
     Raises:
-        StorageError: A whole checkpoint of `step` is there already, or the disk refuses to take this one.
+        StorageError: A complete checkpoint of `step` exists already, or a write fails.
     """
     target = step_path(directory, step)
     if (target / MANIFEST).is_file():
@@ -232,7 +232,7 @@ def staged(directory: Path, step: int) -> Iterator[Path]:
 def keep_newest(directory: Path, count: int) -> None:
     """Remove all complete checkpoints below `directory` but the `count` newest and the best one."""
     best = best_step(directory)
-    for path in whole(directory)[:-count]:
+    for path in complete_checkpoints(directory)[:-count]:
         if best is None or path != step_path(directory, best):
             _remove(path)
 
@@ -243,10 +243,10 @@ def _words(error: OSError) -> str:
 
 def _left(directory: Path) -> str:
     """Describe what a failed save leaves."""
-    checkpoints = whole(directory)
+    checkpoints = complete_checkpoints(directory)
     if not checkpoints:
         return "there is no earlier one"
-    return f"earlier checkpoints are whole; go on from {checkpoints[-1].name} with resume=True"
+    return f"earlier checkpoints are complete; continue from {checkpoints[-1].name} with resume=True"
 
 
 def _remove_leftovers(directory: Path) -> None:
@@ -257,6 +257,6 @@ def _remove_leftovers(directory: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    # The manifest goes first, so that a removal cut short never leaves what looks like a whole checkpoint.
+    # The manifest goes first, so that a removal cut short never leaves a directory that looks complete.
     (path / MANIFEST).unlink()
     shutil.rmtree(path)

@@ -44,25 +44,25 @@ from terarec.spec.quoting import shortened
 from terarec.storage import Rows, Store
 
 SHARD_BYTES = 256 * 2**20
-"""Most bytes of rows in one file: what loading holds beside the tables, and what a torn disk can damage at once."""
+"""Most bytes of rows in one file: the memory that loading needs in addition to the tables."""
 _MEMORY_KEY_BYTES = 16  # a key that waits for admission, with its count
 
 
 def save(directory: Path, state: TrainState, *, keep: int | None = None) -> Path:
     """Write `state` atomically as a new checkpoint below `directory`.
 
-    Tables are streamed from where they are; beside them no memory worth counting is taken.
+    Tables are streamed from their memory or disk; no further memory worth counting is allocated.
 
     Args:
-        directory: Where checkpoints lie, for example ``RUN/checkpoints``.
-        state: What to write.
-        keep: How many of the newest checkpoints stay, this one included, besides the one marked as best; None for all.
+        directory: Directory of the checkpoints, for example ``RUN/checkpoints``.
+        state: State to write.
+        keep: Number of the newest checkpoints to keep, this one included, besides the one marked best; None for all.
 
     Returns:
         The checkpoint's path.
 
     Raises:
-        StorageError: The disk refuses, or the step has a checkpoint already. Earlier checkpoints stay whole.
+        StorageError: A write fails, or the step has a checkpoint already. Earlier checkpoints stay complete.
         ConfigError: A tensor of a type that a container lacks, such as float8, or progress that is not JSON data.
     """
     with staged(directory, state.step) as checkpoint:
@@ -130,7 +130,7 @@ class Checkpoint:
     """Complete checkpoint; each part is read when requested and compared with its checksum.
 
     Attributes:
-        path: Its directory.
+        path: Directory of the checkpoint.
         step: Training steps done.
         rng: ``torch.get_rng_state()`` of then.
         progress: The JSON data of `TrainState.progress`.
@@ -156,7 +156,7 @@ class Checkpoint:
         """Overwrite the rows of `tables`, one piece at a time. Dynamic tables hold no other rows afterwards.
 
         Args:
-            tables: By name, all those of the checkpoint and no other.
+            tables: Tables by name, exactly those of the checkpoint.
             with_state: Also the row optimizer's state, which `tables` must have room for, and what dynamic tables note
                 of keys; serving leaves it.
 

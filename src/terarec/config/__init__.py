@@ -1,4 +1,4 @@
-"""Files and command line words <-> specs, with the exact path in every error."""
+"""Specs from files and command line words and back, with the exact path in every error."""
 
 from terarec.config.files import commented_json, load_run, read_graph, save_run, with_graph
 from terarec.config.overrides import override, parse_assignments

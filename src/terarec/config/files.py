@@ -1,4 +1,4 @@
-"""Run descriptions, and graphs of models, as JSON files, in which whole lines may be comments."""
+"""Run descriptions, and graphs of models, as JSON files, in which a line may be a comment."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _as_json(text: str) -> str:
 def load_run(path: Path | str) -> RunSpec:
     """Read a `RunSpec` from a JSON file, in which lines that begin with ``//`` are comments.
 
-    A relative ``data``, ``init_from`` or ``model.file`` path is taken from the folder that holds the file, so that a
+    A relative ``data``, ``init_from`` or ``model.file`` path counts from the folder that holds the file, so that a
     configuration and its data set move together. The graph that ``model.file`` names is read, so that the run has it
     whatever becomes of that file.
 

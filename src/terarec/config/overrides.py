@@ -45,10 +45,10 @@ def override(spec: Spec, changes: Mapping[str, str]) -> Spec:
     from the defaults of that kind; the other changes apply after it in any order.
 
     Raises:
-        ConfigError: An unknown path, a text that is not of the field's type, or a value that the spec refuses.
+        ConfigError: An unknown path, a text that is not of the field's type, or a value that the spec rejects.
     """
     data = to_data(spec)
-    # A change of kind replaces the whole part, so it must come before the fields inside that part.
+    # A change of kind replaces the complete part, so it must come before the fields inside that part.
     for path in sorted(changes, key=lambda path: (path.rpartition(".")[2] != "kind", path.count("."))):
         _assign(type(spec), data, path, changes[path])
     return from_data(type(spec), data, where="")
@@ -120,7 +120,7 @@ def _read(hint: Any, text: str, path: str) -> Any:
         return {name.strip(): _read(item, value.strip(), path) for name, _, value in pairs}
     if typing.get_origin(hint) is tuple:
         item = typing.get_args(hint)[0]
-        # A minus sign cannot be told from a dash, so only integers (all positive in our specs) take dashes.
+        # A minus sign cannot be distinguished from a dash, so only integers (all positive in our specs) take dashes.
         words = text.replace("-", ",").split(",") if item is int else text.split(",")
         return [_read(item, word.strip(), path) for word in words] if text else []
     if hint is str or typing.get_origin(hint) is Literal:

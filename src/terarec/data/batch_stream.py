@@ -33,7 +33,7 @@ class Sampler:
     Args:
         group_rows: Samples in each row group, in input order.
         shuffle: Whether to shuffle, anew in every epoch.
-        seed: Of the shuffling, 0 <= seed < 2^64.
+        seed: Shuffle seed, 0 <= seed < 2^64.
         runs: Lengths of the runs of groups that stay in order when shuffling, such as the pieces of a large row group
             of a Parquet file, which can only be decoded from its start. None if each group is a run of its own.
         mixes_rows: Whether shuffling mixes the samples of a window. Otherwise a window is one group, its samples stay
@@ -144,7 +144,7 @@ class Feed:
         read: Reads a group.
         to_batch: Rows -> batch.
         runs: Lengths of the runs of groups that stay in order when shuffling; None if each group is a run.
-        mixes_rows: Whether shuffling mixes the rows of several groups; otherwise it moves whole groups.
+        mixes_rows: Whether shuffling mixes the rows of several groups; otherwise it moves complete groups.
     """
 
     group_rows: Sequence[int]
@@ -186,7 +186,7 @@ class _Held:
 
     window: _Window
     kept: int
-    taken: int
+    used: int
 
 
 class BatchStream:
@@ -338,16 +338,16 @@ def _batches(
                     raise FormatError("reader: the checksum of every record fails, expected some to repeat")
                 epoch, kept = window.epoch, 0
             kept += block.num_rows
-            taken = _taken(window, position)
-            if not taken:  # otherwise they were counted before the position was saved
+            used = _used_rows(window, position)
+            if not used:  # otherwise they were counted before the position was saved
                 skipped += left_out
-            held.append(_Held(window, block.num_rows, min(taken, block.num_rows)))
+            held.append(_Held(window, block.num_rows, min(used, block.num_rows)))
             yield block
 
     windows = _windows(sampler, position, repeat=options.repeat)
     first = next(windows, None)
     loaded = ordered_map(load, () if first is None else chain((first,), windows), options.threads)
-    skip = 0 if first is None else _taken(first, position)
+    skip = 0 if first is None else _used_rows(first, position)
     try:
         for pieces in cut(blocks(), options.batch_size, skip=skip, drop_last=options.drop_last):
             at, rows = _advance(held, sampler, sum(piece.num_rows for piece in pieces))
@@ -368,7 +368,7 @@ def _windows(sampler: Sampler, position: _Position, *, repeat: bool) -> Iterator
             start += rows
 
 
-def _taken(window: _Window, position: _Position) -> int:
+def _used_rows(window: _Window, position: _Position) -> int:
     """Return the number of rows of `window` that batches before `position` used."""
     return max(0, position.rows - window.start) if window.epoch == position.epoch else 0
 
@@ -377,13 +377,13 @@ def _advance(held: deque[_Held], sampler: Sampler, rows: int) -> tuple[int, int]
     """Take the next `rows` rows out of the windows `held`; returns the epoch after them, and its rows read."""
     epoch = at = 0
     # Windows of which nothing was kept count as read as soon as they are held, because what they left out is counted.
-    while held and (rows or held[0].taken == held[0].kept):
+    while held and (rows or held[0].used == held[0].kept):
         first = held[0]
-        step = min(rows, first.kept - first.taken)
-        first.taken += step
+        step = min(rows, first.kept - first.used)
+        first.used += step
         rows -= step
-        epoch, at = first.window.epoch, first.window.start + first.taken
-        if first.taken == first.kept:
+        epoch, at = first.window.epoch, first.window.start + first.used
+        if first.used == first.kept:
             at = first.window.start + sampler.window_rows(first.window.groups)
             held.popleft()
     return epoch, at

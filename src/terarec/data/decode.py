@@ -1,4 +1,4 @@
-"""Rows -> `Batch`. NumPy only until the end: a torch operation here would start an OpenMP team in a reader thread."""
+"""Rows to `Batch`. NumPy only until the end: a torch operation here would start an OpenMP team in a reader thread."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def cut(blocks: Iterable[ColumnBlock], batch_size: int, *, skip: int, drop_last:
     """Cut a stream of blocks into batches.
 
     Args:
-        blocks: Of any sizes.
+        blocks: Blocks of any sizes.
         batch_size: Samples in a batch.
-        skip: Samples to pass over first.
+        skip: Samples to skip first.
         drop_last: Whether a last batch of fewer samples is left out.
 
     Yields:
@@ -47,8 +47,8 @@ def to_batch(names: Sequence[str], pieces: Sequence[ColumnBlock], metadata: Sequ
     """Copy the rows of `pieces`, one after the other, into a batch.
 
     Args:
-        names: Of the S categorical columns.
-        pieces: At least one; together B rows.
+        names: Names of the S categorical columns.
+        pieces: Blocks, at least one; together B rows.
         metadata: Names of the metadata columns.
 
     Returns:

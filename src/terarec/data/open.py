@@ -1,4 +1,4 @@
-"""Opens data of either kind: a prepared data set, or HugeCTR's files that a ``records.json`` describes."""
+"""Readers of either type of data: a prepared data set, or HugeCTR's files that a ``records.json`` describes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from terarec.spec import DatasetSpec, ShardSpec
 def read_spec(path: str | Path) -> DatasetSpec:
     """Read the columns and splits of the data at `path`, but no samples.
 
-    A slot of HugeCTR's files is a categorical column, named as in a data set that `terarec convert` makes of them:
+    A slot of HugeCTR's files is a categorical column, named as in a data set of `terarec convert`:
     ``<input>.<slot>``, or ``<input>`` if the input has one slot. A split has one shard, its file list or file.
 
     Args:
@@ -51,7 +51,7 @@ def open_reader(
     """Open a split of a prepared data set or of HugeCTR's files.
 
     Batches have the columns that `read_spec` describes, with keys from 0 on in each column of known rows, or those that
-    ``keys`` of a ``records.json`` asks for.
+    ``keys`` of a ``records.json`` requests.
 
     Args:
         path: Directory of a prepared data set, directory with a ``records.json``, or such a file.

@@ -47,7 +47,7 @@ class BatchReader(Protocol):
     def __iter__(self) -> Iterator[Batch]:
         """Iterate over the current epoch, or from it on without an end if the reader repeats.
 
-        After `load_state_dict`, the iteration continues after the batch at which the state was taken. Otherwise it
+        After `load_state_dict`, the iteration continues after the batch at which the state was saved. Otherwise it
         starts with the first batch of the current epoch, which is the next one once an epoch is exhausted.
         """
         ...
@@ -98,8 +98,8 @@ class DatasetSource:
     """Split of a data set on disk.
 
     Args:
-        directory: Holds ``dataset.json``.
-        split: For example "train".
+        directory: Directory with ``dataset.json``.
+        split: Name of the split, for example "train".
 
     Raises:
         DataNotFoundError: No such directory, no ``dataset.json`` in it, or a shard is missing.
@@ -124,10 +124,10 @@ class InMemorySource:
     """Samples in the memory of a program.
 
     Args:
-        spec: The columns; its splits are not looked at.
+        spec: The columns; its splits are ignored.
         label: float32[n, L].
         dense: float32[n, F].
-        keys: Per categorical column integers[n], or (values, offsets int64[n + 1]) where hotness > 1.
+        keys: For each categorical column integers[n], or (values, offsets int64[n + 1]) where hotness > 1.
         weight: numbers[n] >= 0, where `spec` has a weight column.
         metadata: name -> n values (an Arrow or NumPy array, or a list) for each metadata column of `spec`.
 
@@ -184,8 +184,8 @@ def _metadata(spec: DatasetSpec, given: Mapping[str, Any], where: str) -> tuple[
 class Reader(IterableDataset[Batch]):
     """Batches of a split, one epoch per ``iter()``, or an endless stream: a `BatchReader`.
 
-    It is a `torch.utils.data.IterableDataset` of whole batches, for ``DataLoader(reader, batch_size=None)``. It reads
-    ahead with threads of its own, so a `DataLoader` around it has no workers.
+    As a `torch.utils.data.IterableDataset` it yields complete batches, for ``DataLoader(reader, batch_size=None)``. It
+    reads ahead with threads of its own, so a `DataLoader` around it has no workers.
 
     The order depends on `seed`, the epoch and `shuffle` alone, never on `threads` or `prefetch`. An epoch that was left
     early (``break``, an error) starts over at the next ``iter()``; to go on instead, load the state that was saved. One
@@ -196,10 +196,10 @@ class Reader(IterableDataset[Batch]):
 
     Args:
         dataset: Directory of a prepared data set, or a `Source` such as `InMemorySource`.
-        split: Which split of the directory.
+        split: Name of the split.
         batch_size: Samples B in a batch; may exceed a row group.
         shuffle: Whether to shuffle, anew in every epoch; otherwise samples come in input order.
-        seed: Of the shuffling.
+        seed: Shuffle seed.
         drop_last: Whether a last batch of fewer samples is left out.
         repeat: Whether each epoch follows the one before without an end. Then every batch is full.
         threads: Threads that read and decompress ahead; one more puts batches together.

@@ -1,4 +1,4 @@
-"""Bytes <-> NumPy and Arrow: data set shards, ``dataset.json``, tensor containers. Described in docs/formats.md."""
+"""Files as NumPy and Arrow data: shards, ``dataset.json``, tensor containers. Described in docs/formats.md."""
 
 from terarec.formats.block import METADATA_TYPES, ColumnBlock, Keys, check_rows, default_group_rows, merge, slice_rows
 from terarec.formats.buffers import recycled_empty

@@ -24,9 +24,9 @@ class ColumnBlock:
     Attributes:
         label: float32[n, L].
         dense: float32[n, F].
-        keys: Per categorical column int32[n] or int64[n], or (values, offsets int64[n + 1]) for a list column.
+        keys: For each categorical column int32[n] or int64[n], or (values, offsets int64[n + 1]) for a list column.
         weight: float32[n], sample weights; None for a data set without.
-        metadata: Per metadata column an Arrow array of n int64, double or large_string.
+        metadata: For each metadata column an Arrow array of n int64, double or large_string.
     """
 
     label: NDArray[np.float32]
@@ -89,13 +89,13 @@ def _merge_weights(blocks: Sequence[ColumnBlock], order: NDArray[np.int64] | Non
 
 
 def _merge_metadata(arrays: list[pa.Array], order: NDArray[np.int64] | None) -> pa.Array:
-    whole = pa.concat_arrays(arrays)
-    return whole if order is None else whole.take(pa.array(order))
+    joined = pa.concat_arrays(arrays)
+    return joined if order is None else joined.take(pa.array(order))
 
 
 def _merge_arrays(arrays: list[NDArray[Any]], order: NDArray[np.int64] | None) -> NDArray[Any]:
-    whole = np.concatenate(arrays)
-    return whole if order is None else np.take(whole, order, axis=0)
+    joined = np.concatenate(arrays)
+    return joined if order is None else np.take(joined, order, axis=0)
 
 
 def _merge_scalars(columns: list[list[Any]], order: NDArray[np.int64] | None) -> NDArray[Any]:
@@ -107,14 +107,14 @@ def _merge_scalars(columns: list[list[Any]], order: NDArray[np.int64] | None) ->
     if not columns:
         return np.empty((0, 0), dtype=np.int32)
     dtype = np.result_type(*(array.dtype for column in columns for array in column))
-    whole = np.empty(sum(len(array) for array in columns[0]), dtype=dtype)
-    merged = np.empty((len(columns), len(whole) if order is None else len(order)), dtype=dtype)
+    joined = np.empty(sum(len(array) for array in columns[0]), dtype=dtype)
+    merged = np.empty((len(columns), len(joined) if order is None else len(order)), dtype=dtype)
     for column, target in zip(columns, merged, strict=True):
         if order is None:
             np.concatenate(column, out=target)
         else:
-            np.concatenate(column, out=whole)
-            np.take(whole, order, out=target, mode="clip")  # the default mode would go through a hidden copy
+            np.concatenate(column, out=joined)
+            np.take(joined, order, out=target, mode="clip")  # the default mode would go through a hidden copy
     return merged
 
 
@@ -146,7 +146,7 @@ def check_keys(column: CategoricalColumn, keys: Keys, where: str, *, promise: st
     """Raise `FormatError` if a key of `column` is not 0 <= key < rows, where it has rows, or a list is too long.
 
     Args:
-        column: What is promised.
+        column: Description of the column.
         keys: The column's keys.
         where: Start of the message, for example ``"train/part-00000.parquet: row group 3"``.
         promise: What says how many rows the column has.
@@ -214,7 +214,7 @@ def check_weights(name: str, weight: NDArray[np.floating], where: str) -> None:
     """Raise `FormatError` unless the weights ``weight[n]`` of column `name` are finite float32 numbers >= 0.
 
     Args:
-        name: Of the column.
+        name: Name of the column.
         weight: The weights.
         where: Start of the message, for example ``"train/part-00000.parquet: row group 3"``.
     """

@@ -1,4 +1,4 @@
-"""Memory for arrays that readers make again and again."""
+"""Memory for arrays that readers allocate repeatedly."""
 
 from __future__ import annotations
 

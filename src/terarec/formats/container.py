@@ -77,7 +77,7 @@ def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Map
         metadata: Texts to keep in the header.
 
     Returns:
-        SHA-256 of the whole file, in hexadecimal.
+        SHA-256 of the complete file, in hexadecimal.
 
     Raises:
         FormatError: An element type that safetensors, or NumPy, does not have.
@@ -97,7 +97,7 @@ def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, ND
 
     Args:
         path: The file.
-        sha256: What `write_tensors` returned, to compare; None for no comparison.
+        sha256: Expected checksum, from `write_tensors`; None for no comparison.
 
     Returns:
         The arrays by name, in file order and writable, and the metadata.
@@ -176,13 +176,13 @@ def _entry(path: Path, name: str, described: Any) -> _Entry:
         dtype = np.dtype(_DTYPES[described["dtype"]])
         shape = tuple(described["shape"])
         start, stop = described["data_offsets"]
-        whole = all(type(number) is int and number >= 0 for number in (*shape, start, stop))
+        is_valid = all(type(number) is int and number >= 0 for number in (*shape, start, stop))
     except (KeyError, TypeError, ValueError):
-        whole = False
-    if whole and stop - start != math.prod(shape) * dtype.itemsize:
+        is_valid = False
+    if is_valid and stop - start != math.prod(shape) * dtype.itemsize:
         raise FormatError(f"{path}: tensor {name!r} has bytes {start} to {stop}, expected {list(shape)} of {dtype}")
-    # NumPy refuses an array without elements, too, if no memory could hold its other dimensions.
-    if not whole or len(shape) > _MOST_DIMENSIONS or math.prod(filter(None, shape)) > _MOST_ELEMENTS:
+    # NumPy rejects an array without elements, too, if no memory could hold its other dimensions.
+    if not is_valid or len(shape) > _MOST_DIMENSIONS or math.prod(filter(None, shape)) > _MOST_ELEMENTS:
         raise FormatError(
             f"{path}: tensor {name!r} is described by {quoted(described)}, expected dtype, shape, data_offsets"
         )

@@ -1,4 +1,4 @@
-"""``dataset.json`` and the files beside it for HugeCTR. Described in docs/formats.md."""
+"""``dataset.json`` and the files next to it for HugeCTR. Described in docs/formats.md."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def write_dataset(spec: DatasetSpec, directory: Path, *, location: Path | None =
 
     Args:
         spec: The data set; its shards exist already. Without splits only ``dataset.json`` is written.
-        directory: Where it lies.
-        location: Where it will lie, which HugeCTR's file lists name; None for `directory`.
+        directory: Directory of the data set.
+        location: Final directory, which HugeCTR's file lists name; None for `directory`.
 
     Raises:
         FormatError: A shard lies outside the directory of its split.

@@ -72,7 +72,7 @@ def arrow_errors(where: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last from names of columns
         reason = str(error).splitlines()[0]
-        raise FormatError(f"{where}: cannot be read as Parquet ({reason}), expected a whole Parquet file") from error
+        raise FormatError(f"{where}: cannot be read as Parquet ({reason}), expected a complete Parquet file") from error
 
 
 class GroupBuffer:
@@ -225,7 +225,7 @@ class ParquetShardWriter(ShardWriter):
             self._writer.close()
 
     def _discard(self) -> None:
-        with suppress(OSError):  # closing writes the footer, which a full disk refuses
+        with suppress(OSError):  # closing writes the footer, which fails on a full disk
             self._writer.close()
 
     def _write_group(self) -> None:
@@ -245,7 +245,7 @@ class ParquetShard:
     Args:
         path: The file.
         spec: The data set's columns.
-        num_rows: Rows that ``dataset.json`` promises; None to take the file's word.
+        num_rows: Rows that ``dataset.json`` promises; None for the file's own number.
 
     Raises:
         DataNotFoundError: There is no such file.

@@ -61,11 +61,11 @@ class ParquetMetadata:
     """Content of a ``_metadata.json``.
 
     Attributes:
-        path: Of the file, for messages.
+        path: Path of the file, for errors.
         num_rows: Rows of each file, by base name.
-        labels: Positions of the label columns, rising.
-        dense: Positions of the dense columns, rising.
-        keys: Positions of the key columns, rising: slot k is the k-th.
+        labels: Positions of the label columns, ascending.
+        dense: Positions of the dense columns, ascending.
+        keys: Positions of the key columns, ascending: slot k is the k-th.
     """
 
     path: str
@@ -109,7 +109,7 @@ def write_parquet_metadata(
     """Write a ``_metadata.json``, atomically.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         files: Base name and rows of each Parquet file.
         labels: Names of the label columns, which the files hold first.
         dense: Names of the dense columns, which follow.

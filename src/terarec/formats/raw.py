@@ -73,11 +73,11 @@ class RawShard:
     Args:
         path: The file.
         spec: The data set's columns.
-        num_rows: Rows that ``dataset.json`` promises; None to take the file's word.
+        num_rows: Rows that ``dataset.json`` promises; None for the file's own number.
 
     Raises:
         DataNotFoundError: There is no such file.
-        FormatError: The size is not a whole number of records, or of another number of them.
+        FormatError: The size is not an integer number of records, or of another number of them.
     """
 
     def __init__(self, path: Path, spec: DatasetSpec, num_rows: int | None = None) -> None:

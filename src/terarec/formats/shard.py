@@ -49,9 +49,9 @@ class SplitFiles:
     """Files of one split, one after the other. A thread finishes a full one, which waits for the disk.
 
     Args:
-        create: Makes the writer of file number so and so.
+        create: Function that creates the writer of a file by its number.
         sizes: Rows of each file, without end.
-        closed: Path and rows of the first files, which an interrupted run closed.
+        closed: Path and rows of the files that an interrupted run closed.
 
     Attributes:
         files: Path and rows of each full file, and after `close` of all.
@@ -170,7 +170,7 @@ def open_shard(spec: DatasetSpec, path: Path, num_rows: int | None = None) -> Sh
     Args:
         spec: The data set.
         path: The file.
-        num_rows: Rows that ``dataset.json`` promises; None to take the file's word.
+        num_rows: Rows that ``dataset.json`` promises; None for the file's own number.
 
     Raises:
         DataNotFoundError: There is no such file.

@@ -1,4 +1,4 @@
-"""Tables as one file that appears whole: Parquet, CSV or JSON lines, by the end of its name."""
+"""Tables as one file, written atomically: Parquet, CSV or JSON lines, by the suffix of its name."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def table_file(path: Path, schema: pa.Schema, *, replace: bool = False) -> Itera
     """Yield a file for rows of `schema`; it appears when the block succeeds.
 
     Args:
-        path: Whose end tells the format.
-        schema: Of the rows.
-        replace: Whether a file that is there is replaced.
+        path: Path of the file; its suffix selects the format.
+        schema: Schema of the rows.
+        replace: Whether an existing file is replaced.
 
     Raises:
-        ConfigError: Another end of the name; a file is there that may not be replaced; lists for a CSV file.
+        ConfigError: Another suffix; an existing file that may not be replaced; lists for a CSV file.
         StorageError: The disk is full.
     """
     check_suffix(path)

@@ -1,4 +1,4 @@
-"""What the writers of all shard formats share: checks, counting, and appearing whole or not at all."""
+"""Base of the writers of all shard formats: checks, counting, and atomic writing."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class ShardWriter(ABC):
         Args:
             label: float32[n, L].
             dense: float32[n, F]; any strides.
-            keys: Per categorical column integers[n], or (values, offsets int64[n + 1]) where hotness > 1.
+            keys: For each categorical column integers[n], or (values, offsets int64[n + 1]) where hotness > 1.
             weight: float32[n], where the data set has a weight column.
-            metadata: Per metadata column an Arrow array of n int64, double or large_string.
+            metadata: For each metadata column an Arrow array of n int64, double or large_string.
 
         Raises:
             FormatError: A wrong shape, a key outside its column's rows, or a weight that is negative or not finite;

@@ -24,7 +24,7 @@ def write_json(path: Path, content: object, *, replace: bool = True, allow_nan: 
         allow_nan: Whether NaN and infinities are written, in the spelling that Python reads.
 
     Raises:
-        ConfigError: A file is there that may not be replaced.
+        ConfigError: An existing file may not be replaced.
         StorageError: The disk is full.
         ValueError: A number that JSON lacks.
     """
@@ -57,7 +57,7 @@ def write_versioned_json(
     """Write `content` atomically as indented JSON after ``"format": name`` and ``"version": version``.
 
     Raises:
-        ConfigError: A file is there that may not be replaced.
+        ConfigError: An existing file may not be replaced.
         StorageError: The disk is full.
     """
     write_json(path, {"format": name, "version": version, **content}, replace=replace)

@@ -23,8 +23,8 @@ class Location(Protocol):
     """File to read from, by any thread.
 
     Attributes:
-        name: Its path or URL, for messages.
-        size: Its bytes.
+        name: Path or URL of the file, for errors.
+        size: Size of the file in bytes.
     """
 
     name: str
@@ -61,7 +61,7 @@ def locate(path: str | Path) -> Location:
 
     Raises:
         DataNotFoundError: There is no such file.
-        ConfigError: A URL of a kind that fsspec does not know.
+        ConfigError: A URL of a type that fsspec does not know.
         MissingDependencyError: Fsspec, or the library that it needs for this kind of URL, is not installed.
     """
     return _RemoteFile(str(path)) if is_remote(path) else _LocalFile(Path(path))
@@ -128,7 +128,7 @@ def file_system(url: str) -> tuple[Any, str]:
     """Return fsspec's file system for `url`, and the path in it.
 
     Raises:
-        ConfigError: A URL of a kind that fsspec does not know.
+        ConfigError: A URL of a type that fsspec does not know.
         MissingDependencyError: Fsspec, or the library that it needs for this kind of URL, is not installed.
     """
     try:
@@ -153,11 +153,11 @@ def local_copy(path: str | Path, *, adjacent: Sequence[str] = ()) -> Iterator[Pa
     """Yield the file or folder at `path`; for a URL a local copy that exists during the block.
 
     Args:
-        path: Path or URL. Nothing there gives a path without a file, for which its reader has the error.
+        path: Path or URL. A missing file gives a path without a file; its reader reports the error.
         adjacent: Suffixes; files named `path` plus one of them are copied, too.
 
     Raises:
-        ConfigError: A URL of a kind that fsspec does not know.
+        ConfigError: A URL of a type that fsspec does not know.
         MissingDependencyError: Fsspec, or the library that it needs for this kind of URL, is not installed.
     """
     if not is_remote(path):
@@ -178,8 +178,8 @@ def upload(local: Path, url: str, *, replaceable: str) -> None:
     """Copy the entries of the directory `local` below `url`: first to adjacent names, then one by one into place.
 
     Args:
-        local: Files and folders.
-        url: Where they go.
+        local: Directory of the files and folders.
+        url: URL of the target.
         replaceable: Pattern of the names in a folder that may be replaced.
 
     Raises:

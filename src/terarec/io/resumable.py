@@ -1,4 +1,4 @@
-"""Directories that appear complete, and whose committed phases outlive a kill for the next run to go on with."""
+"""Directories that appear complete, with committed phases from which the next run continues after a kill."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from terarec.checkpoint import Checkpoint, find, load, whole
+from terarec.checkpoint import Checkpoint, complete_checkpoints, find, load
 from terarec.checkpoint.directory import best_step
 from terarec.config import load_run
 from terarec.embedding import EmbeddingCollection
@@ -103,7 +103,7 @@ def load_model(
             return LoadedModel(model=model.eval(), spec=spec, dataset=dataset, step=opened.step)
         except (FormatError, FileNotFoundError):
             # A training that goes on there may have removed it for a newer one since it was found.
-            if path in whole(run_dir / CHECKPOINT_DIRECTORY):
+            if path in complete_checkpoints(run_dir / CHECKPOINT_DIRECTORY):
                 raise
 
 

@@ -14,14 +14,14 @@ from terarec.spec.quoting import did_you_mean, quoted
 
 
 class FieldError(ConfigError):
-    """A field of a spec, or an argument, is wrong.
+    """Error of a field of a spec, or of an argument.
 
     Python users read ``Owner.field: problem``; whoever knows the field under another name, such as a JSON path or an
     option of the command line, puts that name before `problem`.
 
     Attributes:
         owner: Class of the spec; empty for an argument of a function.
-        field: Name of the field; empty if the spec is wrong as a whole.
+        field: Name of the field; empty if the complete spec is invalid.
         problem: What was received and what is accepted.
     """
 
@@ -163,7 +163,7 @@ def name(owner: object, field: str = "name") -> None:
 
 
 def is_name(value: object) -> bool:
-    """Whether `value` is what `name` accepts."""
+    """Return whether `name` accepts `value`."""
     good = isinstance(value, str) and bool(value) and value.isprintable()
     return good and not ("/" in value or "\\" in value or value in {".", ".."})  # type: ignore[operator]
 
@@ -203,5 +203,5 @@ def fail(owner: object, field: str, expected: str) -> NoReturn:
 
 
 def reject(owner: object, field: str, problem: str) -> NoReturn:
-    """Raise `FieldError`: ``owner.field``, or for an empty `field` the whole owner, has this `problem`."""
+    """Raise `FieldError`: ``owner.field``, or for an empty `field` the complete owner, has this `problem`."""
     raise FieldError(type(owner).__name__, field, problem)

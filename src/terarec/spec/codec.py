@@ -1,6 +1,6 @@
 """Specs from and to JSON. One codec for every spec; each error names the exact path in the file.
 
-A union of specs is written with a ``"kind"`` field that tells which one. A ``None`` is left
+A union of specs is written with a ``"kind"`` field that names the spec. A ``None`` is left
 out where it is the field's default.
 """
 
@@ -30,14 +30,14 @@ def parse_json(
     parse_constant: Callable[[str], Any] | None = None,
     object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
 ) -> Any:
-    """``json.loads(text, ...)``, where text that is nested too deeply is a ValueError, too.
+    """Call ``json.loads(text, ...)``; text that is nested too deeply is a ValueError, too.
 
     The caller says in its own error what was expected where.
 
     Args:
         text: JSON; bytes in UTF-8, UTF-16 or UTF-32.
-        parse_constant: Called with NaN, Infinity and -Infinity.
-        object_pairs_hook: Called with the fields of each object.
+        parse_constant: Callback for NaN, Infinity and -Infinity.
+        object_pairs_hook: Callback with the fields of each object.
 
     Raises:
         ValueError: No JSON (json.JSONDecodeError), bytes of no such encoding (UnicodeDecodeError), a number of too many
@@ -53,7 +53,7 @@ Spec = TypeVar("Spec")
 
 
 def to_data(spec: object) -> Any:
-    """Turn a spec into dicts, lists, strings and numbers that ``json.dumps`` takes."""
+    """Convert a spec to dicts, lists, strings and numbers that ``json.dumps`` takes."""
     if dataclasses.is_dataclass(spec) and not isinstance(spec, type):
         kind = getattr(type(spec), "kind", None)
         data: dict[str, Any] = {} if kind is None else {"kind": kind}
@@ -74,8 +74,8 @@ def from_data(spec_type: type[Spec], data: object, where: str = "$") -> Spec:
 
     Args:
         spec_type: A spec class.
-        data: What ``json.load`` returned.
-        where: What to call the root in error messages, for example ``"run.json: $"``; empty for bare paths.
+        data: Result of ``json.load``.
+        where: Name of the root in errors, for example ``"run.json: $"``; empty for bare paths.
 
     Raises:
         ConfigError: An unknown, missing or mistyped field, with its JSON path and what is accepted.
@@ -147,7 +147,7 @@ def _decode_member(specs: Mapping[str, Any], data: Any, where: str) -> Any:
 
 
 def _fits(member: Any, data: Any) -> bool:
-    """Whether `data` is a list where `member` is one of lists, or a text where `member` is text."""
+    """Return whether `data` is a list where `member` is one of lists, or a text where `member` is text."""
     return isinstance(data, list) if typing.get_origin(member) is tuple else member is str and isinstance(data, str)
 
 
@@ -175,7 +175,7 @@ def _decode_spec(spec_type: Any, data: Any, where: str) -> Any:
 
 
 def unknown_field(where: str, key: str, fields: Collection[str]) -> ConfigError:
-    """The error that a spec with these `fields` has no field `key`; `where` is the path of the spec."""
+    """Return the error that a spec with these `fields` has no field `key`; `where` is the path of the spec."""
     hint = did_you_mean(key, fields)
     return ConfigError(
         f"{_inside(where, shortened(key))}: unknown field{hint}, expected one of {', '.join(map(repr, fields))}"
@@ -183,7 +183,7 @@ def unknown_field(where: str, key: str, fields: Collection[str]) -> ConfigError:
 
 
 def unknown_choice(where: str, got: object, choices: Collection[object]) -> ConfigError:
-    """The error that the field at the path `where` takes one of `choices` and not `got`."""
+    """Return the error that the field at the path `where` takes one of `choices` and not `got`."""
     hint = did_you_mean(got, (choice for choice in choices if isinstance(choice, str))) if isinstance(got, str) else ""
     return ConfigError(
         f"{_root(where)}got {quoted(got, is_json=True)}{hint}, expected one of {', '.join(map(repr, choices))}"

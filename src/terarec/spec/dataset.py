@@ -20,7 +20,7 @@ MetadataType: TypeAlias = Literal["int64", "float64", "string"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelColumn:
-    """A target. Stored as float32."""
+    """Target. Stored as float32."""
 
     name: str
 
@@ -30,7 +30,7 @@ class LabelColumn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseColumn:
-    """A number per sample. Stored as float32, as the model takes it."""
+    """Number per sample. Stored as float32, as the model takes it."""
 
     name: str
 
@@ -61,7 +61,7 @@ class CategoricalColumn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetadataColumn:
-    """A value per sample that no model reads, such as the id of a user; missing values are null.
+    """Value per sample that no model reads, such as the id of a user; missing values are null.
 
     It may have the name of a column that a model reads: that holds what a workflow made of the values.
 
@@ -79,7 +79,7 @@ class MetadataColumn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardSpec:
-    """One data file: path relative to dataset.json with forward slashes, and its number of samples."""
+    """Data file: path relative to dataset.json with forward slashes, and its number of samples."""
 
     file: str
     rows: int
@@ -91,7 +91,7 @@ class ShardSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetSpec:
-    """The columns of a data set and where its samples are.
+    """Columns of a data set and the files of its samples.
 
     Attributes:
         storage: "parquet" (one column a file column) or "raw" (fixed-width records, see docs/formats.md).
@@ -150,20 +150,20 @@ class DatasetSpec:
     @property
     def file_columns(self) -> tuple[str, ...]:
         """All columns in the order in which files hold them: `column_names`, the weight, metadata."""
-        return (*self._beside_metadata, *self.metadata_file_columns)
+        return (*self._fixed_columns, *self.metadata_file_columns)
 
     @property
     def metadata_file_columns(self) -> tuple[str, ...]:
-        """The file column of each metadata column: its name, after ``metadata.`` where another column has that name."""
-        taken = self._beside_metadata
-        return tuple(f"metadata.{column.name}" if column.name in taken else column.name for column in self.metadata)
+        """File column of each metadata column: its name, after ``metadata.`` where another column has that name."""
+        fixed = self._fixed_columns
+        return tuple(f"metadata.{column.name}" if column.name in fixed else column.name for column in self.metadata)
 
     @property
-    def _beside_metadata(self) -> tuple[str, ...]:
+    def _fixed_columns(self) -> tuple[str, ...]:
         return self.column_names if self.weight is None else (*self.column_names, self.weight)
 
     def shards(self, split: str) -> tuple[ShardSpec, ...]:
-        """The shards of `split`; raises `ConfigError` with the nearest name and all splits if there is none."""
+        """Return the shards of `split`; raise `ConfigError` with the nearest name and all splits if there is none."""
         if split not in self.splits:
             accepted = (
                 f"one of {', '.join(map(repr, sorted(self.splits)))}" if self.splits else "a data set with splits"
@@ -173,7 +173,7 @@ class DatasetSpec:
         return self.splits[split]
 
     def num_rows(self, split: str) -> int:
-        """Number of samples in `split`."""
+        """Return the number of samples in `split`."""
         return sum(shard.rows for shard in self.shards(split))
 
 
@@ -183,12 +183,12 @@ KEY_FORMS = ("columns", "as_read", "with_offsets")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparseInput:
-    """Some slots of a sample, read together under one name.
+    """Slots of a sample, read together under one name.
 
     Attributes:
-        name: Of the input; its slots are the features ``<name>.0``, ``<name>.1``, ...
-        nnz_per_slot: Per slot, the most keys that a sample holds.
-        is_fixed_length: A promise that every sample holds the same number of keys. Files that tell the numbers are
+        name: Name of the input; its slots are the features ``<name>.0``, ``<name>.1``, ...
+        nnz_per_slot: Most keys of a sample in each slot.
+        is_fixed_length: Whether every sample holds the same number of keys. Files that state the numbers are
             believed instead; only RawAsync needs it, and then takes exactly `nnz_per_slot` keys.
     """
 
@@ -209,7 +209,7 @@ class SparseInput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordLayout:
-    """The columns of HugeCTR's data files. The files themselves do not name them.
+    """Columns of HugeCTR's data files. The files themselves do not name them.
 
     Attributes:
         label_dim: Labels of a sample.
@@ -241,33 +241,33 @@ class RecordLayout:
 
     @property
     def num_slots(self) -> int:
-        """Slots of all inputs together, S."""
+        """Number of slots of all inputs, S."""
         return sum(sparse.slot_num for sparse in self.inputs)
 
     @property
     def slot_names(self) -> tuple[str, ...]:
-        """The features' names, ``<input>.<slot>``, in the order of the files."""
+        """Names of the features, ``<input>.<slot>``, in the order of the files."""
         return tuple(f"{sparse.name}.{slot}" for sparse in self.inputs for slot in range(sparse.slot_num))
 
     @property
     def most_keys(self) -> tuple[int, ...]:
-        """Per slot, the most keys that a sample holds."""
+        """Most keys of a sample in each slot."""
         return tuple(count for sparse in self.inputs for count in sparse.nnz_per_slot)
 
     @property
     def key_offsets(self) -> tuple[int, ...]:
-        """Per slot, the sum of the sizes of the slots before it; zeros without `slot_sizes`."""
+        """Sum of the sizes of the slots before each slot; zeros without `slot_sizes`."""
         sums = tuple(accumulate(self.slot_sizes, initial=0))
         return sums[: self.num_slots] if self.slot_sizes else (0,) * self.num_slots
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordSplit:
-    """Where the samples of a split lie.
+    """Location of the samples of a split.
 
     Attributes:
-        path: Of the file list (Norm, Parquet) or of the file; relative to ``records.json``, absolute, or a URL.
-        rows: Its samples.
+        path: Path of the file list (Norm, Parquet) or of the file; relative to ``records.json``, absolute, or a URL.
+        rows: Number of samples.
     """
 
     path: str
@@ -285,10 +285,10 @@ class RecordsSpec:
 
     Attributes:
         kind: The files' format.
-        layout: What a sample holds.
+        layout: Layout of a sample.
         splits: Split name ("train", "valid") -> where its samples lie.
-        label_names: Of the labels, in order.
-        dense_names: Of the dense numbers, in order.
+        label_names: Names of the labels, in order.
+        dense_names: Names of the dense numbers, in order.
         checksum: Whether Norm files have checksums.
         float_label_dense: Whether Raw files hold labels and dense numbers, and RawAsync files dense ones, as float32.
         keys: What batches hold: "columns" for keys from 0 on in each slot; "as_read" for what the files hold, where
@@ -296,7 +296,7 @@ class RecordsSpec:
             the sizes of the slots before added to the keys of Parquet and Raw files.
         multi_hot: Whether RawAsync files hold `nnz_per_slot` keys a slot and int32 labels; otherwise they are laid out
             as Raw files.
-        shuffles_rows: Whether shuffling mixes the samples of several groups; otherwise whole groups move, as in
+        shuffles_rows: Whether shuffling mixes the samples of several groups; otherwise complete groups move, as in
             HugeCTR.
     """
 
@@ -326,7 +326,7 @@ class RecordsSpec:
 
     @property
     def key_names(self) -> tuple[str, ...]:
-        """A column name for each slot: the input's own name if that is its only slot."""
+        """Column name of each slot: the input's own name if that is its only slot."""
         return tuple(
             sparse.name if sparse.slot_num == 1 else f"{sparse.name}.{slot}"
             for sparse in self.layout.inputs
@@ -339,7 +339,7 @@ class RecordsSpec:
         return (*self.label_names, *self.dense_names, *self.key_names)
 
     def split(self, name: str) -> RecordSplit:
-        """The split `name`; raises `ConfigError` naming those that exist."""
+        """Return the split `name`; raise `ConfigError` with the existing names if there is none."""
         if name not in self.splits:
             raise ConfigError(f"no split {name!r}, expected one of {', '.join(map(repr, sorted(self.splits)))}")
         return self.splits[name]

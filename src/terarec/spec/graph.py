@@ -15,11 +15,11 @@ from terarec.spec.tables import DynamicTableSpec, TableSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphLabel:
-    """Some columns of the batch's labels, as a tensor [B, dim]; labels are cut off in the order of the spec.
+    """Columns of the batch's labels, as a tensor [B, dim]; labels are cut off in the order of the spec.
 
     Attributes:
-        name: Of the tensor.
-        dim: Columns.
+        name: Name of the tensor.
+        dim: Number of columns.
         weight: Factor of the losses that read this label in the sum that is minimised.
     """
 
@@ -35,15 +35,15 @@ class GraphLabel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphFeature:
-    """A feature of the batch that looks a table up.
+    """Feature of the batch that looks up a table.
 
     Attributes:
-        name: Unique among the features of its embedding; the name of the top where its output is "apart".
+        name: Name, unique among the features of its embedding; the name of the top where its output is "apart".
         table: Name of the table.
         pooling: "sum" or "mean" of the vectors of a bag, zeros for an empty one; "concat" puts the vectors of its first
             `max_keys` keys side by side, and zeros behind them where there are fewer.
         column: Name of the feature in the batch; None takes `name`.
-        max_keys: Only so many first keys of each bag count; None for all.
+        max_keys: Number of first keys of each bag to use; None for all.
     """
 
     name: str
@@ -70,7 +70,7 @@ class GraphFeature:
 
     @property
     def vectors(self) -> int:
-        """How many vectors a sample gets: 1, or `max_keys` for "concat"."""
+        """Number of vectors of a sample: 1, or `max_keys` for "concat"."""
         return self.max_keys if self.pooling == "concat" and self.max_keys else 1
 
 
@@ -79,9 +79,9 @@ class GraphEmbedding:
     """Tables and the features that read them, looked up together.
 
     Attributes:
-        name: Unique in the graph; the name of the top, but for the output "apart".
+        name: Name, unique in the graph; the name of the top, but for the output "apart".
         tables: The tables; the names are unique in the graph.
-        features: In the order of the output.
+        features: Features in the order of the output.
         output: "stacked" gives [B, S, D], for which all vectors must have one width; "flat" [B, sum of widths];
             "apart" one top [B, 1, width] for each feature, with the feature's name.
         optimizer: Name of the rule that moves those of these tables which name none themselves.
@@ -116,24 +116,24 @@ class GraphEmbedding:
 
     @property
     def tops(self) -> tuple[str, ...]:
-        """The tensors that this embedding gives."""
+        """Tensors that this embedding returns."""
         return tuple(feature.name for feature in self.features) if self.output == "apart" else (self.name,)
 
     def width_of(self, feature: GraphFeature) -> int:
-        """How many numbers a sample gets for `feature`."""
+        """Return how many numbers a sample gets for `feature`."""
         width = next(table.width for table in self.tables if table.name == feature.table)
         return width * feature.vectors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphLayer:
-    """A layer of `terarec.nn.registry`, or a loss.
+    """Layer of `terarec.nn.registry`, or a loss.
 
     Attributes:
-        kind: Its name there.
-        bottoms: The tensors that it reads; a loss reads the logits and the label.
-        tops: The names of what it gives.
-        options: Its options; lists are kept as tuples.
+        kind: Name of the layer in HugeCTR.
+        bottoms: Tensors that it reads; a loss reads the logits and the label.
+        tops: Names of the tensors that it returns.
+        options: Options of the layer; lists are kept as tuples.
     """
 
     kind: str
@@ -151,14 +151,14 @@ class GraphLayer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphSpec:
-    """A model as a graph of named tensors.
+    """Model as a graph of named tensors.
 
     Attributes:
-        labels: In the order of the label's columns.
-        dense_name: Of the tensor [B, dense_dim].
+        labels: Labels in the order of the label's columns.
+        dense_name: Name of the tensor [B, dense_dim].
         dense_dim: Number of dense inputs; 0 for none, and then there is no such tensor.
-        embeddings: Looked up first.
-        layers: From the bottom to the top: each reads tensors that are there by then.
+        embeddings: Embeddings, which are looked up first.
+        layers: Layers from the bottom to the top: each reads tensors of earlier ones.
     """
 
     labels: tuple[GraphLabel, ...]
@@ -191,7 +191,7 @@ class GraphSpec:
                 self._add(known, "layers", top)
 
     def _inputs(self) -> Iterator[tuple[str, str]]:
-        """The field that describes each input or embedding, and the name of its tensor."""
+        """Yield the field that describes each input or embedding, and the name of its tensor."""
         for label in self.labels:
             yield "labels", label.name
         if self.dense_dim:

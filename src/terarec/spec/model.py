@@ -26,7 +26,7 @@ class EmbeddedSpec:
 
     Attributes:
         width: Length D of every embedding vector.
-        pooling: How the vectors of a list column become one; an empty list gives zeros.
+        pooling: Reduction of the vectors of a list column to one; an empty list gives zeros.
         tables: Static, as large as the data set says, or dynamic; and the first weights of their rows.
     """
 
@@ -44,7 +44,7 @@ class NetworkSpec(EmbeddedSpec):
     """Base of the specs of models with dense layers. A hidden layer is: linear, batch norm, activation, dropout.
 
     Attributes:
-        activation: What follows each hidden layer.
+        activation: Activation after each hidden layer.
         batch_norm: Whether hidden layers are normalized over the batch (Ioffe and Szegedy 2015).
         dropout: Probability of zeroing a hidden unit in training.
         init: First weights of the dense layers. "default": Xavier-normal with normal biases of variance 1 / out, as in
@@ -70,7 +70,7 @@ class LRSpec:
     """Logistic regression: one weight for each key and each dense column.
 
     Attributes:
-        pooling: How the weights of a list column become one.
+        pooling: Reduction of the weights of a list column to one.
         tables: Static or dynamic.
         wide_initializer: First weights of the keys; None for those of `tables`.
     """
@@ -103,7 +103,7 @@ class FMSpec(EmbeddedSpec):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DNNSpec(NetworkSpec):
-    """An MLP over the dense columns and all embeddings (Covington et al. 2016).
+    """MLP over the dense columns and all embeddings (Covington et al. 2016).
 
     Attributes:
         hidden: Widths of the hidden layers.
@@ -137,7 +137,7 @@ class _WideNetworkSpec(NetworkSpec):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WideDeepSpec(_WideNetworkSpec):
-    """Wide & Deep (Cheng et al. 2016): a linear part over all columns beside an MLP over their embeddings."""
+    """Wide & Deep (Cheng et al. 2016): a linear part over all columns and an MLP over their embeddings."""
 
     kind: ClassVar[str] = "wide_deep"
     width: int = 8
@@ -196,13 +196,13 @@ Structure = Literal["parallel", "stacked", "stacked_parallel", "cross_only"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DCNV2Spec(NetworkSpec):
-    """DCN V2 (Wang et al. 2021): cross layers with whole or low-rank kernels, and an MLP.
+    """DCN V2 (Wang et al. 2021): cross layers with full or low-rank kernels, and an MLP.
 
     Attributes:
-        structure: "parallel": the MLP beside the cross layers; "stacked": behind them; "stacked_parallel": one MLP on
-            each of the two ways; "cross_only": no MLP.
+        structure: "parallel": the MLP parallel to the cross layers; "stacked": behind them; "stacked_parallel": one MLP
+            on each of the two ways; "cross_only": no MLP.
         cross_layers: Number of cross layers.
-        rank: Rank of the kernels; None for whole ones.
+        rank: Rank of the kernels; None for full ones.
         experts: Number of low-rank experts that a gate mixes in each layer; 1 for plain low-rank kernels.
         hidden: Widths of the MLP's hidden layers.
     """
@@ -228,7 +228,7 @@ class DCNV2Spec(NetworkSpec):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutoIntSpec(NetworkSpec):
-    """AutoInt (Song et al. 2019): self-attention among the columns' vectors; with an MLP beside it AutoInt+.
+    """AutoInt (Song et al. 2019): self-attention among the columns' vectors; with a parallel MLP AutoInt+.
 
     Attributes:
         layers: Number of attention layers.
@@ -291,7 +291,7 @@ class DLRMSpec(NetworkSpec):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TargetHistory:
-    """A column of candidates and the list column of what the user met before, which share a table.
+    """Column of candidates and list column of the user's earlier items, which share a table.
 
     Attributes:
         target: A column of one key a sample.
@@ -313,9 +313,9 @@ class DINSpec(NetworkSpec):
     Attributes:
         sequences: Targets and their histories.
         attention: Widths of the hidden layers of the attention's MLP.
-        attention_activation: What follows each of these.
+        attention_activation: Activation after each of these.
         softmax: Whether the weights of a history are normalized by a softmax; the paper leaves them as they are.
-        mask_missing: Whether keys that stand for a missing value are left out of histories.
+        mask_missing: Whether keys of missing values are left out of histories.
         hidden: Widths of the hidden layers.
     """
 
@@ -350,7 +350,7 @@ class TwoTowerSpec(NetworkSpec):
     Attributes:
         user: Columns of the user's tower.
         item: Columns of the item's tower.
-        item_key: The column of `item` that tells items apart; None for the first categorical one.
+        item_key: Column of `item` that identifies items; None for the first categorical one.
         hidden: Widths of each tower's hidden layers; empty for one linear layer.
         vector_width: Length of the vectors that the towers give.
         similarity: "dot", or "cosine" of the two vectors.
@@ -391,7 +391,7 @@ class TwoTowerSpec(NetworkSpec):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphModelSpec:
-    """A model made of named tensors: either of the two fields describes it.
+    """Model as a graph of named tensors: either of the two fields describes it.
 
     Attributes:
         file: A JSON file of a `GraphSpec`; a relative path counts from the file that names it.
@@ -412,7 +412,7 @@ class GraphModelSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PythonModelSpec:
-    """A model of the user's own code, which is imported only where the caller allows its package.
+    """Model of the user's own code, which is imported only where the caller allows its package.
 
     Attributes:
         factory: ``package.module:name`` of a class or function, called as
@@ -428,9 +428,9 @@ class PythonModelSpec:
         module, colon, name = self.factory.partition(":") if isinstance(self.factory, str) else ("", "", "")
         if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
             checks.fail(self, "factory", "package.module:name")
-        taken = {"dataset", "num_outputs", "seed"} & set(self.options)
-        if taken:
-            checks.reject(self, "options", f"got {min(taken)!r}, which every factory is given, expected other names")
+        reserved = {"dataset", "num_outputs", "seed"} & set(self.options)
+        if reserved:
+            checks.reject(self, "options", f"got {min(reserved)!r}, which every factory is given, expected other names")
 
 
 def _check_wide(owner: object) -> None:

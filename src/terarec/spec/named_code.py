@@ -34,7 +34,7 @@ def imported(name: str) -> Callable[..., Any]:
 def check_allowed(name: str, allow_import: Sequence[str], what: str) -> None:
     """Raise unless the code that `name` names is of a package that is allowed, and defined in one.
 
-    Nothing is imported for code that is refused by its name. A module that is not installed is no error here.
+    Nothing is imported for code that is rejected by its name. A module that is not installed is no error here.
 
     Args:
         name: ``"package.module:name"``.

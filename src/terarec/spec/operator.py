@@ -12,7 +12,7 @@ from terarec.errors import ConfigError
 
 
 class OperatorSpec:
-    """A step of a workflow: a frozen dataclass whose fields are its JSON form.
+    """Step of a workflow: a frozen dataclass whose fields are its JSON form.
 
     Attributes:
         kind: Name of the operator in JSON.

@@ -14,7 +14,7 @@ from terarec.spec import checks
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowOptions:
-    """Which rows move, and what their gradients go through first.
+    """Options for which rows are updated, and for their gradients.
 
     A row's gradient is the sum over its occurrences. It is divided by `loss_scale`, scaled to `clip_global_norm`,
     clamped to `clip_value`, scaled to `clip_norm`, and increased by ``l2 w + l1 sign(w)``, in this order.
@@ -28,10 +28,10 @@ class RowOptions:
         clip_value: Bound of every element of a row's gradient; None for none.
         clip_norm: Bound of the L2 norm of each row's gradient; None for none.
         clip_global_norm: Bound of the L2 norm of all rows' gradients together; None for none.
-        loss_scale: What the loss was multiplied by before the backward pass.
+        loss_scale: Factor of the loss before the backward pass.
         table_lr: table -> factor of the learning rate; 1 for tables that it does not name.
         frozen: Tables whose rows and state stay as they are.
-        non_finite: What to do about NaN or infinity in a gradient: "pass" it on to its rows, "raise" an error, or
+        non_finite: Handling of NaN or infinity in a gradient: "pass" it on to its rows, "raise" an error, or
             "skip" the step. Rows and state stay as they were in both other cases.
     """
 
@@ -249,9 +249,9 @@ class TorchOptimizerSpec:
     """Any optimizer of `torch.optim`, by the name of its class. For layers only.
 
     Attributes:
-        name: Such as "NAdam".
+        name: Name of the class, such as "NAdam".
         lr: Learning rate.
-        options: Further arguments of the class, such as {"weight_decay": 0.01}; lists stand for tuples.
+        options: Further arguments of the class, such as {"weight_decay": 0.01}; lists are read as tuples.
     """
 
     kind: ClassVar[str] = "torch"

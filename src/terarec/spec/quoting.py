@@ -10,7 +10,7 @@ QUOTED_CHARACTERS = 60
 """Longest quotation of one value."""
 
 MESSAGE_CHARACTERS = 2000
-"""Longest error that a program prints or a server answers with: room for the names of some dozen columns."""
+"""Longest error that a program prints or a server answers with: long enough for the names of some dozen columns."""
 
 _SPELLED_BITS = 14_000
 """Python spells integers of up to 4,300 digits."""
@@ -52,7 +52,7 @@ def printable(text: str) -> str:
 
 
 def _pieces(value: object, is_json: bool, most: int) -> Iterator[str]:
-    """The text of `value`; each level begins with a piece of its own, so that `most` bounds the depth."""
+    """Yield the text of `value`; each level begins with a piece of its own, so that `most` bounds the depth."""
     if is_json and (value is None or isinstance(value, bool)):
         yield json.dumps(value)
     elif isinstance(value, str | bytes):

@@ -50,12 +50,12 @@ class MultiClassSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegressionSpec:
-    """A loss of the difference between output and label.
+    """Loss of the difference between output and label.
 
     Attributes:
         loss: "mse" for its square, "mae" for its absolute value, "huber" for the square below `delta` and the absolute
             value above it (Huber 1964).
-        delta: Where "huber" becomes linear.
+        delta: Difference from which "huber" is linear.
     """
 
     kind: ClassVar[str] = "regression"
@@ -119,7 +119,7 @@ DEVICE_PATTERN = r"auto|cpu|cuda(:\d+)?"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingSpec:
-    """How long, where and how to train.
+    """Length, device and options of a training.
 
     Attributes:
         batch_size: Samples B in a batch.
@@ -215,17 +215,17 @@ class TrainingSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSpec:
-    """A model, the data it learns from, its optimizers and its schedule.
+    """Model, its training data, its optimizers and its schedule.
 
     Attributes:
         data: Path of a prepared data set.
         model: The model.
-        objective: What is minimised and what scores are; None for what is natural for the model: binary cross entropy
+        objective: Loss and type of the scores; None for the natural one of the model: binary cross entropy
             unless it brings its own loss.
         dense_optimizer: Optimizer of the layers.
         sparse_optimizer: Optimizer of the tables that name no other rule.
         row_optimizers: Further optimizers of tables by name; ``model.tables.optimizers`` says which tables they update.
-        training: How long, where and how to train.
+        training: Length, device and options of the training.
         init_from: Another run, or a checkpoint in one, whose weights and optimizer states the first step starts from.
             Its model, columns and ids are the same; data, learning rates and length may be others.
         reset_optimizer: Whether only its weights are loaded.
@@ -268,7 +268,7 @@ RECIPE_SPLITS = ("train", "valid", "test")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedResult:
-    """The figures that a recipe is to reach.
+    """Metrics that a recipe is to reach.
 
     Attributes:
         auc: Area under the ROC curve on the test split, from 0 to 1.
@@ -297,10 +297,10 @@ class PublishedResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeSpec:
-    """A published result and the run that repeats it.
+    """Published result and the run that repeats it.
 
     Attributes:
-        published: The figures to reach.
+        published: The metrics to reach.
         run: All settings; its `data` is the name of the recipe's data, in place of a path.
     """
 
@@ -318,7 +318,7 @@ class RecipeSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeDataSpec:
-    """The files of a public data set, and how they are prepared.
+    """Files of a public data set, and their preparation.
 
     Attributes:
         source: Address where the data are described.
@@ -352,16 +352,16 @@ def _check_address(owner: object, field: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingSpec:
-    """Where a model is served.
+    """Address and limits of a model server.
 
     Attributes:
         name: The model's name in the URL.
-        host: Address to bind; loopback unless told otherwise.
+        host: Address to bind; loopback by default.
         port: TCP port; 0 lets the system choose a free one.
         max_batch: Most records accepted in one request.
         max_request_bytes: Longest body of a request.
         max_in_flight: Most requests that are received, wait or are scored at once.
-        receive_timeout_seconds: How long a client may take to send a request.
+        receive_timeout_seconds: Most seconds for a client to send a request.
     """
 
     name: str = "model"

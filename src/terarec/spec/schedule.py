@@ -31,7 +31,7 @@ class WarmupDecaySchedule:
         decay_steps: Intervals of the fall.
         decay_power: Exponent of the fall, at least 1.
         end_lr: The rate after the fall, and the least during it.
-        interval: What is counted.
+        interval: Unit of the counts.
     """
 
     kind: ClassVar[str] = "warmup_decay"
@@ -108,7 +108,7 @@ class CosineSchedule:
         t_max: Intervals of the fall.
         min_factor: Last rate over base rate.
         warmup: Intervals of the rise.
-        interval: What is counted.
+        interval: Unit of the counts.
     """
 
     kind: ClassVar[str] = "cosine"
@@ -132,7 +132,7 @@ class LinearSchedule:
         t_max: Intervals of the fall.
         min_factor: Last rate over base rate.
         warmup: Intervals of the rise.
-        interval: What is counted.
+        interval: Unit of the counts.
     """
 
     kind: ClassVar[str] = "linear"
@@ -152,9 +152,9 @@ class PlateauSchedule:
     It counts evaluations.
 
     Attributes:
-        factor: Below 1.
-        patience: Evaluations in a row without an improvement that are borne.
-        threshold: By what share of the best value a value must be better to be an improvement.
+        factor: Factor of the rate, below 1.
+        patience: Evaluations in a row without an improvement to allow.
+        threshold: Share of the best value by which an improvement must exceed it.
         min_lr: Least rate.
         metric: Name of the metric; None for the one by which training compares evaluations.
     """

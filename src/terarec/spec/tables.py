@@ -16,14 +16,14 @@ Pooling = Literal["sum", "mean", "sqrtn", "max", "none"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeatureSpec:
-    """An input column whose keys look up one table; several features may share a table.
+    """Input column whose keys look up one table; several features may share a table.
 
     Attributes:
-        name: Unique among the features of a model; the name of the data set's categorical column.
+        name: Name, unique among the features of a model; the name of the data set's categorical column.
         table: Name of the table.
-        pooling: How the vectors of a bag become one: "sum", "mean", "sqrtn" (the sum divided by the root of the number
-            of keys) or "max" (column by column); an empty bag gives zeros. "none" leaves them as a sequence.
-        max_keys: Only so many first keys of each bag count; None for all.
+        pooling: Reduction of the vectors of a bag to one: "sum", "mean", "sqrtn" (the sum divided by the root of the
+            number of keys) or "max" (column by column); an empty bag gives zeros. "none" leaves them as a sequence.
+        max_keys: Number of first keys of each bag to use; None for all.
     """
 
     name: str
@@ -44,7 +44,7 @@ MOST_FILTER_COUNT = 255  # a counting filter's cells are bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrequencyAdmission:
-    """A key gets a row in the batch in which it occurs for the `count`-th time in training. Exact; made by `freq`.
+    """Admission of a key in the batch with its `count`-th occurrence in training. Exact; made by `freq`.
 
     Keys without a row are counted in an index of up to 24 bytes a key.
     """
@@ -58,7 +58,7 @@ class FrequencyAdmission:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbabilityAdmission:
-    """Each training batch gives a key without a row one with this `probability`. No memory; made by `prob`."""
+    """Admission of a key with this `probability` in each training batch. No memory; made by `prob`."""
 
     kind: ClassVar[str] = "prob"
     probability: float
@@ -69,7 +69,7 @@ class ProbabilityAdmission:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilterAdmission:
-    """As `FrequencyAdmission`, counted in a fixed number of bytes, `num_bytes`; made by `counting_filter`.
+    """Admission as `FrequencyAdmission`, counted in a fixed number of bytes, `num_bytes`; made by `counting_filter`.
 
     Keys that share all their cells with others may get a row before their `count`-th occurrence, never after it.
     """
@@ -89,17 +89,17 @@ AdmissionSpec = FrequencyAdmission | ProbabilityAdmission | FilterAdmission
 
 
 def freq(count: int) -> FrequencyAdmission:
-    """A row in the batch of a key's `count`-th occurrence, counted exactly."""
+    """Admit a key in the batch of its `count`-th occurrence, counted exactly."""
     return FrequencyAdmission(count=count)
 
 
 def prob(probability: float) -> ProbabilityAdmission:
-    """A row with this `probability` in each batch that holds the key."""
+    """Admit a key with this `probability` in each batch that holds it."""
     return ProbabilityAdmission(probability=probability)
 
 
 def counting_filter(count: int, *, num_bytes: int = 64 * 2**20) -> FilterAdmission:
-    """A row at a key's `count`-th occurrence or, where the filter of `num_bytes` is crowded, before it."""
+    """Admit a key at its `count`-th occurrence or, where the filter of `num_bytes` is crowded, before it."""
     return FilterAdmission(count=count, num_bytes=num_bytes)
 
 
@@ -109,7 +109,7 @@ ScoreFunction = Callable[[Any, Any, Any], Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LRUEviction:
-    """The least recently used first. A full table gives up this `share` of its ``max_rows`` at once; made by `lru`."""
+    """Eviction of the least recently used rows: a full table loses this `share` of ``max_rows``; made by `lru`."""
 
     kind: ClassVar[str] = "lru"
     share: float = 0.1
@@ -120,7 +120,7 @@ class LRUEviction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LFUEviction:
-    """The least frequently used first. A full table gives up this `share` of ``max_rows`` at once; made by `lfu`."""
+    """Eviction of the least frequently used rows: a full table loses this `share` of ``max_rows``; made by `lfu`."""
 
     kind: ClassVar[str] = "lfu"
     share: float = 0.1
@@ -131,7 +131,7 @@ class LFUEviction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TTLEviction:
-    """Those that no training batch used in the last `steps` batches of the table; made by `ttl`.
+    """Eviction of rows that no training batch used in the last `steps` batches of the table; made by `ttl`.
 
     The table looks for them when it is full, and every ``steps * share`` batches.
     """
@@ -147,7 +147,7 @@ class TTLEviction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreEviction:
-    """The lowest scores of a function first; made by `by_score`. Python only: a function has no place in a file."""
+    """Eviction of the lowest scores of a function; made by `by_score`. Python only: no file holds a function."""
 
     kind: ClassVar[str] = "score"
     score: ScoreFunction
@@ -163,22 +163,22 @@ EvictionSpec = LRUEviction | LFUEviction | TTLEviction | ScoreEviction
 
 
 def lru(*, share: float = 0.1) -> LRUEviction:
-    """The least recently used rows go first."""
+    """Evict the least recently used rows first."""
     return LRUEviction(share=share)
 
 
 def lfu(*, share: float = 0.1) -> LFUEviction:
-    """The least frequently used rows go first."""
+    """Evict the least frequently used rows first."""
     return LFUEviction(share=share)
 
 
 def ttl(steps: int, *, share: float = 0.1) -> TTLEviction:
-    """Rows that no training batch used in the last `steps` batches go."""
+    """Evict rows that no training batch used in the last `steps` batches."""
     return TTLEviction(steps=steps, share=share)
 
 
 def by_score(score: ScoreFunction, *, share: float = 0.1) -> ScoreEviction:
-    """The rows of the lowest ``score(keys, counts, last_steps)`` go first."""
+    """Evict the rows of the lowest ``score(keys, counts, last_steps)`` first."""
     return ScoreEviction(score=score, share=share)
 
 
@@ -195,10 +195,10 @@ DEFAULT_OPTIMIZER = "default"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableSpec:
-    """A static embedding table: ``rows`` vectors of ``width`` numbers, key == row.
+    """Static embedding table: ``rows`` vectors of ``width`` numbers, key == row.
 
     Attributes:
-        name: Unique among the tables of a model.
+        name: Name, unique among the tables of a model.
         rows: Number of rows V.
         width: Length D of a vector.
         initializer: Distribution of the first weights.
@@ -230,22 +230,23 @@ class TableSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DynamicTableSpec:
-    """A table of any int64 keys: a key gets its row at first sight in training, never in evaluation.
+    """Table of any int64 keys: a key gets its row at first sight in training, never in evaluation.
 
     Attributes:
-        name: Unique among the tables of a model.
+        name: Name, unique among the tables of a model.
         width: Length D of a vector.
         initializer: Distribution of a row's first weights, which depend on (table name, key, seed) alone.
         init_scale: Half-width of the uniform, or standard deviation of the normal distribution; 0.05 is what
             HugeCTR's hash tables take, as there is no number of rows to derive it from.
         dtype: Element type of the rows; lookups give float32 whatever it is.
         default: The vector of a key without a row: one number for all columns, or `width` of them.
-        admit: Which unseen keys get a row in training (`freq`, `prob`, `counting_filter`); None: all.
-        evict: Which rows go when the table is full (`lru`, `lfu`, `ttl`, `by_score`); None: a full table is an error.
+        admit: Rule for unseen keys that get a row in training (`freq`, `prob`, `counting_filter`); None: all.
+        evict: Rule for rows that are removed when the table is full (`lru`, `lfu`, `ttl`, `by_score`); None: a full
+            table is an error.
         max_rows: Most rows; None: as many as memory holds.
-        track_uses: Count each row's occurrences and note its last batch even if `evict` needs no such thing, for
-            calls of ``evict`` with other policies. 12 bytes a row.
-        report_evicted: Keep the keys that went until ``take_evicted`` is called. 8 bytes a key.
+        track_uses: Whether to count each row's occurrences and record its last batch even if `evict` needs no such
+            thing, for calls of ``evict`` with other policies. 12 bytes a row.
+        report_evicted: Whether to keep evicted keys until ``take_evicted`` is called. 8 bytes a key.
         optimizer: Name of the rule that moves the rows, where `terarec.optim.RowOptimizer` is given rules by name.
     """
 
@@ -293,7 +294,7 @@ def check_policies(owner: object, evict: EvictionSpec | None, max_rows: int | No
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StaticTablesSpec:
-    """As many rows as the data set says that the column has ids.
+    """Static tables with one row for each id of a column in the data set.
 
     Attributes:
         dtype: Element type of the rows of every table.
@@ -320,7 +321,7 @@ class StaticTablesSpec:
     def table(
         self, name: str, *, rows: int | None, width: int, initializer: Initializer | None = None
     ) -> TableSpec | DynamicTableSpec:
-        """The table `name` for a column of ids ``0 <= id < rows``; `initializer` goes before this spec's own.
+        """Return the table `name` for a column of ids ``0 <= id < rows``; `initializer` overrides this spec's own.
 
         Raises:
             ConfigError: A column of any keys.
@@ -343,15 +344,15 @@ class StaticTablesSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DynamicTablesSpec:
-    """A row for each key that training meets; the fields are those of `DynamicTableSpec`, for every table.
+    """Dynamic tables with a row for each key in training; the fields are those of `DynamicTableSpec`, for every table.
 
     Attributes:
         initializer: Distribution of the first weights; None for a model's own, which is uniform for most.
-        init_scale: Of the first weights.
-        admit: Which unseen keys get a row; None: all.
-        evict: Which rows go when a table is full; None: a full table is an error.
+        init_scale: Scale of the first weights.
+        admit: Rule for unseen keys that get a row; None: all.
+        evict: Rule for rows that are removed when a table is full; None: a full table is an error.
         max_rows: Most rows of each table; None: as many as memory holds.
-        optimizers: As in `StaticTablesSpec`.
+        optimizers: Rules by pattern, as in `StaticTablesSpec`.
     """
 
     kind: ClassVar[str] = "dynamic"
@@ -371,7 +372,7 @@ class DynamicTablesSpec:
     def table(
         self, name: str, *, rows: int | None, width: int, initializer: Initializer | None = None
     ) -> TableSpec | DynamicTableSpec:
-        """The table `name`; the column's number of ids is not needed, and `initializer` goes before this spec's own."""
+        """Return the table `name`; `rows` is not needed, and `initializer` overrides this spec's own."""
         return DynamicTableSpec(
             name=name,
             width=width,

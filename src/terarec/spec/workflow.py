@@ -14,7 +14,7 @@ from terarec.spec.quoting import did_you_mean, quoted
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitByFraction:
-    """The last rows in source order: the share `valid`, and after it, as the very last, the share `test`."""
+    """Last rows in source order: the share `valid`, and after it, as the very last, the share `test`."""
 
     kind: ClassVar[str] = "by_fraction"
     valid: float = 0.1
@@ -62,7 +62,7 @@ class SplitByTime:
         column: An integer or number column, mostly seconds since 1970.
         valid_from: Rows from this time on are "valid".
         test_from: Rows from this time on are "test".
-        valid: Share of the rows, in the place of the thresholds.
+        valid: Share of the rows, instead of the thresholds.
         test: Share of the rows, the latest of all.
     """
 
@@ -92,7 +92,7 @@ class SplitByFiles:
     """The last files: `valid` of them, and after these, as the very last, `test` of them.
 
     Attributes:
-        valid_fraction: In the place of files, this share of the rows of the others, the last of them, for validation.
+        valid_fraction: Share of the other files' rows, the last ones, for validation instead of files.
     """
 
     kind: ClassVar[str] = "by_files"
@@ -147,15 +147,15 @@ _DIRECTIVES = re.compile(r"%.?", re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceColumn:
-    """A column as the files hold it.
+    """Column of the source files.
 
     Attributes:
         type: "text", "integer" (64 bits), "number" (float64), "hex32" (up to 8 hexadecimal digits), or "time" (becomes
             an integer, seconds since 1970 in UTC).
-        separator: The field is a list of values of that type with this text between them; files that have lists of
+        separator: Text between the values of a list of that type in one field; files that have lists of
             their own (JSON lines, Parquet, Arrow) may hold those instead. None: one value.
-        format: How a "time" is written, with %Y %m %d %H %M %S %I %p and other characters as they are; None for
-            integer seconds, of the years 1 to 9999, so that milliseconds are refused.
+        format: Format of a "time", with %Y %m %d %H %M %S %I %p and other characters as they are; None for
+            integer seconds, of the years 1 to 9999, so that milliseconds are rejected.
     """
 
     name: str
@@ -179,21 +179,21 @@ class SourceColumn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceSpec:
-    r"""How files are read.
+    r"""Source files and how they are read.
 
     Attributes:
-        columns: Those that are read. Delimited text without a header: all fields of a line, in order. Else found by
+        columns: Columns to read. Delimited text without a header: all fields of a line, in order. Else found by
             name, and others are passed over.
-        delimiter: What stands between the fields of delimited text, one character or several.
-        header: The first line of each delimited file names its columns.
-        quote: Fields of delimited text may stand between double quotes, a quote inside being written twice; line ends
-            may stand inside.
-        trim: White space (ASCII) around a value is left out.
+        delimiter: Text between the fields of delimited text, one character or several.
+        header: Whether the first line of each delimited file names its columns.
+        quote: Whether fields of delimited text may be in double quotes, a quote inside being written twice; line ends
+            may be inside.
+        trim: Whether white space (ASCII) around a value is removed.
         missing: Words that mean a missing value, after trimming.
-        cleaning: Where `trim` and `missing` hold. "values": for every raw value, whether it comes from a file of any
+        cleaning: Scope of `trim` and `missing`. "values": for every raw value, whether it comes from a file of any
             format, between quotes or not, or in a record that is served. "fields", as in workflows before version 2:
             `trim` for fields of delimited text without quotes, `missing` for files, and neither for records.
-        encoding: Of delimited text, "utf-8" or "latin-1" (ISO 8859-1).
+        encoding: Encoding of delimited text, "utf-8" or "latin-1" (ISO 8859-1).
     """
 
     format: SourceFormat
@@ -225,20 +225,20 @@ class SourceSpec:
                 checks.reject(self, "columns", f"separator of {column.name!r} holds the delimiter {self.delimiter!r}")
 
     def column(self, name: str) -> SourceColumn | None:
-        """The column `name`, None if there is none."""
+        """Return the column `name`, None if there is none."""
         return next((column for column in self.columns if column.name == name), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelSpec:
-    """A target, stored as float32.
+    """Target, stored as float32.
 
     Attributes:
-        name: In the data set.
-        column: The column that it is made from; None for the one of its name.
+        name: Name in the data set.
+        column: Column of its values; None for the one of its name.
         positives: Values that mean 1, as texts; others mean 0.
         at_least: Numbers from this on mean 1, lower ones 0. With neither, the label is the number itself.
-        is_probability: Such a number is refused unless it is from 0 to 1.
+        is_probability: Whether such a number must be from 0 to 1.
     """
 
     name: str
@@ -257,24 +257,24 @@ class LabelSpec:
 
     @property
     def source(self) -> str:
-        """The column that the label is made from."""
+        """Source column of the label."""
         return self.column or self.name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkflowSpec:
-    """How raw logs become a data set.
+    """Preparation of a data set from raw logs.
 
     Attributes:
         source: The files of rows.
         tables: Side tables that `JoinTable` steps name.
-        steps: In order; each reads what stands before it.
+        steps: Steps in order; each reads the results of earlier ones.
         split: None: all rows are for training.
-        labels: At least one.
-        dense: Number (or integer) columns, as they stand after all steps.
+        labels: Labels, at least one.
+        dense: Number (or integer) columns, as they are after all steps.
         categorical: Id columns, scalar or lists.
         keys: Integer columns whose values are the keys of dynamic tables.
-        weight: Number (or integer) column of sample weights, as it stands after all steps; None for none.
+        weight: Number (or integer) column of sample weights, as it is after all steps; None for none.
         metadata: Columns of the source that the data set holds as they were read, whatever steps do to them: ids of
             users, or slices of an evaluation.
         version: The user's own count of this workflow's versions.
@@ -341,11 +341,11 @@ _LEAST_MEMORY = 1 << 26
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrepareOptions:
-    """How logs are prepared.
+    """Options for preparing logs.
 
     Attributes:
-        engine: What does the work: "local" for this machine, "spark" for a cluster.
-        bad_input: What to do with a field or a line that cannot be read: "raise" an error, "skip" the line, or take
+        engine: Engine of the work: "local" for this machine, "spark" for a cluster.
+        bad_input: Handling of a field or a line that cannot be read: "raise" an error, "skip" the line, or take
             the field as "missing".
         storage: Format of the files: "parquet" or "raw" shards of a data set; or HugeCTR's "norm", "hugectr_parquet",
             "hugectr_raw", "hugectr_raw_async".

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 import terarec
-from terarec.checkpoint import whole
+from terarec.checkpoint import complete_checkpoints
 from terarec.checkpoint.directory import DENSE, WEIGHTS, parse_table_file
 from terarec.config import load_run
 from terarec.errors import FormatError
@@ -67,7 +67,7 @@ def write_report(run_dir: Path) -> Path:
     run = load_run(directory.run_file)
     dataset = read_dataset(directory.dataset)
     log = read_log(directory.metrics)
-    newest = whole(directory.checkpoints)[-1:]
+    newest = complete_checkpoints(directory.checkpoints)[-1:]
     sizes = {name: size for checkpoint in newest for name, size in _table_sizes(checkpoint).items()}
     page = Page(
         title=f"{_title(run)} on {dataset.name}",

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from terarec.checkpoint import whole
+from terarec.checkpoint import complete_checkpoints
 from terarec.config import load_run, save_run
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.formats import read_dataset, workflow_files, write_dataset
@@ -107,7 +107,7 @@ class RunDirectory:
     @property
     def has_checkpoint(self) -> bool:
         """Whether there is a complete checkpoint to resume from."""
-        return bool(whole(self.checkpoints))
+        return bool(complete_checkpoints(self.checkpoints))
 
     def check(self, spec: RunSpec, dataset: DatasetSpec, *, resume: bool) -> None:
         """Raise `ConfigError` if training `spec` here would spoil what is here.

@@ -1,4 +1,4 @@
-"""A data set -> HugeCTR's files, and the other way round."""
+"""Conversion of a data set to HugeCTR's files and back."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def write_as_records(dataset: Path, out: Path, options: RecordOptions, progress:
 
     Args:
         dataset: Directory with ``dataset.json``.
-        out: Directory to make.
-        options: What files to write.
-        progress: Called with (rows done, rows in all).
+        out: Directory to create.
+        options: Options of the files.
+        progress: Callback with (rows done, rows in all).
 
     Returns:
         The content of ``records.json``.
@@ -93,7 +93,7 @@ class ImportedRecords:
     """Report of a conversion into a data set.
 
     Attributes:
-        dataset: Its description.
+        dataset: Description of the data set.
         num_skipped: Records that were left out because their checksum failed.
     """
 
@@ -111,10 +111,10 @@ def write_as_dataset(
     them.
 
     Args:
-        records: A ``records.json``.
-        out: Directory to make.
+        records: Path of a ``records.json``.
+        out: Directory to create.
         storage: Format of the shards.
-        progress: Called with (rows done, rows in all).
+        progress: Callback with (rows done, rows in all).
 
     Raises:
         ConfigError: `out` holds something.

@@ -25,7 +25,7 @@ from terarec.formats.hugectr import (
 from terarec.spec import RECORD_KINDS, RecordLayout, RecordsSpec, SparseInput
 
 _FREQUENT = 32
-"""Keys of a slot with an effect, the first ones: power laws make them frequent enough to be learnt."""
+"""Keys of a slot with an effect, the first ones: power laws make them frequent enough for a model to fit."""
 _DEVIATION = 2.0
 """Standard deviation of the logit; gives a best AUC of about 0.85."""
 
@@ -36,7 +36,7 @@ class PlantedModel:
 
     Attributes:
         weights: float64[L, F].
-        effects: Per slot float64[L, keys with an effect + 1]; the last entry is that of all other keys.
+        effects: For each slot float64[L, keys with an effect + 1]; the last entry is that of all other keys.
         bias: float64[L].
     """
 
@@ -64,7 +64,7 @@ def plant(
     """Draw a model, scaled on the `pilot` samples (dense, keys) to a fixed spread and balanced labels.
 
     Args:
-        layout: What a sample holds, with the sizes of its slots.
+        layout: Layout of a sample, with the sizes of its slots.
         generator: Source of the model's numbers.
         pilot: Samples like those that will be labelled.
     """
@@ -97,14 +97,14 @@ class RecordGenerator:
 
     Attributes:
         kind: "norm", "parquet", "raw" or "raw_async".
-        layout: What a sample holds; its `slot_sizes` are the keys to draw from.
+        layout: Layout of a sample; its `slot_sizes` are the keys to draw from.
         alpha: Keys k of a slot of size n occur about as (k + 1)^-alpha; None for all alike.
         checksum: Whether Norm files have checksums.
         float_label_dense: Whether Raw files hold labels and dense numbers, and RawAsync files dense ones, as float32.
         is_length_random: Whether, in Norm files, a slot holds a random number of keys from 1 to the layout's, as it
             always does in Parquet files; otherwise as many as the layout says.
-        is_planted: See above.
-        seed: Of everything.
+        is_planted: Whether labels follow a planted model.
+        seed: Seed of all random numbers.
     """
 
     kind: RecordKind
@@ -142,8 +142,8 @@ class DrawnRows:
 
     Attributes:
         label: float32[n, L].
-        dense: float32[n, F], whole numbers where files hold integers.
-        keys: Per slot, from 0 on.
+        dense: float32[n, F], integers where the files hold integers.
+        keys: Keys of each slot, from 0 on.
         probabilities: float32[n, L] of label 1 where labels are planted.
     """
 
@@ -240,7 +240,7 @@ class GeneratedRecords:
 
     Attributes:
         files: The data files, in order.
-        rows: Samples in all of them.
+        rows: Number of samples in all files.
         best_auc: The AUC of the true probabilities against the labels drawn, the mean over labels; None unless they are
             planted.
     """
@@ -256,12 +256,12 @@ def generate_records(
     """Write the samples of `split`; other splits have other samples of the same planted model.
 
     Args:
-        generator: Which samples, in which format.
+        generator: Samples to draw, and their format.
         path: Norm and Parquet: of the file list; the files go to ``<its directory>/<split>/gen_0.data`` (or
             ``.parquet``) and so on. Raw and RawAsync: of the only file.
         split: "train", "val" or any other name.
-        num_files: Data files.
-        rows_per_file: Samples of each.
+        num_files: Number of data files.
+        rows_per_file: Samples of each file.
 
     Raises:
         ConfigError: A number out of range, or more than one Raw file.

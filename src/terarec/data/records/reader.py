@@ -45,7 +45,7 @@ def distinct_keys(source: RecordSource, *, threads: int = 1) -> NDArray[np.int64
     """Return the distinct keys int64[n] of `source`, ascending, as batches hold them: with the slots' offsets.
 
     Args:
-        source: Where the records are.
+        source: Source of the records.
         threads: Threads that read and sort.
 
     Raises:
@@ -71,10 +71,10 @@ class RecordReader:
     Each batch has one feature a slot, with the names and in the order of `source`, and int64 keys.
 
     Args:
-        source: Where the records are.
+        source: Source of the records.
         batch_size: Samples B in a batch.
         shuffle: Whether the order is random, a new one in every epoch.
-        shuffles_rows: Whether shuffling mixes the records of several groups. Otherwise it moves whole groups (16,384
+        shuffles_rows: Whether shuffling mixes the records of several groups. Otherwise it moves complete groups (16,384
             records, or row groups of Parquet files), which costs nothing.
         seed: Shuffle seed.
         drop_last: Whether a last batch of fewer samples is left out.

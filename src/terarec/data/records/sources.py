@@ -36,7 +36,7 @@ class RecordSource(Protocol):
     """Samples in groups.
 
     Attributes:
-        layout: What a sample holds.
+        layout: Layout of a sample.
         names: Names of the slots as features; those of the layout, unless the source has others.
         group_rows: Records in each group, in input order, before any are left out.
         runs: Lengths of the runs of groups that can only be read one after the other, so that shuffling keeps their
@@ -57,13 +57,13 @@ class NormSource:
     """Norm files, in groups of at most 16,384 records.
 
     Args:
-        file_list: Path or URL of the list that names them.
-        layout: What a sample holds; keys are taken as they are.
+        file_list: Path or URL of the file list.
+        layout: Layout of a sample; keys are read as they are.
         checksum: Whether records have a checksum; one that fails leaves its record out.
 
     Raises:
         DataNotFoundError: No such list or file.
-        FormatError: The list, or the header of a file, is not what it should be.
+        FormatError: The list or the header of a file is invalid.
     """
 
     def __init__(self, file_list: str | Path, layout: RecordLayout, *, checksum: bool) -> None:
@@ -101,7 +101,7 @@ class RawSource(_FixedSource):
 
     Args:
         path: Path or URL of the file.
-        layout: What a sample holds; whatever its `nnz_per_slot`, one key a slot. Keys get the slots' offsets.
+        layout: Layout of a sample; whatever its `nnz_per_slot`, one key a slot. Keys get the slots' offsets.
         num_samples: Records to read; the file may hold more.
         float_label_dense: Whether labels and dense numbers are float32; otherwise they are int32, and a dense
             number becomes ln(x + 1).
@@ -121,11 +121,11 @@ class RawAsyncSource(_FixedSource):
 
     Args:
         path: Path or URL of the file.
-        layout: What a sample holds: exactly `nnz_per_slot` keys a slot.
+        layout: Layout of a sample: exactly `nnz_per_slot` keys a slot.
         num_samples: Records to read; the file may hold more.
         is_dense_float: Whether dense numbers are float32; otherwise they are integers x and become ln(x + 1).
-        multi_hot: The form with int32 labels and uint32 or int64 keys; otherwise records are as in Raw files, and
-            `is_dense_float` tells the type of labels, too.
+        multi_hot: Whether records have int32 labels and uint32 or int64 keys; otherwise records are as in Raw files,
+            and `is_dense_float` is the type of labels, too.
 
     Raises:
         ConfigError: A layout that such files cannot have, or `num_samples` below 1.
@@ -150,15 +150,15 @@ class ParquetSource:
     """Parquet files with a ``_metadata.json`` next to the first. A group is a row group, or part of one.
 
     Args:
-        file_list: Path or URL of the list that names them.
-        layout: What a row holds. The sizes of the slots before are added to keys.
+        file_list: Path or URL of the file list.
+        layout: Layout of a row. The sizes of the slots before are added to keys.
 
     Attributes:
-        left_out: Files of the list that the metadata does not know, which are passed over as HugeCTR does.
+        left_out: Files of the list that the metadata lacks; they are skipped, as HugeCTR does.
 
     Raises:
         DataNotFoundError: No such list or file, or no metadata.
-        FormatError: The list, the metadata or a file is not what it should be, or no file is left.
+        FormatError: The list, the metadata or a file is invalid, or no file is left.
     """
 
     def __init__(self, file_list: str | Path, layout: RecordLayout) -> None:
@@ -187,9 +187,9 @@ def open_split(spec: RecordsSpec, split: str, directory: Path) -> RecordSource:
     """Open the samples of `split`.
 
     Args:
-        spec: The content of a ``records.json``.
-        split: For example "train".
-        directory: That of the ``records.json``, from which relative paths count.
+        spec: Content of a ``records.json``.
+        split: Name of the split, for example "train".
+        directory: Directory of the ``records.json``, from which relative paths count.
 
     Raises:
         ConfigError: No such split.
@@ -223,8 +223,8 @@ class ColumnSource:
     """Samples of a split under the names of a data set's columns, with keys as ``spec.keys`` says.
 
     Args:
-        spec: The content of a ``records.json``.
-        split: For example "train".
+        spec: Content of a ``records.json``.
+        split: Name of the split, for example "train".
         directory: Directory of the ``records.json``, from which relative paths count.
         columns: The columns of the slots; keys that start at 0 in each are checked against their rows.
 

@@ -78,10 +78,10 @@ def generate(out: Path, *, rows: int, seed: int = 0, progress: Progress | None =
     first line is a remark and labels end with a dot.
 
     Args:
-        out: Directory to make; it must not exist, or be empty.
+        out: Directory to create; it must not exist, or be empty.
         rows: People in both files.
-        seed: The same `rows` and `seed` give the same bytes.
-        progress: See `raw_log.Progress`.
+        seed: Seed; equal `rows` and `seed` give equal bytes.
+        progress: Callback; see `raw_log.Progress`.
 
     Raises:
         ConfigError: A number out of range, or `out` holds something.
@@ -116,7 +116,7 @@ def _piece(model: ClickModel, seed: int, file: str, start: int, stop: int) -> Pi
         *(age, words["workclass"], weight, words["education"], schooling),
         *(words["marital_status"], words["occupation"], words["relationship"], words["race"], words["sex"]),
         *(gain, loss, hours, words["native_country"]),
-        raw_lines.taken([f"<=50K{dot}", f">50K{dot}"], is_rich.astype(np.int64)),
+        raw_lines.choose([f"<=50K{dot}", f">50K{dot}"], is_rich.astype(np.int64)),
     ]
     return Piece(file, raw_lines.joined(columns, ", "), stop - start, packed)
 
@@ -149,4 +149,4 @@ def _draw_words(words: _Words, uniforms: NDArray[np.float64]) -> NDArray[np.int6
 
 
 def _texts(words: _Words, ranks: NDArray[np.int64]) -> pa.Array:
-    return raw_lines.taken([*words.values, "?"], np.where(ranks == MISSING_CATEGORY, len(words.values), ranks))
+    return raw_lines.choose([*words.values, "?"], np.where(ranks == MISSING_CATEGORY, len(words.values), ranks))

@@ -46,11 +46,11 @@ def generate(
     least 4 stars; that depends on the product, its brand, and whether its category is a favourite of the user's.
 
     Args:
-        out: Directory to make; it must not exist, or be empty.
+        out: Directory to create; it must not exist, or be empty.
         rows: Reviews.
-        layout: See above.
-        seed: The same `rows`, `layout` and `seed` give the same bytes.
-        progress: See `raw_log.Progress`.
+        layout: Layout of the files, one of those above.
+        seed: Seed; equal `rows`, `layout` and `seed` give equal bytes.
+        progress: Callback; see `raw_log.Progress`.
 
     Raises:
         ConfigError: An option out of range, or `out` holds something.
@@ -110,18 +110,18 @@ def _reviews(products: _Products, file: str, layout: Layout, numbers: NDArray[np
     place = streams.traits(seed, _STARS, numbers)
     stars = np.where(liked, 4 + (place * 2).astype(int), 1 + (place * 3).astype(int))
     seconds = (_FIRST_DAY + (streams.traits(seed, _DAY, numbers) * _DAYS).astype(np.int64)) * 86_400
-    said = raw_lines.taken([r"Not what I \"hoped\" for.\nSad.", "Does what it says, \u00e0 la carte."], liked * 1)
+    review = raw_lines.choose([r"Not what I \"hoped\" for.\nSad.", "Does what it says, \u00e0 la carte."], liked * 1)
     reviewers = pc.binary_join_element_wise("A", pc.utf8_upper(_hidden(users)), "")
     if layout == "2018":
         columns = [
             *('{"overall": ', stars, '.0, "verified": true, "reviewTime": "', raw_lines.clock(seconds, "%m %d, %Y")),
             *('", "reviewerID": "', reviewers, '", "asin": "', _asins(bought), '", "reviewerName": "Reader"'),
-            *(', "reviewText": "', said, '", "summary": "Tried it", "unixReviewTime": ', seconds, "}"),
+            *(', "reviewText": "', review, '", "summary": "Tried it", "unixReviewTime": ', seconds, "}"),
         ]
     else:
         second = (streams.traits(seed, _SECOND, numbers) * 86_400_000).astype(np.int64)
         columns = [
-            *('{"rating": ', stars, '.0, "title": "Tried it", "text": "', said, '", "images": [], "asin": "'),
+            *('{"rating": ', stars, '.0, "title": "Tried it", "text": "', review, '", "images": [], "asin": "'),
             *(_asins(bought), '", "parent_asin": "', _asins(bought), '", "user_id": "', reviewers),
             *('", "timestamp": ', seconds * 1000 + second, ', "helpful_vote": 0, "verified_purchase": true}'),
         ]
@@ -130,8 +130,8 @@ def _reviews(products: _Products, file: str, layout: Layout, numbers: NDArray[np
 
 def _meta(products: _Products, file: str, layout: Layout, numbers: NDArray[np.int64]) -> Piece:
     """Return the metadata lines of the products `numbers`."""
-    category = raw_lines.taken(CATEGORIES, products.tastes.groups(numbers))
-    brand = raw_lines.taken([*(f"Brand {number}" for number in range(_BRANDS)), ""], products.brands(numbers))
+    category = raw_lines.choose(CATEGORIES, products.tastes.groups(numbers))
+    brand = raw_lines.choose([*(f"Brand {number}" for number in range(_BRANDS)), ""], products.brands(numbers))
     price = raw_lines.decimals(5 + 200 * streams.traits(products.tastes.seed, _PRICE, numbers) ** 2, 2)
     if layout == "2018":
         columns = [

@@ -88,10 +88,10 @@ def generate(out: Path, *, rows: int, seed: int = 0, progress: Progress | None =
     bytes. Numbers of values shrink with the rows.
 
     Args:
-        out: Directory to make; it must not exist, or be empty.
+        out: Directory to create; it must not exist, or be empty.
         rows: Lines without the header.
-        seed: Of the click model and of the rows.
-        progress: See `raw_log.Progress`.
+        seed: Seed of the click model and of the rows.
+        progress: Callback; see `raw_log.Progress`.
 
     Raises:
         ConfigError: A number out of range, or `out` holds something.

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from terarec.data.synthetic import streams
 
 MISSING_INTEGER = np.iinfo(np.int32).min
-"""Stands for a missing integer, as in the compiled formatter."""
+"""Code of a missing integer, as in the compiled formatter."""
 
 MISSING_CATEGORY = -1
-"""Stands for a missing category."""
+"""Code of a missing category."""
 
 KAGGLE_ROWS = 45_840_617
 """Rows of the Criteo Kaggle training file, for which the categories' numbers of values are given."""
@@ -130,7 +130,7 @@ def category_values(column_index: int, ranks: NDArray[np.int64]) -> NDArray[np.i
     return values
 
 
-# One epoch over a few hundred thousand rows must come close to the best AUC, so the signal sits where it can be learnt:
+# One epoch over a few hundred thousand rows must come close to the best AUC, so the signal is where a model can fit it:
 # frequent values, gentle curves, few pairs. Measured with a DLRM (width 16, bottom 64-16, top 128-64, AdaGrad 0.05
 # on tables, Adam on layers) on 540,000 rows: short of the best AUC by 0.014; with effects on every value that occurs
 # 150 times, curves twice as wavy and pairs of 32 values each, by 0.026.
@@ -154,7 +154,7 @@ class SignalShape:
     """Shape of a click model.
 
     Attributes:
-        medians: Of each integer column, which its curve is scaled by.
+        medians: Median of each integer column, which scales its curve.
         crossed: Pairs of categorical columns, by position, whose latent factors interact; a pair is only worth
             something if both have frequent values.
         positive_share: Share of the rows that are positive.
@@ -180,9 +180,9 @@ class ClickModel:
 
     Attributes:
         waves: float32[I, 3], amplitude, frequency and phase of a sine over ln(1 + x), a missing x being 0.
-        effects: Per categorical column float32[H + 2].
-        crosses: Per pair of columns (first, second, float32[H + 2, H + 2]).
-        bias: Added to the logit.
+        effects: For each categorical column float32[H + 2].
+        crosses: For each pair of columns (first, second, float32[H + 2, H + 2]).
+        bias: Bias of the logit.
     """
 
     waves: NDArray[np.float32]
@@ -210,10 +210,10 @@ def plant(
     Args:
         generator: Source of the model's numbers.
         rows: Rows of the log; decides which values are frequent enough to matter.
-        num_values: Per categorical column, its number of values.
+        num_values: Number of values of each categorical column.
         pilot: Integers int32[I, p] and ranks int64[C, p] of rows like those of the log, on which the terms are
             scaled and the bias is chosen.
-        shape: Which terms, of I integer and C categorical columns.
+        shape: Terms of the model, of I integer and C categorical columns.
     """
     waves = np.stack(
         [
@@ -304,7 +304,7 @@ assert MISSING_CATEGORY == -1, "the tables' last entry is reached by index -1"
 _APPEAL = 0.9
 """Deviation of what an item adds to the logit for every user."""
 _LEANING = 0.3
-"""Deviation of what a user adds for every item: small, since it takes many rows a user to learn."""
+"""Deviation of what a user adds for every item: small, since a model needs many rows of a user to fit it."""
 MET_FAVOURITES = 0.6
 """Share of the items that a user comes upon because their group is a favourite."""
 
@@ -317,7 +317,7 @@ class Tastes:
     """Users, items and groups of items, each a number from 0 on. All is computed, nothing stored per user or item.
 
     Attributes:
-        seed: Of everything.
+        seed: Seed of all random numbers.
         num_users: Number of users.
         num_items: Number of items; low numbers are met more often.
         num_groups: Number of groups; item i is of group i modulo it.

@@ -46,11 +46,11 @@ def generate(
     `rows`, `days` and `seed` give the same bytes. Memory stays flat but for 4 bytes a row that the AUC needs.
 
     Args:
-        out: Directory to make; it must not exist, or be empty.
+        out: Directory to create; it must not exist, or be empty.
         rows: Rows in all, shared evenly among the days.
         days: Number of files.
-        seed: Of the click model and of the rows.
-        progress: See `raw_log.Progress`.
+        seed: Seed of the click model and of the rows.
+        progress: Callback; see `raw_log.Progress`.
 
     Raises:
         ConfigError: A number out of range, or `out` holds something.

@@ -52,10 +52,10 @@ def generate(out: Path, *, rows: int, seed: int = 0, progress: Progress | None =
     on the article and on whether its category is one of the user's two favourites, which his history shows.
 
     Args:
-        out: Directory to make; it must not exist, or be empty.
+        out: Directory to create; it must not exist, or be empty.
         rows: Pages: lines of both ``behaviors.tsv``.
-        seed: The same `rows` and `seed` give the same bytes.
-        progress: See `raw_log.Progress`.
+        seed: Seed; equal `rows` and `seed` give equal bytes.
+        progress: Callback; see `raw_log.Progress`.
 
     Raises:
         ConfigError: A number out of range, or `out` holds something.
@@ -109,11 +109,11 @@ class _Site:
         shown = self.tastes.draw_items(readers, encounters)
         chances = chance(self.bias + self.tastes.logits(readers, shown))
         clicked, packed = drawn(chances, streams.traits(seed, _LABEL, encounters))
-        impressions = pc.binary_join_element_wise(_names(shown), raw_lines.taken(["0", "1"], clicked * 1), "-")
+        impressions = pc.binary_join_element_wise(_names(shown), raw_lines.choose(["0", "1"], clicked * 1), "-")
         columns = [
             pages + 1,
             pc.binary_join_element_wise("U", pa.array(users).cast(pa.string()), ""),
-            _said(_FIRST_SECOND + seconds),
+            _timestamps(_FIRST_SECOND + seconds),
             self.histories(users),
             raw_lines.lists_joined(impressions, offsets, " "),
         ]
@@ -125,10 +125,10 @@ class _Site:
         groups = self.tastes.groups(articles)
         part = (streams.traits(self.tastes.seed, _SUBCATEGORY, articles) * 3).astype(np.int64)
         subcategories = [name for names in CATEGORIES.values() for name in names]
-        topic = raw_lines.taken(subcategories, 3 * groups + part)
+        topic = raw_lines.choose(subcategories, 3 * groups + part)
         columns = [
             _names(articles),
-            raw_lines.taken(list(CATEGORIES), groups),
+            raw_lines.choose(list(CATEGORIES), groups),
             topic,
             pc.binary_join_element_wise("What is new in", topic, " "),
             'It is called "news" for a reason',
@@ -158,6 +158,6 @@ def _names(articles: NDArray[np.int64]) -> pa.Array:
     return pc.binary_join_element_wise("N", pa.array(articles).cast(pa.string()), "")
 
 
-def _said(seconds: NDArray[np.int64]) -> pa.Array:
+def _timestamps(seconds: NDArray[np.int64]) -> pa.Array:
     """Format times like ``11/9/2019 9:05:58 AM``: MIND writes day and hour without a leading zero."""
     return pc.replace_substring_regex(raw_lines.clock(seconds, "%m/%d/%Y %I:%M:%S %p"), r"([/ ])0", r"\1")

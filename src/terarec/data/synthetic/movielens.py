@@ -50,11 +50,11 @@ def generate(
     genres is a favourite of the user's.
 
     Args:
-        out: Directory to make; it must not exist, or be empty.
+        out: Directory to create; it must not exist, or be empty.
         rows: Ratings.
-        layout: See above.
-        seed: The same `rows`, `layout` and `seed` give the same bytes.
-        progress: See `raw_log.Progress`.
+        layout: Layout of the files, one of those above.
+        seed: Seed; equal `rows`, `layout` and `seed` give equal bytes.
+        progress: Callback; see `raw_log.Progress`.
 
     Raises:
         ConfigError: An option out of range, or `out` holds something.
@@ -142,8 +142,8 @@ def _users(seed: int, numbers: NDArray[np.int64]) -> Piece:
     def drawn_of(trait: int, choices: int) -> NDArray[np.int64]:
         return (streams.traits(seed, trait, numbers) * choices).astype(np.int64)
 
-    genders = raw_lines.taken(["F", "M"], drawn_of(_GENDER, 2))
-    ages = raw_lines.taken(_AGES, drawn_of(_AGE, len(_AGES)))
+    genders = raw_lines.choose(["F", "M"], drawn_of(_GENDER, 2))
+    ages = raw_lines.choose(_AGES, drawn_of(_AGE, len(_AGES)))
     codes = pc.utf8_lpad(pa.array(drawn_of(_ZIP, _ZIP_CODES) * 31).cast(pa.string()), 5, "0")
     columns = [numbers + 1, genders, ages, drawn_of(_OCCUPATION, _OCCUPATIONS), codes]
     return Piece("users.dat", raw_lines.joined(columns, _separator("1m")))
@@ -151,17 +151,17 @@ def _users(seed: int, numbers: NDArray[np.int64]) -> Piece:
 
 def _movies(films: _Films, file: str, layout: Layout, numbers: NDArray[np.int64]) -> Piece:
     first, second = films.genres(numbers)
-    names = raw_lines.taken([*GENRES, "(no genres listed)"], first)
-    further = raw_lines.taken([*(f"|{genre}" for genre in GENRES), ""], np.where(first < 0, -1, second))
+    names = raw_lines.choose([*GENRES, "(no genres listed)"], first)
+    further = raw_lines.choose([*(f"|{genre}" for genre in GENRES), ""], np.where(first < 0, -1, second))
     years = 1930 + (streams.traits(films.tastes.seed, _YEAR, numbers) * 90).astype(np.int64)
     has_comma = numbers % 4 == 0
     special = "Film, The " if layout == "latest" else "L'\u00e9toile "
     titles = pc.binary_join_element_wise(
-        raw_lines.taken(["Film ", special], has_comma * 1), pa.array(numbers).cast(pa.string()), " (", ""
+        raw_lines.choose(["Film ", special], has_comma * 1), pa.array(numbers).cast(pa.string()), " (", ""
     )
     titles = pc.binary_join_element_wise(titles, pa.array(years).cast(pa.string()), ")", "")
     if layout == "latest":
-        quote = raw_lines.taken(["", '"'], has_comma * 1)
+        quote = raw_lines.choose(["", '"'], has_comma * 1)
         titles = pc.binary_join_element_wise(quote, titles, quote, "")
     genres = pc.binary_join_element_wise(names, further, "")
     text = raw_lines.joined([numbers + 1, titles, genres], _separator(layout))

@@ -1,4 +1,4 @@
-"""Columns -> lines of text, by Arrow's compiled functions."""
+"""Lines of text from columns, by Arrow's compiled functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def joined(columns: Sequence[Column], separator: str, end: str = "\n") -> bytes:
     return text
 
 
-def taken(words: Sequence[str], indices: NDArray[np.int64]) -> pa.Array:
+def choose(words: Sequence[str], indices: NDArray[np.int64]) -> pa.Array:
     """Return the word at each of `indices`; negative ones count from the end, as in Python."""
     return pa.array(words, pa.string()).take(pa.array(indices % len(words)))
 

@@ -1,4 +1,4 @@
-"""Writes a log piece by piece, and beside it what is known of it: the best AUC above all."""
+"""Writer of a log piece by piece, with a report of its known properties, above all the best AUC."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class GenerateReport:
     Attributes:
         best_auc: AUC of the true probabilities against the labels drawn, over all samples.
         rows: Rows written: lines of the log, without those of side tables.
-        samples: Of how many labels the AUC is: the rows, or those that the data set's workflow makes of them.
-        seed: What the log was drawn with.
+        samples: Number of labels behind the AUC: the rows, or the samples that the data set's workflow derives.
+        seed: Seed of the log.
         positives: Samples with label 1.
         files: The files' names, in the order in which preparation takes them.
-        text_bytes: Size of the files together.
-        seconds: Time taken.
+        text_bytes: Total size of the files.
+        seconds: Elapsed time.
         rows_per_second: `rows` / `seconds`.
     """
 
@@ -99,9 +99,9 @@ class Piece:
 
     Attributes:
         file: Path below the log's directory.
-        text: What to append.
+        text: Text to append.
         rows: Lines of it that are rows of the log.
-        packed: uint32[n], the samples' probabilities and labels as `best_auc.pack` gives them.
+        packed: uint32[n], the samples' probabilities and labels as `pack` returns them.
     """
 
     file: str
@@ -141,12 +141,12 @@ def write_log(
     """Write the `pieces` below `out`, and ``generated.json``. Memory: one piece, and 4 bytes a sample for the AUC.
 
     Args:
-        out: Directory to make; it must not exist, or be empty.
-        pieces: In order; each file's in the order of its lines.
-        rows: How many there are in all.
-        seed: What they are drawn with.
-        options: What else they depend on, for ``generated.json``.
-        progress: See `Progress`.
+        out: Directory to create; it must not exist, or be empty.
+        pieces: Pieces in order; each file's in the order of its lines.
+        rows: Number of rows in all.
+        seed: Seed of the pieces.
+        options: Further parameters of the pieces, for ``generated.json``.
+        progress: Callback; see `Progress`.
 
     Raises:
         ConfigError: `rows` or `seed` is out of range, or `out` holds something.
@@ -180,7 +180,7 @@ def _write(
             done += piece.rows
             if progress is not None and piece.rows:
                 progress(done, rows)
-    assert done == rows, f"{done} rows were written, {rows} asked for"
+    assert done == rows, f"{done} rows were written, {rows} requested"
     return tuple(files), samples
 
 

@@ -51,10 +51,10 @@ def generate(out: Path, *, rows: int, seed: int = 0, progress: Progress | None =
     categories, on product, brand and price, and on brand and hour together. Events are in order of time.
 
     Args:
-        out: Directory to make; it must not exist, or be empty.
+        out: Directory to create; it must not exist, or be empty.
         rows: Events, all three types together.
-        seed: The same `rows` and `seed` give the same bytes.
-        progress: See `raw_log.Progress`.
+        seed: Seed; equal `rows` and `seed` give equal bytes.
+        progress: Callback; see `raw_log.Progress`.
 
     Raises:
         ConfigError: A number out of range, or `out` holds something.
@@ -176,11 +176,11 @@ def _piece(shop: _Shop, events: _Events) -> Piece:
     dearness = streams.normal_traits(seed, _EXPENSIVE, products)
     columns = [
         raw_lines.clock(_FIRST_SECOND + events.second, "%Y-%m-%d %H:%M:%S UTC"),
-        raw_lines.taken(["view", "cart", "purchase"], events.kind),
+        raw_lines.choose(["view", "cart", "purchase"], events.kind),
         1_000_000 + 17 * products,
         2_053_013_550_000_000_000 + 100_000_007 * groups,
-        raw_lines.taken([*CATEGORIES, ""], np.where(is_codeless, len(CATEGORIES), groups)),
-        raw_lines.taken([*(f"brand{number}" for number in range(_BRANDS)), ""], shop.brands(products)),
+        raw_lines.choose([*CATEGORIES, ""], np.where(is_codeless, len(CATEGORIES), groups)),
+        raw_lines.choose([*(f"brand{number}" for number in range(_BRANDS)), ""], shop.brands(products)),
         raw_lines.decimals(np.exp(3.0 + 0.3 * groups + 0.5 * dearness), 2),
         512_000_000 + users,
         _sessions(seed, events.visit),

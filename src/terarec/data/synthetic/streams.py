@@ -1,4 +1,4 @@
-"""Random numbers that any part of a log can be drawn from on its own: nothing depends on what was drawn before."""
+"""Random numbers for any part of a log on its own: none depends on numbers that were drawn before."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def numbers(seed: int, stream: tuple[int, ...]) -> np.random.Generator:
 def traits(seed: int, stream: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return a uniform number in [0, 1) for each of `indices` (users, items, pairs of them), in any order.
 
-    A trait is computed anew wherever it is asked for, so there may be any number of users. Steele, Lea and Flood's
+    A trait is computed at each request, so there may be any number of users. Steele, Lea and Flood's
     SplitMix64: the finalizer of its counter.
     """
     first = np.random.SeedSequence(seed, spawn_key=(stream,)).generate_state(1, np.uint64)

@@ -1,4 +1,4 @@
-"""HugeCTR's files: bytes <-> NumPy and Arrow. Described in docs/hugectr-formats.md."""
+"""HugeCTR's files as NumPy and Arrow data. Described in docs/hugectr-formats.md."""
 
 from terarec.formats.hugectr.collection import (
     COLLECTION_FILES,

@@ -45,7 +45,7 @@ class CollectionDump:
         path: The folder ``embedding_collection_<number>``.
         key_type: uint32 or int64.
         value_type: float32 or float16.
-        tables: Rising in `table_id`.
+        tables: Tables, ascending in `table_id`.
     """
 
     path: Path
@@ -74,7 +74,7 @@ def write_collection(
 
     Args:
         path: The folder ``embedding_collection_<number>``.
-        tables: Which, rising in `table_id`.
+        tables: Tables, ascending in `table_id`.
         chunks: table -> its rows, ``table.count`` in all.
         key_bytes: 4 for uint32 keys, 8 for int64.
 

@@ -114,7 +114,7 @@ class RecordStream:
     """File under construction. As a context manager it removes the file unless `close` was called inside.
 
     Args:
-        path: Where the file appears when the stream is closed.
+        path: Path of the file, which appears when the stream is closed.
     """
 
     def __init__(self, path: Path) -> None:

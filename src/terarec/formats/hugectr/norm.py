@@ -97,10 +97,10 @@ class Piece:
 
     Attributes:
         content: The bytes.
-        start: Where they begin in the file.
-        first_record: Number of the record there.
+        start: Offset of the bytes in the file.
+        first_record: Number of the record at `start`.
         file_bytes: Size of the file.
-        where: The file's name, for messages.
+        where: Name of the file, for errors.
     """
 
     content: NDArray[np.uint8]
@@ -156,9 +156,9 @@ def framed_spans(piece: Piece, count: int, total: int) -> tuple[Spans, int]:
     """Locate the payloads of the first `count` framed records of a piece, and the byte behind them.
 
     Args:
-        piece: Starts with a frame.
-        count: Records.
-        total: Records of the file.
+        piece: Piece that starts with a frame.
+        count: Number of records.
+        total: Number of records of the file.
 
     Raises:
         FormatError: A frame that leaves the file.
@@ -430,7 +430,7 @@ class NormFile:
 
     Args:
         path: A path or URL.
-        layout: What its records hold; `slot_sizes` are not looked at, since Norm files hold the final keys.
+        layout: Layout of the records; `slot_sizes` are ignored, since Norm files hold the final keys.
         checksum: Whether every record has a frame with a checksum.
         group_rows: Records of a group.
 
@@ -513,7 +513,7 @@ class NormFile:
             return piece, even_spans(self._stride, self._stride, rows)
         try:
             spans, end = framed_spans(piece, rows, self.num_records)
-        except (CutShortError, FormatError):  # which is told by who looks at one record after the other
+        except (CutShortError, FormatError):  # which decoding record by record reports
             return None
         return (piece, spans) if spans.stride == self._stride and end == rows * self._stride else None
 
@@ -572,8 +572,8 @@ class NormWriter(RecordStream):
     """Writer of a Norm file. As a context manager it removes the file unless `close` was called inside.
 
     Args:
-        path: Where the file appears when the writer is closed.
-        layout: What its records hold; `slot_sizes` are not looked at, since Norm files hold the final keys.
+        path: Path of the file, which appears when the writer is closed.
+        layout: Layout of the records; `slot_sizes` are ignored, since Norm files hold the final keys.
         checksum: Whether every record gets a frame with a checksum.
     """
 
@@ -588,7 +588,7 @@ class NormWriter(RecordStream):
         Args:
             label: float32[n, L].
             dense: float32[n, F].
-            keys: Per slot integers[n], or (values, offsets int64[n + 1]).
+            keys: For each slot integers[n], or (values, offsets int64[n + 1]).
 
         Raises:
             FormatError: A wrong shape, bag or key; nothing was appended.

@@ -1,4 +1,4 @@
-"""HugeCTR's Parquet files -> columns. See docs/hugectr-formats.md."""
+"""Columns of HugeCTR's Parquet files. See docs/hugectr-formats.md."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class RowGroupPieces:
     for a piece decodes those before it, which wait for those who ask for them: in order, as many as there are threads.
 
     Args:
-        opened: Opens the file.
+        opened: Function that opens the file.
         group: Number of the row group.
-        columns: Which columns.
+        columns: Columns to read.
         piece_rows: Rows of a piece; the last may have fewer.
     """
 
@@ -92,12 +92,12 @@ class ParquetRecordFile:
 
     Args:
         path: A path or URL.
-        layout: What its rows hold.
-        metadata: Which column is what.
+        layout: Layout of the rows.
+        metadata: Roles of the columns.
         piece_rows: Most rows of a group.
 
     Attributes:
-        num_records: Its rows.
+        num_records: Number of rows.
         group_rows: Rows of each group.
         runs: Groups of each row group, which are decoded one after the other.
 

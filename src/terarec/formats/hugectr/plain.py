@@ -1,4 +1,4 @@
-"""Files of equal records without a word about themselves, which is how HugeCTR keeps weights."""
+"""Files of equal records without metadata, in which HugeCTR keeps weights."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def open_plain(path: Path, dtype: np.dtype[Any], *, header_bytes: int = 0) -> Pl
 
     Raises:
         DataNotFoundError: No such file.
-        FormatError: A size that no whole number of records has.
+        FormatError: A size that no integer number of records has.
     """
     if not path.is_file():
         raise DataNotFoundError(f"{path}: no such file")

@@ -27,7 +27,7 @@ class FieldTypes:
         label: float32, or int32, of which float32 is made.
         dense: float32, or an integer x, of which float32 ln(x + 1) is made.
         keys: int32, uint32 or int64.
-        keys_per_slot: Of every record.
+        keys_per_slot: Keys of every record in each slot.
         adds_offsets: Whether a reader adds to every key the sizes of the slots before.
     """
 
@@ -51,7 +51,7 @@ def raw_async_types(layout: RecordLayout, *, is_dense_float: bool, multi_hot: bo
     """Return the types of RawAsync files.
 
     Raises:
-        ConfigError: A slot whose number of keys varies; and for the one-hot form what `raw_types` refuses.
+        ConfigError: A slot whose number of keys varies; and for the one-hot form as in `raw_types`.
     """
     if not multi_hot:
         return _one_hot_types(layout, "RawAsync without multi_hot", is_float=is_dense_float, adds_offsets=False)
@@ -92,12 +92,12 @@ class FixedRecordFile:
 
     Args:
         path: A path or URL.
-        layout: What its records hold.
-        types: How they hold it.
+        layout: Layout of the records.
+        types: Number types of the records.
         num_records: Records to take from the file; None for all.
 
     Attributes:
-        num_records: As above.
+        num_records: Number of records.
 
     Raises:
         DataNotFoundError: No such file.
@@ -171,9 +171,9 @@ class FixedRecordWriter(RecordStream):
     """Writer of a Raw or RawAsync file. As a context manager it removes the file unless `close` was called inside.
 
     Args:
-        path: Where the file appears when the writer is closed.
-        layout: What its records hold.
-        types: How they hold it.
+        path: Path of the file, which appears when the writer is closed.
+        layout: Layout of the records.
+        types: Number types of the records.
     """
 
     def __init__(self, path: Path, layout: RecordLayout, types: FieldTypes) -> None:
@@ -185,9 +185,10 @@ class FixedRecordWriter(RecordStream):
         """Append n records. Keys are written as they are: a reader adds the offsets of the slots.
 
         Args:
-            label: numbers[n, L]; whole ones where the file holds integers.
-            dense: numbers[n, F]; whole ones >= 0 where the file holds integers.
-            keys: Per slot integers[n], or (values, offsets int64[n + 1]) with exactly as many keys as the layout says.
+            label: numbers[n, L]; integers where the file holds integers.
+            dense: numbers[n, F]; integers >= 0 where the file holds integers.
+            keys: For each slot integers[n], or (values, offsets int64[n + 1]) with exactly as many keys as the layout
+                says.
 
         Raises:
             FormatError: A wrong shape, number, bag or key; nothing was appended.
@@ -198,9 +199,9 @@ class FixedRecordWriter(RecordStream):
         bags = check_records(layout, label, dense, keys, where)
         content = np.empty((len(label), record_bytes(layout, types)), dtype=np.uint8)
         records = Strided(content.reshape(-1), 0, content.shape[1], len(label))
-        records.matrix(0, types.label, layout.label_dim)[:] = _whole(label, types.label, "label", where)
+        records.matrix(0, types.label, layout.label_dim)[:] = _as_integers(label, types.label, "label", where)
         dense_fields = records.matrix(4 * layout.label_dim, types.dense, layout.dense_dim)
-        dense_fields[:] = _whole(dense, types.dense, "dense", where)
+        dense_fields[:] = _as_integers(dense, types.dense, "dense", where)
         key_fields = records.matrix(4 * (layout.label_dim + layout.dense_dim), types.keys, sum(types.keys_per_slot))
         first = 0
         for name, count, (values, _) in zip(layout.slot_names, types.keys_per_slot, bags, strict=True):
@@ -213,7 +214,7 @@ class FixedRecordWriter(RecordStream):
         self._append(content, len(label))
 
 
-def _whole(values: NDArray[Any], dtype: np.dtype[Any], what: str, where: str) -> NDArray[Any]:
+def _as_integers(values: NDArray[Any], dtype: np.dtype[Any], what: str, where: str) -> NDArray[Any]:
     """Return `values` as `dtype`; raise `FormatError` if integers would lose something."""
     if dtype == FLOAT:
         return values

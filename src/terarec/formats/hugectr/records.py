@@ -1,4 +1,4 @@
-"""What HugeCTR's files of a directory hold (``records.json``), and how the columns of a data set map to them."""
+"""Description of a directory of HugeCTR's files (``records.json``), and its mapping to a data set's columns."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def describe_records(spec: DatasetSpec, options: RecordOptions, rows: Mapping[st
 
     Args:
         spec: The data set's columns.
-        options: What files to write.
+        options: Options of the files.
         rows: Samples of each split; empty ones are left out.
 
     Raises:

@@ -62,7 +62,7 @@ def read_sparse_file(path: Path, layout: SparseFileLayout, chunk_rows: int = CHU
 
     Raises:
         DataNotFoundError: No such file.
-        FormatError: A size that no whole number of entries has.
+        FormatError: A size that no integer number of entries has.
     """
     file = open_plain(path, layout.record)
     for start, stop in spans(file.count, chunk_rows):
@@ -78,7 +78,7 @@ def write_sparse_file(path: Path, layout: SparseFileLayout, chunks: Iterable[Spa
         Number of keys.
 
     Raises:
-        FormatError: A key that 4 bytes do not hold, a vector of another width, or slots missing or not asked for.
+        FormatError: A key that 4 bytes do not hold, a vector of another width, or missing or unexpected slots.
         StorageError: The disk is full; nothing is left behind.
     """
     count = 0
@@ -260,7 +260,7 @@ def write_sparse_states(
 
     Args:
         path: The file.
-        layout: Its shape; without states the file is empty.
+        layout: Shape of the file; without states the file is empty.
         chunks: (state, device) -> the rows in use of that buffer from the first on, float32[n, D] a chunk.
 
     Raises:

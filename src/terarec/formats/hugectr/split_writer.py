@@ -1,4 +1,4 @@
-"""The samples of one split -> HugeCTR's files, with the list, the metadata and the keysets next to them."""
+"""Writers of a split as HugeCTR's files, with the list, the metadata and the keysets next to them."""
 
 from __future__ import annotations
 
@@ -142,12 +142,12 @@ class SplitRecords:
     """Writer of the files of one split.
 
     Norm and Parquet files are parts of which HugeCTR's training cache can make passes: with keysets, each has a keyset
-    and a file list of its own beside it.
+    and a file list of its own next to it.
 
     Args:
-        directory: Where they are made.
-        location: Where they will lie, which the file lists name.
-        records: Their kind, layout and names; its `splits` are not looked at.
+        directory: Directory of the files.
+        location: Final directory, which the file lists name.
+        records: Type, layout and names of the files; its `splits` are ignored.
         sizes: Rows of each file, without end; files that need no list take all rows.
         keysets: Whether to write keysets.
     """
