@@ -1,5 +1,6 @@
 """Ctrl-C while the modules of a command load."""
 
+import json
 import subprocess
 import sys
 
@@ -20,3 +21,9 @@ main(["serve", "run"])
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (130, "terarec: interrupted; nothing was left half-written\n")
+
+
+def test_the_module_is_the_command_line() -> None:
+    command = [sys.executable, "-m", "terarec", "doctor", "--json"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(run.stdout)["versions"]["terarec"]
