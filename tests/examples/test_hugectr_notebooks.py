@@ -12,7 +12,14 @@ from tests.examples.notebooks import NOTEBOOKS, executed, plots
 each = pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in NOTEBOOKS])
 
 
-@each
+# One of them in each run of the suite, all in the long one: each takes a Jupyter kernel some 15 seconds.
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=() if path.stem == "criteo_dcn" else pytest.mark.slow)
+        for path in NOTEBOOKS
+    ],
+)
 def test_it_runs_and_shows_a_plot(path, tmp_path):
     notebook = executed(path, tmp_path)
     assert all(len(image) > 10_000 for image in plots(notebook))

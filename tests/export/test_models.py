@@ -120,7 +120,7 @@ def check(out: Path, model: nn.Module, *batches: Batch) -> None:
         np.testing.assert_allclose(found, logits_of(model, batch).sigmoid().numpy(), **TOLERANCE)
 
 
-ALWAYS = ("din", "dlrm", "graph")
+ALWAYS = ("din", "graph")
 """Tried in every way in each run of the suite; the long run tries all. tests/train/test_every_model.py exports more."""
 
 
@@ -152,7 +152,10 @@ def test_scores_are_the_models(tmp_path: Path, name: str, file_format: str, tabl
     assert (described["tables"], len(described["outputs"])) == (tables, len(columns.labels))
 
 
-@pytest.mark.parametrize("name", [name for name in COLUMN_MODELS if "-" not in name])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "dcn" else pytest.mark.slow) for name in COLUMN_MODELS if "-" not in name],
+)
 def test_without_dense_columns(tmp_path: Path, name: str) -> None:
     columns = dataset(dense=0)
     model = trained(name, columns)

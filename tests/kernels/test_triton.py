@@ -40,7 +40,7 @@ def test_triton(name):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("cuda",),
+        pytest.param(("cuda",), marks=pytest.mark.slow),
         pytest.param(("cuda", "--all"), marks=pytest.mark.slow),
         pytest.param(("hip", "--all"), marks=pytest.mark.slow),
     ],

@@ -7,13 +7,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Protocol
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, MissingDependencyError, StorageError
 from terarec.spec import FieldError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 PARTIAL_SUFFIX = ".partial"
 """End of the name of a file or directory under construction."""
@@ -89,6 +90,8 @@ class _LocalFile:
         self._path = path
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        import numpy as np  # here: the command line reads JSON by this module, and starts without NumPy
+
         content = np.empty(stop - start, dtype=np.uint8)
         view = content.data
         done = 0
@@ -118,6 +121,8 @@ class _RemoteFile:
         content = self._files.cat_file(self._path, start=start, end=stop) if stop > start else b""
         if len(content) != stop - start:
             raise _cut_short(self.name, start + len(content), stop)
+        import numpy as np
+
         return np.frombuffer(content, dtype=np.uint8)
 
     def open(self) -> Any:
