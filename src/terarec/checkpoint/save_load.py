@@ -157,11 +157,11 @@ class Checkpoint:
 
         Args:
             tables: Tables by name, exactly those of the checkpoint.
-            with_state: Also the row optimizer's state, which `tables` must have room for, and what dynamic tables note
-                of keys; serving leaves it.
+            with_state: Whether to load the row optimizer's state, which `tables` must have memory for, and the key
+                counts of dynamic tables; serving needs neither.
 
         Raises:
-            ConfigError: Other tables, or a table of another number of rows or another kind.
+            ConfigError: Other tables, or a table of another number of rows or another type.
             StorageError: Another width, or another optimizer's state.
             FormatError: A damaged file.
         """

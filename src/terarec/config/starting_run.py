@@ -32,7 +32,7 @@ STEPS_OF_AN_EPOCH = 100
 SMALLEST_BATCH = 16
 
 FACTORY = "your_package.models:build_model"
-"""Placeholder for the factory of a Python model that nobody has named."""
+"""Placeholder for the factory of a Python model without a name."""
 
 _WIDTH, _HIDDEN = 16, 64
 _USER_WORDS = {"user", "users", "uid", "visitor", "customer", "member", "reader", "viewer", "session", "person"}

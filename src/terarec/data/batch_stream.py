@@ -32,7 +32,7 @@ class Sampler:
 
     Args:
         group_rows: Samples in each row group, in input order.
-        shuffle: Whether to shuffle, anew in every epoch.
+        shuffle: Whether to shuffle, in a new order every epoch.
         seed: Shuffle seed, 0 <= seed < 2^64.
         runs: Lengths of the runs of groups that stay in order when shuffling, such as the pieces of a large row group
             of a Parquet file, which can only be decoded from its start. None if each group is a run of its own.
@@ -90,7 +90,7 @@ def _random_order(size: int, seed: int, epoch: int) -> list[int]:
 def _permutation(size: int, seed: int, epoch: int, stream: int, index: int) -> NDArray[np.int64]:
     """Return a random permutation of ``range(size)``, the same on every machine and with every NumPy.
 
-    Random words come from the counter-based Philox generator, whose raw output NumPy fixes for ever (it does not
+    Random words come from the counter-based Philox generator, whose raw output NumPy fixes permanently (it does not
     fix ``Generator.permutation``). Each word's low bits are replaced by its position: sorted, they are the permutation.
     """
     counter = np.array([0, index, stream, 0], dtype=np.uint64)
@@ -193,8 +193,8 @@ class BatchStream:
     """Iteration of a reader, at most one at a time, with a position that can be saved after any batch.
 
     Args:
-        feed: What to read.
-        options: How to cut and order it.
+        feed: Input of the stream.
+        options: Options for cutting and ordering it.
 
     Raises:
         FormatError: No rows that could repeat.
@@ -315,7 +315,7 @@ def _batches(
 ) -> Generator[tuple[Batch | None, _Position], None, None]:
     """Yield each batch after `position` and the position after it, then None and the start of the next epoch.
 
-    It holds no reader, so that a reader that nobody keeps ends its threads.
+    It holds no reader, so that an unreferenced reader ends its threads.
     """
     sampler = Sampler(
         feed.group_rows, shuffle=options.shuffle, seed=options.seed, runs=feed.runs, mixes_rows=feed.mixes_rows

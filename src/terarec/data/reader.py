@@ -38,8 +38,8 @@ class BatchReader(Protocol):
     right one.
 
     Attributes:
-        repeat: Whether one iteration goes on for ever, from each epoch to the next. Then every batch is full, and a
-            batch may hold the end of one epoch and the begin of the next.
+        repeat: Whether one iteration continues without end, from each epoch to the next. Then every batch is full, and
+            may hold the end of one epoch and the begin of the next.
     """
 
     repeat: bool
@@ -188,7 +188,7 @@ class Reader(IterableDataset[Batch]):
     reads ahead with threads of its own, so a `DataLoader` around it has no workers.
 
     The order depends on `seed`, the epoch and `shuffle` alone, never on `threads` or `prefetch`. An epoch that was left
-    early (``break``, an error) starts over at the next ``iter()``; to go on instead, load the state that was saved. One
+    early (``break``, an error) starts over at the next ``iter()``; to continue instead, load the saved state. One
     iteration at a time: a new one ends the one before.
 
     Memory: about ``threads + 3`` windows of decoded rows (a row group each, four when shuffling; 10 MB a group
@@ -198,7 +198,7 @@ class Reader(IterableDataset[Batch]):
         dataset: Directory of a prepared data set, or a `Source` such as `InMemorySource`.
         split: Name of the split.
         batch_size: Samples B in a batch; may exceed a row group.
-        shuffle: Whether to shuffle, anew in every epoch; otherwise samples come in input order.
+        shuffle: Whether to shuffle, in a new order every epoch; otherwise samples come in input order.
         seed: Shuffle seed.
         drop_last: Whether a last batch of fewer samples is left out.
         repeat: Whether each epoch follows the one before without an end. Then every batch is full.
@@ -265,7 +265,7 @@ class Reader(IterableDataset[Batch]):
         """Iterate over the current epoch: all batches, or after `load_state_dict` those that remain.
 
         Raises:
-            ConfigError: A worker process of a `DataLoader` iterates: each worker would give every batch.
+            ConfigError: A worker process of a `DataLoader` iterates: each worker would yield every batch.
         """
         worker = get_worker_info()
         if worker is not None:
@@ -290,10 +290,10 @@ class Reader(IterableDataset[Batch]):
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue at the next ``iter()`` with the batch after the one at which `state` was saved.
 
-        If that was the last one of its epoch, the next ``iter()`` gives nothing and ends the epoch.
+        If that was the last one of its epoch, the next ``iter()`` yields nothing and ends the epoch.
 
         Raises:
-            ConfigError: The state is of other data, another batch size or another kind of order, or is no state.
+            ConfigError: The state is of other data, another batch size or another type of order, or is no state.
         """
         self._stream.load_state_dict(state)
 

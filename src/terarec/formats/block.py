@@ -149,7 +149,7 @@ def check_keys(column: CategoricalColumn, keys: Keys, where: str, *, promise: st
         column: Description of the column.
         keys: The column's keys.
         where: Start of the message, for example ``"train/part-00000.parquet: row group 3"``.
-        promise: What says how many rows the column has.
+        promise: Source of the number of rows, for the error.
     """
     values = keys
     if isinstance(keys, tuple):
@@ -234,7 +234,7 @@ def check_sample_columns(
     """Raise `FormatError` unless `weight` and `metadata` are the columns of `spec` for `num_rows` rows.
 
     Args:
-        spec: The data set.
+        spec: Description of the data set.
         num_rows: Number of rows n.
         weight: floats[n], or None where the data set has no weights.
         metadata: An array of n values for each metadata column.
@@ -293,7 +293,7 @@ def check_rows(
     `weight` and `metadata` are as in `ColumnBlock`.
 
     Raises:
-        FormatError: A wrong shape, number of columns, kind of column, key or weight; the message starts with `where`.
+        FormatError: A wrong shape, number of columns, type of column, key or weight; the message starts with `where`.
     """
     if not isinstance(label, np.ndarray) or label.ndim != 2:
         raise FormatError(f"{where}: got label {_shape(label)}, expected an array [n, {len(spec.labels)}]")

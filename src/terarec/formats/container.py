@@ -72,8 +72,8 @@ def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Map
     """Write `tensors` atomically, without copying them.
 
     Args:
-        path: The file.
-        tensors: name -> array, written in this order; one that is not contiguous is copied by itself.
+        path: Path of the file.
+        tensors: name -> array, written in this order; one that is not contiguous is copied alone.
         metadata: Texts to keep in the header.
 
     Returns:
@@ -96,7 +96,7 @@ def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, ND
     """Read a container.
 
     Args:
-        path: The file.
+        path: Path of the file.
         sha256: Expected checksum, from `write_tensors`; None for no comparison.
 
     Returns:

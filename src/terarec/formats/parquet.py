@@ -79,7 +79,7 @@ class GroupBuffer:
     """Column-major buffer of one row group; filling it copies, so callers may reuse their arrays.
 
     Args:
-        spec: The data set's columns.
+        spec: Columns of the data set.
         capacity: Rows of a full group.
     """
 
@@ -200,7 +200,7 @@ class ParquetShardWriter(ShardWriter):
 
     Args:
         path: ``<data set>/<split>/<file>.parquet``.
-        spec: The data set's columns.
+        spec: Columns of the data set.
         rows_per_group: Rows of a row group; None takes `default_group_rows`.
     """
 
@@ -243,8 +243,8 @@ class ParquetShard:
     """Parquet shard, read row group by row group from any thread.
 
     Args:
-        path: The file.
-        spec: The data set's columns.
+        path: Path of the file.
+        spec: Columns of the data set.
         num_rows: Rows that ``dataset.json`` promises; None for the file's own number.
 
     Raises:

@@ -145,19 +145,19 @@ def _positions(data: Any, kind: str, where: str) -> tuple[int, ...]:
 def _count(entry: Any, name: str, where: str) -> int:
     value = _field(entry, name, int, where)
     if isinstance(value, bool) or value < 0:
-        _refuse(f"{where}.{name}", value, "an integer >= 0")
+        _reject(f"{where}.{name}", value, "an integer >= 0")
     return int(value)
 
 
 def _field(entry: Any, name: str, kind: type, where: str) -> Any:
     if not isinstance(entry, dict):
-        _refuse(where, entry, "an object")
+        _reject(where, entry, "an object")
     if name not in entry:
         raise FormatError(f"{where}.{name}: missing")
     if not isinstance(entry[name], kind):
-        _refuse(f"{where}.{name}", entry[name], {list: "a list", str: "a string", int: "an integer"}[kind])
+        _reject(f"{where}.{name}", entry[name], {list: "a list", str: "a string", int: "an integer"}[kind])
     return entry[name]
 
 
-def _refuse(where: str, value: Any, expected: str) -> NoReturn:
+def _reject(where: str, value: Any, expected: str) -> NoReturn:
     raise FormatError(f"{where}: got {quoted(value)}, expected {expected}")

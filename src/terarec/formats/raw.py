@@ -30,7 +30,7 @@ class RawShardWriter(ShardWriter):
 
     Args:
         path: ``<data set>/<split>/<file>.bin``.
-        spec: The data set's columns.
+        spec: Columns of the data set.
 
     Raises:
         FormatError: A column has more rows than int32 keys reach.
@@ -71,8 +71,8 @@ class RawShard:
     """Raw shard, read from any thread in groups of `default_group_rows` records.
 
     Args:
-        path: The file.
-        spec: The data set's columns.
+        path: Path of the file.
+        spec: Columns of the data set.
         num_rows: Rows that ``dataset.json`` promises; None for the file's own number.
 
     Raises:

@@ -18,7 +18,7 @@ from terarec.spec import DatasetSpec
 def even_sizes(total: int | None, most: int) -> Iterator[int]:
     """Yield the rows of each file, at most `most`; for a known `total` they differ by at most one.
 
-    Without it all files but the last are full. Goes on for ever, should there be more rows than `total`.
+    Without it all files but the last are full. The iterator has no end, in case there are more rows than `total`.
     """
     if total:
         files = -(-total // most)
@@ -134,7 +134,7 @@ def _close(writer: FileWriter) -> None:
     try:
         writer.close()
     except BaseException:
-        writer.abort()  # nobody else holds it any more
+        writer.abort()  # no other reference is left
         raise
 
 
@@ -145,7 +145,7 @@ class Shard(Protocol):
     """Data file, read group by group.
 
     Attributes:
-        path: The file.
+        path: Path of the file.
         num_rows: Samples in the file.
         group_rows: Samples in each row group.
     """
@@ -168,8 +168,8 @@ def open_shard(spec: DatasetSpec, path: Path, num_rows: int | None = None) -> Sh
     """Open a shard of a data set whose columns and storage are `spec`'s.
 
     Args:
-        spec: The data set.
-        path: The file.
+        spec: Description of the data set.
+        path: Path of the file.
         num_rows: Rows that ``dataset.json`` promises; None for the file's own number.
 
     Raises:

@@ -21,7 +21,7 @@ class ShardWriter(ABC):
 
     Args:
         path: ``<data set>/<split>/<file>``; the file appears when the writer is closed.
-        spec: The data set's columns.
+        spec: Columns of the data set.
     """
 
     def __init__(self, path: Path, spec: DatasetSpec) -> None:

@@ -37,11 +37,11 @@ class AtomicFile:
     `atomic_file` does so for a block; writers that live longer hold one of these.
 
     Attributes:
-        path: Where the file will appear.
-        partial: Where to write until then; its directory exists.
+        path: Final path of the file.
+        partial: Path to write to before that; its directory exists.
 
     Args:
-        path: Where the file will appear.
+        path: Final path of the file.
         replace: Whether an existing file is replaced. If not, a file of the user stays, also one that appears while
             this one is written.
 
@@ -127,7 +127,7 @@ def atomic_dir(out: Path, *, replaceable: str | None = None) -> Iterator[Path]:
     two renames that replace a former one, that is complete as ``<out>.former-<process>``.
 
     Args:
-        out: Must not exist, or be an empty directory, or one that may be replaced.
+        out: Directory to create; it must not exist, be empty, or be replaceable.
         replaceable: Pattern of the names in a directory that may be replaced; None for no replacement.
 
     Raises:

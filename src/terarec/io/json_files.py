@@ -18,7 +18,7 @@ def write_json(path: Path, content: object, *, replace: bool = True, allow_nan: 
     """Write `content` atomically as indented JSON.
 
     Args:
-        path: The file.
+        path: Path of the file.
         content: JSON data.
         replace: Whether an existing file is replaced.
         allow_nan: Whether NaN and infinities are written, in the spelling that Python reads.
@@ -36,7 +36,7 @@ def read_json(path: str | Path, expected: str = "JSON") -> Any:
 
     Args:
         path: Path or URL.
-        expected: What the file should be, for the error.
+        expected: Expected content, for the error.
 
     Raises:
         DataNotFoundError: No such file.
@@ -72,7 +72,7 @@ def read_json_and_version(path: Path, name: str, version: int, *, oldest: int = 
     """Return version and content of a file of `write_versioned_json`.
 
     Args:
-        path: The file.
+        path: Path of the file.
         name: Format that the file must name.
         version: Newest accepted version.
         oldest: Oldest accepted version.

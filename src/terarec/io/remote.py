@@ -63,7 +63,7 @@ def locate(path: str | Path) -> Location:
     Raises:
         DataNotFoundError: There is no such file.
         ConfigError: A URL of a type that fsspec does not know.
-        MissingDependencyError: Fsspec, or the library that it needs for this kind of URL, is not installed.
+        MissingDependencyError: Fsspec, or the library that it needs for this type of URL, is not installed.
     """
     return _RemoteFile(str(path)) if is_remote(path) else _LocalFile(Path(path))
 
@@ -134,7 +134,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
     Raises:
         ConfigError: A URL of a type that fsspec does not know.
-        MissingDependencyError: Fsspec, or the library that it needs for this kind of URL, is not installed.
+        MissingDependencyError: Fsspec, or the library that it needs for this type of URL, is not installed.
     """
     try:
         import fsspec  # only remote paths need it
@@ -163,7 +163,7 @@ def local_copy(path: str | Path, *, adjacent: Sequence[str] = ()) -> Iterator[Pa
 
     Raises:
         ConfigError: A URL of a type that fsspec does not know.
-        MissingDependencyError: Fsspec, or the library that it needs for this kind of URL, is not installed.
+        MissingDependencyError: Fsspec, or the library that it needs for this type of URL, is not installed.
     """
     if not is_remote(path):
         yield Path(path)

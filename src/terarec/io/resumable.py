@@ -25,14 +25,14 @@ class Journal:
     """Committed phases of a directory under construction, in its ``journal.json``.
 
     Args:
-        directory: The directory.
-        fingerprint: What the phases depend on: the name of each part, and a text that changes whenever it does.
+        directory: Directory under construction.
+        fingerprint: Inputs of the phases: the name of each part, and a text that changes whenever it does.
 
     Attributes:
-        directory: The directory.
+        directory: Directory under construction.
 
     Raises:
-        ConfigError: Phases of another fingerprint are there already.
+        ConfigError: Phases of another fingerprint exist already.
         FormatError: The file is damaged.
     """
 
@@ -74,11 +74,11 @@ class Journal:
 def resumable_dir(out: Path, fingerprint: Mapping[str, str], *, restart: bool = False) -> Iterator[Journal]:
     """Yield the journal of ``<out>.partial``, locked, to write into; renamed to `out` when the block succeeds.
 
-    An error in the block removes it. A kill leaves it, and so do Ctrl-C and a cluster that gives up once a phase is
-    committed: the next call goes on with it.
+    An error in the block removes it. A kill leaves it, and so do Ctrl-C and a cluster error once a phase is
+    committed: the next call continues from it.
 
     Args:
-        out: Must not exist, or be an empty directory.
+        out: Directory to create; it must not exist, or be empty.
         fingerprint: Fingerprint of the work, see `Journal`.
         restart: Whether the work of an interrupted call is discarded first.
 

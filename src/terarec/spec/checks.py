@@ -22,7 +22,7 @@ class FieldError(ConfigError):
     Attributes:
         owner: Class of the spec; empty for an argument of a function.
         field: Name of the field; empty if the complete spec is invalid.
-        problem: What was received and what is accepted.
+        problem: Received value and accepted ones.
     """
 
     def __init__(self, owner: str, field: str, problem: str) -> None:

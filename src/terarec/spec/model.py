@@ -417,7 +417,7 @@ class PythonModelSpec:
     Attributes:
         factory: ``package.module:name`` of a class or function, called as
             ``factory(dataset, num_outputs=..., seed=..., **options)``, that returns a `torch.nn.Module`.
-        options: Its other arguments, as JSON values.
+        options: Other arguments, as JSON values.
     """
 
     kind: ClassVar[str] = "python"

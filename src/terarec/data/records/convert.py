@@ -107,7 +107,7 @@ def write_as_dataset(
     """Write HugeCTR's files as a data set.
 
     A slot becomes a categorical column: of as many rows as the slot has keys, its keys from 0 on, where the layout
-    gives the slots' sizes, and else of any int64 keys, for dynamic tables. Dense numbers are stored as a reader gives
+    gives the slots' sizes, and else of any int64 keys, for dynamic tables. Dense numbers are stored as a reader returns
     them.
 
     Args:

@@ -164,7 +164,7 @@ class RecordReader:
         """Continue at the next ``iter()`` with the batch after the one at which `state` was saved.
 
         Raises:
-            ConfigError: The state is of other data, another batch size or another kind of order, or is no state.
+            ConfigError: The state is of other data, another batch size or another type of order, or is no state.
         """
         self._stream.load_state_dict(state)
 

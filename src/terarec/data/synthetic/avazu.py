@@ -89,7 +89,7 @@ def generate(out: Path, *, rows: int, seed: int = 0, progress: Progress | None =
 
     Args:
         out: Directory to create; it must not exist, or be empty.
-        rows: Lines without the header.
+        rows: Number of lines without the header.
         seed: Seed of the click model and of the rows.
         progress: Callback; see `raw_log.Progress`.
 

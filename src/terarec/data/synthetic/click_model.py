@@ -95,7 +95,7 @@ def scaled_values(column: CategoryColumn, rows: int, full_rows: int = KAGGLE_ROW
 
 
 def draw_integers(column: IntegerColumn, uniforms: NDArray[np.float64]) -> NDArray[np.int32]:
-    """Turn uniform numbers [n] into int32[n], `MISSING_INTEGER` where missing."""
+    """Convert uniform numbers [n] into int32[n], `MISSING_INTEGER` where missing."""
     present = (uniforms - column.missing) / (1.0 - column.missing)
     odds = np.maximum(present, 0.0) / (1.0 - present)
     values = np.minimum(column.median * odds**column.spread + column.low, column.high)
@@ -103,7 +103,7 @@ def draw_integers(column: IntegerColumn, uniforms: NDArray[np.float64]) -> NDArr
 
 
 def draw_categories(column: CategoryColumn, num_values: int, uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Turn uniform numbers [n] into ranks int64[n], 0 the most frequent, `MISSING_CATEGORY` where missing.
+    """Convert uniform numbers [n] into ranks int64[n], 0 the most frequent, `MISSING_CATEGORY` where missing.
 
     Rank r has a probability in proportion to ln((r + 2) / (r + 1)), nearly 1 / (r + 1.5): Zipf's law.
     """
@@ -321,7 +321,7 @@ class Tastes:
         num_users: Number of users.
         num_items: Number of items; low numbers are met more often.
         num_groups: Number of groups; item i is of group i modulo it.
-        fit: What the logit gains where an item's group is a favourite of the user's.
+        fit: Addition to the logit where an item's group is a favourite of the user's.
     """
 
     seed: int

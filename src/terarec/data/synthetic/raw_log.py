@@ -100,7 +100,7 @@ class Piece:
     Attributes:
         file: Path below the log's directory.
         text: Text to append.
-        rows: Lines of it that are rows of the log.
+        rows: Number of its lines that are rows of the log.
         packed: uint32[n], the samples' probabilities and labels as `pack` returns them.
     """
 

@@ -42,7 +42,7 @@ class CollectionDump:
     """Dump whose metadata alone is read.
 
     Attributes:
-        path: The folder ``embedding_collection_<number>``.
+        path: Path of the folder ``embedding_collection_<number>``.
         key_type: uint32 or int64.
         value_type: float32 or float16.
         tables: Tables, ascending in `table_id`.
@@ -73,7 +73,7 @@ def write_collection(
     """Write a dump; replace a former one.
 
     Args:
-        path: The folder ``embedding_collection_<number>``.
+        path: Path of the folder ``embedding_collection_<number>``.
         tables: Tables, ascending in `table_id`.
         chunks: table -> its rows, ``table.count`` in all.
         key_bytes: 4 for uint32 keys, 8 for int64.

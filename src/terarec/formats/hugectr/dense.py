@@ -31,7 +31,7 @@ def read_floats(path: Path, arrays: Sequence[tuple[str, tuple[int, ...]]]) -> li
     """Read a file of `write_floats`.
 
     Args:
-        path: The file.
+        path: Path of the file.
         arrays: Name, for errors, and shape of each array.
 
     Raises:

@@ -42,7 +42,7 @@ class Strided:
     """Records that lie `stride` bytes apart. Fields need no alignment.
 
     Args:
-        content: The bytes.
+        content: Bytes of the records.
         first: Byte of the first record.
         stride: Bytes from one record to the next.
         count: Number of records n.

@@ -50,7 +50,7 @@ def parse_header(content: NDArray[np.uint8], layout: RecordLayout, where: str, *
     """Return the number of records of the file that begins with `content`.
 
     Raises:
-        FormatError: Too few bytes, another kind of file, a wrong checksum, or dimensions that are not the layout's;
+        FormatError: Too few bytes, another type of file, a wrong checksum, or dimensions that are not the layout's;
             the message starts with `where` and names the byte.
     """
     size = header_size(checksum=checksum)
@@ -88,7 +88,7 @@ _FRAME_BYTES = 5
 
 
 class CutShortError(Exception):
-    """Error of a piece that ends before its records do, in a file that goes on: more bytes are needed."""
+    """Error of a piece that ends before its records do, in a longer file: more bytes are needed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +96,7 @@ class Piece:
     """Bytes of a Norm file, from the start of a record on.
 
     Attributes:
-        content: The bytes.
+        content: Bytes of the records.
         start: Offset of the bytes in the file.
         first_record: Number of the record at `start`.
         file_bytes: Size of the file.
@@ -473,7 +473,7 @@ class NormFile:
         Labels and dense numbers are float32; keys int64[n] where every sample holds one, (values, offsets) elsewhere.
 
         Raises:
-            FormatError: The file is cut short or goes on after its records, or a record does not hold what its
+            FormatError: The file is cut short or continues after its records, or a record does not hold what its
                 length or the layout promises.
         """
         even = self._read_even(group) if self._stride else None

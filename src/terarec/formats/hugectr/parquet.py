@@ -22,14 +22,14 @@ from terarec.io import locate
 from terarec.spec import RecordLayout
 
 PIECE_ROWS = 131_072
-"""Rows that are decoded at once: 42 MB of Criteo's as 8-byte keys. Row groups of no more are decoded as wholes."""
+"""Rows that are decoded at once: 42 MB of Criteo's as 8-byte keys. Row groups of no more are decoded in one piece."""
 
 
 class RowGroupPieces:
     """Pieces of one row group, for any thread and in any order.
 
-    Parquet has no way to begin inside a row group, so that one reader decodes all pieces one after the other. Who asks
-    for a piece decodes those before it, which wait for those who ask for them: in order, as many as there are threads.
+    Parquet cannot begin inside a row group, so one reader decodes all pieces one after the other. A request for a
+    piece decodes those before it, which wait for their own requests: in order, as many as there are threads.
 
     Args:
         opened: Function that opens the file.
@@ -71,7 +71,7 @@ class RowGroupPieces:
                 self._waiting[self._decoded] = pa.Table.from_batches([batch])
                 self._decoded += 1
         except (pa.ArrowException, OSError):
-            self._decoded = 0  # who asks again starts over
+            self._decoded = 0  # another request starts over
             raise
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
@@ -253,7 +253,7 @@ def _check_key_type(field: pa.Field, key_bytes: int, path: str) -> None:
 
 
 def _exclusive_values(array: pa.Array) -> NDArray[Any]:
-    """Return the values of an array that nobody else reads: writable, as they are where PyArrow decodes them."""
+    """Return the values of an array without other readers: writable, as they are where PyArrow decodes them."""
     values: NDArray[Any] = array.to_numpy()
     buffer = array.buffers()[1]
     if buffer is None or not buffer.is_mutable:

@@ -54,7 +54,7 @@ def describe_records(spec: DatasetSpec, options: RecordOptions, rows: Mapping[st
     """Describe the files of a data set's samples: each categorical column is a slot with an input of its own.
 
     Args:
-        spec: The data set's columns.
+        spec: Columns of the data set.
         options: Options of the files.
         rows: Samples of each split; empty ones are left out.
 
@@ -96,7 +96,7 @@ def describe_dataset(
     it holds any int64 keys, for dynamic tables.
 
     Args:
-        records: What the files hold.
+        records: Description of the files.
         name: Name of the data set.
         storage: Format of its shards.
         splits: Split name -> its shards.

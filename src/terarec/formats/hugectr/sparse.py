@@ -117,7 +117,7 @@ class SparseFolder:
     """Folder of a complete embedding, whose sizes alone are read.
 
     Attributes:
-        path: The folder.
+        path: Path of the folder.
         width: Length D of a vector.
         count: Number of keys.
         has_slots: Whether there is a slot for each key.
@@ -178,7 +178,7 @@ def write_sparse_folder(path: Path, chunks: Iterable[SparseRows]) -> int:
     """Write a folder; replace one of the same format.
 
     Args:
-        path: The folder.
+        path: Path of the folder.
         chunks: All rows; slots in all chunks or in none. No chunk at all makes a folder without slots.
 
     Returns:
@@ -259,7 +259,7 @@ def write_sparse_states(
     """Write a file of states; rows of a buffer that `chunks` lacks are zero.
 
     Args:
-        path: The file.
+        path: Path of the file.
         layout: Shape of the file; without states the file is empty.
         chunks: (state, device) -> the rows in use of that buffer from the first on, float32[n, D] a chunk.
 
