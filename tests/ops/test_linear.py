@@ -243,6 +243,8 @@ def test_positive_part_is_fused_under_bfloat16_autocast_and_has_second_gradients
         out = linear_relu(x, weight, bias)
         assert out.grad_fn.name() == "_LinearReLUBackward"
         assert "_LinearReLU" not in linear_relu(x[:1], weight, bias).grad_fn.name()
+        with torch.backends.mkldnn.flags(enabled=False):
+            assert "_LinearReLU" not in linear_relu(x, weight, bias).grad_fn.name()
     (first,) = torch.autograd.grad(out.float().square().sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.square().sum(), weight)
     assert second.abs().max() > 0

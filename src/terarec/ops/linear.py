@@ -118,7 +118,7 @@ class _Linear(torch.autograd.Function):
 class _LinearReLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "relu", [], "")
+        out = _product(x, weight, bias, activation="relu")
         ctx.save_for_backward(x, weight, out)
         return out
 
@@ -142,17 +142,15 @@ def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     return _product(grad.t(), x.t())
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
     """OneDNN's x W^T + b. It takes transposed and sliced matrices as they are, but reads a bias as a contiguous one."""
-    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, activation, [], "")
     return out
 
 
 def _is_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether a product runs by oneDNN. What is decided first costs least: most products of small models are small."""
-    if is_traced(x) or torch._C._get_tracing_state() is not None:
-        return False
-    if type(weight) not in (Tensor, nn.Parameter) or weight.dim() != 2:
+    if not _is_eager_matrix(x, weight):
         return False
     width, in_width = weight.shape
     if x.numel() * width < _LEAST_PRODUCTS or width < _LEAST_WIDTH or in_width < _LEAST_WIDTH:
@@ -161,35 +159,39 @@ def _is_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         return False
     if bias is not None and not (_is_plain(bias) and bias.shape == (width,)):
         return False
-    return _is_eager() and linear_choice().implementation == "onednn"
+    if torch.is_autocast_enabled("cpu") or not _may_replace_torch():
+        return False
+    return linear_choice().implementation == "onednn"
 
 
 def _is_fused_in_bfloat16(x: Tensor, weight: Tensor) -> bool:
     """Whether a product runs under bfloat16 autocast, eagerly, and is large enough to be worth a call of oneDNN."""
     if not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") is not torch.bfloat16:
         return False
-    if is_traced(x) or torch._C._get_tracing_state() is not None or type(weight) not in (Tensor, nn.Parameter):
+    if not _is_eager_matrix(x, weight) or x.dim() != 2 or not x.device.type == weight.device.type == "cpu":
         return False
-    if not x.dim() == weight.dim() == 2 or not x.device.type == weight.device.type == "cpu":
-        return False
-    if x.numel() * weight.shape[0] < _LEAST_PRODUCTS:
-        return False
-    return not (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0) and has_bfloat16()
+    return x.numel() * weight.shape[0] >= _LEAST_PRODUCTS and _may_replace_torch() and has_bfloat16()
 
 
 @functools.cache
 def has_bfloat16() -> bool:
     """Whether oneDNN multiplies bfloat16 on this processor by instructions for it or by AVX-512."""
-    if _lack() or not torch.backends.mkldnn.enabled or not hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported"):
+    if _lack() or not hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported"):
         return False
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _is_eager() -> bool:
-    """Whether nothing but autograd's backward watches or changes a product, and oneDNN is not turned off."""
+def _is_eager_matrix(x: Tensor, weight: Tensor) -> bool:
+    """Whether no compiler, exporter or tracer sees the product, and `weight` is a matrix of torch's own classes."""
+    if is_traced(x) or torch._C._get_tracing_state() is not None:
+        return False
+    return type(weight) in (Tensor, nn.Parameter) and weight.dim() == 2
+
+
+def _may_replace_torch() -> bool:
+    """Whether nothing but autograd's backward watches a product, and oneDNN is not turned off."""
     return not (
-        torch.is_autocast_enabled("cpu")
-        or torch._C._are_functorch_transforms_active()
+        torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
         or not torch.backends.mkldnn.enabled
     )
