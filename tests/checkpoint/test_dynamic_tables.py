@@ -126,7 +126,7 @@ def test_another_description_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"'empty' comes with"):
         load(path).load_tables(bare, with_state=True)
     assert bare["empty"].keys().tolist() == [5]
-    with pytest.raises(StorageError, match=r"'users'.*another way of admission"):
+    with pytest.raises(StorageError, match=r"'users'.*another admission policy"):
         load(path).load_tables(make(dataclasses.replace(USERS, admit=prob(0.5)), ITEMS, EMPTY), with_state=True)
     with pytest.raises(StorageError, match="'users': holds 0 rows"):
         load(path).load_tables(make(dataclasses.replace(USERS, max_rows=3), ITEMS, EMPTY), with_state=True)

@@ -230,7 +230,7 @@ def test_gradients_flow_to_what_made_the_weight():
     ("inputs", "message"),
     [
         ((KEYS,), r"^input: got shape \[12\] with offsets of none, expected \[N\] with offsets \[B\]"),
-        ((KEYS.reshape(3, 4), OFFSETS), r"^offsets: got a tensor beside an input \[B, L\]"),
+        ((KEYS.reshape(3, 4), OFFSETS), r"^offsets: got a tensor with an input \[B, L\]"),
         ((KEYS.float(), OFFSETS), "^input: got float32, expected int32 or int64"),
         ((KEYS, OFFSETS.float()), "^offsets: got float32"),
         ((KEYS, OFFSETS + 1), r"^offsets\[0\]: got 1, expected offsets rising from 0"),

@@ -84,9 +84,9 @@ def test_what_is_left_alone_is_said(caplog: pytest.LogCaptureFixture):
         terarec.replace_embeddings(model)
     said = [(record.levelname, record.getMessage().removeprefix("replace_embeddings: ")) for record in caplog.records]
     assert said == [
-        ("WARNING", "shifted is left alone: Shifted is a subclass, which may compute something else"),
-        ("WARNING", "patched is left alone: its forward was patched"),
-        ("WARNING", "wide is left alone: its weights are float64, not float32, bfloat16 or float16"),
+        ("WARNING", "shifted is not replaced: Shifted is a subclass, which may compute something else"),
+        ("WARNING", "patched is not replaced: its forward was patched"),
+        ("WARNING", "wide is not replaced: its weights are float64, not float32, bfloat16 or float16"),
         ("INFO", "1 modules replaced: good"),
     ]
     assert type(model["shifted"]) is Shifted

@@ -225,7 +225,7 @@ def test_a3_a_frozen_dynamic_table_inserts_no_key() -> None:
 def test_a5_an_average_of_models_raises() -> None:
     model = Model("static")
     for averaged in (AveragedModel(model), AveragedModel(model, use_buffers=True)):
-        with pytest.raises(ConfigError, match="stands for embedding tables"):
+        with pytest.raises(ConfigError, match="represents embedding tables"):
             averaged.update_parameters(model)
 
 
@@ -355,7 +355,7 @@ def _averaged(model: Model, way: str) -> None:
 
 @pytest.mark.parametrize("way", ["in place", "data", "lerp", "clone", "back"])
 def test_a5_an_average_by_hand_raises(way: str) -> None:
-    with pytest.raises(ConfigError, match="stands for embedding tables"):
+    with pytest.raises(ConfigError, match="represents embedding tables"):
         _averaged(Model("static"), way)
 
 
@@ -371,9 +371,9 @@ def test_a8_other_tensors_may_follow_type_and_device_of_a_parameter() -> None:
 def test_a8_a_penalty_over_parameters_raises() -> None:
     model = Model("static")
     for penalty in (lambda p: p.pow(2).sum(), torch.norm, lambda p: (p * p).sum(), lambda p: p.abs().sum()):
-        with pytest.raises(ConfigError, match="stands for embedding tables"):
+        with pytest.raises(ConfigError, match="represents embedding tables"):
             sum(penalty(parameter) for parameter in model.parameters())
-        with pytest.raises(ConfigError, match="stands for embedding tables"), torch.no_grad():
+        with pytest.raises(ConfigError, match="represents embedding tables"), torch.no_grad():
             sum(penalty(parameter) for parameter in model.parameters())
 
 

@@ -1,8 +1,8 @@
-"""`EmbeddingCollection`: all tables of a model, looked up together, their rows updated apart from autograd.
+"""`EmbeddingCollection`: all tables of a model, looked up together; a row optimizer updates their rows.
 
-A lookup is one autograd function whose backward keeps the gradient of the vectors here, with the keys it belongs to;
-``optim.RowOptimizer.step`` takes these gradients and updates the touched rows in place. So no gradient as large as a
-table ever exists. The tables are not `torch.nn.Parameter`; one empty `TableParameter` stands for all of them.
+A lookup is one autograd function. Its backward pass stores the gradient of the vectors with their keys;
+``optim.RowOptimizer.step`` applies these gradients to the touched rows in place, so that no gradient as large as a
+table is ever allocated. The tables are not `torch.nn.Parameter`; one empty `TableParameter` represents all of them.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def look_up_with_weights(
     """Return the pooled vectors, through which autograd reaches `key_weights` but not `rows`.
 
     Args:
-        rows: [V, D] of an arena; they must not move before the backward pass.
+        rows: Weights [V, D] of an arena, which must not change before the backward pass.
         keys: int64[N].
         offsets: int64[S * B + 1].
-        layout: of the features.
+        layout: Layout of the features.
         key_weights: float32[N].
-        deposit: is given the gradient of the result in the backward pass; None where rows do not learn.
+        deposit: Function that the backward pass calls with the gradient of the result; None if rows are not trained.
 
     Returns:
         float32[B, S * D].
@@ -109,25 +109,25 @@ class EmbeddingCollection(nn.Module):
     Weights keep the types of their tables after ``half()``, ``bfloat16()`` or ``to(dtype)``: these choose the type of
     the vectors that lookups return. ``to(device)`` moves the tables. ``state_dict()`` holds views ``tables.<name>``
     that share memory with the static tables, and copies ``tables.<name>.keys int64[n]`` and
-    ``tables.<name>.weights float32[n, D]`` of dynamic ones; loaded, these replace all that a table held.
+    ``tables.<name>.weights float32[n, D]`` of dynamic ones; loading them replaces the content of a table.
 
     The tables are trained where autograd is enabled: ``requires_grad_(False)`` of the collection, or of a module around
-    it, freezes them, and so does ``torch.no_grad()``. A dynamic table inserts unseen keys in forward passes in training
-    mode with gradients enabled, unless it is frozen, and only there.
+    it, freezes them, and so does ``torch.no_grad()``. A dynamic table inserts new keys only in forward passes in
+    training mode with gradients enabled, and only if it is not frozen.
 
     Attributes:
-        rows: the parameter float32[0] that stands for the tables in ``parameters()``.
-        pending: the gradients that wait for the row optimizer.
+        rows: Parameter float32[0] that represents the tables in ``parameters()``.
+        pending: Gradients for the row optimizer.
 
     Args:
-        tables: the tables; the static ones of one width, element type and `optimizer` share an arena, and so do the
+        tables: Tables. The static ones of one width, element type and `optimizer` share an arena, and so do the
             dynamic ones.
-        features: the features; the order of the output's columns.
-        seed: of the first weights, which depend on table name, row and seed only.
+        features: Features, in the order of the output's columns.
+        seed: Seed of the first weights, which depend on table name, row and seed only.
 
     Raises:
-        ConfigError: repeated names, or a feature of an unknown table.
-        StorageError: not enough memory for the tables.
+        ConfigError: Repeated names, or a feature of an unknown table.
+        StorageError: Not enough memory for the tables.
     """
 
     def __init__(self, tables: Sequence[AnyTableSpec], features: Sequence[FeatureSpec], *, seed: int = 0) -> None:
@@ -154,15 +154,15 @@ class EmbeddingCollection(nn.Module):
         """Look every feature up.
 
         Args:
-            jagged: keys of at least this collection's features; its weights count for the features that are pooled by
-                "sum", "mean" or "sqrtn".
+            jagged: Keys of at least this collection's features. Its weights are used for the features pooled by "sum",
+                "mean" or "sqrtn".
 
         Raises:
-            ConfigError: a feature that `jagged` does not hold, or offsets that fall or do not cover the keys.
-            KeyOutOfRangeError: a key outside its static table, with feature and table named.
-            StorageError: memory or a dynamic table is full.
+            ConfigError: A feature that `jagged` does not have, or offsets that decrease or do not cover the keys.
+            KeyOutOfRangeError: A key outside its static table, with feature and table named.
+            StorageError: Memory or a dynamic table is full.
 
-        Where one of these is raised, dynamic tables are as they were.
+        If one of these is raised, dynamic tables are unchanged.
         """
         learns = torch.is_grad_enabled() and self._is_trained() and not torch.compiler.is_exporting()
         if torch.compiler.is_compiling() and (learns or not self._is_traced_whole(jagged)):
@@ -186,7 +186,7 @@ class EmbeddingCollection(nn.Module):
 
     def _look_up(self, jagged: Jagged, learns: bool) -> EmbeddingOutput:
         looked_up = [self._lookup(group, bags_of(jagged, group), learns) for group in self._static_groups]
-        if self._dynamic_readers:  # after the static tables refused a bad key: no key of such a batch is inserted
+        if self._dynamic_readers:  # after the static tables are checked: a batch with a bad key inserts none
             check_offsets(jagged)
             rows = self._translate(jagged, learns)
             looked_up += [
@@ -199,15 +199,15 @@ class EmbeddingCollection(nn.Module):
         """Return a copy for inference whose rows are 8-bit codes, of D + 8 bytes each.
 
         Raises:
-            ConfigError: a value that is not finite, with its row.
+            ConfigError: A value that is not finite, with its row.
         """
         return QuantizedCollection(self.arenas, self.tables, self.features)
 
     def take_gradients(self) -> tuple[list[list[BagGradient]], float]:
-        """Return the gradients that backward passes left here, and forget them.
+        """Return and remove the gradients of the backward passes since the last call.
 
         Returns:
-            One list per arena, and the factor that they are to be multiplied by: 1 unless they were scaled or clipped
+            One list per arena, and the factor to multiply them by: 1 unless they were scaled or clipped
             since the backward pass.
         """
         taken, factor = self.pending.take()
@@ -225,7 +225,7 @@ class EmbeddingCollection(nn.Module):
         none.
 
         Raises:
-            ConfigError: no such table, or a dynamic one.
+            ConfigError: No such table, or a dynamic one.
         """
         if name not in self.tables:
             raise ConfigError(f"table: got {name!r}, expected one of {', '.join(self.tables)}")
@@ -261,7 +261,7 @@ class EmbeddingCollection(nn.Module):
             for index, readers in self._dynamic_readers.items():
                 arena = self.arenas[index]
                 assert isinstance(arena, DynamicArena)
-                if learns:  # locks the arena: else another thread could evict a row between finding and holding it
+                if learns:  # locks the arena, so that no thread evicts a row before it is pinned
                     all_or_none.enter_context(arena.transaction)
                 rows[index] = translate(jagged, readers, self.tables, train=learns and self.training)
                 if learns:
@@ -305,7 +305,7 @@ class EmbeddingCollection(nn.Module):
         def deposit(grad: Tensor) -> None:
             arena = self.arenas[group.arena]
             if arena.generation != generation:
-                raise _rows_gone(arena)
+                raise _rows_evicted(arena)
             factors = None if key_weights is None else key_weights.detach()
             pending.put(group.arena, BagGradient(part.keys, part.offsets, grad, group.layout, factors))
 
@@ -368,7 +368,7 @@ def _stores(arena: AnyArena) -> Sequence[AnyTable]:
     return static_tables(arena) if isinstance(arena, Arena) else dynamic_tables(arena)
 
 
-def _rows_gone(arena: AnyArena) -> StorageError:
+def _rows_evicted(arena: AnyArena) -> StorageError:
     return StorageError(
         f"backward: rows of tables {', '.join(arena.table_names)} were evicted and given to other keys since the "
         "forward pass, expected the row optimizer's step before the next forward pass"

@@ -29,7 +29,7 @@ from terarec.storage import AnyTable
 
 
 class DropIn(nn.Module):
-    """A module whose ``weight`` [V, D] the engine looks up. Implements `terarec.optim.RowParameters`.
+    """A module whose ``weight`` [V, D] is looked up by terarec's kernels. Implements `terarec.optim.RowParameters`.
 
     Once a `terarec.optim.RowOptimizer` trains it, it keeps the gradients of its lookups for the optimizer's next step,
     and ``weight.grad`` is a `terarec.embedding.row_gradient.RowGradient`, which has no memory. A copy of it, deep or
@@ -46,7 +46,7 @@ class DropIn(nn.Module):
 
     @property
     def arenas(self) -> tuple[ParameterArena, ...]:
-        """The weight, as a row optimizer sees it; none if it is not a parameter of its own or is frozen."""
+        """The arena of the weight; none if the weight is frozen or not a parameter."""
         if not isinstance(self.weight, nn.Parameter) or not self.weight.requires_grad:
             return ()
         if self._arena is None or self._arena.parameter is not self.weight:
@@ -55,7 +55,7 @@ class DropIn(nn.Module):
 
     @property
     def pending(self) -> PendingGradients:
-        """The gradients that wait for the row optimizer."""
+        """Gradients for the row optimizer."""
         return arena_of(cast(nn.Parameter, self.weight)).pending
 
     @property
@@ -64,13 +64,13 @@ class DropIn(nn.Module):
         return {}
 
     def take_gradients(self) -> tuple[list[list[BagGradient]], float]:
-        """Return the gradients of the lookups since the last step, and forget them.
+        """Return and remove the gradients of the lookups since the last step.
 
         Returns:
-            One list per arena, and the factor that they are to be multiplied by.
+            One list per arena, and the factor to multiply them by.
 
         Raises:
-            ConfigError: a weight that no row optimizer was given, or one that has another ``.grad``.
+            ConfigError: A weight without a row optimizer, or one that has another ``.grad``.
         """
         arenas = self.arenas
         if not arenas:
@@ -79,7 +79,7 @@ class DropIn(nn.Module):
         return [taken], factor
 
     def _is_left_to_torch(self, keys: object) -> bool:
-        """Whether torch's own forward is due: for shapes, symbols and traces, and for derivatives taken otherwise."""
+        """Return whether to call torch's own forward: for meta tensors, traces and `torch.func`."""
         if not isinstance(keys, Tensor) or self.weight.is_meta:
             return True
         if torch.compiler.is_compiling():
@@ -88,13 +88,13 @@ class DropIn(nn.Module):
         return is_transformed or forward_ad._current_level >= 0 or torch._C._is_tracing()
 
     def _look_up(self, bags: Bags, pooling: Pooling, without_key: int | None = None) -> Tensor:
-        """Return the pooled vectors of `bags`, rows beyond ``max_norm`` shrunk first as torch does it."""
+        """Return the pooled vectors of `bags`, after scaling rows down to ``max_norm`` as torch does."""
         if self.max_norm is not None:
             with torch.no_grad():
                 torch.embedding_renorm_(self.weight.detach(), bags.keys, self.max_norm, self.norm_type)
         arena = self._arena
         if arena is not None and arena.parameter is not self.weight:
-            arena = None  # of a weight that another has replaced
+            arena = None  # the weight was replaced
         rule = GradientRule(arena, self.sparse, self.scale_grad_by_freq, without_key)
         return look_up(self.weight, bags, self._layout_for(pooling), rule)
 
@@ -121,7 +121,7 @@ class DropIn(nn.Module):
 
 
 class EmbeddingBag(DropIn, nn.EmbeddingBag):
-    """Takes the place of `torch.nn.EmbeddingBag`: the same arguments, results, gradients and ``state_dict``.
+    """Replaces `torch.nn.EmbeddingBag`: the same arguments, results, gradients and ``state_dict``.
 
     Three ways to train it:
 
@@ -134,8 +134,8 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
     float16, and gradients are not differentiable a second time.
 
     Args:
-        num_embeddings: rows V.
-        embedding_dim: width D.
+        num_embeddings: Rows V.
+        embedding_dim: Width D.
         ...: as in `torch.nn.EmbeddingBag`.
 
     Example:
@@ -147,13 +147,13 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
         """Return the pooled vectors [B, D].
 
         Args:
-            input: int32 or int64 keys: [N] with `offsets`, or [B, L].
-            offsets: first key of each bag, [B], or [B + 1] with ``include_last_offset``.
-            per_sample_weights: a factor of each key's vector, shaped as `input`; for mode "sum" alone.
+            input: Int32 or int64 keys: [N] with `offsets`, or [B, L].
+            offsets: First key of each bag, [B], or [B + 1] with ``include_last_offset``.
+            per_sample_weights: A factor of each key's vector, shaped as `input`; for mode "sum" alone.
 
         Raises:
-            KeyOutOfRangeError: a key outside 0 <= key < V.
-            ConfigError: arguments that do not fit each other.
+            KeyOutOfRangeError: A key outside 0 <= key < V.
+            ConfigError: Arguments that do not fit each other.
         """
         if self._is_left_to_torch(input):
             return super().forward(input, offsets, per_sample_weights)
@@ -173,8 +173,8 @@ class Embedding(DropIn, nn.Embedding):
     It is trained in the three ways of `EmbeddingBag`, and differs from torch's module as that one does.
 
     Args:
-        num_embeddings: rows V.
-        embedding_dim: width D.
+        num_embeddings: Rows V.
+        embedding_dim: Width D.
         ...: as in `torch.nn.Embedding`.
     """
 
@@ -182,7 +182,7 @@ class Embedding(DropIn, nn.Embedding):
         """Return the vectors [*, D] of the keys ``input`` [*], int32 or int64.
 
         Raises:
-            KeyOutOfRangeError: a key outside 0 <= key < V.
+            KeyOutOfRangeError: A key outside 0 <= key < V.
         """
         if self._is_left_to_torch(input):
             return super().forward(input)
@@ -202,11 +202,11 @@ def replace_embeddings(model: _Model) -> _Model:
     The module objects stay and change their class, so that all else stays, too: the weights and optimizers that hold
     them, modules and weights shared by several places, hooks, training flags, references from elsewhere.
 
-    What was replaced is logged at level INFO; an embedding module that is left alone (a subclass, weights of another
+    What was replaced is logged at level INFO; an embedding module that is not replaced (a subclass, weights of another
     type, a patched ``forward``) at level WARNING, with the reason.
 
     Args:
-        model: any module; may itself be an embedding module.
+        model: Any module; may itself be an embedding module.
 
     Returns:
         `model`.
@@ -218,7 +218,7 @@ def replace_embeddings(model: _Model) -> _Model:
         place = name or "the model itself"
         reason = _obstacle(module)
         if reason:
-            _LOGGER.warning("replace_embeddings: %s is left alone: %s", place, reason)
+            _LOGGER.warning("replace_embeddings: %s is not replaced: %s", place, reason)
         else:
             module.__class__ = _REPLACEMENTS[type(module)]  # type: ignore[assignment]
             replaced.append(place)

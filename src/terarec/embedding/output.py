@@ -28,11 +28,11 @@ class Sequences:
 
 
 class EmbeddingOutput(NamedTuple):
-    """What a lookup gives.
+    """The result of a lookup.
 
     Attributes:
         pooled: float32[B, sum(D)], the pooled features side by side in feature order.
-        sequences: unpooled feature -> its vectors.
+        sequences: Unpooled feature -> its vectors.
     """
 
     pooled: Tensor
@@ -40,7 +40,7 @@ class EmbeddingOutput(NamedTuple):
 
 
 def bags_of(jagged: Jagged, group: LookupGroup) -> Jagged:
-    """Return the bags of the features of `group`, those that are limited cut to their first keys."""
+    """Return the bags of the features of `group`, truncated to `max_keys` where a feature has it."""
     part = select(jagged, group.layout.feature_names)
     return part if group.max_keys is None else first_keys(part, group.max_keys)
 
@@ -50,12 +50,12 @@ def assemble(
     looked_up: Sequence[tuple[LookupGroup, Jagged, Tensor]],
     jagged: Jagged,
 ) -> EmbeddingOutput:
-    """One output from the vectors of all groups.
+    """Assemble the output from the vectors of all groups.
 
     Args:
-        features: in the order of the output's columns.
-        looked_up: each group with its bags and what `terarec.ops.bag_lookup` gave for them.
-        jagged: what was looked up; gives the size and the device of the output where no feature is pooled.
+        features: Features, in the order of the output's columns.
+        looked_up: Groups, each with its bags and the result of `terarec.ops.bag_lookup`.
+        jagged: Keys that were looked up; they define the size and the device of the output where no feature is pooled.
     """
     if len(looked_up) == 1 and looked_up[0][0].layout.is_pooled:
         return EmbeddingOutput(looked_up[0][2], {})
@@ -79,7 +79,7 @@ def cast(output: EmbeddingOutput, dtype: torch.dtype) -> EmbeddingOutput:
 
 
 def _in_feature_order(features: Sequence[FeatureSpec], pooled: Mapping[tuple[str, ...], Tensor]) -> Tensor:
-    """Return the columns of several groups; of one, they are in order already."""
+    """Return the columns of all groups in feature order; those of a single group are in order."""
     if len(pooled) == 1:
         return next(iter(pooled.values()))
     columns: dict[str, Tensor] = {}
@@ -107,7 +107,7 @@ class PaddedSequences(NamedTuple):
 
     Attributes:
         values: float32[B, K, D], zeros where there is no vector.
-        mask: bool[B, K], the places that hold a vector.
+        mask: bool[B, K], the positions that have a vector.
     """
 
     values: Tensor
@@ -115,13 +115,13 @@ class PaddedSequences(NamedTuple):
 
 
 class PaddedKeys:
-    """The keys of a batch in an exported program; takes the place of a `terarec.batch.Jagged`.
+    """The keys of a batch in an exported program; replaces a `terarec.batch.Jagged`.
 
-    A model that changes keys before it looks them up does it by `without` where it gets these.
+    A model that removes keys before the lookup calls `without` on these.
 
     Args:
-        keys: Column to its keys int64[B, K].
-        masks: Column to the places bool[B, K] that hold a key.
+        keys: Column -> its keys int64[B, K].
+        masks: Column -> the positions bool[B, K] that have a key.
     """
 
     def __init__(self, keys: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
@@ -129,23 +129,23 @@ class PaddedKeys:
         self.masks = masks
 
     def without(self, dropped: Mapping[str, int]) -> PaddedKeys:
-        """These keys but for one of each column that `dropped` names."""
+        """Return the keys without one key of each column of `dropped`."""
         masks = {column: self.masks[column] & (self.keys[column] != key) for column, key in dropped.items()}
         return PaddedKeys(self.keys, {**self.masks, **masks})
 
 
 def pad_sequences(sequences: Sequences, length: int | None = None) -> PaddedSequences:
-    """`sequences` with zeros behind the vectors of each sample.
+    """Pad the sequences of a feature with zeros to one length.
 
     Args:
-        sequences: of one feature.
-        length: number K of places, at least the longest sequence; None takes the longest of the batch, at least 1.
+        sequences: Sequences of one feature.
+        length: Length K, at least that of the longest sequence; None for the longest of the batch, at least 1.
     """
     values, lengths = sequences.values, sequences.offsets.diff()
     batch_size, width = lengths.shape[0], values.shape[1]
     most = max(1, int(lengths.max()) if batch_size else 0) if length is None else length
     mask = torch.arange(most, device=values.device) < lengths.unsqueeze(1)
-    if values.shape[0] == batch_size * most:  # no bag holds more, so each holds as many
+    if values.shape[0] == batch_size * most:  # no bag has more, so each has this many
         return PaddedSequences(values.reshape(batch_size, most, width), mask)
     starts = torch.arange(batch_size, device=values.device) * most - sequences.offsets[:-1]
     places = torch.arange(values.shape[0], device=values.device) + starts.repeat_interleave(lengths)

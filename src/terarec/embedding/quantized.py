@@ -18,20 +18,20 @@ from terarec.storage import AnyArena, AnyTable, DynamicArena, FrozenKeys
 
 
 class QuantizedCollection(nn.Module):
-    """Looks up as the collection it was made from, in rows of 8-bit codes with a scale and an offset each.
+    """A copy of a collection for inference, with rows of 8-bit codes with a scale and an offset each.
 
-    A row takes D + 8 bytes, a key of a dynamic table 8 and its index more. It is a copy: later training does not reach
-    it, and it does not train. Buffers of the module are ``rows_<n>`` uint8[V, D + 8] for each arena, and for those of
+    A row takes D + 8 bytes, and a key of a dynamic table 8 bytes and its index entry. Later training does not change
+    the copy. Buffers of the module are ``rows_<n>`` uint8[V, D + 8] for each arena, and for those of
     dynamic tables ``keys_<n>_<t>`` int64[*] of each of the T tables: rows t < T are the defaults, the others follow
     table by table in the order of the keys. Buffers of any number of keys can be loaded.
 
     Args:
-        arenas: of the collection.
-        tables: of these arenas, by name.
-        features: the order of the output's columns.
+        arenas: Arenas of the collection.
+        tables: Tables of these arenas by name.
+        features: Features, in the order of the output's columns.
 
     Raises:
-        ConfigError: a value that is not finite.
+        ConfigError: A value that is not finite.
     """
 
     def __init__(
@@ -57,19 +57,19 @@ class QuantizedCollection(nn.Module):
         self._follow_buffers()
 
     def forward(self, jagged: Jagged) -> EmbeddingOutput:
-        """Look every feature up; a key that its dynamic table did not hold gives the table's default.
+        """Look every feature up; a key that was not in its dynamic table gives the table's default vector.
 
         Args:
-            jagged: keys of at least this collection's features.
+            jagged: Keys of at least this collection's features.
 
         Raises:
-            ConfigError: a feature that `jagged` does not hold, or offsets that fall or do not cover the keys.
-            KeyOutOfRangeError: a key outside its static table, with feature and table named.
+            ConfigError: A feature that `jagged` does not have, or offsets that decrease or do not cover the keys.
+            KeyOutOfRangeError: A key outside its static table, with feature and table named.
         """
         if torch.compiler.is_compiling() and self._dynamic_readers:
             from terarec.embedding.traced import run_eager  # loads the compiler
 
-            apart: EmbeddingOutput = run_eager(self._look_up, jagged)  # no graph holds an index
+            apart: EmbeddingOutput = run_eager(self._look_up, jagged)  # a graph cannot contain an index
             return apart
         return self._look_up(jagged)
 
@@ -94,7 +94,7 @@ class QuantizedCollection(nn.Module):
         return assemble(self.features, looked_up, jagged)
 
     def _follow_buffers(self) -> None:
-        """Make indexes and layouts of the keys that the buffers hold."""
+        """Build indexes and layouts from the keys in the buffers."""
         for number, names in self._dynamic_names.items():
             next_row = len(names)
             for place, name in enumerate(names):
@@ -131,7 +131,7 @@ class QuantizedCollection(nn.Module):
         self._follow_buffers()
 
     def _fit_buffers(self, state: Mapping[str, Any], prefix: str) -> str | None:
-        """Make the buffers of dynamic tables as long as those in `state`; returns what is wrong with these."""
+        """Resize the buffers of dynamic tables to those in `state`; return what is wrong with these, or None."""
         for number, names in self._dynamic_names.items():
             buffers = [f"rows_{number}", *(f"keys_{number}_{place}" for place in range(len(names)))]
             lengths = [state[prefix + name].shape[0] for name in buffers if prefix + name in state]

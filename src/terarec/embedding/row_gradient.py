@@ -1,8 +1,8 @@
-"""The gradients that wait for a row optimizer, and the tensor that stands for them in ``parameter.grad``.
+"""Gradients for a row optimizer, and the tensor that represents them in ``parameter.grad``.
 
-`PendingGradients` keeps what backward passes left. While it holds something, ``parameter.grad`` is a `RowGradient`: so
-``zero_grad()`` of a module or of any optimizer drops the gradients of rows, `torch.nn.utils.clip_grad_norm_` clips rows
-and layers by their joint norm, and `torch.amp.GradScaler` checks and unscales both.
+`PendingGradients` stores the gradients of backward passes. While it has any, ``parameter.grad`` is a `RowGradient`, so
+that ``zero_grad()`` of a module or of any optimizer drops the gradients of rows, `torch.nn.utils.clip_grad_norm_` clips
+rows and layers by their joint norm, and `torch.amp.GradScaler` checks and unscales both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from terarec.errors import ConfigError
 from terarec.ops.row_update import BagGradient, find_non_finite, row_gradient_norm, row_rule
 
 WARNS_AT = 100
-"""Gradients of one arena that wait without a step, at which a warning is logged. A lookup leaves one for each kind of
+"""Number of gradients of one arena without a step at which a warning is logged. A lookup adds one for each kind of
 pooling; gradients that are accumulated on purpose are those of a few lookups."""
 
 _LOGGER = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ _NORM_RULE = row_rule("sgd", lr=1.0)
 
 
 class GradientArena(Protocol):
-    """What `PendingGradients` reads of an arena."""
+    """The attributes of an arena that `PendingGradients` uses."""
 
     num_defaults: int
 
@@ -40,19 +40,19 @@ class GradientArena(Protocol):
 
 
 class PendingGradients:
-    """The gradients of the rows behind one parameter since the last step. Threads may put and take concurrently.
+    """The gradients of the rows behind one parameter since the last step. Its methods are thread-safe.
 
     Attributes:
-        parameter: the parameter whose ``.grad`` tells whether there are any.
-        arenas: the arenas that hold its rows.
-        table_lr: float32[T] for each arena or None; tables with the factor 0 do not count in `norm`.
-        is_unscaled: whether a `torch.amp.GradScaler` has divided the gradients by its scale.
-        was_dropped: whether the last `take` found that a ``zero_grad()`` had dropped all gradients before it.
+        parameter: Parameter whose ``.grad`` shows whether there are any.
+        arenas: Arenas of its rows.
+        table_lr: float32[T] for each arena or None; tables with the factor 0 are not part of `norm`.
+        is_unscaled: Whether a `torch.amp.GradScaler` has divided the gradients by its scale.
+        was_dropped: Whether the last `take` found that a ``zero_grad()`` had dropped all gradients before it.
 
     Args:
-        parameter: as above.
-        arenas: as above.
-        names: one name per arena, for the warning.
+        parameter: See the attribute.
+        arenas: See the attribute.
+        names: Name of each arena, for the warning.
     """
 
     def __init__(self, parameter: nn.Parameter, arenas: Sequence[GradientArena], names: Sequence[str]) -> None:
@@ -69,23 +69,23 @@ class PendingGradients:
         self.zero_()
 
     def held(self) -> list[list[BagGradient]]:
-        """Return the gradients of each arena: none once something has taken the mark out of ``parameter.grad``."""
+        """Return the gradients of each arena: none after ``zero_grad()`` or a change of ``parameter.grad``."""
         with torch._C.DisableTorchFunctionSubclass():
             is_marked = self._marker is not None and self.parameter.grad is self._marker
         return self._held if is_marked else self._empty()
 
     def put(self, arena: int, gradient: BagGradient) -> None:
-        """Keep `gradient` of the arena with that number until `take`. Many of them are reported once as a warning.
+        """Store `gradient` of an arena until `take`; log one warning if too many are stored.
 
         Raises:
-            ConfigError: the parameter has a ``.grad`` that does not come from lookups.
+            ConfigError: The parameter has a ``.grad`` that does not come from lookups.
         """
         if not gradient.grad.is_contiguous():
             gradient = gradient._replace(grad=gradient.grad.contiguous())
         # Without the functions of `TableParameter`, whose ``.grad`` takes microseconds.
         with self._lock, torch._C.DisableTorchFunctionSubclass():
             self._mark()
-            if self._factor != 1.0:  # what follows was not scaled
+            if self._factor != 1.0:  # later gradients are not scaled
                 self._held = [_scaled(mine, self._factor) for mine in self._held]
                 self._factor = 1.0
             mine = self._held[arena]
@@ -94,18 +94,19 @@ class PendingGradients:
             self._has_warned |= warns
         if warns:
             _LOGGER.warning(
-                "%s: %d gradients, %s bytes, wait for a row optimizer's step() or zero_grad(), and more come with each "
-                "backward pass; freeze tables that are not trained with requires_grad_(False), or use torch.no_grad()",
+                "%s: %d gradients, %s bytes, are stored without a row optimizer's step() or zero_grad(), and each "
+                "backward pass adds more; freeze tables that are not trained with requires_grad_(False), or use "
+                "torch.no_grad()",
                 self._names[arena],
                 len(mine),
                 f"{sum(held.grad.nbytes for held in mine):,}",
             )
 
     def take(self) -> tuple[list[list[BagGradient]], float]:
-        """Return the gradients of each arena and the factor that they are to be multiplied by, and forget them.
+        """Return and remove the gradients of each arena, with the factor to multiply them by.
 
         Raises:
-            ConfigError: the parameter has a ``.grad`` that does not come from lookups.
+            ConfigError: The parameter has a ``.grad`` that does not come from lookups.
         """
         with self._lock, torch._C.DisableTorchFunctionSubclass():
             grad = self.parameter.grad
@@ -124,7 +125,7 @@ class PendingGradients:
         self._factor *= factor
 
     def unscale_(self, inverse_scale: float) -> None:
-        """Multiply the gradients by the inverse of a loss scale, unless that was done.
+        """Multiply the gradients by the inverse of a loss scale, once.
 
         A dense optimizer over ``model.parameters()`` and the row optimizer both have the parameter, and a
         `torch.amp.GradScaler` unscales the gradients of each. Its factor is 1 where it only checks them.
@@ -134,7 +135,7 @@ class PendingGradients:
             self.is_unscaled = True
 
     def zero_(self) -> None:
-        """Forget the gradients; ``parameter.grad`` stays."""
+        """Remove the gradients; ``parameter.grad`` does not change."""
         self._held = self._empty()
         self._factor = 1.0
         self.is_unscaled = False
@@ -152,7 +153,7 @@ class PendingGradients:
         return math.isfinite(self._factor) and not any(find_non_finite(mine) for mine in self.held())
 
     def _mark(self) -> None:
-        """Let ``parameter.grad`` stand for the gradients; those from before a ``zero_grad()`` go."""
+        """Set ``parameter.grad``; remove the gradients from before a ``zero_grad()``."""
         grad = self.parameter.grad
         if grad is not None:
             self._check(grad)
@@ -170,23 +171,23 @@ class PendingGradients:
         return [[] for _ in self.arenas]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle what the gradients belong to, and no gradients."""
+        """Copy and pickle without the gradients."""
         return PendingGradients, (self.parameter, self.arenas, self._names)
 
 
 class RowGradient(Tensor):
-    """The ``.grad`` of a parameter that stands for rows: of its shape, without memory.
+    """The ``.grad`` of a parameter that represents rows: a tensor of its shape, without memory.
 
-    It takes what `torch.nn.utils.clip_grad_norm_`, `torch.amp.GradScaler` and ``zero_grad()`` do to a gradient. A dense
-    optimizer that is given the parameter sees an empty gradient and so leaves the rows to the row optimizer. Any other
-    use raises `ConfigError`.
+    It supports what `torch.nn.utils.clip_grad_norm_`, `torch.amp.GradScaler` and ``zero_grad()`` do to a gradient. A
+    dense optimizer of the parameter sees an empty gradient, and so does not update the rows. Any other use raises
+    `ConfigError`.
     """
 
     _pending: weakref.ref[PendingGradients]
 
     @staticmethod
     def __new__(cls, pending: PendingGradients) -> RowGradient:
-        """Make the gradient of ``pending.parameter``."""
+        """Create the gradient of ``pending.parameter``."""
         parameter = pending.parameter
         made: RowGradient = Tensor._make_wrapper_subclass(
             cls, parameter.shape, dtype=parameter.dtype, device=parameter.device
@@ -197,18 +198,18 @@ class RowGradient(Tensor):
 
     @property
     def pending(self) -> PendingGradients:
-        """The gradients that this tensor stands for.
+        """The gradients that this tensor represents.
 
         Raises:
-            ConfigError: the module of the tables is gone.
+            ConfigError: The module of the tables was deleted.
         """
         pending = self._pending()
         if pending is None:
-            raise ConfigError("gradient of embedding tables: their module is gone, expected it to live as long")
+            raise ConfigError("gradient of embedding tables: their module was deleted, expected it to be kept as long")
         return pending
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Return a text with the number of gradients that wait."""
+        """Return a text with the number of gradients."""
         return f"RowGradient({sum(map(len, self.pending.held()))} lookups)"
 
     def __deepcopy__(self, memo: dict[int, object]) -> None:
@@ -344,7 +345,7 @@ def _scaled(gradients: Sequence[BagGradient], factor: float) -> list[BagGradient
     return [held._replace(grad=held.grad * factor) for held in gradients]
 
 
-# Functions whose result stands for the same tables.
+# Functions whose result represents the same tables.
 _SAME = {"detach", "clone", "to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type", "contiguous"}
 # Functions that return a tensor without computing with weights.
 _HARMLESS = {
@@ -361,10 +362,10 @@ _OF_AVERAGES = ("_foreach_lerp_", "_foreach_copy_", "_foreach_norm")
 class TableParameter(nn.Parameter):
     """An empty parameter float32[0] for all tables of a collection.
 
-    ``requires_grad`` says whether the tables are trained, ``grad`` whether gradients of rows wait for the row optimizer
-    (see `terarec.embedding.row_gradient`), ``dtype`` the type of the vectors that lookups return. A dense optimizer
-    over it has no effect. Arithmetic on it, such as an L2 penalty over ``model.parameters()`` or a moving average of
-    weights, would leave the tables out without notice, so it raises `ConfigError`.
+    ``requires_grad`` defines whether the tables are trained, ``dtype`` the type of the vectors that lookups return;
+    ``grad`` represents the gradients of rows (see `terarec.embedding.row_gradient`). A dense optimizer of it has no
+    effect. Arithmetic on it, such as an L2 penalty over ``model.parameters()`` or a moving average of weights, would
+    silently omit the tables, so it raises `ConfigError`.
     """
 
     @classmethod
@@ -382,7 +383,7 @@ class TableParameter(nn.Parameter):
                 return TableParameter(result.detach(), requires_grad=False)
         if _computes(name, args, kwargs, result):
             raise ConfigError(
-                f"{name} on the parameter that stands for embedding tables: it holds no weights; expected "
+                f"{name} on the parameter that represents embedding tables: it has no weights; expected "
                 "collection.table(name) for a penalty or a computation, the options l2, weight_decay or clip_norm of "
                 "the row optimizer's spec, or the parameters without it (those with numel() > 0)"
             )

@@ -25,12 +25,12 @@ _KINDS: tuple[tuple[Pooling, ...], ...] = (("sum", "mean", "sqrtn"), ("max",), (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LookupGroup:
-    """The features that one call of ``ops.bag_lookup`` serves: of one arena and one kind of pooling.
+    """The features of one call of ``ops.bag_lookup``: those of one arena and one kind of pooling.
 
     Attributes:
-        arena: index of the arena.
-        layout: where each feature's rows are.
-        max_keys: how many first keys of each feature's bags count, None for all; None if none is limited.
+        arena: Index of the arena.
+        layout: Layout of the features.
+        max_keys: Number of first keys to use of each feature's bags, None for all; None if no feature has a limit.
     """
 
     arena: int
@@ -55,7 +55,7 @@ def check_names(tables: Sequence[AnyTableSpec], features: Sequence[FeatureSpec])
 def build_arenas(tables: Sequence[AnyTableSpec], *, seed: int) -> tuple[AnyArena, ...]:
     """Return an arena for the static, and one for the dynamic tables of each width, element type and optimizer.
 
-    They come in the order of their first tables.
+    The arenas are in the order of their first tables.
     """
     static: dict[tuple[int, str, str], list[TableSpec]] = {}
     dynamic: dict[tuple[int, str, str], list[DynamicTableSpec]] = {}
@@ -74,7 +74,7 @@ def build_arenas(tables: Sequence[AnyTableSpec], *, seed: int) -> tuple[AnyArena
 
 
 def lookup_groups(arenas: Sequence[AnyArena], features: Sequence[FeatureSpec]) -> list[LookupGroup]:
-    """One group per arena and kind of pooling: those that take key weights, "max", and "none"."""
+    """Return one group per arena and kind of pooling: those with key weights, "max", and "none"."""
     groups: list[LookupGroup] = []
     for index, arena in enumerate(arenas):
         mine = [feature for feature in features if feature.table in arena.table_names]
@@ -90,7 +90,7 @@ def lookup_groups(arenas: Sequence[AnyArena], features: Sequence[FeatureSpec]) -
 def dynamic_readers(arenas: Sequence[AnyArena], features: Sequence[FeatureSpec]) -> dict[int, list[FeatureSpec]]:
     """Return the features of each dynamic arena by its number, table by table, in the order of the features.
 
-    Of features that are in such an order already, as most are, no key is copied to bring them into it.
+    Most features are in such an order already, so that their keys need not be copied.
     """
     readers: dict[int, list[FeatureSpec]] = {}
     tables = list(dict.fromkeys(feature.table for feature in features))
@@ -107,14 +107,14 @@ def whole_table(arena: Arena, name: str) -> BagLayout:
 
 
 def fitted(layout: BagLayout, num_rows: int) -> BagLayout:
-    """`layout` of dynamic tables, with the `num_rows` that they share by now."""
+    """Return `layout` of dynamic tables with the present `num_rows` of their arena."""
     if layout.num_rows == num_rows:
         return layout
     return dataclasses.replace(layout, table_rows=(num_rows,) * len(layout.table_rows))
 
 
 def _layout(arena: AnyArena, features: Sequence[FeatureSpec]) -> BagLayout:
-    """Return the layout of some features; keys of dynamic tables are arena rows by then, in the range of the arena."""
+    """Return the layout of some features; `translate` replaces keys of dynamic tables by rows of the whole arena."""
     num_tables = len(arena.specs)
     if isinstance(arena, Arena):
         base, rows = arena.table_base, arena.table_rows
@@ -138,29 +138,28 @@ def _check_distinct(what: str, names: Sequence[str]) -> None:
 
 
 class KeyFinder(Protocol):
-    """What finds a table's rows, such as a `terarec.storage.Store`."""
+    """Maps keys to rows, as a `terarec.storage.Store` does."""
 
     def rows(self, keys: Tensor, *, train: bool) -> Tensor:
-        """Return the rows int64[n] of ``keys int64[n]``; with `train` unseen keys may get some."""
+        """Return the rows int64[n] of ``keys int64[n]``; with `train` new keys may be inserted."""
 
 
 def translate(
     jagged: Jagged, features: Sequence[FeatureSpec], tables: Mapping[str, KeyFinder], *, train: bool
 ) -> Jagged:
-    """`features` of `jagged` with arena rows in the place of keys.
+    """Return `features` of `jagged` with arena rows in place of keys.
 
-    All keys that a table gets in this batch reach it in one call, so that what it evicts for some of them is none of
-    the others.
+    A table receives all keys of the batch in one call, so that it does not evict some of them to insert others.
 
     Args:
-        jagged: keys of at least `features`, with offsets that `terarec.batch.check_offsets` let pass.
-        features: of dynamic tables of one arena, table by table.
-        tables: by name.
-        train: whether tables may insert unseen keys.
+        jagged: Keys of at least `features`, with offsets that `terarec.batch.check_offsets` accepted.
+        features: Features of dynamic tables of one arena, table by table.
+        tables: Tables by name.
+        train: Whether tables may insert new keys.
 
     Raises:
-        ConfigError: a feature that `jagged` does not hold.
-        StorageError: memory or a table is full.
+        ConfigError: A feature that `jagged` does not have.
+        StorageError: Memory or a table is full.
     """
     part = select(jagged, [feature.name for feature in features])
     if any(feature.max_keys is not None for feature in features):
@@ -179,28 +178,28 @@ def translate(
 
 
 def entry_names(table: AnyTable, prefix: str) -> tuple[str, ...]:
-    """Return the entries of ``state_dict`` that hold `table`."""
+    """Return the names of the entries of `table` in ``state_dict``."""
     name = f"{prefix}tables.{table.name}"
     return (f"{name}.keys", f"{name}.weights") if table.is_dynamic else (name,)
 
 
 def entries(table: AnyTable, prefix: str) -> dict[str, Tensor]:
-    """What ``state_dict`` holds of `table`: its weights, shared, or copies of its rising keys and their weights."""
+    """Return the entries of `table` in ``state_dict``: shared weights, or copies of its sorted keys and weights."""
     if isinstance(table, StaticTable):
         values: tuple[Tensor, ...] = (table.weights,)
     else:
         pieces = list(table.export_chunks(max(1, len(table))))
-        # An index lists keys in an order of its own, which differs from process to process.
+        # The order of keys in an index differs between processes.
         keys, order = torch.cat([piece.keys for piece in pieces]).sort()
         values = (keys, torch.cat([piece.weights for piece in pieces])[order])
     return dict(zip(entry_names(table, prefix), values, strict=True))
 
 
 def load_entries(table: AnyTable, prefix: str, state: Mapping[str, Any]) -> tuple[list[str], str | None]:
-    """Take `table` from its entries in `state`.
+    """Load `table` from its entries in `state`.
 
     Returns:
-        The entries that are missing, and what is wrong with the others; with either, `table` is as it was.
+        Missing entries, and what is wrong with the others or None; with either, `table` is unchanged.
     """
     names = entry_names(table, prefix)
     missing = [name for name in names if name not in state]

@@ -1,7 +1,7 @@
-"""How a compiler takes what it cannot trace: beside its graph, or as a constant in it.
+"""Calls that a compiler does not trace: outside of its graph, or as a constant in it.
 
-Loading this loads torch's compiler, which takes longer than all of terarec; so what is traced imports it in the branch
-that compilers alone walk.
+Importing this module imports torch's compiler, which takes longer than importing all of terarec. Callers therefore
+import it only in branches that run while a graph is compiled.
 """
 
 from __future__ import annotations

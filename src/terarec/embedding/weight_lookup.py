@@ -36,13 +36,13 @@ def bags_of(input: Tensor, offsets: Tensor | None, weights: Tensor | None, inclu
     """Return the bags that the arguments of `torch.nn.EmbeddingBag` describe.
 
     Args:
-        input: int32 or int64: [N] with `offsets`, [B, L] for bags of L keys, or a jagged nested tensor.
-        offsets: int32 or int64: [B], or [B + 1] with `include_last_offset`.
-        weights: a factor of each key's vector, shaped as `input`.
-        include_last_offset: whether `offsets` holds the end of the last bag, too.
+        input: Int32 or int64: [N] with `offsets`, [B, L] for bags of L keys, or a jagged nested tensor.
+        offsets: Int32 or int64: [B], or [B + 1] with `include_last_offset`.
+        weights: Factor of each key's vector, in the shape of `input`.
+        include_last_offset: Whether `offsets` includes the end of the last bag.
 
     Raises:
-        ConfigError: shapes or types that `torch.nn.EmbeddingBag` does not take.
+        ConfigError: Shapes or types that `torch.nn.EmbeddingBag` rejects.
     """
     if weights is not None and weights.shape != input.shape:
         raise ConfigError(
@@ -54,12 +54,12 @@ def bags_of(input: Tensor, offsets: Tensor | None, weights: Tensor | None, inclu
     flat = None if weights is None else weights.reshape(-1).float()
     if input.dim() == 2:
         if offsets is not None:
-            raise ConfigError("offsets: got a tensor beside an input [B, L], expected None: each row is a bag")
+            raise ConfigError("offsets: got a tensor with an input [B, L], expected None: each row is a bag")
         starts = torch.arange(input.shape[0] + 1, device=input.device)
         return Bags(_as_keys(input, "input").reshape(-1), starts * input.shape[1], flat)
     if input.dim() != 1 or offsets is None or offsets.dim() != 1:
-        beside = "none" if offsets is None else f"shape {list(offsets.shape)}"
-        got = f"shape {list(input.shape)} with offsets of {beside}"
+        given = "none" if offsets is None else f"shape {list(offsets.shape)}"
+        got = f"shape {list(input.shape)} with offsets of {given}"
         raise ConfigError(f"input: got {got}, expected [N] with offsets [B], or [B, L] without")
     offsets = _as_keys(offsets, "offsets")
     if not include_last_offset:
@@ -71,14 +71,14 @@ def single_keys(input: Tensor) -> Bags:  # noqa: A002
     """Return a bag for each key of ``input``, int32 or int64 of any shape.
 
     Raises:
-        ConfigError: an input of another type.
+        ConfigError: An input of another type.
     """
     keys = _as_keys(input, "input").reshape(-1)
     return Bags(keys, torch.arange(keys.shape[0] + 1, device=keys.device))
 
 
 def without_key(bags: Bags, key: int) -> Bags:
-    """`bags` with every occurrence of `key` taken out; bags may become empty."""
+    """Return `bags` without any occurrence of `key`; bags may become empty."""
     kept = bags.keys != key
     ends = torch.cat([bags.offsets.new_zeros(1), kept.cumsum(0)])
     weights = bags.key_weights
@@ -94,18 +94,18 @@ def _as_keys(tensor: Tensor, name: str) -> Tensor:
 
 
 class ParameterArena:
-    """The rows of a weight that stays an ordinary parameter of its module, with the optimizer state beside them.
+    """The rows of an ordinary parameter, with their optimizer state.
 
-    Modules that share a weight share its arena (`arena_of`), so that its rows move once a step.
+    Modules that share a weight share its arena (`arena_of`), so that its rows are updated once a step.
 
     Attributes:
         parameter: [V, D].
-        table_names: none: the parameter's place in the model is its name.
-        optimizer: "default", the name of the rule that moves the rows.
-        num_defaults: 0, the rows at the start that belong to no key.
-        state: name -> optimizer state; empty until `attach_state`.
-        attached: token of the row optimizer that the state belongs to.
-        pending: gradients since the last step, while a row optimizer updates the rows; ``.grad`` is then a
+        table_names: Empty, since the parameter is named by its path in the model.
+        optimizer: Name of the optimizer: "default".
+        num_defaults: 0, the number of default rows (see `terarec.storage.DynamicArena`).
+        state: Name -> optimizer state; empty until `attach_state`.
+        attached: Token of the row optimizer that the state belongs to.
+        pending: Gradients since the last step, if a row optimizer updates the rows. ``.grad`` is then a
             `terarec.embedding.row_gradient.RowGradient`.
     """
 
@@ -126,7 +126,7 @@ class ParameterArena:
 
     @property
     def weights(self) -> Tensor:
-        """[V, D], sharing memory with the parameter."""
+        """Weights [V, D], sharing memory with the parameter."""
         return self.parameter.detach()
 
     @property
@@ -141,20 +141,20 @@ class ParameterArena:
 
     @property
     def device(self) -> torch.device:
-        """Where the rows are."""
+        """Device of the rows."""
         return self.parameter.device
 
     def attach_state(
         self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fills: Mapping[str, float] | None = None
     ) -> None:
-        """Take an optimizer's state, in place of any former optimizer's.
+        """Allocate an optimizer's state in place of any former one.
 
         Args:
-            shapes: name and shape of each state tensor, as ``ops.row_update.state_shapes`` gives them.
-            fills: state -> its first value, 0 for those that are not named.
+            shapes: Name and shape of each state tensor, as ``ops.row_update.state_shapes`` returns them.
+            fills: State -> its initial value; 0 for other states.
 
         Raises:
-            ConfigError: a weight whose rows do not lie one after the other.
+            ConfigError: A weight that is not contiguous.
         """
         if not self.parameter.is_contiguous():
             shape, strides = list(self.parameter.shape), self.parameter.stride()
@@ -166,21 +166,21 @@ class ParameterArena:
         }
 
     def take_gradients(self) -> tuple[list[BagGradient], float]:
-        """Return the gradients since the last step and the factor that they are to be multiplied by, and forget them.
+        """Return and remove the gradients since the last step, with the factor to multiply them by.
 
         Raises:
-            ConfigError: the weight has another ``.grad``, which no row optimizer sees, or no row optimizer has it.
+            ConfigError: The weight has another ``.grad``, or no row optimizer.
         """
         if not self.is_attached:
             raise ConfigError(
-                f"row optimizer: a weight {list(self.parameter.shape)} took the place of another, or began to learn, "
-                "since the optimizer was made, expected a row optimizer made after that"
+                f"row optimizer: a weight {list(self.parameter.shape)} was replaced or made trainable after the "
+                "optimizer was created, expected a row optimizer created after that"
             )
         (taken,), factor = self.pending.take()
         return taken, factor
 
     def follow_device(self) -> None:
-        """Take the state to where the parameter is."""
+        """Move the state to the device of the parameter."""
         self.state = {name: held.to(self.device) for name, held in self.state.items()}
 
 
@@ -188,7 +188,7 @@ _ARENAS: WeakValueDictionary[int, ParameterArena] = WeakValueDictionary()  # by 
 
 
 def arena_of(parameter: nn.Parameter) -> ParameterArena:
-    """Return the arena of `parameter`: one as long as somebody holds it."""
+    """Return the arena of `parameter`: the same one as long as a reference to it exists."""
     arena = _ARENAS.get(id(parameter))
     if arena is None:
         arena = _ARENAS[id(parameter)] = ParameterArena(parameter)
@@ -196,18 +196,18 @@ def arena_of(parameter: nn.Parameter) -> ParameterArena:
 
 
 GRAPHS_HOLD_UPDATES = torch.__version__ >= "2.13"
-"""Whether a compiled graph can hold the backward pass. With torch 2.11 what an op changes in place is lost in a
-compiled backward of an autograd function: gradients were zero. 2.12 was not looked at."""
+"""Whether a compiled graph can contain the backward pass. In torch 2.11 in-place changes of an op are lost in the
+compiled backward pass of an autograd function: gradients are zero. 2.12 was not tested."""
 
 
 class GradientRule(NamedTuple):
-    """What becomes of the gradient of a weight.
+    """How the gradient of a weight is computed and stored.
 
     Attributes:
-        arena: takes the gradient, if a row optimizer is attached to it; else it goes to ``.grad``.
-        sparse: whether ``.grad`` is a sparse tensor.
-        by_frequency: whether a key's gradient is divided by how often the key occurs in the lookup.
-        without_key: a key whose row gets no gradient.
+        arena: Arena that stores the gradient if it has a row optimizer; otherwise it is added to ``.grad``.
+        sparse: Whether ``.grad`` is a sparse tensor.
+        by_frequency: Whether a key's gradient is divided by how often the key occurs in the lookup.
+        without_key: Key whose row gets no gradient.
     """
 
     arena: ParameterArena | None = None
@@ -217,12 +217,12 @@ class GradientRule(NamedTuple):
 
     @property
     def attached(self) -> ParameterArena | None:
-        """The arena that takes the gradient, if one does."""
+        """The arena, if a row optimizer is attached to it."""
         return self.arena if self.arena is not None and self.arena.is_attached else None
 
     @property
     def is_traceable(self) -> bool:
-        """Whether a compiled graph can hold the backward pass: it is dense, and no shape in it depends on the keys."""
+        """Whether a compiled graph can contain the backward pass: a dense one whose shapes do not depend on keys."""
         return GRAPHS_HOLD_UPDATES and not (
             self.sparse or self.attached or self.by_frequency or self.without_key is not None
         )
@@ -233,13 +233,13 @@ def look_up(weight: Tensor, bags: Bags, layout: BagLayout, rule: GradientRule) -
 
     Args:
         weight: [V, D].
-        bags: of one feature.
-        layout: of that feature and one table of V rows.
-        rule: what becomes of the gradient.
+        bags: Bags of one feature.
+        layout: Layout of that feature and one table of V rows.
+        rule: How the gradient is computed and stored.
 
     Raises:
-        KeyOutOfRangeError: a key outside 0 <= key < V.
-        ConfigError: offsets that fall or do not cover the keys, or a weight of a type that no kernel takes.
+        KeyOutOfRangeError: A key outside 0 <= key < V.
+        ConfigError: Offsets that decrease or do not cover the keys, or a weight of an unsupported type.
     """
     learns = weight.requires_grad or (bags.key_weights is not None and bags.key_weights.requires_grad)
     if not learns or not torch.is_grad_enabled():
@@ -270,7 +270,7 @@ class _Lookup(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         weight, keys, offsets, key_weights, ctx.layout, ctx.rule = inputs
         ctx.dtype = weight.dtype
-        # The backward pass reads the rows only where it must, so that they may move in between where it does not.
+        # Save the rows only if the backward pass reads them; otherwise they may change in between.
         is_read = not _is_linear(ctx.layout) or ctx.needs_input_grad[3]
         ctx.save_for_backward(keys, offsets, key_weights, weight if is_read else None)
 
@@ -296,7 +296,7 @@ class _Lookup(torch.autograd.Function):
 
 
 def _ruled(gradient: BagGradient, rule: GradientRule) -> BagGradient:
-    """`gradient` without a key that learns nothing, and with the factors of `by_frequency`."""
+    """Return `gradient` without the key `without_key`, and with the factors of `by_frequency`."""
     keys, offsets, factors = gradient.keys, gradient.offsets, gradient.key_weights
     if rule.without_key is not None:
         keys, offsets, factors = without_key(Bags(keys, offsets, factors), rule.without_key)

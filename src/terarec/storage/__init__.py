@@ -1,4 +1,4 @@
-"""Key -> row stores behind one protocol, and the arenas that hold their rows."""
+"""Stores, which map keys to rows behind one protocol, and the arenas of their rows."""
 
 from terarec.storage.arena import Arena
 from terarec.storage.dynamic import DynamicTable, dynamic_tables

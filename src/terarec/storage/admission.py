@@ -1,4 +1,4 @@
-"""Which unseen keys get a row: the memory behind a table's `AdmissionSpec`."""
+"""Admission: the policies for which new keys get a row, and their counts."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from terarec.spec import DynamicTableSpec, FilterAdmission, FrequencyAdmission, 
 from terarec.spec.tables import MOST_FILTER_COUNT
 from terarec.storage.dynamic_arena import Transaction
 
-_FILTER_ROWS = 4  # cells a key has in a counting filter; its count is the least of them
+_FILTER_ROWS = 4  # cells of a key in a counting filter; its count is the smallest of them
 
 
 class Admission(Protocol):
-    """Decides which unseen keys get a row."""
+    """Decides which new keys get a row."""
 
     names: frozenset[str]
-    """The tensors of a piece that `export_chunks` gives."""
+    """Names of the tensors of a piece of `export_chunks`."""
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes held."""
+        """Bytes of the counts."""
 
     def admit(self, keys: Tensor, clock: int, transaction: Transaction) -> Tensor:
-        """Observe ``keys int64[n]``, of one batch and without rows; return those to insert, possibly repeated.
+        """Count the keys int64[n] of one batch that have no row; return those to insert, possibly repeated.
 
-        The same keys in any order give the same.
+        The result does not depend on the order of the keys.
         """
 
     def forget(self, keys: Tensor, transaction: Transaction) -> None:
-        """``keys int64[n]``, possibly repeated, have rows now."""
+        """Remove the counts of ``keys int64[n]``, possibly repeated, which have rows now."""
 
     def move(self, device: torch.device) -> None:
-        """Take what is held to `device`."""
+        """Move the counts to `device`."""
 
     def export_chunks(self, chunk_keys: int) -> Iterator[dict[str, Tensor]]:
-        """Return what is held, as named tensors, in pieces of at most `chunk_keys` keys."""
+        """Return the counts as named tensors, in pieces of at most `chunk_keys` keys."""
 
     def import_(self, piece: Mapping[str, Tensor]) -> None:
-        """Add a piece that `export_chunks` of an admission of this kind gave.
+        """Import a piece that `export_chunks` of the same class returned.
 
         Raises:
-            StorageError: a filter of another size; nothing has changed then.
+            StorageError: A filter of another size; nothing has changed.
         """
 
 
 class CountAdmission:
-    """`FrequencyAdmission`: counts keys until they have rows."""
+    """`FrequencyAdmission`: exact counts of the keys without rows."""
 
     names = frozenset({"admission_keys", "admission_counts"})
 
@@ -68,13 +68,13 @@ class CountAdmission:
         return self._counts.memory_bytes
 
     def admit(self, keys: Tensor, clock: int, transaction: Transaction) -> Tensor:
-        """Return the keys whose count is reached."""
+        """Return the keys that occurred often enough."""
         counts = self._counts.count(keys)
         transaction.on_rollback(lambda: self._uncount(keys))
         return keys[counts >= self.spec.count]
 
     def forget(self, keys: Tensor, transaction: Transaction) -> None:
-        """Stop counting `keys`."""
+        """Remove the counts of `keys`."""
         counts = self._counts.erase(keys)
         transaction.on_rollback(lambda: self._counts.assign(keys[counts >= 0], counts[counts >= 0]))
 
@@ -85,7 +85,7 @@ class CountAdmission:
         self._counts.erase(distinct[counts == 0])
 
     def move(self, device: torch.device) -> None:
-        """Count on `device`."""
+        """Move the counts to `device`."""
         self._counts = copied_to(self._counts, device, self._implementation)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CountAdmission:
@@ -109,7 +109,7 @@ class CountAdmission:
 
 
 class ChanceAdmission:
-    """`ProbabilityAdmission`: draws a number from (table, seed, batch, key)."""
+    """`ProbabilityAdmission`: a random number drawn from (table, seed, batch, key)."""
 
     names: frozenset[str] = frozenset()
     memory_bytes = 0
@@ -124,27 +124,26 @@ class ChanceAdmission:
         return keys[drawn < self._limit]
 
     def forget(self, keys: Tensor, transaction: Transaction) -> None:
-        """Nothing is held."""
+        """Do nothing: this policy has no counts."""
 
     def move(self, device: torch.device) -> None:
-        """Nothing is held."""
+        """Do nothing: this policy has no counts."""
 
     def export_chunks(self, chunk_keys: int) -> Iterator[dict[str, Tensor]]:
-        """Nothing is held."""
+        """Do nothing: this policy has no counts."""
         return iter(())
 
     def import_(self, piece: Mapping[str, Tensor]) -> None:
-        """Nothing is held."""
+        """Do nothing: this policy has no counts."""
 
 
 class CountingFilter:
-    """`FilterAdmission`: a count-min sketch with conservative update (Estan & Varghese 2002) in bytes that stay at 255.
+    """`FilterAdmission`: a count-min sketch with conservative update (Estan & Varghese 2002) in saturating bytes.
 
-    A key has a cell in each of four rows; its count is the least of the four. Counting raises only cells below the
+    A key has a cell in each of four rows; its count is the smallest of the four. Counting raises only cells below the
     new count, so a count is never too low, and too high only where each of the four cells is shared.
 
-    Which cells a key has is drawn from a seed. The seed goes with the cells wherever they go, as they mean other keys
-    with another one.
+    The cells of a key depend on a seed, which is exported and imported together with them.
     """
 
     names = frozenset({"admission_filter", "admission_seed"})
@@ -161,7 +160,7 @@ class CountingFilter:
         return self._cells.numel()
 
     def admit(self, keys: Tensor, clock: int, transaction: Transaction) -> Tensor:
-        """Return the keys whose count is reached."""
+        """Return the keys that occurred often enough."""
         distinct, occurrences = torch.unique(keys, return_counts=True)
         places = self._places(distinct)
         before = self._cells.gather(1, places)
@@ -173,10 +172,10 @@ class CountingFilter:
         return admitted
 
     def forget(self, keys: Tensor, transaction: Transaction) -> None:
-        """A filter cannot forget."""
+        """Do nothing: a filter cannot remove keys, since keys share cells."""
 
     def move(self, device: torch.device) -> None:
-        """Take the cells to `device`."""
+        """Move the cells to `device`."""
         self._cells = self._cells.to(device)
 
     def export_chunks(self, chunk_keys: int) -> Iterator[dict[str, Tensor]]:
@@ -184,12 +183,12 @@ class CountingFilter:
         yield {"admission_filter": self._cells, "admission_seed": torch.tensor([self._seed])}
 
     def import_(self, piece: Mapping[str, Tensor]) -> None:
-        """Take the cells over, and the seed that they were counted with."""
+        """Import the cells and their seed."""
         cells, seed = piece["admission_filter"], piece["admission_seed"]
         if cells.shape != self._cells.shape or cells.dtype != self._cells.dtype:
             got, expected = f"{cells.numel():,} cells of {cells.dtype}", f"{self._cells.numel():,} of torch.uint8"
             raise StorageError(
-                f"table {self._table!r}: got a counting filter of {got}, expected {expected}: was num_bytes another?"
+                f"table {self._table!r}: got a counting filter of {got}, expected {expected} (the same num_bytes)"
             )
         if seed.shape != (1,) or seed.dtype != torch.int64:
             got = f"{seed.dtype}{list(seed.shape)}"
@@ -219,7 +218,7 @@ def build_admission(table: DynamicTableSpec, seed: int, device: torch.device, im
 
 
 def mix(bits: Tensor) -> Tensor:
-    """SplitMix64's finalizer on int64[n]; products wrap, shifts bring in zeros."""
+    """Return SplitMix64's finalizer of int64[n]: products wrap, shifts insert zeros."""
     bits = (bits ^ _shifted(bits, 30)) * -0x40A7B892E31B1A47
     bits = (bits ^ _shifted(bits, 27)) * -0x6B2FB644ECCEEE15
     return bits ^ _shifted(bits, 31)

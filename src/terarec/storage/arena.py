@@ -1,4 +1,4 @@
-"""`Arena`: one block of memory with the rows of many tables of one shape, and the optimizer state beside them."""
+"""`Arena`: one block of memory with the rows of many static tables of one width, and their optimizer state."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from terarec.ops import state_dtype
 from terarec.spec import TableSpec
 from terarec.storage.store import check_has_memory, shared_row_type
 
-_INITIALISED_AT_ONCE = 1 << 20  # float32 numbers held while narrow rows get their first values
+_INITIALISED_AT_ONCE = 1 << 20  # float32 numbers in memory while 16-bit rows are initialised
 
 
 class Arena:
     """Rows of several tables, table after table.
 
     Attributes:
-        specs: the tables, all of one width, element type and optimizer.
-        width: length D of a vector.
-        dtype: element type of the weights: float32, bfloat16 or float16.
-        optimizer: name of the rule that moves the tables.
-        num_rows: rows V of all tables together.
-        generation: 0, as no row changes its key (`DynamicArena`).
-        num_defaults: 0, the rows at the start of the arena that belong to no key.
-        table_names: the tables' names.
-        table_base: arena row of each table's first row.
-        table_rows: rows of each table.
+        specs: The tables, all of one width, element type and optimizer.
+        width: Length D of a vector.
+        dtype: Element type of the weights: float32, bfloat16 or float16.
+        optimizer: Name of the optimizer that updates the tables.
+        num_rows: Rows V of all tables together.
+        generation: 0, since no row changes its key (see `DynamicArena`).
+        num_defaults: 0, the number of default rows (see `DynamicArena`).
+        table_names: The tables' names.
+        table_base: Arena row of each table's first row.
+        table_rows: Rows of each table.
         weights: dtype[V, D].
-        state: name -> optimizer state float32[V, D] or [V]; empty until `attach_state`.
-        attached: token of the row optimizer that the state belongs to.
+        state: Name -> optimizer state float32[V, D] or [V]; empty until `attach_state`.
+        attached: Token of the row optimizer that the state belongs to.
 
     Args:
-        specs: the tables.
-        seed: of the first weights, which depend on table name, row and seed only; narrow ones are those of a float32
-            table rounded to the nearest.
+        specs: The tables.
+        seed: Seed of the first weights, which depend on table name, row and seed only; 16-bit weights are those of a
+            float32 table, rounded to nearest.
 
     Raises:
-        ConfigError: no table, or tables of several widths, element types or optimizers.
-        StorageError: not enough memory; nothing was allocated then.
+        ConfigError: No table, or tables of several widths, element types or optimizers.
+        StorageError: Not enough memory; nothing is allocated.
     """
 
     def __init__(self, specs: Sequence[TableSpec], *, seed: int = 0) -> None:
@@ -63,7 +63,7 @@ class Arena:
 
     @property
     def device(self) -> torch.device:
-        """Where the rows are."""
+        """Device of the rows."""
         return self.weights.device
 
     @property
@@ -74,14 +74,14 @@ class Arena:
     def attach_state(
         self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fills: Mapping[str, float] | None = None
     ) -> None:
-        """Allocate an optimizer's state, in place of any former optimizer's.
+        """Allocate an optimizer's state in place of any former one.
 
         Args:
-            shapes: name and shape of each state tensor, as ``ops.row_update.state_shapes`` gives them.
-            fills: state -> its first value, 0 for those that are not named.
+            shapes: Name and shape of each state tensor, as ``ops.row_update.state_shapes`` returns them.
+            fills: State -> its initial value; 0 for other states.
 
         Raises:
-            StorageError: not enough memory.
+            StorageError: Not enough memory.
         """
         self.state = {}
         for name, shape in shapes:
@@ -90,11 +90,11 @@ class Arena:
                 self.state[name].fill_(fill)
 
     def move(self, device: torch.device) -> None:
-        """Take weights and state to `device`.
+        """Move weights and state to `device`.
 
         Raises:
-            ConfigError: a device without memory.
-            StorageError: not enough memory there.
+            ConfigError: A device without memory.
+            StorageError: Not enough memory there.
         """
         if device == self.device:
             return
@@ -122,7 +122,9 @@ class Arena:
         try:
             return torch.zeros(shape, device=device, dtype=dtype)
         except torch.OutOfMemoryError as error:
-            raise StorageError(f"{purpose}: {wanted:,} bytes requested on {device}, which has no room") from error
+            raise StorageError(
+                f"{purpose}: {wanted:,} bytes requested on {device}, which has too little memory"
+            ) from error
 
 
 def _list_tables(names: Sequence[str]) -> str:

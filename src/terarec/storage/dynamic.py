@@ -1,4 +1,4 @@
-"""A table of any int64 keys, whose rows appear in training."""
+"""Dynamic tables: any int64 keys; training inserts rows."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _KEYS_AT_ONCE = 1 << 20  # that are compared, so that a scan of a large table ta
 
 
 class DynamicTable:
-    """Some rows of a `DynamicArena`, found by their keys. Implements `Store`.
+    """A table of a `DynamicArena` with an index of its keys. Implements `Store`.
 
     Attributes:
-        spec: name, width, first weights, and which keys come and go.
-        arena: where the rows live.
-        number: of the table in its arena, and arena row of its default vector.
+        spec: Name, width, first weights, and the policies of admission and eviction.
+        arena: Arena of the rows.
+        number: Index of the table in its arena, which is also the arena row of its default vector.
 
     Args:
-        spec: the table.
-        arena: an arena made for it, among others.
-        implementation: of the index: "auto", or one of `terarec.kernels.registry.IMPLEMENTATIONS` by name.
+        spec: Description of the table.
+        arena: Arena whose specs include this one.
+        implementation: Implementation of the index: "auto" or a name of `terarec.kernels.registry.IMPLEMENTATIONS`.
     """
 
     is_dynamic = True
@@ -50,29 +50,29 @@ class DynamicTable:
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """The optimizer states beside the weights; empty until an optimizer is attached."""
+        """Names of the optimizer's state tensors; empty until an optimizer is attached."""
         return tuple(self.arena.state)
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of the index, and of what ``spec.admit`` remembers of keys without rows."""
+        """Bytes of the index, and of the admission counts of keys without rows."""
         with self.arena.lock:
             admission = self._held.admission
             return self._held.index.memory_bytes + (admission.memory_bytes if admission is not None else 0)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the rows held with their state, and of the index."""
+        """Bytes of the rows with their state, and of the index."""
         return len(self) * self.arena.row_bytes + self.index_bytes
 
     @property
     def num_evicted(self) -> int:
-        """Rows that were evicted so far."""
+        """Number of rows evicted so far."""
         return self._held.num_evicted
 
     @property
     def num_batches(self) -> int:
-        """Training batches that looked the table up so far: what ``uses["last_step"]`` counts."""
+        """Number of training batches that looked the table up, which ``uses["last_step"]`` refers to."""
         return self._held.clock
 
     def __len__(self) -> int:
@@ -80,22 +80,22 @@ class DynamicTable:
             return len(self._held.index)
 
     def keys(self) -> Tensor:
-        """Return the keys that have rows, int64[n], rising: an index's own order differs from process to process."""
+        """Return the keys int64[n] in ascending order, since the order in an index differs between processes."""
         with self.arena.lock:
             return self._held.items()[0].sort().values
 
     def used_since(self, batch: int) -> Tensor:
-        """The keys int64[n], rising, that a training batch after the first `batch` ones used and that have rows now.
+        """Return the keys int64[n], in ascending order, that training used after batch `batch` and that have rows.
 
         Args:
-            batch: what `num_batches` was.
+            batch: A former value of `num_batches`.
 
         Raises:
-            ConfigError: the table does not note last uses.
+            ConfigError: The table does not track last uses.
         """
-        if LAST_STEP not in self._held.noted:
+        if LAST_STEP not in self._held.tracked:
             raise ConfigError(
-                f"table {self.name!r}: used_since: the table does not note when rows are used, expected one with "
+                f"table {self.name!r}: used_since: the table does not track when rows are used, expected one with "
                 "track_uses=True, or with lru(), ttl() or by_score()"
             )
         with self.arena.lock:
@@ -108,11 +108,11 @@ class DynamicTable:
     def rows(self, keys: Tensor, *, train: bool) -> Tensor:
         """Return arena rows int64[n] of ``keys int64[n]``; the default row for a key that has none.
 
-        With `train` they are the keys of one batch: those without rows get one if ``spec.admit`` lets them pass, a full
-        table evicts others for them, and their use is noted.
+        With `train`, `keys` are those of one batch: keys that ``spec.admit`` admits are inserted, a full table evicts
+        others for them, and their use is recorded.
 
         Raises:
-            StorageError: memory or table is full; nothing has changed then.
+            StorageError: Memory or table is full; nothing has changed.
         """
         with self.arena.transaction as transaction:
             rows = self._held.find_or_insert(keys) if train else self._held.find(keys)
@@ -122,19 +122,20 @@ class DynamicTable:
         return rows
 
     def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
-        """Evict rows, those first that the policy ranks lowest, until `keep_at_least` are left.
+        """Evict the rows that the policy ranks lowest, until `keep_at_least` are left.
 
-        A pending gradient of such a row is lost. The row serves other keys, with first values and fresh state.
+        Pending gradients of these rows are lost. The rows are reused for other keys, with initial values and state.
 
         Args:
-            by: which go first; None takes ``spec.evict``. A time to live spares younger rows in any case.
-            keep_at_least: None takes 0 with a time to live, and else the size to which a full table evicts.
+            by: Policy; None for ``spec.evict``. A time to live never evicts younger rows.
+            keep_at_least: Rows to keep; None for 0 with a time to live, otherwise the size that a full table evicts
+                down to.
 
         Returns:
-            The keys that went, int64[n], rising.
+            The evicted keys, int64[n], in ascending order.
 
         Raises:
-            ConfigError: no policy, no size, or a policy that needs what the table does not note.
+            ConfigError: No policy, no size, or a policy that needs uses that the table does not track.
         """
         policy = self.spec.evict if by is None else by
         if not isinstance(policy, EvictionSpec):
@@ -148,23 +149,26 @@ class DynamicTable:
             return self._held.evict(policy, keep=keep_at_least)
 
     def take_evicted(self) -> Tensor:
-        """Return the keys int64[n] that went since the last call and have no row now: those that copies must delete."""
+        """Return the keys int64[n] that were evicted since the last call and have no row now.
+
+        These are the keys that copies of the table must delete.
+        """
         with self.arena.lock:
             keys: Tensor = torch.unique(self._held.evicted)
             self._held.evicted = keys[:0]
             return keys[self._held.find(keys) < 0]
 
     def clear(self) -> None:
-        """Forget every key and everything that was noted, as if the table were new."""
+        """Remove all keys, uses and admission counts, as in a new table."""
         with self.arena.lock:
             self._held.clear()
 
     def replace(self, rows: Rows) -> None:
-        """Hold `rows` and nothing else, as if the table were new and `import_` had given it these.
+        """Replace the content by `rows`, as `import_` into a new table.
 
         Raises:
-            ConfigError: a key that is repeated.
-            StorageError: the table or memory is full, or weights or state of another shape; nothing has changed then.
+            ConfigError: A key that is repeated.
+            StorageError: The table or memory is full, or weights or state of another shape; nothing has changed.
         """
         check_import(self.name, rows, self.arena.weights, self.arena.state)
         num_rows = rows.keys.numel()
@@ -178,10 +182,10 @@ class DynamicTable:
             self.import_(rows)
 
     def export(self, keys: Tensor) -> Rows:
-        """Return copies of what is held for ``keys int64[n]``.
+        """Return copies of the rows of ``keys int64[n]``.
 
         Raises:
-            KeyOutOfRangeError: a key without a row.
+            KeyOutOfRangeError: A key without a row.
         """
         with self.arena.lock:
             rows = self._held.find(keys)
@@ -194,26 +198,26 @@ class DynamicTable:
             return self._copy(keys, rows)
 
     def export_chunks(self, chunk_rows: int) -> Iterator[Rows]:
-        """Return everything held, `chunk_rows` rows at a time; of an empty table one chunk without rows."""
+        """Return all rows, `chunk_rows` at a time; an empty table returns one chunk without rows."""
         start, is_first = 0, True
         while start >= 0:
             with self.arena.lock:
                 keys, rows, start = self._held.index.items(start, chunk_rows)
                 piece = self._copy(keys, rows)
-            if keys.numel() or (start < 0 and is_first):  # an index may come upon nothing for a while
+            if keys.numel() or (start < 0 and is_first):  # a part of an index may be empty
                 is_first = False
                 yield piece
 
     def import_(self, rows: Rows) -> None:
-        """Overwrite what is held for ``rows.keys``, whatever ``spec.admit`` says.
+        """Overwrite the rows of ``rows.keys``; keys without rows are inserted, without admission.
 
-        Empty ``rows.state`` and ``rows.uses`` leave what is there, which for new keys is fresh.
+        Empty ``rows.state`` and ``rows.uses`` do not change state and uses; those of new keys are initial.
 
         Raises:
-            StorageError: the table or memory is full, or weights or state of another shape; nothing has changed then.
+            StorageError: The table or memory is full, or weights or state of another shape; nothing has changed.
         """
         arena = self.arena
-        uses = {name: arena.uses[name] for name in self._held.noted if name in rows.uses}
+        uses = {name: arena.uses[name] for name in self._held.tracked if name in rows.uses}
         check_import(self.name, rows, arena.weights, arena.state, uses)
         with arena.transaction:
             target = self._held.insert(rows.keys)
@@ -224,9 +228,9 @@ class DynamicTable:
                 arena.uses[name].index_copy_(0, target, rows.uses[name].to(arena.device))
 
     def export_memory(self, chunk_keys: int) -> Iterator[dict[str, Tensor]]:
-        """Return what is remembered besides rows: the clock, evicted keys not yet taken, counts of ``spec.admit``.
+        """Return the state other than rows: the clock, evicted keys not yet reported, admission counts.
 
-        Named tensors, at most `chunk_keys` keys at a time.
+        The pieces are named tensors of at most `chunk_keys` keys.
         """
         held = self._held
         yield {"clock": torch.tensor([held.clock]), "num_evicted": torch.tensor([held.num_evicted])}
@@ -236,10 +240,10 @@ class DynamicTable:
             yield from held.admission.export_chunks(chunk_keys)
 
     def import_memory(self, piece: Mapping[str, Tensor]) -> None:
-        """Take over a piece that `export_memory` of a table like this gave.
+        """Import a piece that `export_memory` of a table of the same spec returned.
 
         Raises:
-            StorageError: a piece of a table with another way of admission.
+            StorageError: A piece of a table with another admission policy.
         """
         held = self._held
         if set(piece) == {"clock", "num_evicted"}:
@@ -249,19 +253,19 @@ class DynamicTable:
         elif held.admission is not None and set(piece) == held.admission.names:
             held.admission.import_(piece)
         else:
-            raise StorageError(f"table {self.name!r}: got {sorted(piece)}, which belongs to another way of admission")
+            raise StorageError(f"table {self.name!r}: got {sorted(piece)}, which belongs to another admission policy")
 
     def follow_arena(self) -> None:
-        """Take the index to the device to which the arena has moved."""
+        """Move the index to the device of the arena."""
         self._held.move()
 
     def _copy(self, keys: Tensor, rows: Tensor) -> Rows:
-        arena, noted = self.arena, self._held.noted
+        arena, tracked = self.arena, self._held.tracked
         return Rows(
             keys=keys,
             weights=arena.weights[rows],
             state={name: tensor[rows] for name, tensor in arena.state.items()},
-            uses={name: arena.uses[name][rows] for name in noted},
+            uses={name: arena.uses[name][rows] for name in tracked},
         )
 
 

@@ -26,7 +26,7 @@ Change = Callable[[], object]
 class Transaction:
     """The changes of one batch in the tables of an arena, all or none of which are made.
 
-    A context manager: changes made within the block are undone if the block raises. A block within a block is a part of
+    A context manager: changes made within the block are rolled back if the block raises. A nested block is a part of
     the outer one. Outside of blocks a change is final at once.
 
     Args:
@@ -53,7 +53,7 @@ class Transaction:
             self._lock.release()
 
     def on_rollback(self, undo: Change) -> None:
-        """Note a change that was made; `undo` reverts it, once all later changes are reverted."""
+        """Register `undo`, which reverts a change that was made, after all later changes are reverted."""
         if self._depth:
             self._undo_steps.append(undo)
 
@@ -71,8 +71,8 @@ class Transaction:
             step()
 
 
-# What NumPy lends its memory as; it has no bfloat16.
-_LENT_AS = {
+# NumPy types of the memory that tensors share; NumPy has no bfloat16.
+_NUMPY_TYPES = {
     torch.float32: np.float32,
     torch.float16: np.float16,
     torch.bfloat16: np.int16,
@@ -82,19 +82,19 @@ _LENT_AS = {
 
 
 class GrowingTensor:
-    """A tensor ``[rows, ...]`` that grows at its end by zeros.
+    """A tensor ``[rows, ...]`` to which rows of zeros can be appended.
 
-    In host memory it keeps its address: address space for as much as the machine has memory is reserved, and memory
-    is taken as rows come. On other devices growing allocates and copies.
+    In host memory it keeps its address: it reserves as much address space as the machine has memory, and commits
+    memory as rows are appended. On other devices growing allocates and copies.
 
     Attributes:
-        tensor: the rows there are.
-        row_bytes: bytes of a row.
+        tensor: Rows.
+        row_bytes: Bytes of a row.
 
     Args:
-        row_shape: shape of a row, ``()`` for a number.
-        dtype: one that NumPy can lend.
-        device: where the rows are.
+        row_shape: Shape of a row, ``()`` for a number.
+        dtype: Element type, one of `_NUMPY_TYPES`.
+        device: Device of the rows.
     """
 
     def __init__(self, row_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
@@ -104,13 +104,13 @@ class GrowingTensor:
         self._reserved = None
         if device.type == "cpu":
             most = memory.total_bytes() // max(1, self.row_bytes)
-            self._reserved = reserve_rows((most, *row_shape), _LENT_AS[dtype])
+            self._reserved = reserve_rows((most, *row_shape), _NUMPY_TYPES[dtype])
 
     def grow(self, rows: int) -> None:
-        """Become `rows` rows long, the new ones zero.
+        """Grow to `rows` rows; the new ones are zero.
 
         Raises:
-            StorageError: no memory for them; nothing has changed then.
+            StorageError: Not enough memory; nothing has changed.
         """
         if self._reserved is not None:
             self._reserved.grow(rows)
@@ -127,7 +127,7 @@ class GrowingTensor:
         """Return a copy on `device`.
 
         Raises:
-            StorageError: no memory there.
+            StorageError: Not enough memory there.
         """
         return _copied(self._row_shape, self.tensor, device)
 
@@ -137,8 +137,8 @@ class GrowingTensor:
         return twin
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Address space that is reserved cannot be pickled. As a tensor the rows would move to shared memory on their
-        # way to another process, and out of that address space.
+        # Reserved address space cannot be pickled. A tensor would be moved to shared memory on its way to another
+        # process, and so out of that address space.
         held = self.tensor.cpu()
         rows = held.view(torch.int16) if held.dtype == torch.bfloat16 else held
         return _rebuilt, (self._row_shape, rows.numpy(), held.dtype, self.tensor.device)
@@ -160,7 +160,7 @@ _GROWTH = 8  # an eighth more at a time: only address space until rows are writt
 
 
 class DynamicArena:
-    """Rows of several dynamic tables in the order in which their keys came, and the optimizer state beside them.
+    """Rows of several dynamic tables in order of insertion, with their optimizer state.
 
     Row t < T is the default row of table t: the vector of keys without a row. `reset_defaults` restores it after every
     update. The rows after those belong to keys, were freed, or were never used.
@@ -169,28 +169,28 @@ class DynamicArena:
     recycled only afterwards.
 
     Attributes:
-        specs: the T tables, all of one width, element type and optimizer.
-        width: length D of a vector.
-        dtype: element type of the weights.
-        optimizer: name of the rule that moves the tables.
-        table_names: the tables' names.
-        seed: of the first weights.
-        num_rows: rows V that have memory.
+        specs: The T tables, all of one width, element type and optimizer.
+        width: Length D of a vector.
+        dtype: Element type of the weights.
+        optimizer: Name of the optimizer that updates the tables.
+        table_names: The tables' names.
+        seed: Seed of the first weights.
+        num_rows: Rows V for which memory is allocated.
         num_defaults: T, the rows at the start of the arena that belong to no key.
-        next_row: first row that was never used.
+        next_row: First row that was never used.
         recycled: int64[n], rows that were freed, in the order in which they are allocated again.
-        generation: rises when rows that were freed while pinned can be allocated again.
-        attached: token of the row optimizer that the state belongs to.
-        lock: held by whoever allocates or frees rows: tables share the recycled ones.
-        transaction: changes of the keys of its tables, all or none of which are made; it holds the lock.
+        generation: Number that increases when rows that were freed while pinned can be allocated again.
+        attached: Token of the row optimizer that the state belongs to.
+        lock: Lock to hold while rows are allocated or freed, since tables share the recycled ones.
+        transaction: Transaction of changes to the keys of the tables; it holds the lock.
 
     Args:
-        specs: the tables.
-        seed: of the first weights, which depend on table name, key and seed only.
+        specs: The tables.
+        seed: Seed of the first weights, which depend on table name, key and seed only.
 
     Raises:
-        ConfigError: no table, or tables of several widths, element types or optimizers.
-        StorageError: not enough memory.
+        ConfigError: No table, or tables of several widths, element types or optimizers.
+        StorageError: Not enough memory.
     """
 
     def __init__(self, specs: Sequence[DynamicTableSpec], *, seed: int = 0) -> None:
@@ -219,12 +219,12 @@ class DynamicArena:
 
     @property
     def device(self) -> torch.device:
-        """Where the rows are."""
+        """Device of the rows."""
         return self.weights.device
 
     @property
     def weights(self) -> Tensor:
-        """[V, D] of `dtype`; in host memory always at one address."""
+        """Weights [V, D] of `dtype`; in host memory always at one address."""
         return self._weights.tensor
 
     @property
@@ -234,30 +234,30 @@ class DynamicArena:
 
     @property
     def uses(self) -> Mapping[str, Tensor]:
-        """Name -> what tables note of a row's use [V]; those that `track` was called for."""
+        """Name -> tracked use of each row [V]; has the names that `track` was called for."""
         return {name: held.tensor for name, held in self._uses.items()}
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row's weights, state and notes of use."""
+        """Bytes of a row's weights, state and uses."""
         return sum(held.row_bytes for held in self._blocks())
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of all rows there is memory for."""
+        """Bytes of all rows for which memory is allocated."""
         return self.num_rows * self.row_bytes
 
     def attach_state(
         self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fills: Mapping[str, float] | None = None
     ) -> None:
-        """Allocate an optimizer's state, in place of any former optimizer's.
+        """Allocate an optimizer's state in place of any former one.
 
         Args:
-            shapes: name and shape [V, ...] of each state tensor, as ``ops.row_update.state_shapes`` gives them.
-            fills: state -> its first value, of later rows too; 0 for those that are not named.
+            shapes: Name and shape [V, ...] of each state tensor, as ``ops.row_update.state_shapes`` returns them.
+            fills: State -> its initial value, also of rows that are inserted later; 0 for other states.
 
         Raises:
-            StorageError: not enough memory.
+            StorageError: Not enough memory.
         """
         self._state = {}
         for name, shape in shapes:
@@ -269,13 +269,13 @@ class DynamicArena:
             held.tensor[: self.next_row] = self._fills[name]
 
     def track(self, name: str, dtype: torch.dtype) -> None:
-        """Keep a number of `dtype` for each row, from 0, in ``uses[name]``."""
+        """Add ``uses[name]``: a number of `dtype` for each row, 0 at first."""
         if name not in self._uses:
             self._uses[name] = GrowingTensor((), dtype, self.device)
             self._uses[name].grow(self.num_rows)
 
     def allocate_rows(self, count: int, purpose: str) -> Tensor:
-        """Allocate rows for the next `count` keys, with fresh state; the caller writes the weights.
+        """Allocate rows for the next `count` keys, with initial state; the caller writes the weights.
 
         Args:
             count: Number of rows.
@@ -285,7 +285,7 @@ class DynamicArena:
             int64[count]: from `recycled`, then from `next_row` on.
 
         Raises:
-            StorageError: not enough memory; nothing has changed then.
+            StorageError: Not enough memory; nothing has changed.
         """
         reused = min(count, self.recycled.numel())
         end = self.next_row + count - reused
@@ -301,24 +301,24 @@ class DynamicArena:
         return torch.cat([again, torch.arange(first, end, device=self.device)])
 
     def make_room(self, count: int, *, freed: int, purpose: str) -> None:
-        """Have memory to allocate `count` rows after `freed` were freed.
+        """Allocate memory for `count` rows after `freed` are freed.
 
         Raises:
-            StorageError: not enough memory; nothing has changed then.
+            StorageError: Not enough memory; nothing has changed.
         """
         reused = self.recycled.numel() + (0 if self._is_pinned else freed)
         self._grow(self.next_row + max(0, count - reused), purpose)
 
     def free_rows(self, rows: Tensor) -> None:
-        """Free ``rows int64[n]``, which no key has any more."""
+        """Free ``rows int64[n]``, whose keys were removed."""
         self.transaction.on_commit(lambda: self._recycle(rows))
 
     def pin(self) -> None:
-        """Stop recycling freed rows once the `transaction` ends: gradients may come for rows in use."""
+        """Stop recycling freed rows once the `transaction` ends: a backward pass may still use them."""
         self.transaction.on_commit(self._begin_pin)
 
     def unpin(self) -> None:
-        """Recycle the rows that were freed since `pin`: their gradients have been taken."""
+        """Recycle the rows that were freed since `pin`: their gradients have been applied or dropped."""
         with self.lock:
             self._is_pinned = False
             if self._freed_while_pinned:
@@ -327,17 +327,17 @@ class DynamicArena:
                 self.generation += 1
 
     def reset_defaults(self) -> None:
-        """Restore the default rows and their state, after an update moved them."""
+        """Restore the default rows and their state after an update changed them."""
         self.weights[: len(self.specs)] = self._defaults
         for name, held in self._state.items():
             held.tensor[: len(self.specs)] = self._fills[name]
 
     def move(self, device: torch.device) -> None:
-        """Take everything to `device`.
+        """Move all tensors to `device`.
 
         Raises:
-            ConfigError: a device without memory.
-            StorageError: not enough memory there.
+            ConfigError: A device without memory.
+            StorageError: Not enough memory there.
         """
         if device == self.device:
             return
@@ -372,7 +372,7 @@ class DynamicArena:
         return [self._weights, *self._state.values(), *self._uses.values()]
 
     def _grow(self, rows: int, purpose: str) -> None:
-        """Have memory for `rows` rows, and some to spare."""
+        """Allocate memory for at least `rows` rows."""
         if rows <= self.num_rows:
             return
         spare = max(self.num_rows // _GROWTH, _FEWEST_BYTES // self.row_bytes)

@@ -1,4 +1,4 @@
-"""The arena row of each key of a dynamic table: keys come by admission and go by eviction."""
+"""The arena row of each key of a dynamic table: admission inserts keys, eviction removes them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from terarec.storage.dynamic_arena import DynamicArena
 
 COUNT, LAST_STEP = "count", "last_step"
 USES = {COUNT: torch.int64, LAST_STEP: torch.int32}
-"""What can be noted of a row's use: how often it occurred, and the table's batch in which it last did."""
+"""What can be tracked of a row's use: its occurrences, and the last training batch that used it."""
 
 
 def needed_uses(policy: EvictionSpec | None) -> tuple[str, ...]:
-    """Return what `policy` must know of a row's use."""
+    """Return the names of `USES` that `policy` needs."""
     if policy is None:
         return ()
     if isinstance(policy, ScoreEviction):
@@ -34,18 +34,18 @@ def needed_uses(policy: EvictionSpec | None) -> tuple[str, ...]:
 def keys_to_evict(
     policy: EvictionSpec, keys: Tensor, uses: Mapping[str, Tensor], clock: int, *, most: int, spared: Tensor
 ) -> Tensor:
-    """Return the keys that go, by rising key: the lowest scores, of equal ones the lowest keys.
+    """Return the keys to evict, in ascending order: those of the lowest scores, of equal ones the lowest keys.
 
     Args:
-        policy: what the scores are; a time to live also spares what is young.
+        policy: Policy, which defines the scores; a time to live also keeps younger rows.
         keys: int64[n] that are held.
-        uses: of each key, as `needed_uses` lists them.
-        clock: the table's batches so far.
-        most: the most keys that go.
-        spared: bool[n], keys that stay in any case.
+        uses: Uses of each key; has the names of `needed_uses`.
+        clock: Number of training batches so far.
+        most: Largest number of keys to evict.
+        spared: bool[n], keys that are not evicted.
 
     Raises:
-        ConfigError: a score function that gives something else than a number for each key.
+        ConfigError: A score function that does not return a number for each key.
     """
     scores = _scores(policy, keys, uses)
     if isinstance(policy, TTLEviction):
@@ -71,7 +71,7 @@ def _scores(policy: EvictionSpec, keys: Tensor, uses: Mapping[str, Tensor]) -> T
 
 
 def _lowest(scores: Tensor, keys: Tensor, found: Tensor, most: int) -> Tensor:
-    """Return the `most` of the places `found` with the lowest (score, key); linear in their number."""
+    """Return the `most` positions of `found` with the lowest (score, key), in linear time."""
     if most == 0:
         return found[:0]
     mine = scores[found]
@@ -84,21 +84,21 @@ class KeyRows:
     """The rows of one table's keys.
 
     Attributes:
-        spec: the table.
-        arena: where the rows live.
-        noted: what is noted of a row's use, names of `terarec.storage.key_rows.USES`.
-        clock: training batches seen.
-        num_evicted: rows that went so far.
-        evicted: the evicted keys that were not reported yet, if the table reports them.
-        index: key -> arena row.
-        admission: which unseen keys get a row; None admits every key.
+        spec: The table.
+        arena: Arena of the rows.
+        tracked: Names of `terarec.storage.key_rows.USES` that are tracked.
+        clock: Number of training batches so far.
+        num_evicted: Number of rows evicted so far.
+        evicted: Evicted keys that were not reported yet, if the table reports them.
+        index: Key -> arena row.
+        admission: Policy for which new keys get a row; None admits every key.
     """
 
     def __init__(self, spec: DynamicTableSpec, arena: DynamicArena, implementation: str) -> None:
         self.spec = spec
         self.arena = arena
-        self.noted = tuple(USES) if spec.track_uses else needed_uses(spec.evict)
-        for name in self.noted:
+        self.tracked = tuple(USES) if spec.track_uses else needed_uses(spec.evict)
+        for name in self.tracked:
             arena.track(name, USES[name])
         self._implementation = implementation
         self._start()
@@ -111,15 +111,15 @@ class KeyRows:
         self.evicted = torch.empty(0, dtype=torch.int64, device=device)
 
     def clear(self) -> None:
-        """Forget every key and everything that was noted."""
+        """Remove all keys, uses and admission counts."""
         self.arena.free_rows(self.items()[1])
         self._start()
 
     def check_room(self, wanted: int) -> None:
-        """Have memory for `wanted` rows in the place of all that are held.
+        """Allocate memory for `wanted` rows in place of all present ones.
 
         Raises:
-            StorageError: memory or table is full; the rows are as they were.
+            StorageError: Memory or table is full; no row has changed.
         """
         held = len(self.index)
         purpose = f"table {self.spec.name!r}: holds {held:,} rows, {wanted:,} in their place requested"
@@ -137,12 +137,12 @@ class KeyRows:
         return self.index.find(keys)
 
     def find_or_insert(self, keys: Tensor) -> Tensor:
-        """As `find`, after the keys of a training batch were given rows as far as ``spec.admit`` lets them.
+        """Insert the keys of a training batch that ``spec.admit`` admits, then `find` all.
 
         Part of the arena's `transaction`, which can roll it back.
 
         Raises:
-            StorageError: memory or table is full.
+            StorageError: Memory or table is full.
         """
         self._evict_expired(keys)
         if self.admission is None:
@@ -159,35 +159,35 @@ class KeyRows:
         return rows
 
     def note_use(self, rows: Tensor) -> None:
-        """A training batch used ``rows int64[n]``, each as often as it is there."""
+        """Record that a training batch used ``rows int64[n]``; a repeated row counts as often as it occurs."""
         self.clock += 1
-        for name in self.noted:
+        for name in self.tracked:
             if name == LAST_STEP:
                 self.arena.uses[name].index_fill_(0, rows, self.clock)
             else:
                 self.arena.uses[name].index_add_(0, rows, torch.ones_like(rows))
 
     def insert(self, keys: Tensor) -> Tensor:
-        """Return the rows int64[n] of ``keys int64[n]``, given to all that have none; nothing is evicted for them.
+        """Insert the keys that have no row, without eviction; return the rows int64[n] of ``keys int64[n]``.
 
         Part of the arena's `transaction`, which can roll it back.
 
         Raises:
-            StorageError: memory or table is full.
+            StorageError: Memory or table is full.
         """
         return self._insert(keys, None)
 
     def evict(self, policy: EvictionSpec, *, keep: int, spared: Tensor | None = None) -> Tensor:
-        """Take rows away by `policy` until `keep` are left, but not those of the keys `spared`; see `keys_to_evict`."""
-        gone = self._choose(policy, keep, spared)
-        self._remove(gone)
-        return gone
+        """Evict rows by `policy` until `keep` are left, except those of the keys `spared`; see `keys_to_evict`."""
+        keys = self._choose(policy, keep, spared)
+        self._remove(keys)
+        return keys
 
     def size_after_eviction(self, policy: EvictionSpec) -> int:
-        """To how many rows a full table evicts.
+        """Return the number of rows that a full table evicts down to.
 
         Raises:
-            ConfigError: the table has no largest size.
+            ConfigError: The table has no largest size.
         """
         most = self.spec.max_rows
         if most is None:
@@ -195,7 +195,7 @@ class KeyRows:
         return most - max(1, math.floor(most * policy.share))
 
     def move(self) -> None:
-        """Follow the arena to its device."""
+        """Move the index to the device of the arena."""
         device = self.arena.device
         self.index = copied_to(self.index, device, self._implementation)
         self.evicted = self.evicted.to(device)
@@ -203,7 +203,7 @@ class KeyRows:
             self.admission.move(device)
 
     def _insert(self, keys: Tensor, batch: Tensor | None) -> Tensor:
-        """`insert`, but making room for keys of the batch, if there is one, by eviction."""
+        """See `insert`; with a batch, a full table evicts rows that the batch does not use."""
         arena, spec = self.arena, self.spec
         rows, new_keys = self.index.insert(keys, arena.recycled, arena.next_row)
         wanted = new_keys.numel()
@@ -227,17 +227,17 @@ class KeyRows:
         return rows
 
     def _make_room(self, wanted: int, most: int, batch: Tensor | None) -> None:
-        """Evict so that `wanted` keys fit among `most`; what the batch uses stays."""
+        """Evict rows until `wanted` more fit within `most`; rows that the batch uses stay."""
         policy, held = self.spec.evict, len(self.index)
         full = f"{self._demand(wanted, held=held)}, at most {most:,} allowed"
         if policy is None or batch is None:
             raise StorageError(f"{full}; expected a larger max_rows" + " or an eviction policy" * (batch is not None))
         fitting = most - wanted
-        gone = self._choose(policy, max(0, min(fitting, self.size_after_eviction(policy))), batch)
-        if held - gone.numel() > fitting:
+        chosen = self._choose(policy, max(0, min(fitting, self.size_after_eviction(policy))), batch)
+        if held - chosen.numel() > fitting:
             why = "too young or " if isinstance(policy, TTLEviction) else ""
-            raise StorageError(f"{full}; all but {gone.numel():,} are {why}in the batch, expected a larger max_rows")
-        self._remove(gone)
+            raise StorageError(f"{full}; all but {chosen.numel():,} are {why}in the batch, expected a larger max_rows")
+        self._remove(chosen)
 
     def _evict_expired(self, batch: Tensor) -> None:
         policy = self.spec.evict
@@ -245,8 +245,8 @@ class KeyRows:
             self.evict(policy, keep=0, spared=batch)
 
     def _choose(self, policy: EvictionSpec, keep: int, spared: Tensor | None) -> Tensor:
-        """Return the keys that `evict` takes away."""
-        missing = set(needed_uses(policy)) - set(self.noted)
+        """Return the keys to evict."""
+        missing = set(needed_uses(policy)) - set(self.tracked)
         if missing:
             raise ConfigError(
                 f"table {self.spec.name!r}: evict: got {policy.kind!r}, which needs each row's "
@@ -257,7 +257,7 @@ class KeyRows:
         if spared is not None:
             found = self.index.find(spared)
             stays[found[found >= 0]] = True
-        uses = {name: self.arena.uses[name][rows] for name in self.noted}
+        uses = {name: self.arena.uses[name][rows] for name in self.tracked}
         most = max(0, len(self.index) - keep)
         return keys_to_evict(policy, keys, uses, self.clock, most=most, spared=stays[rows])
 
@@ -286,12 +286,12 @@ class KeyRows:
 
 
 class FrozenKeys:
-    """Finds rows that lie in the order of their keys.
+    """Maps keys to rows that are in the order of `keys`.
 
     Args:
         keys: int64[n], distinct.
-        first_row: row of the first key; the others follow.
-        default_row: row of all other keys.
+        first_row: Row of the first key; the rows of the others follow.
+        default_row: Row of all other keys.
     """
 
     def __init__(self, keys: Tensor, *, first_row: int, default_row: int) -> None:

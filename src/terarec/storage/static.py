@@ -1,4 +1,4 @@
-"""A table whose number of rows is known: key == row."""
+"""Static tables: a fixed number of rows, where the key is the row number."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from terarec.storage.store import Rows, check_import
 
 
 class StaticTable:
-    """The rows ``base <= row < base + spec.rows`` of an arena. Implements `Store`; all keys are always held.
+    """The rows ``base <= row < base + spec.rows`` of an arena. Implements `Store`.
 
     Attributes:
-        spec: name, rows, width and first weights.
-        arena: where the rows live.
-        base: arena row of key 0.
+        spec: Name, rows, width and first weights.
+        arena: Arena of the rows.
+        base: Arena row of key 0.
     """
 
     is_dynamic = False
@@ -51,7 +51,7 @@ class StaticTable:
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """The optimizer states beside the weights; empty until an optimizer is attached."""
+        """Names of the optimizer's state tensors; empty until an optimizer is attached."""
         return tuple(self.arena.state)
 
     @property
@@ -63,14 +63,14 @@ class StaticTable:
         return self.spec.rows
 
     def keys(self) -> Tensor:
-        """Return all keys, int64[rows], rising."""
+        """Return all keys, int64[rows], in ascending order."""
         return torch.arange(len(self), device=self.arena.device)
 
     def rows(self, keys: Tensor, *, train: bool) -> Tensor:
         """Return arena rows int64[n] of ``keys int64[n]``.
 
         Raises:
-            KeyOutOfRangeError: a key outside 0 <= key < rows.
+            KeyOutOfRangeError: A key outside 0 <= key < rows.
         """
         outside = (keys < 0) | (keys >= self.spec.rows)
         if outside.any():
@@ -95,7 +95,7 @@ class StaticTable:
             yield Rows(keys=keys, weights=weights[part], state={name: tensor[part] for name, tensor in state.items()})
 
     def import_(self, rows: Rows) -> None:
-        """Overwrite the rows of ``rows.keys``; empty ``rows.state`` leaves the optimizer state as it is."""
+        """Overwrite the rows of ``rows.keys``; empty ``rows.state`` does not change the optimizer state."""
         target = self.rows(rows.keys, train=True)
         check_import(self.name, rows, self.arena.weights, self.arena.state)
         _write(self.arena.weights, target, rows.weights)
@@ -103,7 +103,7 @@ class StaticTable:
             _write(self.arena.state[name], target, values)
 
     def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
-        """Raise `StorageError`: a static table holds all its keys for good."""
+        """Raise `StorageError`: a static table evicts no rows."""
         raise StorageError(f"table {self.name!r}: evict: the table is static, expected a dynamic one")
 
     def take_evicted(self) -> Tensor:
@@ -111,14 +111,14 @@ class StaticTable:
         return torch.empty(0, dtype=torch.int64, device=self.arena.device)
 
     def clear(self) -> None:
-        """Do nothing: all keys are held for good."""
+        """Do nothing: a static table always holds all its keys."""
 
     def export_memory(self, chunk_keys: int) -> Iterator[Mapping[str, Tensor]]:
-        """Return nothing: a static table remembers nothing but its rows."""
+        """Return nothing: a static table has no state other than its rows."""
         return iter(())
 
     def import_memory(self, piece: Mapping[str, Tensor]) -> None:
-        """Raise `StorageError`: a static table remembers nothing but its rows."""
+        """Raise `StorageError`: a static table has no state other than its rows."""
         raise StorageError(f"table {self.name!r}: got {sorted(piece)}, but the table is static")
 
     def _part(self, tensor: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def static_tables(arena: Arena) -> list[StaticTable]:
 
 
 def _write(held: Tensor, target: Tensor, values: Tensor) -> None:
-    """Write `values` to the rows `target`; a run of rows, as checkpoints hold them, is one plain copy."""
+    """Write `values` to the rows `target`; consecutive rows, as in checkpoints, are one plain copy."""
     count = target.numel()
     if count and int(target[-1]) - int(target[0]) == count - 1 and bool((target.diff() == 1).all()):
         held[int(target[0]) : int(target[0]) + count].copy_(values)

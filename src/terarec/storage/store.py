@@ -1,4 +1,4 @@
-"""The store protocol: what every table of rows can do, and checks of what comes into one."""
+"""The store protocol: the operations of every table of rows, and checks of imported rows."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from terarec.spec import DynamicTableSpec, EvictionSpec, TableSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """Keys with what a table holds for them: the form in which rows leave a store and come back.
+    """Keys with their weights, optimizer state and uses: what a store exports and imports.
 
     Attributes:
         keys: int64[n], distinct.
         weights: [n, D] of the table's element type.
-        state: name of an optimizer state ("sum", "exp_avg", ...) -> float32[n, D] or float32[n].
-        uses: what a dynamic table notes of a row's use: "count" int64[n], "last_step" int32[n].
+        state: Name of an optimizer state ("sum", "exp_avg", ...) -> float32[n, D] or float32[n].
+        uses: Use of each row of a dynamic table, where tracked: "count" int64[n], "last_step" int32[n].
     """
 
     keys: Tensor
@@ -32,7 +32,7 @@ class Rows:
 
 @runtime_checkable
 class Store(Protocol):
-    """A table that turns keys into rows of an arena."""
+    """A table: maps keys to rows of an arena."""
 
     @property
     def name(self) -> str:
@@ -44,7 +44,7 @@ class Store(Protocol):
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """The optimizer states beside the weights; empty until an optimizer is attached."""
+        """Names of the optimizer's state tensors; empty until an optimizer is attached."""
 
     @property
     def memory_bytes(self) -> int:
@@ -52,65 +52,65 @@ class Store(Protocol):
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether keys come and go; else all keys ``0 <= key < len`` are held for good."""
+        """Whether keys are inserted and evicted; a static table always holds the keys ``0 <= key < len``."""
 
     def __len__(self) -> int:
-        """Return the number of keys held."""
+        """Return the number of keys."""
 
     def keys(self) -> Tensor:
-        """Return the keys held, int64[n], rising."""
+        """Return all keys, int64[n], in ascending order."""
 
     def rows(self, keys: Tensor, *, train: bool) -> Tensor:
-        """Return arena rows int64[n] of ``keys int64[n]``; with `train`, a store that grows may insert unseen keys.
+        """Return arena rows int64[n] of ``keys int64[n]``; with `train`, a dynamic table may insert new keys.
 
         Raises:
-            KeyOutOfRangeError: a key that this store can never hold.
+            KeyOutOfRangeError: A key that this table cannot hold.
         """
 
     def export(self, keys: Tensor) -> Rows:
-        """Return copies of what is held for ``keys int64[n]``.
+        """Return copies of the rows of ``keys int64[n]``.
 
         Raises:
-            KeyOutOfRangeError: a key that is not held.
+            KeyOutOfRangeError: A key that is not in the table.
         """
 
     def export_chunks(self, chunk_rows: int) -> Iterator[Rows]:
-        """Return everything held, at most `chunk_rows` rows at a time; a chunk may share memory with the table.
+        """Return all rows, at most `chunk_rows` at a time; a chunk may share memory with the table.
 
-        At least one chunk, which is empty if nothing is held.
+        There is at least one chunk; it is empty for an empty table.
         """
 
     def import_(self, rows: Rows) -> None:
-        """Overwrite what is held for ``rows.keys``, all of it or nothing.
+        """Overwrite the rows of ``rows.keys``, all or none of them.
 
-        Empty ``rows.state`` leaves the optimizer state as it is.
+        Empty ``rows.state`` does not change the optimizer state.
 
         Raises:
-            KeyOutOfRangeError: a key that this store can never hold.
-            StorageError: weights or state of another shape, or other state names than ``state_names``.
+            KeyOutOfRangeError: A key that this table cannot hold.
+            StorageError: Weights or state of another shape, or other state names than ``state_names``.
         """
 
     def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
         """Evict rows by a policy and return their keys int64[n]; see `DynamicTable.evict`.
 
         Raises:
-            StorageError: a table whose keys are held for good.
+            StorageError: A static table.
         """
 
     def take_evicted(self) -> Tensor:
         """Return the keys int64[n] that were evicted since the last call and have no row now."""
 
     def clear(self) -> None:
-        """Forget every key that is not held for good, and all that was noted of keys."""
+        """Remove all keys of a dynamic table, with their uses and admission counts."""
 
     def export_memory(self, chunk_keys: int) -> Iterator[Mapping[str, Tensor]]:
-        """Return what is remembered besides the rows, as named tensors, at most `chunk_keys` keys at a time."""
+        """Return the state other than rows, such as admission counts, at most `chunk_keys` keys at a time."""
 
     def import_memory(self, piece: Mapping[str, Tensor]) -> None:
-        """Take over a piece that `export_memory` gave.
+        """Import a piece that `export_memory` returned.
 
         Raises:
-            StorageError: a piece of a table that remembers other things.
+            StorageError: A piece of a table of another kind.
         """
 
 
@@ -118,7 +118,7 @@ def shared_row_type(specs: Sequence[TableSpec | DynamicTableSpec]) -> tuple[int,
     """Return the width, element type and optimizer's name of all tables of an arena.
 
     Raises:
-        ConfigError: no table, or tables of several widths, element types or optimizers.
+        ConfigError: No table, or tables of several widths, element types or optimizers.
     """
     kinds = {(spec.width, spec.dtype) for spec in specs}
     if len(kinds) != 1:
@@ -141,14 +141,14 @@ def check_import(
 ) -> None:
     """Raise `StorageError` unless `rows` fit arena tensors ``weights [V, D]``, ``state [V, ...]`` and ``uses [V]``.
 
-    No state at all fits, too. `uses` are those that are taken over of ``rows.uses``.
+    `rows` may have no state at all. `uses` has the tensors of ``rows.uses`` to import.
     """
     if rows.state and set(rows.state) != set(state):
         raise StorageError(f"table {table!r}: got optimizer states {sorted(rows.state)}, expected {sorted(state)}")
-    noted = uses or {}
-    held = {"weights": weights, **state, **noted}
-    coming = {name: rows.uses[name] for name in noted}
-    for what, values in {"weights": rows.weights, **rows.state, **coming}.items():
+    tracked = uses or {}
+    held = {"weights": weights, **state, **tracked}
+    imported = {name: rows.uses[name] for name in tracked}
+    for what, values in {"weights": rows.weights, **rows.state, **imported}.items():
         expected = (rows.keys.numel(), *held[what].shape[1:])
         if tuple(values.shape) != expected or values.dtype != held[what].dtype:
             raise StorageError(
