@@ -14,7 +14,7 @@ ALLOWED: dict[str, set[str]] = {
     "nn": {"spec", "ops", "batch"},
     "etl": {"parallel", "spec", "io", "kernels", "formats", "reports"},
     "data": {"parallel", "spec", "io", "kernels", "formats", "batch"},
-    "storage": {"spec", "kernels", "ops", "formats"},
+    "storage": {"spec", "io", "kernels", "ops", "formats"},
     "metrics": {"spec"},
     "optim": {"spec", "ops", "storage"},
     "embedding": {"spec", "batch", "ops", "storage"},

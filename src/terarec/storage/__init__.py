@@ -4,6 +4,7 @@ from terarec.storage.arena import Arena
 from terarec.storage.dynamic import DynamicTable, dynamic_tables
 from terarec.storage.dynamic_arena import DynamicArena
 from terarec.storage.key_rows import FrozenKeys
+from terarec.storage.row_store import MemoryRowStore, RowStore
 from terarec.storage.static import StaticTable, static_tables
 from terarec.storage.store import Rows, Store
 
@@ -17,6 +18,8 @@ __all__ = [
     "DynamicArena",
     "DynamicTable",
     "FrozenKeys",
+    "MemoryRowStore",
+    "RowStore",
     "Rows",
     "StaticTable",
     "Store",
