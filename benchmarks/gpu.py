@@ -71,10 +71,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=16, help="of an epoch")
     parser.add_argument("--threads", type=int, default=4, help="of the reader")
     parser.add_argument("--hash-keys", type=int, default=10_000_000)
+    parser.add_argument("--raw-rows", type=int, default=2_000_000, help="of the log that is prepared")
     parser.add_argument("--interpret", action="store_true", help="a tiny size on the CPU")
     options = parser.parse_args()
     if options.interpret:
         options.gigabytes, options.batch, options.batches, options.hash_keys = 0.001, 3, 2, 200
+        options.raw_rows = 20
     elif torch.cuda.is_available():  # AdaGrad's state takes as much again, and batches and their results the rest
         options.gigabytes = min(options.gigabytes, _MOST_OF_MEMORY * torch.cuda.mem_get_info()[0] / 1e9)
     return options
@@ -106,6 +108,7 @@ def _is_right(device: torch.device, *, few: bool) -> bool:
 
 
 def _parts(device: torch.device, options: argparse.Namespace) -> Iterator[tuple[str, Iterator[Row]]]:
+    import gpu_preparation
     import gpu_tables
     import gpu_training
 
@@ -121,6 +124,7 @@ def _parts(device: torch.device, options: argparse.Namespace) -> Iterator[tuple[
     yield "lookups", gpu_tables.lookups(tables, device, copy)
     yield "updates", gpu_tables.updates(tables, device, copy)
     yield "hash index", gpu_tables.hashes(device, options.hash_keys)
+    yield "preparation", gpu_preparation.transforms(device, options.raw_rows, copy)
 
 
 def _keep(rows: list[Row], *, dry: bool = False) -> None:

@@ -12,7 +12,7 @@ ALLOWED: dict[str, set[str]] = {
     "reports": {"spec"},
     "batch": {"spec"},
     "nn": {"spec", "ops", "batch"},
-    "etl": {"parallel", "spec", "io", "kernels", "formats", "reports"},
+    "etl": {"parallel", "spec", "io", "kernels", "formats", "reports", "batch"},
     "data": {"parallel", "spec", "io", "kernels", "formats", "batch"},
     "storage": {"spec", "io", "kernels", "ops", "formats"},
     "metrics": {"spec"},
@@ -38,7 +38,8 @@ ETL: dict[str, set[str]] = {
     "values": {"columns"},
     "value_counts": {"columns", "partitions", "values"},
     "source": {"columns", "cleaning", "generated"},
-    "ops": {"columns", "statistics", "values", "value_counts"},
+    "tensors": {"columns", "values"},
+    "ops": {"columns", "statistics", "values", "value_counts", "tensors"},
     "workflow": {"columns", "values", "cleaning", "ops"},
     "sink": {"columns", "partitions"},
 }
@@ -46,6 +47,7 @@ ETL: dict[str, set[str]] = {
 ETL["engine"] = set(ETL)
 ETL["spark"] = set(ETL)
 ETL["preparation"] = set(ETL)
+ETL["device"] = {"columns", "tensors", "ops", "workflow"}
 ETL["ready"] = {"ops"}
 ETL["draft"] = {"columns", "source", "ops"}
 ETL["drift"] = {"source", "ops", "workflow", "statistics", "values"}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,9 @@ from terarec.etl.columns import Block, Column, ColumnType, from_arrow
 from terarec.etl.ops.record_values import RecordFunction, arrow_of_values, values_of_column
 from terarec.etl.values import ValueIds
 from terarec.spec import MISSING_ID, OperatorSpec, checks
+
+if TYPE_CHECKING:  # it loads torch
+    from terarec.etl.tensors import TensorDevice, TensorFunction
 
 Stage: TypeAlias = Literal["stateless", "fitted", "grouped", "rows"]
 """stateless: one row at a time; fitted: the same with a fitted state; grouped: needs other rows: `transform` takes
@@ -116,6 +119,7 @@ class Operator(OperatorSpec):
         explodes: Whether the operator makes a row of every item of a list.
         filters: Whether the operator drops rows, which it does not do to served records.
         samples: Whether the operator adds rows to train on, which it does not do to served records or scored rows.
+        runs_on_tensors: Whether the operator has a `tensor_function`.
     """
 
     accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "number", "hex32", "id")
@@ -126,6 +130,7 @@ class Operator(OperatorSpec):
     explodes: ClassVar[bool] = False
     filters: ClassVar[bool] = False
     samples: ClassVar[bool] = False
+    runs_on_tensors: ClassVar[bool] = False
 
     @property
     def stage(self) -> Stage:
@@ -251,6 +256,15 @@ class Operator(OperatorSpec):
         rows = np.arange(len(columns[0]), dtype=np.int64)
         block = self.transform(Block(dict(zip(self.serving_reads, columns, strict=True)), rows), state)
         return [values_of_column(block.columns[name]) for name in self.writes]
+
+    def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
+        """Return a function from rows on a device to `writes`, which equals `transform` (logarithms: but for rounding).
+
+        Args:
+            state: State of a fitted step.
+            device: Device of the rows; the function keeps its parameters there.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not run on tensors")
 
     def statistic(self, types: ColumnTypes, memory: SpillOptions) -> Statistic:
         """Return a fresh statistic (fitted steps only); `types` as for `output_types`, or of the side table."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +34,9 @@ from terarec.etl.values import VALUE_TYPES, ValueIds, as_values, find_each, look
 from terarec.kernels.cpu.encoding import TablesOfColumns, xxh64_list
 from terarec.kernels.encoding_types import InvalidValueError
 from terarec.spec import MISSING_ID, checks, register
+
+if TYPE_CHECKING:  # it loads torch
+    from terarec.etl.tensors import TensorBlock, TensorColumn, TensorDevice, TensorFunction
 
 JOINT = "joint"
 """Name of the vocabulary that all columns share."""
@@ -71,6 +74,7 @@ class Categorify(MappedColumns):
     """
 
     stage: ClassVar[Stage] = "fitted"
+    runs_on_tensors: ClassVar[bool] = True
     accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "hex32")
     min_count: int = 1
     max_size: int | None = None
@@ -122,6 +126,14 @@ class Categorify(MappedColumns):
         of_lists = any(types[name].is_list for name in self.columns)
         call = partial(_found_lists if of_lists else _found, tables)
         return [RecordFunction(self.columns, self.writes, call, takes="raw")]
+
+    def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
+        """Return a function that looks ids up in hash indexes on the device."""
+        assert isinstance(state, Vocabularies)
+        tables = {name: device.ids(ids) for name, ids in state.ids.items()}
+        return lambda block: {
+            output: tables[self.vocabulary(name)].find(block.columns[name]) for name, output in self.pairs
+        }
 
     def reserved_ids(self, is_id: bool) -> int:
         """Count the ids of missing, rare and unseen values."""
@@ -253,6 +265,7 @@ class VocabularyStatistic:
 class HashBucket(MappedColumns):
     """Value -> id without fitting: 0 missing, else ``1 + hash mod buckets``."""
 
+    runs_on_tensors: ClassVar[bool] = True
     accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "hex32")
     buckets: int
     seed: int = 42
@@ -295,6 +308,12 @@ class HashBucket(MappedColumns):
             for name, output in self.pairs
         ]
 
+    def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
+        """Return 1 + hash mod buckets."""
+        return lambda block: {
+            output: block.columns[name].bucket_ids(self.buckets, self.seed) for name, output in self.pairs
+        }
+
     def _ids(self, hashes: NDArray[np.int64]) -> NDArray[np.int64]:
         return hashes % self.buckets + 1
 
@@ -321,6 +340,7 @@ class GivenIds(MappedColumns):
     accepted: ClassVar[tuple[str, ...]] = ("integer",)
     may_reject: ClassVar[bool] = True
     keeps_values: ClassVar[bool] = True
+    runs_on_tensors: ClassVar[bool] = True
     rows: tuple[int | None, ...]
     max_length: int | None = None
 
@@ -366,6 +386,25 @@ class GivenIds(MappedColumns):
                 column = column.like(Column("id", column.values))
             made[output] = column
         return block.with_columns(made)
+
+    def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
+        """Return a function that checks the numbers."""
+
+        def call(block: TensorBlock) -> Mapping[str, TensorColumn]:
+            made = {}
+            for (name, output), rows in zip(self.pairs, self.rows, strict=True):
+                column = block.columns[name]
+                if column.offsets is not None and self.max_length is not None:
+                    long = column.offsets.diff() > self.max_length
+                    block.reject(name, long, accepted_list(self.max_length), of_lengths=True)
+                if rows is not None:
+                    wrong = (column.values < 0) | (column.values >= rows) | column.is_missing()
+                    block.reject(name, wrong, accepted_id(rows))
+                    column = column.like("id", column.values)
+                made[output] = column
+            return made
+
+        return call
 
     def _check_lengths(self, block: Block, name: str) -> None:
         offsets, most = block.columns[name].offsets, self.max_length

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +39,9 @@ from terarec.spec import checks, register
 from terarec.spec.named_code import imported
 from terarec.spec.quoting import quoted
 
+if TYPE_CHECKING:  # it loads torch
+    from terarec.etl.tensors import TensorDevice, TensorFunction
+
 ValueType = Literal["text", "integer", "number", "hex32"]
 _VALUE_TYPES = ("text", "integer", "number", "hex32")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -51,6 +54,7 @@ FUNCTION_FIELDS = ("function", "record_function", "spark_function")
 class Rename(Operator):
     """New names for columns, all at once: {"a": "b", "b": "a"} swaps two."""
 
+    runs_on_tensors: ClassVar[bool] = True
     names: Mapping[str, str]
 
     def __post_init__(self) -> None:
@@ -101,6 +105,10 @@ class Rename(Operator):
         kept = {name: column for name, column in block.columns.items() if name not in self.names}
         named = {new: block.columns[old] for old, new in self.names.items()}
         return Block({**kept, **named}, block.rows, block.split)
+
+    def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
+        """Return the columns under their new names; nothing reads the old ones."""
+        return lambda block: {new: block.columns[old] for old, new in self.names.items()}
 
 
 @register("lambda_op")

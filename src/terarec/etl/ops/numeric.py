@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,11 @@ from terarec.etl.ops.values import rejected, value_of
 from terarec.etl.statistics import Moments, NumberRange
 from terarec.kernels.encoding_types import InvalidValueError
 from terarec.spec import MISSING_ID, checks, register
+
+if TYPE_CHECKING:  # they load torch
+    from torch import Tensor
+
+    from terarec.etl.tensors import TensorBlock, TensorColumn, TensorDevice, TensorFunction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +106,31 @@ class NumberOperator(MappedColumns):
                 made[outputs[name]] = column.like(Column("number", values))
         return block.with_columns(made)
 
+    def tensor_formula(self, numbers: Tensor, *params: Tensor) -> Tensor:
+        """Compute `formula` of ``numbers float64[c, m]`` on a device; params are float64[c, 1]."""
+        raise NotImplementedError(f"{type(self).__name__} does not run on tensors")
+
+    def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
+        """Return `tensor_formula` of all columns of one length at once."""
+        params = {name: device.numbers(self.params(name, state)) for name in self.columns}
+
+        def call(block: TensorBlock) -> Mapping[str, TensorColumn]:
+            outputs = dict(self.pairs)
+            lengths: dict[int, list[str]] = {}
+            for name in self.columns:
+                lengths.setdefault(len(block.columns[name].values), []).append(name)
+            made = {}
+            for names in lengths.values():
+                columns = [block.columns[name] for name in names]
+                matrix = device.stack([column.numbers() for column in columns])
+                param_columns = device.stack([params[name] for name in names]).T[:, :, None]
+                results = self.tensor_formula(matrix, *param_columns)
+                for name, column, values in zip(names, columns, results, strict=True):
+                    made[outputs[name]] = column.like("number", values)
+            return made
+
+        return call
+
     def _param_columns(self, names: Sequence[str], state: State | None) -> tuple[NDArray[np.float64], ...]:
         """Return the parameters of the formula for the inputs `names`, float64[len(names), 1] each."""
         params = zip(*(self.params(name, state) for name in names), strict=True)
@@ -119,6 +149,7 @@ class FillMissing(NumberOperator):
     """
 
     keeps_integers: ClassVar[bool] = True
+    runs_on_tensors: ClassVar[bool] = True
     accepted: ClassVar[tuple[str, ...]] = ("number", "integer", "text", "hex32")
     value: float | str | None = None
     median: bool = False
@@ -214,6 +245,22 @@ class FillMissing(NumberOperator):
                 made[self.indicators[position]] = column.like(Column("number", indicator))
         return block.with_columns(made)
 
+    def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
+        """Return a function that fills missing values and adds the indicators."""
+
+        def call(block: TensorBlock) -> Mapping[str, TensorColumn]:
+            made = {}
+            for position, (name, output) in enumerate(self.pairs):
+                column = block.columns[name]
+                missing, fill = column.is_missing(), self.fill_of(name, column.type, state)
+                fill = float(fill) if column.type == "number" else int(fill)
+                made[output] = column.like(column.type, column.values.masked_fill(missing, fill))
+                if self.indicator:
+                    made[self.indicators[position]] = column.like("number", missing.double())
+            return made
+
+        return call
+
     def statistic(self, types: ColumnTypes, memory: SpillOptions) -> Statistic:
         """Return a statistic that samples."""
         return SampleStatistic(self.kind, self.columns, lambda sample: {"median": sample.median()})
@@ -251,6 +298,7 @@ class Clip(NumberOperator):
     """min(max(x, low), high); None is no bound."""
 
     keeps_integers: ClassVar[bool] = True
+    runs_on_tensors: ClassVar[bool] = True
     low: float | None = None
     high: float | None = None
 
@@ -311,6 +359,22 @@ class Clip(NumberOperator):
             made[output] = column.like(Column(column.type, values, column.missing))
         return block.with_columns(made)
 
+    def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
+        """Return min(max(x, low), high); integers stay integers."""
+
+        def call(block: TensorBlock) -> Mapping[str, TensorColumn]:
+            made = {}
+            for name, output in self.pairs:
+                column = block.columns[name]
+                as_own = float if column.type == "number" else int
+                low, high = (None if bound is None else as_own(bound) for bound in (self.low, self.high))
+                values = column.values.clamp(low, high)
+                values = values if column.missing is None else values.masked_fill(column.missing, 0)
+                made[output] = column.like(column.type, values, column.missing)
+            return made
+
+        return call
+
     def _clip_integers(self, column: Column) -> NDArray[np.int64]:
         values = column.values
         if self.low is not None:
@@ -329,6 +393,7 @@ class LogOp(NumberOperator):
         shift: None fits it: 1 - (least training value), so that this one becomes 0; lower values are raised to it.
     """
 
+    runs_on_tensors: ClassVar[bool] = True
     shift: float | None = 1.0
 
     def __post_init__(self) -> None:
@@ -381,6 +446,23 @@ class LogOp(NumberOperator):
                 raise rejected(block, name, low, accepted_number(shift))
         return super().transform(block, state)
 
+    def tensor_formula(self, numbers: Tensor, *params: Tensor) -> Tensor:
+        """Compute ln(x + shift); with a fitted shift ln(max(x, 1 - shift) + shift)."""
+        (shift,) = params
+        return ((numbers if self.shift is not None else numbers.maximum(1.0 - shift)) + shift).log()
+
+    def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
+        """Return the formula; a provided shift rejects x <= -shift."""
+        formula = super().tensor_function(state, device)
+
+        def call(block: TensorBlock) -> Mapping[str, TensorColumn]:
+            if self.shift is not None:
+                for name in self.columns:
+                    block.reject(name, block.columns[name].numbers() <= -self.shift, accepted_number(self.shift))
+            return formula(block)
+
+        return call
+
     def inverse(
         self, column: str, numbers: NDArray[np.float64], state: State | None, *, is_float32: bool = False
     ) -> NDArray[np.float64]:
@@ -426,6 +508,7 @@ class Normalize(NumberOperator):
     """(x - mean) / deviation of the training values; the population's deviation, 1 where it is 0."""
 
     stage: ClassVar[Stage] = "fitted"
+    runs_on_tensors: ClassVar[bool] = True
 
     def params(self, name: str, state: State | None) -> tuple[float, ...]:
         """Return mean and deviation."""
@@ -436,6 +519,11 @@ class Normalize(NumberOperator):
         """Compute (x - mean) / deviation."""
         mean, deviation = params
         return np.asarray((numbers - mean) / deviation)
+
+    def tensor_formula(self, numbers: Tensor, *params: Tensor) -> Tensor:
+        """Compute (x - mean) / deviation."""
+        mean, deviation = params
+        return (numbers - mean) / deviation
 
     def inverse(
         self, column: str, numbers: NDArray[np.float64], state: State | None, *, is_float32: bool = False
@@ -462,6 +550,7 @@ class NormalizeMinMax(NumberOperator):
     """(x - min) / (max - min) of the training values; 0 where max = min."""
 
     stage: ClassVar[Stage] = "fitted"
+    runs_on_tensors: ClassVar[bool] = True
 
     def params(self, name: str, state: State | None) -> tuple[float, ...]:
         """Return minimum and maximum."""
@@ -473,6 +562,12 @@ class NormalizeMinMax(NumberOperator):
         minimum, maximum = params
         width = np.asarray(maximum - minimum)
         return np.asarray((width > 0.0) * (numbers - minimum) / np.where(width > 0.0, width, 1.0))
+
+    def tensor_formula(self, numbers: Tensor, *params: Tensor) -> Tensor:
+        """Compute (x - minimum) / (maximum - minimum), 0 where both are equal."""
+        minimum, maximum = params
+        width = maximum - minimum
+        return (width > 0.0) * (numbers - minimum) / width.masked_fill(width <= 0.0, 1.0)
 
     def inverse(
         self, column: str, numbers: NDArray[np.float64], state: State | None, *, is_float32: bool = False
@@ -507,6 +602,7 @@ class Bucketize(MappedColumns):
 
     accepted: ClassVar[tuple[str, ...]] = ("number", "integer")
     is_numeric: ClassVar[bool] = True
+    runs_on_tensors: ClassVar[bool] = True
     boundaries: tuple[float, ...] = ()
     intervals: int | None = None
 
@@ -562,6 +658,11 @@ class Bucketize(MappedColumns):
             else:
                 functions.append(RecordFunction((name,), (output,), partial(_interval_ids, bounds), takes="matrix"))
         return functions
+
+    def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
+        """Return 1 + the number of boundaries that are <= x."""
+        bounds = {name: device.numbers(self._bounds(name, state)) for name in self.columns}
+        return lambda block: {output: block.columns[name].interval_ids(bounds[name]) for name, output in self.pairs}
 
     def _bounds(self, name: str, state: State | None) -> NDArray[np.float64]:
         return np.asarray(self.boundaries_of(name, state), dtype=np.float64)

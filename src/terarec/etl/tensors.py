@@ -1,0 +1,251 @@
+"""Columns as tensors on a device, and what operators compute of their values there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from terarec.etl.columns import ARROW_TYPES, REFUSED_SHOWN, Kind, RowFaultError
+from terarec.etl.values import ValueIds
+from terarec.kernels.encoding_types import HASH_SEED
+from terarec.kernels.hash_index import new_hash_index
+from terarec.spec import MISSING_ID
+
+
+@dataclass(frozen=True, slots=True)
+class TensorColumn:
+    """n rows of one kind on a device; with `offsets`, n lists whose items lie one after another in m `values`.
+
+    Attributes:
+        type: Kind of the values; there is no text on a device.
+        values: number: float64[m], NaN being missing. integer, hex32 and id: int64[m].
+        missing: integer and hex32: bool[m], their values being 0 there; None where nothing is missing, and for other
+            kinds.
+        offsets: int64[n + 1], ``values[offsets[i]:offsets[i + 1]]`` is the list of row i. None: one value a row, m = n.
+    """
+
+    type: Kind
+    values: Tensor
+    missing: Tensor | None = None
+    offsets: Tensor | None = None
+
+    def is_missing(self) -> Tensor:
+        """Return which of the m values are missing, bool[m]."""
+        if self.type == "number":
+            return self.values.isnan()
+        return torch.zeros_like(self.values, dtype=torch.bool) if self.missing is None else self.missing
+
+    def numbers(self) -> Tensor:
+        """Return the m values as float64, NaN where missing; may share memory with `values`."""
+        numbers = self.values.to(torch.float64)
+        return numbers if self.missing is None else numbers.masked_fill(self.missing, torch.nan)
+
+    def like(self, kind: Kind, values: Tensor, missing: Tensor | None = None) -> TensorColumn:
+        """Return m values of a kind in the lists of this column."""
+        return TensorColumn(kind, values, missing, self.offsets)
+
+    def interval_ids(self, boundaries: Tensor) -> TensorColumn:
+        """Return 0 for missing values, else 1 + the number of ``boundaries float64[k]``, rising, that are <= x."""
+        numbers = self.numbers()
+        ids = torch.searchsorted(boundaries, numbers, right=True) + 1
+        return self.like("id", ids.masked_fill(numbers.isnan(), MISSING_ID))
+
+    def bucket_ids(self, buckets: int, seed: int) -> TensorColumn:
+        """Return 0 for missing values, else ``1 + hash mod buckets``."""
+        ids = xxh64_int64(self.values, seed).remainder(buckets) + 1
+        return self.like("id", ids.masked_fill(self.is_missing(), MISSING_ID))
+
+
+@dataclass(frozen=True, slots=True)
+class _ValueCheck:
+    """Values that a step does not take, as far as there are any: `wrong` is bool[m], or bool[n] of lengths of lists."""
+
+    name: str
+    column: TensorColumn
+    wrong: Tensor
+    expected: str
+    kind: str
+    of_lengths: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TensorBlock:
+    """Rows on a device. Steps make new blocks, which share the checks.
+
+    Attributes:
+        columns: Name -> column.
+        num_rows: Number of rows n.
+    """
+
+    columns: Mapping[str, TensorColumn]
+    num_rows: int
+    _checks: list[_ValueCheck] = field(default_factory=list)
+
+    def with_columns(self, columns: Mapping[str, TensorColumn]) -> TensorBlock:
+        """Return this block with `columns` added or replaced."""
+        return TensorBlock({**self.columns, **columns}, self.num_rows, self._checks)
+
+    def reject(
+        self, name: str, wrong: Tensor, expected: str, *, kind: str = "refused", of_lengths: bool = False
+    ) -> None:
+        """Reject the values of column `name` where `wrong`, as `raise_rejected` reports: this does not wait.
+
+        Args:
+            name: The column.
+            wrong: bool[m], of its m values.
+            expected: Accepted values.
+            kind: One word for the kind of fault.
+            of_lengths: Whether `wrong` is bool[n], of the lengths of its lists.
+        """
+        self._checks.append(_ValueCheck(name, self.columns[name], wrong, expected, kind, of_lengths))
+
+    def raise_rejected(self) -> None:
+        """Wait for the device, once, and raise if a value was rejected.
+
+        Raises:
+            RowFaultError: Of the first check that failed.
+        """
+        if not self._checks:
+            return
+        failed = torch.stack([check.wrong.any() for check in self._checks]).tolist()
+        if True in failed:
+            raise _row_fault(self._checks[failed.index(True)])
+
+
+def _row_fault(check: _ValueCheck) -> RowFaultError:
+    column, items = check.column, check.wrong.nonzero().flatten().cpu().numpy()
+    rows = items
+    offsets = None if column.offsets is None else column.offsets.cpu().numpy()
+    if offsets is not None and not check.of_lengths:
+        rows, first = np.unique(np.searchsorted(offsets, items, side="right") - 1, return_index=True)
+        items = items[first]
+    shown = torch.from_numpy(items[:REFUSED_SHOWN]).to(column.values.device)
+    if check.of_lengths and column.offsets is not None:
+        got = [f"got a list of {length}" for length in column.offsets.diff()[shown].tolist()]
+    else:
+        missing = column.is_missing()[shown].tolist()
+        values = column.values[shown].tolist()
+        got = ["got a missing value" if gone else f"got {value}" for value, gone in zip(values, missing, strict=True)]
+    return RowFaultError(check.name, rows.astype(np.int64), got, check.expected, kind=check.kind)
+
+
+TensorFunction: TypeAlias = Callable[[TensorBlock], Mapping[str, TensorColumn]]
+"""A step on a device: rows -> the columns that it writes."""
+
+
+class TensorDevice:
+    """Puts parameters and columns on a device.
+
+    Args:
+        device: The device.
+        implementation: Implementation of the hash index there; see `terarec.kernels.registry`.
+    """
+
+    def __init__(self, device: torch.device | str, implementation: str = "auto") -> None:
+        self.device = torch.device(device)
+        self._implementation = implementation
+
+    def numbers(self, values: Any) -> Tensor:
+        """Return numbers as float64 of the same shape."""
+        return torch.as_tensor(np.asarray(values, dtype=np.float64), device=self.device)
+
+    def stack(self, rows: Sequence[Tensor]) -> Tensor:
+        """Return vectors of one length as the rows of a matrix."""
+        return torch.stack(list(rows))
+
+    def ids(self, ids: ValueIds) -> DeviceIds:
+        """Return a vocabulary of integers or hex32."""
+        return DeviceIds(ids, self.device, self._implementation)
+
+    def column(self, array: pa.Array, kind: Kind) -> TensorColumn:
+        """Return the column of an Arrow array whose values cast to the type of `kind` without loss.
+
+        Raises:
+            pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError: Values of another type.
+        """
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+            lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+            offsets = torch.zeros(len(array) + 1, dtype=torch.int64)
+            torch.cumsum(torch.from_numpy(lengths.astype(np.int64)), 0, out=offsets[1:])
+            flat = self.column(array.flatten(), kind)
+            return TensorColumn(kind, flat.values, flat.missing, offsets.to(self.device))
+        values = array.cast(ARROW_TYPES[kind])
+        if kind == "number":
+            return TensorColumn(kind, self._moved(values.fill_null(float("nan"))))
+        missing = self._moved(values.is_null().cast(pa.uint8())).to(torch.bool) if values.null_count else None
+        return TensorColumn(kind, self._moved(values.fill_null(0)).to(torch.int64), missing)
+
+    def _moved(self, array: pa.Array) -> Tensor:
+        values: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+        if not values.flags.writeable:  # Arrow's memory, where torch warns of tensors that could write
+            values = values.copy()
+        if values.dtype == np.uint32:
+            return torch.from_numpy(values.view(np.int32)).to(self.device).to(torch.int64) & 0xFFFFFFFF
+        return torch.from_numpy(values).to(self.device)
+
+
+class DeviceIds:
+    """A vocabulary of integers or hex32 in a hash index on a device; see `ValueIds`, which it equals.
+
+    Args:
+        ids: The vocabulary.
+        device: The device.
+        implementation: Implementation of the hash index.
+    """
+
+    def __init__(self, ids: ValueIds, device: torch.device, implementation: str) -> None:
+        self._hash_buckets = ids.hash_buckets
+        self._index = new_hash_index(device, implementation)
+        values = torch.from_numpy(ids.values.to_numpy(zero_copy_only=False).astype(np.int64))
+        self._index.assign(values.to(device), torch.arange(ids.first_id, ids.num_ids, device=device))
+
+    def find(self, column: TensorColumn) -> TensorColumn:
+        """Return the ids of the values of a column."""
+        found = self._index.find(column.values)
+        if self._hash_buckets == 1:
+            ids = found.clamp(min=1)  # -1 is absent, and ids of values begin at 2
+        else:
+            others = xxh64_int64(column.values, HASH_SEED).remainder(self._hash_buckets) + 1
+            ids = found.where(found >= 0, others)
+        return column.like("id", ids if column.missing is None else ids.masked_fill(column.missing, MISSING_ID))
+
+
+def _signed(word: int) -> int:
+    return word - 2**64 if word >= 2**63 else word
+
+
+_PRIMES: Sequence[int] = [
+    _signed(prime)
+    for prime in (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
+]
+
+
+def xxh64_int64(values: Tensor, seed: int) -> Tensor:
+    """Return the hashes int64[...] of ``values int64[...]``; see `terarec.kernels.ref.encoding.xxh64_int64`.
+
+    Products and sums of int64 wrap around in torch as those of unsigned words do; right shifts are masked.
+    """
+    word = _rotate(values * _PRIMES[1], 31) * _PRIMES[0]
+    hashed = word ^ _signed((seed + _PRIMES[4] + 8) % 2**64)
+    hashed = _rotate(hashed, 27) * _PRIMES[0] + _PRIMES[3]
+    hashed = (hashed ^ _shifted(hashed, 33)) * _PRIMES[1]
+    hashed = (hashed ^ _shifted(hashed, 29)) * _PRIMES[2]
+    return hashed ^ _shifted(hashed, 32)
+
+
+def _shifted(word: Tensor, bits: int) -> Tensor:
+    return (word >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _rotate(word: Tensor, bits: int) -> Tensor:
+    return (word << bits) | _shifted(word, 64 - bits)
