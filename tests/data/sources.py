@@ -11,6 +11,8 @@ from tests.formats.samples import make_block, make_spec
 class TinyGroups:
     """Rows in groups of given sizes; a `Source` like any other."""
 
+    parts = ()
+
     def __init__(self, sizes, hotness=(1, 3), **columns):
         self.spec = make_spec(hotness=hotness, **columns)
         self.group_rows = tuple(sizes)

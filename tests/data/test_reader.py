@@ -9,8 +9,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from terarec.data import InMemorySource, Reader
+from terarec.data.reader import DatasetSource
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.formats import write_dataset
+from terarec.formats import PARTS_FILE, write_dataset, write_parts
 from terarec.spec import MetadataColumn
 from tests.data.sources import TinyGroups, row_numbers
 from tests.formats.samples import METADATA, make_block, make_spec, write_split
@@ -208,3 +209,73 @@ def test_d11_a_data_loader_with_workers_is_refused() -> None:
     loader = DataLoader(Reader(TinyGroups((10,)), batch_size=4), batch_size=None, num_workers=2)
     with pytest.raises(ConfigError, match="num_workers=2"):
         next(iter(loader))
+
+
+@pytest.fixture
+def parted(tmp_path):
+    spec = make_spec("parquet", hotness=(1, 3))
+    write_split(tmp_path, spec, make_block(spec, 100), cuts=(37,), rows_per_group=10)
+    write_parts(spec_of(tmp_path), tmp_path, "train", 3)
+    return tmp_path
+
+
+def by_parts(directory):
+    return DatasetSource(directory, "train", by_parts=True)
+
+
+def spec_of(directory):
+    return Reader(directory, batch_size=1).spec
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_batches_by_parts_hold_samples_of_one_part(parted, shuffle, drop_last):
+    whole = [batch.label[:, 0] for batch in Reader(parted, batch_size=100)]
+    rows = {label: row for row, label in enumerate(torch.cat(whole).tolist())}
+    reader = Reader(by_parts(parted), batch_size=8, shuffle=shuffle, drop_last=drop_last)
+    sizes = [part.rows for part in reader.parts]
+    ends = np.cumsum(sizes)
+    for _ in range(2):
+        seen, parts = [], []
+        for batch in reader:
+            mine = [rows[label] for label in batch.label[:, 0].tolist()]
+            part = {int(np.searchsorted(ends, row, side="right")) for row in mine}
+            assert len(part) == 1
+            assert batch.batch_size == 8 or not drop_last
+            parts += part
+            seen += mine
+            if len(seen) < 100:
+                assert reader.part_after(reader.state_dict()) in (parts[-1], (parts[-1] + 1) % 3)
+        assert parts == sorted(parts)
+        assert len(parts) == len(reader)
+        assert len(set(seen)) == len(seen) == (sum(size // 8 * 8 for size in sizes) if drop_last else 100)
+        assert (seen == sorted(seen)) is not shuffle
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_reading_by_parts_continues_after_any_batch(parted, drop_last):
+    options = {"batch_size": 8, "shuffle": True, "drop_last": drop_last}
+    reader, states = Reader(by_parts(parted), **options), []
+    batches = []
+    for batch in reader:
+        batches.append(batch.label)
+        states.append(reader.state_dict())
+    for done, state in enumerate(states, start=1):
+        rest = Reader(by_parts(parted), **options, threads=2)
+        rest.load_state_dict(state)
+        assert [label.tolist() for label in (batch.label for batch in rest)] == [b.tolist() for b in batches[done:]]
+    with pytest.raises(ConfigError):
+        Reader(parted, batch_size=8, shuffle=True, drop_last=drop_last).load_state_dict(states[0])
+
+
+def test_reading_by_parts_needs_parts_of_these_shards(parted, tmp_path):
+    with pytest.raises(ConfigError):
+        Reader(by_parts(parted), batch_size=8, repeat=True)
+    other = tmp_path / "other"
+    spec = make_spec("parquet", hotness=(1, 3))
+    write_split(other, spec, make_block(spec, 60), cuts=(), rows_per_group=10)
+    with pytest.raises(DataNotFoundError):
+        by_parts(other)
+    (other / "train" / PARTS_FILE).write_bytes((parted / "train" / PARTS_FILE).read_bytes())
+    with pytest.raises(FormatError):
+        by_parts(other)

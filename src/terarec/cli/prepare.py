@@ -38,7 +38,18 @@ class PreparationOptions:
     out: Annotated[Path, typer.Option(help="Directory of the data set to make.")]
     how: Annotated[
         PrepareOptions,
-        SpecFields("engine", "bad_input", "rows_per_shard", "shuffle", "seed", "threads", "limit", "restart"),
+        SpecFields(
+            "engine",
+            "bad_input",
+            "rows_per_shard",
+            "shuffle",
+            "parts",
+            "keysets",
+            "seed",
+            "threads",
+            "limit",
+            "restart",
+        ),
     ]
     storage: Annotated[str, spec_option("format", PrepareOptions, "storage")] = "parquet"
     spark_master: Annotated[

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, count
+from itertools import accumulate, chain, count, groupby, pairwise
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +40,7 @@ class Sampler:
             of a Parquet file, which can only be decoded from its start. None if each group is a run of its own.
         mixes_rows: Whether shuffling mixes the samples of a window. Otherwise a window is one group, its samples stay
             in order.
+        parts: Numbers of the consecutive groups of each part; shuffling mixes those of one part. None for one part.
     """
 
     def __init__(
@@ -48,20 +51,25 @@ class Sampler:
         seed: int,
         runs: Sequence[int] | None = None,
         mixes_rows: bool = True,
+        parts: Sequence[int] | None = None,
     ) -> None:
         self._group_rows = tuple(group_rows)
+        self._parts = (len(self._group_rows),) if parts is None else tuple(parts)
         self._shuffle = shuffle
         self._seed = seed
         self._runs = None if runs is None else tuple(runs)
         self._mixes_rows = mixes_rows
 
     def windows(self, epoch: int) -> list[tuple[int, ...]]:
-        """Return the row groups of each window of `epoch`, in order."""
+        """Return the row groups of each window of `epoch`, in order; each window is in one part."""
         if not self._shuffle:
             return [(group,) for group in range(len(self._group_rows))]
-        order = self._group_order(epoch)
         size = SHUFFLE_GROUPS if self._mixes_rows else 1
-        return [tuple(order[start : start + size]) for start in range(0, len(order), size)]
+        found = []
+        for part, end in enumerate(accumulate(self._parts)):
+            order = self._group_order(epoch, part, end - self._parts[part], end)
+            found += [tuple(order[start : start + size]) for start in range(0, len(order), size)]
+        return found
 
     def window_rows(self, window: Sequence[int]) -> int:
         """Return the number of samples in the row groups of `window`."""
@@ -73,18 +81,14 @@ class Sampler:
             return None
         return _permutation(num_rows, self._seed, epoch, _ROW_STREAM, index)
 
-    def _group_order(self, epoch: int) -> list[int]:
-        if self._runs is None:
-            return _random_order(len(self._group_rows), self._seed, epoch)
-        ends = list(accumulate(self._runs))
-        runs = [range(end - length, end) for end, length in zip(ends, self._runs, strict=True)]
-        return [group for run in _random_order(len(runs), self._seed, epoch) for group in runs[run]]
-
-
-def _random_order(size: int, seed: int, epoch: int) -> list[int]:
-    """Return the groups, or the runs of them, in random order, another one in every epoch."""
-    order: list[int] = _permutation(size, seed, epoch, _GROUP_STREAM, 0).tolist()
-    return order
+    def _group_order(self, epoch: int, part: int, first: int, end: int) -> list[int]:
+        """Return the groups ``first <= group < end`` of a part in random order, another one in every epoch."""
+        runs = [range(group, group + 1) for group in range(first, end)]
+        if self._runs is not None:
+            ends = accumulate(self._runs)
+            runs = [range(stop - length, stop) for stop, length in zip(ends, self._runs, strict=True)]
+        order = _permutation(len(runs), self._seed, epoch, _GROUP_STREAM, part).tolist()
+        return [group for run in order for group in runs[run]]
 
 
 def _permutation(size: int, seed: int, epoch: int, stream: int, index: int) -> NDArray[np.int64]:
@@ -145,6 +149,8 @@ class Feed:
         to_batch: Rows -> batch.
         runs: Lengths of the runs of groups that stay in order when shuffling; None if each group is a run.
         mixes_rows: Whether shuffling mixes the rows of several groups; otherwise it moves complete groups.
+        parts: Numbers of the consecutive groups of each part: parts come in their order, shuffling stays within a part,
+            and no batch holds rows of two. None for one part; not together with `runs`.
     """
 
     group_rows: Sequence[int]
@@ -152,6 +158,16 @@ class Feed:
     to_batch: Callable[[Sequence[ColumnBlock]], Batch]
     runs: Sequence[int] | None = None
     mixes_rows: bool = True
+    parts: Sequence[int] | None = None
+
+    @property
+    def part_rows(self) -> tuple[int, ...]:
+        """Rows of each part."""
+        if self.parts is None:
+            return (sum(self.group_rows),)
+        ends = list(accumulate(self.group_rows, initial=0))
+        stops = list(accumulate(self.parts, initial=0))
+        return tuple(ends[stop] - ends[start] for start, stop in pairwise(stops))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,7 +233,7 @@ class BatchStream:
     def num_batches(self) -> int:
         """Number of batches of an epoch, before any rows are left out."""
         size = self.options.batch_size
-        return self.num_rows // size if self.options.drop_last else -(-self.num_rows // size)
+        return sum(rows // size if self.options.drop_last else -(-rows // size) for rows in self._feed.part_rows)
 
     @property
     def num_skipped(self) -> int:
@@ -271,7 +287,7 @@ class BatchStream:
             ConfigError: The state is of other data or other options, or is no state.
         """
         state = {"repeat": False, "rows_skipped": 0, **state}
-        for field, here in self._cut().items():
+        for field, here in {"parts": None, **self._cut()}.items():
             if state.get(field) != here:
                 raise ConfigError(f"reader state: {field} is {state.get(field)!r}, expected {here!r} as in this reader")
         if "rows_read" not in state:
@@ -298,6 +314,7 @@ class BatchStream:
             "drop_last": options.drop_last,
             "repeat": options.repeat,
             "rows": self.num_rows,
+            **({} if self._feed.parts is None else {"parts": len(self._feed.parts)}),
         }
 
     def _iterate(self) -> Generator[Batch, None, None]:
@@ -318,8 +335,14 @@ def _batches(
     It holds no reader, so that an unreferenced reader ends its threads.
     """
     sampler = Sampler(
-        feed.group_rows, shuffle=options.shuffle, seed=options.seed, runs=feed.runs, mixes_rows=feed.mixes_rows
+        feed.group_rows,
+        shuffle=options.shuffle,
+        seed=options.seed,
+        runs=feed.runs,
+        mixes_rows=feed.mixes_rows,
+        parts=feed.parts,
     )
+    part_ends = list(accumulate(feed.part_rows))
 
     def load(window: _Window) -> tuple[_Window, ColumnBlock, int]:
         read = [feed.read(group) for group in window.groups]
@@ -330,7 +353,7 @@ def _batches(
     held: deque[_Held] = deque()
     epoch, kept, skipped = position.epoch, position.rows, position.skipped
 
-    def blocks() -> Iterator[ColumnBlock]:
+    def blocks() -> Iterator[tuple[int, ColumnBlock]]:
         nonlocal epoch, kept, skipped
         for window, block, left_out in loaded:
             if window.epoch > epoch:
@@ -342,16 +365,21 @@ def _batches(
             if not used:  # otherwise they were counted before the position was saved
                 skipped += left_out
             held.append(_Held(window, block.num_rows, min(used, block.num_rows)))
-            yield block
+            yield bisect_right(part_ends, window.start) if feed.parts is not None else 0, block
 
     windows = _windows(sampler, position, repeat=options.repeat)
     first = next(windows, None)
     loaded = ordered_map(load, () if first is None else chain((first,), windows), options.threads)
     skip = 0 if first is None else _used_rows(first, position)
     try:
-        for pieces in cut(blocks(), options.batch_size, skip=skip, drop_last=options.drop_last):
-            at, rows = _advance(held, sampler, sum(piece.num_rows for piece in pieces))
-            yield feed.to_batch(pieces), _Position(epoch=at, rows=rows, skipped=skipped)
+        for part, of_part in groupby(blocks(), key=itemgetter(0)):
+            rest = (block for _, block in of_part)
+            for pieces in cut(rest, options.batch_size, skip=skip, drop_last=options.drop_last):
+                at, rows = _advance(held, sampler, sum(piece.num_rows for piece in pieces))
+                yield feed.to_batch(pieces), _Position(epoch=at, rows=rows, skipped=skipped)
+            skip = 0
+            while held and held[0].window.start < part_ends[part] and feed.parts is not None:
+                held.popleft()  # its rest is the last batch that was left out
         yield None, _Position(epoch=position.epoch + 1, skipped=skipped)
     finally:
         loaded.close()
@@ -392,6 +420,8 @@ def _advance(held: deque[_Held], sampler: Sampler, rows: int) -> tuple[int, int]
 def _checked(feed: Feed, options: StreamOptions) -> Feed:
     if options.repeat and not sum(feed.group_rows):
         raise FormatError("reader: the source holds no records, expected some to repeat")
+    if options.repeat and feed.parts is not None:
+        raise ConfigError("reader: got repeat with parts, expected one of them: batches would cross the parts' borders")
     return feed
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from terarec.data.reader import BatchReader, Reader
+from terarec.data.reader import BatchReader, DatasetSource, Reader
 from terarec.data.records.reader import RecordReader
 from terarec.data.records.sources import ColumnSource
+from terarec.errors import ConfigError
 from terarec.formats import DATASET_FILE, read_dataset
 from terarec.formats.hugectr import RECORDS_FILE, base_name, describe_dataset, read_records
 from terarec.spec import DatasetSpec, ShardSpec
@@ -47,6 +48,7 @@ def open_reader(
     drop_last: bool = False,
     threads: int = 1,
     repeat: bool = False,
+    by_parts: bool = False,
 ) -> BatchReader:
     """Open a split of a prepared data set or of HugeCTR's files.
 
@@ -62,6 +64,7 @@ def open_reader(
         drop_last: Whether a last batch of fewer samples is left out.
         threads: Threads that read and decode ahead.
         repeat: Whether each epoch follows the one before without an end.
+        by_parts: Whether the parts of a prepared data set come one after the other.
 
     Raises:
         DataNotFoundError: No such path, a directory without either description, or a file is missing.
@@ -71,8 +74,7 @@ def open_reader(
     records = _records_file(Path(path))
     if records is None:
         return Reader(
-            path,
-            split,
+            DatasetSource(Path(path), split, by_parts=by_parts),
             batch_size=batch_size,
             shuffle=shuffle,
             seed=seed,
@@ -80,6 +82,8 @@ def open_reader(
             repeat=repeat,
             threads=threads,
         )
+    if by_parts:
+        raise ConfigError(f"{records}: got by_parts=True for HugeCTR's files, expected a prepared data set with parts")
     spec = read_records(records)
     return RecordReader(
         ColumnSource(spec, split, records.parent, read_spec(records).categorical),

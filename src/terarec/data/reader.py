@@ -20,12 +20,15 @@ from terarec.data.decode import to_batch
 from terarec.errors import ConfigError, FormatError
 from terarec.formats import (
     METADATA_TYPES,
+    PARTS_FILE,
     ColumnBlock,
     Keys,
+    PartSpec,
     check_rows,
     default_group_rows,
     open_shard,
     read_dataset,
+    read_parts,
     slice_rows,
 )
 from terarec.spec import DatasetSpec
@@ -84,10 +87,13 @@ class Source(Protocol):
     Attributes:
         spec: The columns.
         group_rows: Samples in each row group, in input order.
+        parts: Consecutive groups that are read one part after the other: shuffling mixes samples of one part, and no
+            batch holds samples of two. None for a source without parts.
     """
 
     spec: DatasetSpec
     group_rows: tuple[int, ...]
+    parts: tuple[PartSpec, ...]
 
     def read(self, group: int) -> ColumnBlock:
         """Return the rows of row group `group`; safe to call from several threads."""
@@ -100,19 +106,28 @@ class DatasetSource:
     Args:
         directory: Directory with ``dataset.json``.
         split: Name of the split, for example "train".
+        by_parts: Whether to read it part by part, see `Source`.
 
     Raises:
-        DataNotFoundError: No such directory, no ``dataset.json`` in it, or a shard is missing.
+        DataNotFoundError: No such directory, no ``dataset.json`` in it, no parts, or a shard is missing.
         ConfigError: No such split.
-        FormatError: A file does not hold what ``dataset.json`` promises.
+        FormatError: A file does not hold what ``dataset.json`` or the description of the parts promises.
     """
 
-    def __init__(self, directory: Path, split: str) -> None:
+    def __init__(self, directory: Path, split: str, *, by_parts: bool = False) -> None:
         self.spec = read_dataset(directory)
         entries = self.spec.shards(split)
         self._shards = [open_shard(self.spec, directory / entry.file, entry.rows) for entry in entries]
         self._first_group = list(accumulate((len(shard.group_rows) for shard in self._shards), initial=0))
         self.group_rows = tuple(rows for shard in self._shards for rows in shard.group_rows)
+        self.parts = read_parts(directory, split) if by_parts else ()
+        got = (sum(part.groups for part in self.parts), sum(part.rows for part in self.parts))
+        expected = (len(self.group_rows), sum(self.group_rows))
+        if by_parts and got != expected:
+            raise FormatError(
+                f"{directory / split / PARTS_FILE}: parts of {got[0]} row groups with {got[1]} rows, expected "
+                f"{expected[0]} with {expected[1]} as in the shards"
+            )
 
     def read(self, group: int) -> ColumnBlock:
         """Return the rows of row group `group`, counted over all shards."""
@@ -134,6 +149,8 @@ class InMemorySource:
     Raises:
         FormatError: A wrong shape, a key outside its column's rows, or a weight that is negative or not finite.
     """
+
+    parts: tuple[PartSpec, ...] = ()
 
     def __init__(
         self,
@@ -241,6 +258,7 @@ class Reader(IterableDataset[Batch]):
         )
         source: Source = DatasetSource(Path(dataset), split) if isinstance(dataset, str | Path) else dataset
         self.spec: DatasetSpec = source.spec
+        self.parts = source.parts
         self.batch_size = batch_size
         self.repeat = repeat
         names = [column.name for column in self.spec.categorical]
@@ -249,6 +267,7 @@ class Reader(IterableDataset[Batch]):
             group_rows=source.group_rows,
             read=partial(_read, source),
             to_batch=partial(to_batch, names, metadata=metadata),
+            parts=[part.groups for part in self.parts] or None,
         )
         self._stream = BatchStream(feed, options)
 
@@ -256,6 +275,11 @@ class Reader(IterableDataset[Batch]):
     def num_rows(self) -> int:
         """Number of samples in an epoch."""
         return self._stream.num_rows
+
+    def part_after(self, state: Mapping[str, object]) -> int:
+        """Return the number of the part that holds the sample after the position `state`; 0 at the end of an epoch."""
+        ends = accumulate(part.rows for part in self.parts)
+        return next((number for number, end in enumerate(ends) if end > state["rows_read"]), 0)  # type: ignore[operator]
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.etl.columns import SPLIT_NAMES
+from terarec.etl.columns import SPLIT_NAMES, TRAIN
 from terarec.etl.partitions import Partitions
 from terarec.formats import (
     ColumnBlock,
@@ -25,6 +25,7 @@ from terarec.formats import (
     shard_path,
     slice_rows,
     write_dataset,
+    write_parts,
 )
 from terarec.formats.hugectr import (
     RECORDS_FILE,
@@ -125,6 +126,36 @@ def _offsets(lists: pa.Array) -> NDArray[np.int64]:
     return from_zero
 
 
+TRAIN_SPLIT = SPLIT_NAMES[TRAIN]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartOptions:
+    """Parts of the train split.
+
+    Attributes:
+        count: Number of parts; None for none.
+        keysets: Whether to write the distinct keys of each.
+    """
+
+    count: int | None = None
+    keysets: bool = False
+
+    def rows_per_shard(self, most: int, rows: int | None) -> int:
+        """Return the most rows of a file, so that there is one for each part: a part begins with a row group."""
+        return min(most, max(1, -(-rows // self.count))) if self.count and rows else most
+
+    def write(self, spec: DatasetSpec, directory: Path) -> None:
+        """Write the parts of a data set without them.
+
+        Raises:
+            ConfigError: No training sample.
+            StorageError: The disk is full.
+        """
+        if self.count is not None:
+            write_parts(spec, directory, TRAIN_SPLIT, self.count, keysets=self.keysets)
+
+
 class DatasetSink:
     """Writes the splits of a data set; see `Sink`.
 
@@ -135,6 +166,7 @@ class DatasetSink:
         rows_per_shard: Most rows of a file.
         expected: Rows of each split, where they are known: its files get equally many then.
         closed: Rows of the shards of each split that an interrupted run closed.
+        parts: Parts of the train split.
     """
 
     def __init__(
@@ -145,12 +177,16 @@ class DatasetSink:
         rows_per_shard: int,
         expected: Mapping[str, int],
         closed: Mapping[str, Sequence[int]],
+        parts: PartOptions,
     ) -> None:
         self._directory = directory
         self._location = location
         self._spec = spec
+        self._parts = parts
+        most = dict.fromkeys(SPLIT_NAMES, rows_per_shard)
+        most[TRAIN_SPLIT] = parts.rows_per_shard(rows_per_shard, expected.get(TRAIN_SPLIT))
         self._splits = {
-            name: self._files(name, even_sizes(expected.get(name), rows_per_shard), closed.get(name, ()))
+            name: self._files(name, even_sizes(expected.get(name), most[name]), closed.get(name, ()))
             for name in SPLIT_NAMES
         }
 
@@ -172,7 +208,9 @@ class DatasetSink:
             for name, files in self._splits.items()
             if files.files
         }
-        write_dataset(dataclasses.replace(self._spec, splits=shards), self._directory, location=self._location)
+        spec = dataclasses.replace(self._spec, splits=shards)
+        write_dataset(spec, self._directory, location=self._location)
+        self._parts.write(spec, self._directory)
 
     def __enter__(self) -> Self:
         return self
@@ -258,7 +296,7 @@ class RecordsSink:
             files.abort()
 
 
-SHUFFLED = "train"
+SHUFFLED = TRAIN_SPLIT
 """The split whose rows change places. Others are read in order, or by those who look for a row in their logs."""
 
 _WRITTEN_ROWS = 1 << 14
@@ -354,6 +392,7 @@ class SinkOptions:
         estimated_bytes: Approximate bytes of all rows.
         expected: Rows of each split, where they are known.
         closed: Rows of the shards of each split that an interrupted run closed.
+        parts: Parts of the train split.
     """
 
     storage: str
@@ -363,6 +402,7 @@ class SinkOptions:
     estimated_bytes: int
     expected: Mapping[str, int]
     closed: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    parts: PartOptions = field(default_factory=lambda: PartOptions())
 
 
 def create_sink(spec: DatasetSpec, directory: Path, location: Path, options: SinkOptions) -> Sink:
@@ -372,7 +412,14 @@ def create_sink(spec: DatasetSpec, directory: Path, location: Path, options: Sin
         ConfigError: Columns that the storage cannot hold.
     """
     sink = ordered_sink(
-        spec, directory, location, options.storage, options.rows_per_shard, options.expected, options.closed
+        spec,
+        directory,
+        location,
+        options.storage,
+        options.rows_per_shard,
+        options.expected,
+        options.closed,
+        options.parts,
     )
     if options.seed is None:
         return sink
@@ -393,6 +440,7 @@ def ordered_sink(
     rows_per_shard: int,
     expected: Mapping[str, int],
     closed: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    parts: PartOptions = PartOptions(),  # frozen
 ) -> Sink:
     """Return the sink for rows that come in their order in the files; see `SinkOptions` for the last arguments.
 
@@ -401,4 +449,4 @@ def ordered_sink(
     """
     if storage in RECORD_KINDS:
         return RecordsSink(directory, location, spec, RECORD_KINDS[storage], rows_per_shard, expected)
-    return DatasetSink(directory, location, spec, rows_per_shard, expected, closed)
+    return DatasetSink(directory, location, spec, rows_per_shard, expected, closed, parts)

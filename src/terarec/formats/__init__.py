@@ -5,6 +5,7 @@ from terarec.formats.buffers import recycled_empty
 from terarec.formats.container import BFLOAT16, read_tensors, widen_bfloat16, write_tensors
 from terarec.formats.dataset import DATASET_FILE, read_dataset, workflow_files, write_dataset
 from terarec.formats.parquet import ParquetShard, ParquetShardWriter
+from terarec.formats.parts import PARTS_FILE, PartSpec, read_part_keys, read_parts, write_parts
 from terarec.formats.raw import RawShard, RawShardWriter
 from terarec.formats.shard import FileWriter, Shard, SplitFiles, create_shard, even_sizes, open_shard, shard_path
 from terarec.formats.table_file import TABLE_SUFFIXES, check_suffix, table_file
@@ -14,12 +15,14 @@ __all__ = [
     "BFLOAT16",
     "DATASET_FILE",
     "METADATA_TYPES",
+    "PARTS_FILE",
     "TABLE_SUFFIXES",
     "ColumnBlock",
     "FileWriter",
     "Keys",
     "ParquetShard",
     "ParquetShardWriter",
+    "PartSpec",
     "RawShard",
     "RawShardWriter",
     "Shard",
@@ -33,6 +36,8 @@ __all__ = [
     "merge",
     "open_shard",
     "read_dataset",
+    "read_part_keys",
+    "read_parts",
     "read_tensors",
     "recycled_empty",
     "shard_path",
@@ -41,5 +46,6 @@ __all__ = [
     "widen_bfloat16",
     "workflow_files",
     "write_dataset",
+    "write_parts",
     "write_tensors",
 ]

@@ -351,6 +351,9 @@ class PrepareOptions:
             "hugectr_raw", "hugectr_raw_async".
         rows_per_shard: Most rows of a file.
         shuffle: Whether to shuffle the train split across all of its files; other splits keep their order.
+        parts: Number of parts of the train split, for training part by part; None for none. Files of HugeCTR's formats
+            are parts in any case.
+        keysets: Whether to write the distinct keys of each part.
         seed: Shuffle seed.
         threads: Threads that parse, encode and count; None takes as many as there are cores.
         memory_bytes: Bound of what counting and sorting hold in memory before they spill to the disk; None takes half
@@ -367,6 +370,8 @@ class PrepareOptions:
     storage: Storage = "parquet"
     rows_per_shard: int = 1 << 21
     shuffle: bool = False
+    parts: int | None = None
+    keysets: bool = False
     seed: int = 0
     threads: int | None = None
     memory_bytes: int | None = None
@@ -386,6 +391,18 @@ class PrepareOptions:
             checks.positive_int(self, "threads")
         if self.memory_bytes is not None:
             checks.positive_int(self, "memory_bytes", minimum=_LEAST_MEMORY)
+        if self.parts is not None:
+            checks.positive_int(self, "parts")
+            if self.storage not in ("parquet", "raw"):
+                checks.reject(
+                    self,
+                    "parts",
+                    f"got {self.parts} for storage {self.storage!r}, each file of which is a part, "
+                    "expected 'parquet' or 'raw'",
+                )
+        checks.one_of(self, "keysets", (False, True))
+        if self.keysets and self.parts is None:
+            checks.reject(self, "keysets", "got true without parts, expected the number of parts")
         if self.limit is not None:
             checks.positive_int(self, "limit")
             if self.engine != "local":

@@ -12,7 +12,7 @@ from terarec.etl.columns import Block, concatenate_blocks
 from terarec.etl.engine import Progress, fit, grouped, prepare
 from terarec.etl.source import open_source
 from terarec.etl.workflow import Workflow
-from terarec.formats import ColumnBlock, merge, open_shard, read_dataset
+from terarec.formats import ColumnBlock, merge, open_shard, read_dataset, read_part_keys, read_parts
 from terarec.spec import PrepareOptions, Split, SplitByFiles, SplitByFraction, SplitByHash, SplitByTime, SplitByUser
 from tests.etl.engine.contents import contents
 from tests.etl.engine.logs import SOURCE, shop_files, shop_lines, shop_workflow
@@ -207,6 +207,21 @@ def test_shuffled_rows_are_the_same_rows(tmp_path: Path, log: list[Path]) -> Non
     assert sorted(in_order.dense.tolist()) == sorted(shuffled.dense.tolist())
     equal(read_split(tmp_path / "a", "valid"), read_split(tmp_path / "b", "valid"))
     assert [shard.rows for shard in read_dataset(tmp_path / "b").shards("train")] == [85] * 6
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_the_train_split_gets_parts_with_keysets(tmp_path: Path, log: list[Path], shuffle: bool) -> None:
+    out = tmp_path / "out"
+    prepare(shop_workflow(), log, out, PrepareOptions(parts=4, keysets=True, shuffle=shuffle))
+    spec, parts = read_dataset(out), read_parts(out, "train")
+    assert [part.rows for part in parts] == [shard.rows for shard in spec.shards("train")]
+    assert sum(part.rows for part in parts) == spec.num_rows("train")
+    assert len(parts) == 4
+    keys = [read_part_keys(out, "train", part) for part in parts]
+    whole = read_split(out, "train")
+    for column, values in zip(spec.categorical, whole.keys, strict=True):
+        found = np.unique(np.concatenate([part[column.name] for part in keys]))
+        assert found.tolist() == np.unique(values[0] if isinstance(values, tuple) else values).tolist()
 
 
 def test_the_best_auc_of_generated_logs_travels(log: list[Path], tmp_path: Path) -> None:

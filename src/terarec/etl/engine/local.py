@@ -36,7 +36,7 @@ from terarec.etl.engine.split import (
 from terarec.etl.engine.write import PositiveRows, WriteCheckpoints, no_positives, training_values, write_rows
 from terarec.etl.ops import State
 from terarec.etl.ops.lists import ITEM_BITS
-from terarec.etl.sink import SinkOptions, create_sink
+from terarec.etl.sink import PartOptions, SinkOptions, create_sink
 from terarec.etl.source import Source
 from terarec.etl.workflow import Pass, Workflow
 from terarec.formats import shard_path
@@ -149,6 +149,7 @@ class LocalRun:
             estimated_bytes=self._estimated_bytes,
             expected=self._expected_rows,
             closed=checkpoints.closed,
+            parts=PartOptions(count=options.parts, keysets=options.keysets),
         )
         work = self._plan.transform_pass()
         labels = () if self._workflow.states else self._workflow.spec.labels

@@ -20,7 +20,7 @@ from terarec.errors import FormatError
 from terarec.etl.columns import SPLIT_NAMES, TRAIN, Block
 from terarec.etl.engine.passes import ReadRows
 from terarec.etl.engine.write import SHOWN, Part, split_parts
-from terarec.etl.sink import RECORD_KINDS, ordered_sink
+from terarec.etl.sink import RECORD_KINDS, PartOptions, ordered_sink
 from terarec.etl.spark.read import Piece
 from terarec.etl.spark.tasks import (
     BLOCK_BITS,
@@ -102,7 +102,10 @@ def write_shards(
         for split, unit, rows in counted:
             if split != _REPORT:
                 units[split][unit] += rows
-        shards, routes = _cut(units, options.rows_per_shard)
+        part_options = PartOptions(count=options.parts)
+        most = [part_options.rows_per_shard(options.rows_per_shard, sum(units[TRAIN].values()))]
+        most += [options.rows_per_shard] * (len(SPLIT_NAMES) - 1)
+        shards, routes = _cut(units, most)
         if not shards:
             raise FormatError("the sources hold no row that the workflow keeps, expected at least one")
         routed = context.broadcast(routes)
@@ -174,13 +177,13 @@ def _note_labels(plan: Plan, block: Block, encoded: ColumnBlock, report: PieceRe
 
 
 def _cut(
-    units: Mapping[int, Mapping[int, int]], rows_per_shard: int
+    units: Mapping[int, Mapping[int, int]], rows_per_shard: Sequence[int]
 ) -> tuple[list[_Shard], dict[tuple[int, int], list[int]]]:
     """Return the shards, and (split, unit) -> positions of the shards that hold rows of it.
 
     Args:
         units: Split -> unit -> rows.
-        rows_per_shard: Most rows of a shard.
+        rows_per_shard: Most rows of a shard of each split.
     """
     shards: list[_Shard] = []
     routes: dict[tuple[int, int], list[int]] = {}
@@ -189,7 +192,9 @@ def _cut(
         ends = list(accumulate(counted[name] for name in names))
         total = ends[-1] if ends else 0
         start = 0
-        for number, size in enumerate(islice(even_sizes(total, rows_per_shard), -(-total // rows_per_shard))):
+        for number, size in enumerate(
+            islice(even_sizes(total, rows_per_shard[split]), -(-total // rows_per_shard[split]))
+        ):
             first, last = bisect_right(ends, start), bisect_right(ends, start + size - 1)
             for name in names[first : last + 1]:
                 routes.setdefault((split, name), []).append(len(shards))
@@ -250,6 +255,7 @@ def store(
     """
     if options.storage not in RECORD_KINDS:
         write_dataset(written, directory, location=location)
+        PartOptions(count=options.parts, keysets=options.keysets).write(written, directory)
         return
     rows = {split: written.num_rows(split) for split in written.splits}
     with ordered_sink(spec, directory, location, options.storage, options.rows_per_shard, rows) as sink:
