@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -11,16 +12,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from terarec.errors import FormatError
+from terarec.io.atomic import flush
+
 _BUFFERED_ROWS = 1 << 17
 """Rows gathered before they are scattered, so that each of hundreds of files gets hundreds of them at once."""
 
 
 class Partitions:
-    """Files of record batches. Each is opened for as long as a write takes, so that their number is not bounded.
+    """Files of record batches. A file is open only while it is written, so that their number is not bounded.
 
     Args:
-        directory: of the files.
-        count: number of files.
+        directory: Directory of the files.
+        count: Number of files.
     """
 
     def __init__(self, directory: Path, count: int) -> None:
@@ -31,18 +35,43 @@ class Partitions:
 
     @classmethod
     def make(cls, directory: Path, count: int) -> Self:
-        """Empty files; what an earlier run left in `directory` is thrown away."""
+        """Return empty files in `directory`, whose content is removed."""
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
         return cls(directory, count)
 
+    @classmethod
+    def reopen(cls, directory: Path, sizes: Sequence[int], *, discarded: int) -> Self:
+        """Return the files of an interrupted run, without what was appended after `sizes` were taken.
+
+        Args:
+            directory: Directory of the files.
+            sizes: Bytes of each file.
+            discarded: Number of first files that are not needed any more.
+
+        Raises:
+            FormatError: A file is shorter.
+        """
+        opened = cls(directory, len(sizes))
+        for index, size in enumerate(sizes):
+            path = opened._path(index)
+            if index < discarded:
+                opened.discard(index)
+                continue
+            found = path.stat().st_size if path.exists() else 0
+            if found < size:
+                raise FormatError(f"{path}: got {found:,} bytes, expected {size:,}; remove the directory to start over")
+            if found > size:
+                os.truncate(path, size)
+        return opened
+
     def scatter(self, batch: pa.RecordBatch, partition: NDArray[np.int64]) -> None:
         """Append every row of `batch` to the file that ``partition int64[n]`` names; rows keep their order.
 
-        They are gathered in memory first; `flush` writes them, and so does whatever reads.
+        They are buffered in memory; `flush` and all reads write them.
 
         Raises:
-            OSError: the disk is full.
+            OSError: The disk is full.
         """
         self._waiting.append((batch, partition))
         self._waiting_rows += batch.num_rows
@@ -50,10 +79,10 @@ class Partitions:
             self.flush()
 
     def flush(self) -> None:
-        """Write what `scatter` gathered.
+        """Write the buffered rows.
 
         Raises:
-            OSError: the disk is full.
+            OSError: The disk is full.
         """
         if not self._waiting_rows:
             return
@@ -71,22 +100,39 @@ class Partitions:
         """Append `batch` to file `index`.
 
         Raises:
-            OSError: the disk is full.
+            OSError: The disk is full.
         """
-        # Serialised first, because Python's own write tells a full disk by its error number.
+        # Serialise first, because Python's own write reports a full disk by its error number.
         buffer = pa.BufferOutputStream()
         with pa.ipc.new_stream(buffer, batch.schema) as stream:
             stream.write_batch(batch)
         with self._path(index).open("ab") as file:
             file.write(buffer.getvalue())
 
+    def sizes(self) -> list[int]:
+        """Return the bytes of each file, after `flush`."""
+        self.flush()
+        paths = map(self._path, range(self.count))
+        return [path.stat().st_size if path.exists() else 0 for path in paths]
+
+    def sync(self) -> None:
+        """Force all written rows to the disk. Other threads may append and flush meanwhile.
+
+        Raises:
+            OSError: The disk is full.
+        """
+        for index in range(self.count):
+            if self._path(index).exists():
+                flush(self._path(index))
+        flush(self._directory)
+
     def read(self, index: int) -> pa.Table | None:
-        """All rows of file `index`, in the order in which they came; None if there are none."""
+        """Return all rows of file `index` in the order of `scatter`; None if there are none."""
         batches = list(self.batches(index))
         return pa.Table.from_batches(batches) if batches else None
 
     def batches(self, index: int) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of file `index` as they were appended; rows in memory are written before."""
+        """Yield the batches of file `index` in the order of `append`, after `flush`."""
         self.flush()
         path = self._path(index)
         if path.exists():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -39,6 +40,31 @@ from terarec.kernels.cpu.encoding import xxh64_int64
 from terarec.spec import DatasetSpec, ShardSpec
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SinkState:
+    """The part of a sink's output that is on the disk, so that it survives a kill.
+
+    Attributes:
+        closed: Split -> rows of each closed shard.
+        spilled_rows: Rows of the train split in the files of the shuffle.
+        spilled_bytes: Bytes of each of these files; empty without a shuffle.
+        merged_files: Number of first files whose rows are all in closed shards.
+        merged_rows: Rows of these files.
+    """
+
+    closed: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    spilled_rows: int = 0
+    spilled_bytes: Sequence[int] = ()
+    merged_files: int = 0
+    merged_rows: int = 0
+
+    @property
+    def num_rows(self) -> dict[str, int]:
+        """Split -> its first rows that `Sink.write` need not get again."""
+        rows = {split: sum(shards) for split, shards in self.closed.items()}
+        return {**rows, SHUFFLED: self.spilled_rows} if self.spilled_bytes else rows
+
+
 class Sink(Protocol):
     """Writes encoded rows to files. As a context manager it removes files that are not closed."""
 
@@ -55,12 +81,24 @@ class Sink(Protocol):
         """
         ...
 
-    def closed_shards(self) -> dict[str, list[int]]:
-        """Return the rows of the shards of each split that are on the disk; none where writing cannot be resumed."""
+    def state(self) -> SinkState | None:
+        """Return the output that is on the disk; None if writing cannot be resumed."""
+        ...
+
+    def finish(self) -> Iterator[None]:
+        """Write the rows that waited for the last one; yield whenever `state` may have changed.
+
+        Raises:
+            StorageError: The disk is full.
+        """
+        ...
+
+    def close_split(self, split: str) -> None:
+        """Finish the files of `split`, which gets no further rows, if that does not depend on other splits."""
         ...
 
     def close(self) -> None:
-        """Finish all files, and what describes them."""
+        """Finish all files, and those that describe them."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -89,14 +127,15 @@ def to_batch(rows: NDArray[np.int64], place: NDArray[np.uint64], block: ColumnBl
     return pa.record_batch(columns)
 
 
-def from_table(table: pa.Table, like: ColumnBlock) -> ColumnBlock:
-    """Return the rows of a table of such batches; `like` is a block of their columns, of any rows."""
-    num_labels = like.label.shape[1]
-    floats = _rows(table, FLOATS)
-    scalars = iter(_rows(table, KEYS).T if KEYS in table.column_names else ())
+def from_table(table: pa.Table, num_labels: int) -> ColumnBlock:
+    """Return the rows of a table of such batches with `num_labels` labels."""
+    floats, names = _rows(table, FLOATS), table.column_names
+    columns = list(_rows(table, KEYS).T) if KEYS in names else []
+    num_keys = len(columns) + sum(name.startswith("list") for name in names)
     keys: list[Keys] = []
-    for index, column in enumerate(like.keys):
-        if isinstance(column, tuple):
+    scalars = iter(columns)
+    for index in range(num_keys):
+        if f"list{index}" in names:
             lists = table.column(f"list{index}").combine_chunks()
             keys.append((lists.flatten().to_numpy(), _offsets(lists)))
         else:
@@ -105,8 +144,8 @@ def from_table(table: pa.Table, like: ColumnBlock) -> ColumnBlock:
         label=floats[:, :num_labels],
         dense=floats[:, num_labels:],
         keys=tuple(keys),
-        weight=None if like.weight is None else table.column(WEIGHT).to_numpy(),
-        metadata=tuple(table.column(f"metadata{index}").combine_chunks() for index in range(len(like.metadata))),
+        weight=table.column(WEIGHT).to_numpy() if WEIGHT in names else None,
+        metadata=tuple(table.column(name).combine_chunks() for name in names if name.startswith("metadata")),
     )
 
 
@@ -195,9 +234,19 @@ class DatasetSink:
         del rows
         self._splits[split].write(block)
 
-    def closed_shards(self) -> dict[str, list[int]]:
+    def state(self) -> SinkState:
         """See `Sink`."""
-        return {name: [rows for _, rows in files.closed_files] for name, files in self._splits.items()}
+        return SinkState(
+            closed={name: [rows for _, rows in files.closed_files] for name, files in self._splits.items()}
+        )
+
+    def finish(self) -> Iterator[None]:
+        """See `Sink`."""
+        return iter(())
+
+    def close_split(self, split: str) -> None:
+        """See `Sink`."""
+        self._splits[split].close()
 
     def close(self) -> None:
         """See `Sink`."""
@@ -275,9 +324,15 @@ class RecordsSink:
         del rows
         self._splits[split].write(block)
 
-    def closed_shards(self) -> dict[str, list[int]]:
-        """Return nothing: keysets and lists of HugeCTR's files need all rows."""
-        return {}
+    def state(self) -> None:
+        """Return None: keysets and lists of HugeCTR's files need all rows."""
+
+    def finish(self) -> Iterator[None]:
+        """See `Sink`."""
+        return iter(())
+
+    def close_split(self, split: str) -> None:
+        """Do nothing: `close` writes the keyset of a split."""
 
     def close(self) -> None:
         """See `Sink`."""
@@ -306,48 +361,127 @@ _MAX_PARTITIONS = 256
 class ShuffledSink:
     """Passes the train split to another sink in the order of ``XXH64(row id, seed)``, ties by row id; see `Sink`.
 
-    Rows are scattered to files on the disk by the highest bits of the hash; at the end each file is sorted in memory,
-    one after the other. The order does not depend on the number of files.
+    Rows are scattered to files on the disk by the highest bits of the hash. `finish` sorts each file in memory, one
+    after the other. The order does not depend on the number of files.
+
+    If the other sink can be resumed, the files are forced to the disk after every `rows_per_commit` rows, and a file
+    is removed only after its rows are in closed shards.
 
     Args:
         inner: Sink of the ordered rows.
-        directory: Directory of the files, made and removed.
+        directory: Directory of the files.
+        num_labels: Labels of a row.
         seed: Seed of the hash.
         estimated_bytes: Approximate bytes of all rows.
         memory_bytes: Memory for sorting.
+        rows_per_commit: Rows between two commits.
+        begin: Output of the interrupted run to resume.
+
+    Raises:
+        FormatError: Files of the interrupted run are damaged.
     """
 
-    def __init__(self, inner: Sink, directory: Path, *, seed: int, estimated_bytes: int, memory_bytes: int) -> None:
+    def __init__(
+        self,
+        inner: Sink,
+        directory: Path,
+        *,
+        num_labels: int,
+        seed: int,
+        estimated_bytes: int,
+        memory_bytes: int,
+        rows_per_commit: int,
+        begin: SinkState,
+    ) -> None:
         self._inner = inner
+        self._num_labels = num_labels
         self._seed = seed
-        # A file is held three times while it is sorted: as read, as taken in order, and as columns.
-        count = min(max(4 * estimated_bytes // memory_bytes, 1), _MAX_PARTITIONS)
-        self._partitions = Partitions.make(directory, 1 << (count - 1).bit_length())
-        self._like: ColumnBlock | None = None
+        self._rows_per_commit = rows_per_commit
+        if begin.spilled_bytes:
+            self._partitions = Partitions.reopen(directory, begin.spilled_bytes, discarded=begin.merged_files)
+        else:
+            # A file is in memory three times while it is sorted: as read, in the new order, and as columns.
+            count = min(max(4 * estimated_bytes // memory_bytes, 1), _MAX_PARTITIONS)
+            self._partitions = Partitions.make(directory, 1 << (count - 1).bit_length())
+        self._rows = self._requested_rows = begin.spilled_rows
+        self._committed = (begin.spilled_rows, begin.spilled_bytes)
+        self._merged = [(begin.merged_files, begin.merged_rows)]
+        self._num_discarded = begin.merged_files
+        self._begin_closed = sum(begin.closed.get(SHUFFLED, ()))
+        self._is_finished = False
+        self._committer = ThreadPoolExecutor(1, thread_name_prefix="shuffle")
+        self._committing: Future[tuple[int, list[int]]] | None = None
 
     def write(self, split: str, rows: NDArray[np.int64], block: ColumnBlock) -> None:
         """See `Sink`."""
         if split != SHUFFLED:
             self._inner.write(split, rows, block)
             return
-        self._like = slice_rows(block, 0, 0)
         place = xxh64_int64(rows, self._seed).view(np.uint64)
         bits = self._partitions.count.bit_length() - 1
         partition = (place >> np.uint64(64 - bits)) if bits else np.zeros_like(place)
         self._partitions.scatter(to_batch(rows, place, block), partition.astype(np.int64))
+        self._rows += len(rows)
+        is_free = self._committing is None or self._committing.done()
+        if is_free and self._rows - self._requested_rows >= self._rows_per_commit and self._inner.state() is not None:
+            self._commit()
 
-    def closed_shards(self) -> dict[str, list[int]]:
-        """See `Sink`; the train split is not written before all rows are scattered."""
-        return {**self._inner.closed_shards(), SHUFFLED: []}
+    def state(self) -> SinkState | None:
+        """See `Sink`; the train split has closed shards only after all rows are scattered."""
+        inner = self._inner.state()
+        if inner is None:
+            return None
+        if self._committing is not None and self._committing.done():
+            self._committed = self._committing.result()
+        rows, sizes = self._committed
+        # Shards of shuffled rows are of no use without the files of the others.
+        shards = inner.closed.get(SHUFFLED, ()) if rows == self._rows else []
+        while len(self._merged) > 1 and self._merged[1][1] <= sum(shards):
+            del self._merged[0]
+        files, merged = self._merged[0]
+        return SinkState(
+            closed={**inner.closed, SHUFFLED: shards},
+            spilled_rows=rows,
+            spilled_bytes=sizes,
+            merged_files=files,
+            merged_rows=merged,
+        )
+
+    def finish(self) -> Iterator[None]:
+        """See `Sink`."""
+        self._is_finished = True
+        is_resumable = self._inner.state() is not None
+        if is_resumable:
+            for split in SPLIT_NAMES:
+                if split != SHUFFLED:
+                    self._inner.close_split(split)
+            if self._rows > self._requested_rows:
+                self._commit()  # files are sorted meanwhile
+            yield
+        first, before = self._merged[0]
+        for index in range(first, self._partitions.count):
+            table = self._partitions.read(index)
+            if not is_resumable:
+                self._partitions.discard(index)
+            if table is not None:
+                skipped = min(max(self._begin_closed - before, 0), table.num_rows)
+                for _ in self._write_sorted(table, skipped):
+                    yield
+                    self._discard_merged()
+                before += table.num_rows
+            self._merged.append((index + 1, before))
+
+    def close_split(self, split: str) -> None:
+        """See `Sink`."""
+        if split != SHUFFLED:
+            self._inner.close_split(split)
 
     def close(self) -> None:
-        """See `Sink`."""
-        for index in range(self._partitions.count):
-            table = self._partitions.read(index)
-            self._partitions.discard(index)
-            if table is not None:
-                self._write_sorted(table)
-        self._partitions.remove()
+        """See `Sink`; the caller removes the directory of the shuffle, which a killed run needs."""
+        if not self._is_finished:
+            for _ in self.finish():
+                pass
+        self._committer.shutdown()
         self._inner.close()
 
     def __enter__(self) -> Self:
@@ -357,18 +491,37 @@ class ShuffledSink:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._partitions.remove()
+        self._committer.shutdown()
         self._inner.__exit__(kind, error, traceback)
 
-    def _write_sorted(self, table: pa.Table) -> None:
-        assert self._like is not None
+    def _commit(self) -> None:
+        """Force the rows so far to the disk, in another thread."""
+        rows, sizes = self._rows, self._partitions.sizes()
+
+        def sync() -> tuple[int, list[int]]:
+            self._partitions.sync()
+            return rows, sizes
+
+        self._requested_rows = rows
+        self._committing = self._committer.submit(sync)
+
+    def _discard_merged(self) -> None:
+        """Remove files that the last `state` does not need."""
+        last = self._merged[0][0]
+        for index in range(self._num_discarded, last):
+            self._partitions.discard(index)
+        self._num_discarded = last
+
+    def _write_sorted(self, table: pa.Table, skipped: int) -> Iterator[None]:
+        """Write the rows of a file but for the first ones; yield after each block of them."""
         rows = table.column(ROW).to_numpy()
-        order = np.lexsort((rows, table.column(PLACE).to_numpy()))
-        block = from_table(table.take(pa.array(order)), self._like)
+        order = np.lexsort((rows, table.column(PLACE).to_numpy()))[skipped:]
+        block = from_table(table.take(pa.array(order)), self._num_labels)
         rows = rows[order]
         for start in range(0, len(rows), _WRITTEN_ROWS):
             stop = min(start + _WRITTEN_ROWS, len(rows))
             self._inner.write(SHUFFLED, rows[start:stop], slice_rows(block, start, stop))
+            yield
 
 
 RECORD_KINDS: Mapping[str, RecordKind] = {
@@ -391,7 +544,7 @@ class SinkOptions:
         memory_bytes: Memory for shuffling.
         estimated_bytes: Approximate bytes of all rows.
         expected: Rows of each split, where they are known.
-        closed: Rows of the shards of each split that an interrupted run closed.
+        begin: Output of the interrupted run to resume.
         parts: Parts of the train split.
     """
 
@@ -401,15 +554,23 @@ class SinkOptions:
     memory_bytes: int
     estimated_bytes: int
     expected: Mapping[str, int]
-    closed: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    begin: SinkState = field(default_factory=SinkState)
     parts: PartOptions = field(default_factory=lambda: PartOptions())
 
 
-def create_sink(spec: DatasetSpec, directory: Path, location: Path, options: SinkOptions) -> Sink:
-    """Return the sink for a data set of the columns of `spec` in `directory`, which will lie at `location`.
+def create_sink(spec: DatasetSpec, directory: Path, location: Path, work: Path, options: SinkOptions) -> Sink:
+    """Return the sink for a data set of the columns of `spec`.
+
+    Args:
+        spec: Columns.
+        directory: Directory to write.
+        location: Final place of the directory.
+        work: Directory of temporary files, which the caller removes when the data set is complete.
+        options: Options of the files.
 
     Raises:
         ConfigError: Columns that the storage cannot hold.
+        FormatError: Temporary files of the interrupted run are damaged.
     """
     sink = ordered_sink(
         spec,
@@ -418,17 +579,20 @@ def create_sink(spec: DatasetSpec, directory: Path, location: Path, options: Sin
         options.storage,
         options.rows_per_shard,
         options.expected,
-        options.closed,
+        options.begin.closed,
         options.parts,
     )
     if options.seed is None:
         return sink
     return ShuffledSink(
         sink,
-        directory / "shuffle",
+        work / "shuffle",
+        num_labels=len(spec.labels),
         seed=options.seed,
         estimated_bytes=options.estimated_bytes,
         memory_bytes=options.memory_bytes,
+        rows_per_commit=options.rows_per_shard,
+        begin=options.begin,
     )
 
 

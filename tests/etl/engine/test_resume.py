@@ -108,19 +108,37 @@ def test_bad_lines_of_a_side_table_are_told_after_an_interruption_too(tmp_path: 
 KILLED_WRITING = """
 import os, signal, sys
 from pathlib import Path
-from typing import Any
+from terarec.etl import sink
 from terarec.etl.engine import prepare
 from terarec.spec import PrepareOptions
 from tests.etl.engine.test_resume import WRITE_OPTIONS, WRITE_SPLITS
 from tests.etl.engine.logs import shop_workflow
 
 split, shuffle, rows, out, *log = sys.argv[1:]
+write, written = sink.DatasetSink.write, 0
+
+class Immediately(sink.ThreadPoolExecutor):
+    # Commits are done when they are requested, so that the checkpoint at a row is always the same.
+    def submit(self, *arguments):
+        done = super().submit(*arguments)
+        done.exception()
+        return done
+
+def write_or_die(self, split, ids, block):
+    global written
+    written += len(ids) if split == "train" else 0
+    if shuffle == "merging" and written > int(rows):
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(self, split, ids, block)
 
 def kill(progress):
-    if progress.phase == "write" and progress.rows > int(rows):
+    if shuffle != "merging" and progress.phase == "write" and progress.rows > int(rows):
         os.kill(os.getpid(), signal.SIGKILL)
 
-options = PrepareOptions(**WRITE_OPTIONS, shuffle=shuffle == "shuffled")
+sink.DatasetSink.write = write_or_die
+sink._WRITTEN_ROWS = 30
+sink.ThreadPoolExecutor = Immediately
+options = PrepareOptions(**WRITE_OPTIONS, shuffle=bool(shuffle))
 prepare(shop_workflow(WRITE_SPLITS[split]), [Path(path) for path in log], Path(out), options, kill)
 """
 WRITE_SPLITS = {
@@ -131,9 +149,35 @@ WRITE_SPLITS = {
 WRITE_OPTIONS: dict[str, Any] = {"rows_per_shard": 70, "bad_input": "skip"}
 
 
+def killed_while_writing(out: Path, log: list[Path], split: str, shuffle: str, rows: int) -> dict[str, Any]:
+    """Run a preparation in a process of its own that is killed after `rows` rows; returns the last checkpoint.
+
+    Args:
+        out: Data set.
+        log: Sources.
+        split: Name of the split in `WRITE_SPLITS`.
+        shuffle: "" without a shuffle; "scattering" kills while rows are read, "merging" while they are sorted.
+        rows: Number of rows.
+    """
+    arguments = [split, shuffle, str(rows), str(out), *map(str, log)]
+    ended = subprocess.run([sys.executable, "-c", KILLED_WRITING, *arguments], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    found: dict[str, Any] = json.loads((out.with_name(f"{out.name}.partial") / "work" / "written.json").read_text())
+    return found
+
+
 @pytest.mark.parametrize(
     ("split", "shuffle", "rows"),
-    [("fraction", "", 300), ("fraction", "", 500), ("time", "", 400), ("hash", "", 450), ("hash", "shuffled", 500)],
+    [
+        ("fraction", "", 300),
+        ("fraction", "", 500),
+        ("time", "", 400),
+        ("hash", "", 450),
+        ("hash", "scattering", 500),
+        ("fraction", "merging", 320),
+        pytest.param("fraction", "scattering", 400, marks=pytest.mark.slow),
+        pytest.param("hash", "merging", 200, marks=pytest.mark.slow),
+    ],
 )
 def test_complete_shards_outlive_a_kill(tmp_path: Path, split: str, shuffle: str, rows: int) -> None:
     log = shop_files(tmp_path / "raw", files=12)
@@ -141,20 +185,24 @@ def test_complete_shards_outlive_a_kill(tmp_path: Path, split: str, shuffle: str
         path.write_text(path.read_text() + "not a row\n")
     workflow, options = shop_workflow(WRITE_SPLITS[split]), PrepareOptions(**WRITE_OPTIONS, shuffle=bool(shuffle))
     whole = prepare(workflow, log, tmp_path / "whole", options)
-    arguments = [split, shuffle, str(rows), str(tmp_path / "out"), *map(str, log)]
-    ended = subprocess.run([sys.executable, "-c", KILLED_WRITING, *arguments], check=False)
-    assert ended.returncode == -signal.SIGKILL
-    partial = tmp_path / "out.partial"
-    closed = json.loads((partial / "work" / "written.json").read_text())["closed"]
-    assert sum(map(len, closed.values())) >= 1
+    found = killed_while_writing(tmp_path / "out", log, split, shuffle, rows)
+    closed, partial = found["closed"], tmp_path / "out.partial"
     kept = {
         shard.relative_to(partial): shard.stat().st_ino
         for name, shards in closed.items()
         for shard in sorted((partial / name).glob("*.parquet"))[: len(shards)]
     }
+    if shuffle == "scattering":
+        assert found["shuffle"]["spilled_rows"] > 0
+    else:
+        assert sum(map(len, closed.values())) >= 1
     report = prepare(workflow, log, tmp_path / "out", dataclasses.replace(options, threads=1))
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert {path: (tmp_path / "out" / path).stat().st_ino for path in kept} == kept
     assert (report.splits, report.inputs, report.bad_input) == (whole.splits, whole.inputs, whole.bad_input)
-    if split == "fraction":
-        assert report.phases[-1].rows < whole.phases[-1].rows - sum(closed["train"]) + 60
+    if shuffle == "merging":
+        assert found["is_read"]
+        assert report.phases[-1].rows == 0
+    elif split == "fraction":
+        held = found["shuffle"]["spilled_rows"] if shuffle else sum(closed["train"])
+        assert report.phases[-1].rows < whole.phases[-1].rows - held + 60

@@ -148,7 +148,7 @@ class LocalRun:
             memory_bytes=self._memory // 2,
             estimated_bytes=self._estimated_bytes,
             expected=self._expected_rows,
-            closed=checkpoints.closed,
+            begin=checkpoints.state,
             parts=PartOptions(count=options.parts, keysets=options.keysets),
         )
         work = self._plan.transform_pass()
@@ -157,12 +157,12 @@ class LocalRun:
 
         def write() -> Result:
             for split in SPLIT_NAMES:
-                closed = range(len(checkpoints.closed.get(split, ())))
+                closed = range(len(checkpoints.state.closed.get(split, ())))
                 _keep_files(self._directory / split, {shard_path(self._directory, spec, split, at) for at in closed})
             joined = self._joined(work)
             if joined is not None:
                 joined.skip(checkpoints.begin.next_row << self._passes.item_bits)
-            with create_sink(spec, self._directory, location, sink_options) as sink:
+            with create_sink(spec, self._directory, location, self._work, sink_options) as sink:
                 totals = write_rows(
                     self._passes,
                     self._pipeline,
@@ -176,6 +176,8 @@ class LocalRun:
                 if label is not None and rows:
                     values = training_values(self._passes, self._pipeline, label.source, self._joined(work))
                     raise no_positives(label, values)
+                for _ in sink.finish():
+                    checkpoints.save(sink, positives, at_end=True)
                 sink.close()
             if not rows:
                 raise FormatError("the sources hold no row that the workflow keeps, expected at least one")

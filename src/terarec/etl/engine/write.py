@@ -18,7 +18,7 @@ from terarec.errors import ConfigError
 from terarec.etl.columns import SPLIT_NAMES, TRAIN, Block
 from terarec.etl.engine.fitting import add_bad_input, bad_input_to_json
 from terarec.etl.engine.passes import JoinedRows, Passes, Pipeline, ReadRows
-from terarec.etl.sink import Sink
+from terarec.etl.sink import Sink, SinkState
 from terarec.etl.source import RawBlock, Source
 from terarec.formats import ColumnBlock, merge, slice_rows
 from terarec.io import read_versioned_json, write_versioned_json
@@ -69,10 +69,12 @@ def write_rows(
         raw = dataclasses.replace(rows.raw, part=dataclasses.replace(rows.raw.part, content=None))
         return raw, rows.invalid.filter(parts, pipeline.preprocess(work, rows))[0], missing
 
-    begin, closed = checkpoints.begin, checkpoints.closed
+    begin = checkpoints.begin
     totals = begin.copy()
-    skip = {split: sum(rows) - begin.rows[split] for split, rows in closed.items()}
+    skip = {split: rows - begin.rows[split] for split, rows in checkpoints.state.num_rows.items()}
     passes.meter.skip(begin.read_bytes)
+    if checkpoints.is_read:
+        return totals
     blocks = (raw for raw in passes.source.raw_blocks() if raw.first_row >= begin.next_row)
     with closing(passes.map(transform, joined=joined, blocks=blocks)) as results:
         for raw, parts, missing in results:
@@ -121,10 +123,10 @@ class WriteTotals:
 
 
 class WriteCheckpoints:
-    """Checkpoints of the write phase: an interrupted run is resumed at the first row that no closed shard holds.
+    """Checkpoints of the write phase: an interrupted run is resumed at the first row that is not on the disk.
 
-    A checkpoint is saved whenever a shard is closed. Rows behind it that closed shards of other splits hold are read
-    again, but not written.
+    A checkpoint is saved whenever a shard is closed, or rows to shuffle are committed. Later rows of other splits that
+    are on the disk are read again, but not written.
 
     Args:
         path: File of the last checkpoint.
@@ -132,7 +134,8 @@ class WriteCheckpoints:
 
     Attributes:
         begin: Totals of the blocks before the first one to read.
-        closed: Split -> rows of its closed shards.
+        state: Output on the disk.
+        is_read: Whether all sources were read, so that only shuffled rows are to be written.
         bad_input: Bad input before the first block to read, as `bad_input_to_json` returns it.
         absent: Positions of the labels without a positive row, or None where nothing was read.
     """
@@ -143,19 +146,22 @@ class WriteCheckpoints:
         self._path = path
         self._source = source
         self.begin = WriteTotals()
-        self.closed: dict[str, list[int]] = {}
+        self.state = SinkState()
+        self.is_read = False
         self.bad_input: dict[str, Any] = {"counts": {}, "first": []}
         self.absent: list[int] | None = None
         if path.exists():
             found = read_versioned_json(path, _FORMAT, 1)
             counters = {name: Counter(found["totals"][name]) for name in ("rows", "missing", "values")}
             self.begin = WriteTotals(found["totals"]["next_row"], found["totals"]["read_bytes"], **counters)
-            self.closed, self.bad_input, self.absent = found["closed"], found["bad_input"], found["absent"]
-        self._saved = self.closed
+            self.state = SinkState(closed=found["closed"], **found.get("shuffle", {}))
+            self.is_read = found.get("is_read", False)
+            self.bad_input, self.absent = found["bad_input"], found["absent"]
+        self._saved = self.state
         self._marks = [self.begin]
 
     def update(self, totals: WriteTotals, sink: Sink, positives: PositiveRows) -> None:
-        """Take the totals after a block into account; save a checkpoint if a shard was closed.
+        """Take the totals after a block into account; save a checkpoint if the output on the disk has changed.
 
         Raises:
             StorageError: The disk is full.
@@ -163,17 +169,33 @@ class WriteCheckpoints:
         self._marks.append(totals.copy())
         if len(self._marks) > self._MOST_MARKS:
             del self._marks[1::2]
-        closed = {split: rows for split, rows in sink.closed_shards().items() if rows}
-        if closed == self._saved:
+        self.save(sink, positives)
+
+    def save(self, sink: Sink, positives: PositiveRows, *, at_end: bool = False) -> None:
+        """Save a checkpoint if the output on the disk has changed.
+
+        Args:
+            sink: Files to write.
+            positives: Check that observed all rows so far.
+            at_end: Whether all sources were read.
+
+        Raises:
+            StorageError: The disk is full.
+        """
+        state = sink.state()
+        if state is None or state == self._saved or not (state.spilled_rows or any(state.closed.values())):
             return
-        held = {split: sum(rows) for split, rows in closed.items()}
+        held = state.num_rows
         while len(self._marks) > 1 and all(rows <= held.get(name, 0) for name, rows in self._marks[1].rows.items()):
             del self._marks[0]
-        self._saved, mark = closed, self._marks[0]
+        self._saved, mark = state, self._marks[0]
         before = bad_input_to_json(self._source.bad_input_before(mark.next_row))
+        shuffle = {spec.name: getattr(state, spec.name) for spec in dataclasses.fields(state) if spec.name != "closed"}
         content = {
             "totals": {spec.name: getattr(mark, spec.name) for spec in dataclasses.fields(mark)},
-            "closed": closed,
+            "closed": state.closed,
+            "shuffle": shuffle,
+            "is_read": at_end and len(self._marks) == 1,
             "bad_input": add_bad_input([self.bad_input, before]),
             "absent": positives.absent_places,
         }
