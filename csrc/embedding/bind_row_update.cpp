@@ -23,17 +23,20 @@ struct HeldGradient {
       : keys(parts[0]), offsets(parts[1]), grad(parts[2], true), layout(parts[3]) {
     const nb::object factors = parts[4];
     if (!factors.is_none()) key_weights.emplace(factors);
+    const nb::object held_places = parts[5];
+    if (!held_places.is_none()) places.emplace(held_places);
   }
 
   UpdateGradient plain() const {
     const int64_t features = layout.size(0);
-    return {keys.as<const int64_t>(), keys.size(0), key_weights ? key_weights->as<const float>() : nullptr,
+    return {keys.as<const int64_t>(), places ? places->as<const int64_t>() : nullptr, keys.size(0),
+            key_weights ? key_weights->as<const float>() : nullptr,
             offsets.as<const int64_t>(), layout.as<const FeatureLayout>(), features, (offsets.size(0) - 1) / features,
             grad.as<const float>(), grad.row_stride()};
   }
 
   HostTensor keys, offsets, grad, layout;
-  std::optional<HostTensor> key_weights;
+  std::optional<HostTensor> key_weights, places;
 };
 
 // All tensors of a call but the state, with copies of those that do not lie as the core reads them.

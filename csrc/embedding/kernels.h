@@ -133,7 +133,7 @@ struct AddTerms {
   float* sums;
 };
 
-// Updates arena rows rows[g], g < groups, each with its gradient grads[g].
+// Updates arena rows rows[g], g < groups, each with its gradient grads[g], in the memory of row places[g].
 struct UpdateRows {
   void* weights;
   RowType row_type;  // narrow only with `extras`
@@ -145,6 +145,7 @@ struct UpdateRows {
   const RowExtras* extras;  // or null
   int64_t groups;
   const int64_t* rows;
+  const int64_t* places;  // `rows` where rows lie in their order
   const float* const* grads;
   const float* scales;  // factors of the gradients, or null
   float* buffer;  // update_floats(width) floats

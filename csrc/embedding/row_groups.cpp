@@ -45,10 +45,11 @@ uint64_t next_call() {
 
 }  // namespace
 
-void RowScratch::have_groups(int64_t keys, int64_t groups, int64_t index_size, int64_t width) {
+void RowScratch::have_groups(int64_t keys, int64_t groups, int64_t index_size, int64_t width, bool placed) {
   lay_out(arrays_, [&](Layout& layout) {
     layout.place(buffer, update_floats(width));
     layout.place(rows, groups);
+    layout.place(places, placed ? groups : 0);
     layout.place(grads, groups);
     layout.place(scales, groups);
     layout.place(sum_of, groups);
@@ -64,10 +65,11 @@ void RowScratch::have_sums(int64_t count, int64_t width) {
   });
 }
 
-void RowScratch::have_sums_of_all(int64_t count, int64_t width) {
+void RowScratch::have_sums_of_all(int64_t count, int64_t width, bool placed) {
   lay_out(arrays_, [&](Layout& layout) {
     layout.place(buffer, update_floats(width));
     layout.place(rows, count);
+    layout.place(places, placed ? count : 0);
     layout.place(grads, count);
     layout.place(touched, count);
   });
@@ -138,6 +140,7 @@ Found find_rows(const TablePart& part, const std::vector<BagGradients>& bags, In
         uint32_t& group = index.find(of.keys[i], rows);
         if (group == 0) {
           rows[found.groups] = part.base + of.keys[i];
+          if (of.places) scratch.places[found.groups] = of.places[i];
           scratch.grads[found.groups] = grad;
           if (scaled) scratch.scales[found.groups] = scale;
           sum_of[found.groups] = 0;
@@ -171,33 +174,47 @@ void sum_repeated(const Found& found, bool scaled, int64_t width, RowScratch& sc
   kernels().add_terms({width, first, num_sums, scratch.more, found.more, sums});
 }
 
+bool has_places(const std::vector<BagGradients>& bags) { return !bags.empty() && bags.front().places; }
+
+// Notes where the rows of a part's keys lie, by their number in the part.
+void note_places(const TablePart& part, const std::vector<BagGradients>& bags, int64_t* places) {
+  for (const BagGradients& of : bags) {
+    const int64_t begin = of.offsets ? of.offsets[0] : 0, end = of.offsets ? of.offsets[of.bags] : of.bags;
+    for (int64_t i = begin; i < end; i++) {
+      if ((of.keys[i] & part.mask()) == part.part) places[of.keys[i] >> part.shift] = of.places[i];
+    }
+  }
+}
+
 }  // namespace
 
 RowGroups group_by_row(const TablePart& part, const std::vector<BagGradients>& bags, int64_t num_keys, int64_t width,
                        RowScratch& scratch) {
   const bool scaled = std::any_of(bags.begin(), bags.end(), [](const BagGradients& of) { return of.scaled(); });
   const int64_t most_groups = std::min(num_keys, part.part_rows());
+  const bool placed = has_places(bags);
   Found found;
   if (part.part_rows() <= kDirectRowsPerKey * num_keys) {
-    scratch.have_groups(num_keys, most_groups, part.part_rows(), width);
+    scratch.have_groups(num_keys, most_groups, part.part_rows(), width, placed);
     memset(scratch.index, 0, 4 * part.part_rows());
     found = find_rows(part, bags, DirectIndex{scratch.index, part.shift}, scaled, scratch);
   } else {
     int bits = 6;
     while ((int64_t{1} << bits) < 2 * most_groups) bits++;
     const uint64_t size = uint64_t{1} << bits;
-    scratch.have_groups(num_keys, most_groups, size, width);
+    scratch.have_groups(num_keys, most_groups, size, width, placed);
     memset(scratch.index, 0, 4 * size);
     const HashIndex index{scratch.index, part.shift, static_cast<uint64_t>(part.base), size - 1, bits};
     found = find_rows(part, bags, index, scaled, scratch);
   }
   if (found.more) sum_repeated(found, scaled, width, scratch);
-  return {found.groups, scaled};
+  return {found.groups, scaled, placed};
 }
 
 RowGroups sum_by_row(const TablePart& part, const std::vector<BagGradients>& bags, int64_t width, RowScratch& scratch) {
   const int64_t rows = part.part_rows();
-  scratch.have_sums_of_all(rows, width);
+  const bool placed = has_places(bags);
+  scratch.have_sums_of_all(rows, width, placed);
   float* const sums = scratch.sums;
   uint8_t* const touched = scratch.touched;
   memset(sums, 0, 4 * rows * width);
@@ -206,14 +223,16 @@ RowGroups sum_by_row(const TablePart& part, const std::vector<BagGradients>& bag
     kernels().add_bags({of.keys, of.key_weights, of.offsets, of.bags, width, of.grad, of.grad_stride, of.pooling,
                         part.mask(), part.part, part.shift, sums, touched, scratch.buffer});
   }
+  if (placed) note_places(part, bags, scratch.places);
   int64_t groups = 0;
   for (int64_t r = 0; r < rows; r++) {
     if (!touched[r]) continue;
+    if (placed) scratch.places[groups] = scratch.places[r];  // groups <= r
     scratch.rows[groups] = part.base + (r << part.shift) + part.part;
     scratch.grads[groups] = sums + r * width;
     groups++;
   }
-  return {groups, false};
+  return {groups, false, placed};
 }
 
 }  // namespace terarec

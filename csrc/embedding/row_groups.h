@@ -17,14 +17,15 @@ namespace terarec {
 class RowScratch {
  public:
   // For `groups` rows of `keys` keys, which an index of `index_size` numbers finds; nothing is in them.
-  void have_groups(int64_t keys, int64_t groups, int64_t index_size, int64_t width);
+  void have_groups(int64_t keys, int64_t groups, int64_t index_size, int64_t width, bool placed);
   // For the sums of `count` of those rows; what is in the others stays.
   void have_sums(int64_t count, int64_t width);
   // For a sum and a mark of each of `count` rows, and the list of those that are marked; nothing is in them.
-  void have_sums_of_all(int64_t count, int64_t width);
+  void have_sums_of_all(int64_t count, int64_t width, bool placed);
 
   uint32_t* index;  // row -> group + 1
   int64_t* rows;    // of each group
+  int64_t* places;  // of each group's row
   const float** grads;
   float* scales;
   uint32_t* sum_of;       // of each group, whether it has a sum, then the sum's number
@@ -55,6 +56,7 @@ class CallScratch {
 // The bags of one feature of one gradient.
 struct BagGradients {
   const int64_t* keys;       // absolute: offsets index it
+  const int64_t* places;     // of each key's row in memory; null where rows lie in their order
   const float* key_weights;  // of each key, or null
   const int64_t* offsets;    // of the first bag; null if every key has a gradient of its own
   int64_t bags;
@@ -76,12 +78,12 @@ struct TablePart {
   int64_t part_rows() const { return (rows - part + mask()) >> shift; }
 };
 
-// Distinct rows, in a thread's scratch. Arena row rows[g] has gradient grads[g], to be multiplied by scales[g] if
+// Distinct rows, in a thread's scratch. Arena row rows[g], which lies at places[g] if `placed`, has gradient grads[g], to be multiplied by scales[g] if
 // `scaled`: the only one of its row where it lies, or the sum of several in scratch.sums, added in the order of the
 // bags.
 struct RowGroups {
   int64_t groups;
-  bool scaled;
+  bool scaled, placed;
 };
 
 // Finds the rows of the keys of a part, and sums the gradients of those that repeat.

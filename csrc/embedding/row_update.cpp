@@ -65,7 +65,7 @@ void update_others(const Update& update, float lr_factor, int64_t begin, int64_t
   UpdateRows rows{};
   rows.width = width;
   rows.groups = untouched.size();
-  rows.rows = untouched.data();
+  rows.rows = rows.places = untouched.data();
   rows.grads = grads.data();
   rows.buffer = buffer.data();
   update.move(lr_factor, rows);

@@ -63,16 +63,19 @@ void add_bags_of(const UpdateGradients& gradients, const UpdateGradient& of, int
   if (num_keys == 0) return;
   table.num_keys += num_keys;
   const int64_t* keys = of.keys + offsets[0];
+  const int64_t* places = of.places ? of.places + offsets[0] : nullptr;
   const float* grad = of.grad + feature * width;
   if (layout.pooling == Pooling::kNone) {
     grad = of.grad + offsets[0] * of.grad_stride;
-    table.bags.push_back({keys, nullptr, nullptr, num_keys, grad, of.grad_stride, Pooling::kNone});
+    table.bags.push_back({keys, places, nullptr, nullptr, num_keys, grad, of.grad_stride, Pooling::kNone});
   } else if (layout.pooling == Pooling::kMax) {
-    const RowArray rows = rows_from({gradients.weights, gradients.row_type, width}, layout.base);
-    const float* spread = maxima.add({rows, of.keys, offsets, of.batch, grad, of.grad_stride});
-    table.bags.push_back({keys, nullptr, nullptr, num_keys, spread, width, Pooling::kNone});
+    const RowArray rows = rows_from({gradients.weights, gradients.row_type, width}, of.places ? 0 : layout.base);
+    const float* spread =
+        maxima.add({rows, of.places ? of.places : of.keys, offsets, of.batch, grad, of.grad_stride});
+    table.bags.push_back({keys, places, nullptr, nullptr, num_keys, spread, width, Pooling::kNone});
   } else {
-    table.bags.push_back({of.keys, of.key_weights, offsets, of.batch, grad, of.grad_stride, layout.pooling});
+    table.bags.push_back(
+        {of.keys, of.places, of.key_weights, offsets, of.batch, grad, of.grad_stride, layout.pooling});
   }
 }
 
@@ -167,6 +170,7 @@ UpdateRows group_unit(const UpdateUnit& unit, int64_t width, RowScratch& scratch
   rows.width = width;
   rows.groups = found.groups;
   rows.rows = scratch.rows;
+  rows.places = found.placed ? scratch.places : scratch.rows;
   rows.grads = scratch.grads;
   rows.scales = found.scaled ? scratch.scales : nullptr;
   rows.buffer = scratch.buffer;

@@ -13,7 +13,7 @@ namespace terarec {
 
 // The bags of one feature pooled by maximum, with the gradient of their result.
 struct MaxBags {
-  RowArray table;  // from the feature's first row on, as it was at the lookup
+  RowArray table;  // from the row of key 0 on, as it was at the lookup
   const int64_t* keys;     // absolute: offsets index it
   const int64_t* offsets;  // of the first bag
   int64_t bags;
@@ -40,6 +40,7 @@ class MaxGradients {
 // What came back for one lookup.
 struct UpdateGradient {
   const int64_t* keys;
+  const int64_t* places;  // of each key's row in memory, which the caller has checked; null where rows lie in order
   int64_t num_keys;
   const float* key_weights;  // of each key, or null
   const int64_t* offsets;    // features * batch + 1

@@ -29,6 +29,9 @@ class KernelGradient(NamedTuple):
         grad: float32[B, S * D], or float32[N, D] for a layout without pooling.
         layout: the layout array.
         key_weights: float32[N] that multiplied the keys' vectors, or None.
+        places: int64[N], the row of weights and state that holds each key's row, where arena rows do not lie in their
+            order; None where they do. Grouping, sums and random bits depend on arena rows alone. Either all
+            gradients of an update have places, or none has; not for rules that update all rows.
     """
 
     keys: Tensor
@@ -36,6 +39,7 @@ class KernelGradient(NamedTuple):
     grad: Tensor
     layout: Tensor
     key_weights: Tensor | None = None
+    places: Tensor | None = None
 
 
 class Extents(NamedTuple):

@@ -99,6 +99,19 @@ def bags_fit(
         raise _several_devices((rows, keys, offsets))
 
 
+def places_fit(places: Tensor, keys: Tensor, weights: Tensor, width: int) -> None:
+    """Raise unless ``places int64[N]`` of the keys are rows of ``weights [V, width]``."""
+    if weights.dim() != 2 or weights.shape[1] != width or weights.dtype not in ROW_TYPES:
+        raise ConfigError(f"weights: got {name(weights)}, expected float32, bfloat16 or float16 [V, {width}]")
+    if places.dtype != torch.int64 or places.shape != keys.shape:
+        raise ConfigError(f"places: got {name(places)}, expected int64{list(keys.shape)}, one a key")
+    same_device(weights, (places,))
+    if places.numel():
+        low, high = (int(bound) for bound in torch.aminmax(places))
+        if low < 0 or high >= weights.shape[0]:
+            raise ConfigError(f"places: got {low} to {high}, expected 0 <= place < {weights.shape[0]}")
+
+
 def same_device(first: Tensor, others: Sequence[Tensor]) -> None:
     """Raise unless all tensors are on one device."""
     device = first.device

@@ -44,6 +44,7 @@ class BagGradient(NamedTuple):
         grad: gradient of its result: float32[B, S * D], or float32[N, D] for a layout without pooling.
         layout: the layout of the lookup.
         key_weights: float32[N] of the lookup, or None.
+        places: int64[N], the row of the weights in which each key's row lies; None where arena rows lie in their order.
     """
 
     keys: Tensor
@@ -51,6 +52,7 @@ class BagGradient(NamedTuple):
     grad: Tensor
     layout: BagLayout
     key_weights: Tensor | None = None
+    places: Tensor | None = None
 
 
 def state_shapes(
@@ -110,6 +112,8 @@ def row_update_(
         return
     traced = is_traced(weights)
     _check_gradients(weights, gradients, traced)
+    if rule.updates_all_rows and gradients[0].places is not None:
+        raise ConfigError("mode: got 'global' for rows with places, expected 'local' or 'lazy_global'")
     _check_state(weights, state, rule, step)
     _check_factors(table_lr, gradients, rule)
     found = _kernel_gradients(gradients)
@@ -180,13 +184,20 @@ def _shapes_of(rule: RowRule, rows: int, width: int) -> tuple[tuple[str, tuple[i
 
 def _kernel_gradients(gradients: Sequence[BagGradient]) -> list[KernelGradient]:
     return [
-        KernelGradient(held.keys, held.offsets, held.grad, held.layout.array, held.key_weights) for held in gradients
+        KernelGradient(held.keys, held.offsets, held.grad, held.layout.array, held.key_weights, held.places)
+        for held in gradients
     ]
 
 
 def _check_gradients(weights: Tensor, gradients: Sequence[BagGradient], traced: bool) -> None:
-    for keys, offsets, grad, layout, key_weights in gradients:
-        checks.lookup_fits(weights, keys, offsets, layout, key_weights, grad, traced=traced)
+    for keys, offsets, grad, layout, key_weights, places in gradients:
+        if places is None:
+            checks.lookup_fits(weights, keys, offsets, layout, key_weights, grad, traced=traced)
+        else:
+            checks.bags_fit(weights, keys, offsets, layout, key_weights, grad)
+            checks.places_fit(places, keys, weights, layout.width)
+    if len({held.places is None for held in gradients}) > 1:
+        raise ConfigError("places: got some gradients without, expected them for all or none")
 
 
 def _check_state(weights: Tensor, state: tuple[Tensor, ...], rule: RowRule, step: int) -> None:
@@ -301,7 +312,9 @@ def per_key(gradient: BagGradient, weights: Tensor | None) -> BagGradient:
     layout = gradient.layout
     if layout.pooling != ("max",):
         return gradient
-    _, grads = spread_gradient(gradient.keys, gradient.offsets, gradient.grad, layout.array, weights=weights)
+    _, grads = spread_gradient(
+        gradient.keys, gradient.offsets, gradient.grad, layout.array, weights=weights, places=gradient.places
+    )
     return gradient._replace(grad=grads, layout=dataclasses.replace(layout, pooling=("none",)))
 
 

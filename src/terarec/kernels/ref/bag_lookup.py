@@ -166,6 +166,7 @@ def spread_gradient(
     key_weights: Tensor | None = None,
     *,
     weights: Tensor | None = None,
+    places: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient of `bag_lookup`'s result as one vector a key.
 
@@ -177,6 +178,7 @@ def spread_gradient(
         key_weights: float32[N] of the lookup.
         weights: [V, D] as they were at the lookup; read if a feature is pooled by maximum, whose gradient goes, column
             by column, to the first key of the bag that attains it.
+        places: int64[N], the row of `weights` in which each key's row lies; None for its arena row.
 
     Returns:
         (arena rows int64[N], gradients [N, D]), in the order of the keys.
@@ -194,7 +196,9 @@ def spread_gradient(
         factors = factors * key_weights
     spread = by_bag[located.bags] * factors.to(grad.dtype)[:, None]
     if weights is not None and bool(located.is_max.any()):
-        at_maximum = first_maxima(widened(weights[located.rows]), located.bags, by_bag.shape[0])
+        at_maximum = first_maxima(
+            widened(weights[located.rows if places is None else places]), located.bags, by_bag.shape[0]
+        )
         spread = torch.where(located.is_max[located.bags, None] & ~at_maximum, 0.0, spread)
     return located.rows, spread
 

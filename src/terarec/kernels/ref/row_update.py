@@ -208,9 +208,10 @@ def _ftrl(weights: Tensor, state: Sequence[Tensor], grad: Tensor, rule: FTRLRule
 
 
 class _RowGradients(NamedTuple):
-    """Distinct arena rows int64[n], the factor of the learning rate of each, and their gradients [n, D]."""
+    """Distinct arena rows int64[n], where they lie, the factors of their learning rates, and gradients [n, D]."""
 
     rows: Tensor
+    places: Tensor
     factors: Tensor
     grad: Tensor
 
@@ -242,18 +243,18 @@ def row_update_(
     touched = _combined(weights, gradients, table_lr)
     if rule.updates_all_rows:
         touched = _with_other_rows(touched, gradients, table_lr)
-    rows, factors, grad = touched
-    moved = weights[rows].to(grad.dtype)
-    held = [tensor[rows] for tensor in state]
+    rows, places, factors, grad = touched
+    moved = weights[places].to(grad.dtype)
+    held = [tensor[places] for tensor in state]
     lr = rule.rate * factors[:, None]
     grad = transform(grad, moved, rule)
     if rule.catches_up:
         catch_up_(moved, held, rule, lr, step)
     move_(moved, held, grad, rule, lr, step)
     is_narrow = weights.dtype in (torch.bfloat16, torch.float16)
-    weights[rows] = round_rows(moved, weights.dtype, rows, seed=rounding_seed, step=step) if is_narrow else moved
+    weights[places] = round_rows(moved, weights.dtype, rows, seed=rounding_seed, step=step) if is_narrow else moved
     for tensor, values in zip(state, held, strict=True):
-        tensor[rows] = values
+        tensor[places] = values
 
 
 def row_gradient_norm(
@@ -276,30 +277,32 @@ def row_gradient_norm(
         BadKeyError: a key outside its table.
         ConfigError: offsets that fall or do not cover the keys.
     """
-    rows, _, grad = _combined(weights, gradients, table_lr)
+    rows, _, _, grad = _combined(weights, gradients, table_lr)
     return abs(rule.grad_scale) * float(grad[rows >= first_row].double().norm())
 
 
 def _combined(weights: Tensor, gradients: Sequence[KernelGradient], table_lr: Tensor | None) -> _RowGradients:
     """Return the rows with a key in a table that learns, each with the sum of its gradients."""
     dtype = torch.promote_types(weights.dtype, torch.float32)
-    all_rows, all_factors, all_values = [], [], []
+    all_rows, all_places, all_factors, all_values = [], [], [], []
     for index, gradient in enumerate(gradients):
         try:
-            rows, values = spread_gradient(*gradient, weights=weights)
+            rows, values = spread_gradient(*gradient[:5], weights=weights, places=gradient.places)
         except BadKeyError as error:
             error.gradient = index
             raise
         factors = _key_factors(gradient, table_lr)
         learns = factors != 0
         all_rows.append(rows[learns])
+        all_places.append((rows if gradient.places is None else gradient.places)[learns])
         all_factors.append(factors[learns])
         all_values.append(values[learns].to(dtype))
     rows, group = torch.unique(torch.cat(all_rows), return_inverse=True)
     values = torch.cat(all_values)
     grad = values.new_zeros(rows.numel(), values.shape[1]).index_add_(0, group, values)
     factors = grad.new_empty(rows.numel()).index_copy_(0, group, torch.cat(all_factors).to(dtype))
-    return _RowGradients(rows, factors, grad)
+    places = torch.empty_like(rows).index_copy_(0, group, torch.cat(all_places))
+    return _RowGradients(rows, places, factors, grad)
 
 
 def _key_factors(gradient: KernelGradient, table_lr: Tensor | None) -> Tensor:
@@ -326,8 +329,10 @@ def _with_other_rows(
     factors = torch.cat([torch.full((rows,), factor) for _, rows, factor in ranges]).to(touched.factors)
     rest = ~torch.isin(everything, touched.rows)
     zeros = touched.grad.new_zeros(int(rest.sum()), touched.grad.shape[1])
+    rows = torch.cat([touched.rows, everything[rest]])
     return _RowGradients(
-        torch.cat([touched.rows, everything[rest]]),
+        rows,
+        rows,
         torch.cat([touched.factors, factors[rest]]),
         torch.cat([touched.grad, zeros]),
     )

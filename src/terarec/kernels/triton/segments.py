@@ -37,20 +37,24 @@ class Located:
     """N keys, one gradient's after the other's.
 
     Attributes:
-        rows: int32|int64[N], arena rows; V, which none is, for bad keys and keys of frozen tables.
+        rows: int32|int64[N], arena rows; `no_row` for bad keys and keys of frozen tables.
+        targets: int64[N], the rows of the weights in which they lie; empty if each lies in its own.
         sources: int64[N], the row of all gradients, in the shape [R, D], that holds a key's.
         scales: float32[N], the factor of that gradient; empty if all are 1.
         places: int32[N], the key's place in a bag pooled by maximum, else -1; empty if none is.
         winners: int32[R, D], the place of the key that takes the gradient of such a bag; empty if none is.
         factors: float32[N], of the learning rate; empty if all are 1.
+        no_row: past the last arena row.
     """
 
     rows: Tensor
+    targets: Tensor
     sources: Tensor
     scales: Tensor
     places: Tensor
     winners: Tensor
     factors: Tensor
+    no_row: int
 
     def by_row(self) -> Located:
         """Return the keys sorted by row, equal ones in the order they have."""
@@ -61,11 +65,13 @@ class Located:
 
         return Located(
             rows=rows,
+            targets=moved(self.targets),
             sources=moved(self.sources),
             scales=moved(self.scales),
             places=moved(self.places),
             winners=self.winners,
             factors=moved(self.factors),
+            no_row=self.no_row,
         )
 
 
@@ -77,6 +83,9 @@ def locate(gradients: Sequence[KernelGradient], weights: Tensor, table_lr: Tenso
         ConfigError: offsets that fall or do not cover the keys, if `is_checked`.
     """
     device, (num_rows, width) = weights.device, weights.shape
+    has_targets = any(gradient.places is not None for gradient in gradients)
+    if has_targets:
+        num_rows = max(int(gradient.layout[:, :2].sum(dim=1).max()) for gradient in gradients)
     held = [layout_on_device(gradient.layout, device) for gradient in gradients]
     num_keys = sum(gradient.keys.shape[0] for gradient in gradients)
     is_scaled = any(gradient.key_weights is not None for gradient in gradients) or any(on.is_scaled for on in held)
@@ -84,11 +93,13 @@ def locate(gradients: Sequence[KernelGradient], weights: Tensor, table_lr: Tenso
     row_type = torch.int32 if num_rows < _INT32_ROWS else torch.int64  # half the passes of the sort
     found = Located(
         rows=torch.full((num_keys,), num_rows, dtype=row_type, device=device),
+        targets=torch.zeros(num_keys if has_targets else 0, dtype=torch.int64, device=device),
         sources=torch.zeros(num_keys, dtype=torch.int64, device=device),
         scales=torch.ones(num_keys if is_scaled else 0, device=device),
         places=torch.full((num_keys if has_max else 0,), -1, dtype=torch.int32, device=device),
         winners=torch.empty(_sources(gradients, width) if has_max else 0, width, dtype=torch.int32, device=device),
         factors=torch.ones(num_keys if table_lr is not None else 0, device=device),
+        no_row=num_rows,
     )
     table_lr = None if table_lr is None else table_lr.to(device)
     first_key = first_source = 0
@@ -122,6 +133,8 @@ def _locate_one(
         return
     bad = new_status(keys.device)
     mine = slice(first_key, first_key + num_keys)
+    if gradient.places is not None:
+        found.targets[mine] = gradient.places
     bags, _ = whole_rows(1)
     locate_kernel[(triton.cdiv(batch_size, bags), num_features)](
         keys,
@@ -138,7 +151,7 @@ def _locate_one(
         num_keys,
         batch_size,
         first_source,
-        weights.shape[0],
+        found.no_row,
         BAGS=bags,
         COLUMNS=on.array.shape[1],
         IS_POOLED=on.is_pooled,
@@ -150,27 +163,37 @@ def _locate_one(
     if is_checked:
         raise_if_bad(bad, keys, offsets, gradient.layout, number)
     if on.has_max:
-        _find_winners(weights, (keys, offsets), on, found.winners, bad, first_source)
+        array = on.array
+        if gradient.places is not None:
+            keys, array = gradient.places.contiguous(), _of_places(array, weights.shape[0])
+        _find_winners(weights, (keys, offsets), array, found.winners, bad, first_source)
+
+
+def _of_places(layout: Tensor, num_rows: int) -> Tensor:
+    """`layout` for keys that are rows of the weights."""
+    layout = layout.clone()
+    layout[:, 0], layout[:, 1] = 0, num_rows
+    return layout
 
 
 def _find_winners(
     weights: Tensor,
     bags_of: tuple[Tensor, Tensor],
-    on: DeviceLayout,
+    layout: Tensor,
     winners: Tensor,
     bad: Tensor,
     first_source: int,
 ) -> None:
     """Write the winners of one gradient's bags, those that are pooled by maximum; `bags_of` are keys and offsets."""
     keys, offsets = bags_of
-    num_features, width = on.array.shape[0], weights.shape[1]
+    num_features, width = layout.shape[0], weights.shape[1]
     batch_size = (offsets.shape[0] - 1) // num_features
     bags, block = parts_of_rows(width)
     winners_kernel[(triton.cdiv(batch_size, bags), num_features, triton.cdiv(width, block))](
         weights,
         keys,
         offsets,
-        on.array,
+        layout,
         winners,
         bad,
         keys.shape[0],
@@ -179,7 +202,7 @@ def _find_winners(
         WIDTH=width,
         BLOCK=block,
         BAGS=bags,
-        COLUMNS=on.array.shape[1],
+        COLUMNS=layout.shape[1],
     )
 
 
@@ -226,6 +249,11 @@ class Segments:
     def has_factors(self) -> bool:
         """Whether tables have learning rates of their own; of no keys it does not matter."""
         return self.located.factors.shape[0] > 0
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether rows lie elsewhere than in their order."""
+        return self.located.targets.shape[0] > 0
 
     @property
     def factors(self) -> Tensor:

@@ -210,6 +210,7 @@ def update_kernel(
     places,
     winners,
     factors,  # float32[N]: of the learning rate of each key's table, if HAS_FACTORS
+    targets,  # int64[N]: the rows of weights and states in which the rows lie, if HAS_TARGETS
     sorted_rows,
     segments,
     starts,
@@ -247,6 +248,7 @@ def update_kernel(
     IS_PLAIN: tl.constexpr,
     HAS_MAX: tl.constexpr,
     HAS_FACTORS: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
     IS_TRANSFORMED: tl.constexpr,
     CATCHES_UP: tl.constexpr,
     UPDATES_ALL: tl.constexpr,
@@ -279,24 +281,27 @@ def update_kernel(
                 tl.store(touched + row, tl.full((SEGMENTS,), 1, tl.uint8), mask=is_row)
             if HAS_FACTORS:
                 rate *= tl.load(factors + start, mask=is_row, other=1.0)[:, None]
+        target = row
+        if HAS_TARGETS:
+            target = tl.load(targets + start, mask=is_row, other=0)
         mask = is_row[:, None] & (column < WIDTH)[None, :]
-        place = row[:, None] * WIDTH + column[None, :]
+        place = target[:, None] * WIDTH + column[None, :]
         weight = tl.load(weights + place, mask=mask, other=0.0).to(tl.float32)
-        one_state, other_state = _load_states(first_state, second_state, row, place, is_row, mask, RULE, STATES)
+        one_state, other_state = _load_states(first_state, second_state, target, place, is_row, mask, RULE, STATES)
         if IS_TRANSFORMED:
             grad = transform(grad, weight, grad_scale, clip_value, clip_norm, coupled_l1, coupled_l2)
         if CATCHES_UP:
-            last = tl.load(last_steps + row, mask=is_row, other=0)[:, None]
+            last = tl.load(last_steps + target, mask=is_row, other=0)[:, None]
             weight, one_state, other_state = catch_up(
                 weight, one_state, other_state, last, rate, step, eps, eps_hat, one_less_beta1, one_less_beta2,
                 weight_decay, RULE,
             )  # fmt: skip
-            tl.store(last_steps + row, tl.zeros((SEGMENTS,), tl.int32) + step, mask=is_row)
+            tl.store(last_steps + target, tl.zeros((SEGMENTS,), tl.int32) + step, mask=is_row)
         weight, one_state, other_state = move(
             weight, one_state, other_state, grad, rate, eps, eps_hat, beta1, beta2, one_less_beta1, one_less_beta2,
             first_scale, root_scale, weight_decay, beta, l1, l2, WIDTH, RULE,
         )  # fmt: skip
-        _store_states(first_state, second_state, one_state, other_state, row, place, is_row, mask, RULE, STATES)
+        _store_states(first_state, second_state, one_state, other_state, target, place, is_row, mask, RULE, STATES)
         _store_weights(weights, weight, row, column, place, mask, stream)
 
 
