@@ -46,6 +46,7 @@ NB_MODULE(_encoding, module) {
   nb::set_leak_warnings(false);  // as in _embedding: others may keep objects until the interpreter is gone
   bind_format_rows(module);
   bind_delimited(module);
+  bind_columns(module);
   bind_counts(module);
   bind_ids(module);
   bind_hashes(module);

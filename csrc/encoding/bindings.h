@@ -5,6 +5,9 @@
 
 namespace terarec::encoding {
 
+// Adds stack_columns and concatenate_keys.
+void bind_columns(nanobind::module_& module);
+
 // Adds Hex32Counts, Int64Counts and TextCounts to `module`.
 void bind_counts(nanobind::module_& module);
 

@@ -7,7 +7,7 @@ ALLOWED: dict[str, set[str]] = {
     "parallel": set(),
     "ops": {"kernels"},
     "io": {"spec"},
-    "formats": {"spec", "io"},
+    "formats": {"spec", "io", "kernels"},
     "config": {"spec", "io"},
     "reports": {"spec"},
     "batch": {"spec"},

@@ -369,7 +369,10 @@ def _batches(
 
     windows = _windows(sampler, position, repeat=options.repeat)
     first = next(windows, None)
-    loaded = ordered_map(load, () if first is None else chain((first,), windows), options.threads)
+    # One window is being cut, and one waits for that: with fewer ahead than this, a thread would wait, too, which takes
+    # 5 % of the throughput of Criteo's Parquet files (two cores, two threads).
+    ahead = options.threads + 2
+    loaded = ordered_map(load, () if first is None else chain((first,), windows), options.threads, ahead)
     skip = 0 if first is None else _used_rows(first, position)
     try:
         for part, of_part in groupby(blocks(), key=itemgetter(0)):

@@ -8,12 +8,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from terarec.data.decode import to_batch
 from terarec.data.records import RecordReader
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats import merge, slice_rows
 from terarec.formats.hugectr import (
     ParquetMetadata,
     ParquetRecordFile,
+    add_key_offsets,
     read_parquet_metadata,
     write_parquet_metadata,
 )
@@ -40,7 +42,12 @@ def saved(tmp_path, columns, **options):
 
 
 def read(tmp_path, columns=COLUMNS, layout=LAYOUT, **positions):
-    return ParquetRecordFile(saved(tmp_path, columns), layout, metadata(**positions)).read(0)
+    return moved(ParquetRecordFile(saved(tmp_path, columns), layout, metadata(**positions)).read(0), layout)
+
+
+def moved(block, layout=LAYOUT):
+    """The rows with the keys that batches hold."""
+    return dataclasses.replace(block, keys=add_key_offsets(block.keys, layout.key_offsets))
 
 
 def test_rows_get_the_offsets_of_their_slots(tmp_path):
@@ -101,7 +108,7 @@ def test_large_row_groups_come_in_pieces_in_any_order(tmp_path):
 class _Cut:
     """The file as a source."""
 
-    layout, names = LAYOUT, LAYOUT.slot_names
+    layout, names, key_offsets = LAYOUT, LAYOUT.slot_names, LAYOUT.key_offsets
 
     def __init__(self, file):
         self.group_rows, self.runs = file.group_rows, file.runs
@@ -197,7 +204,7 @@ def test_damaged_files(tmp_path):
         (tmp_path / "x.parquet").write_bytes(damaged)
         file = ParquetRecordFile(path, LAYOUT, metadata())
         try:
-            assert_same_rows(file.read(0), *EXPECTED)  # some bytes of a page's header say nothing
+            assert_same_rows(moved(file.read(0)), *EXPECTED)  # some bytes of a page's header say nothing
         except FormatError as error:
             messages.append(str(error))
     assert len(messages) > 30
@@ -223,7 +230,7 @@ def test_checksums_are_verified_when_a_row_group_is_read_first(tmp_path):
             file.read(0)
     (tmp_path / "x.parquet").write_bytes(content)
     for _ in range(2):
-        assert_same_rows(file.read(0), *EXPECTED)
+        assert_same_rows(moved(file.read(0)), *EXPECTED)
 
 
 @pytest.mark.parametrize("keys", [[5, 7], [-1, 2**31 - 1], [-(2**31), -5], [0, 2**31 - 101], [0, 2**31 - 100]])
@@ -232,8 +239,9 @@ def test_offsets_do_not_wrap(tmp_path, keys, offset):
     columns = {**COLUMNS, "u": pa.array(keys, pa.int32()), "v": pa.array(keys, pa.int32())}
     layout = dataclasses.replace(LAYOUT, key_bytes=4, slot_sizes=(offset, 1))
     block = ParquetRecordFile(saved(tmp_path, columns), layout, metadata()).read(0)
-    assert block.keys[0].tolist() == keys
-    assert block.keys[1].tolist() == [key + offset for key in keys]
+    assert [column.tolist() for column in block.keys] == [keys, keys]
+    batch = to_batch(("u", "v"), [block], key_offsets=layout.key_offsets)
+    assert batch.sparse.keys.tolist() == [*keys, *(key + offset for key in keys)]
 
 
 def test_metadata_goes_round(tmp_path):

@@ -18,6 +18,7 @@ from terarec.formats.hugectr import (
     ROWS_PER_FILE,
     RecordOptions,
     SplitRecords,
+    add_key_offsets,
     describe_dataset,
     describe_records,
     read_records,
@@ -133,7 +134,8 @@ def write_as_dataset(
             left_out: list[int] = []
             shards: list[ShardSpec] = []
             for pieces in cut(_blocks(source, left_out), _ROWS_PER_SHARD, skip=0, drop_last=False):
-                shards.append(_write_shard(shard_path(partial, dataset, split, len(shards)), pieces, dataset))
+                path = shard_path(partial, dataset, split, len(shards))
+                shards.append(_write_shard(path, pieces, dataset, source.key_offsets))
                 done += shards[-1].rows
                 if progress is not None:
                     progress(done, total)
@@ -151,8 +153,10 @@ def _blocks(source: RecordSource, left_out: list[int]) -> Iterator[ColumnBlock]:
         yield block
 
 
-def _write_shard(path: Path, pieces: Sequence[ColumnBlock], dataset: DatasetSpec) -> ShardSpec:
+def _write_shard(
+    path: Path, pieces: Sequence[ColumnBlock], dataset: DatasetSpec, key_offsets: Sequence[int]
+) -> ShardSpec:
     with create_shard(dataset, path) as writer:
         for piece in pieces:
-            writer.write(piece.label, piece.dense, piece.keys)
+            writer.write(piece.label, piece.dense, add_key_offsets(piece.keys, key_offsets))
         return writer.close()

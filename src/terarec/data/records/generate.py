@@ -17,8 +17,8 @@ from terarec.formats import Keys
 from terarec.formats.hugectr import (
     METADATA_FILE,
     RecordKind,
+    add_key_offsets,
     create_writer,
-    final_keys,
     write_file_list,
     write_parquet_metadata,
 )
@@ -279,10 +279,11 @@ def generate_records(
     files = [directory / f"gen_{index}.{suffix}" for index in range(num_files)] if is_listed else [path]
     rows, description = RowSource(generator), _describe(generator)
     packed: list[NDArray[np.uint32]] = []
+    offsets = generator.layout.key_offsets
     for index, file in enumerate(files):
         with create_writer(file, description) as writer:
             for drawn in _blocks(rows, split, index * rows_per_file, rows_per_file):
-                keys = final_keys(drawn.keys, generator.layout) if generator.kind == "norm" else drawn.keys
+                keys = add_key_offsets(drawn.keys, offsets) if generator.kind == "norm" else drawn.keys
                 writer.write(drawn.label, drawn.dense, keys)
                 if drawn.probabilities is not None:
                     packed.append(pack(drawn.probabilities, drawn.label.astype(np.uint8)))

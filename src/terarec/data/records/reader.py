@@ -14,6 +14,7 @@ from terarec.data.decode import to_batch
 from terarec.data.records.sources import RecordSource
 from terarec.errors import ConfigError
 from terarec.formats import Keys
+from terarec.formats.hugectr import add_key_offsets
 from terarec.parallel import ordered_map
 
 
@@ -56,7 +57,11 @@ def distinct_keys(source: RecordSource, *, threads: int = 1) -> NDArray[np.int64
         raise ConfigError(f"distinct_keys: threads is {threads!r}, expected an integer >= 1")
     collected = DistinctKeys()
     groups = range(len(source.group_rows))
-    for keys in ordered_map(lambda group: distinct(source.read(group)[0].keys), groups, threads):
+
+    def of_group(group: int) -> NDArray[np.int64]:
+        return distinct(add_key_offsets(source.read(group)[0].keys, source.key_offsets))
+
+    for keys in ordered_map(of_group, groups, threads):
         collected.add(keys)
     return collected.sorted()
 
@@ -172,7 +177,7 @@ class RecordReader:
         return Feed(
             group_rows=source.group_rows,
             read=source.read,
-            to_batch=partial(to_batch, source.names),
+            to_batch=partial(to_batch, source.names, key_offsets=source.key_offsets, shares_memory=True),
             runs=source.runs,
             mixes_rows=self._shuffles_rows,
         )

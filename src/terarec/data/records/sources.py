@@ -18,8 +18,8 @@ from terarec.formats.hugectr import (
     FixedRecordFile,
     NormFile,
     ParquetRecordFile,
+    add_key_offsets,
     base_name,
-    final_keys,
     raw_async_types,
     raw_types,
     read_file_list,
@@ -38,6 +38,8 @@ class RecordSource(Protocol):
     Attributes:
         layout: Layout of a sample.
         names: Names of the slots as features; those of the layout, unless the source has others.
+    key_offsets: Integer for each slot that a batch adds to its keys. Adding it to a complete group would take another
+        pass over memory.
         group_rows: Records in each group, in input order, before any are left out.
         runs: Lengths of the runs of groups that can only be read one after the other, so that shuffling keeps their
             order; None if each group can be read by itself.
@@ -45,11 +47,15 @@ class RecordSource(Protocol):
 
     layout: RecordLayout
     names: tuple[str, ...]
+    key_offsets: Sequence[int]
     group_rows: Sequence[int]
     runs: Sequence[int] | None
 
     def read(self, group: int) -> tuple[ColumnBlock, int]:
-        """Return the records of a group, keys final, and how many failed their checksum; safe from any thread."""
+        """Return the records of a group and how many failed their checksum; safe from any thread.
+
+        Labels and dense numbers are in new memory, which batches share. Keys are without `key_offsets`.
+        """
         ...
 
 
@@ -68,6 +74,7 @@ class NormSource:
 
     def __init__(self, file_list: str | Path, layout: RecordLayout, *, checksum: bool) -> None:
         self.layout, self.names = layout, layout.slot_names
+        self.key_offsets: Sequence[int] = (0,) * layout.num_slots
         self.runs: Sequence[int] | None = None
         self._files = [NormFile(path, layout, checksum=checksum) for path in read_file_list(file_list)]
         self._first_group = list(accumulate((len(file.group_rows) for file in self._files), initial=0))
@@ -84,6 +91,7 @@ class _FixedSource:
         if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
             raise ConfigError(f"num_samples is {num_samples!r}, expected an integer >= 1")
         self.layout, self.names = layout, layout.slot_names
+        self.key_offsets: Sequence[int] = (0,) * layout.num_slots
         self.runs: Sequence[int] | None = None
         self._file = FixedRecordFile(path, layout, types, num_samples)
         self.group_rows: Sequence[int] = [
@@ -151,7 +159,7 @@ class ParquetSource:
 
     Args:
         file_list: Path or URL of the file list.
-        layout: Layout of a row. The sizes of the slots before are added to keys.
+        layout: Layout of a row. Batches add the sizes of the slots before to keys.
 
     Attributes:
         left_out: Files of the list that the metadata lacks; they are skipped, as HugeCTR does.
@@ -163,6 +171,7 @@ class ParquetSource:
 
     def __init__(self, file_list: str | Path, layout: RecordLayout) -> None:
         self.layout, self.names = layout, layout.slot_names
+        self.key_offsets: Sequence[int] = layout.key_offsets
         paths = read_file_list(file_list)
         if not paths:
             raise FormatError(f"{file_list}: names no files, expected Parquet files")
@@ -245,6 +254,7 @@ class ColumnSource:
         if spec.kind != "norm" and spec.keys != "with_offsets":
             spec = dataclasses.replace(spec, layout=dataclasses.replace(spec.layout, slot_sizes=()))
         self._source = open_split(spec, split, directory)
+        self.key_offsets = self._source.key_offsets
         self.group_rows = self._source.group_rows
         self.runs = self._source.runs
 
@@ -255,7 +265,9 @@ class ColumnSource:
             FormatError: A damaged file, or a key outside its slot.
         """
         block, left_out = self._source.read(group)
-        keys = final_keys(block.keys, self.layout, sign=-1) if self._removes_offsets else block.keys
+        keys = block.keys
+        if self._removes_offsets:
+            keys = add_key_offsets(keys, [-offset for offset in self.layout.key_offsets])
         columns: list[Keys] = []
         for column, column_keys in zip(self._columns, keys, strict=True):
             if self._is_by_column:

@@ -43,7 +43,7 @@ from terarec.formats.hugectr.sparse import (
     write_sparse_folder,
     write_sparse_states,
 )
-from terarec.formats.hugectr.split_writer import SplitRecords, create_writer, final_keys, read_keyset, write_keyset
+from terarec.formats.hugectr.split_writer import SplitRecords, add_key_offsets, create_writer, read_keyset, write_keyset
 from terarec.formats.parquet_lists import (
     METADATA_FILE,
     ParquetMetadata,
@@ -80,11 +80,11 @@ __all__ = [
     "SparseStates",
     "SplitRecords",
     "StateLayout",
+    "add_key_offsets",
     "base_name",
     "create_writer",
     "describe_dataset",
     "describe_records",
-    "final_keys",
     "open_collection",
     "open_sparse_folder",
     "open_sparse_states",

@@ -19,6 +19,7 @@ from terarec.formats.hugectr.fields import check_bag_lengths
 from terarec.formats.parquet import arrow_errors, check_row_count, column_array, is_list, list_values
 from terarec.formats.parquet_lists import ParquetMetadata, base_name
 from terarec.io import locate
+from terarec.kernels.cpu.columns import stack_columns
 from terarec.spec import RecordLayout
 
 PIECE_ROWS = 131_072
@@ -83,7 +84,7 @@ class RowGroupPieces:
 
 
 _BUFFER_BYTES = 1 << 20
-_MOST_INT32 = 2**31 - 1
+_STACKED = tuple(map(np.dtype, (np.float32, np.float64, np.int32, np.int64)))
 _KEY_TYPES = {4: (pa.int32(), pa.uint32()), 8: (pa.int64(), pa.uint64())}
 
 
@@ -149,7 +150,7 @@ class ParquetRecordFile:
         }
 
     def read(self, group: int) -> ColumnBlock:
-        """Return the rows of group `group`, keys with the slots' offsets.
+        """Return the rows of group `group`, keys as the file holds them.
 
         Checksums of pages, where the file has some, are verified when a row group is read for the first time; those of
         row groups that are decoded in pieces every time.
@@ -184,14 +185,14 @@ class ParquetRecordFile:
 
     def _key_columns(self, table: pa.Table, where: str) -> tuple[Keys, ...]:
         columns: list[Keys] = []
-        for field, offset, most in zip(self._keys, self._layout.key_offsets, self._layout.most_keys, strict=True):
+        for field, most in zip(self._keys, self._layout.most_keys, strict=True):
             array = column_array(table, field.name, where)
             if is_list(field.type):
                 values, starts = list_values(array)
                 check_bag_lengths(np.diff(starts), most, f"{where}, column {field.name!r}")
-                columns.append((_moved(values, offset), starts))
+                columns.append((_signed(values), starts))
             else:
-                columns.append(_moved(_exclusive_values(array), offset))
+                columns.append(_signed(array.to_numpy()))
         return tuple(columns)
 
     def _opened_buffered(self) -> AbstractContextManager[Any]:
@@ -252,30 +253,9 @@ def _check_key_type(field: pa.Field, key_bytes: int, path: str) -> None:
         )
 
 
-def _exclusive_values(array: pa.Array) -> NDArray[Any]:
-    """Return the values of an array without other readers: writable, as they are where PyArrow decodes them."""
-    values: NDArray[Any] = array.to_numpy()
-    buffer = array.buffers()[1]
-    if buffer is None or not buffer.is_mutable:
-        return values
-    return np.frombuffer(buffer, dtype=values.dtype, count=len(array), offset=array.offset * values.itemsize)
-
-
-def _moved(keys: NDArray[Any], offset: int) -> NDArray[Any]:
-    """Return `keys` plus `offset`, as int32 where they fit, which halves the memory until a batch converts them."""
-    if keys.dtype != np.int32:
-        is_in_place = keys.itemsize == 8 and keys.flags.writeable
-        wide: NDArray[np.int64] = keys.view(np.int64) if is_in_place else recycled_empty(keys.shape, np.int64)
-        np.add(keys, offset, out=wide, dtype=np.int64, casting="unsafe")
-        return wide
-    if not offset or not keys.size:
-        return keys
-    if offset <= _MOST_INT32 and int(keys.max()) <= _MOST_INT32 - offset:
-        # In place where that is possible: fresh memory for the sum costs three times as much as the addition.
-        out = keys if keys.flags.writeable else recycled_empty(keys.shape, np.int32)
-        np.add(keys, np.int32(offset), out=out)
-        return out
-    return keys.astype(np.int64) + offset
+def _signed(keys: NDArray[Any]) -> NDArray[Any]:
+    """Return keys as int32 or int64; the highest half of uint64 becomes negative."""
+    return keys.astype(np.int64) if keys.dtype == np.uint32 else keys.view(np.int64) if keys.itemsize == 8 else keys
 
 
 def _floats(table: pa.Table, fields: Sequence[pa.Field], num_rows: int, where: str) -> NDArray[np.float32]:
@@ -288,8 +268,7 @@ def _floats(table: pa.Table, fields: Sequence[pa.Field], num_rows: int, where: s
         else:
             columns.append(array.to_numpy(zero_copy_only=False))
     result = recycled_empty((num_rows, len(columns)), np.float32)
-    for target, column in zip(result.T, columns, strict=True):
-        target[:] = column
+    stack_columns([column if column.dtype in _STACKED else column.astype(np.float32) for column in columns], result)
     return result
 
 

@@ -22,7 +22,7 @@ from terarec.formats.parquet import ParquetShardWriter
 from terarec.formats.parquet_lists import FILE_LIST, METADATA_FILE, write_file_list, write_parquet_metadata
 from terarec.formats.shard import FileWriter, SplitFiles
 from terarec.io import locate, write_bytes
-from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, RecordLayout, RecordsSpec
+from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, RecordsSpec
 
 
 def read_keyset(path: str | Path, key_bytes: int) -> NDArray[np.int64]:
@@ -108,13 +108,13 @@ def create_writer(path: Path, spec: RecordsSpec) -> RecordWriter:
     return FixedRecordWriter(path, layout, types)
 
 
-def final_keys(keys: Sequence[Keys], layout: RecordLayout, *, sign: int = 1) -> tuple[Keys, ...]:
-    """Add the slots' offsets to keys that start at 0 in each slot; with `sign` -1 subtract them."""
+def add_key_offsets(keys: Sequence[Keys], offsets: Sequence[int]) -> tuple[Keys, ...]:
+    """Return the keys of each slot plus its offset, as int64."""
     moved: list[Keys] = []
-    for column, offset in zip(keys, layout.key_offsets, strict=True):
-        values, offsets = column if isinstance(column, tuple) else (column, None)
-        shifted = values.astype(np.int64) + sign * offset
-        moved.append(shifted if offsets is None else (shifted, offsets))
+    for column, offset in zip(keys, offsets, strict=True):
+        values, starts = column if isinstance(column, tuple) else (column, None)
+        shifted = values.astype(np.int64) + offset
+        moved.append(shifted if starts is None else (shifted, starts))
     return tuple(moved)
 
 
@@ -211,7 +211,7 @@ class _Part:
         self._writer = create_writer(path, records)
 
     def write_block(self, block: ColumnBlock) -> None:
-        final = final_keys(block.keys, self._records.layout)
+        final = add_key_offsets(block.keys, self._records.layout.key_offsets)
         self._writer.write(block.label, block.dense, final if self._records.kind == "norm" else block.keys)
         if self._keys is not None:
             self._keys.add(final if has_offsets(self._records.kind) else block.keys)

@@ -1,0 +1,41 @@
+"""Columns of numbers side by side as rows, and columns of keys one after another; without the GIL.
+
+One call takes all columns: of several threads that convert column by column, each waits for the GIL after each column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.kernels.cpu import _encoding
+
+
+def stack_columns(columns: Sequence[NDArray[Any]], out: NDArray[np.float32]) -> None:
+    """Write the F columns side by side into rows, as ``numpy.stack(columns, axis=1, out=out)`` does.
+
+    Args:
+        columns: For each column n numbers of type float32, float64, int32 or int64, with any stride.
+        out: float32[n, F].
+
+    Raises:
+        ValueError: An array of another type or length.
+    """
+    _encoding.stack_columns(list(columns), out)
+
+
+def concatenate_keys(arrays: Sequence[NDArray[Any]], offsets: Sequence[int], out: NDArray[np.int64]) -> None:
+    """Write keys one array after another, each array plus its offset.
+
+    Args:
+        arrays: Contiguous int32[n] or int64[n], each of its own n.
+        offsets: For each array the integer to add; sums wrap around at 2^63.
+        out: int64[sum of n].
+
+    Raises:
+        ValueError: An array of another type, another number of offsets, or an `out` of another length.
+    """
+    _encoding.concatenate_keys(list(arrays), list(offsets), out)
