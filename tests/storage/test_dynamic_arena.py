@@ -34,6 +34,7 @@ def test_growing_keeps_rows_and_their_address() -> None:
     arena.weights[2] = 3.0
     view = arena.weights
     rows = arena.allocate_rows(2 * before, "test")
+    arena.data.begin(0, rows, rows)
     assert rows.tolist() == list(range(2, 2 + 2 * before))
     assert arena.num_rows >= 2 + 2 * before
     assert arena.weights.shape[0] == arena.state["sum"].shape[0] == arena.num_rows
@@ -50,8 +51,9 @@ def test_rows_given_back_come_first_with_fresh_state() -> None:
     rows = arena.allocate_rows(4, "test")
     arena.state["sum"][rows] = 9.0
     arena.uses["count"][rows] = 9
-    arena.free_rows(rows[[3, 1]])
+    arena.free_rows(0, rows[[3, 1]], rows[[3, 1]])
     again = arena.allocate_rows(3, "test")
+    arena.data.begin(0, again, again)
     assert again.tolist() == [5, 3, 6]
     assert arena.state["sum"][again].tolist() == [0.5] * 3
     assert arena.uses["count"][again].tolist() == [0] * 3
@@ -61,7 +63,7 @@ def test_rows_given_back_under_gradients_wait() -> None:
     arena = DynamicArena(SPECS)
     rows = arena.allocate_rows(2, "test")
     arena.pin()
-    arena.free_rows(rows)
+    arena.free_rows(0, rows, rows)
     assert arena.allocate_rows(1, "test").tolist() == [4]
     assert arena.generation == 0
     arena.unpin()

@@ -35,8 +35,8 @@ class DynamicTable:
     def __init__(self, spec: DynamicTableSpec, arena: DynamicArena, implementation: str = "auto") -> None:
         self.spec = spec
         self.arena = arena
-        self.number = arena.table_names.index(spec.name)
         self._held = KeyRows(spec, arena, implementation)
+        self.number = self._held.number
 
     @property
     def name(self) -> str:
@@ -221,9 +221,7 @@ class DynamicTable:
         check_import(self.name, rows, arena.weights, arena.state, uses)
         with arena.transaction:
             target = self._held.insert(rows.keys)
-            arena.weights.index_copy_(0, target, rows.weights.to(arena.device))
-            for name, values in rows.state.items():
-                arena.state[name].index_copy_(0, target, values.to(arena.device))
+            arena.data.write(self.number, target, rows.keys.to(arena.device), rows.weights, rows.state)
             for name in uses:
                 arena.uses[name].index_copy_(0, target, rows.uses[name].to(arena.device))
 
@@ -261,10 +259,11 @@ class DynamicTable:
 
     def _copy(self, keys: Tensor, rows: Tensor) -> Rows:
         arena, tracked = self.arena, self._held.tracked
+        weights, state = arena.data.read(self.number, rows, keys)
         return Rows(
             keys=keys,
-            weights=arena.weights[rows],
-            state={name: tensor[rows] for name, tensor in arena.state.items()},
+            weights=weights,
+            state=state,
             uses={name: arena.uses[name][rows] for name in tracked},
         )
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from terarec.errors import StorageError
 from terarec.kernels import memory
-from terarec.kernels.rows import reserve_rows
-from terarec.ops import state_dtype
 from terarec.spec import DynamicTableSpec
+from terarec.storage.growing_rows import GrowingRows, GrowingTensor
 from terarec.storage.store import check_has_memory, shared_row_type
 
 Change = Callable[[], object]
@@ -71,96 +67,14 @@ class Transaction:
             step()
 
 
-# NumPy types of the memory that tensors share; NumPy has no bfloat16.
-_NUMPY_TYPES = {
-    torch.float32: np.float32,
-    torch.float16: np.float16,
-    torch.bfloat16: np.int16,
-    torch.int32: np.int32,
-    torch.int64: np.int64,
-}
-
-
-class GrowingTensor:
-    """A tensor ``[rows, ...]`` to which rows of zeros can be appended.
-
-    In host memory it keeps its address: it reserves as much address space as the machine has memory, and commits
-    memory as rows are appended. On other devices growing allocates and copies.
-
-    Attributes:
-        tensor: Rows.
-        row_bytes: Bytes of a row.
-
-    Args:
-        row_shape: Shape of a row, ``()`` for a number.
-        dtype: Element type, one of `_NUMPY_TYPES`.
-        device: Device of the rows.
-    """
-
-    def __init__(self, row_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        self._row_shape = row_shape
-        self.row_bytes = math.prod(row_shape) * dtype.itemsize
-        self.tensor = torch.empty(0, *row_shape, dtype=dtype, device=device)
-        self._reserved = None
-        if device.type == "cpu":
-            most = memory.total_bytes() // max(1, self.row_bytes)
-            self._reserved = reserve_rows((most, *row_shape), _NUMPY_TYPES[dtype])
-
-    def grow(self, rows: int) -> None:
-        """Grow to `rows` rows; the new ones are zero.
-
-        Raises:
-            StorageError: Not enough memory; nothing has changed.
-        """
-        if self._reserved is not None:
-            self._reserved.grow(rows)
-            self.tensor = torch.from_numpy(self._reserved.array(rows)).view(self.tensor.dtype)
-            return
-        try:
-            grown = self.tensor.new_zeros(rows, *self._row_shape)
-        except torch.OutOfMemoryError as error:
-            raise StorageError(f"{rows * self.row_bytes:,} bytes requested on {self.tensor.device}") from error
-        grown[: self.tensor.shape[0]] = self.tensor
-        self.tensor = grown
-
-    def to(self, device: torch.device) -> GrowingTensor:
-        """Return a copy on `device`.
-
-        Raises:
-            StorageError: Not enough memory there.
-        """
-        return _copied(self._row_shape, self.tensor, device)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> GrowingTensor:
-        twin = self.to(self.tensor.device)
-        memo[id(self)] = twin
-        return twin
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Reserved address space cannot be pickled. A tensor would be moved to shared memory on its way to another
-        # process, and so out of that address space.
-        held = self.tensor.cpu()
-        rows = held.view(torch.int16) if held.dtype == torch.bfloat16 else held
-        return _rebuilt, (self._row_shape, rows.numpy(), held.dtype, self.tensor.device)
-
-
-def _rebuilt(row_shape: tuple[int, ...], rows: NDArray[Any], dtype: torch.dtype, device: torch.device) -> GrowingTensor:
-    return _copied(row_shape, torch.from_numpy(rows).view(dtype), device)
-
-
-def _copied(row_shape: tuple[int, ...], rows: Tensor, device: torch.device) -> GrowingTensor:
-    copied = GrowingTensor(row_shape, rows.dtype, device)
-    copied.grow(rows.shape[0])
-    copied.tensor.copy_(rows)
-    return copied
-
-
 _FEWEST_BYTES = 1 << 20
 _GROWTH = 8  # an eighth more at a time: only address space until rows are written
 
 
 class DynamicArena:
-    """Rows of several dynamic tables in order of insertion, with their optimizer state.
+    """Allocates rows for the keys of several dynamic tables in order of insertion.
+
+    `data` stores the weights and the optimizer state of these rows.
 
     Row t < T is the default row of table t: the vector of keys without a row. `reset_defaults` restores it after every
     update. The rows after those belong to keys, were freed, or were never used.
@@ -175,7 +89,8 @@ class DynamicArena:
         optimizer: Name of the optimizer that updates the tables.
         table_names: The tables' names.
         seed: Seed of the first weights.
-        num_rows: Rows V for which memory is allocated.
+        num_rows: Rows V for which there is room.
+        data: Weights and optimizer state of the rows.
         num_defaults: T, the rows at the start of the arena that belong to no key.
         next_row: First row that was never used.
         recycled: int64[n], rows that were freed, in the order in which they are allocated again.
@@ -210,9 +125,7 @@ class DynamicArena:
         self._freed_while_pinned: list[Tensor] = []
         memory.require(4 * self.num_defaults * self.width, f"default rows of dynamic tables {self._names()}")
         self._defaults = torch.stack([torch.tensor(spec.default).expand(self.width) for spec in specs])
-        self._weights = GrowingTensor((self.width,), self.dtype, torch.device("cpu"))
-        self._state: dict[str, GrowingTensor] = {}
-        self._fills: dict[str, float] = {}
+        self.data = GrowingRows(specs, seed=seed)
         self._uses: dict[str, GrowingTensor] = {}
         self._grow(self.next_row, "the default rows")
         self.reset_defaults()
@@ -220,17 +133,17 @@ class DynamicArena:
     @property
     def device(self) -> torch.device:
         """Device of the rows."""
-        return self.weights.device
+        return self.data.device
 
     @property
     def weights(self) -> Tensor:
         """Weights [V, D] of `dtype`; in host memory always at one address."""
-        return self._weights.tensor
+        return self.data.weights
 
     @property
     def state(self) -> dict[str, Tensor]:
         """Name -> optimizer state [V, D] or [V]; empty until `attach_state`."""
-        return {name: held.tensor for name, held in self._state.items()}
+        return self.data.state
 
     @property
     def uses(self) -> Mapping[str, Tensor]:
@@ -240,7 +153,7 @@ class DynamicArena:
     @property
     def row_bytes(self) -> int:
         """Bytes of a row's weights, state and uses."""
-        return sum(held.row_bytes for held in self._blocks())
+        return self.data.row_bytes + sum(held.row_bytes for held in self._uses.values())
 
     @property
     def memory_bytes(self) -> int:
@@ -259,14 +172,7 @@ class DynamicArena:
         Raises:
             StorageError: Not enough memory.
         """
-        self._state = {}
-        for name, shape in shapes:
-            held = GrowingTensor(tuple(shape[1:]), state_dtype(name), self.device)
-            self._require(self.num_rows * held.row_bytes, f"optimizer state {name!r}")
-            held.grow(self.num_rows)
-            self._state[name] = held
-            self._fills[name] = (fills or {}).get(name, 0.0)
-            held.tensor[: self.next_row] = self._fills[name]
+        self.data.attach_state(shapes, fills=fills)
 
     def track(self, name: str, dtype: torch.dtype) -> None:
         """Add ``uses[name]``: a number of `dtype` for each row, 0 at first."""
@@ -275,7 +181,7 @@ class DynamicArena:
             self._uses[name].grow(self.num_rows)
 
     def allocate_rows(self, count: int, purpose: str) -> Tensor:
-        """Allocate rows for the next `count` keys, with initial state; the caller writes the weights.
+        """Allocate rows for the next `count` keys, whose first values ``data.begin`` writes.
 
         Args:
             count: Number of rows.
@@ -293,11 +199,8 @@ class DynamicArena:
         recycled, first, again = self.recycled, self.next_row, self.recycled[:reused]
         self.recycled, self.next_row = recycled[reused:], end
         self.transaction.on_rollback(lambda: self._restore_rows(recycled, first))
-        for name, held in (*self._state.items(), *self._uses.items()):
-            fill = self._fills.get(name, 0.0)
-            held.tensor[again] = fill
-            if fill:  # rows that were never used are zero
-                held.tensor[first:end] = fill
+        for held in self._uses.values():
+            held.tensor[again] = 0
         return torch.cat([again, torch.arange(first, end, device=self.device)])
 
     def make_room(self, count: int, *, freed: int, purpose: str) -> None:
@@ -309,9 +212,9 @@ class DynamicArena:
         reused = self.recycled.numel() + (0 if self._is_pinned else freed)
         self._grow(self.next_row + max(0, count - reused), purpose)
 
-    def free_rows(self, rows: Tensor) -> None:
-        """Free ``rows int64[n]``, whose keys were removed."""
-        self.transaction.on_commit(lambda: self._recycle(rows))
+    def free_rows(self, table: int, rows: Tensor, keys: Tensor) -> None:
+        """Free ``rows int64[n]`` of the keys int64[n], which were removed from a table."""
+        self.transaction.on_commit(lambda: self._recycle(table, rows, keys))
 
     def pin(self) -> None:
         """Stop recycling freed rows once the `transaction` ends: a backward pass may still use them."""
@@ -328,9 +231,7 @@ class DynamicArena:
 
     def reset_defaults(self) -> None:
         """Restore the default rows and their state after an update changed them."""
-        self.weights[: len(self.specs)] = self._defaults
-        for name, held in self._state.items():
-            held.tensor[: len(self.specs)] = self._fills[name]
+        self.data.reset_defaults(self._defaults)
 
     def move(self, device: torch.device) -> None:
         """Move all tensors to `device`.
@@ -342,10 +243,9 @@ class DynamicArena:
         if device == self.device:
             return
         check_has_memory(device)
-        weights = self._weights.to(device)
-        state = {name: held.to(device) for name, held in self._state.items()}
         uses = {name: held.to(device) for name, held in self._uses.items()}
-        self._weights, self._state, self._uses = weights, state, uses
+        self.data.move(device)
+        self._uses = uses
         self._defaults, self.recycled = self._defaults.to(device), self.recycled.to(device)
         self._freed_while_pinned = [rows.to(device) for rows in self._freed_while_pinned]
 
@@ -359,7 +259,8 @@ class DynamicArena:
     def _restore_rows(self, recycled: Tensor, next_row: int) -> None:
         self.recycled, self.next_row = recycled, next_row
 
-    def _recycle(self, rows: Tensor) -> None:
+    def _recycle(self, table: int, rows: Tensor, keys: Tensor) -> None:
+        self.data.forget(table, rows, keys)
         if self._is_pinned:
             self._freed_while_pinned.append(rows)
         else:
@@ -368,21 +269,20 @@ class DynamicArena:
     def _begin_pin(self) -> None:
         self._is_pinned = True
 
-    def _blocks(self) -> list[GrowingTensor]:
-        return [self._weights, *self._state.values(), *self._uses.values()]
-
     def _grow(self, rows: int, purpose: str) -> None:
         """Allocate memory for at least `rows` rows."""
         if rows <= self.num_rows:
             return
         spare = max(self.num_rows // _GROWTH, _FEWEST_BYTES // self.row_bytes)
         target = max(rows, self.num_rows + spare)
-        self._require((target - self.num_rows) * self.row_bytes, purpose)
+        uses_bytes = sum(held.row_bytes for held in self._uses.values())
+        self._require((target - self.num_rows) * (self.data.bytes_per_row + uses_bytes), purpose)
         try:
-            for held in self._blocks():
+            for held in self._uses.values():
                 held.grow(target)
+            self.data.grow(target)
         except StorageError as error:
-            for held in self._blocks():
+            for held in self._uses.values():
                 held.tensor = held.tensor[: self.num_rows]
             raise StorageError(f"{purpose}: {error}") from None
         self.num_rows = target

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from terarec.errors import ConfigError, StorageError
 from terarec.kernels.hash_index import HashIndex, copied_to, new_hash_index
-from terarec.kernels.rows import initialise_keys, rows_at_most
+from terarec.kernels.rows import rows_at_most
 from terarec.spec import DynamicTableSpec, EvictionSpec, LFUEviction, ScoreEviction, TTLEviction
 from terarec.storage.admission import build_admission
 from terarec.storage.dynamic_arena import DynamicArena
@@ -86,6 +86,7 @@ class KeyRows:
     Attributes:
         spec: The table.
         arena: Arena of the rows.
+        number: Number of the table in its arena.
         tracked: Names of `terarec.storage.key_rows.USES` that are tracked.
         clock: Number of training batches so far.
         num_evicted: Number of rows evicted so far.
@@ -97,6 +98,7 @@ class KeyRows:
     def __init__(self, spec: DynamicTableSpec, arena: DynamicArena, implementation: str) -> None:
         self.spec = spec
         self.arena = arena
+        self.number = arena.table_names.index(spec.name)
         self.tracked = tuple(USES) if spec.track_uses else needed_uses(spec.evict)
         for name in self.tracked:
             arena.track(name, USES[name])
@@ -112,7 +114,8 @@ class KeyRows:
 
     def clear(self) -> None:
         """Remove all keys, uses and admission counts."""
-        self.arena.free_rows(self.items()[1])
+        keys, rows = self.items()
+        self.arena.free_rows(self.number, rows, keys)
         self._start()
 
     def check_room(self, wanted: int) -> None:
@@ -215,15 +218,7 @@ class KeyRows:
             rows, new_keys = self.index.insert(keys, arena.recycled, arena.next_row)
         arena.transaction.on_rollback(lambda: self.index.erase(new_keys))
         new_rows = arena.allocate_rows(wanted, self._demand(wanted, held=len(self.index) - wanted))
-        initialise_keys(
-            arena.weights,
-            new_rows,
-            new_keys,
-            table=spec.name,
-            seed=arena.seed,
-            initializer=spec.initializer,
-            scale=spec.init_scale,
-        )
+        arena.data.begin(self.number, new_rows, new_keys)
         return rows
 
     def _make_room(self, wanted: int, most: int, batch: Tensor | None) -> None:
@@ -264,7 +259,7 @@ class KeyRows:
     def _remove(self, keys: Tensor) -> None:
         rows, num_evicted, evicted = self.index.erase(keys), self.num_evicted, self.evicted
         self.arena.transaction.on_rollback(lambda: self._restore(keys, rows, num_evicted, evicted))
-        self.arena.free_rows(rows)
+        self.arena.free_rows(self.number, rows, keys)
         self.num_evicted += keys.numel()
         if self.spec.report_evicted:
             self.evicted = torch.cat([self.evicted, keys])

@@ -1,0 +1,237 @@
+"""`GrowingRows`: the weights and optimizer state of arena rows that come one after the other, all in one memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from terarec.errors import StorageError
+from terarec.kernels import memory
+from terarec.kernels.rows import initialise_keys, reserve_rows
+from terarec.ops import state_dtype
+from terarec.spec import DynamicTableSpec
+from terarec.storage.store import check_has_memory
+
+# NumPy types of the memory that tensors share; NumPy has no bfloat16.
+_NUMPY_TYPES = {
+    torch.float32: np.float32,
+    torch.float16: np.float16,
+    torch.bfloat16: np.int16,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+}
+
+
+class GrowingTensor:
+    """A tensor ``[rows, ...]`` to which rows of zeros can be appended.
+
+    In host memory it keeps its address: it reserves as much address space as the machine has memory, and commits
+    memory as rows are appended. On other devices growing allocates and copies.
+
+    Attributes:
+        tensor: Rows.
+        row_bytes: Bytes of a row.
+
+    Args:
+        row_shape: Shape of a row, ``()`` for a number.
+        dtype: Element type, one of `_NUMPY_TYPES`.
+        device: Device of the rows.
+    """
+
+    def __init__(self, row_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        self._row_shape = row_shape
+        self.row_bytes = math.prod(row_shape) * dtype.itemsize
+        self.tensor = torch.empty(0, *row_shape, dtype=dtype, device=device)
+        self._reserved = None
+        if device.type == "cpu":
+            most = memory.total_bytes() // max(1, self.row_bytes)
+            self._reserved = reserve_rows((most, *row_shape), _NUMPY_TYPES[dtype])
+
+    def grow(self, rows: int) -> None:
+        """Grow to `rows` rows; the new ones are zero.
+
+        Raises:
+            StorageError: Not enough memory; nothing has changed.
+        """
+        if self._reserved is not None:
+            self._reserved.grow(rows)
+            self.tensor = torch.from_numpy(self._reserved.array(rows)).view(self.tensor.dtype)
+            return
+        try:
+            grown = self.tensor.new_zeros(rows, *self._row_shape)
+        except torch.OutOfMemoryError as error:
+            raise StorageError(f"{rows * self.row_bytes:,} bytes requested on {self.tensor.device}") from error
+        grown[: self.tensor.shape[0]] = self.tensor
+        self.tensor = grown
+
+    def to(self, device: torch.device) -> GrowingTensor:
+        """Return a copy on `device`.
+
+        Raises:
+            StorageError: Not enough memory there.
+        """
+        return _copied(self._row_shape, self.tensor, device)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GrowingTensor:
+        twin = self.to(self.tensor.device)
+        memo[id(self)] = twin
+        return twin
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Reserved address space cannot be pickled. A tensor would be moved to shared memory on its way to another
+        # process, and so out of that address space.
+        held = self.tensor.cpu()
+        rows = held.view(torch.int16) if held.dtype == torch.bfloat16 else held
+        return _rebuilt, (self._row_shape, rows.numpy(), held.dtype, self.tensor.device)
+
+
+def _rebuilt(row_shape: tuple[int, ...], rows: NDArray[Any], dtype: torch.dtype, device: torch.device) -> GrowingTensor:
+    return _copied(row_shape, torch.from_numpy(rows).view(dtype), device)
+
+
+def _copied(row_shape: tuple[int, ...], rows: Tensor, device: torch.device) -> GrowingTensor:
+    copied = GrowingTensor(row_shape, rows.dtype, device)
+    copied.grow(rows.shape[0])
+    copied.tensor.copy_(rows)
+    return copied
+
+
+class GrowingRows:
+    """Weights and optimizer state of all rows of an arena of dynamic tables, in the order of the rows.
+
+    Attributes:
+        num_rows: rows V that have memory.
+
+    Args:
+        specs: the tables, all of one width and element type.
+        seed: of the first weights.
+    """
+
+    def __init__(self, specs: Sequence[DynamicTableSpec], *, seed: int) -> None:
+        self.num_rows = 0
+        self._specs = tuple(specs)
+        self._seed = seed
+        self._weights = GrowingTensor((specs[0].width,), getattr(torch, specs[0].dtype), torch.device("cpu"))
+        self._state: dict[str, GrowingTensor] = {}
+        self._fills: dict[str, float] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self._weights.tensor.device
+
+    @property
+    def weights(self) -> Tensor:
+        """[V, D]; in host memory always at one address."""
+        return self._weights.tensor
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Name -> optimizer state [V, D] or [V]; empty until `attach_state`."""
+        return {name: held.tensor for name, held in self._state.items()}
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row's weights and state."""
+        return sum(held.row_bytes for held in self._blocks())
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Bytes of memory that a further row takes."""
+        return self.row_bytes
+
+    def attach_state(
+        self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fills: Mapping[str, float] | None = None
+    ) -> None:
+        """Allocate an optimizer's state, in place of any former optimizer's.
+
+        Args:
+            shapes: name and shape [V, ...] of each state tensor, as ``ops.row_update.state_shapes`` gives them.
+            fills: state -> its first value, of later rows too; 0 for those that are not named.
+
+        Raises:
+            StorageError: not enough memory.
+        """
+        self._state = {}
+        for name, shape in shapes:
+            held = GrowingTensor(tuple(shape[1:]), state_dtype(name), self.device)
+            if self.device.type == "cpu":
+                tables = ", ".join(repr(spec.name) for spec in self._specs[:3])
+                memory.require(self.num_rows * held.row_bytes, f"optimizer state {name!r} of dynamic tables {tables}")
+            held.grow(self.num_rows)
+            self._state[name] = held
+            self._fills[name] = (fills or {}).get(name, 0.0)
+            if self._fills[name]:  # else the rows are zero, and spare ones take no memory yet
+                held.tensor[:] = self._fills[name]
+
+    def grow(self, rows: int) -> None:
+        """Have memory for `rows` rows.
+
+        Raises:
+            StorageError: no memory for them; nothing has changed then.
+        """
+        try:
+            for held in self._blocks():
+                held.grow(rows)
+        except StorageError:
+            for held in self._blocks():
+                held.tensor = held.tensor[: self.num_rows]
+            raise
+        self.num_rows = rows
+
+    def begin(self, table: int, rows: Tensor, keys: Tensor) -> None:
+        """Give ``rows int64[n]`` the first weights of the keys int64[n] of a table, and fresh state."""
+        for name, held in self._state.items():
+            held.tensor[rows] = self._fills[name]
+        spec = self._specs[table]
+        initialise_keys(
+            self.weights,
+            rows,
+            keys,
+            table=spec.name,
+            seed=self._seed,
+            initializer=spec.initializer,
+            scale=spec.init_scale,
+        )
+
+    def read(self, table: int, rows: Tensor, keys: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return copies of the weights and states of ``rows int64[n]``."""
+        return self.weights[rows], {name: tensor[rows] for name, tensor in self.state.items()}
+
+    def write(self, table: int, rows: Tensor, keys: Tensor, weights: Tensor, state: Mapping[str, Tensor]) -> None:
+        """Set the weights and those states of ``rows int64[n]`` that are given."""
+        self.weights.index_copy_(0, rows, weights.to(self.device))
+        for name, values in state.items():
+            self._state[name].tensor.index_copy_(0, rows, values.to(self.device))
+
+    def forget(self, table: int, rows: Tensor, keys: Tensor) -> None:
+        """Do nothing: rows that no key has stay as they are."""
+
+    def reset_defaults(self, weights: Tensor) -> None:
+        """Set the first rows to ``weights [T, D]`` and their state to its first values."""
+        self.weights[: weights.shape[0]] = weights
+        for name, held in self._state.items():
+            held.tensor[: weights.shape[0]] = self._fills[name]
+
+    def move(self, device: torch.device) -> None:
+        """Take everything to `device`.
+
+        Raises:
+            ConfigError: a device without memory.
+            StorageError: not enough memory there.
+        """
+        if device == self.device:
+            return
+        check_has_memory(device)
+        weights = self._weights.to(device)
+        self._state = {name: held.to(device) for name, held in self._state.items()}
+        self._weights = weights
+
+    def _blocks(self) -> list[GrowingTensor]:
+        return [self._weights, *self._state.values()]
