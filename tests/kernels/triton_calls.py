@@ -10,7 +10,7 @@ from torch import Tensor
 
 from terarec.kernels.contract import KernelGradient
 from terarec.kernels.ref import row_update as ref_update
-from terarec.kernels.row_rules import LAST_UPDATE, RowRule, RuleKind, row_rule
+from terarec.kernels.row_rules import LAST_UPDATE, RowRule, row_rule
 from terarec.kernels.triton.bag_lookup import bag_lookup
 from terarec.kernels.triton.row_update import row_update_
 from terarec.ops import BagLayout, state_shapes
@@ -91,7 +91,7 @@ def gradient_of(layout: BagLayout, batch: int, hotness: int, seed: int) -> Kerne
     return KernelGradient(held.keys, held.offsets, grad, layout.array)
 
 
-def rule_of(kind: RuleKind, **more: Any) -> RowRule:
+def rule_of(kind: str, **more: Any) -> RowRule:
     mode = more.pop("mode", "local")
     numbers = known(kind, eps=1e-3, beta1=0.9, beta2=0.99, weight_decay=0.1, beta=0.5)
     return row_rule(kind, mode=mode, **{"lr": 0.05, **numbers, **more})

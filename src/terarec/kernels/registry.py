@@ -1,7 +1,7 @@
-"""Which implementation of a kernel runs.
+"""Selection of the implementation of a kernel.
 
-"auto" takes the first that runs on the device; taking a later one than the first is logged once, with the reason.
-An implementation that is requested by name runs or raises `KernelError`. ``TERAREC_KERNELS`` puts another one first.
+"auto" selects the first that runs on the device; a fallback to a later one is logged once, with the reason. An
+implementation that is requested by name runs or raises `KernelError`. ``TERAREC_KERNELS`` prefers another one.
 """
 
 from __future__ import annotations
@@ -60,8 +60,13 @@ def available() -> dict[str, str]:
 
 
 @functools.cache
-def active(op: str, device: str) -> Choice:
-    """Return what "auto" takes for `op` on a device type such as "cpu" or "cuda".
+def active(op: str, device: str, among: tuple[str, ...] = IMPLEMENTATIONS) -> Choice:
+    """Return what "auto" selects.
+
+    Args:
+        op: Name of the op.
+        device: Device type, such as "cpu" or "cuda".
+        among: Implementations that support the arguments of the call.
 
     Raises:
         KernelError: an unknown op, or ``TERAREC_KERNELS`` names an implementation that does not load.
@@ -71,11 +76,11 @@ def active(op: str, device: str) -> Choice:
     if forced is not None:
         if reason := available()[forced]:
             raise KernelError(f"TERAREC_KERNELS: got {forced!r}, which does not run here: {reason}")
-        if not _obstacle_by_name(op, forced, device):
+        if not _obstacle_by_name(op, forced, device, among):
             return Choice(implementation=forced, why="set by TERAREC_KERNELS")
     obstacles: list[str] = []
     for name in IMPLEMENTATIONS:
-        obstacle = _obstacle(op, name, device)
+        obstacle = _obstacle(op, name, device, among)
         if not obstacle:
             is_fastest = name == _fastest_for(device)
             return Choice(implementation=name, why=f"the fastest on {device}" if is_fastest else "; ".join(obstacles))
@@ -84,24 +89,32 @@ def active(op: str, device: str) -> Choice:
 
 
 @functools.cache
-def choose(op: str, device: str | torch.device, implementation: str = "auto") -> Callable[..., Any]:
-    """Return the function that runs `op` on a device, or on those of a type.
+def choose(
+    op: str, device: str | torch.device, implementation: str = "auto", among: tuple[str, ...] = IMPLEMENTATIONS
+) -> Callable[..., Any]:
+    """Return the function that runs `op`.
+
+    Args:
+        op: Name of the op.
+        device: Device, or a device type.
+        implementation: "auto", or one of `IMPLEMENTATIONS` by name.
+        among: Implementations that support the arguments of the call.
 
     Raises:
         KernelError: an unknown op or implementation, or one requested by name that cannot run here.
     """
     if isinstance(device, torch.device):  # its type takes as long to read as the rest of this call
-        return choose(op, device.type, implementation)
+        return choose(op, device.type, implementation, among)
     _check_op(op)
     if implementation == "auto":
-        choice = active(op, device)
+        choice = active(op, device, among)
         if choice.implementation != _fastest_for(device):
             _LOGGER.warning("%s on %s runs the %s kernel (%s)", op, device, choice.implementation, choice.why)
         implementation = choice.implementation
     elif implementation not in IMPLEMENTATIONS:
         names = ", ".join(map(repr, ("auto", *IMPLEMENTATIONS)))
         raise KernelError(f"implementation: got {implementation!r}, expected one of {names}")
-    elif obstacle := _obstacle_by_name(op, implementation, device):
+    elif obstacle := _obstacle_by_name(op, implementation, device, among):
         raise KernelError(f"{op}: implementation {implementation!r} cannot run on {device}: {obstacle}")
     function: Callable[..., Any] = getattr(_module(implementation, OPS[op]), op)
     return function
@@ -117,26 +130,28 @@ def _fastest_for(device: str) -> str | None:
     return next((name for name in IMPLEMENTATIONS if device in (_DEVICES[name] or ())), None)
 
 
-def _obstacle(op: str, name: str, device: str) -> str:
-    """Why an implementation does not run an op on a device type; empty if it does."""
+def _obstacle(op: str, name: str, device: str, among: tuple[str, ...]) -> str:
+    """Return why an implementation does not run an op on a device type; empty if it does."""
     devices = _DEVICES[name]
     if devices is not None and device not in devices:
         return f"runs on {', '.join(devices)}, not on {device}"
-    return _lack(op, name)
+    return _lack(op, name, among)
 
 
-def _obstacle_by_name(op: str, name: str, device: str) -> str:
-    """As `_obstacle`, but that Triton requested by name may interpret its kernels on the CPU."""
+def _obstacle_by_name(op: str, name: str, device: str, among: tuple[str, ...]) -> str:
+    """See `_obstacle`; Triton requested by name may also interpret its kernels on the CPU."""
     if name == "triton" and device == "cpu" and triton_interprets():
-        return _lack(op, name)
-    return _obstacle(op, name, device)
+        return _lack(op, name, among)
+    return _obstacle(op, name, device, among)
 
 
-def _lack(op: str, name: str) -> str:
-    """Why an implementation does not run an op at all; empty if it does."""
+def _lack(op: str, name: str, among: tuple[str, ...]) -> str:
+    """Return why an implementation does not run an op on any device; empty if it does."""
     if reason := available()[name]:
         return reason
-    return "" if hasattr(_module(name, OPS[op]), op) else "it has no such op"
+    if not hasattr(_module(name, OPS[op]), op):
+        return "it has no such op"
+    return "" if name in among else "it does not support these arguments"
 
 
 def _loading_fault(name: str) -> str:

@@ -1,7 +1,8 @@
-"""Row rules: how the rows of tables move under each optimizer, one class for each with its own numbers.
+"""Row rules: one class for each optimizer of rows, with its numbers, its states and its formula.
 
-In the formulas w is a row and g the sum of its gradients; powers and roots are elementwise. The compiled core has the
-same fields by the same names (`csrc/embedding/row_update.h`).
+In the formulas w is a row and g the sum of its gradients; powers and roots are elementwise. `RowRule.update_` is the
+formula in plain PyTorch: the reference of the fast kernels, and what runs for a rule without them. The compiled core
+has the same fields by the same names (`csrc/embedding/row_update.h`).
 """
 
 from __future__ import annotations
@@ -11,49 +12,58 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal, get_args
 
+import torch
+from torch import Tensor
+
 from terarec.errors import ConfigError
 
-RuleKind = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "momentum", "nesterov", "rmsprop", "adamw", "ftrl"]
-RULE_KINDS: tuple[RuleKind, ...] = get_args(RuleKind)
 UpdateMode = Literal["local", "global", "lazy_global"]
 UPDATE_MODES: tuple[UpdateMode, ...] = get_args(UpdateMode)
 LAST_UPDATE = "last_update"
-"""Name of the state that counts, int32[V]: the step that touched a row last, 0 for none."""
+"""Name of the state that counts, int32[V]: the last step that touched a row, 0 for none."""
+FAST_KERNELS = ("triton", "cpu")
+"""Implementations that have a kernel of each rule of this package."""
 
 _BELOW = {
     "beta1": 1.0,
     "beta2": 1.0,
     **dict.fromkeys(("eps", "eps_hat", "beta", "l1", "l2", "weight_decay"), math.inf),
 }
-"""Number -> what it stays below; it is at least 0."""
+"""Number -> its exclusive upper bound; the lower bound is 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowRule:
     """The base of all rules.
 
-    Before a formula takes g, it passes, in this order: g <- grad_scale g;  g <- clamp(g, -clip_value, clip_value);
-    g <- g min(1, clip_norm / norm(g));  and, but for "ftrl", g <- g + l2 w + l1 sign(w).
+    Before a formula gets g, it is transformed in this order: g <- grad_scale g;  g <- clamp(g, -clip_value,
+    clip_value);  g <- g min(1, clip_norm / norm(g));  and, unless the rule is proximal, g <- g + l2 w + l1 sign(w).
 
-    Which rows move: "local": those with a key in the batch. "global": all rows of the tables that are looked up, with
+    Rows to update: "local": those with a key in the batch. "global": all rows of the tables that are looked up, with
     g = 0 for a row without a key. "lazy_global": as "local", but a row first catches up the k steps in which "global"
-    would have moved it since its last one, p, at the present learning rate.
+    would have updated it since its last one, p, at the present learning rate.
 
     Attributes:
-        lr: learning rate; a table's factor multiplies it.
-        mode: which rows move.
-        l1: regularisation, coupled into the gradient; proximal for "ftrl".
-        l2: regularisation, coupled into the gradient; proximal for "ftrl".
-        grad_scale: multiplies gradients first; one over the loss scale.
-        clip_value: bound of every element of a row's gradient.
-        clip_norm: bound of the norm of a row's gradient.
+        lr: Learning rate; a table's factor multiplies it.
+        mode: Rows to update.
+        l1: Regularisation, added to the gradient; part of the formula of a proximal rule.
+        l2: Regularisation, added to the gradient; part of the formula of a proximal rule.
+        grad_scale: Factor of the gradients, applied first.
+        clip_value: Bound of every element of a row's gradient.
+        clip_norm: Bound of the norm of a row's gradient.
     """
 
-    kind: ClassVar[RuleKind]
+    kind: ClassVar[str]
     states: ClassVar[tuple[str, ...]] = ()
-    """Names of the states beside the weights, float32."""
+    """Names of the states, float32[V, D] each, in the order in which kernels take them."""
+    row_states: ClassVar[tuple[str, ...]] = ()
+    """Those of the states with one number a row, float32[V]."""
     has_inertia: ClassVar[bool] = False
-    """Whether rows miss something in steps that leave them alone."""
+    """Whether a step without a gradient changes a row or its state."""
+    is_proximal: ClassVar[bool] = False
+    """Whether l1 and l2 are part of the formula; such a rule divides by lr."""
+    kernels: ClassVar[tuple[str, ...]] = ()
+    """Fast implementations with a kernel of the formula; `update_` runs elsewhere."""
 
     lr: float
     mode: UpdateMode = "local"
@@ -74,8 +84,8 @@ class RowRule:
             raise self._bad("clip_value", "a number > 0")
         if not self.clip_norm > 0.0:
             raise self._bad("clip_norm", "a number > 0")
-        if self.kind == "ftrl" and self.lr <= 0.0:
-            raise self._bad("lr", "a number > 0 for 'ftrl', which divides by it")
+        if self.is_proximal and self.lr <= 0.0:
+            raise self._bad("lr", f"a number > 0 for {self.kind!r}, which divides by it")
         if self.mode == "lazy_global" and self.is_coupled:
             raise ConfigError(
                 f"RowRule: got mode 'lazy_global' with l1 {self.l1!r} and l2 {self.l2!r}, expected 0 for both: steps "
@@ -87,49 +97,78 @@ class RowRule:
 
     @property
     def is_coupled(self) -> bool:
-        """Whether the regularisation enters the gradient."""
-        return self.kind != "ftrl" and (self.l1 > 0.0 or self.l2 > 0.0)
+        """Whether the regularisation is added to the gradient."""
+        return not self.is_proximal and (self.l1 > 0.0 or self.l2 > 0.0)
 
     @property
     def coupled(self) -> tuple[float, float]:
-        """l1 and l2 as they enter the gradient: zeros where they do not."""
+        """l1 and l2 as they are added to the gradient: zeros where they are not."""
         return (self.l1, self.l2) if self.is_coupled else (0.0, 0.0)
 
     @property
     def is_transformed(self) -> bool:
-        """Whether gradients are scaled, clipped or regularised before the formula takes them."""
+        """Whether gradients are scaled, clipped or regularised before the formula."""
         return self.grad_scale != 1.0 or min(self.clip_value, self.clip_norm) < math.inf or self.is_coupled
 
     @property
     def rate(self) -> float:
-        """What the formula takes for lr."""
+        """The lr of the formula."""
         return self.lr
 
     def scales(self, step: int) -> tuple[float, float]:
-        """Return what a step multiplies by: Adam its first moment and the root of its second, momentum its gradient."""
+        """Return factors of a step: of Adam's first moment and the root of its second; of momentum's gradient."""
         return 1.0, 1.0
+
+    def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
+        """Apply the formula to rows, in place.
+
+        Args:
+            weights: [n, D].
+            state: States as `states` names them, [n, D] each, or [n] for those of `row_states`.
+            grad: Transformed gradients [n, D].
+            lr: Learning rate of each row, [n, 1].
+            step: Number of the update, from 1.
+        """
+        raise NotImplementedError
+
+    def catch_up_(self, weights: Tensor, state: Sequence[Tensor], lr: Tensor, last: Tensor, missed: Tensor) -> None:
+        """Apply the steps that rows missed, in place; needed for a rule with inertia.
+
+        Args:
+            weights: [n, D].
+            state: As for `update_`.
+            lr: Learning rate of each row, [n, 1].
+            last: Number of the last step of each row, [n, 1], 0 for none.
+            missed: Number of steps since, [n, 1].
+        """
+        raise NotImplementedError
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """The states beside the weights, in the order in which kernels take them."""
+        """Names of the states in the order in which kernels take them, with `LAST_UPDATE` where rows catch up."""
         return (*self.states, LAST_UPDATE) if self.catches_up else self.states
 
     @property
     def catches_up(self) -> bool:
-        """Whether a touched row first makes up for the steps that it missed, by its `LAST_UPDATE`."""
+        """Whether a touched row first catches up the steps that it missed."""
         return self.mode == "lazy_global" and self.has_inertia
 
     @property
     def updates_all_rows(self) -> bool:
-        """Whether rows without a key move, too."""
-        return self.mode == "global" and (self.has_inertia or self.kind == "ftrl" or self.is_coupled)
+        """Whether rows without a key are updated, too."""
+        return self.mode == "global" and (self.has_inertia or self.is_proximal or self.is_coupled)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SGDRule(RowRule):
     """w <- w - lr g."""
 
-    kind: ClassVar[RuleKind] = "sgd"
+    kind: ClassVar[str] = "sgd"
+    kernels = FAST_KERNELS
+
+    def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
+        """See `RowRule`."""
+        weights -= lr * grad
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,13 +181,14 @@ class MomentumRule(RowRule):
     To catch up: w <- w - lr c m;  m <- beta1^k m, where c = beta1 + ... + beta1^k.
 
     Attributes:
-        beta1: momentum, in [0, 1).
-        lr_in_momentum: whether the momentum adds up movements instead of gradients.
+        beta1: Momentum, in [0, 1).
+        lr_in_momentum: Whether the momentum adds up movements instead of gradients.
     """
 
-    kind: ClassVar[RuleKind] = "momentum"
+    kind: ClassVar[str] = "momentum"
     states = ("momentum",)
     has_inertia = True
+    kernels = FAST_KERNELS
 
     beta1: float = 0.0
     lr_in_momentum: bool = False
@@ -162,6 +202,29 @@ class MomentumRule(RowRule):
         """Return what a step multiplies its gradient by, and 1."""
         return (-self.lr, 1.0) if self.lr_in_momentum else (1.0, 1.0)
 
+    def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
+        """See `RowRule`."""
+        grad = self.scales(step)[0] * grad
+        state[0].mul_(self.beta1).add_(grad)
+        weights -= lr * self._movement(grad, state[0])
+
+    def catch_up_(self, weights: Tensor, state: Sequence[Tensor], lr: Tensor, last: Tensor, missed: Tensor) -> None:
+        """See `RowRule`."""
+        weights -= lr * self._drift(state[0], missed)
+        state[0].mul_(self.beta1**missed)
+
+    def _movement(self, grad: Tensor, momentum: Tensor) -> Tensor:
+        return momentum
+
+    def _drift(self, momentum: Tensor, missed: Tensor) -> Tensor:
+        return _sum_of_powers(self.beta1, missed) * momentum
+
+
+def _sum_of_powers(beta: float, count: Tensor) -> Tensor:
+    """Return beta + ... + beta^count."""
+    total: Tensor = beta * (1.0 - beta**count) / (1.0 - beta)
+    return total
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NesterovRule(MomentumRule):
@@ -172,7 +235,14 @@ class NesterovRule(MomentumRule):
     To catch up: as `MomentumRule`, with beta1 times its c.
     """
 
-    kind: ClassVar[RuleKind] = "nesterov"
+    kind: ClassVar[str] = "nesterov"
+    kernels = FAST_KERNELS
+
+    def _movement(self, grad: Tensor, momentum: Tensor) -> Tensor:
+        return grad + self.beta1 * momentum
+
+    def _drift(self, momentum: Tensor, missed: Tensor) -> Tensor:
+        return self.beta1 * (_sum_of_powers(self.beta1, missed) * momentum)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,20 +250,33 @@ class AdaGradRule(RowRule):
     """s <- s + g^2;  w <- w - lr g / (sqrt(s) + eps).
 
     Attributes:
-        eps: see the formula.
+        eps: See the formula.
     """
 
-    kind: ClassVar[RuleKind] = "adagrad"
+    kind: ClassVar[str] = "adagrad"
     states = ("sum",)
+    kernels = FAST_KERNELS
 
     eps: float = 0.0
+
+    def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
+        """See `RowRule`."""
+        state[0].add_(grad * grad)
+        weights -= lr * (grad / (state[0].sqrt() + self.eps))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowWiseAdaGradRule(AdaGradRule):
     """s <- s + mean(g^2), one number a row;  w <- w - lr g / (sqrt(s) + eps)."""
 
-    kind: ClassVar[RuleKind] = "rowwise_adagrad"
+    kind: ClassVar[str] = "rowwise_adagrad"
+    row_states = ("sum",)
+    kernels = FAST_KERNELS
+
+    def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
+        """See `RowRule`."""
+        state[0].add_((grad * grad).mean(dim=1))
+        weights -= lr / (state[0][:, None].sqrt() + self.eps) * grad
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,16 +286,26 @@ class RMSPropRule(RowRule):
     To catch up: v <- beta2^k v.
 
     Attributes:
-        eps: see the formula.
-        beta2: decay of the second moment, in [0, 1).
+        eps: See the formula.
+        beta2: Decay of the second moment, in [0, 1).
     """
 
-    kind: ClassVar[RuleKind] = "rmsprop"
+    kind: ClassVar[str] = "rmsprop"
     states = ("exp_avg_sq",)
     has_inertia = True
+    kernels = FAST_KERNELS
 
     eps: float = 0.0
     beta2: float = 0.0
+
+    def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
+        """See `RowRule`."""
+        state[0].mul_(self.beta2).add_((1.0 - self.beta2) * (grad * grad))
+        weights -= lr * (grad / (state[0].sqrt() + self.eps))
+
+    def catch_up_(self, weights: Tensor, state: Sequence[Tensor], lr: Tensor, last: Tensor, missed: Tensor) -> None:
+        """See `RowRule`."""
+        state[0].mul_(self.beta2**missed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,15 +320,16 @@ class AdamRule(RowRule):
     corrections are held at step p, as HugeCTR's LazyGlobal does.
 
     Attributes:
-        eps: see the formula.
-        eps_hat: see the formula.
-        beta1: decay of the first moment, in [0, 1).
-        beta2: decay of the second moment, in [0, 1).
+        eps: See the formula.
+        eps_hat: See the formula.
+        beta1: Decay of the first moment, in [0, 1).
+        beta2: Decay of the second moment, in [0, 1).
     """
 
-    kind: ClassVar[RuleKind] = "adam"
+    kind: ClassVar[str] = "adam"
     states = ("exp_avg", "exp_avg_sq")
     has_inertia = True
+    kernels = FAST_KERNELS
 
     eps: float = 0.0
     eps_hat: float = 0.0
@@ -246,6 +340,27 @@ class AdamRule(RowRule):
         """Return what a step multiplies the first moment and the root of the second by."""
         return 1.0 / (1.0 - self.beta1**step), 1.0 / math.sqrt(1.0 - self.beta2**step)
 
+    def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
+        """See `RowRule`."""
+        first, second = state[:2]
+        first += (1.0 - self.beta1) * (grad - first)
+        second.mul_(self.beta2).add_((1.0 - self.beta2) * (grad * grad))
+        first_scale, root_scale = self.scales(step)
+        eps = self.eps + self.eps_hat * root_scale
+        weights -= lr * first_scale * (first / (second.sqrt() * root_scale + eps))
+
+    def catch_up_(self, weights: Tensor, state: Sequence[Tensor], lr: Tensor, last: Tensor, missed: Tensor) -> None:
+        """See `RowRule`."""
+        first, second = state[:2]
+        seen = last.clamp(min=1)  # a row that no step touched has no momentum
+        root_scale = (1.0 - self.beta2**seen).sqrt()
+        root = second.sqrt() / root_scale
+        eps = self.eps + self.eps_hat / root_scale
+        drift = _sum_of_powers(self.beta1, missed) * first / (1.0 - self.beta1**seen) / (root + eps)
+        weights -= lr * torch.where(last > 0, drift, 0.0)
+        first.mul_(self.beta1**missed)
+        second.mul_(self.beta2**missed)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdamWRule(AdamRule):
@@ -254,12 +369,23 @@ class AdamWRule(AdamRule):
     To catch up: w <- (1 - lr weight_decay)^k w, then as `AdamRule`.
 
     Attributes:
-        weight_decay: see the formula.
+        weight_decay: See the formula.
     """
 
-    kind: ClassVar[RuleKind] = "adamw"
+    kind: ClassVar[str] = "adamw"
+    kernels = FAST_KERNELS
 
     weight_decay: float = 0.0
+
+    def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
+        """See `RowRule`."""
+        weights *= 1.0 - lr * self.weight_decay
+        AdamRule.update_(self, weights, state, grad, lr, step)
+
+    def catch_up_(self, weights: Tensor, state: Sequence[Tensor], lr: Tensor, last: Tensor, missed: Tensor) -> None:
+        """See `RowRule`."""
+        weights *= (1.0 - lr * self.weight_decay) ** missed
+        AdamRule.catch_up_(self, weights, state, lr, last, missed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -269,18 +395,31 @@ class FTRLRule(RowRule):
     w <- 0 where abs(z) <= l1, else (sign(z) l1 - z) / ((sqrt(n + eps) + beta) / lr + l2).
 
     Attributes:
-        eps: see the formula.
-        beta: see the formula.
+        eps: See the formula.
+        beta: See the formula.
     """
 
-    kind: ClassVar[RuleKind] = "ftrl"
+    kind: ClassVar[str] = "ftrl"
     states = ("sum", "linear")
+    is_proximal = True
+    kernels = FAST_KERNELS
 
     eps: float = 0.0
     beta: float = 0.0
 
+    def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
+        """See `RowRule`."""
+        total, linear = state
+        before = (total + self.eps).sqrt()
+        total += grad * grad
+        root = (total + self.eps).sqrt()
+        linear += grad - (root - before) / lr * weights
+        shrunk = torch.where(linear < 0, -self.l1, self.l1) - linear
+        moved = shrunk / ((root + self.beta) / lr + self.l2)
+        weights.copy_(torch.where(linear.abs() <= self.l1, 0.0, moved))
 
-_CLASSES: dict[str, type[RowRule]] = {
+
+RULES: dict[str, type[RowRule]] = {
     rule.kind: rule
     for rule in (
         SGDRule,
@@ -294,7 +433,9 @@ _CLASSES: dict[str, type[RowRule]] = {
         FTRLRule,
     )
 }
-_NUMBERS = {rule: tuple(field.name for field in fields(rule) if field.name != "mode") for rule in _CLASSES.values()}
+"""Kind -> class."""
+RULE_KINDS = tuple(RULES)
+_NUMBERS = {rule: tuple(field.name for field in fields(rule) if field.name != "mode") for rule in RULES.values()}
 
 # A schedule makes a rule a step, so that the fields to check are looked up once.
 _LIMITS = {rule: tuple((name, _BELOW[name]) for name in names if name in _BELOW) for rule, names in _NUMBERS.items()}
@@ -304,10 +445,10 @@ def rule_class(kind: str) -> type[RowRule]:
     """Return the class of a rule.
 
     Raises:
-        ConfigError: an unknown kind.
+        ConfigError: An unknown kind.
     """
     _check_choice("kind", kind, RULE_KINDS)
-    return _CLASSES[kind]
+    return RULES[kind]
 
 
 def number_names(rule: type[RowRule]) -> tuple[str, ...]:
@@ -324,7 +465,7 @@ def row_rule(kind: str, *, mode: UpdateMode = "local", **numbers: float) -> RowR
         numbers: Fields of the rule's class; "lr" is required.
 
     Raises:
-        ConfigError: an unknown kind or number, or a number out of its range.
+        ConfigError: An unknown kind or number, or a number out of its range.
     """
     rule = rule_class(kind)
     for name in numbers:

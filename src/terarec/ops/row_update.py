@@ -14,7 +14,7 @@ from terarec.errors import ConfigError
 from terarec.kernels.contract import BadKeyError, KernelGradient
 from terarec.kernels.ref.bag_lookup import spread_gradient
 from terarec.kernels.registry import choose
-from terarec.kernels.row_rules import LAST_UPDATE, RowRule, RuleKind, UpdateMode, number_names, row_rule, rule_class
+from terarec.kernels.row_rules import LAST_UPDATE, RowRule, UpdateMode, number_names, row_rule, rule_class
 from terarec.ops import checks
 from terarec.ops.checks import is_traced
 from terarec.ops.layout import BagLayout
@@ -41,8 +41,8 @@ class BagGradient(NamedTuple):
     Attributes:
         keys: int64[N] that were looked up.
         offsets: int64[S * B + 1] of the lookup.
-        grad: gradient of its result: float32[B, S * D], or float32[N, D] for a layout without pooling.
-        layout: the layout of the lookup.
+        grad: Gradient of its result: float32[B, S * D], or float32[N, D] for a layout without pooling.
+        layout: The layout of the lookup.
         key_weights: float32[N] of the lookup, or None.
         places: int64[N], the row of the weights in which each key's row lies; None where arena rows lie in their order.
     """
@@ -56,18 +56,18 @@ class BagGradient(NamedTuple):
 
 
 def state_shapes(
-    kind: RuleKind, rows: int, width: int, *, mode: UpdateMode = "local"
+    kind: str, rows: int, width: int, *, mode: UpdateMode = "local"
 ) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Return name and shape of each state tensor of a rule, in the order in which `row_update_` takes them.
 
     Args:
-        kind: kind of the `RowRule`.
-        rows: arena rows V.
-        width: length D of a vector.
-        mode: mode of the `RowRule`.
+        kind: Kind of the `RowRule`.
+        rows: Arena rows V.
+        width: Length D of a vector.
+        mode: Mode of the `RowRule`.
 
     Raises:
-        ConfigError: an unknown kind or mode.
+        ConfigError: An unknown kind or mode.
     """
     return _shapes_of(row_rule(kind, lr=1.0, mode=mode), rows, width)
 
@@ -93,20 +93,20 @@ def row_update_(
     The result is the same bit for bit whatever the number of threads.
 
     Args:
-        weights: float32, bfloat16 or float16 [V, D], the arena.
-        state: the rule's state as `state_shapes` lists it.
-        gradients: of all lookups of this step in these weights.
-        rule: which rows move, and how.
-        step: number of this update, from 1.
+        weights: Float32, bfloat16 or float16 [V, D], the arena.
+        state: The rule's state as `state_shapes` lists it.
+        gradients: Of all lookups of this step in these weights.
+        rule: Which rows move, and how.
+        step: Number of this update, from 1.
         table_lr: float32[T] in host memory, factors of the learning rate for the tables of the layouts; 0 leaves a
             table's rows and state as they are.
-        rounding_seed: of the random bits with which weights of 16 bits are rounded.
+        rounding_seed: Of the random bits with which weights of 16 bits are rounded.
         implementation: "auto", or one of `terarec.kernels.registry.IMPLEMENTATIONS` by name.
 
     Raises:
-        KeyOutOfRangeError: a key outside its table; nothing is changed.
-        ConfigError: tensors that do not fit the layouts, the rule or each other; nothing is changed.
-        KernelError: an implementation requested by name that cannot run here.
+        KeyOutOfRangeError: A key outside its table; nothing is changed.
+        ConfigError: Tensors that do not fit the layouts, the rule or each other; nothing is changed.
+        KernelError: An implementation requested by name that cannot run here.
     """
     if not gradients:
         return
@@ -132,7 +132,7 @@ def row_update_(
                 implementation,
             )
         else:
-            kernel = choose("row_update_", weights.device, implementation)
+            kernel = choose("row_update_", weights.device, implementation, (*rule.kernels, "ref"))
             kernel(weights, state, found, rule, step, table_lr, rounding_seed)
             torch.autograd.graph.increment_version((weights, *state))
     except BadKeyError as error:
@@ -154,16 +154,16 @@ def row_gradient_norm(
 
     Args:
         weights: float32[V, D], the arena; not changed.
-        gradients: of all lookups of a step in it.
-        rule: for its `grad_scale`.
-        table_lr: as for `row_update_`; tables with the factor 0 do not count.
-        first_row: arena rows before it do not count.
+        gradients: Of all lookups of a step in it.
+        rule: For its `grad_scale`.
+        table_lr: As for `row_update_`; tables with the factor 0 do not count.
+        first_row: Arena rows before it do not count.
         implementation: "auto", or one of `terarec.kernels.registry.IMPLEMENTATIONS` by name.
 
     Raises:
-        KeyOutOfRangeError: a key outside its table.
-        ConfigError: tensors that do not fit the layouts or each other.
-        KernelError: an implementation requested by name that cannot run here.
+        KeyOutOfRangeError: A key outside its table.
+        ConfigError: Tensors that do not fit the layouts or each other.
+        KernelError: An implementation requested by name that cannot run here.
     """
     if not gradients:
         return 0.0
@@ -178,7 +178,7 @@ def row_gradient_norm(
 
 
 def _shapes_of(rule: RowRule, rows: int, width: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    one_a_row = {LAST_UPDATE, "sum"} if rule.kind == "rowwise_adagrad" else {LAST_UPDATE}
+    one_a_row = {LAST_UPDATE, *rule.row_states}
     return tuple((name, (rows,) if name in one_a_row else (rows, width)) for name in rule.state_names)
 
 
@@ -250,7 +250,7 @@ def _row_update(
     parts = len(KernelGradient._fields)
     flat: Sequence[Any] = gradients
     found = [KernelGradient(*flat[first : first + parts]) for first in range(0, len(gradients), parts)]
-    kernel = choose("row_update_", weights.device, implementation)
+    kernel = choose("row_update_", weights.device, implementation, (*rule.kernels, "ref"))
     kernel(weights, state, found, rule, step, table_lr, rounding_seed)
 
 
@@ -271,8 +271,8 @@ def dense_gradient(gradient: BagGradient, dtype: torch.dtype, weights: Tensor | 
     """Return the gradient [V, D] of the weights: every row's gradients summed in float32, zeros elsewhere.
 
     Args:
-        gradient: of one lookup, in a layout of one table of V rows.
-        dtype: of the result.
+        gradient: Of one lookup, in a layout of one table of V rows.
+        dtype: Of the result.
         weights: [V, D] as they were at the lookup; needed for pooling "max".
     """
     layout = gradient.layout
@@ -287,8 +287,8 @@ def sparse_gradient(gradient: BagGradient, dtype: torch.dtype, weights: Tensor |
     Needs memory for the touched rows and a few bytes a row or key beside; never a dense [V, D].
 
     Args:
-        gradient: of one lookup, in a layout of one table of V rows.
-        dtype: of the result.
+        gradient: Of one lookup, in a layout of one table of V rows.
+        dtype: Of the result.
         weights: [V, D] as they were at the lookup; needed for pooling "max".
     """
     gradient = per_key(gradient, weights)
@@ -306,7 +306,7 @@ def per_key(gradient: BagGradient, weights: Tensor | None) -> BagGradient:
     """`gradient`; if it is of pooling "max", as the gradients of its keys, so that `weights` may move.
 
     Args:
-        gradient: of one lookup, in a layout of one feature.
+        gradient: Of one lookup, in a layout of one feature.
         weights: [V, D] as they were at the lookup; read for "max" alone.
     """
     layout = gradient.layout

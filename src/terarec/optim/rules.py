@@ -1,9 +1,10 @@
-"""Specs as what kernels take: a `RowRule`, and a factor of the learning rate for each table."""
+"""Specs of row optimizers -> arguments of kernels: a `RowRule`, and a factor of the learning rate for each table."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from types import UnionType
 from typing import NamedTuple, get_args
 
@@ -16,19 +17,10 @@ from terarec.spec import AdamSpec, RowOptions, SparseOptimizerSpec
 from terarec.spec.quoting import did_you_mean
 from terarec.spec.tables import DEFAULT_OPTIMIZER
 
-# Numbers of specs -> the fields of `RowRule` that they are.
-_NUMBERS = {
-    "eps": "eps",
-    "beta1": "beta1",
-    "beta2": "beta2",
-    "beta": "beta",
-    "momentum": "beta1",
-    "decay": "beta2",
-    "weight_decay": "weight_decay",
-    "lr_in_momentum": "lr_in_momentum",
-    "l1": "l1",
-    "l2": "l2",
-}
+_RULE_NAMES = {"momentum": "beta1", "decay": "beta2"}
+"""Fields of specs that have another name in the row rule."""
+_NO_NUMBERS = ("rows", "initial_accumulator")
+"""Fields of specs that the row rule does not have: options of all rules, and the first value of a state."""
 
 
 def check_spec(what: str, spec: object, accepted: UnionType) -> None:
@@ -43,9 +35,9 @@ class TableRule(NamedTuple):
     """A spec in the forms that a row optimizer needs.
 
     Attributes:
-        spec: the spec.
-        options: its options for rows.
-        row_rule: what kernels take.
+        spec: The spec.
+        options: Its options for rows.
+        row_rule: What kernels take.
     """
 
     spec: SparseOptimizerSpec
@@ -57,7 +49,7 @@ def table_rules(spec: SparseOptimizerSpec | Mapping[str, SparseOptimizerSpec]) -
     """Return the rules by name; one spec is the rule "default".
 
     Raises:
-        ConfigError: no rule, or what is not the spec of one.
+        ConfigError: No rule, or what is not the spec of one.
     """
     specs = spec if isinstance(spec, Mapping) else {DEFAULT_OPTIMIZER: spec}
     if not specs:
@@ -76,13 +68,14 @@ def row_options(spec: SparseOptimizerSpec) -> RowOptions:
 def _rule_of(spec: SparseOptimizerSpec) -> RowRule:
     options = row_options(spec)
     numbers = {"l1": options.l1, "l2": options.l2}
-    numbers |= {field: getattr(spec, name) for name, field in _NUMBERS.items() if hasattr(spec, name)}
+    for field in fields(spec):
+        if field.name not in _NO_NUMBERS:
+            numbers[_RULE_NAMES.get(field.name, field.name)] = getattr(spec, field.name)
     if isinstance(spec, AdamSpec) and spec.eps_hat:
         numbers |= {"eps": 0.0, "eps_hat": spec.eps}
     return row_rule(
         spec.kind,
         mode=options.mode,
-        lr=spec.lr,
         grad_scale=1.0 / options.loss_scale,
         clip_value=math.inf if options.clip_value is None else options.clip_value,
         clip_norm=math.inf if options.clip_norm is None else options.clip_norm,
@@ -91,7 +84,7 @@ def _rule_of(spec: SparseOptimizerSpec) -> RowRule:
 
 
 def table_factors(options: RowOptions, tables: Sequence[str], frozen: Collection[str] = ()) -> Tensor | None:
-    """float32[T], factors of the learning rate for `tables`, 0 for frozen ones; None if all are 1."""
+    """Return float32[T], factors of the learning rate for `tables`, 0 for frozen ones; None if all are 1."""
     if not (options.frozen or options.table_lr or frozen):
         return None
     stay = {*options.frozen, *frozen}

@@ -21,17 +21,7 @@ from torch import Tensor
 
 from terarec.kernels.contract import BadKeyError, KernelGradient, full_update_ranges
 from terarec.kernels.ref.bag_lookup import spread_gradient
-from terarec.kernels.row_rules import (
-    AdaGradRule,
-    AdamRule,
-    AdamWRule,
-    FTRLRule,
-    MomentumRule,
-    NesterovRule,
-    RMSPropRule,
-    RowRule,
-    RowWiseAdaGradRule,
-)
+from terarec.kernels.row_rules import RowRule
 
 _STEP = 0x9E3779B97F4A7C15
 _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -46,9 +36,9 @@ def round_rows(values: Tensor, dtype: torch.dtype, rows: Tensor, *, seed: int, s
     Args:
         values: float32[n, D].
         dtype: `torch.bfloat16` or `torch.float16`.
-        rows: arena rows int64[n], on which the random bits depend.
-        seed: any integer.
-        step: number of the update.
+        rows: Arena rows int64[n], on which the random bits depend.
+        seed: Any integer.
+        step: Number of the update.
 
     Returns:
         dtype[n, D].
@@ -117,96 +107,6 @@ def transform(grad: Tensor, weights: Tensor, rule: RowRule) -> Tensor:
     return grad
 
 
-def catch_up_(weights: Tensor, state: Sequence[Tensor], rule: RowRule, lr: Tensor, step: int) -> None:
-    """Make up for the steps that rows missed since ``state[-1] int32[n]``, and note that they are at `step`.
-
-    Args:
-        weights: [n, D].
-        state: as the rule names it.
-        rule: of mode "lazy_global".
-        lr: the rule's rate for each row, [n, 1].
-        step: the update that follows.
-    """
-    last = state[-1].to(weights.dtype)[:, None]
-    missed = step - 1 - last
-    if isinstance(rule, AdamWRule):
-        weights *= (1.0 - lr * rule.weight_decay) ** missed
-    if isinstance(rule, RMSPropRule):
-        state[0].mul_(rule.beta2**missed)
-    elif isinstance(rule, MomentumRule | AdamRule):
-        weights -= lr * _drift(state, rule, last, missed)
-        state[0].mul_(rule.beta1**missed)
-    if isinstance(rule, AdamRule):
-        state[1].mul_(rule.beta2**missed)
-    state[-1].fill_(step)
-
-
-def _drift(state: Sequence[Tensor], rule: MomentumRule | AdamRule, last: Tensor, missed: Tensor) -> Tensor:
-    """Return how far rows moved in the steps that they missed, for a learning rate of one."""
-    momenta = rule.beta1 * (1.0 - rule.beta1**missed) / (1.0 - rule.beta1) * state[0]
-    if isinstance(rule, MomentumRule):
-        return rule.beta1 * momenta if isinstance(rule, NesterovRule) else momenta
-    seen = last.clamp(min=1)  # a row that no step touched has no momentum
-    root = state[1].sqrt() / (1.0 - rule.beta2**seen).sqrt()
-    eps = rule.eps + rule.eps_hat / (1.0 - rule.beta2**seen).sqrt()
-    drift = momenta / (1.0 - rule.beta1**seen) / (root + eps)
-    return torch.where(last > 0, drift, 0.0)
-
-
-def move_(weights: Tensor, state: Sequence[Tensor], grad: Tensor, rule: RowRule, lr: Tensor, step: int) -> None:
-    """Apply the rule's formula.
-
-    Args:
-        weights: [n, D].
-        state: as the rule names it, each [n, D], or [n] for one number a row.
-        grad: [n, D].
-        rule: names the formula.
-        lr: the rule's rate for each row, [n, 1].
-        step: number of the update, from 1.
-    """
-    if isinstance(rule, MomentumRule):
-        grad = rule.scales(step)[0] * grad
-        state[0].mul_(rule.beta1).add_(grad)
-        weights -= lr * (grad + rule.beta1 * state[0] if isinstance(rule, NesterovRule) else state[0])
-    elif isinstance(rule, RowWiseAdaGradRule):
-        state[0].add_((grad * grad).mean(dim=1))
-        weights -= lr / (state[0][:, None].sqrt() + rule.eps) * grad
-    elif isinstance(rule, AdaGradRule):
-        state[0].add_(grad * grad)
-        weights -= lr * (grad / (state[0].sqrt() + rule.eps))
-    elif isinstance(rule, RMSPropRule):
-        state[0].mul_(rule.beta2).add_((1.0 - rule.beta2) * (grad * grad))
-        weights -= lr * (grad / (state[0].sqrt() + rule.eps))
-    elif isinstance(rule, AdamRule):
-        _adam(weights, state, grad, rule, lr, step)
-    elif isinstance(rule, FTRLRule):
-        _ftrl(weights, state, grad, rule, lr)
-    else:
-        weights -= lr * grad
-
-
-def _adam(weights: Tensor, state: Sequence[Tensor], grad: Tensor, rule: AdamRule, lr: Tensor, step: int) -> None:
-    first, second = state[:2]
-    if isinstance(rule, AdamWRule):
-        weights *= 1.0 - lr * rule.weight_decay
-    first += (1.0 - rule.beta1) * (grad - first)
-    second.mul_(rule.beta2).add_((1.0 - rule.beta2) * (grad * grad))
-    first_scale, root_scale = rule.scales(step)
-    eps = rule.eps + rule.eps_hat * root_scale
-    weights -= lr * first_scale * (first / (second.sqrt() * root_scale + eps))
-
-
-def _ftrl(weights: Tensor, state: Sequence[Tensor], grad: Tensor, rule: FTRLRule, lr: Tensor) -> None:
-    total, linear = state
-    before = (total + rule.eps).sqrt()
-    total += grad * grad
-    root = (total + rule.eps).sqrt()
-    linear += grad - (root - before) / lr * weights
-    shrunk = torch.where(linear < 0, -rule.l1, rule.l1) - linear
-    moved = shrunk / ((root + rule.beta) / lr + rule.l2)
-    weights.copy_(torch.where(linear.abs() <= rule.l1, 0.0, moved))
-
-
 class _RowGradients(NamedTuple):
     """Distinct arena rows int64[n], where they lie, the factors of their learning rates, and gradients [n, D]."""
 
@@ -229,16 +129,16 @@ def row_update_(
 
     Args:
         weights: [V, D], of any floating type.
-        state: the rule's state, each [V, D] or [V].
-        gradients: of one or more lookups in these weights.
-        rule: which rows move, and how.
-        step: number of this update, from 1.
+        state: The rule's state, each [V, D] or [V].
+        gradients: Of one or more lookups in these weights.
+        rule: Which rows move, and how.
+        step: Number of this update, from 1.
         table_lr: float32[T] in host memory, factors of the learning rate by table of the layouts; 0: the table stays.
-        rounding_seed: of the random bits with which weights of 16 bits are rounded.
+        rounding_seed: Of the random bits with which weights of 16 bits are rounded.
 
     Raises:
-        BadKeyError: a key outside its table; nothing is changed.
-        ConfigError: offsets that fall or do not cover the keys; nothing is changed.
+        BadKeyError: A key outside its table; nothing is changed.
+        ConfigError: Offsets that fall or do not cover the keys; nothing is changed.
     """
     touched = _combined(weights, gradients, table_lr)
     if rule.updates_all_rows:
@@ -249,8 +149,10 @@ def row_update_(
     lr = rule.rate * factors[:, None]
     grad = transform(grad, moved, rule)
     if rule.catches_up:
-        catch_up_(moved, held, rule, lr, step)
-    move_(moved, held, grad, rule, lr, step)
+        last = held[-1].to(moved.dtype)[:, None]
+        rule.catch_up_(moved, held, lr, last, step - 1 - last)
+        held[-1].fill_(step)
+    rule.update_(moved, held, grad, lr, step)
     is_narrow = weights.dtype in (torch.bfloat16, torch.float16)
     weights[places] = round_rows(moved, weights.dtype, rows, seed=rounding_seed, step=step) if is_narrow else moved
     for tensor, values in zip(state, held, strict=True):
@@ -267,15 +169,15 @@ def row_gradient_norm(
     """Return the L2 norm over all rows' summed gradients times ``rule.grad_scale``; of tables with factor 0, none.
 
     Args:
-        weights: as for `row_update_`; not changed.
-        gradients: of one or more lookups in them.
-        rule: for its `grad_scale`.
-        table_lr: as for `row_update_`.
-        first_row: arena rows before it do not count.
+        weights: As for `row_update_`; not changed.
+        gradients: Of one or more lookups in them.
+        rule: For its `grad_scale`.
+        table_lr: As for `row_update_`.
+        first_row: Arena rows before it do not count.
 
     Raises:
-        BadKeyError: a key outside its table.
-        ConfigError: offsets that fall or do not cover the keys.
+        BadKeyError: A key outside its table.
+        ConfigError: Offsets that fall or do not cover the keys.
     """
     rows, _, _, grad = _combined(weights, gradients, table_lr)
     return abs(rule.grad_scale) * float(grad[rows >= first_row].double().norm())
