@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md shows what a layer, a model and a metric cost: at most three files, and they work as shown."""
+"""CONTRIBUTING.md shows what each kind of addition costs: at most three files, and they work as shown."""
 
 from pathlib import Path
 
@@ -81,11 +81,83 @@ of_first = found.slices["country"].values[0].found.values["log_cosh"]
 assert math.isclose(of_first, sum(errors[:2]) / 2, rel_tol=1e-6)
 """
 
+OPERATOR = """
+import json
+from pathlib import Path
+import numpy as np
+from terarec.etl import prepare
+from terarec.etl.ops import Power
+from terarec.etl.workflow import Workflow
+from terarec.spec import LabelSpec, PrepareOptions, SourceColumn, SourceSpec, WorkflowSpec, from_data, to_data
+from terarec.data import Reader
+
+logs = Path(ROOT) / "logs.csv"
+logs.write_text("click,price\\n1,9\\n0,-16\\n1,0\\n")
+columns = (SourceColumn(name="click", type="integer"), SourceColumn(name="price", type="number"))
+workflow = WorkflowSpec(
+    name="shop",
+    source=SourceSpec(format="delimited", delimiter=",", header=True, columns=columns),
+    steps=(from_data(Power, {"columns": ["price"]}),),
+    labels=(LabelSpec(name="click"),),
+    dense=("price",),
+)
+data = json.loads(json.dumps(to_data(workflow)))
+assert data["steps"][0]["kind"] == "power", data
+fitted = Workflow.of(from_data(WorkflowSpec, data))
+prepare(fitted, [logs], Path(ROOT) / "data", PrepareOptions())
+(batch,) = Reader(Path(ROOT) / "data", split="train", batch_size=3, drop_last=False)
+assert batch.dense[:, 0].tolist()[:2] == [3.0, -4.0]
+"""
+
+OPTIMIZER = """
+import logging
+import numpy as np
+import torch
+from terarec.batch import Jagged
+from terarec.embedding import EmbeddingCollection
+from terarec.optim import RowOptimizer
+from terarec.spec import FeatureSpec, RowOptions, RunSpec, TableSpec, from_data, to_data
+from terarec.spec.optimizer import LionSpec
+
+logging.basicConfig(format="LOG %(message)s")
+run = from_data(RunSpec, {"data": "DATA", "model": {"kind": "lr"}, "sparse_optimizer": {"kind": "lion", "lr": 0.5}})
+assert run.sparse_optimizer == LionSpec(lr=0.5)
+assert to_data(run)["sparse_optimizer"]["kind"] == "lion"
+
+def trained(mode, dtype="float32"):
+    table = TableSpec(name="user", rows=3, width=2, dtype=dtype)
+    tables = EmbeddingCollection([table], [FeatureSpec(name="user", table="user")])
+    before = tables.table("user").detach().double().numpy().copy()
+    optimizer = RowOptimizer(tables, LionSpec(lr=0.5, beta1=0.5, beta2=0.75, rows=RowOptions(mode=mode)))
+    for keys in ([0, 1, 1], [0], [2], [0, 1, 2]):
+        jagged = Jagged(names=("user",), keys=torch.tensor(keys), offsets=torch.arange(len(keys) + 1))
+        (tables(jagged).pooled * torch.tensor([1.0, -2.0])).sum().backward()
+        optimizer.step()
+    return before, tables.table("user").detach().double().numpy()
+
+rows, found = trained("local")
+momentum = np.zeros((3, 2))
+for keys in ([0, 1, 1], [0], [2], [0, 1, 2]):
+    for row in set(keys):
+        gradient = keys.count(row) * np.array([1.0, -2.0])
+        rows[row] -= 0.5 * np.sign(0.5 * momentum[row] + 0.5 * gradient)
+        momentum[row] = 0.75 * momentum[row] + 0.25 * gradient
+assert np.allclose(found, rows, atol=1e-6), (found, rows)
+assert np.allclose(trained("lazy_global")[1], trained("global")[1], atol=1e-6)
+assert np.allclose(trained("local", "bfloat16")[1], rows, atol=0.1)
+"""
+
 
 @pytest.mark.parametrize(
     ("section", "script"),
-    [("A dense layer", LAYER), ("A model", MODEL), ("A metric", METRIC)],
-    ids=lambda text: text[:9],
+    [
+        ("A dense layer", LAYER),
+        ("A model", MODEL),
+        ("A workflow operator", OPERATOR),
+        ("A metric", METRIC),
+        ("An optimizer for tables", OPTIMIZER),
+    ],
+    ids=lambda text: "" if "\n" in text else text,
 )
 def test_a_worked_example_takes_three_files_at_most_and_works(section: str, script: str, tmp_path: Path) -> None:
     assert 1 <= len({file for file, _, _ in edits(section)}) <= 3

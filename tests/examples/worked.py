@@ -19,6 +19,7 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if "ScikitBuild" not in t
 sys.path.insert(0, {root!r})
 import terarec
 assert terarec.__file__.startswith({root!r}), terarec.__file__
+ROOT = {root!r}
 """
 
 
@@ -54,10 +55,14 @@ def _edited(text: str, place: str, code: str) -> str:
     if place == "imports":
         last = max(index for index, line in enumerate(lines) if line.startswith("from terarec"))
         at = last if lines[last].endswith("(\n") else last + 1
+    elif place.startswith("in place of "):
+        name = place.removeprefix("in place of ")
+        at = next(index for index, line in enumerate(lines) if re.match(rf"{name}\b", line))
+        del lines[at]
     elif word == "before":
         at, code = next(index for index, line in enumerate(lines) if re.match(rf"{name}\b", line)), f"{code}\n\n"
     else:
-        assert word == "in", f"{place!r}: expected new, imports, at the end, before NAME or in NAME"
+        assert word == "in", f"{place!r}: expected new, imports, at the end, before NAME, in NAME or in place of NAME"
         at = 1 + next(index for index, line in enumerate(lines) if re.match(rf"{name}\b.*[(\[{{]$", line))
     return "".join([*lines[:at], code, *lines[at:]])
 

@@ -419,20 +419,18 @@ class FTRLRule(RowRule):
         weights.copy_(torch.where(linear.abs() <= self.l1, 0.0, moved))
 
 
-RULES: dict[str, type[RowRule]] = {
-    rule.kind: rule
-    for rule in (
-        SGDRule,
-        AdaGradRule,
-        RowWiseAdaGradRule,
-        AdamRule,
-        MomentumRule,
-        NesterovRule,
-        RMSPropRule,
-        AdamWRule,
-        FTRLRule,
-    )
-}
+RULE_CLASSES: tuple[type[RowRule], ...] = (
+    SGDRule,
+    AdaGradRule,
+    RowWiseAdaGradRule,
+    AdamRule,
+    MomentumRule,
+    NesterovRule,
+    RMSPropRule,
+    AdamWRule,
+    FTRLRule,
+)
+RULES = {rule.kind: rule for rule in RULE_CLASSES}
 """Kind -> class."""
 RULE_KINDS = tuple(RULES)
 _NUMBERS = {rule: tuple(field.name for field in fields(rule) if field.name != "mode") for rule in RULES.values()}
