@@ -1,7 +1,9 @@
 #include "common/platform.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -11,6 +13,10 @@
 #include <mach-o/dyld.h>
 #else
 #include <link.h>
+#endif
+#if defined(__linux__) && defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace terarec {
@@ -108,6 +114,43 @@ OpenMpRuntime find_openmp() {
 #endif
   return runtime;
 }
+
+#if defined(__APPLE__)
+int open_direct(const char* path, int flags) {
+  const int descriptor = open(path, flags, 0666);
+  if (descriptor >= 0) fcntl(descriptor, F_NOCACHE, 1);
+  return descriptor;
+}
+
+bool flush_file(int descriptor) { return fcntl(descriptor, F_FULLFSYNC) == 0 || fsync(descriptor) == 0; }
+#else
+int open_direct(const char* path, int flags) { return open(path, flags | O_DIRECT, 0666); }
+
+bool flush_file(int descriptor) { return fdatasync(descriptor) == 0; }
+#endif
+
+#if defined(POSIX_FADV_RANDOM)
+void advise_random_reads(int descriptor) { posix_fadvise(descriptor, 0, 0, POSIX_FADV_RANDOM); }
+#else
+void advise_random_reads(int) {}
+#endif
+
+#if defined(RWF_NOWAIT)
+int64_t read_cached(int descriptor, void* to, size_t bytes, int64_t offset) {
+  const iovec part{to, bytes};
+  return preadv2(descriptor, &part, 1, offset, RWF_NOWAIT);
+}
+#else
+int64_t read_cached(int, void*, size_t, int64_t) { return -1; }
+#endif
+
+#if defined(__x86_64__)
+bool cpu_has_crc32c() { return __builtin_cpu_supports("sse4.2"); }
+#elif defined(__linux__) && defined(__aarch64__)
+bool cpu_has_crc32c() { return (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0; }
+#else
+bool cpu_has_crc32c() { return true; }  // every processor of Apple's
+#endif
 
 #if defined(__x86_64__)
 bool cpu_has_avx2() {

@@ -1,5 +1,5 @@
 // What differs between operating systems and processors: memory on huge pages, address space without memory, the OpenMP
-// runtime of the process, vector instructions. No other file asks which system it is compiled for.
+// runtime of the process, vector instructions, files beyond POSIX. No other file asks which system it is compiled for.
 #pragma once
 
 #include <cstddef>
@@ -44,5 +44,18 @@ OpenMpRuntime find_openmp();
 
 bool cpu_has_avx2();    // AVX2, FMA and F16C
 bool cpu_has_avx512();  // AVX-512 F, BW, DQ and VL
+bool cpu_has_crc32c();  // SSE 4.2, or the CRC extension of aarch64
+
+// Opens a file past the page cache, creating it with mode 0666 if `flags` say so; -1 and errno as open(2).
+int open_direct(const char* path, int flags);
+
+// Returns once what was written to a file is on the disk, whatever the disk's own cache; false and errno on failure.
+bool flush_file(int descriptor);
+
+// Keeps the system from reading more of a file than it is asked for, where it takes such advice.
+void advise_random_reads(int descriptor);
+
+// Reads what of the file lies in the page cache, as pread(2); -1 if nothing does or the system cannot tell.
+int64_t read_cached(int descriptor, void* to, size_t bytes, int64_t offset);
 
 }  // namespace terarec

@@ -5,6 +5,10 @@ Every error that a user can cause derives from `TerarecError` and from the built
 where (argument, JSON path, or file with row group, line or column), and what is accepted.
 """
 
+from __future__ import annotations
+
+from pathlib import Path
+
 
 class TerarecError(Exception):
     """Base of all errors that terarec raises on purpose."""
@@ -27,6 +31,22 @@ class DataNotFoundError(FormatError, FileNotFoundError):
 
 class StorageError(TerarecError, RuntimeError):
     """A table or a disk cannot hold what it was asked to hold."""
+
+
+class DamagedFileError(StorageError):
+    """A file of a store does not hold what was written to it.
+
+    Attributes:
+        file: The file.
+        page: Number of the damaged page in it, from 0; None if it is not one page.
+        table: Name of the table.
+    """
+
+    def __init__(self, message: str, *, file: Path, page: int | None, table: str) -> None:
+        super().__init__(message)
+        self.file = file
+        self.page = page
+        self.table = table
 
 
 class KeyOutOfRangeError(StorageError, IndexError):

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from terarec.storage import MemoryRowStore, RowStore
+from terarec.storage.row_file import RowFile, RowFileOptions
 
 
 @dataclass(frozen=True)
@@ -24,14 +26,35 @@ class Kind:
 
 def _reopen_memory(store: RowStore, directory: Path) -> RowStore:
     """What a process finds that starts after this one: the last snapshot, which is taken of the last commit."""
-    store.snapshot(directory / f"commit-{store.last_commit}-{id(store)}")
     path = directory / f"commit-{store.last_commit}-{id(store)}"
+    store.snapshot(path)
     store.close()
     return MemoryRowStore.load(path)
+
+
+def _create_row_file(directory: Path, row_bytes: int, options: RowFileOptions, segment_bytes: int) -> RowStore:
+    return RowFile.create(directory, row_bytes, table="t", segment_bytes=segment_bytes, options=options)
+
+
+def _reopen_row_file(store: RowStore, directory: Path, options: RowFileOptions) -> RowStore:
+    store.close()
+    return RowFile.open(directory, options=options)
+
+
+def _row_file(options: RowFileOptions, segment_bytes: int) -> Kind:
+    return Kind(
+        create=partial(_create_row_file, options=options, segment_bytes=segment_bytes),
+        reopen=partial(_reopen_row_file, options=options),
+        load=partial(RowFile.open, options=options),
+    )
 
 
 KINDS = {
     "memory": Kind(
         create=lambda directory, row_bytes: MemoryRowStore(row_bytes), reopen=_reopen_memory, load=MemoryRowStore.load
-    )
+    ),
+    "row-file": _row_file(RowFileOptions(), 2**20),
+    # Segments of two or three pages, so that much is sealed and moved in the background.
+    "row-file-small": _row_file(RowFileOptions(io="threads", io_threads=2, open_files=8), 3 * 4096),
+    "row-file-direct": _row_file(RowFileOptions(direct=True), 2**16),
 }

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from terarec.errors import ConfigError
+from terarec.errors import TerarecError
 
 
 @contextmanager
-def file_lock(path: Path, busy: ConfigError) -> Iterator[None]:
+def file_lock(path: Path, busy: TerarecError) -> Iterator[None]:
     """Hold the lock file `path` during the block; the kernel releases it when the process dies, whatever kills it.
 
     Where the system has no ``flock`` (Windows) nothing is held.
@@ -21,7 +21,7 @@ def file_lock(path: Path, busy: ConfigError) -> Iterator[None]:
         busy: Error to raise when another process, or this one, holds the lock.
 
     Raises:
-        ConfigError: `busy`.
+        TerarecError: `busy`.
     """
     try:
         import fcntl

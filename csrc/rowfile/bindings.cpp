@@ -1,0 +1,130 @@
+// The Python face of the row file. Arrays come checked from terarec.storage.row_file; every call releases the GIL.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <string>
+#include <utility>
+
+#include "rowfile/crc32c.h"
+#include "rowfile/row_file.h"
+
+namespace nb = nanobind;
+using namespace terarec::rowfile;
+
+namespace {
+
+using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+using Keys = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using KeysOut = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Rows = nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu>;
+using RowsOutArray = nb::ndarray<uint8_t, nb::ndim<2>, nb::device::cpu>;
+using Found = nb::ndarray<bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+Io io_of(const std::string& name) {
+  return name == "io_uring" ? Io::kUring : name == "threads" ? Io::kThreads : Io::kAuto;
+}
+
+RowsOut span(RowsOutArray& rows) { return {reinterpret_cast<char*>(rows.data()), rows.stride(0)}; }
+
+void read_rows(RowFile& store, Keys keys, RowsOutArray out, Found found) {
+  const auto count = static_cast<int64_t>(keys.shape(0));
+  const RowsOut rows = span(out);
+  nb::gil_scoped_release unlocked;
+  store.read(keys.data(), count, rows, found.data());
+}
+
+void write_rows(RowFile& store, Keys keys, Rows rows) {
+  const auto count = static_cast<int64_t>(keys.shape(0));
+  const RowsIn span{reinterpret_cast<const char*>(rows.data()), rows.stride(0)};
+  nb::gil_scoped_release unlocked;
+  store.write(keys.data(), count, span);
+}
+
+void erase_keys(RowFile& store, Keys keys) {
+  const auto count = static_cast<int64_t>(keys.shape(0));
+  nb::gil_scoped_release unlocked;
+  store.erase(keys.data(), count);
+}
+
+int64_t next_rows(Scan& scan, KeysOut keys, RowsOutArray out) {
+  const auto most = static_cast<int64_t>(keys.shape(0));
+  const RowsOut rows = span(out);
+  nb::gil_scoped_release unlocked;
+  return scan.next(keys.data(), rows, most);
+}
+
+// (message, file, page) of what terarec.storage.row_file turns into its errors.
+void translate(const std::exception_ptr& thrown, void* type) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const DamagedError& error) {
+    PyErr_SetObject(static_cast<PyObject*>(type),
+                    nb::make_tuple(error.what(), error.file(), error.page()).ptr());
+  } catch (const StoreError& error) {
+    PyErr_SetObject(static_cast<PyObject*>(type), nb::make_tuple(error.what(), "", -1).ptr());
+  }
+}
+
+}  // namespace
+
+NB_MODULE(_rowfile, m) {
+  nb::set_leak_warnings(false);  // as in _embedding: others may keep objects until the interpreter is gone
+  m.doc() = "The row file, to be called by terarec.storage.row_file alone.";
+  nb::object error = nb::steal(PyErr_NewException("terarec.kernels.cpu._rowfile.Error", PyExc_RuntimeError, nullptr));
+  m.attr("Error") = error;
+  nb::register_exception_translator(&translate, error.ptr());
+
+  m.def("crc32c", [](nb::bytes data) { return crc32c(data.c_str(), data.size()); });
+  m.def("crc32c_by_tables", [](nb::bytes data) { return crc32c_by_tables(data.c_str(), data.size()); });
+  m.def("create", &RowFile::create, Unlocked());
+
+  nb::class_<Layout>(m, "Layout")
+      .def(nb::init<int64_t, int64_t, int64_t>(), nb::arg("row_bytes"), nb::arg("page_bytes"), nb::arg("segment_pages"))
+      .def_ro("page_rows", &Layout::page_rows);
+
+  nb::class_<RowFile>(m, "RowFile")
+      .def(
+          "__init__",
+          [](RowFile* self, std::string directory, const Layout& layout, bool read_only, bool direct,
+             const std::string& io, int io_threads, int64_t queue_bytes, int64_t open_files, double space_ratio) {
+            RowFileOptions options;
+            options.read_only = read_only;
+            options.direct = direct;
+            options.io = io_of(io);
+            options.io_threads = io_threads;
+            options.queue_bytes = queue_bytes;
+            options.open_files = open_files;
+            options.space_ratio = space_ratio;
+            nb::gil_scoped_release unlocked;
+            new (self) RowFile(std::move(directory), layout, options);
+          },
+          nb::arg("directory"), nb::arg("layout"), nb::arg("read_only"), nb::arg("direct"), nb::arg("io"),
+          nb::arg("io_threads"), nb::arg("queue_bytes"), nb::arg("open_files"), nb::arg("space_ratio"))
+      .def("size", &RowFile::size, Unlocked())
+      .def("file_bytes", &RowFile::file_bytes, Unlocked())
+      .def("memory_bytes", &RowFile::memory_bytes, Unlocked())
+      .def("index_bytes", &RowFile::index_bytes, Unlocked())
+      .def("written_bytes", &RowFile::written_bytes, Unlocked())
+      .def("num_segments", &RowFile::num_segments, Unlocked())
+      .def("last_commit", &RowFile::last_commit, Unlocked())
+      .def("metadata", &RowFile::metadata, Unlocked())
+      .def("uses_uring", &RowFile::uses_uring)
+      .def("read", &read_rows)
+      .def("write", &write_rows)
+      .def("erase", &erase_keys)
+      .def("commit", &RowFile::commit, Unlocked())
+      .def("snapshot", &RowFile::snapshot, Unlocked())
+      .def("refresh", &RowFile::refresh, Unlocked())
+      .def("compact", &RowFile::compact, Unlocked())
+      .def("close", &RowFile::close, Unlocked());
+
+  nb::class_<Scan>(m, "Scan")
+      .def("__init__",
+           [](Scan* self, RowFile& store) {
+             nb::gil_scoped_release unlocked;
+             new (self) Scan(store);
+           },
+           nb::keep_alive<1, 2>())
+      .def("next", &next_rows);
+}

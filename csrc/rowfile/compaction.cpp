@@ -1,0 +1,215 @@
+// Compaction: live rows of segments with the most to gain move to the end, so that files take bounded space.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "rowfile/row_file.h"
+
+namespace terarec::rowfile {
+namespace {
+
+constexpr int64_t kMovedBytes = int64_t{1} << 18;  // read, and moved under the index lock, at once
+constexpr auto kPause = std::chrono::milliseconds(2);
+// So many segments are fine, whatever they hold; beyond, short ones are joined.
+constexpr int64_t kFineSegments = 16;
+// Writers wait while files exceed their bound by so many segments.
+constexpr int64_t kExcessSegments = 4;
+// A segment that holds less than this share of what may go is moved for its age alone.
+constexpr int64_t kLeastGain = 16;
+
+}  // namespace
+
+RowFile::Space RowFile::space() const {
+  std::shared_lock<FairMutex> index(index_lock_);
+  Space space;
+  if (!contents_) return space;
+  for (const auto& segment : contents_->segments) {
+    if (!segment || segment->is_moved) continue;
+    space.used += segment->file_bytes(layout_);
+    space.segments++;
+  }
+  space.live = contents_->table.size() * (layout_.row_bytes + 8);
+  return space;
+}
+
+bool RowFile::has_excess(const Space& space) const {
+  const int64_t segment_bytes = layout_.segment_pages * layout_.page_bytes;
+  return static_cast<double>(space.used - segment_bytes) > options_.space_ratio * static_cast<double>(space.live) ||
+         space.segments > kFineSegments + 2 * (space.used / segment_bytes);
+}
+
+// That with the most bytes to gain. If that is little, what takes the space are erased keys, which only go when no
+// older segment is left: then the oldest one, if `any_gain`, else none.
+std::shared_ptr<Segment> RowFile::choose_victim(bool any_gain) const {
+  std::shared_lock<FairMutex> index(index_lock_);
+  std::shared_ptr<Segment> best, oldest;
+  int64_t best_gain = 0;
+  if (!contents_) return nullptr;
+  for (const auto& segment : contents_->segments) {
+    if (!segment || segment->is_moved || !segment->is_sealed || segment->is_unreadable) continue;
+    if (segment->is_footer_queued || !segment->pending.empty()) continue;
+    const int64_t kept = segment->live_rows * layout_.page_bytes / layout_.page_rows + segment->erased_keys * 8;
+    const int64_t gain = segment->file_bytes(layout_) - kept;
+    if (gain > best_gain) best = segment, best_gain = gain;
+    if (!oldest || segment->first_sequence < oldest->first_sequence) oldest = segment;
+  }
+  if (best && best_gain >= best->file_bytes(layout_) / kLeastGain) return best;
+  return any_gain ? oldest : nullptr;
+}
+
+// False if the store is closed meanwhile.
+bool RowFile::move_segment(const std::shared_ptr<Segment>& victim) {
+  const auto file = victim->file(OpenMode::kRead, open_files_);
+  const int64_t most = std::max<int64_t>(1, kMovedBytes / layout_.page_bytes);
+  const AlignedBuffer buffer(most * layout_.page_bytes);
+  for (int64_t first = 0; first < victim->pages; first += most) {
+    const int64_t pages = std::min(most, victim->pages - first);
+    file->read(buffer.get(), pages * layout_.page_bytes, first * layout_.page_bytes);
+    for (int64_t i = 0; i < pages; i++) {
+      const std::string fault =
+          layout_.page_fault(buffer.get() + i * layout_.page_bytes, victim->number, first + i);
+      if (!fault.empty()) throw DamagedError(victim->path, first + i, fault);
+    }
+    std::unique_lock<std::mutex> writer(writer_mutex_);
+    while (scans_ > 0) {
+      writer.unlock();
+      std::this_thread::sleep_for(kPause);
+      if (is_stopping()) return false;
+      writer.lock();
+    }
+    if (is_stopping() || !contents_) return false;
+    queue_->wait_for_room();
+    std::lock_guard<FairMutex> index(index_lock_);
+    move_pages(*victim, buffer.get(), first, pages);
+  }
+  std::lock_guard<std::mutex> writer(writer_mutex_);
+  bool is_listed = false;
+  {
+    std::lock_guard<FairMutex> index(index_lock_);
+    if (!contents_) return false;
+    victim->is_moved = true;
+    is_listed = victim->is_listed;
+  }
+  if (!is_listed) drop_segment(victim);  // no commit has needed it
+  return true;
+}
+
+void RowFile::move_pages(const Segment& victim, const char* data, int64_t first, int64_t pages) {
+  uint64_t oldest = ~uint64_t{0};  // sequence in other segments
+  for (const auto& segment : contents_->segments) {
+    if (!segment || segment.get() == &victim || segment->is_moved || segment->first_sequence == 0) continue;
+    oldest = std::min(oldest, segment->first_sequence);
+  }
+  for (int64_t p = first; p < first + pages; p++) {
+    const char* page = data + (p - first) * layout_.page_bytes;
+    const PageHeader& header = header_of(page);
+    const int64_t* keys = layout_.keys(page);
+    if (p + 1 < first + pages) {
+      const char* next = page + layout_.page_bytes;
+      for (int64_t i = 0; i < header_of(next).count; i++) contents_->table.fetch(layout_.keys(next)[i]);
+    }
+    if (header.kind == static_cast<uint16_t>(PageKind::kErased)) {
+      // Only rows in older pages need the key to be erased.
+      for (int64_t i = 0; i < header.count && header.sequence > oldest; i++) {
+        if (contents_->table.find(keys[i]) == PageTable::kNone) erased_.insert(keys[i]);
+        if (static_cast<int64_t>(erased_.size()) == layout_.erased_in_page) write_erased();
+      }
+      continue;
+    }
+    const uint64_t first_place = layout_.place(victim.slot, p, 0);
+    for (int64_t i = 0; i < header.count; i++) {
+      if (contents_->table.find(keys[i]) != first_place + i) continue;
+      memcpy(append(moved_, keys[i]), layout_.row(page, i), layout_.row_bytes);
+    }
+  }
+}
+
+bool RowFile::is_stopping() {
+  std::lock_guard<std::mutex> lock(wake_mutex_);
+  return is_closing_;
+}
+
+void RowFile::wake_compaction() {
+  {
+    std::lock_guard<std::mutex> lock(wake_mutex_);
+    is_to_check_ = true;
+  }
+  wake_.notify_all();
+}
+
+// Stops for good after an error of writing, which the next writer gets.
+void RowFile::compact_in_background() {
+  for (;;) {
+    {
+      std::unique_lock<std::mutex> lock(wake_mutex_);
+      wake_.wait(lock, [&] { return is_closing_ || is_to_check_; });
+      if (is_closing_) return;
+      is_to_check_ = false;
+    }
+    while (!is_stopping() && scans_ == 0 && has_excess(space())) {
+      std::lock_guard<std::mutex> compacting(compaction_mutex_);
+      const auto victim = choose_victim(true);
+      if (!victim) break;
+      set_moving(true);
+      bool goes_on = true;
+      try {
+        goes_on = move_segment(victim);
+      } catch (const DamagedError&) {  // who reads it is told
+        std::lock_guard<FairMutex> index(index_lock_);
+        victim->is_unreadable = true;
+      } catch (const std::exception&) {
+        goes_on = false;
+      }
+      set_moving(false);
+      if (!goes_on) break;
+    }
+  }
+}
+
+void RowFile::set_moving(bool is_moving) {
+  {
+    std::lock_guard<std::mutex> lock(wake_mutex_);
+    is_moving_ = is_moving;
+  }
+  wake_.notify_all();
+}
+
+void RowFile::wait_for_space() {
+  if (options_.space_ratio <= 0) return;
+  const int64_t allowance = kExcessSegments * layout_.segment_pages * layout_.page_bytes;
+  for (;;) {
+    Space now = space();
+    now.used -= allowance;
+    std::unique_lock<std::mutex> lock(wake_mutex_);
+    if (!is_moving_ || is_closing_ || scans_ > 0 ||
+        static_cast<double>(now.used) <= options_.space_ratio * static_cast<double>(now.live)) {
+      return;
+    }
+    wake_.wait_for(lock, kPause);
+  }
+}
+
+void RowFile::compact() {
+  if (options_.read_only) throw StoreError("the store is open for reading only");
+  std::lock_guard<std::mutex> compacting(compaction_mutex_);
+  if (scans_ > 0) throw StoreError("a scan is under way, expected its end before compaction");
+  {
+    std::lock_guard<std::mutex> writer(writer_mutex_);
+    check_writable();
+    std::lock_guard<FairMutex> index(index_lock_);
+    seal_all();
+    for (Head* head : {&fresh_, &moved_}) {
+      if (head->segment) seal_segment(*head);
+    }
+  }
+  {
+    std::lock_guard<std::mutex> writer(writer_mutex_);
+    check_writable();
+    queue_->drain();
+  }
+  while (const auto victim = choose_victim(false)) {
+    if (!move_segment(victim)) return;
+  }
+}
+
+}  // namespace terarec::rowfile

@@ -1,0 +1,205 @@
+// Opening: the page table is built from the keys of all segments, in the order in which their pages were filled.
+#include <dirent.h>
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "rowfile/row_file.h"
+
+namespace terarec::rowfile {
+namespace {
+
+constexpr int64_t kAhead = 16;
+constexpr int64_t kScanBytes = int64_t{1} << 20;
+constexpr int kTries = 100;  // of a reader whose writer commits again and again
+
+uint64_t random_seed() {
+  std::random_device device;
+  return static_cast<uint64_t>(device()) << 32 | device();
+}
+
+std::vector<std::string> names_in(const std::string& directory) {
+  DIR* opened = opendir(directory.c_str());
+  if (!opened) throw_system_error(directory, "list");
+  std::vector<std::string> names;
+  while (const dirent* entry = readdir(opened)) names.emplace_back(entry->d_name);
+  closedir(opened);
+  return names;
+}
+
+}  // namespace
+
+// A segment whose keys are being taken over.
+struct RowFile::Loading {
+  std::shared_ptr<Segment> segment;
+  SegmentKeys keys;
+  size_t page = 0;  // the next one
+  size_t key = 0;   // its first key
+
+  bool is_done() const { return page == keys.pages.size(); }
+  uint64_t sequence() const { return keys.pages[page].sequence; }
+};
+
+// Few segments are open at a time, so that their keys take little memory: pages of a segment have rising sequences, and
+// only the segments that were filled side by side overlap.
+std::unique_ptr<Contents> RowFile::load(const Manifest& manifest) {
+  auto contents = std::make_unique<Contents>(random_seed());
+  std::vector<SegmentRecord> records = manifest.segments;
+  std::sort(records.begin(), records.end(), [](const SegmentRecord& a, const SegmentRecord& b) {
+    return a.first_sequence < b.first_sequence;
+  });
+  std::vector<Loading> open;
+  size_t next = 0;
+  while (next < records.size() || !open.empty()) {
+    auto first = open.begin();
+    uint64_t limit = next < records.size() ? records[next].first_sequence : ~uint64_t{0};
+    for (auto each = open.begin(); each != open.end(); ++each) {
+      if (each->sequence() < first->sequence()) first = each;
+    }
+    if (first == open.end() || limit < first->sequence()) {
+      Loading loading{listed_segment(records[next], static_cast<int64_t>(next)), {}};
+      contents->segments.push_back(loading.segment);
+      read_keys(*loading.segment, loading.keys);
+      if (!loading.is_done()) open.push_back(std::move(loading));
+      next++;
+      continue;
+    }
+    for (auto each = open.begin(); each != open.end(); ++each) {
+      if (each != first) limit = std::min(limit, each->sequence());
+    }
+    while (!first->is_done() && first->sequence() <= limit) apply(*contents, *first);
+    if (!first->is_done()) continue;
+    if (!options_.read_only && layout_.has_footers && first->segment->footer_bytes == 0) {
+      unfinished_.emplace_back(first->segment, std::move(first->keys));
+    }
+    open.erase(first);
+  }
+  if (contents->table.size() != static_cast<int64_t>(manifest.rows)) {
+    throw DamagedError(Manifest::path(directory_), -1,
+                       "segments hold " + std::to_string(contents->table.size()) + " rows, expected " +
+                           std::to_string(manifest.rows));
+  }
+  return contents;
+}
+
+std::shared_ptr<Segment> RowFile::listed_segment(const SegmentRecord& record, int64_t slot) {
+  const std::string path = segment_path(directory_, record.number);
+  if (record.pages == 0 || record.pages > layout_.segment_pages || record.footer_bytes % kBlock != 0 ||
+      slot >= layout_.most_segments()) {
+    throw DamagedError(Manifest::path(directory_), -1, "lists " + std::to_string(record.pages) + " pages of " + path +
+                                                           ", expected 1 to " + std::to_string(layout_.segment_pages));
+  }
+  auto segment = std::make_shared<Segment>(record.number, slot, path, options_.direct);
+  segment->pages = segment->listed_pages = record.pages;
+  segment->first_sequence = record.first_sequence;
+  segment->last_sequence = record.last_sequence;
+  segment->footer_bytes = segment->listed_footer_bytes = static_cast<int64_t>(record.footer_bytes);
+  segment->is_sealed = segment->is_listed = true;
+  return segment;
+}
+
+void RowFile::read_keys(Segment& segment, SegmentKeys& keys) {
+  const File file(segment.path, OpenMode::kRead, options_.direct);
+  const int64_t expected = segment.file_bytes(layout_), size = file.size();
+  if (size < expected) {
+    throw DamagedError(segment.path, -1,
+                       "got " + std::to_string(size) + " bytes, expected " + std::to_string(expected));
+  }
+  if (segment.footer_bytes == 0) {
+    scan_keys(file, segment, keys);
+  } else {
+    const AlignedBuffer footer(segment.footer_bytes);
+    file.read(footer.get(), footer.size(), segment.pages * layout_.page_bytes);
+    const std::string fault =
+        keys.read_footer(segment.number, segment.pages, layout_, footer.get(), segment.footer_bytes);
+    if (!fault.empty()) throw DamagedError(segment.path, -1, fault);
+  }
+  for (const PageEntry& page : keys.pages) {
+    if (page.kind == static_cast<uint16_t>(PageKind::kErased)) segment.erased_keys += page.count;
+  }
+}
+
+void RowFile::scan_keys(const File& file, const Segment& segment, SegmentKeys& keys) const {
+  const int64_t most = std::max<int64_t>(1, kScanBytes / layout_.page_bytes);
+  const AlignedBuffer buffer(most * layout_.page_bytes);
+  for (int64_t first = 0; first < segment.pages; first += most) {
+    const int64_t pages = std::min(most, segment.pages - first);
+    file.read(buffer.get(), pages * layout_.page_bytes, first * layout_.page_bytes);
+    for (int64_t i = 0; i < pages; i++) {
+      const char* page = buffer.get() + i * layout_.page_bytes;
+      const std::string fault = layout_.page_fault(page, segment.number, first + i);
+      if (!fault.empty()) throw DamagedError(segment.path, first + i, fault);
+      keys.add(header_of(page), layout_.keys(page));
+    }
+  }
+}
+
+// Takes over the next page.
+void RowFile::apply(Contents& contents, Loading& loading) {
+  const PageEntry& page = loading.keys.pages[loading.page];
+  const int64_t* keys = loading.keys.keys.data() + loading.key;
+  const auto left = static_cast<int64_t>(loading.keys.keys.size() - loading.key);
+  const uint64_t first_place = layout_.place(loading.segment->slot, static_cast<int64_t>(loading.page), 0);
+  for (int64_t i = 0; i < page.count; i++) {
+    if (i + kAhead < left) contents.table.fetch(keys[i + kAhead]);
+    const bool is_erased = page.kind == static_cast<uint16_t>(PageKind::kErased);
+    const uint64_t before = is_erased ? contents.table.erase(keys[i]) : contents.table.set(keys[i], first_place + i);
+    if (before != PageTable::kNone) contents.segments[layout_.split(before).slot]->live_rows--;
+    if (!is_erased) loading.segment->live_rows++;
+  }
+  loading.page++;
+  loading.key += page.count;
+}
+
+// A process that ended without a commit leaves what it had appended since the last one.
+void RowFile::remove_unlisted(const Manifest& manifest) {
+  std::vector<uint64_t> listed;
+  for (const SegmentRecord& record : manifest.segments) listed.push_back(record.number);
+  std::sort(listed.begin(), listed.end());
+  for (const std::string& name : names_in(directory_)) {
+    const int64_t number = segment_number(name);
+    const bool is_listed = std::binary_search(listed.begin(), listed.end(), static_cast<uint64_t>(number));
+    if ((number >= 0 && !is_listed) || name == "manifest.partial") remove_file(directory_ + "/" + name);
+  }
+  for (const auto& segment : contents_->segments) {
+    const File file(segment->path, OpenMode::kWrite, false);
+    if (file.size() > segment->file_bytes(layout_)) file.truncate(segment->file_bytes(layout_));
+  }
+}
+
+// No page is appended to a segment of an earlier process: it gets its footer.
+void RowFile::finish_segments() {
+  std::lock_guard<FairMutex> index(index_lock_);
+  for (auto& [segment, keys] : unfinished_) {
+    segment->footer_bytes = keys.footer_bytes();
+    segment->is_footer_queued = segment->needs_flush = true;
+    queue_->add({nullptr, segment, std::move(keys), segment->pages * layout_.page_bytes});
+  }
+  unfinished_.clear();
+}
+
+bool RowFile::refresh() {
+  if (!options_.read_only) throw StoreError("the store is open for writing, and sees its own changes");
+  std::lock_guard<std::mutex> writer(writer_mutex_);
+  if (contents_) {
+    if (Manifest::read(directory_).commit == manifest_.commit) return false;
+  } else if (is_closing_) {
+    check_open();
+  }
+  for (int tries = 1;; tries++) {
+    Manifest manifest = Manifest::read(directory_);
+    try {
+      auto contents = load(manifest);
+      std::lock_guard<FairMutex> index(index_lock_);
+      contents_ = std::move(contents);
+      manifest_ = std::move(manifest);
+      changes_++;
+      return true;
+    } catch (const MissingError&) {  // the writer has removed a segment since
+      if (tries == kTries || Manifest::read(directory_).commit == manifest.commit) throw;
+    }
+  }
+}
+
+}  // namespace terarec::rowfile

@@ -1,0 +1,144 @@
+#include "rowfile/page_table.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace terarec::rowfile {
+namespace {
+
+constexpr uint64_t kLeastHomes = 8;
+constexpr int64_t kMostPercent = 92;
+constexpr int64_t kAhead = 16;
+
+}  // namespace
+
+void PageTable::Partition::fetch(uint64_t hash) const {
+  if (slots_ == 0) return;
+  const int64_t at = home(hash);
+  __builtin_prefetch(&hashes_[at]);
+  __builtin_prefetch(&places_[at]);
+}
+
+int64_t PageTable::Partition::lower_bound(uint64_t hash) const {
+  int64_t at = home(hash);
+  while (hashes_[at] < hash) at++;
+  return at;
+}
+
+uint64_t PageTable::Partition::find(uint64_t hash) const {
+  if (slots_ == 0) return kNone;
+  const int64_t at = lower_bound(hash);
+  return hashes_[at] == hash ? value(places_[at]) : kNone;
+}
+
+uint64_t PageTable::Partition::set(uint64_t hash, uint64_t place) {
+  const Place stored{static_cast<uint32_t>(place), static_cast<uint8_t>(place >> 32)};
+  for (;;) {
+    if (slots_ > 0) {
+      const int64_t at = lower_bound(hash);
+      if (hashes_[at] == hash) return value(std::exchange(places_[at], stored));
+      if (size_ * 100 < static_cast<int64_t>(homes_) * kMostPercent) {
+        int64_t free = at;
+        while (hashes_[free] != kEmpty) free++;
+        if (free < slots_ - 1) {
+          memmove(&hashes_[at + 1], &hashes_[at], (free - at) * sizeof(uint64_t));
+          memmove(&places_[at + 1], &places_[at], (free - at) * sizeof(Place));
+          hashes_[at] = hash;
+          places_[at] = stored;
+          size_++;
+          return kNone;
+        }
+      }
+    }
+    grow();
+  }
+}
+
+// What follows moves back by one slot, up to the first that is at its home.
+uint64_t PageTable::Partition::erase(uint64_t hash) {
+  if (slots_ == 0) return kNone;
+  const int64_t at = lower_bound(hash);
+  if (hashes_[at] != hash) return kNone;
+  const uint64_t place = value(places_[at]);
+  int64_t end = at + 1;
+  while (hashes_[end] != kEmpty && home(hashes_[end]) < end) end++;
+  memmove(&hashes_[at], &hashes_[at + 1], (end - at - 1) * sizeof(uint64_t));
+  memmove(&places_[at], &places_[at + 1], (end - at - 1) * sizeof(Place));
+  hashes_[end - 1] = kEmpty;
+  size_--;
+  return place;
+}
+
+// Slots behind the homes are for those that the last homes push on: few, whatever the size, and if they do not suffice
+// the partition grows once more.
+void PageTable::Partition::grow() {
+  uint64_t homes = std::max(kLeastHomes, homes_ + homes_ / 8 + 1);
+  for (;;) {
+    Partition grown;
+    grown.homes_ = homes;
+    grown.slots_ = static_cast<int64_t>(homes + std::min<uint64_t>(64, 4 + homes / 16));
+    grown.hashes_.reset(new uint64_t[grown.slots_]);
+    grown.places_.reset(new Place[grown.slots_]);
+    if (grown.fill(*this)) {
+      *this = std::move(grown);
+      return;
+    }
+    homes += homes / 8 + 1;
+  }
+}
+
+bool PageTable::Partition::fill(const Partition& from) {
+  std::fill_n(hashes_.get(), slots_, kEmpty);
+  int64_t next = 0;
+  for (int64_t i = 0; i < from.slots_; i++) {
+    if (from.hashes_[i] == kEmpty) continue;
+    const int64_t at = std::max(next, home(from.hashes_[i]));
+    if (at >= slots_ - 1) return false;
+    hashes_[at] = from.hashes_[i];
+    places_[at] = from.places_[i];
+    next = at + 1;
+  }
+  size_ = from.size_;
+  return true;
+}
+
+int64_t PageTable::memory_bytes() const {
+  int64_t bytes = sizeof(*this);
+  for (const Partition& each : partitions_) bytes += each.memory_bytes();
+  return bytes;
+}
+
+void PageTable::fetch(int64_t key) const {
+  const uint64_t hash = hash_(key);
+  partition(hash).fetch(hash);
+}
+
+uint64_t PageTable::find(int64_t key) const {
+  const uint64_t hash = hash_(key);
+  return hash == kEmpty ? largest_ : partition(hash).find(hash);
+}
+
+void PageTable::find(const int64_t* keys, int64_t count, uint64_t* places) const {
+  for (int64_t i = 0; i < std::min(count, kAhead); i++) fetch(keys[i]);
+  for (int64_t i = 0; i < count; i++) {
+    if (i + kAhead < count) fetch(keys[i + kAhead]);
+    places[i] = find(keys[i]);
+  }
+}
+
+uint64_t PageTable::set(int64_t key, uint64_t place) {
+  const uint64_t hash = hash_(key);
+  const uint64_t before = hash == kEmpty ? std::exchange(largest_, place) : partition(hash).set(hash, place);
+  size_ += before == kNone;
+  return before;
+}
+
+uint64_t PageTable::erase(int64_t key) {
+  const uint64_t hash = hash_(key);
+  const uint64_t before = hash == kEmpty ? std::exchange(largest_, kNone) : partition(hash).erase(hash);
+  size_ -= before != kNone;
+  return before;
+}
+
+}  // namespace terarec::rowfile
