@@ -243,8 +243,8 @@ def count_text_rows(file: SourceFile, threads: int, quoting: Quoting = UNQUOTED)
     begins = _line_begins(file, min(threads, 1 + file.bytes // _PART_BYTES))
     with ThreadPoolExecutor(len(begins), thread_name_prefix="etl") as pool:
         ends = [*begins[1:], math.inf]
-        counts = list(pool.map(_rows_between, repeat(file), begins, ends, repeat(quoting.quote)))
-    known = [count for count in counts if count is not None]
+        counts = list(pool.map(count_lines, repeat(file), begins, ends, repeat(quoting.quote)))
+    known = [count.rows for count in counts if count is not None]
     if len(known) == len(counts):
         return sum(known)
     return sum(count_rows(block.text, quoting).rows for block in read_text(file, quoting=quoting))
@@ -262,12 +262,19 @@ def _line_begins(file: SourceFile, parts: int) -> list[int]:
     return sorted(begins)
 
 
-def _rows_between(file: SourceFile, begin: int, end: float, unquoted: bool) -> int | None:
-    """Count the lines that are not empty from byte `begin` of the text, where one begins, to byte `end`.
+class LineCount(NamedTuple):
+    """Lines of a text, a last one without its end included, and those of them that are not empty."""
 
-    None if the text is to be `unquoted` and has a quote.
+    lines: int
+    rows: int
+
+
+def count_lines(file: SourceFile, begin: int, end: float, is_quoted: bool) -> LineCount | None:
+    """Count the lines from byte `begin` of the text, where one begins, to byte `end`.
+
+    Return None where quotes may hide line ends, which only `is_quoted` text has.
     """
-    rows = kept = 0
+    lines = rows = kept = 0
     memory = bytearray(_PIECE_BYTES)
     view = memoryview(memory)
     with open_text(file) as (stored, stream):
@@ -278,12 +285,14 @@ def _rows_between(file: SourceFile, begin: int, end: float, unquoted: bool) -> i
             ask_ahead(stored, len(memory))
             first = len(BYTE_ORDER_MARK) if position == 0 and memory.startswith(BYTE_ORDER_MARK) else 0
             position += got
-            if unquoted and memory.find(b'"', kept, kept + got) >= 0:
+            if is_quoted and memory.find(b'"', kept, kept + got) >= 0:
                 return None
             stop = memory.rfind(b"\n", first, kept + got) + 1 or first
-            rows += count_rows(view[first:stop]).rows
+            found = count_rows(view[first:stop])
+            lines, rows = lines + found.lines, rows + found.rows
             kept += got - stop
             memory[:kept] = memory[stop : stop + kept]
             if kept == len(memory):  # a long line: it is enough to know that it holds something
                 memory[:1], kept = b".", 1
-    return rows + count_rows(view[:kept]).rows
+    found = count_rows(view[:kept])
+    return LineCount(lines + found.lines, rows + found.rows)

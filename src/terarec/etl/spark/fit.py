@@ -1,7 +1,8 @@
-"""A fit phase on the cluster: tasks observe their pieces, shuffles merge the partial states, the driver finishes them.
+"""A fit phase on the cluster: tasks observe their pieces, others merge the partial states, the driver finishes them.
 
-States with a row for each value (vocabularies, sums of groups) are shuffled by value, so that no process holds all
-values of a large column; small ones are merged in a tree; those of operators that offer neither, by the driver.
+States with a row for each value (vocabularies, sums of groups) are cut by value and go through files, so that no
+process holds all values of a large column; small ones are merged in a tree; those of operators that offer neither, by
+the driver.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,15 +27,17 @@ from terarec.etl.engine.split import TimeBounds, check_shares, share_counts, tim
 from terarec.etl.ops import KeyedStatistic, MergeableStatistic, SpillOptions, State, Statistic
 from terarec.etl.spark.read import Piece
 from terarec.etl.spark.tasks import (
-    BLOCK_BITS,
     REPORT,
     Job,
     OpenJob,
     PieceReport,
     Row,
-    map_pieces,
+    TableFile,
+    map_with_job,
     raise_first,
+    read_table,
     reduce_parts,
+    task_file,
 )
 from terarec.etl.value_counts import PARTITIONS, partition_of
 from terarec.etl.workflow import Pass, Plan, Workflow
@@ -61,8 +64,17 @@ class FitPhase:
     until_row: int | None
 
 
-def fit_steps(context: SparkContext, job: Job, pieces: Sequence[Piece], phase: FitPhase) -> Mapping[int, State]:
+def fit_steps(
+    context: SparkContext, job: Job, pieces: Sequence[Piece], phase: FitPhase, directory: Path
+) -> Mapping[int, State]:
     """Return the states of the steps of a phase.
+
+    Args:
+        context: The application.
+        job: The run.
+        pieces: All rows.
+        phase: What to fit.
+        directory: New directory for partial states, which every executor sees.
 
     Raises:
         FormatError: Bad input, or no row for training.
@@ -71,47 +83,80 @@ def fit_steps(context: SparkContext, job: Job, pieces: Sequence[Piece], phase: F
     plan = Workflow.of(job.spec).plan
     statistics = {step: _statistic(plan, step) for step in phase.steps}
     parts = min(2 * context.defaultParallelism, PARTITIONS)
-    observed = map_pieces(context, job, pieces, partial(_observe_piece, phase, parts))
-    observed.persist(StorageLevel.DISK_ONLY)
-    try:
-        found = sorted(observed.filter(lambda row: row[0] == REPORT).collect(), key=itemgetter(1))
-        raise_first(report for *_, (report, _) in found)
-        if not any(report.rows[TRAIN] for *_, (report, _) in found):
-            raise FormatError("the sources hold no row for training, expected at least one")
-        rests: dict[int, list[Any]] = {step: [] for step in phase.steps}
-        for *_, (_, of_piece) in found:
-            for step, of_step in of_piece.items():
-                rests[step] += of_step
-        partials = observed.filter(lambda row: row[0] != REPORT)
-        merged = reduce_parts(partials, job, 2 * parts, partial(_merge_parts, rests)).collect()
-    finally:
-        observed.unpersist()
+    directory.mkdir()
+    observed = map_with_job(context, job, pieces, partial(_observe_piece, phase, parts, directory))
+    if len(pieces) > _FAN_IN:
+        observed = reduce_parts(observed, job, -(-len(pieces) // _FAN_IN), _merge_small)
+    rows = sorted(observed.collect(), key=itemgetter(1))
+    found: list[_Observed] = [part for key, _, part in rows if key == REPORT]
+    raise_first(piece.report for piece in found)
+    if not any(piece.report.rows[TRAIN] for piece in found):
+        raise FormatError("the sources hold no row for training, expected at least one")
+    for key, _, part in rows:
+        if key != REPORT:
+            statistics[int(key.split("/")[0])].merge(part)
+    rests = {step: [rest for piece in found for rest in piece.rests.get(step, ())] for step in phase.steps}
     for step, of_step in rests.items():
         for rest in of_step:
             _merge_rest(statistics[step], rest)
-    for key, _, part in sorted(merged, key=itemgetter(1)):
-        step, _, name = key.split("/", 2)
-        statistic = statistics[int(step)]
-        if isinstance(statistic, KeyedStatistic):
-            statistic.merge_rows({name: part})
-        else:
-            statistic.merge(part)
+    tables = [(number, table) for number, piece in enumerate(found) for table in piece.tables]
+    of_parts = [
+        [(number, table.step, table.name, begin) for number, table in tables if (begin := int(table.begins[part])) >= 0]
+        for part in range(parts)
+    ]
+    if tables:
+        merge = partial(_merge_tables, rests, directory)
+        for number, merged in sorted(map_with_job(context, job, of_parts, merge).collect()):
+            for step, name, begin in merged:
+                statistic = statistics[step]
+                assert isinstance(statistic, KeyedStatistic)
+                statistic.merge_rows({name: read_table(_merged_file(directory, number), begin)})
     return {step: statistic.finish() for step, statistic in statistics.items()}
 
 
-def _observe_piece(phase: FitPhase, parts: int, opened: OpenJob, number: int, piece: Piece) -> Iterator[Row]:
-    """Yield the partial states of a piece, and its report."""
-    statistics = {step: _statistic(opened.plan, step) for step in phase.steps}
-    rests: dict[int, list[Any]] = {}
-    report, places = PieceReport(), iter(range(number << BLOCK_BITS, (number + 1) << BLOCK_BITS))
+class _Table(NamedTuple):
+    """Rows of a partial state in the file of a piece, in parts by value.
 
-    def split(step: int, statistic: KeyedStatistic, found: Any) -> Iterator[Row]:
-        rows, rest = statistic.split(found)
-        rests.setdefault(step, []).append(rest)
-        place = next(places)
+    Attributes:
+        step: Position of the step.
+        name: Name of the table among those of the step.
+        begins: int64[parts], the byte at which each part begins; -1 for one without rows.
+    """
+
+    step: int
+    name: str
+    begins: NDArray[np.int64]
+
+
+class _Observed(NamedTuple):
+    """What the driver must know of a piece.
+
+    Attributes:
+        report: Its report.
+        rests: Step -> what the driver merges itself, in order.
+        tables: Tables in its file, in order.
+    """
+
+    report: PieceReport
+    rests: dict[int, list[Any]]
+    tables: list[_Table]
+
+
+def _observe_piece(
+    phase: FitPhase, parts: int, directory: Path, opened: OpenJob, number: int, piece: Piece
+) -> Iterator[Row]:
+    """Write the partial states of a piece that are tables; yield the small ones, and what the driver must know."""
+    statistics = {step: _statistic(opened.plan, step) for step in phase.steps}
+    found = _Observed(PieceReport(), {}, [])
+
+    def split(step: int, statistic: KeyedStatistic, partial_state: Any, file: TableFile) -> None:
+        rows, rest = statistic.split(partial_state)
+        found.rests.setdefault(step, []).append(rest)
         for name, table in rows.items():
+            begins = np.full(parts, -1, dtype=np.int64)
             for part, of_part in _by_value(table, parts):
-                yield f"{step}/{part}/{name}", place, of_part
+                begins[part] = file.write(of_part)
+            found.tables.append(_Table(step, name, begins))
 
     def observe(rows: ReadRows) -> tuple[dict[int, Any], NDArray[np.int64]]:
         def of(block: Block) -> dict[int, Any]:
@@ -122,39 +167,77 @@ def _observe_piece(phase: FitPhase, parts: int, opened: OpenJob, number: int, pi
         counts = np.bincount(entered.split, minlength=len(SPLIT_NAMES))
         return rows.invalid.filter(of, entered.training())[0], counts
 
-    for partials, counts in opened.map(piece, report, observe, phase.until_row):
-        report.rows = report.rows + counts
-        for step, found in partials.items():
-            statistic = statistics[step]
-            if isinstance(statistic, MergeableStatistic):
-                statistic.merge(found)
-            elif not isinstance(statistic, KeyedStatistic):
-                rests.setdefault(step, []).append(found)
-            elif statistic.in_order:
-                yield from split(step, statistic, found)
+    with task_file(opened.job, _piece_file(directory, number)) as path, TableFile(path) as file:
+        for partials, counts in opened.map(piece, found.report, observe, phase.until_row):
+            found.report.rows = found.report.rows + counts
+            for step, of_block in partials.items():
+                statistic = statistics[step]
+                if isinstance(statistic, MergeableStatistic):
+                    statistic.merge(of_block)
+                elif not isinstance(statistic, KeyedStatistic):
+                    found.rests.setdefault(step, []).append(of_block)
+                elif statistic.in_order:
+                    split(step, statistic, of_block, file)
+        for step, statistic in statistics.items():
+            if isinstance(statistic, KeyedStatistic) and not statistic.in_order:
+                split(step, statistic, None, file)
     for step, statistic in statistics.items():
         if isinstance(statistic, MergeableStatistic):
-            yield f"{step}/{number // _FAN_IN}/", number, statistic.partial()
-        elif isinstance(statistic, KeyedStatistic) and not statistic.in_order:
-            yield from split(step, statistic, None)
-    yield REPORT, number, (report, rests)
+            yield f"{step}/{number // _FAN_IN}", number, statistic.partial()
+    yield REPORT, number, found
 
 
-def _merge_parts(rests: Mapping[int, Sequence[Any]], opened: OpenJob, key: str, rows: Iterator[Row]) -> Iterator[Row]:
-    """Yield what the partial states that share `key` come to, in the order of the sources."""
-    step, number, name = key.split("/", 2)
-    statistic = _statistic(opened.plan, int(step))
-    if isinstance(statistic, MergeableStatistic):
-        for *_, part in rows:
-            statistic.merge(part)
-        yield key, int(number), statistic.partial()
+def _merge_small(opened: OpenJob, key: str, rows: Iterator[Row]) -> Iterator[Row]:
+    """Yield what the small partial states that share `key` come to; pass on what is for the driver."""
+    if key == REPORT:
+        yield from rows
         return
-    assert isinstance(statistic, KeyedStatistic)
-    for rest in rests[int(step)]:
-        statistic.merge_rest(rest)
+    step, number = map(int, key.split("/"))
+    statistic = _statistic(opened.plan, step)
+    assert isinstance(statistic, MergeableStatistic)
     for *_, part in rows:
-        statistic.merge_rows({name: part})
-    yield key, int(number), statistic.reduced(name)
+        statistic.merge(part)
+    yield key, number, statistic.partial()
+
+
+def _merge_tables(
+    rests: Mapping[int, Sequence[Any]],
+    directory: Path,
+    opened: OpenJob,
+    number: int,
+    tables: Sequence[tuple[int, int, str, int]],
+) -> Iterator[Row]:
+    """Merge the tables of all pieces that hold the values of a part, in the order of the sources.
+
+    The result lies in a file of the part; yields the steps, names and begins of its tables.
+
+    Args:
+        rests: Step -> the rests of its partial states, in order.
+        directory: Directory of the files.
+        opened: The opened job.
+        number: The part.
+        tables: Piece, step, name and begin of each table.
+    """
+    merged = []
+    with task_file(opened.job, _merged_file(directory, number)) as path, TableFile(path) as file:
+        for step, name in dict.fromkeys((step, name) for _, step, name, _ in tables):
+            statistic = _statistic(opened.plan, step)
+            assert isinstance(statistic, KeyedStatistic)
+            for rest in rests[step]:
+                statistic.merge_rest(rest)
+            for piece, of_step, of_name, begin in tables:
+                if (of_step, of_name) == (step, name):
+                    statistic.merge_rows({name: read_table(_piece_file(directory, piece), begin)})
+            merged.append((step, name, file.write(statistic.reduced(name))))
+    yield number, merged
+
+
+def _piece_file(directory: Path, number: int) -> Path:
+    return directory / f"piece-{number}.arrows"
+
+
+def _merged_file(directory: Path, number: int) -> Path:
+    return directory / f"merged-{number}.arrows"
 
 
 def _by_value(table: pa.Table, parts: int) -> Iterator[tuple[int, pa.Table]]:
@@ -187,7 +270,7 @@ def time_bounds(context: SparkContext, job: Job, pieces: Sequence[Piece], split:
         ConfigError: No row would be left for training.
         FormatError: Bad input.
     """
-    rows = map_pieces(context, job, pieces, partial(_times, split.column))
+    rows = map_with_job(context, job, pieces, partial(_times, split.column))
     rows.persist(StorageLevel.DISK_ONLY)
     try:
         raise_first(rows.filter(lambda row: row[0] == REPORT).map(itemgetter(2)).collect())

@@ -28,7 +28,7 @@ from terarec.etl.spark.tasks import (
     Row,
     grouped_file,
     item_bits,
-    map_pieces,
+    map_with_job,
     raise_first,
     reduce_parts,
     task_file,
@@ -53,7 +53,7 @@ def run_grouped(context: SparkContext, job: Job, pieces: Sequence[Piece], parts:
         StorageError: The disk is full.
     """
     directory.mkdir()
-    inputs = map_pieces(context, job, pieces, partial(_scatter, parts))
+    inputs = map_with_job(context, job, pieces, partial(_scatter, parts))
     first_rows = tuple(piece.first_row << item_bits(Workflow.of(job.spec).plan) for piece in pieces)
     outputs = reduce_parts(inputs, job, parts, partial(_transform, first_rows))
     reduce_parts(outputs, job, parts, partial(_write, directory, tuple(pieces))).count()

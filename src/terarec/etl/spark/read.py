@@ -16,14 +16,13 @@ import pyarrow.parquet as pq
 from terarec.etl.source import RawBlock, SourceFile
 from terarec.etl.source.arrow_files import ParquetReader
 from terarec.etl.source.raw_block import FormatReader, RawPart
-from terarec.etl.source.text import BYTE_ORDER_MARK, check_rows, open_text
+from terarec.etl.source.text import LineCount, check_rows, count_lines, open_text
 from terarec.formats.parquet import arrow_errors
 from terarec.io import locate
 from terarec.kernels.cpu.delimited import count_rows
 from terarec.kernels.delimited_types import Quoting
 from terarec.spec import SourceSpec
 
-_CHUNK_BYTES = 1 << 22
 _BATCH_ROWS = 1 << 16
 
 
@@ -131,9 +130,12 @@ def count_range(reader: FormatReader, spec: SourceSpec, file: SourceFile, found:
         is_plain = stored is stream
         cut = None
         if is_plain and found.end is not None:
-            cut = _count_lines(stream, found.begin, found.end, file.bytes, is_quoted=spec.quote)
-            if cut is None:
+            first = _line_end(stream, found.begin - 1) if found.begin else 0
+            last = _line_end(stream, found.end - 1) if found.end < file.bytes else file.bytes
+            counted = count_lines(file, first, last, spec.quote) if last > first else LineCount(0, 0)
+            if counted is None:
                 return Counted(is_cut=False)
+            cut = Cut(first, max(first, last), *counted)
     if not is_plain and found.begin:
         return Counted()
     names = _names(reader, spec, file) if found.begin == 0 else ()
@@ -203,24 +205,6 @@ def _names(reader: FormatReader, spec: SourceSpec, file: SourceFile) -> tuple[st
     first = next(iter(reader.parts(file)))
     names: tuple[str, ...] = first.content[1]
     return names
-
-
-def _count_lines(stream: Any, begin: int, end: int, size: int, *, is_quoted: bool) -> Cut | None:
-    """Count the lines that begin at ``begin <= byte < end``; None where quotes may hide line ends."""
-    first = _line_end(stream, begin - 1) if begin else 0
-    last = _line_end(stream, end - 1) if end < size else size
-    stream.seek(first)
-    lines = rows = 0
-    rest, position = b"", first
-    while position < last and (chunk := stream.read(min(_CHUNK_BYTES, last - position))):
-        if is_quoted and b'"' in chunk:
-            return None
-        text = rest + (chunk.removeprefix(BYTE_ORDER_MARK) if position == 0 else chunk)
-        position += len(chunk)
-        stop = text.rfind(b"\n") + 1 if position < last else len(text)
-        counted = count_rows(text[:stop])
-        lines, rows, rest = lines + counted.lines, rows + counted.rows, text[stop:]
-    return Cut(first, max(first, last), lines, rows)
 
 
 def _line_end(stream: Any, position: int) -> int:

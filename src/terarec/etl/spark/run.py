@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,10 @@ class SparkRun:
                 shutil.rmtree(self._directory / split, ignore_errors=True)
             is_direct = self._options.storage in ("parquet", "raw")
             shards = self._directory if is_direct else self._fresh("shards")
-            written, reports = write_shards(self._context, self._job(), spec, self._pieces, shards, self._options)
+            with self._scratch("encoded") as encoded:
+                written, reports = write_shards(
+                    self._context, self._job(), spec, self._pieces, encoded, shards, self._options
+                )
             self._check_positives(reports)
             store(written, spec, shards, self._directory, location, self._options)
             return written_result(reports, written)
@@ -181,6 +185,15 @@ class SparkRun:
             shutil.rmtree(old, ignore_errors=True)
         return self._work / f"{name}-{uuid4().hex}"
 
+    @contextmanager
+    def _scratch(self, name: str) -> Iterator[Path]:
+        """Yield such a path, which is removed at the end of the block."""
+        directory = self._fresh(name)
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
     def _num_passes(self) -> int:
         """Return about how often all rows are gone through."""
         plan, split = self._plan, self._plan.spec.split
@@ -207,7 +220,8 @@ class SparkRun:
         plan, bounds = self._plan, self._bounds
         until_row = bounds.valid_from if isinstance(bounds, RowBounds) else None
         phase = FitPhase(steps=plan.fit_phases[number], work=plan.fit_pass(number), until_row=until_row)
-        self._store.save(fit_steps(self._context, self._job(), self._pieces, phase))
+        with self._scratch("fit") as directory:
+            self._store.save(fit_steps(self._context, self._job(), self._pieces, phase, directory))
         return {}
 
     def _fit_on_table(self, step: int) -> Result:

@@ -1,8 +1,9 @@
 """What tasks on executors share: the job, its opened form, and stages that pass opaque parts to each other.
 
-Tasks pass rows of a key, a place to sort by, and a part: encoded rows or partial states, megabytes each, which Spark
-moves, keeps and repeats without looking into them. So they are RDDs: `mapInArrow` would do the same with columns, but
-wants pandas in every Python for it.
+Tasks leave tables (encoded rows, partial states by value) in files of the shared directory, from which later tasks map
+them: a table that goes through Spark is copied between Python and Java four times. Spark itself moves rows of a key, a
+place to sort by, and a small part. So they are RDDs: `mapInArrow` would do the same with columns, but wants pandas in
+every Python for it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -211,18 +213,15 @@ def open_job(job: Job) -> OpenJob:
     return _OPENED[job.key]
 
 
-def map_pieces(
-    context: SparkContext,
-    job: Job,
-    pieces: Sequence[Piece],
-    function: Callable[[OpenJob, int, Piece], Iterable[Row]],
+def map_with_job(
+    context: SparkContext, job: Job, items: Sequence[T], function: Callable[[OpenJob, int, T], Iterable[Row]]
 ) -> RDD[Row]:
-    """Return rows: `function` of each piece and its number, in a task of its own."""
+    """Return rows: `function` of the opened job, the number of each item, and the item, in a task of its own."""
 
-    def on_piece(number: int, piece: Piece) -> Iterable[Row]:
-        return function(open_job(job), number, piece)
+    def on_item(number: int, item: T) -> Iterable[Row]:
+        return function(open_job(job), number, item)
 
-    return map_items(context, pieces, on_piece)
+    return map_items(context, items, on_item)
 
 
 def map_items(context: SparkContext, items: Sequence[T], function: Callable[[int, T], Iterable[Row]]) -> RDD[Row]:
@@ -258,6 +257,41 @@ def reduce_parts(
     return pairs.repartitionAndSortWithinPartitions(partitions, _partition).mapPartitions(on_sorted)
 
 
+class TableFile:
+    """Writes Arrow tables, one stream after another, for tasks that read some of them by `read_table`.
+
+    Args:
+        path: New file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = pa.OSFile(str(path), "wb")
+
+    def write(self, table: pa.Table | pa.RecordBatch) -> int:
+        """Append a table; return the byte at which it begins."""
+        begin: int = self._file.tell()
+        with pa.ipc.new_stream(self._file, table.schema) as stream:
+            stream.write(table)
+        return begin
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+def read_table(path: Path, begin: int) -> pa.Table:
+    """Return the table at byte `begin` of a file of `TableFile`; its memory is that of the mapped file."""
+    with pa.memory_map(str(path)) as file:
+        file.seek(begin)
+        with pa.ipc.open_stream(file) as stream:
+            return stream.read_all()
+
+
 @contextmanager
 def task_file(job: Job, path: Path) -> Iterator[Path]:
     """Yield where the block writes a file that appears at `path` then, whole.
@@ -266,7 +300,8 @@ def task_file(job: Job, path: Path) -> Iterator[Path]:
     done.
     """
     context = TaskContext.get()
-    attempt = job.directory.parent / WORK / f"attempt-{0 if context is None else context.taskAttemptId()}"
+    number = 0 if context is None else context.taskAttemptId()
+    attempt = job.directory.parent / WORK / f"attempt-{job.key}-{number}"
     attempt.mkdir(parents=True, exist_ok=True)
     yield attempt / path.name
     path.parent.mkdir(parents=True, exist_ok=True)

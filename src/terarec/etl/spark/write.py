@@ -1,11 +1,11 @@
-"""The data set from the cluster: tasks encode pieces, a shuffle gathers the rows of each shard, a task writes it."""
+"""The data set from the cluster: tasks encode pieces to files, of which other tasks gather the rows of each shard."""
 
 from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, islice
 from operator import itemgetter
@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark import SparkContext, StorageLevel
+from pyspark import SparkContext
 
 from terarec.errors import FormatError
 from terarec.etl.columns import SPLIT_NAMES, TRAIN, Block
@@ -28,15 +29,17 @@ from terarec.etl.spark.tasks import (
     OpenJob,
     PieceReport,
     Row,
-    map_pieces,
+    TableFile,
+    map_with_job,
     merged_bad_input,
     raise_first,
-    reduce_parts,
+    read_table,
     task_file,
 )
 from terarec.etl.workflow import Plan
 from terarec.formats import (
     ColumnBlock,
+    Keys,
     create_shard,
     even_sizes,
     merge,
@@ -48,10 +51,10 @@ from terarec.formats import (
 from terarec.kernels.cpu.encoding import xxh64_int64
 from terarec.spec import DatasetSpec, PrepareOptions, ShardSpec
 
-_REPORT = -1
-"""In the place of a split: the report of a piece."""
 _UNITS_A_SHARD = 4
 """Units by hash that the rows of a shuffled shard lie in. More cost more parts, fewer make tasks read more twice."""
+_SCATTERED_ROWS = 1 << 19
+"""Rows gathered before they are scattered to units, as a part of a file costs about 4 KiB besides its rows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ def write_shards(
     job: Job,
     spec: DatasetSpec,
     pieces: Sequence[Piece],
+    encoded_to: Path,
     directory: Path,
     options: PrepareOptions,
 ) -> tuple[DatasetSpec, Sequence[PieceReport]]:
@@ -82,6 +86,7 @@ def write_shards(
         job: The run.
         spec: Columns and storage.
         pieces: All rows.
+        encoded_to: New directory for encoded rows, which every executor sees.
         directory: Directory of the data set, which every executor sees.
         options: Size and order of shards.
 
@@ -92,27 +97,28 @@ def write_shards(
     seed = options.seed if options.shuffle else None
     total = sum(piece.num_rows for piece in pieces)
     bits = (_UNITS_A_SHARD * -(-total // options.rows_per_shard) - 1).bit_length()
-    encoded = map_pieces(context, job, pieces, partial(_encode_piece, spec, seed, bits))
-    encoded.persist(StorageLevel.DISK_ONLY)
-    try:
-        counted = encoded.map(lambda row: (*row[:2], row[2] if row[0] == _REPORT else len(row[2][0]))).collect()
-        reports = [report for split, _, report in sorted(counted, key=itemgetter(0, 1)) if split == _REPORT]
-        raise_first(reports)
-        units: dict[int, Counter[int]] = {split: Counter() for split in range(len(SPLIT_NAMES))}
-        for split, unit, rows in counted:
-            if split != _REPORT:
-                units[split][unit] += rows
-        part_options = PartOptions(count=options.parts)
-        most = [part_options.rows_per_shard(options.rows_per_shard, sum(units[TRAIN].values()))]
-        most += [options.rows_per_shard] * (len(SPLIT_NAMES) - 1)
-        shards, routes = _cut(units, most)
-        if not shards:
-            raise FormatError("the sources hold no row that the workflow keeps, expected at least one")
-        routed = context.broadcast(routes)
-        parts = encoded.flatMap(lambda row: [(shard, row[1], row[2]) for shard in routed.value.get(row[:2], ())])
-        reduce_parts(parts, job, len(shards), partial(_write_shard, spec, seed, directory, tuple(shards))).count()
-    finally:
-        encoded.unpersist()
+    encoded_to.mkdir()
+    encoded = map_with_job(context, job, pieces, partial(_encode_piece, seed, bits, encoded_to)).collect()
+    encoded.sort(key=itemgetter(0))
+    reports = [report for _, report, _ in encoded]
+    raise_first(reports)
+    units: dict[int, Counter[int]] = {split: Counter() for split in range(len(SPLIT_NAMES))}
+    for *_, parts in encoded:
+        for split, unit, rows, _ in parts.tolist():
+            units[split][unit] += rows
+    part_options = PartOptions(count=options.parts)
+    most = [part_options.rows_per_shard(options.rows_per_shard, sum(units[TRAIN].values()))]
+    most += [options.rows_per_shard] * (len(SPLIT_NAMES) - 1)
+    shards, routes = _cut(units, most)
+    if not shards:
+        raise FormatError("the sources hold no row that the workflow keeps, expected at least one")
+    of_shards: list[list[tuple[int, int]]] = [[] for _ in shards]
+    for number, _, parts in encoded:
+        for split, unit, _, begin in parts.tolist():
+            for place in routes[split, unit]:
+                of_shards[place].append((number, begin))
+    write = partial(_write_shard, spec, seed, encoded_to, directory)
+    map_with_job(context, job, list(zip(shards, of_shards, strict=True)), write).count()
     splits: dict[str, list[ShardSpec]] = {}
     for shard in shards:
         path = shard_path(directory, spec, shard.split, shard.number)
@@ -121,12 +127,16 @@ def write_shards(
 
 
 def _encode_piece(
-    spec: DatasetSpec, seed: int | None, bits: int, opened: OpenJob, number: int, piece: Piece
+    seed: int | None, bits: int, directory: Path, opened: OpenJob, number: int, piece: Piece
 ) -> Iterator[Row]:
-    """Yield the encoded rows of a piece in units, and its report."""
+    """Write the encoded rows of a piece to a file; yield its report and the parts of the file.
+
+    A part is rows of one unit: int64[parts, 4] has the split, the unit, the rows, and the byte at which they begin.
+    """
     work = opened.plan.transform_pass()
     report = PieceReport()
     missing: dict[str, np.ndarray[Any, Any]] = {}
+    parts: list[tuple[int, int, int, int]] = []
 
     def encode(rows: ReadRows) -> list[Part]:
         def parts(block: Block) -> list[Part]:
@@ -142,23 +152,90 @@ def _encode_piece(
             missing[name] = missing.get(name, 0) + found
         return rows.invalid.filter(parts, opened.pipeline.preprocess(work, rows))[0]
 
-    for place, parts in enumerate(opened.map(piece, report, encode), number << BLOCK_BITS):
-        for name, rows, block in parts:
-            split = SPLIT_NAMES.index(name)
-            report.rows[split] += len(rows)
-            if seed is None or split != TRAIN:
-                yield split, place, (rows, block)
-                continue
-            hashes = xxh64_int64(rows, seed).view(np.uint64)
-            unit = (hashes >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(rows), dtype=np.int64)
-            order = np.argsort(unit, kind="stable")
-            ends = np.cumsum(np.bincount(unit)).tolist()
-            for key, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
-                if end > start:
-                    chosen = order[start:end]
-                    yield split, key, (rows[chosen], merge([block], chosen))
+    with task_file(opened.job, _encoded_file(directory, number)) as path, TableFile(path) as file:
+
+        def write(split: int, unit: int, rows: NDArray[np.int64], block: ColumnBlock) -> None:
+            parts.append((split, unit, len(rows), file.write(_to_batch(rows, block))))
+
+        waiting: list[tuple[NDArray[np.int64], ColumnBlock]] = []
+        for place, found in enumerate(opened.map(piece, report, encode), number << BLOCK_BITS):
+            for name, rows, block in found:
+                split = SPLIT_NAMES.index(name)
+                report.rows[split] += len(rows)
+                if seed is None or split != TRAIN:
+                    write(split, place, rows, block)
+                    continue
+                waiting.append((rows, block))
+                if sum(len(rows) for rows, _ in waiting) >= _SCATTERED_ROWS:
+                    _scatter(waiting, seed, bits, write)
+        if seed is not None and waiting:
+            _scatter(waiting, seed, bits, write)
     report.missing = {name: tuple(found.tolist()) for name, found in missing.items()}
-    yield _REPORT, number, report
+    yield number, report, np.array(parts, dtype=np.int64).reshape(-1, 4)
+
+
+def _scatter(
+    waiting: list[tuple[NDArray[np.int64], ColumnBlock]],
+    seed: int,
+    bits: int,
+    write: Callable[[int, int, NDArray[np.int64], ColumnBlock], None],
+) -> None:
+    """Write the rows that are waiting, unit by unit: the highest `bits` of the hash of a row name its unit."""
+    rows = np.concatenate([ids for ids, _ in waiting])
+    unit = (_hashes(rows, seed) >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros_like(rows)
+    order = np.argsort(unit, kind="stable")
+    block = merge([block for _, block in waiting], order)
+    waiting.clear()
+    ends = np.cumsum(np.bincount(unit)).tolist()
+    for key, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+        if end > start:
+            write(TRAIN, key, rows[order[start:end]], slice_rows(block, start, end))
+
+
+def _hashes(rows: NDArray[np.int64], seed: int) -> NDArray[np.uint64]:
+    """Return the places of rows in the shuffled order, uint64[n]."""
+    return xxh64_int64(rows, seed).view(np.uint64)
+
+
+def _to_batch(rows: NDArray[np.int64], block: ColumnBlock) -> pa.RecordBatch:
+    """Return a batch of row ids, labels, dense features, keys of each column, weights and metadata."""
+    columns: dict[str, pa.Array] = {"row": pa.array(rows)}
+    for name, values in (("label", block.label), ("dense", block.dense)):
+        if values.shape[1]:
+            columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+    for index, keys in enumerate(block.keys):
+        is_list = isinstance(keys, tuple)
+        columns[f"key{index}"] = pa.LargeListArray.from_arrays(keys[1], keys[0]) if is_list else pa.array(keys)
+    if block.weight is not None:
+        columns["weight"] = pa.array(block.weight)
+    columns |= {f"metadata{index}": array for index, array in enumerate(block.metadata)}
+    return pa.record_batch(columns)
+
+
+def _from_table(table: pa.Table, spec: DatasetSpec) -> tuple[NDArray[np.int64], ColumnBlock]:
+    """Return the row ids and the rows of a table of one such batch."""
+    rows = table.column("row").to_numpy()
+    keys: list[Keys] = []
+    for index in range(len(spec.categorical)):
+        column = table.column(f"key{index}").chunk(0)
+        if pa.types.is_large_list(column.type):
+            keys.append((column.values.to_numpy(), column.offsets.to_numpy()))
+        else:
+            keys.append(column.to_numpy())
+    return rows, ColumnBlock(
+        label=_values(table, "label", len(spec.labels)),
+        dense=_values(table, "dense", len(spec.dense)),
+        keys=tuple(keys),
+        weight=None if spec.weight is None else table.column("weight").to_numpy(),
+        metadata=tuple(table.column(f"metadata{index}").chunk(0) for index in range(len(spec.metadata))),
+    )
+
+
+def _values(table: pa.Table, name: str, width: int) -> NDArray[np.float32]:
+    if not width:
+        return np.empty((table.num_rows, 0), dtype=np.float32)
+    values: NDArray[np.float32] = table.column(name).chunk(0).values.to_numpy()
+    return values.reshape(table.num_rows, width)
 
 
 def _note_labels(plan: Plan, block: Block, encoded: ColumnBlock, report: PieceReport) -> None:
@@ -206,20 +283,21 @@ def _cut(
 def _write_shard(
     spec: DatasetSpec,
     seed: int | None,
+    encoded: Path,
     directory: Path,
-    shards: tuple[_Shard, ...],
     opened: OpenJob,
-    key: int,
-    parts: Iterator[Row],
+    number: int,
+    item: tuple[_Shard, Sequence[tuple[int, int]]],
 ) -> Iterator[Row]:
-    """Write a shard; a task that runs again writes the same."""
-    shard = shards[key]
+    """Write a shard of the parts of files that hold its rows; a task that runs again writes the same."""
+    shard, parts = item
     path = shard_path(directory, spec, shard.split, shard.number)
-    blocks: Iterator[tuple[NDArray[np.int64], ColumnBlock]] = (part for *_, part in parts)
+    blocks: Iterator[tuple[NDArray[np.int64], ColumnBlock]]
+    blocks = (_from_table(read_table(_encoded_file(encoded, piece), begin), spec) for piece, begin in parts)
     if seed is not None and shard.split == SPLIT_NAMES[TRAIN]:
         found = list(blocks)
         rows = np.concatenate([ids for ids, _ in found])
-        order = np.lexsort((rows, xxh64_int64(rows, seed).view(np.uint64)))
+        order = np.lexsort((rows, _hashes(rows, seed)))
         blocks = iter([(rows[order], merge([block for _, block in found], order))])
         del found
     skip, left = shard.skip, shard.rows
@@ -231,7 +309,11 @@ def _write_shard(
                 writer.write_block(chosen)
         writer.close()
     assert not left, "the units of a shard hold fewer rows than counted"
-    yield key, shard.number, shard.rows
+    yield number, shard.rows
+
+
+def _encoded_file(directory: Path, number: int) -> Path:
+    return directory / f"piece-{number}.arrows"
 
 
 def store(
