@@ -25,8 +25,18 @@ from terarec.etl.ops import (
     Operator,
     SplitText,
 )
+from terarec.etl.spark.fit import _FAN_IN
 from terarec.etl.workflow import Workflow
-from terarec.spec import LabelSpec, OneSplit, PrepareOptions, SourceColumn, SourceSpec, SplitByTime, WorkflowSpec
+from terarec.spec import (
+    FieldError,
+    LabelSpec,
+    OneSplit,
+    PrepareOptions,
+    SourceColumn,
+    SourceSpec,
+    SplitByTime,
+    WorkflowSpec,
+)
 from tests.cli.conftest import figures
 from tests.etl.engine.contents import contents
 from tests.etl.engine.logs import shop_files, shop_workflow
@@ -68,6 +78,31 @@ def test_every_operator_gives_the_same_data_set_and_states(
     for part in ("rows", "splits", "columns", "inputs", "tables", "input_bytes"):
         assert getattr(ours, part) == getattr(theirs, part)
     assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.slow
+def test_states_of_many_pieces_are_merged_in_a_tree(tmp_path: Path) -> None:
+    paths = write_log(tmp_path)[:2]
+    tables = {"users": (str(write_users(tmp_path / "users.tsv")),)}
+    asked = PrepareOptions(tables=tables)
+    prepare(Workflow.of(one_of_each()), paths, tmp_path / "local", asked)
+    asked = on_spark(asked)
+    settings = {**asked.spark_conf, "spark.sql.files.maxPartitionBytes": "300"}
+    assert sum(path.stat().st_size for path in paths) // 300 > _FAN_IN
+    asked = dataclasses.replace(asked, spark_conf=settings)
+    spark_engine.prepare(Workflow.of(one_of_each()), paths, tmp_path / "spark", asked)
+    assert_same(tmp_path / "spark", tmp_path / "local")
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "0m"])
+def test_pieces_of_no_size_are_told_before_any_work(tmp_path: Path, size: str) -> None:
+    log = shop_files(tmp_path / "raw")
+    asked = dataclasses.replace(on_spark(PrepareOptions()), spark_conf={"spark.sql.files.maxPartitionBytes": size})
+    with pytest.raises(FieldError) as caught:
+        spark_engine.prepare(shop_workflow(), log, tmp_path / "out", asked)
+    assert caught.value.field == "spark_conf"
+    assert "spark.sql.files.maxPartitionBytes" in caught.value.problem
+    assert not (tmp_path / "out").exists()
 
 
 def test_exploded_rows_split_by_time_are_the_same(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_function_is_refused_by_name_before_its_module_is_imported(tmp_path: P
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("field", ["function", "record_function", "spark_function"])
+@pytest.mark.parametrize("field", ["function", "record_function"])
 @pytest.mark.parametrize(
     "name",
     [
@@ -128,9 +128,11 @@ def test_an_allowed_package(allowed: str, tmp_path: Path) -> None:
     assert workflow.encode({"x": [1.5]}).dense.tolist() == [[3.0]]
 
 
-def test_a_function_for_spark_may_need_what_is_not_installed_here(tmp_path: Path) -> None:
-    directory = saved(tmp_path / "workflow", spark_function="tests.no_such_module:f")
-    assert Workflow.load(directory, allow_import=("tests",)).encode({"x": [1.5]}).dense.tolist() == [[3.0]]
+def test_a_function_for_spark_of_an_older_workflow_is_passed_over(tmp_path: Path) -> None:
+    directory = saved(tmp_path / "workflow", spark_function="somebodys_code:f")
+    workflow = Workflow.load(directory, allow_import=("tests",))
+    assert workflow.spec == doubling()
+    assert workflow.encode({"x": [1.5]}).dense.tolist() == [[3.0]]
 
 
 def test_a_workflow_made_in_python_names_what_it_likes() -> None:
@@ -145,7 +147,7 @@ def test_the_ready_workflows_load_without_being_asked(tmp_path: Path) -> None:
         Workflow.of(spec).to_json(tmp_path / f"{name}.json")
         assert Workflow.from_json(tmp_path / f"{name}.json").spec == spec
         lambdas = [step for step in spec.steps if isinstance(step, LambdaOp)]
-        used |= {name for step in lambdas for name in (step.function, step.spark_function, step.record_function)}
+        used |= {name for step in lambdas for name in (step.function, step.record_function)}
     assert used == PRESET_FUNCTIONS
     assert {imported(name).__module__ for name in PRESET_FUNCTIONS} == {"terarec.etl.ready.row_functions"}
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # it loads torch
 ValueType = Literal["text", "integer", "number", "hex32"]
 _VALUE_TYPES = ("text", "integer", "number", "hex32")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
-FUNCTION_FIELDS = ("function", "record_function", "spark_function")
+FUNCTION_FIELDS = ("function", "record_function")
 """Fields of `LambdaOp` that name a function."""
 
 
@@ -124,7 +124,6 @@ class LambdaOp(ColumnsOperator):
         outputs: Columns that the function returns.
         function: "package.module:name".
         output_type: Type of all outputs.
-        spark_function: "package.module:name" for Spark in older workflows; it has no effect, as Spark calls `function`.
         record_function: "package.module:name" of the same on one row's Python values, None for a missing one and hex32
             as int; it gives a value, or a tuple for several outputs. It spares a served record Arrow's arrays.
     """
@@ -132,7 +131,6 @@ class LambdaOp(ColumnsOperator):
     outputs: tuple[str, ...]
     function: str
     output_type: ValueType
-    spark_function: str | None = None
     record_function: str | None = None
 
     def __post_init__(self) -> None:

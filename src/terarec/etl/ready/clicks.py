@@ -83,7 +83,6 @@ def _modulo(modulo: int | None) -> tuple[LambdaOp, ...]:
             outputs=CATEGORY_NAMES,
             function=function,
             output_type="integer",
-            spark_function=f"{function}_on_spark",
             record_function=f"{function}_of_record",
         ),
     )

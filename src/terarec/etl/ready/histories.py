@@ -25,14 +25,13 @@ from terarec.spec import LabelSpec, SourceColumn, SourceSpec, Split, SplitByFile
 
 
 def row_step(function: str, column: str, *outputs: str) -> LambdaOp:
-    """Makes the integer columns `outputs` of `column` by the row function of that name, and its twins."""
+    """Makes the integer columns `outputs` of `column` by the row function of that name, and its twin for records."""
     place = f"{row_functions.__name__}:{function}"
     return LambdaOp(
         columns=(column,),
         outputs=outputs,
         function=place,
         output_type="integer",
-        spark_function=f"{place}_on_spark",
         record_function=f"{place}_of_record",
     )
 

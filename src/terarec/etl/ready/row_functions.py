@@ -1,4 +1,4 @@
-"""What the workflows compute of a row: functions for `LambdaOp` on Arrow arrays, on Spark's columns, on one record."""
+"""What the workflows compute of a row: functions for `LambdaOp` on Arrow arrays and on one record."""
 
 from __future__ import annotations
 
@@ -16,15 +16,6 @@ def hour_and_weekday(seconds: pa.Array) -> tuple[pa.Array, pa.Array]:
     return pc.hour(moments), pc.day_of_week(moments)
 
 
-def hour_and_weekday_on_spark(seconds: Any) -> tuple[Any, Any]:
-    """Return the same of a Spark column of integers."""
-    from pyspark.sql import functions
-
-    day = functions.floor(seconds / 86_400)
-    hour = functions.floor((seconds - day * 86_400) / 3600)
-    return hour, functions.pmod(day + 3, functions.lit(7))  # 1970 began on a Thursday
-
-
 def hour_and_weekday_of_record(seconds: int | None) -> tuple[int | None, int | None]:
     """Return the same of one value."""
     if seconds is None:
@@ -38,16 +29,6 @@ def avazu_hour_and_weekday(hours: pa.Array) -> tuple[pa.Array, pa.Array]:
     texts = pc.utf8_lpad(hours.cast(pa.string()), width=8, padding="0")
     moments = pc.strptime(pc.binary_join_element_wise("20", texts, ""), format="%Y%m%d%H", unit="s")
     return pc.hour(moments), pc.day_of_week(moments)
-
-
-def avazu_hour_and_weekday_on_spark(hours: Any) -> tuple[Any, Any]:
-    """Return the same of a Spark column of integers."""
-    from pyspark.sql import functions
-
-    text = functions.concat(functions.lit("20"), functions.lpad(hours.cast("string"), 8, "0"))
-    date = functions.to_date(functions.substring(text, 1, 8), "yyyyMMdd")
-    days = functions.datediff(date, functions.lit("1970-01-01"))
-    return functions.pmod(hours, functions.lit(100)), functions.pmod(days + 3, functions.lit(7))
 
 
 def avazu_hour_and_weekday_of_record(hours: int | None) -> tuple[int | None, int | None]:
@@ -65,13 +46,6 @@ def length(lists: pa.Array) -> pa.Array:
     return pc.list_value_length(lists).cast(pa.int64())
 
 
-def length_on_spark(lists: Any) -> Any:
-    """Return the same of a Spark column of arrays."""
-    from pyspark.sql import functions
-
-    return functions.size(lists)
-
-
 def length_of_record(items: Sequence[Any]) -> int:
     """Return the same of one list."""
     return len(items)
@@ -82,11 +56,6 @@ def modulo_10_million(*codes: pa.Array) -> tuple[pa.Array, ...]:
     return tuple(_modulo(column, 10_000_000) for column in codes)
 
 
-def modulo_10_million_on_spark(*codes: Any) -> tuple[Any, ...]:
-    """Return the same of Spark's columns."""
-    return tuple(column % 10_000_000 for column in codes)
-
-
 def modulo_10_million_of_record(*codes: int | None) -> tuple[int | None, ...]:
     """Return the same of the values of one record."""
     return tuple([None if code is None else code % 10_000_000 for code in codes])
@@ -95,11 +64,6 @@ def modulo_10_million_of_record(*codes: int | None) -> tuple[int | None, ...]:
 def modulo_40_million(*codes: pa.Array) -> tuple[pa.Array, ...]:
     """Return each of some columns of hex32 modulo 40 million."""
     return tuple(_modulo(column, 40_000_000) for column in codes)
-
-
-def modulo_40_million_on_spark(*codes: Any) -> tuple[Any, ...]:
-    """Return the same of Spark's columns."""
-    return tuple(column % 40_000_000 for column in codes)
 
 
 def modulo_40_million_of_record(*codes: int | None) -> tuple[int | None, ...]:

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
-from terarec.errors import ConfigError, TerarecError
+from terarec.errors import TerarecError
 from terarec.etl.columns import SPLIT_NAMES
 from terarec.etl.engine.fitting import StateStore, fit_table
 from terarec.etl.engine.preparation import WORK, WORKFLOW, Phases, Result
@@ -33,10 +33,12 @@ from terarec.etl.spark.tasks import Fault, Job, PieceReport, Row, item_bits, map
 from terarec.etl.spark.write import store, write_shards, written_result
 from terarec.etl.workflow import Workflow, source_types
 from terarec.io import is_remote
-from terarec.spec import DatasetSpec, PrepareOptions, SplitByFiles, SplitByFraction, SplitByTime
+from terarec.spec import DatasetSpec, FieldError, PrepareOptions, SplitByFiles, SplitByFraction, SplitByTime
+from terarec.spec.quoting import quoted
 
 _WRITING_PASSES = 2
 """Passes of the last phase over all rows: encoding them, and writing shards."""
+_PIECE_SIZE = "spark.sql.files.maxPartitionBytes"
 _GROUP_BYTES = 1 << 28
 """About so much text belongs to the groups that one task holds."""
 
@@ -69,7 +71,7 @@ class SparkRun:
         workflow.save(self._directory / WORKFLOW)  # states that phases fit are added to it
         self.spilled: list[str] = []
         self._context = spark.sparkContext
-        self._piece_bytes = _bytes(str(spark.conf.get("spark.sql.files.maxPartitionBytes")))
+        self._piece_bytes = _piece_bytes(str(spark.conf.get(_PIECE_SIZE)))
         self._workflow = workflow
         self._source = source
         self._options = options
@@ -245,11 +247,16 @@ class SparkRun:
                 raise no_positives(label, list(values)[: SHOWN + 1])
 
 
-def _bytes(size: str) -> int:
-    """Return the bytes of a size as Spark writes it, such as "128m" or "134217728b"."""
-    found = re.fullmatch(r"(\d+)\s*([kmgt]?)b?", size.strip().lower())
+def _piece_bytes(size: str) -> int:
+    """Return the bytes of a size as Spark writes it, such as "128m" or "134217728b".
+
+    Raises:
+        FieldError: No size, or 0.
+    """
+    found = re.fullmatch(r"([1-9]\d*)\s*([kmgt]?)b?", size.strip().lower())
     if found is None:
-        raise ConfigError(f"spark.sql.files.maxPartitionBytes: got {size!r}, expected a size like '128m'")
+        problem = f"{_PIECE_SIZE}: got {quoted(size)}, expected a size of at least one byte such as '128m'"
+        raise FieldError("", "spark_conf", problem)
     return int(found[1]) << 10 * (" kmgt".index(found[2] or " "))
 
 

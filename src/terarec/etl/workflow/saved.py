@@ -21,13 +21,12 @@ from terarec.spec.named_code import check_allowed, imported
 
 FORMAT = "terarec.workflow"
 VERSION = 3
-"""Version 2 had no `weight` and `metadata`. Version 1 had no `cleaning` in a source; it did what "fields" says."""
+"""Version 2 had no `weight` and `metadata`. Version 1 had no `cleaning` in a source; it did what "fields" says. A
+`LambdaOp` of an older file may have a `spark_function`, which was for Spark alone and is passed over."""
 STATES = "states"
 _ROW_FUNCTIONS = "terarec.etl.ready.row_functions"
 _NAMES = ("hour_and_weekday", "avazu_hour_and_weekday", "length", "modulo_10_million", "modulo_40_million")
-PRESET_FUNCTIONS = frozenset(
-    f"{_ROW_FUNCTIONS}:{name}{of}" for name in _NAMES for of in ("", "_on_spark", "_of_record")
-)
+PRESET_FUNCTIONS = frozenset(f"{_ROW_FUNCTIONS}:{name}{of}" for name in _NAMES for of in ("", "_of_record"))
 """The functions that the ready workflows name. No others of terarec: its modules reach the rest of Python."""
 
 
@@ -49,6 +48,7 @@ def read_workflow(path: Path, allow_import: Sequence[str] = ()) -> WorkflowSpec:
             raise FormatError(f"{path}: $.{field}: unknown field, expected only 'workflow'")
     if version == 1:
         _add_cleaning(data.get("workflow"))
+    _remove_spark_functions(data.get("workflow"))
     import_operators(data.get("workflow"), allow_import, str(path))
     spec: WorkflowSpec = from_data(WorkflowSpec, data.get("workflow"), f"{path}: $.workflow")
     check_functions(spec, allow_import, str(path))
@@ -63,6 +63,14 @@ def _add_cleaning(workflow: Any) -> None:
     for source in (workflow.get("source"), *(tables.values() if isinstance(tables, dict) else ())):
         if isinstance(source, dict):
             source.setdefault("cleaning", "fields")
+
+
+def _remove_spark_functions(workflow: Any) -> None:
+    """Remove what older workflows name for Spark, which calls `function`; the codec reports what is no workflow."""
+    steps = workflow.get("steps") if isinstance(workflow, dict) else None
+    for step in steps if isinstance(steps, list) else ():
+        if isinstance(step, dict) and step.get("kind") == "lambda_op":
+            step.pop("spark_function", None)
 
 
 def write_workflow(spec: WorkflowSpec, path: Path, *, replace: bool = True) -> None:
@@ -136,5 +144,4 @@ def check_functions(spec: WorkflowSpec, allow_import: Sequence[str], where: str)
         place = f"{where}: steps[{position}] {type(step).__name__}"
         for field, function in step.functions.items():
             if function not in PRESET_FUNCTIONS:
-                # One for Spark may need a library that only Spark's machines have: then it is not looked into here.
                 check_allowed(function, allow_import, f"{place}: {field} {function!r}")
