@@ -1,11 +1,13 @@
 """The kinds of row stores that the behaviour suite runs on: how each is made, and opened again after a crash."""
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from terarec.storage import MemoryRowStore, RowStore
+from terarec.storage.rocksdb_store import RocksDBStore
 from terarec.storage.row_file import RowFile, RowFileOptions
 
 
@@ -49,6 +51,11 @@ def _row_file(options: RowFileOptions, segment_bytes: int) -> Kind:
     )
 
 
+def _reopen_rocksdb(store: RowStore, directory: Path) -> RowStore:
+    store.close()
+    return RocksDBStore.open(directory)
+
+
 KINDS = {
     "memory": Kind(
         create=lambda directory, row_bytes: MemoryRowStore(row_bytes), reopen=_reopen_memory, load=MemoryRowStore.load
@@ -58,3 +65,5 @@ KINDS = {
     "row-file-small": _row_file(RowFileOptions(io="threads", io_threads=2, open_files=8), 3 * 4096),
     "row-file-direct": _row_file(RowFileOptions(direct=True), 2**16),
 }
+if importlib.util.find_spec("rocksdict"):
+    KINDS["rocksdb"] = Kind(create=RocksDBStore, reopen=_reopen_rocksdb, load=RocksDBStore.open)
