@@ -25,7 +25,7 @@ def test_a_ready_workflow_is_written_and_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["netflix"], "NAME: got 'netflix', expected one of 'criteo', 'criteo-terabyte', 'avazu'"),
+        (["netflix"], "NAME: got 'netflix', expected one of criteo, criteo-terabyte, avazu"),
         (["avazu", "--layout", "1m"], "--layout: got '1m' for avazu, which has one layout"),
         (["movielens", "--layout", "2m"], "layout: got '2m', expected one of 'latest', '1m'"),
     ],

@@ -179,7 +179,9 @@ def test_wrong_options_name_the_kind_the_option_and_what_is_accepted(kind: str) 
 
 
 def test_an_unknown_kind_lists_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"no layer 'inner_produkt' \(did you mean 'inner_product'\?\); there are "):
+    with pytest.raises(
+        ConfigError, match=r"^layer: got 'inner_produkt' \(did you mean 'inner_product'\?\), expected one of "
+    ):
         build_layer("inner_produkt", [], {}, generator=generator())
 
 

@@ -402,13 +402,12 @@ def workflow(options: WorkflowOptions, show: Show) -> None:
     from terarec.etl.workflow import Workflow
     from terarec.io import check_new_file
 
-    if options.name not in PRESETS:
-        raise ConfigError(f"NAME: got {options.name!r}, expected one of {', '.join(map(repr, PRESETS))}")
+    preset = PRESETS.find(options.name, "NAME")
     if options.layout is not None and options.name not in {"movielens", "amazon"}:
         raise ConfigError(f"--layout: got {options.layout!r} for {options.name}, which has one layout")
     check_new_file(options.out, replace=options.force)
     chosen = {"min_count": options.min_count, "layout": options.layout}
-    spec = PRESETS[options.name](**{name: value for name, value in chosen.items() if value is not None})
+    spec = preset(**{name: value for name, value in chosen.items() if value is not None})
     Workflow.of(spec).to_json(options.out, replace=options.force)
     figures = {
         "out": str(options.out),

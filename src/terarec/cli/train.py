@@ -22,7 +22,7 @@ from terarec.spec import (
     ModelSpec,
     RunSpec,
 )
-from terarec.spec.quoting import did_you_mean
+from terarec.spec.registry import Registry
 
 if TYPE_CHECKING:
     from terarec.train.run import Run
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from terarec.train.trainer import Callback, FitReport
 
 
-_MODELS = {spec.kind: spec for spec in typing.get_args(ModelSpec)}
+_MODELS = Registry("MODEL", ((spec.kind, spec) for spec in typing.get_args(ModelSpec)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,16 +52,14 @@ def init_config(options: InitConfigOptions, show: Show) -> None:
     from terarec.data import read_spec
     from terarec.io import check_new_file, write_bytes
 
-    if options.model not in _MODELS:
-        hint = did_you_mean(options.model, _MODELS)
-        raise ConfigError(f"MODEL: got {options.model!r}{hint}, expected one of {', '.join(_MODELS)}")
+    model = _MODELS.find(options.model)
     if options.factory is not None and options.model != "python":
         raise ConfigError(f"--factory: has no meaning for {options.model}, expected the model python")
     check_new_file(options.out, replace=options.force)
     dataset = read_spec(options.data)
     # A relative path counts from the folder of the file, so that both may be moved together.
     data = os.path.relpath(options.data, options.out.parent)
-    found = starting_run(_MODELS[options.model], dataset, data, factory=options.factory)
+    found = starting_run(model, dataset, data, factory=options.factory)
     write_bytes(options.out, commented_json(found.run, found.remarks).encode())
     for path in found.open_fields:
         show.line(f"{path}: {found.remarks[path]}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,11 +24,11 @@ from terarec.models.artifact import load_model
 from terarec.nn.objectives import build_objective
 from terarec.nn.registry import LAYERS
 from terarec.spec import CategoricalColumn, DatasetSpec
-from terarec.spec.quoting import did_you_mean, quoted
+from terarec.spec.registry import Registry
 from terarec.storage import Store
 
 EXPORT_FILE = "export.json"
-FORMATS: Mapping[str, str] = {"onnx": "model.onnx", "torch": "model.pt2"}
+FORMATS = Registry("format", {"onnx": "model.onnx", "torch": "model.pt2"})
 """Format -> name of the file with the model."""
 _NAME, _VERSION = "terarec.export", 1
 _LIBRARIES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "torch": ()}
@@ -186,9 +186,7 @@ def export_model(
 
 def _check(out: Path, format: str) -> None:  # noqa: A002
     """What would fail late, before a large model is loaded."""
-    if format not in FORMATS:
-        hint = did_you_mean(format, FORMATS)
-        raise ConfigError(f"format: got {quoted(format)}{hint}, expected one of {', '.join(FORMATS)}")
+    FORMATS.find(format)
     for library in _LIBRARIES[format]:
         onnx_library(library)
     check_replaceable(out)

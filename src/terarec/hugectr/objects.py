@@ -32,7 +32,7 @@ class TrainingCallback:
         return False
 
 
-CLASSES["TrainingCallback"] = TrainingCallback
+CLASSES.add("TrainingCallback", TrainingCallback)
 
 
 class DataSourceParams(Record, call="data.DataSourceParams"):

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from terarec.metrics.columns import FloatColumns, Floats, Integers
+from terarec.spec.registry import Registry
 
 NOT_RANKED = np.iinfo(np.int64).max
 """The rank of a relevant entry that is not in the ranking."""
@@ -111,13 +112,16 @@ def average_precision(ranks: RelevantRanks, k: int | None) -> Floats:
     return _share(totals, ranks.counts if k is None else np.minimum(ranks.counts, k))
 
 
-RANKING_METRICS: dict[str, Callable[[RelevantRanks, int | None], Floats]] = {
-    "ndcg": ndcg,
-    "recall": recall,
-    "hit_rate": hit_rate,
-    "mrr": mrr,
-    "map": average_precision,
-}
+RANKING_METRICS: Registry[Callable[[RelevantRanks, int | None], Floats]] = Registry(
+    "metric",
+    {
+        "ndcg": ndcg,
+        "recall": recall,
+        "hit_rate": hit_rate,
+        "mrr": mrr,
+        "map": average_precision,
+    },
+)
 """Name -> function of ranks and k that gives a value for each ranking, NaN for one without a relevant entry."""
 
 

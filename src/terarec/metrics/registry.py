@@ -13,7 +13,7 @@ from terarec.metrics.columns import FloatColumns, Floats, LabelRange, Values, ch
 from terarec.metrics.means import MAE, MSE, RMSE, SMAPE, Accuracy, LabelMeanMetric, LogLoss, NormalizedEntropy
 from terarec.metrics.ranking import RANKING_METRICS
 from terarec.metrics.samples import PartedSamples
-from terarec.spec.quoting import did_you_mean
+from terarec.spec.registry import Registry
 
 Reads = Literal["logits", "scores", "loss"]
 """Input of a metric: logits, the objective's scores (probabilities, or values), or the mean loss of the batch."""
@@ -67,10 +67,7 @@ def find_metric(name: str) -> Metric:
         ConfigError: An unknown name (the nearest one is named), or a k that is missing, not accepted or not >= 1.
     """
     base, has_k, text = name.partition("@")
-    kind = _KINDS.get(base)
-    if kind is None:
-        hint = did_you_mean(base, _KINDS)
-        raise ConfigError(f"metric: got {name!r}{hint}, expected one of {', '.join(metric_names())}")
+    kind = _METRICS.find(base, listed=metric_names())
     if has_k and not (kind.k != "none" and re.fullmatch("[1-9][0-9]{0,8}", text)):
         expected = f"{base!r} alone" if kind.k == "none" else f"an integer >= 1 after {base + '@'!r}"
         raise ConfigError(f"metric: got {name!r}, expected {expected}")
@@ -82,7 +79,7 @@ def find_metric(name: str) -> Metric:
 def metric_names() -> tuple[str, ...]:
     """Return the names of all metrics; ``@K`` is the length of a list."""
     suffix = {"none": "", "optional": "[@K]", "required": "@K"}
-    return tuple(base + suffix[kind.k] for base, kind in _KINDS.items())
+    return tuple(base + suffix[kind.k] for base, kind in _METRICS.items())
 
 
 def _mean(metric: type[LabelMeanMetric], reads: Reads, *, higher_is_better: bool = False) -> _Kind:
@@ -168,3 +165,4 @@ _KINDS: Mapping[str, _Kind] = {
     **{base: _ranking(base) for base in RANKING_METRICS},
     "average_loss": _Kind(make=_average_loss),
 }
+_METRICS = Registry("metric", _KINDS)

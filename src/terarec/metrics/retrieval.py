@@ -89,8 +89,7 @@ def evaluate_retrieval(
         if not 1 <= length <= num_items:
             raise ConfigError(f"k: got {length}, expected 1 to {num_items}, the number of items")
     for name in metrics:
-        if name not in RANKING_METRICS:
-            raise ConfigError(f"metrics: got {name!r}, expected one of {', '.join(RANKING_METRICS)}")
+        RANKING_METRICS.find(name, "metrics")
     if not k or not metrics:
         raise ConfigError("k, metrics: got none, expected at least one of each")
     wanted = _pairs("relevant", relevant, num_users, num_items)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -31,7 +30,7 @@ from terarec.nn.reshaping import (
     Slice,
 )
 from terarec.nn.sequence import GRU, SequenceMask
-from terarec.spec.quoting import did_you_mean
+from terarec.spec.registry import Registry
 
 _MODULES: tuple[type[Layer], ...] = (
     # Trained
@@ -110,7 +109,7 @@ class LayerKind:
         return issubclass(self.module, WeightedLayer)
 
 
-LAYERS: Mapping[str, LayerKind] = MappingProxyType({module.KIND: LayerKind(module.KIND, module) for module in _MODULES})
+LAYERS = Registry("layer", ((module.KIND, LayerKind(module.KIND, module)) for module in _MODULES))
 
 
 def build_layer(
@@ -128,15 +127,14 @@ def build_layer(
         ConfigError: There is no such kind or option, a value is not accepted, or the shapes do not fit; the message
             names the kind, the option and all shapes.
     """
-    if kind not in LAYERS:
-        raise ConfigError(f"there is no layer {kind!r}{did_you_mean(kind, LAYERS)}; there are {', '.join(LAYERS)}")
-    module = LAYERS[kind].module
+    found = LAYERS.find(kind)
+    module = found.module
     low, high = module.BOTTOMS
     if not low <= len(shapes) <= (len(shapes) if high is None else high):
         count = f"{low} or more" if high is None else f"{low}" if low == high else f"{low} to {high}"
         module.reject(shapes, f"{count} inputs")
-    arguments: dict[str, Any] = _complete(LAYERS[kind], options)
-    if LAYERS[kind].has_weights:
+    arguments: dict[str, Any] = _complete(found, options)
+    if found.has_weights:
         arguments["generator"] = generator
     return cast(Any, module)(tuple(shapes), **arguments)  # type: ignore[no-any-return]
 

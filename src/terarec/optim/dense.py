@@ -23,7 +23,7 @@ from terarec.spec import (
     SGDSpec,
     TorchOptimizerSpec,
 )
-from terarec.spec.quoting import did_you_mean
+from terarec.spec.registry import unknown_name
 
 
 class MovementMomentum(optim.Optimizer):
@@ -187,9 +187,7 @@ def _torch_optimizer(spec: TorchOptimizerSpec, parameters: Sequence[nn.Parameter
     }
     known = sorted(set(classes) - set(_UNUSABLE))
     if spec.name not in known:
-        raise ConfigError(
-            f"dense optimizer: got {spec.name!r}{did_you_mean(spec.name, known)}, expected one of {', '.join(known)}"
-        )
+        raise unknown_name("dense optimizer", spec.name, known)
     options: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in spec.options.items()
     }

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TypeVar
 
-from terarec.errors import ConfigError, DataNotFoundError
+from terarec.errors import DataNotFoundError
 from terarec.spec import RECIPE_SPLITS, RecipeDataSpec, RecipeSpec, from_data
 from terarec.spec.codec import parse_json
-from terarec.spec.quoting import did_you_mean, quoted
+from terarec.spec.registry import unknown_name
 
 _DATA = "data.json"
 _COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
@@ -45,7 +45,7 @@ def load_recipe(data: str, model: str) -> RecipeSpec:
 
     models = _models_of(data)
     if model not in models:
-        raise _unknown(f"recipe for {data}", model, models)
+        raise unknown_name(f"recipe for {data}", model, models)
     return _read(RecipeSpec, files(__package__) / data / f"{model}.json")
 
 
@@ -88,13 +88,8 @@ def _find(spec: RecipeDataSpec, split: str, directory: Path) -> Path:
 def _models_of(data: str) -> tuple[str, ...]:
     names = recipe_names()
     if data not in names:
-        raise _unknown("recipes", data, names)
+        raise unknown_name("recipes", data, names)
     return names[data]
-
-
-def _unknown(what: str, got: str, known: Collection[str]) -> ConfigError:
-    hint = did_you_mean(got, known)
-    return ConfigError(f"{what}: got {quoted(got)}{hint}, expected one of {', '.join(map(repr, known))}")
 
 
 def _read(spec_type: type[_Spec], file: Traversable) -> _Spec:

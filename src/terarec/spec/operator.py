@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import ClassVar, TypeVar
 
-from terarec.errors import ConfigError
+from terarec.spec.registry import Registry
 
 
 class OperatorSpec:
@@ -19,12 +19,11 @@ class OperatorSpec:
     """
 
     kind: ClassVar[str] = ""
-    _registered: ClassVar[dict[str, type[OperatorSpec]]] = {}
 
     @classmethod
     def members(cls) -> Mapping[str, type[OperatorSpec]]:
         """Return kind -> class of all registered operators."""
-        return OperatorSpec._registered
+        return _OPERATORS
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -47,6 +46,7 @@ class OperatorSpec:
         return None
 
 
+_OPERATORS: Registry[type[OperatorSpec]] = Registry("operator")
 OperatorT = TypeVar("OperatorT", bound=type[OperatorSpec])
 
 
@@ -63,11 +63,8 @@ def register(kind: str | None = None) -> Callable[[OperatorT], OperatorT]:
 
     def decorate(operator: OperatorT) -> OperatorT:
         name = kind or f"{operator.__module__}:{operator.__qualname__}"
-        known = OperatorSpec._registered.get(name)
-        if known is not None and (known.__module__, known.__qualname__) != (operator.__module__, operator.__qualname__):
-            raise ConfigError(f"operator {name!r}: got a second class, {operator.__qualname__}, expected another name")
+        _OPERATORS.add(name, operator)
         operator.kind = name
-        OperatorSpec._registered[name] = operator
         return operator
 
     return decorate

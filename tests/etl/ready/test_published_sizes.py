@@ -56,7 +56,7 @@ def test_a_column_beyond_the_slack_is_told() -> None:
 
 def test_unknown_names_and_other_data_sets_are_refused() -> None:
     whole = data_set(PUBLISHED_SIZES["kaggle"].sizes)
-    with pytest.raises(ConfigError, match="published sizes 'avazu': there are none, expected one of 'kaggle'"):
+    with pytest.raises(ConfigError, match="published sizes: got 'avazu', expected one of kaggle"):
         compare_sizes(whole, "avazu")
     short = dataclasses.replace(whole, categorical=whole.categorical[:-1])
     with pytest.raises(ConfigError, match="data set 'criteo' has no ids in column 'C26'"):

@@ -1,23 +1,27 @@
 """Workflows for public data sets, ready to run or to write out and change. Described in docs/ready-workflows.md."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from terarec.etl.ready.clicks import adult, avazu, criteo, criteo_terabyte
 from terarec.etl.ready.csv_table import CsvOptions, csv_workflow
 from terarec.etl.ready.histories import amazon, mind, movielens, rees46
 from terarec.etl.ready.published_sizes import PUBLISHED_SIZES, PublishedSizes, SizeDifference, compare_sizes
 from terarec.spec import WorkflowSpec
+from terarec.spec.registry import Registry
 
-PRESETS: Mapping[str, Callable[..., WorkflowSpec]] = {
-    "criteo": criteo,
-    "criteo-terabyte": criteo_terabyte,
-    "avazu": avazu,
-    "rees46": rees46,
-    "mind": mind,
-    "movielens": movielens,
-    "adult": adult,
-    "amazon": amazon,
-}
+PRESETS: Registry[Callable[..., WorkflowSpec]] = Registry(
+    "workflow",
+    {
+        "criteo": criteo,
+        "criteo-terabyte": criteo_terabyte,
+        "avazu": avazu,
+        "rees46": rees46,
+        "mind": mind,
+        "movielens": movielens,
+        "adult": adult,
+        "amazon": amazon,
+    },
+)
 """Name -> function that makes the workflow; all arguments are keywords with defaults."""
 
 __all__ = [

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from terarec.errors import ConfigError
 from terarec.etl.ready.clicks import CATEGORY_NAMES
 from terarec.spec import DatasetSpec
+from terarec.spec.registry import Registry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +32,7 @@ class PublishedSizes:
     modulo: int | None = None
 
 
-PUBLISHED_SIZES: Mapping[str, PublishedSizes] = {
+_SIZES: Mapping[str, PublishedSizes] = {
     "kaggle": PublishedSizes(
         publisher="DLRM of facebookresearch: the sizes of embedding tables of the Kaggle run, all rows, no threshold",
         rows=45_840_617,
@@ -85,6 +86,7 @@ PUBLISHED_SIZES: Mapping[str, PublishedSizes] = {
         modulo=40_000_000,
     ),
 }
+PUBLISHED_SIZES = Registry("published sizes", _SIZES)
 """Name -> sizes. Prepare with ``criteo(min_count=..., modulo=..., split=None)`` to compare."""
 
 
@@ -117,21 +119,18 @@ def compare_sizes(dataset: DatasetSpec, published: str) -> tuple[SizeDifference,
         published: Key of `PUBLISHED_SIZES`.
 
     Raises:
-        ConfigError: there are no such sizes, or the data set's columns are not Criteo's.
+        ConfigError: Unknown sizes, or the data set's columns are not Criteo's.
     """
-    if published not in PUBLISHED_SIZES:
-        accepted = ", ".join(map(repr, PUBLISHED_SIZES))
-        raise ConfigError(f"published sizes {published!r}: there are none, expected one of {accepted}")
+    expected = PUBLISHED_SIZES.find(published)
     rows = {column.name: column.rows for column in dataset.categorical}
     absent = [name for name in CATEGORY_NAMES if rows.get(name) is None]
     if absent:
         raise ConfigError(f"data set {dataset.name!r} has no ids in column {absent[0]!r}, expected Criteo's C1 to C26")
-    told = PUBLISHED_SIZES[published]
     obtained = {name: (rows[name] or 0) - _RESERVED for name in CATEGORY_NAMES}
     return tuple(
         SizeDifference(column=name, obtained=obtained[name], published=size)
-        for name, size in zip(CATEGORY_NAMES, told.sizes, strict=True)
-        if abs(obtained[name] - size) > told.slack
+        for name, size in zip(CATEGORY_NAMES, expected.sizes, strict=True)
+        if abs(obtained[name] - size) > expected.slack
     )
 
 

@@ -31,7 +31,7 @@ class Record(metaclass=_RecordType):
     def __init_subclass__(cls, *, call: str = "") -> None:
         """Set the call that makes objects of the class, and let schemas name the class."""
         cls.CALL = call or cls.CALL
-        CLASSES[cls.__name__] = cls
+        CLASSES.add(cls.__name__, cls)
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         form = form_of(self.CALL, args, kwargs)
@@ -107,7 +107,7 @@ class Record(metaclass=_RecordType):
         return f"{type(self).__name__}({shown})"
 
 
-CLASSES["Record"] = Record
+CLASSES.add("Record", Record)
 
 
 def _copied(value: Any) -> Any:

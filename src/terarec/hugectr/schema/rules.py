@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from terarec.hugectr.enums import (
     DataReaderSparse_t,
@@ -15,6 +15,7 @@ from terarec.hugectr.enums import (
     Update_t,
 )
 from terarec.hugectr.schema.types import CLASSES
+from terarec.spec.registry import Registry
 
 Values = Mapping[str, Any]
 Args = Sequence[Any]
@@ -22,44 +23,33 @@ Args = Sequence[Any]
 _LEAST_BLOCK = 512  # bytes of a disk's sector; a smaller number in its position is a number of requests
 
 
-RULES: dict[str, Callable[[Values], str | None]] = {}
+RULES: Registry[Callable[[Values], str | None]] = Registry("rule")
 """Rules of calls: each gets the values of all parameters and returns what is wrong with them together, or None."""
 
-OLDER_FORMS: dict[str, Callable[[Args, Values], bool]] = {}
+OLDER_FORMS: Registry[Callable[[Args, Values], bool]] = Registry("older form")
 """Tests of older forms: each gets positional and keyword arguments and returns whether they are of the form."""
 
-DERIVED: dict[str, Callable[[Values], Values]] = {}
+DERIVED: Registry[Callable[[Values], Values]] = Registry("derived values")
 """Values of objects besides their parameters: each gets the values of these."""
-
-Function = TypeVar("Function", bound=Callable[..., object])
-
-
-def _added_to(functions: dict[str, Function]) -> Callable[[Function], Function]:
-    def add(function: Function) -> Function:
-        functions[function.__name__.removeprefix("_")] = function
-        return function
-
-    return add
-
 
 # The solver and optimizers
 
 
-@_added_to(RULES)
+@RULES.register()
 def _decay_has_steps(values: Values) -> str | None:
     if values["decay_start"] and not values["decay_steps"]:
         return f"decay_steps: got 0 with decay_start={values['decay_start']}, expected at least 1"
     return None
 
 
-@_added_to(RULES)
+@RULES.register()
 def _one_precision(values: Values) -> str | None:
     if values["use_mixed_precision"] and values["enable_tf32_compute"]:
         return "got use_mixed_precision and enable_tf32_compute, expected one of them at most"
     return None
 
 
-@_added_to(RULES)
+@RULES.register()
 def _no_overlap_in_epochs(values: Values) -> str | None:
     overlaps = [name for name, value in values.items() if name.endswith("_iteration_overlap") and value]
     if overlaps and not values["repeat_dataset"]:
@@ -67,7 +57,7 @@ def _no_overlap_in_epochs(values: Values) -> str | None:
     return None
 
 
-@_added_to(RULES)
+@RULES.register()
 def _batches_are_divisible(values: Values) -> str | None:
     devices = sum(len(node) for node in values["vvgpu"])
     if not devices:
@@ -78,20 +68,20 @@ def _batches_are_divisible(values: Values) -> str | None:
     return None
 
 
-@_added_to(OLDER_FORMS)
+@OLDER_FORMS.register()
 def _starts_with_a_seed(args: Args, kwargs: Values) -> bool:
     # Releases 3.1 and 3.2 have no model_name: their first position is the seed's.
     return bool(args) and isinstance(args[0], int)
 
 
-@_added_to(RULES)
+@RULES.register()
 def _lazy_is_adams(values: Values) -> str | None:
     if values["update_type"] is Update_t.LazyGlobal and values["optimizer_type"] is not Optimizer_t.Adam:
         return f"update_type: got LazyGlobal with {values['optimizer_type'].name}, expected it with Adam alone"
     return None
 
 
-@_added_to(OLDER_FORMS)
+@OLDER_FORMS.register()
 def _has_no_ftrl(args: Args, kwargs: Values) -> bool:
     # Ftrl's three numbers came between; for another optimizer the first of them says nothing unless it is 0.
     return len(args) > 2 and args[0] is not Optimizer_t.Ftrl and args[2] != 0
@@ -100,7 +90,7 @@ def _has_no_ftrl(args: Args, kwargs: Values) -> bool:
 # Readers and inputs
 
 
-@_added_to(RULES)
+@RULES.register()
 def _samples_are_counted(values: Values) -> str | None:
     kind = values["data_reader_type"]
     for name in ("num_samples", "eval_num_samples"):
@@ -109,7 +99,7 @@ def _samples_are_counted(values: Values) -> str | None:
     return None
 
 
-@_added_to(RULES)
+@RULES.register()
 def _keyset_for_each_source(values: Values) -> str | None:
     sources, keysets = values["source"], values["keyset"]
     if keysets and len(keysets) != len(sources):
@@ -117,7 +107,7 @@ def _keyset_for_each_source(values: Values) -> str | None:
     return None
 
 
-@_added_to(OLDER_FORMS)
+@OLDER_FORMS.register()
 def _has_block_size(args: Args, kwargs: Values) -> bool:
     # The third position was the block's size up to 4.0; since 23.02 there are nine, two of which choose the layout.
     has_nine = len(args) > 7 or {"multi_hot_reader", "is_dense_float"} & set(kwargs)
@@ -125,18 +115,18 @@ def _has_block_size(args: Args, kwargs: Values) -> bool:
     return (is_block and not has_nine) or "io_block_size" in kwargs
 
 
-@_added_to(OLDER_FORMS)
+@OLDER_FORMS.register()
 def _is_before_3_9(args: Args, kwargs: Values) -> bool:
     return bool(args and isinstance(args[0], bool)) or bool(kwargs and not {"source", "server"} & set(kwargs))
 
 
-@_added_to(DERIVED)
+@DERIVED.register()
 def _new_data_source(values: Values) -> Values:
     source = FileSystemType_t.HDFS if values["use_hdfs"] else FileSystemType_t.Local
     return {"source": source, "server": values["namenode"]}
 
 
-@_added_to(RULES)
+@RULES.register()
 def _every_slot_has_a_number(values: Values) -> str | None:
     hotness, slots = values["nnz_per_slot"], values["slot_num"]
     if len(hotness) not in (1, slots):
@@ -144,23 +134,23 @@ def _every_slot_has_a_number(values: Values) -> str | None:
     return None
 
 
-@_added_to(DERIVED)
+@DERIVED.register()
 def _keys_of_each_slot(values: Values) -> Values:
     hotness = values["nnz_per_slot"]
     return {"nnz_per_slot": [*hotness] * values["slot_num"] if len(hotness) == 1 else [*hotness]}
 
 
-@_added_to(OLDER_FORMS)
+@OLDER_FORMS.register()
 def _starts_with_a_type(args: Args, kwargs: Values) -> bool:
     return bool(args) and isinstance(args[0], DataReaderSparse_t)
 
 
-@_added_to(DERIVED)
+@DERIVED.register()
 def _keys_of_old_slots(values: Values) -> Values:
     return {"nnz_per_slot": [values["max_nnz"]] * values["slot_num"]}
 
 
-@_added_to(RULES)
+@RULES.register()
 def _names_match_dims(values: Values) -> str | None:
     names, dims = values["label_names"], values["label_dims"]
     weights = values.get("label_weights", dims)
@@ -171,7 +161,7 @@ def _names_match_dims(values: Values) -> str | None:
     return None
 
 
-@_added_to(RULES)
+@RULES.register()
 def _names_match_inputs(values: Values) -> str | None:
     names, inputs = values["sparse_names"], values["data_reader_sparse_param_array"]
     if len(names) != len(inputs):
@@ -179,45 +169,45 @@ def _names_match_inputs(values: Values) -> str | None:
     return None
 
 
-@_added_to(DERIVED)
+@DERIVED.register()
 def _one_label(values: Values) -> Values:
     return {"label_dims": [values["label_dim"]], "label_names": [values["label_name"]], "label_weights": [1.0]}
 
 
-@_added_to(OLDER_FORMS)
+@OLDER_FORMS.register()
 def _has_tasks(args: Args, kwargs: Values) -> bool:
     return "label_dims" in kwargs or bool(args and isinstance(args[0], list | tuple))
 
 
-@_added_to(OLDER_FORMS)
+@OLDER_FORMS.register()
 def _has_weights(args: Args, kwargs: Values) -> bool:
     has_labels = "label_weights" in kwargs or (len(args) > 2 and isinstance(args[2], list | tuple))
     return _has_tasks(args, kwargs) and has_labels
 
 
-@_added_to(DERIVED)
+@DERIVED.register()
 def _equal_weights(values: Values) -> Values:
     return {"label_weights": [1.0] * len(values["label_dims"])}
 
 
-@_added_to(OLDER_FORMS)
+@OLDER_FORMS.register()
 def _has_sparse_names(args: Args, kwargs: Values) -> bool:
     return "sparse_names" in kwargs and not _has_reader_type(args, kwargs)
 
 
-@_added_to(DERIVED)
+@DERIVED.register()
 def _named_inputs(values: Values) -> Values:
     pairs = zip(values["sparse_names"], values["data_reader_sparse_param_array"], strict=True)
     named = [type(slots)(name, slots.nnz_per_slot, slots.is_fixed_length, slots.slot_num) for name, slots in pairs]
     return {**_one_label(values), "data_reader_sparse_param_array": named}
 
 
-@_added_to(OLDER_FORMS)
+@OLDER_FORMS.register()
 def _has_reader_type(args: Args, kwargs: Values) -> bool:
     return "data_reader_type" in kwargs or bool(args and isinstance(args[0], DataReaderType_t))
 
 
-@_added_to(RULES)
+@RULES.register()
 def _sizes_match(values: Values) -> str | None:
     for name in ("slot_size_array", "nnz_array"):
         if len(values[name]) != values["num_slot"] and (values[name] or name == "slot_size_array"):
@@ -228,14 +218,14 @@ def _sizes_match(values: Values) -> str | None:
 # Embeddings
 
 
-@_added_to(RULES)
+@RULES.register()
 def _vectors_fit(values: Values) -> str | None:
     if values["embedding_vec_size"] > 1024:
         return f"embedding_vec_size: got {values['embedding_vec_size']}, expected at most 1024"
     return None
 
 
-@_added_to(RULES)
+@RULES.register()
 def _sizes_are_there(values: Values) -> str | None:
     kind = values["embedding_type"]
     needs = (Embedding_t.LocalizedSlotSparseEmbeddingOneHot, Embedding_t.HybridSparseEmbedding)
@@ -244,29 +234,29 @@ def _sizes_are_there(values: Values) -> str | None:
     return None
 
 
-@_added_to(RULES)
+@RULES.register()
 def _has_room(values: Values) -> str | None:
     if not values["workspace_size_per_gpu_in_mb"] and not values["slot_size_array"]:
         return "got neither workspace_size_per_gpu_in_mb nor slot_size_array, expected one of them"
     return None
 
 
-@_added_to(OLDER_FORMS)
+@OLDER_FORMS.register()
 def _has_row_count(args: Args, kwargs: Values) -> bool:
     return len(args) > 3 and isinstance(args[3], int)
 
 
-@_added_to(DERIVED)
+@DERIVED.register()
 def _combiner_name(values: Values) -> Values:
     return {"combiner": {0: "sum", 1: "mean"}.get(values["combiner"], values["combiner"])}
 
 
-@_added_to(OLDER_FORMS)
+@OLDER_FORMS.register()
 def _has_precomputed_indices(args: Args, kwargs: Values) -> bool:
     return len(args) > 8
 
 
-@_added_to(RULES)
+@RULES.register()
 def _sizes_are_good(values: Values) -> str | None:
     if values["max_vocabulary_size"] == 0:
         return "max_vocabulary_size: got 0, expected a number of rows, or -1 for a table that grows"
@@ -275,12 +265,12 @@ def _sizes_are_good(values: Values) -> str | None:
     return None
 
 
-@_added_to(OLDER_FORMS)
+@OLDER_FORMS.register()
 def _has_number(args: Args, kwargs: Values) -> bool:
     return "table_id" in kwargs or bool(args and not isinstance(args[0], str))
 
 
-@_added_to(OLDER_FORMS)
+@OLDER_FORMS.register()
 def _is_of_4_1(args: Args, kwargs: Values) -> bool:
     # The fourth position was the least key's until 4.1, which has the optimizer there.
     has_optimizer = len(args) > 3 and isinstance(args[3], CLASSES["OptParamsPy"])
@@ -288,22 +278,22 @@ def _is_of_4_1(args: Args, kwargs: Values) -> bool:
     return _has_number(args, kwargs) and (has_optimizer or has_own)
 
 
-@_added_to(DERIVED)
+@DERIVED.register()
 def _name_from_number(values: Values) -> Values:
     return {"name": str(values["table_id"])}
 
 
-@_added_to(DERIVED)
+@DERIVED.register()
 def _name_from_id_space(values: Values) -> Values:
     return {"name": str(values["id_space"])}
 
 
-@_added_to(OLDER_FORMS)
+@OLDER_FORMS.register()
 def _is_of_23_02(args: Args, kwargs: Values) -> bool:
     return bool(args) and args[0] in ("feature_major", "batch_major")
 
 
-@_added_to(OLDER_FORMS)
+@OLDER_FORMS.register()
 def _has_plan_file(args: Args, kwargs: Values) -> bool:
     return len(args) == 1 and isinstance(args[0], str)
 
@@ -311,13 +301,13 @@ def _has_plan_file(args: Args, kwargs: Values) -> bool:
 # Layers
 
 
-@_added_to(DERIVED)
+@DERIVED.register()
 def _both_lengths(values: Values) -> Values:
     length = values["max_sequence_len"]
     return {"max_sequence_len_from": length, "max_sequence_len_to": length} if length else {}
 
 
-@_added_to(RULES)
+@RULES.register()
 def _two_layers_with_names(values: Values) -> str | None:
     tops, widths = values["top_name_list"], values["num_outputs"]
     if len(widths) < 2 or len(tops) != len(widths):
@@ -328,7 +318,7 @@ def _two_layers_with_names(values: Values) -> str | None:
 # Training caches and the model
 
 
-@_added_to(RULES)
+@RULES.register()
 def _a_model_for_each(values: Values) -> str | None:
     kinds, models, caches = (values[name] for name in ("ps_types", "sparse_models", "hmem_cache_configs"))
     if models and len(models) != len(kinds):
@@ -339,14 +329,14 @@ def _a_model_for_each(values: Values) -> str | None:
     return None
 
 
-@_added_to(RULES)
+@RULES.register()
 def _scratch_or_trained(values: Values) -> str | None:
     if not values["train_from_scratch"] and not values["trained_sparse_models"]:
         return "trained_sparse_models: got none with train_from_scratch=False, expected a path for each embedding"
     return None
 
 
-@_added_to(RULES)
+@RULES.register()
 def _optimizer_is_there(values: Values) -> str | None:
     optimizer = CLASSES["OptParamsPy"]
     if isinstance(values["reader_params"], optimizer) == isinstance(values["opt_params"], optimizer):

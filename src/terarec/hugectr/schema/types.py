@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any, Generic, NoReturn, TypeVar
 
 from terarec.hugectr import enums
+from terarec.spec.registry import Registry
 
 RELEASES = (
     "2.3", "3.0", "3.1", "3.2", "3.3", "3.4", "3.5", "3.6", "3.7", "3.8", "3.9", "4.0", "4.1", "4.2", "4.3",
@@ -20,7 +21,7 @@ RELEASES = (
 )  # fmt: skip
 OLDEST, NEWEST = RELEASES[0], RELEASES[-1]
 
-CLASSES: dict[str, type] = {}
+CLASSES: Registry[type] = Registry("class")
 """Classes that schemas name, such as `Solver`; each is registered where it is defined."""
 
 Value = TypeVar("Value")

@@ -1,0 +1,102 @@
+"""Registries: the entries of one kind by name, such as layers, metrics or workflow operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TypeVar
+
+from terarec.errors import ConfigError
+from terarec.spec.quoting import did_you_mean, quoted
+
+Entry = TypeVar("Entry")
+Registered = TypeVar("Registered")
+
+
+class Registry(Mapping[str, Entry]):
+    """Entries by name, in the order in which they were added. A name has one entry.
+
+    Args:
+        what: Noun for an entry in errors, such as "layer".
+        entries: First entries: name -> entry, or pairs of them.
+
+    Raises:
+        ConfigError: A repeated name.
+    """
+
+    def __init__(self, what: str, entries: Mapping[str, Entry] | Iterable[tuple[str, Entry]] = ()) -> None:
+        self.what = what
+        self._entries: dict[str, Entry] = {}
+        for name, entry in entries.items() if isinstance(entries, Mapping) else entries:
+            self.add(name, entry)
+
+    def __getitem__(self, name: str) -> Entry:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, name: str, entry: Entry) -> None:
+        """Add an entry. A class or function replaces itself, as when its module is executed again.
+
+        Raises:
+            ConfigError: Another entry has the name.
+        """
+        known = self._entries.get(name)
+        if known is not None and _origin(known) != _origin(entry):
+            raise ConfigError(f"{self.what} {name!r}: got a second one, {_spelled(entry)}, expected another name")
+        self._entries[name] = entry
+
+    def register(self, name: str | None = None) -> Callable[[Registered], Registered]:
+        """Return a decorator that adds a class or a function.
+
+        Args:
+            name: Name; None for that of the class or function without underscores at its start.
+        """
+
+        def decorate(entry: Registered) -> Registered:
+            self.add(name or str(getattr(entry, "__name__", "")).lstrip("_"), entry)  # type: ignore[arg-type]
+            return entry
+
+        return decorate
+
+    def find(self, name: str, where: str | None = None, *, listed: Collection[str] = ()) -> Entry:
+        """Return the entry of a name.
+
+        Args:
+            name: Name as it was received.
+            where: Field or argument that has it; None for the noun of the registry.
+            listed: Names for the error where they differ from the keys.
+
+        Raises:
+            ConfigError: An unknown name; the nearest known one is named.
+        """
+        if name not in self._entries:
+            raise unknown_name(where or self.what, name, self._entries, listed=listed)
+        return self._entries[name]
+
+
+def unknown_name(where: str, got: str, known: Collection[str], *, listed: Collection[str] = ()) -> ConfigError:
+    """Return the error about a name that is none of `known`.
+
+    Args:
+        where: Field or argument that has the name.
+        got: Received name.
+        known: Accepted names, the nearest of which is suggested.
+        listed: Accepted names as they are listed; those of `known` where it is empty.
+    """
+    return ConfigError(
+        f"{where}: got {quoted(got)}{did_you_mean(got, known)}, expected one of {', '.join(listed or known)}"
+    )
+
+
+def _origin(entry: object) -> object:
+    """Return what identifies an entry: the place of its definition, or the entry itself."""
+    place = getattr(entry, "__module__", None), getattr(entry, "__qualname__", None)
+    return entry if None in place else place
+
+
+def _spelled(entry: object) -> str:
+    return str(getattr(entry, "__qualname__", None) or quoted(entry))
