@@ -1,5 +1,6 @@
 """Every registered model as an ONNX file and as a torch program, against the model itself."""
 
+import itertools
 import json
 from dataclasses import replace
 from itertools import pairwise
@@ -30,6 +31,7 @@ from terarec.spec import (
 )
 from tests.export.samples import run as run_onnx
 from tests.models.every import ALLOWED, COLUMN_MODELS, MODELS, ROWS, dataset, random_batch
+from tests.params import in_every_run
 
 TOLERANCE = {"rtol": 0, "atol": 1e-5}
 KINDS = [name for name in MODELS if "-" not in name]
@@ -163,8 +165,10 @@ def test_without_dense_columns(tmp_path: Path, name: str) -> None:
     check(tmp_path / "out", model, random_batch(columns, 1), random_batch(columns, 9))
 
 
-@pytest.mark.parametrize("name", ["dlrm", "din"])
-@pytest.mark.parametrize("file_format", ["onnx", "torch"])
+@pytest.mark.parametrize(
+    ("name", "file_format"),
+    in_every_run([("din", "onnx"), ("dlrm", "torch")], itertools.product(["dlrm", "din"], ["onnx", "torch"])),
+)
 def test_dynamic_tables(tmp_path: Path, name: str, file_format: str) -> None:
     columns = dataset(rows=None)
     model = trained(name, columns, tables=DynamicTablesSpec())
@@ -177,22 +181,27 @@ def test_dynamic_tables(tmp_path: Path, name: str, file_format: str) -> None:
 
 
 class Pooled(nn.Module):
-    """The vectors of one feature as scores of as many labels."""
+    """The vectors of features of one table as scores of as many labels."""
 
-    def __init__(self, table: TableSpec | DynamicTableSpec, feature: FeatureSpec) -> None:
+    def __init__(self, table: TableSpec | DynamicTableSpec, *features: FeatureSpec) -> None:
         super().__init__()
-        self.embedding = EmbeddingCollection([table], [feature], seed=3)
+        self.embedding = EmbeddingCollection([table], features, seed=3)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         return self.embedding(batch.sparse).pooled * 10
 
 
-@pytest.mark.parametrize(("pooling", "max_keys"), [("sum", None), ("mean", 2), ("sqrtn", None), ("max", 2)])
+POOLINGS: list[tuple[Pooling, int | None]] = [("sum", None), ("mean", 2), ("sqrtn", None), ("max", 2)]
+
+
 @pytest.mark.parametrize("file_format", ["onnx", "torch"])
-def test_every_pooling(tmp_path: Path, pooling: Pooling, max_keys: int | None, file_format: str) -> None:
-    columns = dataset(dense=0, labels=3)
-    table = DynamicTableSpec(name="tags", width=3, default=(0.5, -0.25, 2.0))
-    model = Pooled(table, FeatureSpec(name="tags", table="tags", pooling=pooling, max_keys=max_keys))
+def test_every_pooling(tmp_path: Path, file_format: str) -> None:
+    lists = tuple(CategoricalColumn(name=pooling, rows=ROWS, hotness=3) for pooling, _ in POOLINGS)
+    columns = replace(dataset(dense=0, labels=12), categorical=lists)
+    features = [
+        FeatureSpec(name=pooling, table="tags", pooling=pooling, max_keys=max_keys) for pooling, max_keys in POOLINGS
+    ]
+    model = Pooled(DynamicTableSpec(name="tags", width=3, default=(0.5, -0.25, 2.0)), *features)
     model.embedding.tables["tags"].rows(torch.arange(0, ROWS, 2), train=True)
     export_model(model, tmp_path / "out", dataset=columns, format=file_format)
     check(tmp_path / "out", model, random_batch(columns, 1), random_batch(columns, 20))
@@ -237,25 +246,21 @@ def test_a_column_named_as_the_dense_input(tmp_path: Path) -> None:
 
 
 def test_scores_are_what_is_asked_for(tmp_path: Path) -> None:
-    columns = dataset()
-    model = trained("wide_deep", columns)
+    columns = dataset(dense=0, labels=3, rows=7)
+    model = Pooled(TableSpec(name="a", rows=7, width=3), FeatureSpec(name="a", table="a"))
     export_model(model, tmp_path / "out", dataset=columns, scores=lambda logits: logits)
     batch = random_batch(columns, 5)
-    np.testing.assert_allclose(scores_of(tmp_path / "out", model, batch)["y0"], model(batch).detach(), **TOLERANCE)
+    found = np.concatenate(list(scores_of(tmp_path / "out", model, batch).values()), axis=1)
+    np.testing.assert_allclose(found, model(batch).detach(), **TOLERANCE)
 
 
-def test_the_model_keeps_its_tables(tmp_path: Path) -> None:
-    columns = dataset()
-    model = trained("dlrm", columns)
+def test_the_model_keeps_its_tables_and_files_hold_no_path_of_the_machine(tmp_path: Path) -> None:
+    columns = dataset(dense=0, labels=3, rows=7)
+    model = Pooled(TableSpec(name="a", rows=7, width=3), FeatureSpec(name="a", table="a"))
     before = model.embedding
-    export_model(model, tmp_path / "out", dataset=columns)
-    assert model.embedding is before
-
-
-def test_files_hold_no_path_of_the_machine(tmp_path: Path) -> None:
-    columns = dataset()
     for file_format, name in (("onnx", "model.onnx"), ("torch", "model.pt2")):
-        export_model(trained("dlrm", columns), tmp_path / file_format, dataset=columns, format=file_format)
+        export_model(model, tmp_path / file_format, dataset=columns, format=file_format)
+        assert model.embedding is before
         content = (tmp_path / file_format / name).read_bytes()
         assert str(Path(__file__).parents[2]).encode() not in content
         assert b".py" not in content

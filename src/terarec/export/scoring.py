@@ -91,7 +91,7 @@ class CollectionLookup(nn.Module):
         for feature in self.features:
             bag, is_key = keys.keys[feature.name], keys.masks[feature.name]
             if feature.max_keys is not None:
-                bag, is_key = bag[:, : feature.max_keys], is_key[:, : feature.max_keys]
+                bag, is_key = (_first_keys(given, feature.max_keys) for given in (bag, is_key))
             vectors = self.tables[self.places[feature.table]](bag, is_key)
             if feature.pooling == "none":
                 sequences[feature.name] = PaddedSequences(values=vectors, mask=is_key)
@@ -99,6 +99,14 @@ class CollectionLookup(nn.Module):
                 pooled.append(_pool(vectors, is_key, feature.pooling))
         nothing = vectors.new_zeros(vectors.shape[0], 0)
         return padded_output(torch.cat(pooled, dim=1) if pooled else nothing, sequences)
+
+
+def _first_keys(values: Tensor, count: int) -> Tensor:
+    """Return the first `count` columns of [B, K], after columns of zeros where K is less.
+
+    Slicing [B, K] itself would fix in the exported graph whether K is above `count`.
+    """
+    return torch.cat([values, values.new_zeros(values.shape[0], count)], dim=1)[:, :count]
 
 
 def padded_output(pooled: Tensor, sequences: Mapping[str, PaddedSequences]) -> EmbeddingOutput:
