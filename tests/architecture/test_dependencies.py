@@ -5,12 +5,15 @@ import re
 from collections.abc import Sequence
 
 from tests.architecture.layers import ALLOWED, ETL
-from tests.architecture.sources import NODES
+from tests.architecture.sources import all_nodes
 
 MODULE_NAME = re.compile(r"^terarec(?:\.[a-z][a-z0-9_]*)+")
-PACKAGE_OF = {
-    file: file.split("/")[0].removesuffix(".py") for file in NODES if file not in ("__init__.py", "__main__.py")
-}
+
+
+def package_of() -> dict[str, str]:
+    """Return the package of every file."""
+    files = [file for file in all_nodes() if file not in ("__init__.py", "__main__.py")]
+    return {file: file.split("/")[0].removesuffix(".py") for file in files}
 
 
 def imported_modules(nodes: Sequence[ast.AST]) -> list[tuple[int, str]]:
@@ -39,22 +42,22 @@ def imported_modules(nodes: Sequence[ast.AST]) -> list[tuple[int, str]]:
 
 
 def test_imports_follow_the_dependency_rules() -> None:
-    assert set(ALLOWED) == set(PACKAGE_OF.values()), "docs/architecture.md, tests/architecture/layers.py"
+    assert set(ALLOWED) == set(package_of().values()), "docs/architecture.md, tests/architecture/layers.py"
     wrong = []
-    for file, package in PACKAGE_OF.items():
+    for file, package in package_of().items():
         allowed = ALLOWED[package] | {"errors", package, "__version__"}
-        found = [(line, module.split(".")[1]) for line, module in imported_modules(NODES[file])]
+        found = [(line, module.split(".")[1]) for line, module in imported_modules(all_nodes()[file])]
         wrong += [f"{file}:{line}: {package} imports {other}" for line, other in found if other not in allowed]
     assert not wrong
 
 
 def test_imports_inside_etl_follow_its_dependency_rules() -> None:
-    part_of = {file: file.split("/")[1].removesuffix(".py") for file in NODES if file.startswith("etl/")}
+    part_of = {file: file.split("/")[1].removesuffix(".py") for file in all_nodes() if file.startswith("etl/")}
     del part_of["etl/__init__.py"]
     assert set(ETL) == set(part_of.values()), "docs/architecture.md, tests/architecture/layers.py"
     wrong = []
     for file, part in part_of.items():
-        modules = [(line, module.split(".")) for line, module in imported_modules(NODES[file])]
+        modules = [(line, module.split(".")) for line, module in imported_modules(all_nodes()[file])]
         found = [(line, names[2]) for line, names in modules if names[1] == "etl"]
         wrong += [f"{file}:{line}: {part} imports {other}" for line, other in found if other not in ETL[part] | {part}]
     assert not wrong

@@ -25,7 +25,7 @@ def unnamed(told: dict[str, Any], command: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "command", ["generate", "prepare", "convert", "train", "evaluate", "predict", "export", "inspect", "doctor"]
+    "command", ["generate", "prepare", "convert", "train", "evaluate", "predict", "inspect", "doctor"]
 )
 def test_every_figure_is_on_the_page(workshop: Workshop, tmp_path: Path, command: str) -> None:
     told = {
@@ -38,7 +38,6 @@ def test_every_figure_is_on_the_page(workshop: Workshop, tmp_path: Path, command
         "train": lambda: workshop.trained,
         "evaluate": lambda: figures("evaluate", workshop.run, "--data", workshop.data),
         "predict": lambda: figures("predict", workshop.run, "--data", workshop.data, "--out", tmp_path / "s.parquet"),
-        "export": lambda: figures("export", workshop.run, "--out", tmp_path / "exported"),
         "inspect": lambda: {
             **figures("inspect", workshop.data),
             **figures("inspect", workshop.data, "--column", "C1"),

@@ -11,6 +11,7 @@ import torch
 
 from terarec.formats import read_dataset
 from tests.cli.conftest import Workshop, figures, refused
+from tests.cli.test_docs import unnamed
 
 runtime = pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
 
@@ -32,10 +33,11 @@ def feed_of(description: dict, table: pa.Table) -> dict[str, np.ndarray]:
     return feed
 
 
-@pytest.mark.parametrize("file_format", ["onnx", "torch"])
+@pytest.mark.parametrize("file_format", ["onnx", pytest.param("torch", marks=pytest.mark.slow)])
 def test_scores_are_those_of_predict(workshop: Workshop, tmp_path: Path, file_format: str) -> None:
     out = tmp_path / "exported"
     told = figures("export", workshop.run, "--out", out, "--format", file_format)
+    assert unnamed(told, "export") == set()
     description = json.loads((out / "export.json").read_text())
     assert (description["step"], description["run"]) == (told["step"], str(workshop.run))
     assert told["max_abs_difference"] == description["max_abs_difference"] < 1e-5

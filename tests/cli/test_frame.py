@@ -63,7 +63,16 @@ def test_debug_shows_the_traceback_too(tmp_path) -> None:
     assert ended.err.splitlines()[-1].startswith(f"terarec: error: {tmp_path / 'none'}: no such directory")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["doctor"], ["doctor", "--json"], ["train", "-h"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["train", "-h"],
+        pytest.param(["doctor"], marks=pytest.mark.slow),
+        pytest.param(["doctor", "--json"], marks=pytest.mark.slow),
+    ],
+)
 def test_a_reader_that_leaves_is_no_error(arguments: list[str]) -> None:
     """E9: ``terarec --help | head -1`` ends with 0, in a shell that looks at every command of a pipe."""
     process = subprocess.Popen([*ENTRY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

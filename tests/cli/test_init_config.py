@@ -23,6 +23,7 @@ from terarec.spec import (
 )
 from tests.cli.conftest import figures, refused, terarec
 from tests.formats.samples import make_block
+from tests.params import in_every_run
 
 KINDS = sorted(spec.kind for spec in MODELS)
 COLUMNS = DatasetSpec(
@@ -58,7 +59,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("sequences") / "data", one_label)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", in_every_run(["dlrm", "din", "graph", "two_tower"], KINDS))
 def test_the_written_run_trains_as_it_is(data: Path, tmp_path: Path, kind: str) -> None:
     config = tmp_path / "run.json"
     factory = ["--factory", "tests.models.factories:small_model"] if kind == "python" else []

@@ -3,8 +3,6 @@
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from terarec.checkpoint import complete_checkpoints, load
 from terarec.models.artifact import dense_state, load_model, tables
 from tests.cli.conftest import Workshop, figures, refused
 from tests.cli.test_stopping import files, start, wait_for
+from tests.processes import run_python
 
 SHAPE = ["--model", "dlrm", "--width", "4", "--bottom", "8-4", "--top", "8", "--batch-size", "16"]
 
@@ -31,16 +30,15 @@ def kill_trainings(workshop: Workshop, tmp_path: Path, *, steps: int, every: int
     """Train once without a stop, and for each seed killed at a random moment and resumed: the same bytes."""
     begin = time.monotonic()
     uninterrupted = start(*train_arguments(workshop, tmp_path / "complete_checkpoints", steps, every))
-    _, stderr = uninterrupted.communicate(timeout=300)
-    assert uninterrupted.returncode == 0, stderr
+    ended = uninterrupted.wait(300)
+    assert ended.returncode == 0, ended.stderr
     seconds = time.monotonic() - begin
     expected = checkpoint_files(tmp_path / "complete_checkpoints")
     for seed in seeds:
         out = tmp_path / f"run-{seed}"
         process = start(*train_arguments(workshop, out, steps, every))
         time.sleep(random.Random(seed).uniform(0, 1.1 * seconds))
-        process.kill()
-        process.communicate(timeout=60)
+        process.close()
         figures(*train_arguments(workshop, out, steps, every), "--resume")
         assert checkpoint_files(out) == expected, f"seed {seed}"
         shutil.rmtree(out)
@@ -49,7 +47,7 @@ def kill_trainings(workshop: Workshop, tmp_path: Path, *, steps: int, every: int
 def test_s3_a_training_killed_at_a_random_moment_is_resumed_to_the_same_bits(
     workshop: Workshop, tmp_path: Path
 ) -> None:
-    kill_trainings(workshop, tmp_path, steps=200, every=7, seeds=range(1))
+    kill_trainings(workshop, tmp_path, steps=60, every=7, seeds=range(1))
 
 
 @pytest.mark.slow
@@ -62,8 +60,8 @@ def kill_preparations(raw: list[Path], tmp_path: Path, *, seeds: range) -> None:
     arguments = ["prepare", "criteo", *raw, "--min-count", "2", "--valid-fraction", "0.25", "--out"]
     begin = time.monotonic()
     process = start(*arguments, tmp_path / "complete_checkpoints" / "data")
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 0, stderr
+    ended = process.wait(300)
+    assert ended.returncode == 0, ended.stderr
     seconds = time.monotonic() - begin
 
     def data(root: Path) -> dict[str, bytes]:
@@ -74,8 +72,7 @@ def kill_preparations(raw: list[Path], tmp_path: Path, *, seeds: range) -> None:
         out = tmp_path / f"out-{seed}"
         process = start(*arguments, out / "data")
         time.sleep(random.Random(seed).uniform(0, 1.1 * seconds))
-        process.kill()
-        process.communicate(timeout=60)
+        process.close()
         if not (out / "data").exists():
             figures(*arguments, out / "data")
         assert data(out) == data(tmp_path / "complete_checkpoints"), f"seed {seed}"
@@ -101,10 +98,9 @@ def test_s3_a_second_training_in_a_run_is_refused(workshop: Workshop, tmp_path: 
         wait_for(lambda: (out / "metrics.jsonl").exists())
         message = refused(*train_arguments(workshop, out, 1, 1), code=2)
         assert "another training runs there, expected a directory of its own" in message
-        assert first.poll() is None
+        assert first.is_alive()
     finally:
-        first.kill()
-        first.communicate(timeout=60)
+        first.close()
 
 
 def test_s3_a_second_preparation_of_a_directory_is_refused(workshop: Workshop, tmp_path: Path) -> None:
@@ -117,8 +113,7 @@ def test_s3_a_second_preparation_of_a_directory_is_refused(workshop: Workshop, t
         assert "is being written by another run, expected one run at a time" in refused(*arguments, code=2)
     finally:
         first.send_signal(signal.SIGCONT)
-        first.kill()
-        first.communicate(timeout=60)
+        first.close()
 
 
 def test_s3_readers_of_a_run_in_training_see_whole_checkpoints(workshop: Workshop, tmp_path: Path) -> None:
@@ -135,8 +130,8 @@ def test_s3_readers_of_a_run_in_training_see_whole_checkpoints(workshop: Worksho
             seen.append(loaded.step)
     finally:
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
+        ended = process.wait()
+    assert ended.returncode == 130, ended.stderr
     assert seen == sorted(seen)
     assert load(complete_checkpoints(out / "checkpoints")[-1]).step >= seen[-1]
 
@@ -150,8 +145,8 @@ def test_s3_ctrl_c_during_large_steps_ends_soon_with_a_checkpoint(workshop: Work
     wait_for(lambda: (tmp_path / "run/metrics.jsonl").exists())
     time.sleep(1)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
+    ended = process.wait()
+    assert ended.returncode == 130, ended.stderr
     assert complete_checkpoints(tmp_path / "run/checkpoints")
 
 
@@ -164,9 +159,9 @@ def test_s3_ctrl_c_during_a_large_parse_ends_soon(tmp_path: Path) -> None:
     wait_for(lambda: (tmp_path / "data.partial").exists())
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
-    assert "Traceback" not in stderr
+    ended = process.wait()
+    assert ended.returncode == 130, ended.stderr
+    assert "Traceback" not in ended.stderr
     assert not (tmp_path / "data").exists()
 
 
@@ -224,7 +219,7 @@ print(codes)
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="forks")
 def test_s3_a_fork_beside_lookups_in_threads_does_not_hang() -> None:
-    ended = run_within(120, FORK)
+    ended = run_python(FORK, timeout=120)  # one that hangs is ended and fails the test
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "[0, 0, 0, 0, 0]\n", ended.stderr
 
@@ -262,34 +257,6 @@ print("equal")
 
 
 def test_s3_workers_of_a_data_loader_look_up_after_a_fork() -> None:
-    ended = run_within(120, WORKERS)
+    ended = run_python(WORKERS, timeout=120)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "equal\n"
-
-
-def run_within(seconds: float, program: str) -> subprocess.CompletedProcess[str]:
-    """Run a program; one that hangs is killed with all that it forked, and fails the test."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, errors = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        pytest.fail(f"hangs for {seconds} s")
-    finally:
-        end_group(process)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
-
-
-def end_group(process: subprocess.Popen[str]) -> None:
-    """End the process and all that it forked, if any are left."""
-    import contextlib
-    import os
-
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()

@@ -5,7 +5,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,14 +16,13 @@ import pytest
 from terarec.checkpoint import complete_checkpoints
 from terarec.serve.client import InferenceClient
 from tests.cli.conftest import Workshop, figures, refused, terarec
+from tests.processes import Python
 
-TERAREC = [sys.executable, "-c", "from terarec.cli import main; main()"]
 SHAPE = ["--width", "4", "--bottom", "8-4", "--top", "8", "--batch-size", "16"]
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
-    words = [*TERAREC, *map(str, arguments)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(*arguments: object) -> Python:
+    return Python("from terarec.cli import main; main()", *arguments)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -40,14 +38,14 @@ def test_ctrl_c_leaves_a_checkpoint_to_resume_from(workshop: Workshop, tmp_path:
     process = start(*train, "--json")
     wait_for(lambda: bool(complete_checkpoints(out / "checkpoints")))
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
-    last = stderr.strip().splitlines()[-1]
+    ended = process.wait()
+    assert ended.returncode == 130
+    last = ended.stderr.strip().splitlines()[-1]
     newest = complete_checkpoints(out / "checkpoints")[-1]
     assert last.startswith("terarec: interrupted: SIGINT after step ")
     assert str(newest) in last
-    assert "Traceback" not in stderr
-    assert json.loads(stdout.splitlines()[-1])["error"] == last.removeprefix("terarec: ")
+    assert "Traceback" not in ended.stderr
+    assert json.loads(ended.stdout.splitlines()[-1])["error"] == last.removeprefix("terarec: ")
     step = int(newest.name.removeprefix("step-"))
     resumed = figures(*train, "--resume", "--set", f"training.max_steps={step + 1}")
     assert (resumed["steps"], resumed["samples"]) == (step + 1, 16)
@@ -206,6 +204,5 @@ def test_a_server_is_asked_once_and_stops(workshop: Workshop) -> None:
         assert 0 < float(scores["score"].reshape(-1)[0]) < 1
     finally:
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 0, stderr
-    assert stdout == ""
+        ended = process.wait()
+    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr

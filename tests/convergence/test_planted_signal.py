@@ -13,18 +13,25 @@ def data(tmp_path_factory):
     return directory, make_planted(directory, train=80_000, valid=10_000, rows_per_group=5_000).best_auc
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+MODELS = {
+    "dlrm": DLRMSpec(width=8, bottom=(16, 8), top=(32,)),
+    "dlrm-dynamic": DLRMSpec(width=8, bottom=(16, 8), top=(32,), tables=DynamicTablesSpec()),
+    "wide_deep": WideDeepSpec(width=8, hidden=(32,), dropout=0.1),
+}
+ALWAYS = {("dlrm", "fp32"), ("dlrm-dynamic", "bf16"), ("wide_deep", "fp32")}
+
+
 @pytest.mark.parametrize(
-    "model",
+    ("name", "precision"),
     [
-        DLRMSpec(width=8, bottom=(16, 8), top=(32,)),
-        DLRMSpec(width=8, bottom=(16, 8), top=(32,), tables=DynamicTablesSpec()),
-        WideDeepSpec(width=8, hidden=(32,), dropout=0.1),
+        pytest.param(name, precision, marks=() if (name, precision) in ALWAYS else pytest.mark.slow)
+        for name in MODELS
+        for precision in ("fp32", "bf16")
     ],
-    ids=["dlrm", "dlrm-dynamic", "wide_deep"],
 )
-def test_the_best_auc_is_nearly_reached(tmp_path, data, model, precision):
+def test_the_best_auc_is_nearly_reached(tmp_path, data, name, precision):
     directory, best_auc = data
+    model = MODELS[name]
     training = TrainingSpec(batch_size=400, epochs=2, precision=precision)
     sparse, dense = AdaGradSpec(lr=0.05), AdamSpec(lr=0.006)
     spec = RunSpec(data=str(directory), model=model, sparse_optimizer=sparse, dense_optimizer=dense, training=training)

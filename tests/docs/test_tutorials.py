@@ -2,11 +2,17 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from terarec.cli.app import command_line
+from tests.params import in_every_run
+from tests.processes import Ended, run_python
 
 DOCS = Path(__file__).parents[2] / "docs"
 TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
@@ -24,14 +30,48 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return joined
 
 
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_the_blocks_of_a_tutorial_run(page: Path, tmp_path: Path) -> None:
-    environment = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", COLUMNS="120")
+# Commands in processes of their own take 60 s in all: these run in the workflow of the docs and in the long suite.
+@pytest.mark.parametrize("name", in_every_run(["plain-torch", "dynamic-tables"], [page.stem for page in TUTORIALS]))
+def test_the_blocks_of_a_tutorial_run(name: str, tmp_path: Path) -> None:
+    page = DOCS / "tutorials" / f"{name}.md"
+    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "120"}
     assert blocks(page)
     for language, code in blocks(page):
-        command = [sys.executable, "-c", code] if language == "python" else ["bash", "-euo", "pipefail", "-c", code]
-        run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert run.returncode == 0, f"{language}:\n{code}\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}"
+        if language == "python":
+            ended = run_python(code, cwd=tmp_path, environment=environment)
+        else:
+            ended = run_shell(code, tmp_path, environment)
+        assert ended.returncode == 0, f"{language}:\n{code}\n{ended.stdout[-2000:]}\n{ended.stderr[-4000:]}"
+
+
+def run_shell(code: str, cwd: Path, environment: dict[str, str]) -> Ended:
+    """Run code as bash does, up to the first command that fails."""
+    command = ["bash", "-euo", "pipefail", "-c", code]
+    done = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_the_code_of_a_tutorial_is_valid(page: Path) -> None:
+    """Python compiles, and the commands have the options that they are given."""
+    for language, code in blocks(page):
+        if language == "python":
+            compile(code, str(page), "exec")
+            continue
+        for line in code.replace("\\\n", " ").splitlines():
+            words = shlex.split(line.rstrip("&")) if line.startswith("terarec ") else []
+            if words:
+                parse(command_line(), words)
+
+
+def parse(command: Any, words: list[str]) -> None:
+    """Parse a command line; what it refuses is raised."""
+    context = command.make_context(words[0], words[1:])
+    if hasattr(command, "resolve_command"):
+        name, inner, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        parse(inner.load() if hasattr(inner, "load") else inner, [name, *rest])
 
 
 def test_every_page_is_in_the_navigation() -> None:

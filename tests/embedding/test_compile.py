@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from terarec.embedding.weight_lookup import GRAPHS_HOLD_UPDATES
 from terarec.optim import RowOptimizer
 from terarec.spec import AdaGradSpec, DynamicTableSpec, FeatureSpec, SGDSpec, TableSpec
 from tests.embedding.plain import random_jagged
+from tests.params import in_every_run
 
 ROWS, WIDTH = 23, 5
 
@@ -41,7 +43,7 @@ class Model(nn.Module):
 
 
 @pytest.mark.skipif(not GRAPHS_HOLD_UPDATES, reason="this torch loses updates in compiled backward passes")
-@pytest.mark.parametrize("kind", ["EmbeddingBag", "Embedding"])
+@pytest.mark.parametrize("kind", in_every_run(["EmbeddingBag"], ["EmbeddingBag", "Embedding"]))
 def test_a_drop_in_trains_in_one_graph_for_every_size(kind):
     eager = Model(kind)
     twin = copy.deepcopy(eager)
@@ -57,8 +59,13 @@ def test_a_drop_in_trains_in_one_graph_for_every_size(kind):
     assert counter.frame_count == 2  # the first size alone, then any
 
 
-@pytest.mark.parametrize("kind", ["EmbeddingBag", "Embedding"])
-@pytest.mark.parametrize("how", ["sparse", "rows", "padding"])
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    in_every_run(
+        [("EmbeddingBag", "sparse"), ("Embedding", "rows"), ("EmbeddingBag", "padding")],
+        itertools.product(["EmbeddingBag", "Embedding"], ["sparse", "rows", "padding"]),
+    ),
+)
 def test_what_no_graph_holds_runs_beside_it(kind, how):
     arguments = {"sparse": {"sparse": True}, "rows": {}, "padding": {"padding_idx": 3}}[how]
     eager = Model(kind, **arguments)
@@ -92,7 +99,9 @@ class WithCollection(nn.Module):
         return self.dense(self.tables(jagged).pooled).sigmoid()
 
 
-@pytest.mark.parametrize(("backend", "tolerance"), [("aot_eager", 0.0), ("inductor", 1e-6)])
+@pytest.mark.parametrize(
+    ("backend", "tolerance"), in_every_run([("aot_eager", 0.0)], [("aot_eager", 0.0), ("inductor", 1e-6)])
+)
 def test_a_collection_trains_with_the_dense_part_compiled(backend, tolerance):
     eager, twin = WithCollection(), WithCollection()
     twin.load_state_dict(eager.state_dict())
@@ -136,8 +145,10 @@ def weighted_bags(size: int) -> tuple[Tensor, Tensor, Tensor]:
     return jagged.keys, jagged.offsets, torch.linspace(0.5, 1.5, jagged.keys.numel())
 
 
-@pytest.mark.parametrize("pooling", ["mean", "max"])
-@pytest.mark.parametrize("is_quantized", [False, True])
+@pytest.mark.parametrize(
+    ("pooling", "is_quantized"),
+    in_every_run([("mean", False), ("max", True)], itertools.product(["mean", "max"], [False, True])),
+)
 def test_in_evaluation_one_graph_takes_weights_of_keys_for_every_size(pooling, is_quantized):
     torch.compiler.reset()  # compiled code of other cases counts against the most that there may be
     model = OnTensors(pooling, is_quantized)

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "adult_wide_deep.py"
 
 
+@pytest.mark.slow  # tests/etl/ready/test_training.py trains on the same rows in every run
 def test_the_example_beats_logistic_regression_in_three_epochs(tmp_path):
     command = [sys.executable, EXAMPLE, "--out", tmp_path / "adult", "--epochs", "3", "--json"]
     figures = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

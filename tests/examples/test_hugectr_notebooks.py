@@ -1,25 +1,30 @@
 """The walk-throughs of examples/hugectr run from their first cell to their last, which asserts what they reach."""
 
 import re
+import shutil
 
 import nbformat
 import pytest
 
 pytest.importorskip("nbclient", reason="the extra 'dev' is not installed")
 
-from tests.examples.notebooks import NOTEBOOKS, executed, plots
+from tests.examples.notebooks import DIRECTORY, NOTEBOOKS, executed, plots
+from tests.processes import run_python
 
 each = pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in NOTEBOOKS])
 
 
-# One of them in each run of the suite, all in the long one: each takes a Jupyter kernel some 15 seconds.
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, id=path.stem, marks=() if path.stem == "criteo_dcn" else pytest.mark.slow)
-        for path in NOTEBOOKS
-    ],
-)
+def test_the_code_of_one_runs(tmp_path):
+    """Without a Jupyter kernel, which takes some seconds to start."""
+    cells = nbformat.read(DIRECTORY / "shop_dlrm.ipynb", as_version=4).cells
+    folder = shutil.copytree(DIRECTORY, tmp_path / "hugectr", ignore=shutil.ignore_patterns("output"))
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    ended = run_python(code, cwd=folder, environment={"MPLBACKEND": "agg"})
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.slow
+@each
 def test_it_runs_and_shows_a_plot(path, tmp_path):
     notebook = executed(path, tmp_path)
     assert all(len(image) > 10_000 for image in plots(notebook))

@@ -1,12 +1,11 @@
 """Scripts run with not a line changed, as `python SCRIPT` would run them."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from terarec.hugectr.command_line import main
+from tests.processes import run_python
 
 SCRIPT = """
 import sys
@@ -34,8 +33,7 @@ if __name__ == "__main__":
 
 
 def run(*arguments, cwd):
-    command = [sys.executable, "-m", "terarec.hugectr", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    return run_python("terarec.hugectr", *arguments, cwd=cwd, is_module=True)
 
 
 @pytest.fixture

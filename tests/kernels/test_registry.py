@@ -1,6 +1,5 @@
 """Which kernel runs, and how it is said."""
 
-import os
 import subprocess
 import sys
 
@@ -10,6 +9,7 @@ from terarec.errors import KernelError
 from terarec.kernels import registry
 from terarec.kernels.cpu import host
 from terarec.kernels.registry import active, available
+from tests.processes import run_python
 
 
 def test_the_core_is_built_and_the_fastest_on_the_cpu():
@@ -41,19 +41,13 @@ def test_an_op_without_implementation_on_a_device_is_refused():
         active("sort", "cpu")
 
 
-def run_python(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True, check=False
-    )
-
-
 def test_triton_is_neither_loaded_nor_taken_where_it_would_only_interpret():
     program = (
         "import sys; from terarec.kernels.registry import active, available, choose\n"
         "print(active('bag_lookup', 'cpu').implementation, available()['triton'], 'triton' in sys.modules, sep=', ')\n"
         "choose('bag_lookup', 'cpu', 'triton')"
     )
-    told = run_python(program, TRITON_INTERPRET="0")
+    told = run_python(program, environment={"TRITON_INTERPRET": "0"})
     assert told.stdout.strip() in ("cpu, no CUDA device is there, False", "cpu, Triton is not installed, False")
     assert "implementation 'triton' cannot run on cpu: runs on cuda, not on cpu" in told.stderr
 
@@ -70,10 +64,10 @@ def test_the_environment_puts_an_implementation_first():
         "from terarec.kernels.registry import active\n"
         "print(*(active(op, 'cpu').implementation for op in ('bag_lookup', 'lookup_fits', 'allocate_rows')))"
     )
-    assert run_python(program, TERAREC_KERNELS="ref").stdout.split() == ["ref", "ref", "ref"]
-    refused = run_python(program, TERAREC_KERNELS="triton", TRITON_INTERPRET="0")
+    assert run_python(program, environment={"TERAREC_KERNELS": "ref"}).stdout.split() == ["ref", "ref", "ref"]
+    refused = run_python(program, environment={"TERAREC_KERNELS": "triton", "TRITON_INTERPRET": "0"})
     assert "TERAREC_KERNELS: got 'triton', which does not run here: " in refused.stderr
-    refused = run_python(program, TERAREC_KERNELS="tpu")
+    refused = run_python(program, environment={"TERAREC_KERNELS": "tpu"})
     assert "TERAREC_KERNELS: got 'tpu', expected one of triton, cpu, ref" in refused.stderr
 
 
@@ -84,14 +78,14 @@ def test_the_environment_makes_triton_interpret_what_it_has():
         "print(*(active(op, 'cpu').implementation for op in ('bag_lookup', 'lookup_fits', 'allocate_rows')))\n"
         "print(choose('row_update_', 'cpu').__module__)"
     )
-    told = run_python(program, TERAREC_KERNELS="triton", TRITON_INTERPRET="1").stdout.split()
+    told = run_python(program, environment={"TERAREC_KERNELS": "triton", "TRITON_INTERPRET": "1"}).stdout.split()
     assert told == ["triton", "cpu", "cpu", "terarec.kernels.triton.row_update"]
 
 
 def test_the_environment_forces_an_instruction_set():
     program = "from terarec.kernels.cpu.host import features; print(features())"
-    assert run_python(program, TERAREC_CPU="generic").stdout.strip() == "generic"
-    refused = run_python("import terarec.kernels.cpu.host", TERAREC_CPU="sse9")
+    assert run_python(program, environment={"TERAREC_CPU": "generic"}).stdout.strip() == "generic"
+    refused = run_python("import terarec.kernels.cpu.host", environment={"TERAREC_CPU": "sse9"})
     assert "TERAREC_CPU: got 'sse9', expected one of generic, avx2, avx512, neon" in refused.stderr
 
 

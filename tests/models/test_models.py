@@ -37,6 +37,7 @@ from terarec.spec import (
 from tests.models import every
 from tests.models.every import ALLOWED, COLUMN_MODELS, DIN_MODELS, TWO_TOWER_MODELS, dataset, random_batch
 from tests.models.planted import planted_batch, planted_dataset
+from tests.params import in_every_run
 
 each_model = pytest.mark.parametrize("name", every.MODELS)
 each_column_model = pytest.mark.parametrize("name", COLUMN_MODELS)
@@ -83,7 +84,10 @@ def test_every_registered_model_is_tested() -> None:
     assert len({spec.kind for spec in MODELS}) == len(MODELS)
 
 
-@pytest.mark.parametrize("name", [name for name in COLUMN_MODELS if not name.startswith("lr")])
+PRODUCTS = [name for name in COLUMN_MODELS if not name.startswith("lr")]
+
+
+@pytest.mark.parametrize("name", in_every_run([name for name in PRODUCTS if "-" not in name], PRODUCTS))
 def test_learns_a_product(name: str) -> None:
     small = COLUMN_MODELS[name]
     wide = {"width": 8, "bottom": (16, 8)} if isinstance(small, DLRMSpec) else {"width": 8}
@@ -105,7 +109,7 @@ def test_learns_a_sum(name: str) -> None:
     assert accuracy(model, batches(-1, 2000)) > 0.95
 
 
-@pytest.mark.parametrize("name", DIN_MODELS)
+@pytest.mark.parametrize("name", in_every_run(["din"], DIN_MODELS))
 def test_din_learns_whether_the_target_is_in_the_history(name: str) -> None:
     def batches(seed: int, size: int = 256) -> Batch:
         batch = random_batch(COLUMNS, size, seed=seed)

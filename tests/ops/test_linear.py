@@ -13,7 +13,7 @@ from terarec.nn import MLP
 from terarec.nn.dense import Linear
 from terarec.ops import linear, linear_choice, linear_relu
 from terarec.ops.linear import has_bfloat16
-from tests.kernels.test_registry import run_python
+from tests.processes import run_python
 
 LARGE = [(4096, 100, 16), (4096, 16, 100), (331, 211, 127), (127, 331, 211), (1, 2048, 2053), (100_003, 8, 8)]
 """Rows, columns of the input and of the output; each has more multiplications than oneDNN is taken for."""
@@ -197,9 +197,9 @@ def test_a_stack_of_layers_equals_itself_in_float64(batch_norm: bool) -> None:
 
 def test_the_environment_forces_a_library() -> None:
     program = "from terarec.ops import linear_choice; print(linear_choice().implementation)"
-    assert run_python(program, TERAREC_LINEAR="torch").stdout.strip() == "torch"
-    assert run_python(program, ATEN_CPU_CAPABILITY="avx2").stdout.strip() == "torch"
-    refused = run_python(program, TERAREC_LINEAR="eigen")
+    assert run_python(program, environment={"TERAREC_LINEAR": "torch"}).stdout.strip() == "torch"
+    assert run_python(program, environment={"ATEN_CPU_CAPABILITY": "avx2"}).stdout.strip() == "torch"
+    refused = run_python(program, environment={"TERAREC_LINEAR": "eigen"})
     assert "TERAREC_LINEAR: got 'eigen', expected one of onednn, torch" in refused.stderr
 
 

@@ -12,6 +12,7 @@ from terarec.ops import BagGradient, row_rule, row_update_, state_shapes
 from tests.ops.bags import IMPLEMENTATIONS, make_layout, make_lookup, one_feature
 from tests.ops.hosts import SETS, on_every_host
 from tests.ops.rules import make_gradients, make_rule, make_state
+from tests.params import paired
 
 POOLINGS = ["sum", "none", ("mean", "sum", "sqrtn", "max")]
 
@@ -25,9 +26,9 @@ def updated(weights, gradients, kind, implementation, mode="local"):
     return weights, state
 
 
-@pytest.mark.parametrize("width", [1, 3, 8, 16, 17, 32, 64, 127, 128, 130, 256])
-@pytest.mark.parametrize("pooling", POOLINGS)
-@pytest.mark.parametrize("kind", RULE_KINDS)
+@pytest.mark.parametrize(
+    ("width", "kind", "pooling"), paired([1, 3, 8, 16, 17, 32, 64, 127, 128, 130, 256], RULE_KINDS, POOLINGS)
+)
 def test_equals_the_plain_kernel(select, width, pooling, kind):
     for batch, hotness in [(0, 1), (1, 3), (7, 4), (65, 1)]:
         weights, gradients = make_gradients(width, pooling, batch, hotness)
@@ -37,9 +38,7 @@ def test_equals_the_plain_kernel(select, width, pooling, kind):
             torch.testing.assert_close(updated(weights, gradients, kind, "cpu"), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("width", [1, 17, 64, 128])
-@pytest.mark.parametrize("pooling", POOLINGS)
-@pytest.mark.parametrize("kind", RULE_KINDS)
+@pytest.mark.parametrize(("width", "kind", "pooling"), paired([1, 17, 64, 128], RULE_KINDS, POOLINGS))
 def test_the_same_bits_on_every_instruction_set_and_thread_count(width, pooling, kind):
     weights, gradients = make_gradients(width, pooling, 900, 4)
     results = on_every_host(lambda: updated(weights, gradients, kind, "cpu"), threads=(1, 2, 5))

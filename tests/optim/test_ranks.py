@@ -12,6 +12,7 @@ from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError
 from terarec.optim import RowOptimizer
 from terarec.spec import FeatureSpec, SGDSpec, TableSpec
+from tests.processes import CONTEXT
 
 
 class Model(nn.Module):
@@ -52,4 +53,6 @@ def test_a4_a_step_in_a_group_of_several_ranks_raises(world_size: int) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    multiprocessing.spawn(train_on_a_rank, args=(world_size, port), nprocs=world_size)
+    multiprocessing.start_processes(
+        train_on_a_rank, args=(world_size, port), nprocs=world_size, start_method=CONTEXT.get_start_method()
+    )

@@ -6,8 +6,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -23,6 +21,7 @@ import pytest
 from terarec.errors import ConfigError
 from terarec.serve import InferenceClient, InferenceError, InferenceSession, service
 from terarec.serve.protocol import MAX_LISTS, MAX_OBJECTS, RequestTooLargeError, decode_infer_request
+from tests.processes import Python
 from tests.serve.conftest import TrainedRun
 
 PROGRAM = """
@@ -43,7 +42,7 @@ print("stopped", flush=True)
 class Server:
     """A server in a process of its own."""
 
-    process: subprocess.Popen[str]
+    process: Python
     port: int
 
     @property
@@ -66,21 +65,18 @@ class Server:
 @pytest.fixture
 def start(trained: TrainedRun) -> Iterator[Callable[..., Server]]:
     """Starts servers; they end with the test."""
-    processes: list[subprocess.Popen[str]] = []
+    processes: list[Python] = []
 
     def started(**options: Any) -> Server:
-        command = [sys.executable, "-c", PROGRAM, str(trained.path), json.dumps(options)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = Python(PROGRAM, trained.path, json.dumps(options))
         processes.append(process)
-        assert process.stdout is not None
         return Server(process, int(process.stdout.readline()))
 
     try:
         yield started
     finally:
         for process in processes:
-            process.kill()
-            process.communicate()
+            process.close()
 
 
 def head(length: int | None) -> bytes:
@@ -354,8 +350,8 @@ def test_s3_sigterm_answers_what_is_in_flight_and_refuses_what_is_new(
         asking.sendall(body)
         status, refusal = answer(asking)
         assert (status, refusal["error"][:21]) == (400, "column 'I1': missing,")  # answered, in full
-        out, errors = server.process.communicate(timeout=60)
-    assert (server.process.returncode, out, errors) == (0, "stopped\n", "")
+        ended = server.process.wait()
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "stopped\n", "")
 
 
 def test_s3_a_body_that_never_comes_does_not_hold_up_the_stop(start: Callable[..., Server]) -> None:
@@ -365,5 +361,5 @@ def test_s3_a_body_that_never_comes_does_not_hold_up_the_stop(start: Callable[..
         assert asking.recv(100).startswith(b"HTTP/1.1 100 ")
         os.kill(server.process.pid, signal.SIGTERM)
         assert answer(asking)[0] == 408
-        out, errors = server.process.communicate(timeout=60)
-    assert (server.process.returncode, out, errors) == (0, "stopped\n", "")
+        ended = server.process.wait()
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "stopped\n", "")

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 import urllib.request
@@ -19,6 +18,7 @@ from terarec.errors import ConfigError, DataNotFoundError, MissingDependencyErro
 from terarec.serve import InferenceClient, InferenceError, InferenceSession, RunningServer, serve
 from terarec.serve.protocol import InferRequest, Tensor, decode_infer_response, encode, float32_elements
 from terarec.spec import ServingSpec
+from tests.processes import Python
 from tests.serve.conftest import CATEGORICAL, DENSE, TrainedRun
 
 PROGRAM = """
@@ -32,27 +32,18 @@ print("stopped", flush=True)
 
 
 @pytest.fixture
-def process(trained: TrainedRun) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", PROGRAM, str(trained.path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        try:
-            yield running
-        finally:
-            running.kill()
+def process(trained: TrainedRun) -> Iterator[Python]:
+    with contextlib.closing(Python(PROGRAM, trained.path)) as running:
+        yield running
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_server_cleanly(
-    process: subprocess.Popen[str], trained: TrainedRun, number: signal.Signals
-) -> None:
-    assert process.stdout is not None
+def test_a_signal_ends_the_server_cleanly(process: Python, trained: TrainedRun, number: signal.Signals) -> None:
     client = InferenceClient(process.stdout.readline().strip(), model="dlrm")
     assert client.infer(trained.records(0, 3))["score"].shape == (3, 1)
     process.send_signal(number)
-    out, errors = process.communicate(timeout=30)
-    assert process.returncode == 0
-    assert out == "stopped\n"
-    assert errors == ""
+    ended = process.wait()
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "stopped\n", "")
 
 
 def test_the_client_gets_the_scores_of_the_session(

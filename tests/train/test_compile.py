@@ -13,7 +13,7 @@ from terarec.train import Optimizers, Trainer
 from tests.models.every import ALLOWED, MODELS, dataset, random_batch
 
 COLUMNS = dataset()
-IN_EVERY_RUN = {"dlrm", "din", "graph"}
+IN_EVERY_RUN = {"din", "graph"}
 """The models that the short suite trains: dense and sparse columns, sequences, layers by name."""
 
 

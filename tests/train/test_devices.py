@@ -1,7 +1,6 @@
 """Where tensors are made, and batches that are copied ahead, as far as it can be checked without a GPU."""
 
 import dataclasses
-import subprocess
 import sys
 
 import pytest
@@ -27,6 +26,7 @@ from terarec.spec import (
 from terarec.train import Optimizers, Trainer
 from terarec.train.devices import CPU, batches_on, copied_ahead, one_ahead, resolve_device
 from tests.models.every import ALLOWED, MODELS, dataset, random_batch
+from tests.processes import run_python
 
 COLUMNS = dataset()
 DLRM, DEEPFM = MODELS["dlrm"], MODELS["deepfm"]
@@ -187,8 +187,7 @@ print(int(kept), left, faults())
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")
 def test_large_blocks_are_reused_without_page_faults() -> None:
-    output = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True).stdout
-    kept, faults_before, faults_after = map(int, output.split())
+    kept, faults_before, faults_after = map(int, run_python(CODE).stdout.split())
     if not kept:
         pytest.skip("this C library does not take the setting")
     assert faults_after < faults_before / 10

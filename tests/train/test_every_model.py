@@ -28,8 +28,8 @@ def _with_draws(spec):
 
 
 SPECS = {kind: _with_draws(spec) for kind, spec in every.MODELS.items() if kind == spec.kind}
-# An export to ONNX takes some seconds of a model; those with operations of their own are exported each time.
-QUICK = {"lr", "deepfm", "dlrm", "din", "two_tower", "graph"}
+# A model takes some seconds, most of them for its export to ONNX; these four differ most from each other.
+QUICK = {"dlrm", "din", "two_tower", "graph"}
 KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in SPECS]
 
 

@@ -218,8 +218,15 @@ class SignalAt(Callback):
             os.kill(os.getpid(), self.number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(("step", "hook"), [(5, "on_step"), (8, "on_step"), (8, "on_evaluation"), (1, "on_start")])
+@pytest.mark.parametrize(
+    ("number", "step", "hook"),
+    [
+        (signal.SIGINT, 5, "on_step"),
+        (signal.SIGTERM, 8, "on_step"),
+        (signal.SIGINT, 8, "on_evaluation"),
+        (signal.SIGTERM, 1, "on_start"),
+    ],
+)
 def test_a_signal_leaves_a_checkpoint_to_resume_from(tmp_path, spec, number, step, hook):
     straight = build(spec, tmp_path / "straight")
     straight.fit()

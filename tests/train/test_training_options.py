@@ -1,6 +1,7 @@
 """What `TrainingSpec` lets a run do beside its plain steps: each option against the definition of what it does."""
 
 import dataclasses
+import itertools
 import json
 
 import numpy as np
@@ -29,6 +30,7 @@ from terarec.spec import (
     WarmupDecaySchedule,
 )
 from terarec.train import Optimizers, Trainer, build, predict
+from tests.params import in_every_run
 from tests.train.small_run import assert_same, changed, weights
 
 MODEL = DeepFMSpec(width=4, hidden=(8,))
@@ -132,9 +134,18 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-@pytest.mark.parametrize("more", [{}, {"accumulate": 2, "clip_norm": 0.1}, {"loss_scale": "dynamic"}], ids=str)
+OPTIONS = {"plain": {}, "accumulated": {"accumulate": 2, "clip_norm": 0.1}, "scaled": {"loss_scale": "dynamic"}}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "more"),
+    in_every_run(
+        [("cosine", "plain"), ("exponential", "scaled"), ("hugectr", "accumulated"), ("plateau", "plain")],
+        itertools.product(SCHEDULES, OPTIONS),
+    ),
+)
 def test_a_resumed_run_goes_on_with_its_rates(tmp_path, spec, schedule, more):
+    schedule, more = SCHEDULES[schedule], OPTIONS[more]
     spec = changed(dataclasses.replace(spec, model=MODEL), epochs=3, schedule=schedule, **more)
     straight = build(spec, tmp_path / "straight")
     straight.fit()

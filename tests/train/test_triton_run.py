@@ -1,8 +1,5 @@
 """Training end to end on the Triton kernels, interpreted, equals training on the compiled core."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +7,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is installed on Linux alone")
 
+from tests.processes import run_python
 from tests.train.kernel_run import CASES, CPU, MODELS, OPS, assert_follows, train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,9 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def interpreted(tmp_path_factory):
     """What a process gives whose kernels are Triton's."""
     directory = tmp_path_factory.mktemp("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "TERAREC_KERNELS": "triton"}
-    program = [sys.executable, "-m", "tests.train.kernel_run", str(directory)]
-    result = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    environment = {"TRITON_INTERPRET": "1", "TERAREC_KERNELS": "triton"}
+    result = run_python("tests.train.kernel_run", directory, environment=environment, cwd=ROOT, is_module=True)
     assert result.returncode == 0, result.stderr[-2000:]
     return torch.load(directory / "result.pt")
 

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from terarec.etl.workflow import Workflow
 from terarec.spec import PrepareOptions, SplitByFraction, SplitByHash, SplitByTime
 from tests.etl.engine.contents import contents
 from tests.etl.engine.logs import shop_files, shop_workflow
+from tests.processes import run_python
 
 KILLED = """
 import os, signal, sys
@@ -42,8 +41,7 @@ PHASES = ("split", "group", "fit 1", "fit 2", "write")
 
 def killed_in(phase: str, out: Path, log: list[Path]) -> None:
     """Run a preparation in a process of its own, which is killed in `phase`."""
-    ended = subprocess.run([sys.executable, "-c", KILLED, phase, str(out), *map(str, log)], check=False)
-    assert ended.returncode == -signal.SIGKILL
+    assert run_python(KILLED, phase, out, *log).returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -159,9 +157,8 @@ def killed_while_writing(out: Path, log: list[Path], split: str, shuffle: str, r
         shuffle: "" without a shuffle; "scattering" kills while rows are read, "merging" while they are sorted.
         rows: Number of rows.
     """
-    arguments = [split, shuffle, str(rows), str(out), *map(str, log)]
-    ended = subprocess.run([sys.executable, "-c", KILLED_WRITING, *arguments], check=False)
-    assert ended.returncode == -signal.SIGKILL
+    ended = run_python(KILLED_WRITING, split, shuffle, rows, out, *log)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
     found: dict[str, Any] = json.loads((out.with_name(f"{out.name}.partial") / "work" / "written.json").read_text())
     return found
 
