@@ -147,6 +147,34 @@ assert np.allclose(trained("lazy_global")[1], trained("global")[1], atol=1e-6)
 assert np.allclose(trained("local", "bfloat16")[1], rows, atol=0.1)
 """
 
+FORMAT = """
+from pathlib import Path
+from terarec.cli import main
+from terarec.data import Reader
+from terarec.errors import FormatError
+
+logs = Path(ROOT) / "logs"
+assert main(["generate", "criteo", "--rows", "2000", "--out", str(logs)]) == 0
+for storage in ("arrow", "parquet"):
+    options = ["--out", str(Path(ROOT) / storage), "--format", storage, "--rows-per-shard", "500"]
+    assert main(["prepare", "criteo", str(logs), *options]) == 0
+shards = sorted((Path(ROOT) / "arrow" / "train").iterdir())
+assert shards[0].name == "part-00000.arrow" and len(shards) > 1, shards
+readers = [Reader(Path(ROOT) / name, split="train", batch_size=64, shuffle=True) for name in ("arrow", "parquet")]
+batches = [list(reader) for reader in readers]
+assert len(batches[0]) == len(batches[1])
+for one, other in zip(*batches):
+    assert one.label.equal(other.label) and one.dense.equal(other.dense)
+    assert one.sparse.keys.equal(other.sparse.keys) and one.sparse.offsets.equal(other.sparse.offsets)
+shards[0].write_bytes(shards[0].read_bytes()[:-100])
+try:
+    list(Reader(Path(ROOT) / "arrow", split="train", batch_size=64))
+except FormatError as error:
+    assert "cannot be read as Arrow" in str(error), error
+else:
+    raise AssertionError("a file that is cut short was read")
+"""
+
 
 @pytest.mark.parametrize(
     ("section", "script"),
@@ -156,6 +184,7 @@ assert np.allclose(trained("local", "bfloat16")[1], rows, atol=0.1)
         ("A workflow operator", OPERATOR),
         ("A metric", METRIC),
         ("An optimizer for tables", OPTIMIZER),
+        ("A file format", FORMAT),
     ],
     ids=lambda text: "" if "\n" in text else text,
 )

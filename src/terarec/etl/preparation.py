@@ -16,6 +16,7 @@ from terarec.etl.source import open_source
 from terarec.etl.workflow import Workflow
 from terarec.formats import ColumnBlock, open_shard, read_dataset, slice_rows
 from terarec.spec import PrepareOptions
+from terarec.spec.dataset import DATASET_STORAGES
 
 
 def prepare(
@@ -173,7 +174,7 @@ def preview(
         report = engine.prepare(workflow, sources, out, here, progress)
         shards = [path for split in report.splits for path in (out / split).iterdir() if path.name[0] != "_"]
         shard_bytes = sum(path.stat().st_size for path in shards)
-        if chosen.storage not in ("parquet", "raw"):  # HugeCTR's files hold the same samples
+        if chosen.storage not in DATASET_STORAGES:  # HugeCTR's files hold the same samples
             out = Path(directory) / "samples"
             engine.prepare(workflow, sources, out, replace(here, storage="parquet"))
         dataset = read_dataset(out)

@@ -66,13 +66,13 @@ def list_values(array: pa.Array) -> tuple[NDArray[Any], NDArray[np.int64]]:
 
 
 @contextmanager
-def arrow_errors(where: str) -> Iterator[None]:
+def arrow_errors(where: str, kind: str = "Parquet") -> Iterator[None]:
     """Convert PyArrow's errors about a damaged file to `FormatError`, whose message starts with `where`."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last from names of columns
         reason = str(error).splitlines()[0]
-        raise FormatError(f"{where}: cannot be read as Parquet ({reason}), expected a complete Parquet file") from error
+        raise FormatError(f"{where}: cannot be read as {kind} ({reason}), expected a complete {kind} file") from error
 
 
 class GroupBuffer:
@@ -143,6 +143,15 @@ class GroupBuffer:
         """Return metadata columns and the weight column, if any, as a view that the next `fill` overwrites."""
         weight = [] if self._weight is None else [pa.array(self._weight[: self.num_rows])]
         return weight + [pa.concat_arrays(pieces) for pieces in self._metadata]
+
+    def take(self, schema: pa.Schema) -> pa.Table:
+        """Remove all rows and return them as a table of `schema`, whose memory the next `fill` overwrites."""
+        arrays = [pa.array(column) for column in self.float_columns()]
+        arrays += [_to_arrow(keys) for keys in self.key_columns()]
+        arrays = [array.cast(field.type) for array, field in zip(arrays, schema, strict=False)]
+        arrays += self.sample_columns()
+        self.clear()
+        return pa.Table.from_arrays(arrays, schema=schema)
 
     def clear(self) -> None:
         """Remove all rows."""
@@ -229,14 +238,9 @@ class ParquetShardWriter(ShardWriter):
             self._writer.close()
 
     def _write_group(self) -> None:
-        arrays = [pa.array(column) for column in self._buffer.float_columns()]
-        arrays += [_to_arrow(keys) for keys in self._buffer.key_columns()]
-        arrays = [array.cast(field.type) for array, field in zip(arrays, self._schema, strict=False)]
-        arrays += self._buffer.sample_columns()
-        table = pa.Table.from_arrays(arrays, schema=self._schema)
+        table = self._buffer.take(self._schema)
         with self._file.guard():
             self._writer.write_table(table, row_group_size=table.num_rows)
-        self._buffer.clear()
 
 
 class ParquetShard:
@@ -260,7 +264,7 @@ class ParquetShard:
         with arrow_errors(str(path)):
             self._metadata = pq.read_metadata(path)
             schema = self._metadata.schema.to_arrow_schema()
-        _check_schema(schema, spec, str(path))
+        check_schema(schema, spec, str(path))
         if num_rows is not None and self._metadata.num_rows != num_rows:
             raise FormatError(f"{path}: holds {self._metadata.num_rows} rows, expected {num_rows} (dataset.json)")
         self.num_rows: int = self._metadata.num_rows
@@ -283,23 +287,37 @@ class ParquetShard:
             pq.ParquetFile(self.path, metadata=self._metadata, page_checksum_verification=True) as file,
         ):
             table = file.read_row_group(index, columns=list(spec.file_columns), use_threads=False)
-        num_rows = self.group_rows[index]
-        check_row_count(table, num_rows, where)
-        label = np.empty((num_rows, len(spec.labels)), dtype=np.float32)
-        dense = np.empty((num_rows, len(spec.dense)), dtype=np.float32)
-        floats = (*label.T, *dense.T)  # writable views of the matrices' columns
-        for name, target in zip(spec.column_names, floats, strict=False):
-            target[:] = column_array(table, name, where).to_numpy()
-        keys = tuple(_keys(column_array(table, column.name, where), column, where) for column in spec.categorical)
-        weight = None
-        if spec.weight is not None:
-            weight = column_array(table, spec.weight, where).to_numpy()
-            check_weights(spec.weight, weight, where)
-        metadata = tuple(
-            metadata_array(table.column(name), column, where)
-            for name, column in zip(spec.metadata_file_columns, spec.metadata, strict=True)
-        )
-        return ColumnBlock(label=label, dense=dense, keys=keys, weight=weight, metadata=metadata)
+        check_row_count(table, self.group_rows[index], where)
+        return decode_table(table, spec, where)
+
+
+def decode_table(table: pa.Table, spec: DatasetSpec, where: str) -> ColumnBlock:
+    """Return the checked rows of a table of the file columns of a data set.
+
+    Args:
+        table: Columns of `DatasetSpec.file_columns`, in any order.
+        spec: Columns of the data set.
+        where: Beginning of errors.
+
+    Raises:
+        FormatError: A null, a key outside its column's rows, too many keys, or a weight that is negative or not finite.
+    """
+    num_rows = table.num_rows
+    label = np.empty((num_rows, len(spec.labels)), dtype=np.float32)
+    dense = np.empty((num_rows, len(spec.dense)), dtype=np.float32)
+    floats = (*label.T, *dense.T)  # writable views of the matrices' columns
+    for name, target in zip(spec.column_names, floats, strict=False):
+        target[:] = column_array(table, name, where).to_numpy()
+    keys = tuple(_keys(column_array(table, column.name, where), column, where) for column in spec.categorical)
+    weight = None
+    if spec.weight is not None:
+        weight = column_array(table, spec.weight, where).to_numpy()
+        check_weights(spec.weight, weight, where)
+    metadata = tuple(
+        metadata_array(table.column(name), column, where)
+        for name, column in zip(spec.metadata_file_columns, spec.metadata, strict=True)
+    )
+    return ColumnBlock(label=label, dense=dense, keys=keys, weight=weight, metadata=metadata)
 
 
 def _to_arrow(keys: NDArray[Any] | tuple[NDArray[Any], NDArray[np.int32]]) -> pa.Array:
@@ -314,7 +332,8 @@ def _keys(array: pa.Array, column: CategoricalColumn, where: str) -> Keys:
     return keys
 
 
-def _check_schema(schema: pa.Schema, spec: DatasetSpec, where: str) -> None:
+def check_schema(schema: pa.Schema, spec: DatasetSpec, where: str) -> None:
+    """Raise `FormatError` unless a file has the columns of a data set, each once and of its type."""
     hotness = {column.name: column.hotness for column in spec.categorical}
     metadata = {name: column.type for name, column in zip(spec.metadata_file_columns, spec.metadata, strict=True)}
     for name in spec.file_columns:

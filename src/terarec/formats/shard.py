@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +14,7 @@ from terarec.formats.parquet import ParquetShard, ParquetShardWriter
 from terarec.formats.raw import RawShard, RawShardWriter
 from terarec.formats.writer import ShardWriter
 from terarec.spec import DatasetSpec
+from terarec.spec.registry import Registry
 
 
 def even_sizes(total: int | None, most: int) -> Iterator[int]:
@@ -138,9 +140,6 @@ def _close(writer: FileWriter) -> None:
         raise
 
 
-_SUFFIX = {"parquet": ".parquet", "raw": ".bin"}
-
-
 class Shard(Protocol):
     """Data file, read group by group.
 
@@ -159,9 +158,31 @@ class Shard(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardFormat:
+    """Format of the shards of a data set.
+
+    Attributes:
+        suffix: Suffix of the files.
+        open: Function of (path, spec, rows or None) that opens a shard; see `open_shard`.
+        create: Function of (path, spec) that creates the writer of a shard.
+    """
+
+    suffix: str
+    open: Callable[[Path, DatasetSpec, int | None], Shard]
+    create: Callable[[Path, DatasetSpec], ShardWriter]
+
+
+_FORMATS = {
+    "parquet": ShardFormat(suffix=".parquet", open=ParquetShard, create=ParquetShardWriter),
+    "raw": ShardFormat(suffix=".bin", open=RawShard, create=RawShardWriter),
+}
+SHARD_FORMATS = Registry("storage", _FORMATS)
+
+
 def shard_path(directory: Path, spec: DatasetSpec, split: str, index: int) -> Path:
     """Return the path of shard `index`: ``<directory>/<split>/part-00000.parquet`` or ``.bin``."""
-    return directory / split / f"part-{index:05d}{_SUFFIX[spec.storage]}"
+    return directory / split / f"part-{index:05d}{SHARD_FORMATS[spec.storage].suffix}"
 
 
 def open_shard(spec: DatasetSpec, path: Path, num_rows: int | None = None) -> Shard:
@@ -176,9 +197,9 @@ def open_shard(spec: DatasetSpec, path: Path, num_rows: int | None = None) -> Sh
         DataNotFoundError: There is no such file.
         FormatError: The file does not hold what `spec` promises.
     """
-    return (ParquetShard if spec.storage == "parquet" else RawShard)(path, spec, num_rows)
+    return SHARD_FORMATS[spec.storage].open(path, spec, num_rows)
 
 
 def create_shard(spec: DatasetSpec, path: Path) -> ShardWriter:
     """Create a writer for a new shard at `path`, in `spec`'s storage; see `ShardWriter`."""
-    return (ParquetShardWriter if spec.storage == "parquet" else RawShardWriter)(path, spec)
+    return SHARD_FORMATS[spec.storage].create(path, spec)

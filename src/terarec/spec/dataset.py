@@ -89,6 +89,14 @@ class ShardSpec:
         checks.inner_path(self, "file")
 
 
+DatasetStorage: TypeAlias = Literal[
+    "parquet",
+    "raw",
+]
+DATASET_STORAGES: tuple[DatasetStorage, ...] = get_args(DatasetStorage)
+"""Formats of the shards of a data set, each of which has a row in `terarec.formats.shard.SHARD_FORMATS`."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetSpec:
     """Columns of a data set and the files of its samples.
@@ -104,7 +112,7 @@ class DatasetSpec:
     """
 
     name: str
-    storage: Literal["parquet", "raw"]
+    storage: DatasetStorage
     labels: tuple[LabelColumn, ...]
     dense: tuple[DenseColumn, ...]
     categorical: tuple[CategoricalColumn, ...]
@@ -116,7 +124,7 @@ class DatasetSpec:
 
     def __post_init__(self) -> None:
         checks.name(self)
-        checks.one_of(self, "storage", ("parquet", "raw"))
+        checks.one_of(self, "storage", DATASET_STORAGES)
         if self.workflow is not None:
             checks.inner_path(self, "workflow")
         for split in self.splits:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias, get_args
 
 from terarec.spec import checks
+from terarec.spec.dataset import DATASET_STORAGES, DatasetStorage
 from terarec.spec.operator import OperatorSpec
 from terarec.spec.quoting import did_you_mean, quoted
 
@@ -331,10 +332,10 @@ BadInputPolicy = Literal["raise", "skip", "missing"]
 BAD_INPUT_POLICIES: tuple[BadInputPolicy, ...] = ("raise", "skip", "missing")
 
 ENGINES = ("local", "spark")
-STORAGES = ("parquet", "raw", "norm", "hugectr_parquet", "hugectr_raw", "hugectr_raw_async")
+RecordStorage: TypeAlias = Literal["norm", "hugectr_parquet", "hugectr_raw", "hugectr_raw_async"]
+Storage: TypeAlias = DatasetStorage | RecordStorage
+STORAGES = (*DATASET_STORAGES, *get_args(RecordStorage))
 """A data set's shards, or HugeCTR's files."""
-
-Storage = Literal["parquet", "raw", "norm", "hugectr_parquet", "hugectr_raw", "hugectr_raw_async"]
 
 _LEAST_MEMORY = 1 << 26
 
@@ -393,7 +394,7 @@ class PrepareOptions:
             checks.positive_int(self, "memory_bytes", minimum=_LEAST_MEMORY)
         if self.parts is not None:
             checks.positive_int(self, "parts")
-            if self.storage not in ("parquet", "raw"):
+            if self.storage not in DATASET_STORAGES:
                 checks.reject(
                     self,
                     "parts",

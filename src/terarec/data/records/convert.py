@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import Literal
 
 from terarec.data.decode import cut
 from terarec.data.reader import DatasetSource
@@ -27,6 +26,7 @@ from terarec.formats.hugectr import (
 from terarec.io import atomic_dir
 from terarec.parallel import ordered_map
 from terarec.spec import DatasetSpec, RecordsSpec, ShardSpec
+from terarec.spec.dataset import DatasetStorage
 
 _THREADS = 2
 
@@ -103,7 +103,7 @@ class ImportedRecords:
 
 
 def write_as_dataset(
-    records: Path, out: Path, *, storage: Literal["parquet", "raw"] = "parquet", progress: Progress | None = None
+    records: Path, out: Path, *, storage: DatasetStorage = "parquet", progress: Progress | None = None
 ) -> ImportedRecords:
     """Write HugeCTR's files as a data set.
 

@@ -31,6 +31,8 @@ from terarec.etl.workflow.plan import check_times
 from terarec.io import Journal, resumable_dir
 from terarec.kernels import memory
 from terarec.spec import DatasetSpec, FieldError, PrepareOptions, to_data
+from terarec.spec.dataset import DATASET_STORAGES, DatasetStorage
+from terarec.spec.workflow import Storage
 
 WORK = "work"
 """Directory of what phases pass on through the disk."""
@@ -137,7 +139,7 @@ def prepare_with(
         phases = Phases(journal, progress)
         run = start(workflow, source, options, phases, journal.directory)
         fitted = run.fit()
-        described = fitted.dataset_spec("raw" if options.storage == "raw" else "parquet")
+        described = fitted.dataset_spec(dataset_storage(options.storage))
         spec = dataclasses.replace(described, best_auc=read_best_auc([file.path for file in source.files]))
         written = run.write(spec, fitted, out.resolve())
         if _open(workflow, sources, options).fingerprint() != source.fingerprint():
@@ -206,6 +208,11 @@ def _open(workflow: Workflow, sources: Sequence[str | Path], options: PrepareOpt
     if not workflow.states:  # a fitted one goes on as it was fitted
         check_times(workflow.spec)
     return open_source(workflow.spec.source, sources, options.bad_input, options.threads, options.limit)
+
+
+def dataset_storage(storage: Storage) -> DatasetStorage:
+    """Return the storage of the data set's description; HugeCTR's files have that of Parquet."""
+    return next((known for known in DATASET_STORAGES if known == storage), "parquet")
 
 
 def _check_storage(workflow: Workflow, options: PrepareOptions) -> None:

@@ -34,6 +34,7 @@ from terarec.etl.spark.write import store, write_shards, written_result
 from terarec.etl.workflow import Workflow, source_types
 from terarec.io import is_remote
 from terarec.spec import DatasetSpec, FieldError, PrepareOptions, SplitByFiles, SplitByFraction, SplitByTime
+from terarec.spec.dataset import DATASET_STORAGES
 from terarec.spec.quoting import quoted
 
 _WRITING_PASSES = 2
@@ -113,7 +114,7 @@ class SparkRun:
         def write() -> Result:
             for split in SPLIT_NAMES:  # of a run that was killed in this phase
                 shutil.rmtree(self._directory / split, ignore_errors=True)
-            is_direct = self._options.storage in ("parquet", "raw")
+            is_direct = self._options.storage in DATASET_STORAGES
             shards = self._directory if is_direct else self._fresh("shards")
             with self._scratch("encoded") as encoded:
                 written, reports = write_shards(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,7 @@ from terarec.spec import (
     MetadataColumn,
     WorkflowSpec,
 )
-from terarec.spec.dataset import MetadataType
+from terarec.spec.dataset import DatasetStorage, MetadataType
 
 PROBABILITY = "a number from 0 to 1, or positives (--positive)"
 """What a label accepts that has to be a probability."""
@@ -107,7 +107,7 @@ def metadata_columns(spec: WorkflowSpec, source: Mapping[str, ColumnType]) -> tu
     return tuple(MetadataColumn(name=name, type=_TYPES[source[name].kind]) for name in spec.metadata)
 
 
-def data_set(plan: Plan, states: Mapping[int, State], storage: Literal["parquet", "raw"]) -> DatasetSpec:
+def data_set(plan: Plan, states: Mapping[int, State], storage: DatasetStorage) -> DatasetSpec:
     """Return the data set of a fitted workflow, without shards and without columns that a step dropped."""
     spec, types = plan.spec, plan.types[-1]
     dropped = dropped_columns(plan, states)

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import Block, ColumnType
@@ -18,6 +17,7 @@ from terarec.etl.workflow.serving import EncodedRecords, RecordEncoder
 from terarec.etl.workflow.transform import column_block, data_set, state_of, with_metadata
 from terarec.formats import ColumnBlock, read_dataset
 from terarec.spec import CategoricalColumn, DatasetSpec, LabelSpec, SourceColumn, SourceSpec, Split, WorkflowSpec
+from terarec.spec.dataset import DatasetStorage
 
 
 class Workflow:
@@ -166,7 +166,7 @@ class Workflow:
             block = self.plan.operators[step].transform(block, state_of(self.plan, step, self.states))
         return block
 
-    def dataset_spec(self, storage: Literal["parquet", "raw"] = "parquet") -> DatasetSpec:
+    def dataset_spec(self, storage: DatasetStorage = "parquet") -> DatasetSpec:
         """Return the resulting data set without its shards; it names the directory ``workflow`` for the saved workflow.
 
         Raises:

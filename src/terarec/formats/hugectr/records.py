@@ -23,6 +23,7 @@ from terarec.spec import (
     from_data,
     to_data,
 )
+from terarec.spec.dataset import DatasetStorage
 
 RecordKind = Literal["norm", "parquet", "raw", "raw_async"]
 """One of `terarec.spec.RECORD_KINDS`."""
@@ -88,7 +89,7 @@ def describe_records(spec: DatasetSpec, options: RecordOptions, rows: Mapping[st
 
 
 def describe_dataset(
-    records: RecordsSpec, name: str, storage: Literal["parquet", "raw"], splits: Mapping[str, tuple[ShardSpec, ...]]
+    records: RecordsSpec, name: str, storage: DatasetStorage, splits: Mapping[str, tuple[ShardSpec, ...]]
 ) -> DatasetSpec:
     """Describe the samples of HugeCTR's files as a data set: each slot is a categorical column.
 
