@@ -82,14 +82,14 @@ def _write_files(checkpoint: Path, state: TrainState) -> Iterator[FileEntry]:
 
 
 def _write_table(checkpoint: Path, table: Store) -> Iterator[FileEntry]:
-    bytes_per_row = max(1, table.memory_bytes // max(1, len(table)))
-    first = 0
-    for index, rows in enumerate(table.export_chunks(max(1, SHARD_BYTES // bytes_per_row))):
+    first, num_rows, seed = 0, table.num_changed, table.first_seed
+    for index, rows in enumerate(table.export_changed(max(1, SHARD_BYTES // table.row_bytes))):
         tensors = {WEIGHTS: rows.weights, **_prefixed(STATE_PREFIX, rows.state), **_prefixed(USE_PREFIX, rows.uses)}
-        metadata = {"table": table.name, "rows": str(len(table))}
-        if table.is_dynamic:
+        metadata = {"table": table.name, "rows": str(num_rows)}
+        if table.is_dynamic or seed is not None:
             tensors[KEYS] = rows.keys
             metadata["first_row"] = str(first)
+            metadata |= {} if seed is None else {"of_rows": str(len(table)), "seed": str(seed)}
         else:
             metadata["first_key"] = str(first)
         yield _write_tensors(checkpoint, table_file(table.name, index), _arrays(tensors), metadata)
@@ -175,14 +175,17 @@ class Checkpoint:
                 tables[name].import_memory(self._read(entry.file)[0])
 
     def _load_table(self, table: Store, entries: list[FileEntry], *, with_state: bool) -> None:
-        done, num_rows = 0, 0
+        done, num_rows, has_keys, seed = 0, 0, False, ""
         for entry in entries:
             tensors, metadata = self._read(entry.file)
             if entry is entries[0]:
-                num_rows = self._check_kind(table, tensors, metadata)
-            place = "first_row" if table.is_dynamic else "first_key"
+                num_rows, has_keys = self._check_kind(table, tensors, metadata), KEYS in tensors
+                seed = metadata.get("seed", "")
+            place = "first_row" if KEYS in tensors else "first_key"
             expected = {"table": table.name, place: str(done), "rows": str(num_rows)}
-            if metadata != expected or WEIGHTS not in tensors or (KEYS in tensors) != table.is_dynamic:
+            if KEYS in tensors and not table.is_dynamic:
+                expected |= {"of_rows": str(len(table)), "seed": seed}
+            if metadata != expected or WEIGHTS not in tensors or (KEYS in tensors) != has_keys:
                 raise FormatError(f"{self.path / entry.file}: describes itself as {metadata}, expected {expected}")
             rows = _rows(tensors, done)
             if with_state and set(rows.state) != set(table.state_names):
@@ -192,6 +195,8 @@ class Checkpoint:
                 )
             if entry is entries[0]:
                 table.clear()
+                if has_keys and not table.is_dynamic:
+                    table.restart(int(seed))
             table.import_(rows if with_state else Rows(keys=rows.keys, weights=rows.weights))
             done += len(rows.keys)
         if done != num_rows:
@@ -200,12 +205,18 @@ class Checkpoint:
     def _check_kind(self, table: Store, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> int:
         """Return the number of rows of a table by its first piece; a static one must have as many as `table`."""
         kinds = {False: "static", True: "dynamic"}
-        if (KEYS in tensors) != table.is_dynamic:
-            got, expected = kinds[KEYS in tensors], kinds[table.is_dynamic]
+        is_dynamic = KEYS in tensors and "of_rows" not in metadata
+        if is_dynamic != table.is_dynamic:
+            got, expected = kinds[is_dynamic], kinds[table.is_dynamic]
             raise ConfigError(f"{self.path}: table {table.name!r} is {got}, expected a {expected} one")
         num_rows = metadata.get("rows", "")
-        if not table.is_dynamic and num_rows != str(len(table)):
-            raise ConfigError(f"{self.path}: table {table.name!r} has {num_rows} rows, expected {len(table)}")
+        held = metadata.get("of_rows", num_rows)
+        if not table.is_dynamic and held != str(len(table)):
+            raise ConfigError(f"{self.path}: table {table.name!r} has {held} rows, expected {len(table)}")
+        if "of_rows" in metadata and not metadata.get("seed", "").isdecimal():
+            raise FormatError(
+                f"{self.path}: table {table.name!r}: got seed {metadata.get('seed')!r}, expected a number"
+            )
         return int(num_rows) if num_rows.isdecimal() else -1
 
     def _pieces(self, parse: Callable[[str], tuple[str, int] | None]) -> dict[str, list[FileEntry]]:

@@ -22,15 +22,19 @@ from terarec.embedding.row_gradient import PendingGradients, TableParameter
 from terarec.embedding.tables import (
     AnyTableSpec,
     LookupGroup,
+    Translated,
     build_arenas,
+    check_keys,
     check_names,
-    dynamic_readers,
     entries,
     entry_names,
     fitted,
     load_entries,
     lookup_groups,
+    placed,
+    tiers_of,
     translate,
+    translated_readers,
     whole_table,
 )
 from terarec.errors import ConfigError, StorageError
@@ -44,9 +48,14 @@ from terarec.storage import (
     Arena,
     DynamicArena,
     DynamicTable,
+    Pin,
+    PlacedRows,
+    RowBatch,
     StaticTable,
+    TieredArena,
     dynamic_tables,
     static_tables,
+    tiered_tables,
 )
 
 
@@ -58,6 +67,7 @@ def look_up_with_weights(
     *,
     key_weights: Tensor,
     deposit: Callable[[Tensor], None] | None,
+    pin: object = None,
 ) -> Tensor:
     """Return the pooled vectors, through which autograd reaches `key_weights` but not `rows`.
 
@@ -68,12 +78,13 @@ def look_up_with_weights(
         layout: Layout of the features.
         key_weights: float32[N].
         deposit: Function that the backward pass calls with the gradient of the result; None if rows are not trained.
+        pin: Object that lives as long as the backward pass may come.
 
     Returns:
         float32[B, S * D].
     """
     vectors: Tensor = _Lookup.apply(  # type: ignore[no-untyped-call]
-        key_weights, rows, keys, offsets, layout, deposit
+        key_weights, rows, keys, offsets, layout, deposit, pin
     )
     return vectors
 
@@ -88,9 +99,10 @@ class _Lookup(torch.autograd.Function):
         offsets: Tensor,
         layout: BagLayout,
         deposit: Callable[[Tensor], None] | None,
+        pin: object,
     ) -> Tensor:
         ctx.save_for_backward(key_weights, rows, keys, offsets)
-        ctx.layout, ctx.deposit = layout, deposit
+        ctx.layout, ctx.deposit, ctx.pin = layout, deposit, pin
         return bag_lookup(rows, keys, offsets, layout, key_weights=key_weights.detach())
 
     @staticmethod
@@ -100,7 +112,7 @@ class _Lookup(torch.autograd.Function):
         if ctx.deposit is not None:
             ctx.deposit(grad)
         of_weights = key_weight_gradient(rows, keys, offsets, grad, ctx.layout, key_weights=key_weights)
-        return of_weights, None, None, None, None, None
+        return of_weights, None, None, None, None, None, None
 
 
 class EmbeddingCollection(nn.Module):
@@ -141,10 +153,10 @@ class EmbeddingCollection(nn.Module):
         self.pending = PendingGradients(
             self.rows, self.arenas, [f"tables {', '.join(arena.table_names)}" for arena in self.arenas]
         )
-        self._dynamic_readers = dynamic_readers(self.arenas, self.features)
+        self._readers = translated_readers(self.arenas, self.features)
         groups = lookup_groups(self.arenas, self.features)
-        self._static_groups = [group for group in groups if group.arena not in self._dynamic_readers]
-        self._dynamic_groups = [group for group in groups if group.arena in self._dynamic_readers]
+        self._direct_groups = [group for group in groups if group.arena not in self._readers]
+        self._translated_groups = [group for group in groups if group.arena in self._readers]
         self._has_limits = any(feature.max_keys is not None for feature in self.features)  # which need bags' lengths
         pooled = [feature for feature in self.features if feature.pooling != "none"]
         self._dtype = torch.float32  # of the vectors; kept here, since reading it from `rows` takes a microsecond
@@ -178,20 +190,24 @@ class EmbeddingCollection(nn.Module):
 
     def _is_traced_whole(self, jagged: Jagged) -> bool:
         """Return whether a graph can hold a lookup of `jagged` that does not learn."""
-        if self._has_limits or self._dynamic_readers:
+        if self._has_limits or self._readers:
             return False
         # An exported program may hold numbers that it reads from tensors; a compiled one breaks at each of them.
-        takes_all = all(group.layout.feature_names == jagged.names for group in self._static_groups)
+        takes_all = all(group.layout.feature_names == jagged.names for group in self._direct_groups)
         return takes_all or torch.compiler.is_exporting()
 
     def _look_up(self, jagged: Jagged, learns: bool) -> EmbeddingOutput:
-        looked_up = [self._lookup(group, bags_of(jagged, group), learns) for group in self._static_groups]
-        if self._dynamic_readers:  # after the static tables are checked: a batch with a bad key inserts none
+        looked_up = [self._lookup(_Bags(group, bags_of(jagged, group)), learns) for group in self._direct_groups]
+        if self._readers:  # after the static tables are checked: a batch with a bad key inserts none
             check_offsets(jagged)
-            rows = self._translate(jagged, learns)
-            looked_up += [
-                self._lookup(group, bags_of(rows[group.arena], group), learns) for group in self._dynamic_groups
-            ]
+            for group in self._translated_groups:
+                if not isinstance(self.arenas[group.arena], DynamicArena):
+                    check_keys(bags_of(jagged, group), group.layout)
+            found = self._find_rows(jagged, learns)
+            looked_up += [self._lookup(bags, learns) for bags in found]
+            if not learns:
+                for bags in found:
+                    bags.let_go()
         out = assemble(self.features, looked_up, jagged)
         return out if self._dtype == torch.float32 else cast(out, self._dtype)
 
@@ -215,6 +231,9 @@ class EmbeddingCollection(nn.Module):
             if isinstance(arena, DynamicArena):
                 arena.unpin()
                 taken[index] = [held._replace(layout=fitted(held.layout, arena.num_rows)) for held in taken[index]]
+            tiers = tiers_of(arena)
+            if tiers is not None:
+                tiers.take()
         return taken, factor
 
     def table(self, name: str) -> Tensor:
@@ -230,8 +249,9 @@ class EmbeddingCollection(nn.Module):
         if name not in self.tables:
             raise ConfigError(f"table: got {name!r}, expected one of {', '.join(self.tables)}")
         table = self.tables[name]
-        if isinstance(table, DynamicTable):
-            raise ConfigError(f"table: got {name!r}, which is dynamic, expected a static one (see Store.export)")
+        if not isinstance(table, StaticTable):
+            what = "dynamic" if table.is_dynamic else "in tiers"
+            raise ConfigError(f"table: got {name!r}, which is {what}, expected a static one (see Store.export)")
         if not (torch.is_grad_enabled() and self._is_trained()):
             return table.weights
         weights = table.weights
@@ -254,37 +274,72 @@ class EmbeddingCollection(nn.Module):
             lines.append(f"{name}: {size} x {table.width} <- {', '.join(readers) or 'no feature'}")
         return "\n".join(lines)
 
-    def _translate(self, jagged: Jagged, learns: bool) -> dict[int, Jagged]:
-        """Return a mapping from the number of a dynamic arena to its features with arena rows as keys."""
-        rows = {}
-        with ExitStack() as all_or_none:
-            for index, readers in self._dynamic_readers.items():
-                arena = self.arenas[index]
-                assert isinstance(arena, DynamicArena)
-                if learns:  # locks the arena, so that no thread evicts a row before it is pinned
-                    all_or_none.enter_context(arena.transaction)
-                rows[index] = translate(jagged, readers, self.tables, train=learns and self.training)
-                if learns:
-                    arena.pin()
-        for number, group in enumerate(self._dynamic_groups):
-            layout = fitted(group.layout, self.arenas[group.arena].num_rows)
-            if layout is not group.layout:
-                self._dynamic_groups[number] = replace(group, layout=layout)
-        return rows
+    def prefetch(self, jagged: Jagged, number: int = 1) -> None:
+        """Read the rows of a coming batch into memory, where tables have tiers; another thread may train meanwhile.
 
-    def _lookup(self, group: LookupGroup, part: Jagged, learns: bool) -> tuple[LookupGroup, Jagged, Tensor]:
-        """Return the bags of `group` with their vectors, whose gradient is deposited here if its rows learn."""
-        weights, layout = self.arenas[group.arena].weights, group.layout
+        Args:
+            jagged: Keys of the batch; those that no table has are ignored.
+            number: Number of lookups from now on to that of the batch: 1 for the next.
+        """
+        for index, readers in self._readers.items():
+            tiers = tiers_of(self.arenas[index])
+            if tiers is None:
+                continue
+            part = translate(jagged, readers, {name: _Held(self.tables[name]) for name in self.tables}, train=False)
+            batch = RowBatch(part.rows, part.part.keys, part.tables)
+            tiers.ahead(batch.part((part.rows >= 0).nonzero()[:, 0]), number)
+
+    def _find_rows(self, jagged: Jagged, learns: bool) -> list[_Bags]:
+        """Return the bags of the features whose rows an index finds."""
+        found: dict[int, tuple[Translated, PlacedRows | None]] = {}
+        with ExitStack() as all_or_none:
+            for index, readers in self._readers.items():
+                arena = self.arenas[index]
+                if learns and isinstance(arena, DynamicArena):
+                    all_or_none.enter_context(arena.transaction)  # so that no thread evicts a row before it is pinned
+                part = translate(jagged, readers, self.tables, train=learns and self.training)
+                tiers = tiers_of(arena)
+                where = None
+                if tiers is not None:
+                    where = tiers.place(RowBatch(part.rows, part.part.keys, part.tables), purpose="this batch")
+                found[index] = part, where
+                if learns and isinstance(arena, DynamicArena):
+                    arena.pin()
+        for number, group in enumerate(self._translated_groups):
+            arena = self.arenas[group.arena]
+            if isinstance(arena, DynamicArena):
+                layout = fitted(group.layout, arena.num_rows)
+                if layout is not group.layout:
+                    self._translated_groups[number] = replace(group, layout=layout)
+        return [self._bags(group, *found[group.arena]) for group in self._translated_groups]
+
+    def _bags(self, group: LookupGroup, part: Translated, where: PlacedRows | None) -> _Bags:
+        arena = self.arenas[group.arena]
+        rows = part.rows if isinstance(arena, DynamicArena) else part.part.keys
+        bags = bags_of(replace(part.part, keys=rows), group)
+        if where is None:
+            return _Bags(group, bags)
+        tiers = tiers_of(arena)
+        assert tiers is not None
+        slots = bags_of(replace(part.part, keys=where.slots), group).keys
+        return _Bags(group, bags, slots, placed(group.layout, arena.weights.shape[0]), tiers.share_pin(where.pin))
+
+    def _lookup(self, bags: _Bags, learns: bool) -> tuple[LookupGroup, Jagged, Tensor]:
+        """Return a group and its bags with their vectors, whose gradient is deposited here if its rows learn."""
+        group, part = bags.group, bags.part
+        weights = self.arenas[group.arena].weights
+        keys, layout = (part.keys, group.layout) if bags.slots is None else (bags.slots, bags.layout or group.layout)
         key_weights = part.weights if layout.takes_key_weights else None
-        deposit = self._keep_gradient(group, part, key_weights) if learns else None
+        deposit = self._keep_gradient(bags, key_weights) if learns else None
         if key_weights is not None and key_weights.requires_grad and torch.is_grad_enabled():
+            pin, bags.is_read_later = bags.pin, True
             vectors = look_up_with_weights(
-                weights, part.keys, part.offsets, layout, key_weights=key_weights, deposit=deposit
+                weights, keys, part.offsets, layout, key_weights=key_weights, deposit=deposit, pin=pin
             )
             return group, part, vectors
 
         def look_up() -> Tensor:
-            return bag_lookup(weights, part.keys, part.offsets, layout, key_weights=key_weights)
+            return bag_lookup(weights, keys, part.offsets, layout, key_weights=key_weights)
 
         return group, part, look_up() if deposit is None else self._with_backward(look_up, deposit)
 
@@ -298,16 +353,22 @@ class EmbeddingCollection(nn.Module):
             result: Tensor = _KeepGradient.apply(self.rows, compute, deposit)  # type: ignore[no-untyped-call]
         return result
 
-    def _keep_gradient(self, group: LookupGroup, part: Jagged, key_weights: Tensor | None) -> Callable[[Tensor], None]:
-        """Return what keeps the gradient of the vectors of `group` for the row optimizer."""
+    def _keep_gradient(self, bags: _Bags, key_weights: Tensor | None) -> Callable[[Tensor], None]:
+        """Return what keeps the gradient of the vectors of `bags` for the row optimizer."""
+        group, part = bags.group, bags.part
         pending, generation = self.pending, self.arenas[group.arena].generation
 
         def deposit(grad: Tensor) -> None:
             arena = self.arenas[group.arena]
             if arena.generation != generation:
                 raise _rows_evicted(arena)
+            if bags.pin is not None:
+                tiers = tiers_of(arena)
+                assert tiers is not None
+                if not tiers.hold(bags.pin):
+                    raise _rows_moved(arena)
             factors = None if key_weights is None else key_weights.detach()
-            pending.put(group.arena, BagGradient(part.keys, part.offsets, grad, group.layout, factors))
+            pending.put(group.arena, BagGradient(part.keys, part.offsets, grad, group.layout, factors, bags.slots))
 
         return deposit
 
@@ -365,7 +426,70 @@ class EmbeddingCollection(nn.Module):
 
 
 def _stores(arena: AnyArena) -> Sequence[AnyTable]:
+    if isinstance(arena, TieredArena):
+        return tiered_tables(arena)
     return static_tables(arena) if isinstance(arena, Arena) else dynamic_tables(arena)
+
+
+class _Bags:
+    """The bags of one lookup group.
+
+    Attributes:
+        group: The group.
+        part: Its bags; keys of dynamic tables are arena rows.
+        slots: int64[N], the rows of the arena's weights, where they are in tiers.
+        layout: Layout of a lookup of `slots`.
+        pin: What keeps the slots.
+        is_read_later: Whether a backward pass reads the rows.
+    """
+
+    def __init__(
+        self,
+        group: LookupGroup,
+        part: Jagged,
+        slots: Tensor | None = None,
+        layout: BagLayout | None = None,
+        pin: Pin | None = None,
+    ) -> None:
+        self.group = group
+        self.part = part
+        self.slots = slots
+        self.layout = layout
+        self.pin = pin
+        self.is_read_later = False
+
+    def let_go(self) -> None:
+        """Let the slots go, unless a backward pass reads them."""
+        if self.pin is not None and not self.is_read_later:
+            self.pin.release()
+
+
+class _Held:
+    """Finds the rows that a table has; -1 for keys that it has not.
+
+    Args:
+        table: Table of any kind.
+    """
+
+    def __init__(self, table: AnyTable) -> None:
+        self._table = table
+        self.number = 0 if isinstance(table, StaticTable) else table.number
+
+    def rows(self, keys: Tensor, *, train: bool) -> Tensor:
+        """Return rows int64[n] of ``keys int64[n]``."""
+        table = self._table
+        if isinstance(table, DynamicTable):
+            rows = table.rows(keys, train=False)
+            return rows.masked_fill_(rows == table.number, -1)
+        is_key = (keys >= 0) & (keys < len(table))
+        return torch.where(is_key, keys + table.base, -1)
+
+
+def _rows_moved(arena: AnyArena) -> StorageError:
+    return StorageError(
+        f"backward: tables {', '.join(arena.table_names)} were updated since the forward pass and their rows left the "
+        "fast tier, expected one backward pass before the row optimizer's step"
+    )
 
 
 def _rows_evicted(arena: AnyArena) -> StorageError:

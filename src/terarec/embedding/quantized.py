@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from terarec.batch import Jagged, check_offsets
 from terarec.embedding.output import EmbeddingOutput, assemble, bags_of
-from terarec.embedding.tables import dynamic_readers, fitted, lookup_groups, translate
+from terarec.embedding.tables import fitted, lookup_groups, translate, translated_readers
 from terarec.ops.bag_lookup import quantize_rows, quantized_bag_lookup
 from terarec.spec import FeatureSpec
-from terarec.storage import AnyArena, AnyTable, DynamicArena, FrozenKeys
+from terarec.storage import AnyArena, AnyTable, Arena, DynamicArena, FrozenKeys
+
+_ROWS_AT_ONCE = 1 << 18
 
 
 class QuantizedCollection(nn.Module):
@@ -40,21 +42,33 @@ class QuantizedCollection(nn.Module):
         super().__init__()
         self.features = tuple(features)
         self._groups = lookup_groups(arenas, features)
-        self._dynamic_readers = dynamic_readers(arenas, features)
+        self._dynamic_readers = {
+            number: readers
+            for number, readers in translated_readers(arenas, features).items()
+            if isinstance(arenas[number], DynamicArena)
+        }
         self._dynamic_names: dict[int, tuple[str, ...]] = {}
         self._found: dict[str, FrozenKeys] = {}
         for number, arena in enumerate(arenas):
-            weights = arena.weights
             if isinstance(arena, DynamicArena):
                 self._dynamic_names[number] = arena.table_names
-                rows = [torch.arange(len(arena.table_names), device=arena.device)]
                 for place, name in enumerate(arena.table_names):
-                    keys = tables[name].keys()
-                    self.register_buffer(f"keys_{number}_{place}", keys)
-                    rows.append(tables[name].rows(keys, train=False))
-                weights = weights[torch.cat(rows)]
-            self.register_buffer(f"rows_{number}", quantize_rows(weights))
+                    self.register_buffer(f"keys_{number}_{place}", tables[name].keys())
+            self.register_buffer(f"rows_{number}", self._packed(number, arena, tables))
         self._follow_buffers()
+
+    def _packed(self, number: int, arena: AnyArena, tables: Mapping[str, AnyTable]) -> Tensor:
+        """Return the rows of an arena as codes: of dynamic tables the defaults, then the rows in key order."""
+        if isinstance(arena, Arena):
+            return quantize_rows(arena.weights)
+        parts = []
+        if isinstance(arena, DynamicArena):
+            parts.append(quantize_rows(arena.weights[: arena.num_defaults]))
+        for place, name in enumerate(arena.table_names):
+            table = tables[name]
+            keys = self.get_buffer(f"keys_{number}_{place}") if table.is_dynamic else table.keys()
+            parts += [quantize_rows(table.export(part).weights) for part in torch.split(keys, _ROWS_AT_ONCE)]
+        return torch.cat(parts)
 
     def forward(self, jagged: Jagged) -> EmbeddingOutput:
         """Look every feature up; a key that was not in its dynamic table gives the table's default vector.
@@ -83,7 +97,8 @@ class QuantizedCollection(nn.Module):
         if self._dynamic_readers:
             check_offsets(jagged)
             for number, readers in self._dynamic_readers.items():
-                rows[number] = translate(jagged, readers, self._found, train=False)
+                found = translate(jagged, readers, self._found, train=False)
+                rows[number] = dataclasses.replace(found.part, keys=found.rows)
         looked_up = []
         for group in self._groups:
             part = bags_of(rows.get(group.arena, jagged), group)

@@ -7,16 +7,28 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from terarec.batch import Jagged, first_keys, select
 from terarec.errors import ConfigError
+from terarec.ops.checks import bad_key
 from terarec.ops.layout import BagLayout, Pooling
-from terarec.spec import DynamicTableSpec, FeatureSpec, TableSpec
-from terarec.storage import AnyArena, AnyTable, Arena, DynamicArena, Rows, StaticTable
+from terarec.spec import DynamicTableSpec, FeatureSpec, TableSpec, Tiers
+from terarec.storage import (
+    AnyArena,
+    AnyTable,
+    Arena,
+    DynamicArena,
+    Rows,
+    StaticTable,
+    TierBudget,
+    TieredArena,
+    TieredRows,
+    TieredTable,
+)
 
 AnyTableSpec = TableSpec | DynamicTableSpec
 
@@ -57,20 +69,44 @@ def build_arenas(tables: Sequence[AnyTableSpec], *, seed: int) -> tuple[AnyArena
 
     The arenas are in the order of their first tables.
     """
-    static: dict[tuple[int, str, str], list[TableSpec]] = {}
-    dynamic: dict[tuple[int, str, str], list[DynamicTableSpec]] = {}
-    order: dict[tuple[bool, tuple[int, str, str]], None] = {}
+    static: dict[_RowKind, list[TableSpec]] = {}
+    dynamic: dict[_RowKind, list[DynamicTableSpec]] = {}
+    order: dict[tuple[bool, _RowKind], None] = {}
     for table in tables:
-        kind = (table.width, table.dtype, table.optimizer)
+        kind = (table.width, table.dtype, table.optimizer, table.tiers)
         if isinstance(table, DynamicTableSpec):
             dynamic.setdefault(kind, []).append(table)
         else:
             static.setdefault(kind, []).append(table)
         order[isinstance(table, DynamicTableSpec), kind] = None
-    return tuple(
-        DynamicArena(dynamic[kind], seed=seed) if is_dynamic else Arena(static[kind], seed=seed)
-        for is_dynamic, kind in order
-    )
+
+    def made(kind: _RowKind, *, is_dynamic: bool) -> AnyArena:
+        if is_dynamic:
+            return DynamicArena(dynamic[kind], seed=seed)
+        return Arena(static[kind], seed=seed) if kind[-1] is None else TieredArena(static[kind], seed=seed)
+
+    arenas = tuple(made(kind, is_dynamic=is_dynamic) for is_dynamic, kind in order)
+    share_tiers(arenas)
+    return arenas
+
+
+_RowKind = tuple[int, str, str, Tiers | None]
+
+
+def tiers_of(arena: AnyArena) -> TieredRows | None:
+    """Return the tiers of the rows of `arena`; None if they are all in one memory."""
+    data = None if isinstance(arena, Arena) else arena.data
+    return data if isinstance(data, TieredRows) else None
+
+
+def share_tiers(arenas: Sequence[AnyArena]) -> None:
+    """Let arenas of equal tiers share their budgets; call it before they take memory."""
+    budgets: dict[Tiers, TierBudget] = {}
+    for arena in arenas:
+        data = tiers_of(arena)
+        if data is not None:
+            data.budget = budgets.setdefault(data.tiers, TierBudget())
+            data.budget.add(data)
 
 
 def lookup_groups(arenas: Sequence[AnyArena], features: Sequence[FeatureSpec]) -> list[LookupGroup]:
@@ -87,8 +123,10 @@ def lookup_groups(arenas: Sequence[AnyArena], features: Sequence[FeatureSpec]) -
     return groups
 
 
-def dynamic_readers(arenas: Sequence[AnyArena], features: Sequence[FeatureSpec]) -> dict[int, list[FeatureSpec]]:
-    """Return the features of each dynamic arena by its number, table by table, in the order of the features.
+def translated_readers(arenas: Sequence[AnyArena], features: Sequence[FeatureSpec]) -> dict[int, list[FeatureSpec]]:
+    """Return the features of each arena whose rows are found by an index, dynamic or tiered, by its number.
+
+    They are in order, table by table, in the order of the features.
 
     Most features are in such an order already, so that their keys need not be copied.
     """
@@ -96,7 +134,7 @@ def dynamic_readers(arenas: Sequence[AnyArena], features: Sequence[FeatureSpec])
     tables = list(dict.fromkeys(feature.table for feature in features))
     for feature in sorted(features, key=lambda feature: tables.index(feature.table)):
         for index, arena in enumerate(arenas):
-            if isinstance(arena, DynamicArena) and feature.table in arena.table_names:
+            if not isinstance(arena, Arena) and feature.table in arena.table_names:
                 readers.setdefault(index, []).append(feature)
     return readers
 
@@ -116,7 +154,7 @@ def fitted(layout: BagLayout, num_rows: int) -> BagLayout:
 def _layout(arena: AnyArena, features: Sequence[FeatureSpec]) -> BagLayout:
     """Return the layout of some features; `translate` replaces keys of dynamic tables by rows of the whole arena."""
     num_tables = len(arena.specs)
-    if isinstance(arena, Arena):
+    if not isinstance(arena, DynamicArena):
         base, rows = arena.table_base, arena.table_rows
     else:
         base, rows = (0,) * num_tables, (arena.num_rows,) * num_tables
@@ -144,16 +182,53 @@ class KeyFinder(Protocol):
         """Return the rows int64[n] of ``keys int64[n]``; with `train` new keys may be inserted."""
 
 
+class Translated(NamedTuple):
+    """The features of one arena.
+
+    Attributes:
+        part: Their keys.
+        rows: int64[N], the arena row of each key.
+        tables: int64[N], the number of its table in the arena.
+    """
+
+    part: Jagged
+    rows: Tensor
+    tables: Tensor
+
+
+def placed(layout: BagLayout, num_rows: int) -> BagLayout:
+    """Return `layout` for keys that are rows of weights ``[num_rows, D]``."""
+    num_tables = len(layout.table_names)
+    return dataclasses.replace(layout, table_base=(0,) * num_tables, table_rows=(num_rows,) * num_tables)
+
+
+def check_keys(part: Jagged, layout: BagLayout) -> None:
+    """Raise `KeyOutOfRangeError` as a lookup of `part` by `layout` does for a key outside its table."""
+    batch_size = part.batch_size
+    if not batch_size or not part.keys.numel():
+        return
+    ends = part.offsets[::batch_size].tolist()
+    for feature, table in enumerate(layout.feature_table):
+        keys = part.keys[ends[feature] : ends[feature + 1]]
+        if not keys.numel():
+            continue
+        rows = layout.table_rows[table]
+        low, high = torch.aminmax(keys)
+        if int(low) < 0 or int(high) >= rows:
+            position = int(((keys < 0) | (keys >= rows)).nonzero()[0])
+            raise bad_key(layout, feature, ends[feature] + position, int(keys[position]))
+
+
 def translate(
     jagged: Jagged, features: Sequence[FeatureSpec], tables: Mapping[str, KeyFinder], *, train: bool
-) -> Jagged:
-    """Return `features` of `jagged` with arena rows in place of keys.
+) -> Translated:
+    """Return `features` of `jagged` with their arena rows.
 
     A table receives all keys of the batch in one call, so that it does not evict some of them to insert others.
 
     Args:
         jagged: Keys of at least `features`, with offsets that `terarec.batch.check_offsets` accepted.
-        features: Features of dynamic tables of one arena, table by table.
+        features: Features of tables of one arena, table by table.
         tables: Tables by name.
         train: Whether tables may insert new keys.
 
@@ -166,15 +241,16 @@ def translate(
         part = first_keys(part, [feature.max_keys for feature in features])  # the others get no rows
     batch_size = part.batch_size
     if not batch_size:
-        return part
+        return Translated(part, part.keys, part.keys)
     ends = part.offsets[::batch_size].tolist()
-    rows = torch.empty_like(part.keys)
+    rows, numbers = torch.empty_like(part.keys), torch.empty_like(part.keys)
     done = 0
     for name, readers in groupby(features, key=lambda feature: feature.table):
         first, done = done, done + len(list(readers))
         span = slice(ends[first], ends[done])
         rows[span] = tables[name].rows(part.keys[span], train=train)
-    return dataclasses.replace(part, keys=rows)
+        numbers[span] = getattr(tables[name], "number", 0)
+    return Translated(part, rows, numbers)
 
 
 def entry_names(table: AnyTable, prefix: str) -> tuple[str, ...]:
@@ -184,9 +260,17 @@ def entry_names(table: AnyTable, prefix: str) -> tuple[str, ...]:
 
 
 def entries(table: AnyTable, prefix: str) -> dict[str, Tensor]:
-    """Return the entries of `table` in ``state_dict``: shared weights, or copies of its sorted keys and weights."""
+    """Return the entries of `table` in ``state_dict``: shared weights, or copies of its sorted keys and weights.
+
+    Of a static table in tiers it is a copy of all rows.
+
+    Raises:
+        StorageError: Not enough memory for that copy.
+    """
     if isinstance(table, StaticTable):
         values: tuple[Tensor, ...] = (table.weights,)
+    elif isinstance(table, TieredTable):
+        values = (table.copied_weights(),)
     else:
         pieces = list(table.export_chunks(max(1, len(table))))
         # The order of keys in an index differs between processes.
@@ -208,8 +292,8 @@ def load_entries(table: AnyTable, prefix: str, state: Mapping[str, Any]) -> tupl
     keys, weights = state[names[0]], state[names[-1]]
     if not (isinstance(keys, Tensor) and isinstance(weights, Tensor)):
         return [], f"{names[0]}: got {type(keys).__name__} and {type(weights).__name__}, expected tensors"
-    if isinstance(table, StaticTable):
-        expected, what = list(table.weights.shape), "(rows, width)"
+    if not table.is_dynamic:
+        expected, what = [len(table), table.width], "(rows, width)"
     else:
         expected, what = [keys.numel(), table.width], "(keys, width)"
         if keys.dtype != torch.int64 or keys.dim() != 1:
@@ -218,6 +302,8 @@ def load_entries(table: AnyTable, prefix: str, state: Mapping[str, Any]) -> tupl
         return [], f"{names[-1]}: got shape {list(weights.shape)}, expected {expected} {what}"
     if isinstance(table, StaticTable):
         table.weights.copy_(weights)
+    elif isinstance(table, TieredTable):
+        table.import_(Rows(keys=table.keys(), weights=weights.to(table.arena.dtype)))
     else:
         rows = Rows(keys=keys.to(table.arena.device), weights=weights.to(table.arena.dtype))
         if torch.equal(rows.keys.sort().values, table.keys()):

@@ -14,7 +14,7 @@ from terarec.embedding import EmbeddingCollection, EmbeddingOutput, PaddedKeys, 
 from terarec.errors import ConfigError
 from terarec.export.inputs import NO_KEY, KeyInput, ModelInput, dense_input, key_input, vector_inputs
 from terarec.spec import DatasetSpec
-from terarec.storage import DynamicTable, StaticTable
+from terarec.storage import AnyTable, DynamicTable
 
 
 class TableLookup(nn.Module):
@@ -28,7 +28,7 @@ class TableLookup(nn.Module):
     keys: Tensor
     default: Tensor
 
-    def __init__(self, table: StaticTable | DynamicTable) -> None:
+    def __init__(self, table: AnyTable) -> None:
         super().__init__()
         self.count = len(table)
         if isinstance(table, DynamicTable):
@@ -36,7 +36,7 @@ class TableLookup(nn.Module):
             keys, weights = held.keys.cpu(), held.weights
             default = torch.as_tensor(table.spec.default, dtype=torch.float32).expand(table.width).clone()
         else:
-            keys, weights = torch.empty(0, dtype=torch.int64), table.weights.detach()
+            keys, weights = torch.empty(0, dtype=torch.int64), table.export(table.keys()).weights
             default = torch.zeros(table.width)
         self.is_searched = not torch.equal(keys, torch.arange(len(keys)))
         self.register_buffer("rows", weights.float().cpu())

@@ -70,7 +70,7 @@ from terarec.io import atomic_entries, local_copy
 from terarec.models import GraphModel
 from terarec.models.graph import tensor_shapes
 from terarec.spec import RecordsSpec
-from terarec.storage import DynamicTable, StaticTable
+from terarec.storage import AnyTable
 from terarec.train import Callback
 
 
@@ -849,7 +849,7 @@ class Model:
 
     def _collections(
         self, call: str, table_names: Sequence[str]
-    ) -> Iterator[tuple[int, Mapping[str, StaticTable | DynamicTable], list[str]]]:
+    ) -> Iterator[tuple[int, Mapping[str, AnyTable], list[str]]]:
         """Yield number and tables of each collection that has some of `table_names`, and which these are."""
         made = self._compiled(call)
         configs = self._network.of_type(EmbeddingCollectionConfig)

@@ -20,7 +20,7 @@ from terarec.nn.objectives import build_objective
 from terarec.spec import DatasetSpec, RunSpec
 
 if TYPE_CHECKING:
-    from terarec.storage import DynamicTable, StaticTable
+    from terarec.storage import AnyTable
 
 
 RUN_FILE = "run.json"
@@ -123,7 +123,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, *, with_state: bool) 
     checkpoint.load_tables(tables(model), with_state=with_state)
 
 
-def tables(model: nn.Module) -> dict[str, StaticTable | DynamicTable]:
+def tables(model: nn.Module) -> dict[str, AnyTable]:
     """Return all embedding tables of `model` by name."""
     collections = (module for module in model.modules() if isinstance(module, EmbeddingCollection))
     return {name: table for collection in collections for name, table in collection.tables.items()}

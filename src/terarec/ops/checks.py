@@ -137,6 +137,18 @@ def _gradient_fits(grad: Tensor, keys: Tensor, offsets: Tensor, layout: BagLayou
         raise ConfigError(f"grad: got {name(grad)}, expected float32{list(expected)} as the lookup's result")
 
 
+def bad_key(layout: BagLayout, feature: int, position: int, key: int) -> KeyOutOfRangeError:
+    """Return the error for a key outside its table.
+
+    Args:
+        layout: Layout of the lookup.
+        feature: Number of the feature.
+        position: Position of the key among all keys of the lookup.
+        key: The key.
+    """
+    return named(BadKeyError(feature, position, key, layout.table_rows[layout.feature_table[feature]]), layout)
+
+
 def named(error: BadKeyError, layout: BagLayout) -> KeyOutOfRangeError:
     """`error` with the names of its feature and table."""
     table = layout.table_names[layout.feature_table[error.feature]]

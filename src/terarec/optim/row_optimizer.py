@@ -29,7 +29,7 @@ from terarec.optim.rules import check_options, check_tables, table_factors, tabl
 from terarec.spec import SparseOptimizerSpec
 from terarec.spec.quoting import did_you_mean
 from terarec.spec.tables import DEFAULT_OPTIMIZER
-from terarec.storage import AnyArena, DynamicArena
+from terarec.storage import AnyArena, DynamicArena, TieredRows
 
 
 class _Part(NamedTuple):
@@ -129,6 +129,8 @@ class RowOptimizer(optim.Optimizer):
         owners = owners_of(roots_of(param_group))
         check_names(owners)
         check_distinct([self._owners, owners])
+        for arena in (arena for owner in owners for arena in owner.arenas):
+            self._check_mode(arena)
         numbers: dict[str, int] = {}
         for name in self._tables_by_rule(owners):
             first = [owner for owner in owners if owner.arenas and self._rule_name(owner.arenas[0]) == name]
@@ -343,11 +345,8 @@ class RowOptimizer(optim.Optimizer):
             write for number, owner in self._numbered() for write in state_writes(owner, state["state"].get(number))
         ]
         self.load_step_state(state["row_optimizer"])
-        for target, rows, values in writes:
-            if rows is None:
-                target.copy_(values)
-            else:
-                target.index_copy_(0, rows, values.to(target.device, target.dtype))
+        for write in writes:
+            write()
         for group, loaded in zip(self.param_groups, state["param_groups"], strict=True):
             group.update({name: value for name, value in loaded.items() if name != "params"})
         for done in self._optimizer_load_state_dict_post_hooks.values():
@@ -385,6 +384,15 @@ class RowOptimizer(optim.Optimizer):
         names = dict.fromkeys(name for groups in self._groups_of for name in groups)
         return {name: self._rules[name].row_rule.kind for name in names}
 
+    def _check_mode(self, arena: AnyArena) -> None:
+        """Raise `ConfigError` for a rule that moves all rows in every step and rows in tiers."""
+        name = self._rule_name(arena)
+        if _tiers_of(arena) is not None and name in self._rules and self._rules[name].row_rule.updates_all_rows:
+            raise ConfigError(
+                f"row optimizer: rows.mode: got 'global', which moves all rows in every step, for {_described(arena)}, "
+                "which are in tiers; expected 'local' or 'lazy_global'"
+            )
+
     def _table_lr(self, name: str, arena: AnyArena) -> Tensor | None:
         return table_factors(self._rules[name].options, arena.table_names, self._frozen)
 
@@ -418,6 +426,9 @@ class RowOptimizer(optim.Optimizer):
             )
             if gradients and isinstance(arena, DynamicArena):
                 arena.reset_defaults()
+            tiers = _tiers_of(arena)
+            if gradients and tiers is not None:
+                tiers.updated([held.places for held in gradients], table_lr)
         return True
 
     # `torch.amp.GradScaler` sets the two attributes around a step.
@@ -472,6 +483,11 @@ def _described(arena: AnyArena) -> str:
     return "the tables " + (
         ", ".join(map(repr, arena.table_names[:3])) or f"of a weight {[arena.num_rows, arena.width]}"
     )
+
+
+def _tiers_of(arena: AnyArena) -> TieredRows | None:
+    data = getattr(arena, "data", None)  # a weight that is a parameter has none
+    return data if isinstance(data, TieredRows) else None
 
 
 def _listed(kinds: Any) -> str:

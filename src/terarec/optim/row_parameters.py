@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 from terarec.errors import ConfigError
 from terarec.ops import BagGradient
-from terarec.storage import AnyArena, AnyTable
+from terarec.storage import AnyArena, AnyTable, StaticTable
 
 
 class PendingRows(Protocol):
@@ -124,14 +126,14 @@ def _table_state(table: AnyTable) -> dict[str, Tensor]:
     return {"keys": keys, **states}
 
 
-def state_writes(owner: RowParameters, loaded: Any) -> list[tuple[Tensor, Tensor | None, Tensor]]:
-    """Return what `loaded` changes: a tensor, the rows of it or None for all, and their values."""
+def state_writes(owner: RowParameters, loaded: Any) -> list[Callable[[], object]]:
+    """Return the calls that set the state of `owner` to `loaded`, which is checked by then."""
     if not isinstance(loaded, Mapping):
         raise ConfigError("row optimizer: got no state for a parameter, expected that of each collection")
     if not owner.tables:
         held = {name: tensor for arena in owner.arenas for name, tensor in arena.state.items()}
         _check_shapes("a weight", held, loaded)
-        return [(tensor, None, loaded[name]) for name, tensor in held.items()]
+        return [partial(tensor.copy_, loaded[name]) for name, tensor in held.items()]
     found = loaded.get("tables", {})
     if set(found) != set(owner.tables):
         raise ConfigError(
@@ -141,12 +143,15 @@ def state_writes(owner: RowParameters, loaded: Any) -> list[tuple[Tensor, Tensor
     return [write for name, table in owner.tables.items() for write in _table_writes(table, found[name])]
 
 
-def _table_writes(table: AnyTable, loaded: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor | None, Tensor]]:
+def _table_writes(table: AnyTable, loaded: Mapping[str, Tensor]) -> list[Callable[[], object]]:
     what = f"table {table.name!r}"
     held = _table_state(table)
+    if isinstance(table, StaticTable):
+        _check_shapes(what, held, loaded)
+        return [partial(tensor.copy_, loaded[name]) for name, tensor in held.items()]
     if not table.is_dynamic:
         _check_shapes(what, held, loaded)
-        return [(tensor, None, loaded[name]) for name, tensor in held.items()]
+        return [partial(_import_state, table, table.keys(), loaded)]
     keys = loaded.get("keys")
     if not isinstance(keys, Tensor) or not torch.equal(keys.to(held["keys"].device), held["keys"]):
         got = keys.numel() if isinstance(keys, Tensor) else 0
@@ -155,8 +160,14 @@ def _table_writes(table: AnyTable, loaded: Mapping[str, Tensor]) -> list[tuple[T
             "which the table holds: load the model's state_dict() first"
         )
     _check_shapes(what, held, loaded)
-    rows = table.rows(held.pop("keys"), train=False)
-    return [(table.arena.state[name], rows, loaded[name]) for name in held]
+    return [partial(_import_state, table, held["keys"], loaded)]
+
+
+def _import_state(table: AnyTable, keys: Tensor, loaded: Mapping[str, Tensor]) -> None:
+    """Set the states of the rows of ``keys int64[n]``."""
+    rows = table.export(keys)
+    state = {name: loaded[name].to(values.device, values.dtype) for name, values in rows.state.items()}
+    table.import_(replace(rows, state=state, uses={}))
 
 
 def _check_shapes(what: str, held: Mapping[str, Tensor], loaded: Mapping[str, Any]) -> None:

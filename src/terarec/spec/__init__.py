@@ -113,6 +113,7 @@ from terarec.spec.tables import (
     prob,
     ttl,
 )
+from terarec.spec.tiers import Tiers
 from terarec.spec.workflow import (
     BAD_INPUT_POLICIES,
     STORAGES,
@@ -234,6 +235,7 @@ __all__ = [
     "TableSpec",
     "TablesSpec",
     "TargetHistory",
+    "Tiers",
     "TorchOptimizerSpec",
     "TrainingSpec",
     "TwoTowerSpec",

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from terarec.errors import ConfigError
 from terarec.spec import checks
+from terarec.spec.tiers import Tiers, check_tiers
 
 Pooling = Literal["sum", "mean", "sqrtn", "max", "none"]
 
@@ -206,6 +207,7 @@ class TableSpec:
             1 / sqrt(rows), as the DLRM paper's code does (Naumov et al. 2019).
         dtype: Element type of the rows; lookups give float32 whatever it is.
         optimizer: Name of the rule that moves the rows, where `terarec.optim.RowOptimizer` is given rules by name.
+        tiers: Memories of the rows, where they do not all stay in one; None for all in the memory of the device.
     """
 
     kind: ClassVar[str] = "static"
@@ -216,9 +218,11 @@ class TableSpec:
     init_scale: float | None = None
     dtype: RowType = "float32"
     optimizer: str = DEFAULT_OPTIMIZER
+    tiers: Tiers | None = None
 
     def __post_init__(self) -> None:
         checks.name(self)
+        check_tiers(self)
         checks.name(self, "optimizer")
         checks.positive_int(self, "rows")
         checks.positive_int(self, "width")
@@ -248,6 +252,7 @@ class DynamicTableSpec:
             thing, for calls of ``evict`` with other policies. 12 bytes a row.
         report_evicted: Whether to keep evicted keys until ``take_evicted`` is called. 8 bytes a key.
         optimizer: Name of the rule that moves the rows, where `terarec.optim.RowOptimizer` is given rules by name.
+        tiers: Memories of the rows, where they do not all stay in one; None for all in the memory of the device.
     """
 
     kind: ClassVar[str] = "dynamic"
@@ -263,9 +268,11 @@ class DynamicTableSpec:
     track_uses: bool = False
     report_evicted: bool = True
     optimizer: str = DEFAULT_OPTIMIZER
+    tiers: Tiers | None = None
 
     def __post_init__(self) -> None:
         checks.name(self)
+        check_tiers(self)
         checks.name(self, "optimizer")
         checks.positive_int(self, "width")
         checks.one_of(self, "initializer", ("uniform", "normal", "zeros"))
@@ -303,6 +310,7 @@ class StaticTablesSpec:
             1 / sqrt(rows).
         optimizers: Pattern of table names, such as "item*" -> name of the rule that moves the tables it matches; the
             first pattern that matches a table counts, and "default" moves the tables that none matches.
+        tiers: Memories of the rows of all tables, which share the budgets; None for all in the memory of the device.
     """
 
     kind: ClassVar[str] = "static"
@@ -310,6 +318,7 @@ class StaticTablesSpec:
     initializer: Initializer | None = None
     init_scale: float | None = None
     optimizers: Mapping[str, str] = field(default_factory=dict)
+    tiers: Tiers | None = None
 
     def __post_init__(self) -> None:
         checks.one_of(self, "dtype", ROW_TYPES)
@@ -317,6 +326,7 @@ class StaticTablesSpec:
         if self.init_scale is not None:
             checks.finite_float(self, "init_scale", low=0.0, open_low=True)
         _check_optimizers(self, self.optimizers)
+        check_tiers(self)
 
     def table(
         self, name: str, *, rows: int | None, width: int, initializer: Initializer | None = None
@@ -339,6 +349,7 @@ class StaticTablesSpec:
             init_scale=self.init_scale,
             dtype=self.dtype,
             optimizer=_optimizer_of(name, self.optimizers),
+            tiers=self.tiers,
         )
 
 
@@ -353,6 +364,7 @@ class DynamicTablesSpec:
         evict: Rule for rows that are removed when a table is full; None: a full table is an error.
         max_rows: Most rows of each table; None: as many as memory holds.
         optimizers: Rules by pattern, as in `StaticTablesSpec`.
+        tiers: Memories of the rows of all tables, which share the budgets; None for all in the memory of the device.
     """
 
     kind: ClassVar[str] = "dynamic"
@@ -362,11 +374,13 @@ class DynamicTablesSpec:
     evict: LRUEviction | LFUEviction | TTLEviction | None = None
     max_rows: int | None = None
     optimizers: Mapping[str, str] = field(default_factory=dict)
+    tiers: Tiers | None = None
 
     def __post_init__(self) -> None:
         checks.one_of(self, "initializer", (*get_args(Initializer), None))
         checks.finite_float(self, "init_scale", low=0.0, open_low=True)
         _check_optimizers(self, self.optimizers)
+        check_tiers(self)
         check_policies(self, self.evict, self.max_rows)
 
     def table(
@@ -383,6 +397,7 @@ class DynamicTablesSpec:
             max_rows=self.max_rows,
             report_evicted=False,  # nobody asks while a run trains
             optimizer=_optimizer_of(name, self.optimizers),
+            tiers=self.tiers,
         )
 
 

@@ -5,11 +5,15 @@ from terarec.storage.dynamic import DynamicTable, dynamic_tables
 from terarec.storage.dynamic_arena import DynamicArena
 from terarec.storage.key_rows import FrozenKeys
 from terarec.storage.row_store import MemoryRowStore, RowStore
+from terarec.storage.slots import Pin, RowBatch
 from terarec.storage.static import StaticTable, static_tables
 from terarec.storage.store import Rows, Store
+from terarec.storage.tier_budget import TierBudget
+from terarec.storage.tiered import TieredArena, TieredTable, tiered_tables
+from terarec.storage.tiered_rows import PlacedRows, TieredRows, TierUse
 
-AnyArena = Arena | DynamicArena
-AnyTable = StaticTable | DynamicTable
+AnyArena = Arena | TieredArena | DynamicArena
+AnyTable = StaticTable | TieredTable | DynamicTable
 
 __all__ = [
     "AnyArena",
@@ -19,10 +23,19 @@ __all__ = [
     "DynamicTable",
     "FrozenKeys",
     "MemoryRowStore",
+    "Pin",
+    "PlacedRows",
+    "RowBatch",
     "RowStore",
     "Rows",
     "StaticTable",
     "Store",
+    "TierBudget",
+    "TierUse",
+    "TieredArena",
+    "TieredRows",
+    "TieredTable",
     "dynamic_tables",
     "static_tables",
+    "tiered_tables",
 ]

@@ -56,6 +56,7 @@ class Arena:
         self.num_rows = sum(self.table_rows)
         self.generation = self.num_defaults = 0
         self.state: dict[str, Tensor] = {}
+        self._fills: Mapping[str, float] = {}
         self.attached: object = None
         self.weights = self._allocate("weights", (self.num_rows, self.width), torch.device("cpu"), self.dtype)
         for spec, base in zip(self.specs, self.table_base, strict=True):
@@ -84,10 +85,24 @@ class Arena:
             StorageError: Not enough memory.
         """
         self.state = {}
+        self._fills = dict(fills or {})
         for name, shape in shapes:
             self.state[name] = self._allocate(f"optimizer state {name!r}", shape, self.device, state_dtype(name))
             if fill := (fills or {}).get(name, 0.0):
                 self.state[name].fill_(fill)
+
+    def restart(self, table: int, seed: int) -> None:
+        """Give the rows of table number `table` the first weights of `seed`, and initial state."""
+        spec, base = self.specs[table], self.table_base[table]
+        for name, held in self.state.items():
+            held[base : base + spec.rows] = self._fills.get(name, 0.0)
+        held = self.weights[base : base + spec.rows]
+        if spec.initializer == "zeros":
+            held.zero_()
+        elif held.device.type == "cpu":
+            _initialise(held, spec, seed)
+        else:
+            held.copy_(_first_rows(spec, held.dtype, seed))
 
     def move(self, device: torch.device) -> None:
         """Move weights and state to `device`.
@@ -135,10 +150,21 @@ def _list_tables(names: Sequence[str]) -> str:
     return f"tables {shown}" if len(names) <= 3 else f"{len(names)} tables ({shown}, ...)"
 
 
+def first_scale(spec: TableSpec) -> float:
+    """Return the scale of a table's first weights."""
+    return spec.init_scale if spec.init_scale is not None else 1.0 / math.sqrt(spec.rows)
+
+
+def _first_rows(spec: TableSpec, dtype: torch.dtype, seed: int) -> Tensor:
+    rows = torch.empty(spec.rows, spec.width, dtype=dtype)
+    _initialise(rows, spec, seed)
+    return rows
+
+
 def _initialise(weights: Tensor, spec: TableSpec, seed: int) -> None:
     if spec.initializer == "zeros":
         return
-    scale = spec.init_scale if spec.init_scale is not None else 1.0 / math.sqrt(spec.rows)
+    scale = first_scale(spec)
     if weights.dtype == torch.float32:
         initialise_rows(weights.numpy(), table=spec.name, seed=seed, initializer=spec.initializer, scale=scale)
         return

@@ -12,6 +12,7 @@ from terarec.spec import DynamicTableSpec, EvictionSpec, TTLEviction
 from terarec.storage.dynamic_arena import DynamicArena
 from terarec.storage.key_rows import LAST_STEP, KeyRows
 from terarec.storage.store import Rows, check_import
+from terarec.storage.tiered_rows import TieredRows
 
 _KEYS_AT_ONCE = 1 << 20  # that are compared, so that a scan of a large table takes little memory
 
@@ -37,6 +38,8 @@ class DynamicTable:
         self.arena = arena
         self._held = KeyRows(spec, arena, implementation)
         self.number = self._held.number
+        if isinstance(arena.data, TieredRows):
+            arena.data.find_rows[self.number] = self._held.find
 
     @property
     def name(self) -> str:
@@ -51,7 +54,7 @@ class DynamicTable:
     @property
     def state_names(self) -> tuple[str, ...]:
         """Names of the optimizer's state tensors; empty until an optimizer is attached."""
-        return tuple(self.arena.state)
+        return tuple(self.arena.data.state_names)
 
     @property
     def index_bytes(self) -> int:
@@ -61,9 +64,28 @@ class DynamicTable:
             return self._held.index.memory_bytes + (admission.memory_bytes if admission is not None else 0)
 
     @property
+    def first_seed(self) -> int | None:
+        """None: `export_changed` returns all rows."""
+        return None
+
+    @property
+    def num_changed(self) -> int:
+        """Rows that `export_changed` returns: all."""
+        return len(self)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row's weights, optimizer state and uses."""
+        return self.arena.row_bytes
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes of the rows with their state, and of the index."""
-        return len(self) * self.arena.row_bytes + self.index_bytes
+        arena = self.arena
+        if isinstance(arena.data, TieredRows):  # which its tables share
+            tracked = len(self) * (arena.row_bytes - arena.data.row_bytes)
+            return arena.data.memory_bytes // len(arena.specs) + tracked + self.index_bytes
+        return len(self) * arena.row_bytes + self.index_bytes
 
     @property
     def num_evicted(self) -> int:
@@ -120,6 +142,10 @@ class DynamicTable:
             if train:
                 transaction.on_commit(lambda: self._held.note_use(rows))
         return rows
+
+    def restart(self, seed: int) -> None:
+        """Raise `StorageError`: a dynamic table has no rows without keys."""
+        raise StorageError(f"table {self.name!r}: restart: the table is dynamic, expected a static one")
 
     def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
         """Evict the rows that the policy ranks lowest, until `keep_at_least` are left.
@@ -207,6 +233,10 @@ class DynamicTable:
             if keys.numel() or (start < 0 and is_first):  # a part of an index may be empty
                 is_first = False
                 yield piece
+
+    def export_changed(self, chunk_rows: int) -> Iterator[Rows]:
+        """Return all rows; see `export_chunks`."""
+        return self.export_chunks(chunk_rows)
 
     def import_(self, rows: Rows) -> None:
         """Overwrite the rows of ``rows.keys``; keys without rows are inserted, without admission.

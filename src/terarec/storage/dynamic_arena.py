@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from terarec.errors import StorageError
+from terarec.errors import ConfigError, StorageError
 from terarec.kernels import memory
 from terarec.spec import DynamicTableSpec
 from terarec.storage.growing_rows import GrowingRows, GrowingTensor
 from terarec.storage.store import check_has_memory, shared_row_type
+from terarec.storage.tiered_rows import TieredRows
 
 Change = Callable[[], object]
 
@@ -125,7 +126,14 @@ class DynamicArena:
         self._freed_while_pinned: list[Tensor] = []
         memory.require(4 * self.num_defaults * self.width, f"default rows of dynamic tables {self._names()}")
         self._defaults = torch.stack([torch.tensor(spec.default).expand(self.width) for spec in specs])
-        self.data = GrowingRows(specs, seed=seed)
+        tiers = specs[0].tiers
+        if any(spec.tiers != tiers for spec in specs):
+            raise ConfigError("arena: got tables of several tiers, expected the same for all")
+        self.data: GrowingRows | TieredRows = (
+            GrowingRows(specs, seed=seed)
+            if tiers is None
+            else TieredRows(specs, tiers, seed=seed, num_defaults=self.num_defaults)
+        )
         self._uses: dict[str, GrowingTensor] = {}
         self._grow(self.next_row, "the default rows")
         self.reset_defaults()

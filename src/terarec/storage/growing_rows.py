@@ -137,6 +137,11 @@ class GrowingRows:
         return {name: held.tensor for name, held in self._state.items()}
 
     @property
+    def state_names(self) -> tuple[str, ...]:
+        """The optimizer states beside the weights."""
+        return tuple(self._state)
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of a row's weights and state."""
         return sum(held.row_bytes for held in self._blocks())

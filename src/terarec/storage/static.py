@@ -55,6 +55,21 @@ class StaticTable:
         return tuple(self.arena.state)
 
     @property
+    def first_seed(self) -> int | None:
+        """None: `export_changed` returns all rows."""
+        return None
+
+    @property
+    def num_changed(self) -> int:
+        """Rows that `export_changed` returns: all."""
+        return len(self)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row's weights and optimizer state."""
+        return self.memory_bytes // len(self)
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes of weights and optimizer state."""
         return sum(part.numel() * part.element_size() for part in (self.weights, *self.state.values()))
@@ -94,6 +109,10 @@ class StaticTable:
             keys = torch.arange(part.start, part.stop, device=weights.device)
             yield Rows(keys=keys, weights=weights[part], state={name: tensor[part] for name, tensor in state.items()})
 
+    def export_changed(self, chunk_rows: int) -> Iterator[Rows]:
+        """Return all rows; see `export_chunks`."""
+        return self.export_chunks(chunk_rows)
+
     def import_(self, rows: Rows) -> None:
         """Overwrite the rows of ``rows.keys``; empty ``rows.state`` does not change the optimizer state."""
         target = self.rows(rows.keys, train=True)
@@ -101,6 +120,10 @@ class StaticTable:
         _write(self.arena.weights, target, rows.weights)
         for name, values in rows.state.items():
             _write(self.arena.state[name], target, values)
+
+    def restart(self, seed: int) -> None:
+        """Give all rows the first weights of `seed`, and initial state."""
+        self.arena.restart(self.arena.table_names.index(self.name), seed)
 
     def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
         """Raise `StorageError`: a static table evicts no rows."""

@@ -47,6 +47,18 @@ class Store(Protocol):
         """Names of the optimizer's state tensors; empty until an optimizer is attached."""
 
     @property
+    def first_seed(self) -> int | None:
+        """Seed of the first weights of the rows that `export_changed` leaves out; None if it returns all rows."""
+
+    @property
+    def num_changed(self) -> int:
+        """Rows that `export_changed` returns."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row's weights, optimizer state and uses."""
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes of weights, optimizer state and index."""
 
@@ -78,6 +90,19 @@ class Store(Protocol):
         """Return all rows, at most `chunk_rows` at a time; a chunk may share memory with the table.
 
         There is at least one chunk; it is empty for an empty table.
+        """
+
+    def export_changed(self, chunk_rows: int) -> Iterator[Rows]:
+        """Return the rows that a checkpoint has to hold, at most `chunk_rows` at a time, at least one chunk.
+
+        All others have the first weights of `first_seed`, and initial state.
+        """
+
+    def restart(self, seed: int) -> None:
+        """Give all rows of a static table the first weights of `seed`, and initial state.
+
+        Raises:
+            StorageError: A dynamic table.
         """
 
     def import_(self, rows: Rows) -> None:

@@ -18,9 +18,9 @@ from terarec.formats.hugectr import (
 )
 from terarec.hugectr.errors import BrokenFileError, OutOfBoundError, WrongInputError
 from terarec.hugectr.weights.sparse import pieces
-from terarec.storage import DynamicTable, Rows, StaticTable
+from terarec.storage import AnyTable, Rows
 
-Tables = Mapping[str, StaticTable | DynamicTable]
+Tables = Mapping[str, AnyTable]
 
 
 def dump_folder(path: Path, number: int) -> Path:
@@ -81,7 +81,7 @@ def check_collection(tables: Tables, folder: Path, *, names: Sequence[str] = ())
 
 def _opened(
     tables: Tables, folder: Path, names: Sequence[str]
-) -> tuple[CollectionDump, list[tuple[DumpedTable, StaticTable | DynamicTable]]]:
+) -> tuple[CollectionDump, list[tuple[DumpedTable, AnyTable]]]:
     """Return a dump, and its tables with those that they are loaded into."""
     wanted = _checked(tables, names)
     dump = open_collection(folder)
@@ -103,12 +103,12 @@ def _checked(tables: Tables, names: Sequence[str]) -> set[str]:
     return set(names or tables)
 
 
-def _chunks(table: StaticTable | DynamicTable) -> Iterator[SparseRows]:
+def _chunks(table: AnyTable) -> Iterator[SparseRows]:
     for keys in pieces(table.keys()):
         yield SparseRows(keys.cpu().numpy(), table.export(keys).weights.float().cpu().numpy())
 
 
-def _check(dump: CollectionDump, described: DumpedTable, table: StaticTable | DynamicTable) -> None:
+def _check(dump: CollectionDump, described: DumpedTable, table: AnyTable) -> None:
     """Raise unless `table` can take what the dump holds for it."""
     where = f"{dump.path}, table {described.table_id} ({table.name!r})"
     if described.width != table.width:
@@ -117,7 +117,7 @@ def _check(dump: CollectionDump, described: DumpedTable, table: StaticTable | Dy
     distinct, counts = np.unique(keys, return_counts=True)
     if len(distinct) != len(keys):
         raise BrokenFileError(f"{where}: holds key {distinct[counts > 1][0]} twice, expected distinct keys")
-    if isinstance(table, StaticTable):
+    if not table.is_dynamic:
         outside = distinct[(distinct < 0) | (distinct >= len(table))]
         if len(outside):
             raise OutOfBoundError(f"{where}: holds key {outside[0]}, expected 0 <= key < {len(table)}")

@@ -33,7 +33,7 @@ from terarec.hugectr.errors import BrokenFileError, OutOfBoundError
 from terarec.hugectr.objects import SparseEmbedding
 from terarec.io import folder_and_name
 from terarec.kernels.row_rules import LAST_UPDATE
-from terarec.storage import DynamicTable, Rows, StaticTable
+from terarec.storage import AnyTable, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class EmbeddingFile:
     """
 
     name: str
-    tables: tuple[StaticTable | DynamicTable, ...]
+    tables: tuple[AnyTable, ...]
     has_slots: bool
     devices: int
     rows_per_device: int
@@ -132,7 +132,7 @@ class EmbeddingFile:
     @property
     def bases(self) -> tuple[int, ...]:
         """Offset of each table's keys in the file."""
-        sizes = [len(table) if isinstance(table, StaticTable) else 0 for table in self.tables]
+        sizes = [len(table) if not table.is_dynamic else 0 for table in self.tables]
         return tuple(accumulate(sizes[:-1], initial=0))
 
     @property
@@ -402,7 +402,7 @@ def _check_keys(embedding: EmbeddingFile, keys: NDArray[np.int64], slots: NDArra
         distinct, counts = np.unique(mine, return_counts=True)
         if len(distinct) != len(mine):
             raise BrokenFileError(f"{path}: holds key {distinct[counts > 1][0]} twice, expected distinct keys")
-        if isinstance(table, StaticTable) and len(mine):
+        if not table.is_dynamic and len(mine):
             outside = distinct[(distinct < base) | (distinct >= base + len(table))]
             if len(outside):
                 raise OutOfBoundError(

@@ -1,0 +1,85 @@
+"""`RowFormat`: the weights and optimizer state of a row as bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+_ALIGNMENT = 4
+_FEWEST_BYTES = 16  # of a row in a row store
+
+
+class RowFormat:
+    """A row as bytes: its weights, then its states, each from a multiple of 4 bytes on.
+
+    Attributes:
+        width: length D of a vector.
+        dtype: element type of the weights.
+        states: name -> element type and shape of a row's state.
+        num_bytes: bytes of a row, at least 16.
+
+    Args:
+        width: as above.
+        dtype: as above.
+        states: as above.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        dtype: torch.dtype,
+        states: Mapping[str, tuple[torch.dtype, tuple[int, ...]]] | None = None,
+    ) -> None:
+        self.width = width
+        self.dtype = dtype
+        self.states = dict(states or {})
+        self._parts: list[tuple[str, torch.dtype, tuple[int, ...], int, int]] = []
+        end = 0
+        for name, (of_part, shape) in {"": (dtype, (width,)), **self.states}.items():
+            size = math.prod(shape) * of_part.itemsize
+            self._parts.append((name, of_part, shape, end, size))
+            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        self.num_bytes = max(end, _FEWEST_BYTES)
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The optimizer states beside the weights."""
+        return tuple(self.states)
+
+    def columns(self) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+        """Return name, type and shape of each part of a row, in the order of its bytes."""
+        return tuple((name or "weights", str(of).removeprefix("torch."), shape) for name, of, shape, *_ in self._parts)
+
+    def pack(self, weights: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        """Return rows as uint8[n, num_bytes] in host memory.
+
+        Args:
+            weights: [n, D] in host memory.
+            state: name -> state [n, ...] in host memory.
+        """
+        values = torch.zeros(weights.shape[0], self.num_bytes, dtype=torch.uint8)
+        for (name, *_), part in zip(self._parts, self._views(values), strict=True):
+            part.copy_(state[name] if name else weights)
+        return values
+
+    def unpack(self, values: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the weights [n, D] and states of ``values uint8[n, num_bytes]``, which share its memory."""
+        weights, *states = self._views(values)
+        return weights, dict(zip(self.states, states, strict=True))
+
+    def empty(self, rows: int, device: torch.device) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return weights [rows, D] and states of any values."""
+        weights = torch.empty(rows, self.width, dtype=self.dtype, device=device)
+        return weights, {
+            name: torch.empty(rows, *shape, dtype=dtype, device=device) for name, (dtype, shape) in self.states.items()
+        }
+
+    def _views(self, values: Tensor) -> list[Tensor]:
+        rows = values.shape[0]
+        return [
+            values[:, begin : begin + size].view(dtype).view(rows, *shape)
+            for _, dtype, shape, begin, size in self._parts
+        ]

@@ -1,0 +1,281 @@
+"""The tiers below the fast one: rows as bytes, in a row store for each table or in a bounded part of host memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from terarec.errors import StorageError
+from terarec.storage.row_store import RowStore
+from terarec.storage.slots import RowBatch, SlotMap
+
+_CPU = torch.device("cpu")
+
+
+class BudgetError(StorageError):
+    """A tier is too small for the rows that one batch needs at once.
+
+    Attributes:
+        needed: Rows that the batch needs and that pending gradients hold.
+        held: Rows that the tier has room for.
+        needed_bytes: Budget that would do.
+    """
+
+    def __init__(self, message: str, *, needed: int, held: int, needed_bytes: int) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.held = held
+        self.needed_bytes = needed_bytes
+
+
+class RowLevel(Protocol):
+    """Rows as bytes, in host memory or on a disk; the tables of an arena have rows of one size."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of host memory taken."""
+
+    def read(self, batch: RowBatch, out: Tensor) -> Tensor:
+        """Copy rows to ``out uint8[n, row_bytes]``; return which there are, bool[n]. Rows may repeat."""
+
+    def write(self, batch: RowBatch, values: Tensor) -> None:
+        """Set distinct rows to ``values uint8[n, row_bytes]``."""
+
+    def erase(self, batch: RowBatch) -> None:
+        """Remove rows; those that are not there are passed over."""
+
+    def items(self, table: int, chunk_rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield keys int64[n] and rows uint8[n, row_bytes] of all rows of a table, each once."""
+
+    def count(self, table: int) -> int:
+        """Return the number of rows of a table."""
+
+    def commit(self, metadata: Mapping[str, str]) -> None:
+        """Make what was written durable, where there is a disk."""
+
+    def close(self) -> None:
+        """Release files and memory."""
+
+
+def by_table(batch: RowBatch) -> Iterator[tuple[int, Tensor | slice]]:
+    """Yield each table of `batch` with the places of its rows: a slice where they lie together."""
+    if not batch.tables.numel():
+        return
+    numbers, counts = torch.unique_consecutive(batch.tables, return_counts=True)
+    if numbers.numel() > 1 and not bool((numbers.diff() > 0).all()):
+        order = batch.tables.argsort(stable=True)
+        numbers, counts = torch.unique_consecutive(batch.tables[order], return_counts=True)
+        yield from zip(numbers.tolist(), torch.split(order, counts.tolist()), strict=True)
+        return
+    begin = 0
+    for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+        yield number, slice(begin, begin + count)
+        begin += count
+
+
+class TableStores:
+    """A row store for each table.
+
+    Attributes:
+        stores: by the number of the table.
+        rows_read: rows that were read.
+        rows_written: rows that were written.
+    """
+
+    def __init__(self, stores: Sequence[RowStore]) -> None:
+        self.stores = tuple(stores)
+        self.rows_read = self.rows_written = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the stores' indexes and buffers."""
+        return sum(store.memory_bytes for store in self.stores)
+
+    def read(self, batch: RowBatch, out: Tensor) -> Tensor:
+        """See `RowLevel.read`."""
+        found = torch.zeros(batch.keys.numel(), dtype=torch.bool)
+        for table, places in by_table(batch):
+            part = out[places]
+            there = self.stores[table].read(batch.keys[places].numpy(), part.numpy())
+            found[places] = torch.from_numpy(there)
+            if isinstance(places, Tensor):
+                out[places] = part
+        self.rows_read += int(found.sum())
+        return found
+
+    def write(self, batch: RowBatch, values: Tensor) -> None:
+        """See `RowLevel.write`."""
+        for table, places in by_table(batch):
+            self.stores[table].write(batch.keys[places].numpy(), values[places].numpy())
+        self.rows_written += batch.keys.numel()
+
+    def erase(self, batch: RowBatch) -> None:
+        """See `RowLevel.erase`."""
+        for table, places in by_table(batch):
+            self.stores[table].erase(batch.keys[places].numpy())
+
+    def items(self, table: int, chunk_rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """See `RowLevel.items`."""
+        for keys, rows in self.stores[table].items(chunk_rows):
+            yield torch.from_numpy(keys), torch.from_numpy(rows)
+
+    def count(self, table: int) -> int:
+        """See `RowLevel.count`."""
+        return len(self.stores[table])
+
+    def commit(self, metadata: Mapping[str, str]) -> None:
+        """See `RowLevel.commit`."""
+        for store in self.stores:
+            store.commit(metadata)
+
+    def close(self) -> None:
+        """See `RowLevel.close`."""
+        for store in self.stores:
+            store.close()
+
+
+class CachedRows:
+    """Rows in host memory in front of another level, or of none: then rows beyond the budget are an error.
+
+    Attributes:
+        slots: which rows are here.
+
+    Args:
+        num_bytes: budget.
+        row_bytes: bytes of a row.
+        below: where rows go that do not fit.
+        slot_bytes: bytes that a slot takes besides its row.
+        name: of the tier, for errors.
+    """
+
+    def __init__(self, num_bytes: int, row_bytes: int, below: RowLevel | None, *, slot_bytes: int, name: str) -> None:
+        self.below = below
+        self.slots = SlotMap(max(1, num_bytes // (row_bytes + slot_bytes)), _CPU)
+        self._name = name
+        self._row_bytes = row_bytes
+        self._slot_bytes = slot_bytes
+        self._lock = threading.RLock()
+        self._values = torch.empty(self.slots.capacity, row_bytes, dtype=torch.uint8)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of slots that were used, and of the level below."""
+        below = 0 if self.below is None else self.below.memory_bytes
+        return self.slots.used_slots * (self._row_bytes + self._slot_bytes) + below
+
+    def read(self, batch: RowBatch, out: Tensor) -> Tensor:
+        """See `RowLevel.read`."""
+        with self._lock:
+            return self._read(batch, out)
+
+    def _read(self, batch: RowBatch, out: Tensor) -> Tensor:
+        slots = self.slots.find(batch.rows)
+        found = slots >= 0
+        here = found.nonzero()[:, 0]
+        out[here] = self._values[slots[here]]
+        absent = (~found).nonzero()[:, 0]
+        if absent.numel() and self.below is not None:
+            part = batch.part(absent)
+            values = torch.empty(absent.numel(), out.shape[1], dtype=torch.uint8)
+            there = self.below.read(part, values)
+            got = absent[there]
+            out[got] = values[there]
+            found[got] = True
+        used = self.slots.distinct(slots[here])
+        self.slots.hold(used)  # counts their use
+        self.slots.let_go(used)
+        return found
+
+    def write(self, batch: RowBatch, values: Tensor) -> None:
+        """See `RowLevel.write`."""
+        at_once = max(1, self.slots.capacity // 2)
+        for begin in range(0, batch.rows.numel(), at_once):
+            part = slice(begin, begin + at_once)
+            with self._lock:
+                self._write(batch.part(part), values[part])
+
+    def _write(self, batch: RowBatch, values: Tensor) -> None:
+        slots = self.slots.find(batch.rows)
+        with_slot = slots >= 0
+        held = slots[with_slot]
+        self.slots.hold(held)
+        absent = (~with_slot).nonzero()[:, 0]
+        if absent.numel() > self.slots.room:
+            self._make_room(absent.numel())
+        slots[absent] = self.slots.assign(batch.part(absent))
+        self._values[slots] = values
+        self.slots.is_dirty[slots] = True
+        self.slots.let_go(held)
+
+    def _make_room(self, wanted: int) -> None:
+        missing = wanted - self.slots.room
+        if self.below is None:
+            held = len(self.slots)
+            needed = (held + wanted) * (self._row_bytes + self._slot_bytes)
+            raise BudgetError(
+                f"{self._name}: {held:,} rows fill it and {wanted:,} more come, expected a budget of {needed:,} bytes "
+                "or a file",
+                needed=held + wanted,
+                held=held,
+                needed_bytes=needed,
+            )
+        victims = self.slots.victims(max(missing, self.slots.capacity // 64), 0)
+        dirty = victims[self.slots.is_dirty[victims]]
+        self.below.write(_owners(self.slots, dirty), self._values[dirty])
+        self.slots.release(victims)
+
+    def erase(self, batch: RowBatch) -> None:
+        """See `RowLevel.erase`."""
+        with self._lock:
+            slots = self.slots.find(batch.rows)
+            self.slots.release(slots[slots >= 0])
+        if self.below is not None:
+            self.below.erase(batch)
+
+    def items(self, table: int, chunk_rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """See `RowLevel.items`."""
+        if self.below is not None:
+            self._flush()
+            yield from self.below.items(table, chunk_rows)
+            return
+        mine = self._slots_of(table)
+        for slots in torch.split(mine, chunk_rows) if mine.numel() else ():
+            yield self.slots.owners.keys[slots], self._values[slots]
+
+    def count(self, table: int) -> int:
+        """See `RowLevel.count`."""
+        if self.below is not None:
+            self._flush()
+            return self.below.count(table)
+        return self._slots_of(table).numel()
+
+    def commit(self, metadata: Mapping[str, str]) -> None:
+        """See `RowLevel.commit`."""
+        self._flush()
+        if self.below is not None:
+            self.below.commit(metadata)
+
+    def close(self) -> None:
+        """See `RowLevel.close`."""
+        if self.below is not None:
+            self.below.close()
+
+    def _slots_of(self, table: int) -> Tensor:
+        owners, used = self.slots.owners, self.slots.used_slots
+        return ((owners.rows[:used] >= 0) & (owners.tables[:used] == table)).nonzero()[:, 0]
+
+    def _flush(self) -> None:
+        if self.below is None:
+            return
+        with self._lock:
+            dirty = self.slots.is_dirty[: self.slots.used_slots].nonzero()[:, 0]
+            self.below.write(_owners(self.slots, dirty), self._values[dirty])
+            self.slots.is_dirty[dirty] = False
+
+
+def _owners(slots: SlotMap, places: Tensor) -> RowBatch:
+    return RowBatch(slots.owners.rows[places], slots.owners.keys[places], slots.owners.tables[places].long())

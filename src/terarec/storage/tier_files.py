@@ -1,0 +1,96 @@
+"""`TierFiles`: the working files of a file tier, a directory for each table."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from terarec.errors import ConfigError, StorageError
+from terarec.io import file_lock
+from terarec.storage.row_format import RowFormat
+from terarec.storage.row_levels import TableStores
+from terarec.storage.row_store import MOST_ROW_BYTES, MemoryRowStore, RowStore
+
+_SUFFIX = ".rows"
+
+
+class TierFiles:
+    """The files of some tables: working memory, which is removed when it is closed or at the next start.
+
+    Args:
+        directory: Directory of the files; None for no file tier.
+        tables: Names of the tables.
+    """
+
+    def __init__(self, directory: str | None, tables: Sequence[str]) -> None:
+        self._directory = None if directory is None else Path(directory)
+        self._tables = tuple(tables)
+        self._locks = ExitStack()
+        self._generation = 0
+        self._open: list[tuple[RowStore, Path]] = []
+
+    def level(self, of: RowFormat) -> TableStores | None:
+        """Return empty stores for rows of a format; former ones stay until `drop_former`.
+
+        Raises:
+            StorageError: Another process uses the files of a table, or rows of more bytes than a file takes.
+        """
+        if self._directory is None:
+            return None
+        if of.num_bytes > MOST_ROW_BYTES:
+            raise StorageError(
+                f"tiers file: tables {', '.join(self._tables)}: got rows of {of.num_bytes:,} bytes, optimizer state "
+                f"included, expected at most {MOST_ROW_BYTES:,}"
+            )
+        if not self._generation:
+            self._lock()
+        self._generation += 1
+        made = []
+        for table in self._tables:
+            path = self._directory / f"{table}{_SUFFIX}" / str(self._generation)
+            made.append((_new_store(path, of, table), path))
+        self._open += made
+        return TableStores([store for store, _ in made])
+
+    def drop_former(self) -> None:
+        """Remove all files but those of the last `level`."""
+        keep = len(self._tables)
+        self._remove(self._open[:-keep])
+        self._open = self._open[-keep:]
+
+    def close(self) -> None:
+        """Close and remove all files."""
+        held, self._open = self._open, []
+        self._remove(held)
+        if self._directory is not None and self._generation:
+            for table in self._tables:
+                shutil.rmtree(self._directory / f"{table}{_SUFFIX}", ignore_errors=True)
+        self._generation = 0
+        self._locks.close()
+
+    def _lock(self) -> None:
+        assert self._directory is not None
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"tiers file: {self._directory}: {error.strerror}, expected a directory") from error
+        for table in self._tables:
+            path = self._directory / f"{table}{_SUFFIX}"
+            busy = ConfigError(f"{path}: used by another process or model, expected a directory of its own for each")
+            try:
+                self._locks.enter_context(file_lock(self._directory / f"{table}.lock", busy))
+            except ConfigError as error:
+                self._locks.close()
+                raise StorageError(str(error)) from None
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _remove(self, held: Sequence[tuple[RowStore, Path]]) -> None:
+        for store, path in held:
+            store.close()
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _new_store(path: Path, of: RowFormat, table: str) -> RowStore:
+    return MemoryRowStore(of.num_bytes)

@@ -1,0 +1,240 @@
+"""Static tables whose rows lie in tiers, and their arena."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from terarec.errors import ConfigError, KeyOutOfRangeError, StorageError
+from terarec.kernels import memory
+from terarec.spec import EvictionSpec, TableSpec
+from terarec.storage.store import Rows, check_import, shared_row_type
+from terarec.storage.tiered_rows import TieredRows
+
+_KEYS_AT_ONCE = 1 << 20
+
+
+class TieredArena:
+    """Rows of several static tables, table after table, of which only some are in the memory that kernels read.
+
+    Attributes:
+        specs: The tables, all of one width, element type, optimizer and tiers.
+        width: Length D of a vector.
+        dtype: Element type of the weights.
+        optimizer: Name of the optimizer that updates the tables.
+        num_rows: Rows V of all tables together.
+        generation: 0, since no row changes its key.
+        num_defaults: 0, the number of default rows.
+        table_names: The tables' names.
+        table_base: Arena row of each table's first row.
+        table_rows: Rows of each table.
+        data: Weights and optimizer state of the rows.
+        attached: Token of the row optimizer that the state belongs to.
+
+    Args:
+        specs: The tables.
+        seed: Seed of the first weights, which depend on table name, row and seed only.
+
+    Raises:
+        ConfigError: No table, tables of several widths, element types or optimizers, or a table without tiers.
+    """
+
+    def __init__(self, specs: Sequence[TableSpec], *, seed: int = 0) -> None:
+        self.specs = tuple(specs)
+        self.width, self.dtype, self.optimizer = shared_row_type(specs)
+        tiers = specs[0].tiers
+        if tiers is None or any(spec.tiers != tiers for spec in specs):
+            raise ConfigError("arena: got tables without tiers or with several, expected the same tiers for all")
+        self.table_names = tuple(spec.name for spec in specs)
+        self.table_rows = tuple(spec.rows for spec in specs)
+        self.table_base = (0, *accumulate(self.table_rows))[:-1]
+        self.num_rows = sum(self.table_rows)
+        self.generation = self.num_defaults = 0
+        self.attached: object = None
+        self.data = TieredRows(specs, tiers, seed=seed)
+        self.data.find_rows = {number: partial(torch.add, base) for number, base in enumerate(self.table_base)}
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the fast tier."""
+        return self.data.device
+
+    @property
+    def weights(self) -> Tensor:
+        """Rows [C, D] of the fast tier."""
+        return self.data.weights
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Name -> optimizer state [C, D] or [C] of the fast tier."""
+        return self.data.state
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of host and device memory of all tiers."""
+        return self.data.memory_bytes
+
+    def attach_state(
+        self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fills: Mapping[str, float] | None = None
+    ) -> None:
+        """Replace the optimizer state; see `TieredRows.attach_state`."""
+        self.data.attach_state(shapes, fills=fills)
+
+    def move(self, device: torch.device) -> None:
+        """Move the fast tier to `device`; see `TieredRows.move`."""
+        self.data.move(device)
+
+
+class TieredTable:
+    """The rows ``base <= row < base + spec.rows`` of a `TieredArena`. Implements `Store`; it always has all its keys.
+
+    Attributes:
+        spec: Name, rows, width, first weights and tiers.
+        arena: Arena of the rows.
+        number: Number of the table in its arena.
+        base: Arena row of key 0.
+    """
+
+    is_dynamic = False
+
+    def __init__(self, spec: TableSpec, arena: TieredArena, number: int) -> None:
+        self.spec = spec
+        self.arena = arena
+        self.number = number
+        self.base = arena.table_base[number]
+
+    @property
+    def name(self) -> str:
+        """Name of the table."""
+        return self.spec.name
+
+    @property
+    def width(self) -> int:
+        """Length D of a vector."""
+        return self.spec.width
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The optimizer states; empty until an optimizer is attached."""
+        return self.arena.data.state_names
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row's weights and optimizer state."""
+        return self.arena.data.row_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the tiers in memory, in the proportion of this table's rows in its arena."""
+        return self.arena.memory_bytes * len(self) // self.arena.num_rows
+
+    @property
+    def first_seed(self) -> int:
+        """Seed of the first weights of the rows that `export_changed` leaves out."""
+        return self.arena.data.seeds[self.number]
+
+    @property
+    def num_changed(self) -> int:
+        """Rows that `export_changed` returns."""
+        return self.arena.data.count(self.number)
+
+    def __len__(self) -> int:
+        return self.spec.rows
+
+    def keys(self) -> Tensor:
+        """Return all keys, int64[rows], in ascending order."""
+        return torch.arange(len(self), device=self.arena.device)
+
+    def rows(self, keys: Tensor, *, train: bool) -> Tensor:
+        """Return arena rows int64[n] of ``keys int64[n]``.
+
+        Raises:
+            KeyOutOfRangeError: A key outside 0 <= key < rows.
+        """
+        outside = (keys < 0) | (keys >= self.spec.rows)
+        if outside.any():
+            key = int(keys[outside][0])
+            raise KeyOutOfRangeError(
+                f"table {self.name!r}: got key {key}, expected 0 <= key < {self.spec.rows} (its rows)"
+            )
+        return keys + self.base
+
+    def copied_weights(self) -> Tensor:
+        """Return a copy of all weights [rows, D].
+
+        Raises:
+            StorageError: Not enough memory.
+        """
+        num_bytes = len(self) * self.width * self.arena.dtype.itemsize
+        memory.require(2 * num_bytes, f"a copy of table {self.name!r}, which is in tiers")
+        weights = torch.empty(len(self), self.width, dtype=self.arena.dtype, device=self.arena.device)
+        for rows in self.export_chunks(_KEYS_AT_ONCE):
+            weights[rows.keys] = rows.weights
+        return weights
+
+    def export(self, keys: Tensor) -> Rows:
+        """Return copies of the rows of ``keys int64[n]``, without moving them between tiers."""
+        weights, state = self.arena.data.read(self.number, self.rows(keys, train=False), keys)
+        return Rows(keys=keys, weights=weights, state=state)
+
+    def export_chunks(self, chunk_rows: int) -> Iterator[Rows]:
+        """Return all rows in key order, `chunk_rows` at a time, without moving them between tiers."""
+        for start in range(0, len(self), chunk_rows):
+            yield self.export(torch.arange(start, min(start + chunk_rows, len(self)), device=self.arena.device))
+
+    def export_changed(self, chunk_rows: int) -> Iterator[Rows]:
+        """Return the rows that were trained or imported, `chunk_rows` at a time; without any, one chunk without rows.
+
+        All other rows have first weights, which depend on table, key and `first_seed`, and initial state.
+        """
+        is_empty = True
+        for keys, weights, state in self.arena.data.items(self.number, chunk_rows):
+            is_empty = False
+            yield Rows(keys=keys, weights=weights, state=state)
+        if is_empty:
+            yield self.export(torch.empty(0, dtype=torch.int64, device=self.arena.device))
+
+    def import_(self, rows: Rows) -> None:
+        """Overwrite the rows of ``rows.keys``; empty ``rows.state`` does not change the optimizer state."""
+        keys = rows.keys.to(self.arena.device)
+        target = self.rows(keys, train=True)
+        check_import(self.name, rows, self.arena.weights, self.arena.state)
+        state = {name: values.to(self.arena.device) for name, values in rows.state.items()}
+        self.arena.data.write(self.number, target, keys, rows.weights, state)
+
+    def restart(self, seed: int) -> None:
+        """Give all rows the first weights of `seed`, and initial state."""
+        data = self.arena.data
+        held = [keys for keys, _, _ in data.items(self.number, _KEYS_AT_ONCE)]
+        for keys in held:
+            keys = keys.to(self.arena.device)
+            data.forget(self.number, keys + self.base, keys)
+        data.restart(self.number, seed)
+
+    def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
+        """Raise `StorageError`: a static table evicts no rows."""
+        raise StorageError(f"table {self.name!r}: evict: the table is static, expected a dynamic one")
+
+    def take_evicted(self) -> Tensor:
+        """Return no keys."""
+        return torch.empty(0, dtype=torch.int64, device=self.arena.device)
+
+    def clear(self) -> None:
+        """Do nothing: a static table always holds all its keys."""
+
+    def export_memory(self, chunk_keys: int) -> Iterator[Mapping[str, Tensor]]:
+        """Return nothing: a static table has no state other than its rows."""
+        return iter(())
+
+    def import_memory(self, piece: Mapping[str, Tensor]) -> None:
+        """Raise `StorageError`: a static table has no state other than its rows."""
+        raise StorageError(f"table {self.name!r}: got {sorted(piece)}, but the table is static")
+
+
+def tiered_tables(arena: TieredArena) -> list[TieredTable]:
+    """Return a store for each table of `arena`."""
+    return [TieredTable(spec, arena, number) for number, spec in enumerate(arena.specs)]

@@ -1,0 +1,681 @@
+"""`TieredRows`: weights and optimizer state of arena rows of which only some are in the memory that kernels read."""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from terarec.errors import ConfigError
+from terarec.kernels.rows import initialise_keys
+from terarec.ops import state_dtype
+from terarec.spec import DynamicTableSpec, TableSpec, Tiers
+from terarec.storage.arena import first_scale
+from terarec.storage.growing_rows import GrowingTensor
+from terarec.storage.lookahead import Lookahead
+from terarec.storage.row_format import RowFormat
+from terarec.storage.row_levels import BudgetError, CachedRows, RowLevel, by_table
+from terarec.storage.slots import SLOT_BYTES, Pin, RowBatch, SlotMap
+from terarec.storage.store import check_has_memory
+from terarec.storage.tier_budget import TierBudget
+from terarec.storage.tier_files import TierFiles
+
+_EVICTED_SHARE = 256  # a full tier gives up at least one of so many slots at once
+_WRITTEN_AT_ONCE = 1 << 16
+_MIB = 1 << 20
+_MOST_SLOTS = 1 << 36
+_CPU = torch.device("cpu")
+
+
+class PlacedRows(NamedTuple):
+    """Rows that are in the fast tier and stay there.
+
+    Attributes:
+        slots: int64[n], the row of the weights that holds each.
+        pin: what keeps them there.
+    """
+
+    slots: Tensor
+    pin: Pin
+
+
+class TierUse(NamedTuple):
+    """What a tiered arena did so far.
+
+    Attributes:
+        lookups: Distinct rows that batches needed.
+        hits: Those of them that were in the fast tier.
+        rows_read: Rows read from the tier below.
+        rows_written: Rows written to it.
+        staged: Rows of `rows_read` that were read ahead.
+    """
+
+    lookups: int = 0
+    hits: int = 0
+    rows_read: int = 0
+    rows_written: int = 0
+    staged: int = 0
+
+    def plus(self, other: TierUse) -> TierUse:
+        """Return the sums."""
+        return TierUse(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+class TieredRows:
+    """Rows in a bounded fast tier, and those that were trained and do not fit in slower tiers below it.
+
+    A row that is nowhere has its first weights, which depend on table, key and seed alone, and fresh state. Methods may
+    be called by several threads.
+
+    Attributes:
+        tiers: the budgets.
+        budget: what divides the budgets of the tiers between several arenas; read when memory is first needed.
+        seeds: seed of each table's first weights.
+        device: where the fast tier is.
+        find_rows: for each table, what gives the arena rows int64[n] of ``keys int64[n]`` that it holds; set by
+            whoever knows.
+
+    Args:
+        specs: the tables of the arena.
+        tiers: as above.
+        seed: of the first weights.
+        num_defaults: rows at the start of the arena that belong to no key and are always in the fast tier.
+    """
+
+    def __init__(
+        self, specs: Sequence[TableSpec | DynamicTableSpec], tiers: Tiers, *, seed: int, num_defaults: int = 0
+    ) -> None:
+        self.tiers = tiers
+        self.budget = TierBudget()
+        self.budget.add(self)
+        self.seeds = [seed] * len(specs)
+        self.device = torch.device("cpu")
+        self.lock = threading.RLock()
+        self.find_rows: dict[int, Callable[[Tensor], Tensor]] = {}
+        self._ahead = Lookahead()
+        self._specs = tuple(specs)
+        self._num_defaults = num_defaults
+        self._fills: dict[str, float] = {}
+        self._format = RowFormat(specs[0].width, getattr(torch, specs[0].dtype))
+        self._files = TierFiles(tiers.file, [spec.name for spec in specs])
+        self._closing = weakref.finalize(self, self._files.close)
+        self._memory: _Memory | None = None
+        self._held: list[Pin] = []
+        self._taken: list[Pin] = []
+        self._batch = 0
+        self._use = TierUse()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or pickled: files belong to one object.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            f"{self._described()}: in tiers, which are not copied or pickled; expected a model made anew, with "
+            "load_state_dict() or a checkpoint"
+        )
+
+    @property
+    def weights(self) -> Tensor:
+        """[C, D], the rows of the fast tier."""
+        return self._open().weights.tensor
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Name -> optimizer state [C, D] or [C]."""
+        return {name: held.tensor for name, held in self._open().state.items()}
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The optimizer states beside the weights."""
+        return self._format.state_names
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row's weights and state."""
+        return self._format.num_bytes
+
+    @property
+    def bytes_per_row(self) -> int:
+        """0: a further row of the arena takes no memory until it is used."""
+        return 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the slots that were used so far and of what the tiers below hold in memory."""
+        memory = self._memory
+        if memory is None:
+            return 0
+        below = 0 if memory.below is None else memory.below.memory_bytes
+        return memory.slots.used_slots * (self._format.num_bytes + SLOT_BYTES) + below
+
+    @property
+    def use(self) -> TierUse:
+        """What was done so far."""
+        return self._use
+
+    def attach_state(
+        self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fills: Mapping[str, float] | None = None
+    ) -> None:
+        """Give rows an optimizer's state, in place of any former optimizer's.
+
+        Args:
+            shapes: name and shape [V, ...] of each state.
+            fills: state -> its first value, 0 for those that are not named.
+
+        Raises:
+            StorageError: rows of more bytes than a tier below takes, or a budget that is too small for them.
+        """
+        with self.lock:
+            states = {name: (state_dtype(name), tuple(shape[1:])) for name, shape in shapes}
+            made = RowFormat(self._format.width, self._format.dtype, states)
+            old, old_format = self._memory, self._format
+            self._format, self._fills = made, {name: (fills or {}).get(name, 0.0) for name in states}
+            if old is not None:
+                self._take_over(old, old_format)
+
+    def move(self, device: torch.device) -> None:
+        """Take the fast tier to `device`.
+
+        Raises:
+            ConfigError: a device without memory, or tiers without a budget for it.
+            StorageError: not enough memory there.
+        """
+        if device == self.device:
+            return
+        check_has_memory(device)
+        if self.tiers.device is None:
+            raise ConfigError(f"tiers: got no device budget for tables on {device}, expected device='8GiB' or the like")
+        with self.lock:
+            old, self.device = self._memory, device
+            if old is not None:
+                self._take_over(old, self._format)
+
+    def place(self, batch: RowBatch, *, purpose: str) -> PlacedRows:
+        """Bring rows into the fast tier.
+
+        Args:
+            batch: rows, which may repeat.
+            purpose: what needs them, for the error.
+
+        Raises:
+            BudgetError: they do not fit beside the rows that pending gradients need.
+        """
+        with self.lock:
+            memory = self._open()
+            self._batch += 1
+            slots = memory.slots.find(batch.rows)
+            absent = (slots < 0).nonzero()[:, 0]
+            used = memory.slots.distinct(slots[slots >= 0] if absent.numel() else slots)
+            hits = used.numel()
+            memory.slots.hold(used)
+            if absent.numel():
+                try:
+                    slots[absent], new = self._bring(memory, batch.part(absent), purpose)
+                except BaseException:
+                    memory.slots.let_go(used)
+                    raise
+                used = torch.cat([used, new])
+            self._count(lookups=used.numel(), hits=hits)
+            self._ahead.passed(self._batch)
+            return PlacedRows(slots, memory.slots.pin(used))
+
+    def share_pin(self, pin: Pin) -> Pin:
+        """Return another pin of the same slots."""
+        with self.lock:
+            slots = self._open().slots
+            slots.hold(pin.slots, counts=False)
+            return slots.pin(pin.slots)
+
+    def hold(self, pin: Pin) -> bool:
+        """Keep rows in the fast tier until `updated`: a gradient waits for them.
+
+        Returns:
+            Whether they are still there.
+        """
+        with self.lock:
+            if pin.is_released:
+                return False
+            if pin not in self._held:
+                self._held.append(pin)
+            return True
+
+    def take(self) -> None:
+        """Note that an update by the gradients that wait begins; `updated` or another `take` ends it."""
+        with self.lock:
+            self._release_taken()
+            self._taken, self._held = self._held, []
+
+    def updated(self, slots: Sequence[Tensor | None], table_lr: Tensor | None) -> None:
+        """Note that an update changed rows, and let go those that it held.
+
+        Args:
+            slots: int64[n] each.
+            table_lr: float32[T], factors of the learning rate; rows of tables with 0 did not change.
+        """
+        with self.lock:
+            memory = self._open()
+            for changed in slots:
+                assert changed is not None, "gradients of tiered rows have places"
+                if table_lr is not None:
+                    learns = table_lr.to(self.device)[memory.slots.owners.tables[changed].long()] != 0.0
+                    changed = changed[learns]
+                memory.slots.is_dirty[changed] = True
+            self._release_taken()
+
+    def ahead(self, batch: RowBatch, number: int) -> None:
+        """Read rows of a coming batch that are not in the fast tier; another thread may `place` meanwhile.
+
+        Args:
+            batch: rows, which may repeat.
+            number: of calls of `place` from now on, that which needs them: 1 for the next.
+        """
+        with self.lock:
+            memory = self._open()
+            if memory.below is None:
+                return
+            slots = memory.slots.find(batch.rows)
+            wanted = self._batch + number
+            memory.slots.wanted_until[slots[slots >= 0]] = wanted
+            absent = batch.part((slots < 0).nonzero()[:, 0]).to(_CPU)
+            staged = self._ahead.reserve(absent, wanted, self._format.num_bytes)
+            below = memory.below
+        staged.fill(below)
+
+    def grow(self, rows: int) -> None:
+        """Do nothing: rows take memory as they are used."""
+
+    def begin(self, table: int, rows: Tensor, keys: Tensor) -> None:
+        """Let ``rows int64[n]`` be those of other keys from now on, which have their first values."""
+        with self.lock:
+            if self._memory is not None:  # a batch that was rolled back may have left rows of its keys
+                slots = self._memory.slots.find(rows)
+                self._memory.slots.release(slots[slots >= 0])
+                self._ahead.drop(rows)
+
+    def read(self, table: int, rows: Tensor, keys: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return copies of the weights [n, D] and states of rows int64[n] of keys int64[n], wherever they are."""
+        return self._read(_batch(table, rows, keys))
+
+    def _read(self, batch: RowBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        with self.lock:
+            memory = self._open()
+            slots = memory.slots.find(batch.rows)
+            weights = memory.weights.tensor[slots.clamp(min=0)]
+            state = {name: held.tensor[slots.clamp(min=0)] for name, held in memory.state.items()}
+            absent = (slots < 0).nonzero()[:, 0]
+            if absent.numel():
+                part = batch.part(absent)
+                got_weights, got_state = self._below(memory, part)
+                weights[absent] = got_weights
+                for name, values in got_state.items():
+                    state[name][absent] = values
+            return weights, state
+
+    def write(self, table: int, rows: Tensor, keys: Tensor, weights: Tensor, state: Mapping[str, Tensor]) -> None:
+        """Set distinct rows int64[n] of keys int64[n], wherever they are; without `state` theirs stays as it is.
+
+        Raises:
+            BudgetError: No tier has room.
+        """
+        self._write(_batch(table, rows, keys), weights.to(rows.device), state)
+
+    def _write(self, batch: RowBatch, weights: Tensor, state: Mapping[str, Tensor]) -> None:
+        with self.lock:
+            memory = self._open()
+            self._ahead.drop(batch.rows)
+            if not state and self._format.state_names:
+                _, state = self._read(batch)
+            slots = memory.slots.find(batch.rows)
+            if memory.below is None:
+                absent = (slots < 0).nonzero()[:, 0]
+                slots[absent], new = self._bring(memory, batch.part(absent), "rows that are written")
+                memory.slots.let_go(new)
+            here = (slots >= 0).nonzero()[:, 0]
+            memory.put(slots[here], weights[here], _rows_of(state, here))
+            memory.slots.is_dirty[slots[here]] = True
+            gone = (slots < 0).nonzero()[:, 0]
+            if gone.numel() and memory.below is not None:
+                memory.below.write(batch.part(gone).to(_CPU), self._packed(weights[gone], _rows_of(state, gone)))
+
+    def forget(self, table: int, rows: Tensor, keys: Tensor) -> None:
+        """Forget distinct rows int64[n] of keys int64[n]: they have their first values again."""
+        batch = _batch(table, rows, keys)
+        with self.lock:
+            memory = self._memory
+            if memory is None:
+                return
+            self._ahead.drop(batch.rows)
+            slots = memory.slots.find(batch.rows)
+            memory.slots.release(slots[slots >= 0])
+            if memory.below is not None:
+                memory.below.erase(batch.to(_CPU))
+
+    def restart(self, table: int, seed: int) -> None:
+        """Let rows of a table that are in no tier have the first values of `seed`; rows that never changed go."""
+        with self.lock:
+            self.seeds[table] = seed
+            memory = self._memory
+            if memory is not None:
+                owners, used = memory.slots.owners, memory.slots.used_slots
+                mine = (owners.rows[:used] >= self._num_defaults) & (owners.tables[:used] == table)
+                memory.slots.release(mine.nonzero()[:, 0])
+                self._ahead.clear()
+
+    def items(self, table: int, chunk_rows: int) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
+        """Yield keys int64[n], weights [n, D] and states of the rows of a table that were trained or written."""
+        memory = self._open()
+        if memory.below is not None:
+            self.flush()
+        yield from self._items(memory, self._format, table, chunk_rows)
+
+    def _items(
+        self, memory: _Memory, of: RowFormat, table: int, chunk_rows: int
+    ) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
+        if memory.below is None:
+            for slots in torch.split(self._changed(memory, table), chunk_rows):
+                if slots.numel():
+                    state = {name: held.tensor[slots] for name, held in memory.state.items()}
+                    yield memory.slots.owners.keys[slots], memory.weights.tensor[slots], state
+            return
+        for keys, values in memory.below.items(table, chunk_rows):
+            weights, state = of.unpack(values)
+            yield keys, weights.contiguous(), {name: part.contiguous() for name, part in state.items()}
+
+    def _changed(self, memory: _Memory, table: int) -> Tensor:
+        """Return the slots of a table's changed rows."""
+        owners, used = memory.slots.owners, memory.slots.used_slots
+        mine = (owners.rows[:used] >= self._num_defaults) & (owners.tables[:used] == table)
+        return (mine & memory.slots.is_dirty[:used]).nonzero()[:, 0]
+
+    def count(self, table: int) -> int:
+        """Return the number of rows of a table that were trained or written."""
+        memory = self._memory
+        if memory is None:
+            return 0
+        if memory.below is None:
+            return self._changed(memory, table).numel()
+        self.flush()
+        return memory.below.count(table)
+
+    def flush(self) -> None:
+        """Write the changed rows of the fast tier to the tier below; they stay in both."""
+        with self.lock:
+            memory = self._memory
+            if memory is None or memory.below is None:
+                return
+            self._write_all(memory)
+
+    def _write_all(self, memory: _Memory) -> None:
+        """Write the changed rows of `memory` to the tier below it."""
+        slots = memory.slots
+        used = slice(0, slots.used_slots)
+        dirty = slots.is_dirty[used] & (slots.owners.rows[used] >= self._num_defaults)
+        for part in torch.split(dirty.nonzero()[:, 0], _WRITTEN_AT_ONCE):
+            self._write_back(memory, part)
+        slots.is_dirty[used] = False
+
+    def commit(self, metadata: Mapping[str, str]) -> None:
+        """Make all rows durable, where a tier is on a disk."""
+        with self.lock:
+            self.flush()
+            if self._memory is not None and self._memory.below is not None:
+                self._memory.below.commit(metadata)
+
+    def close(self) -> None:
+        """Release files; rows that are not in the fast tier are lost."""
+        with self.lock:
+            self._ahead.clear()
+            if self._memory is not None and self._memory.below is not None:
+                self._memory.below.close()
+            self._memory = None
+            self._closing()
+
+    def reset_defaults(self, weights: Tensor) -> None:
+        """Set the default rows to ``weights [T, D]`` and their state to its first values."""
+        with self.lock:
+            memory = self._open()
+            memory.weights.tensor[: self._num_defaults] = weights
+            for name, held in memory.state.items():
+                held.tensor[: self._num_defaults] = self._fills[name]
+
+    def _open(self) -> _Memory:
+        if self._memory is None:
+            self._memory = self._new_memory()
+        return self._memory
+
+    def _new_memory(self, below: RowLevel | None = None) -> _Memory:
+        """Return empty memory of the present format, above `below` or, without, above tiers of its own."""
+        row_bytes = self._format.num_bytes
+        share = self._share()
+        budget = int(self.tiers.fast_bytes * share)
+        capacity = min(max(1, budget // (row_bytes + SLOT_BYTES)) + self._num_defaults, self._most_rows())
+        if below is None:
+            below = self._files.level(self._format)
+            host = self.tiers.host_bytes_below
+            if host is not None:
+                name = f"tiers host={self.tiers.host!r}"
+                below = CachedRows(int(host * share), row_bytes, below, slot_bytes=SLOT_BYTES, name=name)
+        memory = _Memory(self._format, capacity, self.device, below)
+        if self._num_defaults:
+            first = torch.arange(self._num_defaults, device=self.device)
+            memory.slots.hold(memory.slots.assign(RowBatch(first, first, first)))
+        return memory
+
+    @property
+    def full_bytes(self) -> float:
+        """Bytes that all rows would take in the fast tier; infinite where their number is not known."""
+        rows = self._most_rows()
+        return math.inf if rows == _MOST_SLOTS else rows * (self._format.num_bytes + SLOT_BYTES)
+
+    @property
+    def bytes_of_a_row_each(self) -> int:
+        """Bytes that one row of each table would take there."""
+        return len(self._specs) * (self._format.num_bytes + SLOT_BYTES)
+
+    def _share(self) -> float:
+        return self.budget.share(self, self.tiers.fast_bytes)
+
+    def _most_rows(self) -> int:
+        """Return the most rows that can ever be in the fast tier."""
+        rows = [spec.rows if isinstance(spec, TableSpec) else spec.max_rows for spec in self._specs]
+        known = [count for count in rows if count is not None]
+        return sum(known) + self._num_defaults if len(known) == len(rows) else _MOST_SLOTS
+
+    def _take_over(self, old: _Memory, old_format: RowFormat) -> None:
+        """Take the weights of a former memory into a new one, with fresh states."""
+        self._ahead.clear()
+        if old.below is not None:
+            self._write_all(old)
+        made = self._memory = self._new_memory()
+        for name, held in made.state.items():
+            held.tensor[: self._num_defaults] = self._fills[name]
+        made.weights.tensor[: self._num_defaults] = old.weights.tensor[: self._num_defaults].to(self.device)
+        for table, find in self.find_rows.items():
+            for keys, weights, _ in self._items(old, old_format, table, _WRITTEN_AT_ONCE):
+                keys = keys.to(self.device)
+                _, state = self._format.empty(keys.numel(), self.device)
+                for name, values in state.items():
+                    values.fill_(self._fills[name])
+                self.write(table, find(keys), keys, weights, state)
+        if old.below is not None:
+            old.below.close()
+        self._files.drop_former()
+
+    def _bring(self, memory: _Memory, batch: RowBatch, purpose: str) -> tuple[Tensor, Tensor]:
+        """Give slots to rows without one, which may repeat; return the slots of all and, held, each new one once."""
+        if batch.rows.numel() > memory.slots.room:
+            needed = memory.slots.num_distinct(batch.rows)
+            if needed > memory.slots.room:
+                self._make_room(memory, needed, purpose)
+        slots = memory.slots.assign(batch)
+        new = memory.slots.distinct(slots)
+        memory.slots.hold(new)
+        owners = memory.slots.owners
+        try:
+            self._load(memory, new, RowBatch(owners.rows[new], owners.keys[new], owners.tables[new].long()))
+        except BaseException:
+            memory.slots.let_go(new)
+            memory.slots.release(new)
+            raise
+        return slots, new
+
+    def _make_room(self, memory: _Memory, needed: int, purpose: str) -> None:
+        slots = memory.slots
+        missing = needed - slots.room
+        wanted = max(missing, slots.capacity // _EVICTED_SHARE)
+        victims = slots.victims(wanted, self._batch, keeps_dirty=memory.below is None)
+        if victims.numel() < missing:
+            raise self._too_small(memory, needed, purpose)
+        self._write_back(memory, victims[slots.is_dirty[victims] & (slots.owners.rows[victims] >= 0)])
+        slots.release(victims)
+
+    def _too_small(self, memory: _Memory, needed: int, purpose: str) -> BudgetError:
+        slots, slot_bytes = memory.slots, self._format.num_bytes + SLOT_BYTES
+        others = slots.num_pinned if memory.below is not None else len(slots)
+        wanted = needed + others
+        would_do = -(-int(wanted * slot_bytes / self._share()) // _MIB) * _MIB
+        what = "that pending lookups use" if memory.below is not None else "that no slower tier takes"
+        return BudgetError(
+            f"tiers {self.tiers.fast_name}={self.tiers.fast!r}: {self._described()}: {purpose} needs {needed:,} rows "
+            f"more beside {others:,} {what}, {slots.capacity:,} fit; expected {self.tiers.fast_name} of at least "
+            f"{would_do // _MIB:,}MiB, or smaller batches",
+            needed=wanted,
+            held=slots.capacity,
+            needed_bytes=would_do,
+        )
+
+    def _described(self) -> str:
+        names = [spec.name for spec in self._specs]
+        shown = ", ".join(map(repr, names[:3]))
+        return f"table{'s' * (len(names) > 1)} {shown}" + (f", ... ({len(names)})" if len(names) > 3 else "")
+
+    def _write_back(self, memory: _Memory, slots: Tensor) -> None:
+        """Write the rows of ``slots int64[n]`` to the tier below."""
+        if not slots.numel() or memory.below is None:
+            return
+        owners = memory.slots.owners
+        batch = RowBatch(owners.rows[slots], owners.keys[slots], owners.tables[slots].long()).to(_CPU)
+        state = {name: held.tensor[slots] for name, held in memory.state.items()}
+        memory.below.write(batch, memory.format.pack(memory.weights.tensor[slots].cpu(), _on_cpu(state)))
+        self._count(rows_written=slots.numel())
+
+    def _load(self, memory: _Memory, slots: Tensor, batch: RowBatch) -> None:
+        """Write the rows of `batch` to ``slots int64[n]``: from the tier below, or their first values."""
+        found = torch.zeros(slots.numel(), dtype=torch.bool)
+        if memory.below is not None:
+            values, found, staged = self._fetch(memory.below, batch.to(_CPU), takes_staged=True)
+            got = found.nonzero()[:, 0]
+            weights, state = self._format.unpack(values if got.numel() == slots.numel() else values[got])
+            memory.put(slots[got.to(self.device)], weights, state)
+            self._count(rows_read=got.numel(), staged=staged)
+        fresh = (~found).nonzero()[:, 0].to(self.device)
+        if fresh.numel():
+            self._begin(
+                memory.weights.tensor, {n: h.tensor for n, h in memory.state.items()}, slots[fresh], batch.part(fresh)
+            )
+
+    def _fetch(self, below: RowLevel, batch: RowBatch, *, takes_staged: bool) -> tuple[Tensor, Tensor, int]:
+        """Return rows uint8[n, row_bytes], which of them are in the tier below, and how many of those were staged."""
+        num_rows = batch.rows.numel()
+        values = torch.empty(num_rows, self._format.num_bytes, dtype=torch.uint8)
+        found = torch.zeros(num_rows, dtype=torch.bool)
+        if not takes_staged:
+            return values, below.read(batch, values), 0
+        taken = self._ahead.take(batch.rows, values, found)
+        staged = int(found.sum())
+        rest = (~taken).nonzero()[:, 0]
+        if rest.numel() == num_rows:
+            found = below.read(batch, values)
+        elif rest.numel():
+            part = torch.empty(rest.numel(), values.shape[1], dtype=torch.uint8)
+            found[rest] = below.read(batch.part(rest), part)
+            values[rest] = part
+        return values, found, staged
+
+    def _below(self, memory: _Memory, batch: RowBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return weights and states of rows that are not in the fast tier."""
+        weights, state = self._format.empty(batch.rows.numel(), self.device)
+        found = torch.zeros(batch.rows.numel(), dtype=torch.bool)
+        if memory.below is not None:
+            values, found, _ = self._fetch(memory.below, batch.to(_CPU), takes_staged=False)
+            got_weights, got_state = self._format.unpack(values)
+            weights.copy_(got_weights)
+            for name, part in got_state.items():
+                state[name].copy_(part)
+        fresh = (~found).nonzero()[:, 0].to(self.device)
+        self._begin(weights, state, fresh, batch.part(fresh))
+        return weights, state
+
+    def _begin(self, weights: Tensor, state: Mapping[str, Tensor], places: Tensor, batch: RowBatch) -> None:
+        """Write first weights and fresh states to the ``places int64[n]`` of tensors."""
+        for name, held in state.items():
+            held[places] = self._fills[name]
+        for table, mine in by_table(batch):
+            spec = self._specs[table]
+            scale = first_scale(spec) if isinstance(spec, TableSpec) else spec.init_scale
+            initialise_keys(
+                weights,
+                places[mine],
+                batch.keys[mine],
+                table=spec.name,
+                seed=self.seeds[table],
+                initializer=spec.initializer,
+                scale=scale,
+            )
+
+    def _packed(self, weights: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        return self._format.pack(weights.cpu(), _on_cpu(state))
+
+    def _release_taken(self) -> None:
+        for pin in self._taken:
+            pin.release()
+        self._taken = []
+
+    def _count(self, **numbers: int) -> None:
+        self._use = self._use.plus(TierUse(**numbers))
+
+
+def _batch(table: int, rows: Tensor, keys: Tensor) -> RowBatch:
+    return RowBatch(rows, keys, torch.full_like(rows, table))
+
+
+class _Memory:
+    """The fast tier, and the tier below it.
+
+    Attributes:
+        format: bytes of a row.
+        slots: which rows are here.
+        weights: [C, D].
+        state: name -> optimizer state [C, ...].
+        below: where rows go that do not fit; None for nowhere.
+    """
+
+    def __init__(self, of: RowFormat, capacity: int, device: torch.device, below: RowLevel | None) -> None:
+        self.format = of
+        self.slots = SlotMap(capacity, device)
+        self.below = below
+        self.weights = GrowingTensor((of.width,), of.dtype, device)
+        self.state = {name: GrowingTensor(shape, dtype, device) for name, (dtype, shape) in of.states.items()}
+        for held in (self.weights, *self.state.values()):
+            held.grow(capacity)
+
+    def put(self, slots: Tensor, weights: Tensor, state: Mapping[str, Tensor]) -> None:
+        """Write rows to ``slots int64[n]``."""
+        self.weights.tensor.index_copy_(0, slots, weights.to(slots.device))
+        for name, values in state.items():
+            self.state[name].tensor.index_copy_(0, slots, values.to(slots.device))
+
+
+def _rows_of(state: Mapping[str, Tensor], places: Tensor) -> dict[str, Tensor]:
+    return {name: values[places] for name, values in state.items()}
+
+
+def _on_cpu(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: values.cpu() for name, values in state.items()}

@@ -1,0 +1,318 @@
+"""Tables in tiers equal tables in memory, bit for bit."""
+
+import copy
+import gc
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from terarec.batch import Jagged
+from terarec.checkpoint import TrainState, load, save
+from terarec.embedding import EmbeddingCollection
+from terarec.errors import ConfigError, KeyOutOfRangeError, StorageError
+from terarec.optim import RowOptimizer
+from terarec.spec import (
+    AdaGradSpec,
+    AdamSpec,
+    DynamicTableSpec,
+    FeatureSpec,
+    RowOptions,
+    SGDSpec,
+    SparseOptimizerSpec,
+    TableSpec,
+    Tiers,
+    counting_filter,
+    freq,
+    lru,
+    ttl,
+)
+from terarec.storage import TierUse
+from terarec.storage.row_levels import BudgetError
+from tests.embedding.plain import random_jagged
+from tests.embedding.test_dynamic_tables import FEATURES, NAMES, OPTIMIZERS, ROWS, STATIC, dynamic_twin, step
+
+TIGHT = "28KiB"  # hardly more than the largest batch needs with the state of Adam
+BATCHES = [random_jagged(NAMES, ROWS, (1, 13, 30)[seed % 3], seed=seed) for seed in range(21)]
+
+
+def in_tiers(tables: list[TableSpec] | list[DynamicTableSpec], tiers: Tiers) -> EmbeddingCollection:
+    return EmbeddingCollection([replace(table, tiers=tiers) for table in tables], FEATURES, seed=4)
+
+
+def use_of(collection: EmbeddingCollection) -> TierUse:
+    return next(iter(collection.arenas)).data.use  # type: ignore[union-attr]
+
+
+def assert_same(plain: EmbeddingCollection, tiered: EmbeddingCollection) -> None:
+    for name, table in plain.tables.items():
+        keys = table.keys()
+        assert torch.equal(keys, tiered.tables[name].keys())
+        mine, other = table.export(keys), tiered.tables[name].export(keys)
+        assert torch.equal(mine.weights, other.weights)
+        for held, others in ((mine.state, other.state), (mine.uses, other.uses)):
+            assert held.keys() == others.keys()
+            assert all(torch.equal(held[part], others[part]) for part in held)
+
+
+def assert_trains_equally(
+    plain: EmbeddingCollection, tiered: EmbeddingCollection, optimizer: SparseOptimizerSpec, batches: list[Jagged]
+) -> None:
+    both = [(collection, RowOptimizer(collection, optimizer, seed=3)) for collection in (plain, tiered)]
+    for jagged in batches:
+        expected, found = (step(collection, of, jagged) for collection, of in both)
+        assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+    assert_same(plain, tiered)
+
+
+def name_of(spec: SparseOptimizerSpec) -> str:
+    return f"{spec.kind}{'-lazy' * (spec.rows is not None)}"
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=name_of)
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_every_optimizer(tmp_path: Path, kind: str, optimizer: SparseOptimizerSpec) -> None:
+    tables = STATIC if kind == "static" else [dynamic_twin(table) for table in STATIC]
+    tiered = in_tiers(tables, Tiers(host=TIGHT, file=str(tmp_path)))
+    assert_trains_equally(EmbeddingCollection(tables, FEATURES, seed=4), tiered, optimizer, BATCHES)
+    use = use_of(tiered)
+    assert use.rows_written > use.rows_read > 0
+
+
+SUBSETS = {
+    "host": {"host": "1MiB"},
+    "file": {},
+    "host-file": {"host": "40KiB"},
+    "device-file": {"device": TIGHT},
+    "device-host": {"device": TIGHT, "host": "1MiB"},
+    "device-host-file": {"device": TIGHT, "host": "6KiB"},
+}
+
+
+@pytest.mark.parametrize("subset", SUBSETS)
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_every_subset_of_tiers(tmp_path: Path, kind: str, subset: str) -> None:
+    tables = STATIC if kind == "static" else [dynamic_twin(table) for table in STATIC]
+    file = str(tmp_path) if "file" in subset else None
+    tiered = in_tiers(tables, Tiers(**SUBSETS[subset], file=file))
+    assert_trains_equally(EmbeddingCollection(tables, FEATURES, seed=4), tiered, AdamSpec(lr=0.05), BATCHES)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_narrow_rows_are_rounded_alike(tmp_path: Path, kind: str, dtype: str) -> None:
+    tables = STATIC if kind == "static" else [dynamic_twin(table) for table in STATIC]
+    tables = [replace(table, dtype=dtype) for table in tables]
+    tiered = in_tiers(tables, Tiers(host=TIGHT, file=str(tmp_path)))
+    assert_trains_equally(EmbeddingCollection(tables, FEATURES, seed=4), tiered, AdaGradSpec(lr=0.1), BATCHES)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        RowOptions(l1=0.01, l2=0.02, clip_value=0.5, clip_norm=0.9),
+        RowOptions(clip_global_norm=2.0, frozen=("c",), table_lr={"a": 0.5}),
+        RowOptions(mode="global"),  # which moves no other rows with SGD
+    ],
+    ids=["regularised", "clipped", "global"],
+)
+def test_options_of_rows(tmp_path: Path, rows: RowOptions) -> None:
+    tiered = in_tiers(STATIC, Tiers(host=TIGHT, file=str(tmp_path)))
+    assert_trains_equally(EmbeddingCollection(STATIC, FEATURES, seed=4), tiered, SGDSpec(lr=0.05, rows=rows), BATCHES)
+    assert tiered.tables["c"].num_changed == (0 if rows.frozen else 5)
+
+
+POLICIES = {
+    "lru": {"max_rows": 300, "evict": lru(share=0.3)},
+    "ttl": {"max_rows": 500, "evict": ttl(3, share=0.5), "track_uses": True},
+    "freq": {"admit": freq(2)},
+    "filter": {"admit": counting_filter(2, num_bytes=256)},
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_admission_and_eviction(tmp_path: Path, policy: str) -> None:
+    tables = [replace(dynamic_twin(table), default=0.25, **POLICIES[policy]) for table in STATIC]
+    tiered = in_tiers(tables, Tiers(host=TIGHT, file=str(tmp_path)))
+    assert_trains_equally(EmbeddingCollection(tables, FEATURES, seed=4), tiered, AdaGradSpec(lr=0.1), BATCHES)
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_poolings_key_weights_and_accumulated_gradients(tmp_path: Path, kind: str) -> None:
+    features = [
+        FeatureSpec(name="f0", table="a", pooling="max", max_keys=2),
+        FeatureSpec(name="f2", table="a", pooling="sqrtn"),
+        FeatureSpec(name="f4", table="b", pooling="mean"),
+    ]
+    tables = STATIC[:2] if kind == "static" else [dynamic_twin(table) for table in STATIC[:2]]
+    tiers = Tiers(host="30KiB", file=str(tmp_path))
+    plain = EmbeddingCollection(tables, features, seed=4)
+    tiered = EmbeddingCollection([replace(table, tiers=tiers) for table in tables], features, seed=4)
+    optimizers = [RowOptimizer(collection, AdamSpec(lr=0.05)) for collection in (plain, tiered)]
+    for index, jagged in enumerate(BATCHES):
+        jagged = replace(jagged, weights=torch.rand(len(jagged.keys), generator=torch.Generator().manual_seed(index)))
+        gradients = []
+        for collection, optimizer in zip((plain, tiered), optimizers, strict=True):
+            weights = jagged.weights.clone().requires_grad_()
+            out = collection(replace(jagged, weights=weights)).pooled
+            (out * out.detach().sin()).sum().backward()
+            with torch.no_grad():
+                gradients.append((out.detach(), weights.grad, collection(BATCHES[index - 1]).pooled))
+            if index % 2:  # two batches a step, with a lookup that does not learn between them
+                optimizer.step()
+        assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    assert_same(plain, tiered)
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_rows_that_are_read_ahead(tmp_path: Path, kind: str) -> None:
+    tables = STATIC if kind == "static" else [dynamic_twin(table) for table in STATIC]
+    plain, tiered = (
+        EmbeddingCollection(tables, FEATURES, seed=4),
+        in_tiers(tables, Tiers(host=TIGHT, file=str(tmp_path))),
+    )
+    both = [(collection, RowOptimizer(collection, AdamSpec(lr=0.05))) for collection in (plain, tiered)]
+    for index, jagged in enumerate(BATCHES):
+        for number, coming in enumerate(BATCHES[index + 1 : index + 3], start=2):
+            tiered.prefetch(coming, number)  # the second time rows of the next but one are there already
+        expected, found = (step(collection, of, jagged) for collection, of in both)
+        assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+    assert_same(plain, tiered)
+    assert 0 < use_of(tiered).staged <= use_of(tiered).rows_read
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+@pytest.mark.parametrize("into", ["memory", "tiers"])
+def test_checkpoints_go_into_any_tier(tmp_path: Path, kind: str, into: str) -> None:
+    tables = STATIC if kind == "static" else [dynamic_twin(table) for table in STATIC]
+    plain, tiered = (
+        EmbeddingCollection(tables, FEATURES, seed=4),
+        in_tiers(tables, Tiers(host=TIGHT, file=str(tmp_path / "a"))),
+    )
+    assert_trains_equally(plain, tiered, AdamSpec(lr=0.05), BATCHES[:9])
+    state = TrainState(
+        step=9,
+        dense={},
+        tables=tiered.tables,
+        optimizer={"state": {}, "param_groups": []},
+        rng=torch.zeros(1),
+        progress={},
+    )
+    opened = load(save(tmp_path / "saved", replace(state, rng=torch.get_rng_state())))
+    other = in_tiers(tables, Tiers(host=TIGHT, file=str(tmp_path / "b"))) if into == "tiers" else None
+    other = other or EmbeddingCollection(tables, FEATURES, seed=77)  # whose untouched rows get those of seed 4
+    optimizer = RowOptimizer(other, AdamSpec(lr=0.05))
+    step(other, optimizer, BATCHES[20])  # rows that loading has to take back
+    opened.load_tables(other.tables, with_state=True)
+    assert_same(plain, other)
+    assert_same(tiered, other)
+
+
+def test_state_dict_goes_from_memory_to_tiers_and_back(tmp_path: Path) -> None:
+    for tables in (STATIC, [dynamic_twin(table) for table in STATIC]):
+        plain = EmbeddingCollection(tables, FEATURES, seed=4)
+        tiered = in_tiers(tables, Tiers(host=TIGHT, file=str(tmp_path)))
+        optimizers = [RowOptimizer(collection, AdamSpec(lr=0.05)) for collection in (plain, tiered)]
+        step(plain, optimizers[0], BATCHES[2])
+        tiered.load_state_dict(plain.state_dict())
+        optimizers[1].load_state_dict(optimizers[0].state_dict())
+        assert_same(plain, tiered)
+        step(tiered, optimizers[1], BATCHES[5])
+        plain.load_state_dict(tiered.state_dict())
+        optimizers[0].load_state_dict(optimizers[1].state_dict())
+        assert_same(plain, tiered)
+        tiered.arenas[0].data.close()  # type: ignore[union-attr]
+        tiered.arenas[1].data.close()  # type: ignore[union-attr]
+
+
+def test_codes_of_8_bits(tmp_path: Path) -> None:
+    for tables in (STATIC, [dynamic_twin(table) for table in STATIC]):
+        plain, tiered = EmbeddingCollection(tables, FEATURES, seed=4), in_tiers(tables, Tiers(host="1MiB"))
+        assert_trains_equally(plain, tiered, SGDSpec(lr=0.1), BATCHES[:3])
+        quantized = [collection.quantized()(BATCHES[4]).pooled for collection in (plain, tiered)]
+        assert torch.equal(*quantized)
+
+
+def test_lookups_that_do_not_learn_leave_nothing_behind(tmp_path: Path) -> None:
+    tiered = in_tiers(STATIC, Tiers(host=TIGHT, file=str(tmp_path)))
+    plain = EmbeddingCollection(STATIC, FEATURES, seed=4)
+    RowOptimizer(tiered, SGDSpec(lr=0.1))
+    with torch.no_grad():
+        for jagged in BATCHES:
+            assert torch.equal(tiered(jagged).pooled, plain(jagged).pooled)
+    for jagged in BATCHES:  # with gradients that nobody asks for
+        assert torch.equal(tiered(jagged).pooled, plain(jagged).pooled)
+    assert all(table.num_changed == 0 for table in tiered.tables.values())
+    assert use_of(tiered).rows_written == 0
+
+
+def test_a_budget_too_small_for_a_batch(tmp_path: Path) -> None:
+    tiered = in_tiers(STATIC, Tiers(host="8KiB", file=str(tmp_path)))
+    optimizer = RowOptimizer(tiered, AdamSpec(lr=0.05))
+    step(tiered, optimizer, BATCHES[0])
+    before = tiered.tables["a"].export(torch.arange(700)).weights
+    with pytest.raises(
+        BudgetError, match=r"tiers host='8KiB': tables 'a', 'c', 'd'.*expected host of at least"
+    ) as caught:
+        step(tiered, optimizer, BATCHES[2])
+    assert caught.value.needed > caught.value.held > 0
+    assert torch.equal(tiered.tables["a"].export(torch.arange(700)).weights, before)
+    step(tiered, optimizer, BATCHES[0])
+    enough = Tiers(host=f"{caught.value.needed_bytes}", file=str(tmp_path / "b"))
+    larger = in_tiers(STATIC, enough)
+    step(larger, RowOptimizer(larger, AdamSpec(lr=0.05)), BATCHES[2])
+
+
+def test_host_memory_without_a_file_is_a_limit() -> None:
+    tiered = in_tiers(STATIC, Tiers(host="20KiB"))
+    optimizer = RowOptimizer(tiered, AdamSpec(lr=0.05))
+    step(tiered, optimizer, BATCHES[2])
+    step(tiered, optimizer, BATCHES[0])
+    with pytest.raises(BudgetError, match="that no slower tier takes"):
+        step(tiered, optimizer, BATCHES[5])
+
+
+def test_files_are_for_one_model_and_go_with_it(tmp_path: Path) -> None:
+    tiers = Tiers(host=TIGHT, file=str(tmp_path))
+    tiered = in_tiers(STATIC, tiers)
+    step(tiered, RowOptimizer(tiered, SGDSpec(lr=0.1)), BATCHES[2])
+    other = in_tiers(STATIC, tiers)
+    with pytest.raises(StorageError, match=r"a.rows: used by another process or model"):
+        other(BATCHES[2])
+    del tiered, other
+    gc.collect()
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_rows_in_tiers_cannot_do(tmp_path: Path) -> None:
+    tiered = in_tiers(STATIC, Tiers(host=TIGHT, file=str(tmp_path)))
+    with pytest.raises(ConfigError, match=r"'global', which moves all rows"):
+        RowOptimizer(tiered, AdamSpec(rows=RowOptions(mode="global")))
+    with pytest.raises(ConfigError, match=r"'a', which is in tiers"):
+        tiered.table("a")
+    with pytest.raises(ConfigError, match="in tiers"):
+        copy.deepcopy(tiered)
+    bad = replace(BATCHES[1], keys=BATCHES[1].keys.clone())
+    bad.keys[0] = 700
+    with pytest.raises(KeyOutOfRangeError) as mine:
+        tiered(bad)
+    with pytest.raises(KeyOutOfRangeError) as theirs:
+        EmbeddingCollection(STATIC, FEATURES, seed=4)(bad)
+    assert str(mine.value) == str(theirs.value)
+    wide = TableSpec(name="a", rows=700, width=2000, tiers=Tiers(file=str(tmp_path / "wide")))
+    collection = EmbeddingCollection([wide], [FeatureSpec(name="f0", table="a")])
+    with pytest.raises(StorageError, match=r"rows of 8,000 bytes"):
+        collection(BATCHES[1])
+
+
+def test_equal_tiers_share_their_budget(tmp_path: Path) -> None:
+    small, large = TableSpec(name="small", rows=10, width=4), TableSpec(name="large", rows=10**9, width=8)
+    tiers = Tiers(host="1MiB", file=str(tmp_path))
+    features = [FeatureSpec(name="f0", table="small"), FeatureSpec(name="f1", table="large")]
+    collection = EmbeddingCollection([replace(small, tiers=tiers), replace(large, tiers=tiers)], features)
+    RowOptimizer(collection, AdaGradSpec())
+    slots = [arena.weights.shape[0] for arena in collection.arenas]
+    assert slots[0] == 10
+    assert math.isclose(slots[1], 2**20 / (64 + 60), rel_tol=0.01)
