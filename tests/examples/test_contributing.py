@@ -175,6 +175,22 @@ else:
     raise AssertionError("a file that is cut short was read")
 """
 
+STORAGE = """
+import pytest
+from terarec.storage import RowStore
+from terarec.storage.sqlite_store import SQLiteStore
+from tests.storage import row_stores
+
+def reopen(store: RowStore, directory):
+    store.close()
+    return SQLiteStore(directory)
+
+row_stores.KINDS.clear()
+row_stores.KINDS["sqlite"] = row_stores.Kind(create=SQLiteStore, reopen=reopen, load=SQLiteStore)
+suite = row_stores.__file__.replace("row_stores.py", "test_row_store.py")
+assert pytest.main(["-q", "-p", "no:cacheprovider", suite, "-k", "sqlite"]) == 0
+"""
+
 
 @pytest.mark.parametrize(
     ("section", "script"),
@@ -184,6 +200,7 @@ else:
         ("A workflow operator", OPERATOR),
         ("A metric", METRIC),
         ("An optimizer for tables", OPTIMIZER),
+        ("A storage", STORAGE),
         ("A file format", FORMAT),
     ],
     ids=lambda text: "" if "\n" in text else text,
