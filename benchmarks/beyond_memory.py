@@ -21,12 +21,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from record import Row, append_rows
+
+if TYPE_CHECKING:
+    from terarec.formats import ColumnBlock
 
 _BATCH_ROWS = 1 << 16
 _SEED = 5
@@ -131,8 +135,14 @@ class _Rows:
         self.digest.add("k0", block.keys[0])
         self.digest.add("f1", block.dense[:, 0])
 
-    def closed_shards(self) -> dict[str, list[int]]:
-        return {}
+    def state(self) -> None:
+        return None
+
+    def finish(self) -> Iterator[None]:
+        return iter(())
+
+    def close_split(self, split: str) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -145,20 +155,34 @@ class _Rows:
 
 
 def shuffle(path: Path, work: Path, bound: int) -> str:
-    from terarec.etl.sink import ShuffledSink
-    from terarec.formats import ColumnBlock
+    from terarec.etl.sink import ShuffledSink, SinkState
 
-    file, sink = pq.ParquetFile(path), _Rows()
-    size = file.metadata.num_rows * 4 * (_KEYS + _FLOATS)
-    with ShuffledSink(sink, work / "shuffle", seed=_SEED, estimated_bytes=size, memory_bytes=bound) as shuffled:
-        for batch in _batches(path):
-            columns = {name: column.to_numpy() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
-            floats = np.stack([columns[f"f{number}"] for number in range(_FLOATS)], axis=1)
-            keys = tuple(columns[f"k{number}"] for number in range(_KEYS))
-            block = ColumnBlock(label=floats[:, :1], dense=floats[:, 1:], keys=keys)
-            shuffled.write("train", columns["row"], block)
+    sink, rows = _Rows(), pq.ParquetFile(path).metadata.num_rows
+    with ShuffledSink(
+        sink,
+        work / "shuffle",
+        num_labels=1,
+        seed=_SEED,
+        estimated_bytes=rows * 4 * (_KEYS + _FLOATS),
+        memory_bytes=bound,
+        rows_per_commit=rows,
+        begin=SinkState(),
+    ) as shuffled:
+        for ids, _, block in _blocks(path):
+            shuffled.write("train", ids, block)
         shuffled.close()
     return sink.digest.text
+
+
+def _blocks(path: Path) -> Iterator[tuple[np.ndarray, np.ndarray, ColumnBlock]]:
+    """Ids, places and rows, as preparation has them."""
+    from terarec.formats import ColumnBlock
+
+    for batch in _batches(path):
+        columns = {name: column.to_numpy() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+        floats = np.stack([columns[f"f{number}"] for number in range(_FLOATS)], axis=1)
+        keys = tuple(columns[f"k{number}"] for number in range(_KEYS))
+        yield columns["row"], columns["place"], ColumnBlock(label=floats[:, :1], dense=floats[:, 1:], keys=keys)
 
 
 def lag_by_user(path: Path, work: Path, bound: int) -> str:
@@ -194,6 +218,27 @@ def _duckdb(sql: str, path: Path, work: Path, bound: int, threads: int | None = 
         connection.execute(f"SET threads = {threads}")
     result = connection.execute(sql.format(file=f"read_parquet('{path}')"))
     return _digest(pa.Table.from_batches([batch]) for batch in result.to_arrow_reader(_BATCH_ROWS))
+
+
+def shuffle_by_duckdb(path: Path, work: Path, bound: int) -> str:
+    """A sink over DuckDB: it takes the blocks of preparation one by one, and gives blocks in the new order."""
+    import duckdb
+
+    from terarec.etl.sink import from_table, to_batch
+
+    sink = _Rows()
+    connection = duckdb.connect(str(work / "rows.duckdb"))
+    connection.execute(f"SET memory_limit = '{bound >> 20}MiB'; SET temp_directory = '{work}'")
+    for number, (ids, place, block) in enumerate(_blocks(path)):
+        batch = pa.Table.from_batches([to_batch(ids, place, block)])
+        connection.register("batch", batch)
+        connection.execute(f"{'INSERT INTO rows' if number else 'CREATE TABLE rows AS'} SELECT * FROM batch")
+    result = connection.execute("SELECT * FROM rows ORDER BY place, row").to_arrow_reader(1 << 14)
+    for batch in result:
+        table = pa.Table.from_batches([batch])
+        sink.write("train", table.column("row").to_numpy(), from_table(table, 1))
+    connection.close()
+    return sink.digest.text
 
 
 COUNT_SQL = "SELECT value, count(*) AS count FROM {file} GROUP BY value HAVING count(*) >= 2 ORDER BY 2 DESC, 1"
@@ -290,7 +335,12 @@ CASES = {
         title="shuffle 2,000,000 rows of 160 bytes by the hash of their ids",
         rows=2_000_000,
         write=write_rows,
-        sides={"terarec": shuffle, "DuckDB": _by_duckdb(SHUFFLE_SQL), "Polars": polars_shuffle},
+        sides={
+            "terarec": shuffle,
+            "DuckDB": _by_duckdb(SHUFFLE_SQL),
+            "DuckDB, as a sink": shuffle_by_duckdb,
+            "Polars": polars_shuffle,
+        },
     ),
     "lag": Case(
         title="difference of 10,000,000 times to the last of the same user, joined back",

@@ -89,7 +89,8 @@ class Partitions:
         batch = pa.Table.from_batches([batch for batch, _ in self._waiting]).combine_chunks().to_batches()[0]
         partition = np.concatenate([partition for _, partition in self._waiting])
         self._waiting, self._waiting_rows = [], 0
-        sorted_batch = batch.take(pa.array(np.argsort(partition, kind="stable")))
+        # NumPy sorts 16 bits by counting: 10 ns a row, where 64 bits take 47 (Zen 4). There are hundreds of files.
+        sorted_batch = batch.take(pa.array(np.argsort(partition.astype(np.uint16), kind="stable")))
         start = 0
         for index, end in enumerate(np.cumsum(np.bincount(partition, minlength=self.count)).tolist()):
             if end > start:
