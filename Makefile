@@ -34,7 +34,7 @@ docs: $(STAMP)   ## the documentation as a site in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 bench: $(STAMP)  ## every measurement of the README; appends rows to benchmarks/results
-	$(BIN)/pip install --quiet -c constraints.txt polars
+	$(BIN)/pip install --quiet -c constraints.txt polars duckdb
 	$(BIN)/python benchmarks/all.py
 
 peers: $(PEERS)/.installed  ## .venv-peers with the systems that benchmarks/peers.py and retrieval.py compare with
