@@ -134,6 +134,6 @@ def test_what_is_not_there(tmp_path, both):
     for path in both:
         with pytest.raises(ConfigError, match=r"no split 'test', expected one of 'train', 'valid'"):
             open_reader(path, "test", batch_size=4)
-        with pytest.raises(ConfigError, match="batch_size is 0"):
+        with pytest.raises(ConfigError, match="batch_size: got 0"):
             open_reader(path, batch_size=0)
     assert read_records(both[1] / "records.json").splits["valid"].rows == 30

@@ -182,13 +182,13 @@ def test_a_key_outside_its_table_is_named(tmp_path, storage):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch_size is 0, expected an integer >= 1"),
-        ({"batch_size": 2.0}, "batch_size is 2.0"),
-        ({"batch_size": True}, "batch_size is True"),
-        ({"batch_size": 1, "seed": -1}, "seed is -1, expected an integer >= 0"),
-        ({"batch_size": 1, "seed": 2**64}, "seed is 18446744073709551616"),
-        ({"batch_size": 1, "threads": 0}, "threads is 0"),
-        ({"batch_size": 1, "prefetch": -1}, "prefetch is -1"),
+        ({"batch_size": 0}, "batch_size: got 0, expected an integer >= 1"),
+        ({"batch_size": 2.0}, "batch_size: got 2.0"),
+        ({"batch_size": True}, "batch_size: got True"),
+        ({"batch_size": 1, "seed": -1}, "seed: got -1, expected an integer from 0 to "),
+        ({"batch_size": 1, "seed": 2**64}, "seed: got 18446744073709551616"),
+        ({"batch_size": 1, "threads": 0}, "threads: got 0"),
+        ({"batch_size": 1, "prefetch": -1}, "prefetch: got -1"),
     ],
 )
 def test_arguments_out_of_range(options, message):

@@ -127,8 +127,8 @@ WRONG = {
     "drop_last": ({"drop_last": None}, "drop_last is None, expected False"),
     "too far": ({"rows_read": 35}, "rows_read is 35, expected at most 34"),
     "repeat": ({"repeat": True}, "repeat is True, expected False"),
-    "negative": ({"epoch": -1}, r"state\['epoch'\] is -1, expected an integer >= 0"),
-    "mistyped": ({"seed": "0"}, r"state\['seed'\] is '0', expected an integer >= 0"),
+    "negative": ({"epoch": -1}, r"state\['epoch'\]: got -1, expected an integer >= 0"),
+    "mistyped": ({"seed": "0"}, r"state\['seed'\]: got '0', expected an integer >= 0"),
 }
 
 

@@ -18,6 +18,7 @@ from terarec.data.decode import cut
 from terarec.errors import ConfigError, FormatError
 from terarec.formats import ColumnBlock, merge
 from terarec.parallel import ordered_map, prefetched
+from terarec.spec import checks
 
 SHUFFLE_GROUPS = 4
 """Row groups whose samples are mixed with each other. Four of 65,536 Criteo samples are 42 MB once decoded."""
@@ -132,11 +133,11 @@ class StreamOptions:
     prefetch: int
 
     def __post_init__(self) -> None:
-        for name, minimum in (("batch_size", 1), ("seed", 0), ("threads", 1), ("prefetch", 0)):
-            _check_int(name, getattr(self, name), minimum)
+        for name, minimum in (("batch_size", 1), ("threads", 1), ("prefetch", 0)):
+            checks.argument(name, getattr(self, name), checks.integer(minimum))
+        checks.argument("seed", self.seed, checks.integer(0, 2**64 - 1))
         for name in ("shuffle", "drop_last", "repeat"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"reader: {name} is {getattr(self, name)!r}, expected True or False")
+            checks.argument(name, getattr(self, name), checks.FLAG)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -291,12 +292,12 @@ class BatchStream:
             if state.get(field) != here:
                 raise ConfigError(f"reader state: {field} is {state.get(field)!r}, expected {here!r} as in this reader")
         if "rows_read" not in state:
-            batches = _check_int("state['batches']", state.get("batches"), 0)
+            batches: int = checks.argument("state['batches']", state.get("batches"), _COUNT)
             if batches > self.num_batches:
                 raise ConfigError(f"reader state: batches is {batches}, expected at most {self.num_batches}")
             state["rows_read"] = min(batches * self.options.batch_size, self.num_rows)
         epoch, rows, skipped, seed = (
-            _check_int(f"state[{field!r}]", state.get(field), 0)
+            checks.argument(f"state[{field!r}]", state.get(field), _COUNT)
             for field in ("epoch", "rows_read", "rows_skipped", "seed")
         )
         if rows > self.num_rows:
@@ -428,7 +429,4 @@ def _checked(feed: Feed, options: StreamOptions) -> Feed:
     return feed
 
 
-def _check_int(name: str, value: object, minimum: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**64:
-        raise ConfigError(f"reader: {name} is {value!r}, expected an integer >= {minimum}")
-    return value
+_COUNT = checks.integer(0)

@@ -94,7 +94,7 @@ class TensorBlock:
         return TensorBlock({**self.columns, **columns}, self.num_rows, self._checks)
 
     def reject(
-        self, name: str, wrong: Tensor, expected: str, *, kind: str = "refused", of_lengths: bool = False
+        self, name: str, wrong: Tensor, expected: str, *, kind: str = "rejected", of_lengths: bool = False
     ) -> None:
         """Reject the values of column `name` where `wrong`, as `raise_rejected` reports: this does not wait.
 

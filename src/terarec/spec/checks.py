@@ -114,6 +114,14 @@ def _reject(value: object) -> NoReturn:
     raise ValueError(value)  # the caller says what, where and what is accepted
 
 
+def argument(name: str, value: object, rule: Rule) -> Any:
+    """Return what `rule` reads of the argument `name` of a function; raise `FieldError` for a value that it rejects."""
+    try:
+        return rule.read(value)
+    except (ValueError, OverflowError):
+        raise FieldError("", name, f"got {quoted(value)}, expected {rule.accepted}") from None
+
+
 def follow(owner: object, field: str, rule: Rule) -> None:
     """Raise unless ``owner.field`` is what `rule` accepts."""
     try:

@@ -177,14 +177,14 @@ def test_the_planted_model_is_a_sum_over_numbers_and_keys():
 
 
 def test_wrong_generators(tmp_path):
-    with pytest.raises(ConfigError, match=r"RecordGenerator.kind: got 'csv', expected one of norm, parquet"):
+    with pytest.raises(ConfigError, match=r"RecordGenerator.kind: got 'csv', expected one of 'norm', 'parquet'"):
         generator("csv")
     with pytest.raises(ConfigError, match=r"got slot_sizes \[\], expected a size >= 1 for each of 2 slots"):
         generator(layout=make_layout())
-    with pytest.raises(ConfigError, match=r"RecordGenerator.alpha: got -1, expected None or a number above 0"):
+    with pytest.raises(ConfigError, match=r"RecordGenerator.alpha: got -1, expected a number above 0 to 100"):
         generator(alpha=-1)
-    with pytest.raises(ConfigError, match=r"num_files is 2, expected 1 file of kind 'raw'"):
+    with pytest.raises(ConfigError, match=r"num_files: got 2, expected 1 file of kind 'raw'"):
         generate_records(generator("raw"), tmp_path / "x", num_files=2, rows_per_file=1)
-    with pytest.raises(ConfigError, match=r"rows_per_file is 0, expected an integer >= 1"):
+    with pytest.raises(ConfigError, match=r"rows_per_file: got 0, expected an integer >= 1"):
         generate_records(generator(), tmp_path / "x", rows_per_file=0)
     assert list(tmp_path.iterdir()) == []

@@ -35,5 +35,5 @@ def test_keys_have_the_offsets_of_their_slots(tmp_path):
 def test_no_keys(tmp_path):
     source = norm_source(tmp_path, (3,), layout=make_layout(slots=()))
     assert distinct_keys(source).tolist() == []
-    with pytest.raises(ConfigError, match=r"threads is 0, expected an integer >= 1"):
+    with pytest.raises(ConfigError, match=r"threads: got 0, expected an integer >= 1"):
         distinct_keys(source, threads=0)

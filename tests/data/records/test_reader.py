@@ -192,5 +192,5 @@ def test_a_reader_that_nobody_keeps_ends_its_threads(tmp_path):
     ("name", "value"), [("batch_size", 0), ("threads", 0), ("prefetch", -1), ("threads", True), ("seed", -1)]
 )
 def test_wrong_arguments(tmp_path, name, value):
-    with pytest.raises(ConfigError, match=f"reader: {name} is {value}, expected an integer >= "):
+    with pytest.raises(ConfigError, match=f"^{name}: got {value}, expected an integer "):
         make_reader(norm_source(tmp_path, (1,)), **{"batch_size": 1, name: value})

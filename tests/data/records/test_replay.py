@@ -173,5 +173,5 @@ def test_another_kind_of_state_is_refused(tmp_path):
     for field, value in (("repeat", False), ("rows", 25), ("batch_size", 5), ("shuffle", True)):
         with pytest.raises(ConfigError, match=f"{field} is {value}, expected"):
             reader.load_state_dict({**reader.state_dict(), field: value})
-    with pytest.raises(ConfigError, match="rows_skipped'] is -1, expected an integer >= 0"):
+    with pytest.raises(ConfigError, match="rows_skipped']: got -1, expected an integer >= 0"):
         reader.load_state_dict({**reader.state_dict(), "rows_skipped": -1})

@@ -68,7 +68,7 @@ def test_raw_samples_behind_a_url(tmp_path):
 
 
 def test_wrong_sources(tmp_path):
-    with pytest.raises(ConfigError, match=r"num_samples is 0, expected an integer >= 1"):
+    with pytest.raises(ConfigError, match=r"num_samples: got 0, expected an integer >= 1"):
         RawSource(tmp_path / "x.bin", ONE_HOT, num_samples=0, float_label_dense=True)
     with pytest.raises(DataNotFoundError, match=r"x.bin: no such file"):
         RawSource(tmp_path / "x.bin", ONE_HOT, num_samples=1, float_label_dense=True)

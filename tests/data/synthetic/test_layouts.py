@@ -228,7 +228,7 @@ def test_reviews_name_products_that_are_described(logs):
 
 @pytest.mark.parametrize("module", [movielens, amazon])
 def test_an_unknown_layout_is_refused(module, tmp_path):
-    with pytest.raises(ConfigError, match="layout: got '1999', expected one of '"):
+    with pytest.raises(ConfigError, match="layout: got '1999', expected one of "):
         module.generate(tmp_path / "log", rows=10, layout="1999")
     assert not list(tmp_path.iterdir())
 

@@ -260,7 +260,7 @@ def test_rows_of_which_something_is_refused_are_judged_by_the_policy(tmp_path: P
     path.write_bytes(REFUSED)
     ours, theirs = both(refusing(), [path], tmp_path, bad_input="missing")
     assert ours.bad_input == theirs.bad_input
-    assert ours.bad_input.counts == {"label": 1, "number": 1, "refused": 11}
+    assert ours.bad_input.counts == {"label": 1, "number": 1, "rejected": 11}
     assert (ours.rows, ours.inputs) == (theirs.rows, theirs.inputs)
     path.write_bytes(b"".join(REFUSED.splitlines(keepends=True)[:3]))
     _assert_same_error(refusing(), [path], tmp_path / "raised")

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.data.synthetic.raw_log import pack, packed_auc
-from terarec.errors import ConfigError
 from terarec.formats import Keys
 from terarec.formats.hugectr import (
     METADATA_FILE,
@@ -22,7 +21,7 @@ from terarec.formats.hugectr import (
     write_file_list,
     write_parquet_metadata,
 )
-from terarec.spec import RECORD_KINDS, RecordLayout, RecordsSpec, SparseInput
+from terarec.spec import RECORD_KINDS, FieldError, RecordLayout, RecordsSpec, SparseInput, checks
 
 _FREQUENT = 32
 """Keys of a slot with an effect, the first ones: power laws make them frequent enough for a model to fit."""
@@ -117,18 +116,14 @@ class RecordGenerator:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in RECORD_KINDS:
-            raise ConfigError(f"RecordGenerator.kind: got {self.kind!r}, expected one of {', '.join(RECORD_KINDS)}")
+        checks.one_of(self, "kind", RECORD_KINDS)
         sizes = self.layout.slot_sizes
         if len(sizes) != self.layout.num_slots or any(size < 1 for size in sizes):
-            raise ConfigError(
-                f"RecordGenerator.layout: got slot_sizes {list(sizes)}, "
-                f"expected a size >= 1 for each of {self.layout.num_slots} slots"
-            )
-        if self.alpha is not None and not 0.0 < self.alpha < 100.0:
-            raise ConfigError(f"RecordGenerator.alpha: got {self.alpha!r}, expected None or a number above 0 to 100")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise ConfigError(f"RecordGenerator.seed: got {self.seed!r}, expected an integer >= 0")
+            expected = f"a size >= 1 for each of {self.layout.num_slots} slots"
+            checks.reject(self, "layout", f"got slot_sizes {list(sizes)}, expected {expected}")
+        if self.alpha is not None:
+            checks.finite_float(self, "alpha", low=0.0, high=100.0, open_low=True)
+        checks.positive_int(self, "seed", minimum=0)
 
     @property
     def holds_integers(self) -> bool:
@@ -269,11 +264,10 @@ def generate_records(
         StorageError: The disk is full.
     """
     for name, value in (("num_files", num_files), ("rows_per_file", rows_per_file)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"generate_records: {name} is {value!r}, expected an integer >= 1")
+        checks.argument(name, value, checks.integer())
     is_listed = generator.kind in ("norm", "parquet")
     if not is_listed and num_files != 1:
-        raise ConfigError(f"generate_records: num_files is {num_files}, expected 1 file of kind {generator.kind!r}")
+        raise FieldError("", "num_files", f"got {num_files}, expected 1 file of kind {generator.kind!r}")
     suffix = "parquet" if generator.kind == "parquet" else "data"
     directory = path.parent / split
     files = [directory / f"gen_{index}.{suffix}" for index in range(num_files)] if is_listed else [path]

@@ -12,10 +12,10 @@ from terarec.batch import Batch
 from terarec.data.batch_stream import BatchStream, Feed, StreamOptions
 from terarec.data.decode import to_batch
 from terarec.data.records.sources import RecordSource
-from terarec.errors import ConfigError
 from terarec.formats import Keys
 from terarec.formats.hugectr import add_key_offsets
 from terarec.parallel import ordered_map
+from terarec.spec import checks
 
 
 class DistinctKeys:
@@ -53,8 +53,7 @@ def distinct_keys(source: RecordSource, *, threads: int = 1) -> NDArray[np.int64
         ConfigError: `threads` below 1.
         FormatError: A file is damaged.
     """
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise ConfigError(f"distinct_keys: threads is {threads!r}, expected an integer >= 1")
+    checks.argument("threads", threads, checks.integer())
     collected = DistinctKeys()
     groups = range(len(source.group_rows))
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
-from terarec.errors import ConfigError, FormatError
+from terarec.errors import FormatError
 from terarec.formats import ColumnBlock, Keys
 from terarec.formats.block import bags_of, check_keys
 from terarec.formats.hugectr import (
@@ -26,7 +26,7 @@ from terarec.formats.hugectr import (
     read_parquet_metadata,
 )
 from terarec.io import is_remote
-from terarec.spec import CategoricalColumn, RecordLayout, RecordsSpec
+from terarec.spec import CategoricalColumn, RecordLayout, RecordsSpec, checks
 
 _GROUP_ROWS = 16_384
 """Records of a fixed-width file that are read at once: 2.6 MB of Criteo's."""
@@ -88,8 +88,7 @@ class NormSource:
 
 class _FixedSource:
     def __init__(self, path: str | Path, layout: RecordLayout, types: FieldTypes, num_samples: int) -> None:
-        if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
-            raise ConfigError(f"num_samples is {num_samples!r}, expected an integer >= 1")
+        checks.argument("num_samples", num_samples, checks.integer())
         self.layout, self.names = layout, layout.slot_names
         self.key_offsets: Sequence[int] = (0,) * layout.num_slots
         self.runs: Sequence[int] | None = None

@@ -13,8 +13,8 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.errors import ConfigError
 from terarec.io import atomic_dir
+from terarec.spec import checks
 
 _ROWS_AT_ONCE = 1 << 20
 
@@ -119,14 +119,12 @@ def drawn(chances: NDArray[np.float64], uniforms: NDArray[np.float64]) -> tuple[
 
 def check_count(name: str, value: object, minimum: int) -> None:
     """Raise `ConfigError` unless the option `name` of a generator is an integer of at least `minimum`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise ConfigError(f"generate: {name}: got {value!r}, expected an integer >= {minimum}")
+    checks.argument(name, value, checks.integer(minimum))
 
 
 def check_choice(name: str, value: object, accepted: Sequence[str]) -> None:
     """Raise `ConfigError` unless the option `name` of a generator is one of those `accepted`."""
-    if value not in accepted:
-        raise ConfigError(f"generate: {name}: got {value!r}, expected one of {', '.join(map(repr, accepted))}")
+    checks.argument(name, value, checks.choice(accepted))
 
 
 def write_log(
