@@ -1,81 +1,167 @@
-"""Criteo text -> Parquet with ids by frequency, by PySpark alone, as ``python prepare_spark.py LOG OUT``.
+"""Criteo text -> Parquet by the Spark engine on this machine's cores, beside the local engine and PySpark's DataFrames.
 
-Prints seconds and rows. The peer of `terarec prepare criteo`: values that occur less than 15 times share id 1, missing
-is 0, the others follow by falling count; numbers are log(x - min + 1). No rows are set apart and none are ordered,
-which would cost Spark more. Of the formulations tried on 1,000,000 rows and two loaded Zen 3 cores this one took 118 s;
-with a typed Parquet copy of the log first 117 s, and with categories as integers in that copy 135 s.
+``python benchmarks/prepare_spark.py``. Each side runs in a process of its own, in turns, on the same generated log in
+the page cache. Imports and the start of Spark and Java are not timed; the start of its Python workers is. PySpark may
+get only the first rows (``--peer-rows``), as it is slow: rates are compared, and a row says how many rows each had.
 """
 
+from __future__ import annotations
+
 import argparse
+import json
 import os
+import statistics
+import subprocess
+import sys
+import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-from pyspark.sql import DataFrame, SparkSession, Window
-from pyspark.sql import functions as F
+import prepare
+from peer_sides.criteo_job import MIN_COUNT, VALID_FRACTION, Job
+from record import Row, append_rows
 
-MIN_COUNT = 15
-INTEGERS = [f"I{number}" for number in range(1, 14)]
-CATEGORIES = [f"C{number}" for number in range(1, 27)]
-SETTINGS = {
-    "spark.driver.memory": "4g",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.log.level": "ERROR",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.sql.shuffle.partitions": "8",
+LOCAL, SPARK, PYSPARK, BYTES = "local engine", "Spark engine", "PySpark DataFrames", "reading the bytes"
+THREADS = len(os.sched_getaffinity(0))
+MASTER = f"local[{THREADS}]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkRow(Row):
+    """A row with the rows that each side had, the turns, and the version of PySpark."""
+
+    rows: int
+    peer_rows: int | None = None
+    runs: int
+    pyspark: str
+
+
+def by_spark_engine(job: Job) -> float:
+    """Return the seconds of terarec on Spark."""
+    from terarec.etl.ready import criteo
+    from terarec.etl.spark import prepare as prepare_on_spark
+    from terarec.etl.spark.session import spark_session
+    from terarec.etl.workflow import Workflow
+    from terarec.spec import PrepareOptions, SplitByFraction
+
+    workflow = Workflow.of(criteo(min_count=MIN_COUNT, split=SplitByFraction(valid=VALID_FRACTION)))
+    settings = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    with spark_session(MASTER, settings) as spark:
+        spark.range(1).count()
+        start = time.perf_counter()
+        prepare_on_spark(workflow, [job.whole], job.out / "spark", PrepareOptions(engine="spark", spark_master=MASTER))
+        return time.perf_counter() - start
+
+
+def by_pyspark(job: Job) -> float:
+    """Return the seconds of the fastest formulation by DataFrames that was found."""
+    from peer_sides.prepare_pyspark import DataFrames
+
+    side = DataFrames(job.threads)
+    start = time.perf_counter()
+    side.prepare(job)
+    return time.perf_counter() - start
+
+
+def _by_local_side(name: str) -> Callable[[Job], float]:
+    def run(job: Job) -> float:
+        prepare.load_side(name)
+        start = time.perf_counter()
+        prepare.SIDES[name](job.whole, job.out / "local")
+        return time.perf_counter() - start
+
+    return run
+
+
+SIDES: dict[str, Callable[[Job], float]] = {
+    LOCAL: _by_local_side("terarec"),
+    SPARK: by_spark_engine,
+    PYSPARK: by_pyspark,
+    BYTES: _by_local_side("reading the bytes"),
 }
 
 
-def prepare(spark: SparkSession, log: Path, out: Path) -> None:
-    types = ["label int", *(f"{name} int" for name in INTEGERS), *(f"{name} string" for name in CATEGORIES)]
-    rows = spark.read.csv(str(log), sep="\t", schema=", ".join(types))
-    minima = rows.agg(*(F.min(F.coalesce(F.col(name), F.lit(0))).alias(name) for name in INTEGERS)).first()
-    ids = ids_of(rows).cache()
-    encoded = rows
-    for number, name in enumerate(CATEGORIES):
-        own = ids.where(F.col("column") == number).select(F.col("value").alias(name), F.col("id").alias(f"{name}_id"))
-        encoded = encoded.join(F.broadcast(own), name, "left")
-    encoded.select(
-        F.col("label").cast("float"),
-        *(logarithm(name, minima[name]) for name in INTEGERS),
-        *(
-            F.when(F.col(name).isNull(), 0).otherwise(F.coalesce(f"{name}_id", F.lit(1))).alias(name)
-            for name in CATEGORIES
-        ),
-    ).write.parquet(str(out))
+def seconds_of(side: str, folder: Path) -> float:
+    """Run a side in a process of its own; return its seconds."""
+    with tempfile.TemporaryDirectory(prefix="out-", dir=folder.parent) as out:
+        command = [sys.executable, "-W", "ignore", __file__, "--side", side, "--log", str(folder), "--out", out]
+        environment = {**os.environ, "TMPDIR": out}
+        done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{side} ended with status {done.returncode}: {done.stderr[-2000:]}")
+    return float(json.loads(done.stdout.splitlines()[-1]))
 
 
-def ids_of(rows: DataFrame) -> DataFrame:
-    """Columns column, value and id, of all categories counted together."""
-    values = rows.select(F.posexplode(F.array(*CATEGORIES)).alias("column", "value")).where("value is not null")
-    counts = values.groupBy("column", "value").count().where(F.col("count") >= MIN_COUNT)
-    order = Window.partitionBy("column").orderBy(F.desc("count"), "value")
-    return counts.select("column", "value", (F.row_number().over(order) + 1).alias("id"))
-
-
-def logarithm(name: str, least: int):
-    number = F.greatest(F.coalesce(F.col(name), F.lit(0)), F.lit(least))
-    return F.log(number + (1 - least)).cast("float").alias(name)
+def cut(log: Path, rows: int, folder: Path) -> Path:
+    """Write the first rows of a log to `folder`, cut into train and valid."""
+    folder.mkdir()
+    train = rows - round(rows * VALID_FRACTION)
+    with log.open("rb") as text:
+        for name, count in (("train", train), ("valid", rows - train)):
+            with (folder / f"{name}.tsv").open("wb") as part:
+                part.writelines(islice(text, count))
+    return folder
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("log", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--master", default=f"local[{len(os.sched_getaffinity(0))}]")
-    arguments = parser.parse_args()
-    builder = SparkSession.builder.master(arguments.master)
-    for name, value in SETTINGS.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.range(1).count()  # the virtual machine's start is not counted
-    begun = time.perf_counter()
-    prepare(spark, arguments.log, arguments.out)
-    seconds = time.perf_counter() - begun
-    print(f"seconds {seconds:.3f} rows {spark.read.parquet(str(arguments.out)).count()}")
-    spark.stop()
+    parser.add_argument("--rows", type=int, default=5_000_000)
+    parser.add_argument("--peer-rows", type=int, default=1_000_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--generated", type=Path, help="a generated log of so many rows")
+    parser.add_argument("--peers", nargs="+", choices=(LOCAL, PYSPARK), default=[LOCAL, PYSPARK])
+    parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--log", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        parts = {name: options.log / f"{name}.tsv" for name in ("whole", "train", "valid")}
+        print(json.dumps(SIDES[options.side](Job(**parts, out=options.out, threads=THREADS))))
+        return
+    import pyspark
+
+    from terarec.data.synthetic.criteo import generate
+
+    with tempfile.TemporaryDirectory(prefix="terarec-prepare-spark-") as name:
+        directory = Path(name)
+        log = options.generated
+        if log is None:
+            generate(directory / "log", rows=options.rows, days=1, seed=0)
+            log = directory / "log" / "day_0.tsv"
+        whole = directory / "whole"
+        whole.mkdir()
+        (whole / "whole.tsv").symlink_to(log.resolve())
+        few = cut(log, options.peer_rows, directory / "few")
+        seconds: dict[str, list[float]] = {side: [] for side in (SPARK, *options.peers, BYTES)}
+        for _ in range(options.repeats):
+            for side in seconds:
+                seconds[side].append(seconds_of(side, few if side == PYSPARK else whole))
+    rates = {
+        side: (options.peer_rows if side == PYSPARK else options.rows) / statistics.median(times)
+        for side, times in seconds.items()
+    }
+    case = f"prepare Criteo on Spark, {MASTER}, {options.rows:,} rows, text to Parquet"
+    rows = [
+        SparkRow(
+            case=case,
+            metric="rate",
+            value=rates[SPARK],
+            unit="rows/s",
+            peer=peer,
+            peer_value=rates[peer],
+            limit=rates[BYTES],
+            rows=options.rows,
+            peer_rows=options.peer_rows if peer == PYSPARK else options.rows,
+            runs=options.repeats,
+            pyspark=pyspark.__version__,
+        )
+        for peer in options.peers
+    ]
+    append_rows("prepare_spark", rows, dry=options.dry)
 
 
 if __name__ == "__main__":
