@@ -23,14 +23,14 @@ void unmap_huge(void* memory, size_t bytes);
 // Frees whole small pages of such memory.
 void unmap_pages(void* memory, size_t bytes);
 
-// Asks for huge pages in what memory there is; where the system has no such advice, ordinary ones do.
+// Requests huge pages for memory; no effect on systems without such advice.
 void advise_huge_pages(void* memory, size_t bytes);
 
-// Address space for `bytes`, aligned to 2 MiB and without memory; null if the system refuses it.
+// Address space for `bytes`, aligned to 2 MiB and without memory; null if the system has none.
 void* reserve_memory(size_t bytes);
 
-// Makes the bytes [begin, end) of what lies at `reserved` readable, writable and zero; those that have been so keep
-// their values. The system gives each page its memory when it is first touched. False if it refuses.
+// Makes the bytes [begin, end) of the address space `reserved` readable, writable and zero; bytes that were committed
+// before keep their values. The system allocates each page when it is first touched. False if it fails.
 bool commit_memory(void* reserved, size_t begin, size_t end);
 
 // The entry point of an OpenMP runtime that starts a team: GOMP_parallel of libgomp, which libomp exports, too.
@@ -52,10 +52,10 @@ int open_direct(const char* path, int flags);
 // Returns once what was written to a file is on the disk, whatever the disk's own cache; false and errno on failure.
 bool flush_file(int descriptor);
 
-// Keeps the system from reading more of a file than it is asked for, where it takes such advice.
+// Disables read-ahead of a file, on systems that support it.
 void advise_random_reads(int descriptor);
 
-// Reads what of the file lies in the page cache, as pread(2); -1 if nothing does or the system cannot tell.
+// Reads the part of a file that is in the page cache, as pread(2); -1 if there is none or the system cannot tell.
 int64_t read_cached(int descriptor, void* to, size_t bytes, int64_t offset);
 
 }  // namespace terarec

@@ -1,5 +1,5 @@
-// The Python face of the kernels. Tensors come as addresses, or where a call is to be short as themselves: the launchers
-// in terarec/kernels/cpu have checked types, shapes and devices.
+// Python bindings of the kernels. Tensors are passed as addresses, or as objects where the overhead of a call matters;
+// the launchers in terarec/kernels/cpu have checked types, shapes and devices.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -99,8 +99,8 @@ std::vector<std::string> runnable() {
 }  // namespace
 
 NB_MODULE(_embedding, m) {
-  // A worker that torch's DataLoader spawns keeps its data set, and what that has of ours, in a global of torch's until
-  // the interpreter is gone (WorkerInfo.dataset). What others never let go is no leak for us to tell a user about.
+  // A worker of torch's DataLoader keeps its data set, with our objects, in a global of torch until the
+  // interpreter ends (WorkerInfo.dataset). Such references of others are not leaks to report.
   nb::set_leak_warnings(false);
   m.doc() = "Embedding kernels for CPUs, to be called by terarec.kernels.cpu alone.";
   m.def("use_exchange_api", &use_exchange_api);

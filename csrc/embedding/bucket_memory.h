@@ -13,9 +13,9 @@
 
 namespace terarec {
 
-// A page has 32 chunks, each of 32 units. What one array gives back the next one takes, in pieces, whatever its size
-// and its index; so growing leaves no holes, which were half as large as 26 growing indexes of 200 K keys on the heap.
-// Pages of which nothing is used go back to the system, but for a few.
+// A page has 32 chunks, each of 32 units. Units that an array frees are reused by others of any size and index, so
+// that growing does not fragment memory: on the heap, holes were half as large as 26 growing indexes of 200 K keys.
+// All but a few unused pages are returned to the system.
 class BucketPool {
  public:
   static constexpr int kChunkBits = 10;  // buckets of a chunk: 64 KiB
@@ -37,7 +37,7 @@ class BucketPool {
   void give_units_back(Bucket* const* units, int64_t count);
   void give_chunks_back(Bucket* const* chunks, int64_t units);
 
-  // What the system was asked for and has not got back.
+  // Bytes allocated from the system.
   int64_t held_bytes();
 
   // Whether more than an eighth of that, and more than a page, is free.
@@ -71,17 +71,16 @@ class BucketPool {
   void change(Page& page, int chunk, uint32_t free);
 
   std::mutex mutex_;
-  // Tables live long and are small: on the heap they would lie scattered among the holes that large temporary results
-  // leave, so that these could not be used again.
+  // Tables are small and long-lived: on the heap they would fragment the memory of large temporary results.
   std::pmr::unsynchronized_pool_resource tables_;
   std::vector<Page> pages_;  // by address
   int64_t whole_chunks_ = 0;
   int64_t loose_units_ = 0;
 };
 
-// An array of buckets, given back by nobody but BucketMemory. It lies in chunks, so that it can use whatever memory
-// another has given back: growing arrays that lie in one piece leave holes that are too small for the next, and asking
-// the system for fresh pages at each growth took a tenth of the time of all insertion (two Zen 3 cores).
+// An array of buckets, which only BucketMemory frees. It consists of chunks, so that it can reuse memory of other
+// arrays: contiguous growing arrays leave holes that are too small for the next one, and allocating pages from the system at
+// each growth took a tenth of the time of all insertion (two Zen 3 cores).
 class BucketArray {
  public:
   // Buckets of the smallest chunks. Those of larger ones are multiples, but for the last.
@@ -115,7 +114,7 @@ class BucketMemory {
   BucketArray take(int64_t size);
   void give_back(BucketArray& array);
 
-  // What all arrays take.
+  // Bytes of all arrays.
   int64_t held_bytes() const { return held_bytes_; }
 
  private:

@@ -8,7 +8,7 @@
 
 namespace terarec {
 
-// Where a key is; bucket is null if it is nowhere.
+// Position of a key; bucket is null if the key is absent.
 struct BucketSlot {
   Bucket* bucket;
   int slot;
@@ -19,7 +19,7 @@ class HashSegment {
   // The high bits of a hash choose the segment, the others the bucket.
   static constexpr int kSegmentBits = 8;
   static constexpr int kSegments = 1 << kSegmentBits;
-  // Keys whose buckets had better be fetched ahead of the one that is looked at.
+  // Number of keys to prefetch ahead of the current one.
   static constexpr int64_t kAhead = 32;
 
   static int number(uint64_t hash) { return static_cast<int>(hash >> (64 - kSegmentBits)); }
@@ -41,7 +41,7 @@ class HashSegment {
     return buckets_[i < buckets_.size() ? i : i - buckets_.size()];
   }
 
-  // Asks for the cache line in which a key should be. (Asking for the next one, too, is slower.)
+  // Prefetches the cache line of a key's home. (Prefetching the next one, too, is slower.)
   void fetch(uint64_t hash) const { __builtin_prefetch(&home_bucket(hash)); }
 
   BucketSlot find(uint64_t hash) const {
@@ -71,26 +71,26 @@ class HashSegment {
     for (int64_t step = 0; step < steps; step++) after_home(hash, step).pass();
   }
 
-  // To be told of keys that were put into buckets by other means than `place`.
+  // Counts keys that were put into buckets by other means than `place`.
   void count_added(int64_t keys) { size_ += keys; }
 
   // The row that the key had, or -1.
   int64_t erase(uint64_t hash);
 
-  // How many keys more it takes before it must grow.
+  // Number of keys that fit before it must grow.
   int64_t room() const { return limit() - size_; }
 
-  // Whether it is so full that it had better grow than take only as many keys as there is room for.
+  // Whether it is so full that growing is better than filling it up.
   bool nearly_full() const { return room() <= limit() / 64; }
 
   // Makes segment `number` larger, about by 1.75 or until there is room for `extra` keys. Throws std::bad_alloc, having
   // changed nothing.
   void grow(int number, int64_t extra, BucketMemory& memory) { rebuild(grown(number, size_ + extra), memory); }
 
-  // Gives memory back if so many keys were erased that it would exceed 24 bytes a key; whether it did.
+  // Frees memory if it exceeds 24 bytes a key after keys were erased; returns whether it did.
   bool shrink(BucketMemory& memory);
 
-  // Moves to fuller pages, if there is memory for it.
+  // Moves to fuller pages, if memory is available.
   void move(BucketMemory& memory);
 
   void release(BucketMemory& memory) { memory.give_back(buckets_); }

@@ -14,10 +14,10 @@
 namespace terarec {
 namespace {
 
-// Results that nobody uses any more, kept for the next call. A mapping of 218 MB costs 85 ms of page faults where
+// Freed results, kept for the next call. A mapping of 218 MB costs 85 ms of page faults where
 // refilling it costs 8 ms (two Zen 3 cores, 4 KiB pages), and malloc returns blocks above 32 MiB to the system.
 constexpr size_t kKeptBytes = size_t{512} << 20;
-// Memory of calls from so many bytes on comes from here; malloc gives back what is larger, or keeps it in holes.
+// Least bytes of temporary memory from here; malloc would return larger blocks to the system, or fragment.
 constexpr size_t kPooledBytes = size_t{64} << 10;
 constexpr std::align_val_t kCacheLine{64};
 
@@ -68,14 +68,14 @@ class ResultPool {
     const auto is_it = [memory](const Block& block) { return block.memory == memory; };
     const auto given = std::find_if(in_use_.begin(), in_use_.end(), is_it);
     idle_bytes_ += given->bytes;
-    for (auto block = idle_.begin(); block != idle_.end();) {  // what was split becomes whole again
+    for (auto block = idle_.begin(); block != idle_.end();) {  // merge adjacent pieces
       const bool before = block->is_before(*given), after = given->is_before(*block);
       if (before) given->memory = block->memory;
       if (before || after) given->bytes += block->bytes;
       block = before || after ? idle_.erase(block) : std::next(block);
     }
     idle_.splice(idle_.begin(), in_use_, given);
-    while (idle_bytes_ > kKeptBytes) {  // the longest unused goes first
+    while (idle_bytes_ > kKeptBytes) {  // free the least recently used first
       idle_bytes_ -= idle_.back().bytes;
       unmap_pages(idle_.back().memory, idle_.back().bytes);
       idle_.pop_back();
@@ -85,7 +85,7 @@ class ResultPool {
   std::mutex& mutex() { return mutex_; }
 
  private:
-  // Puts a new mapping before the idle ones; false if the system refuses it.
+  // Puts a new mapping before the idle ones; false if the system has no memory.
   bool map(size_t bytes) {
     char* memory = static_cast<char*>(map_huge(bytes));
     if (!memory) return false;
@@ -99,8 +99,8 @@ class ResultPool {
   size_t idle_bytes_ = 0;
 };
 
-// Never destroyed: results may outlive static objects. A fork waits until no thread is at work in it: in the child that
-// thread is gone, and would hold the mutex for ever.
+// Never destroyed: results may outlive static objects. A fork takes the mutex first: a thread that held it would not
+// exist in the child, where the mutex would stay locked.
 ResultPool& pool() {
   static ResultPool* const only = [] {
     pthread_atfork([] { pool().mutex().lock(); }, [] { pool().mutex().unlock(); }, [] { pool().mutex().unlock(); });
@@ -135,7 +135,7 @@ CallMemory& CallMemory::operator=(CallMemory&& other) noexcept {
 
 void* CallMemory::at_least(size_t bytes) {
   if (!memory_ || bytes > bytes_) {
-    *this = CallMemory();  // given back before more is taken
+    *this = CallMemory();  // free before allocating more
     *this = CallMemory(bytes);
   }
   return memory_;

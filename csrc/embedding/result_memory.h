@@ -1,16 +1,16 @@
-// Memory of large results and of what calls need in passing, which is kept and handed out again.
+// Memory of large results and of temporary arrays, which is kept for reuse.
 #pragma once
 
 #include <cstddef>
 
 namespace terarec {
 
-// Memory for a result of `bytes`, its content unspecified; null if the system refuses it.
+// Memory for a result of `bytes`, its content unspecified; null if the system has none.
 void* take_result(size_t bytes);
 void give_result_back(void* memory);
 
-// Memory for a call, aligned to cache lines, its content unspecified. What is large is a piece of what results have
-// given back: an update so needs no memory beside that of the vectors, which nobody uses any more by then.
+// Temporary memory of a call, aligned to cache lines, its content unspecified. Large blocks come from the memory of
+// freed results: an update reuses that of the looked-up vectors, which are freed by then.
 class CallMemory {
  public:
   CallMemory() = default;
@@ -20,7 +20,7 @@ class CallMemory {
   CallMemory(CallMemory&& other) noexcept;
   CallMemory& operator=(CallMemory&& other) noexcept;
 
-  // Sees to at least `bytes`, what was there being lost if that takes other memory. Throws as the constructor.
+  // Grows to at least `bytes`; the content is lost if the memory changes. Throws as the constructor.
   void* at_least(size_t bytes);
   void* get() const { return memory_; }
 

@@ -13,7 +13,7 @@
 
 namespace terarec {
 
-// Arrays of one unit of work after the other, in memory that grows to what the largest of them needs.
+// Arrays of one unit of work, in memory that is reused for the next one and grows to the largest.
 class RowScratch {
  public:
   // For `groups` rows of `keys` keys, which an index of `index_size` numbers finds; nothing is in them.
@@ -38,8 +38,8 @@ class RowScratch {
   CallMemory arrays_, sums_;
 };
 
-// What the threads of a call have for scratch, given back with it: kept by each thread from call to call it would be
-// memory beside that of results which nobody uses any more.
+// Scratch memory of the threads of a call, freed with it: if threads kept it between calls, it would add to the memory
+// kept of freed results.
 class CallScratch {
  public:
   CallScratch();

@@ -14,7 +14,7 @@ namespace terarec {
 // Reads tensors from now on through `api`, the capsule torch.Tensor.__dlpack_c_exchange_api__.
 void use_exchange_api(nanobind::capsule api);
 
-// What a tensor in host memory is, but for its elements.
+// Type, shape and strides of a tensor in host memory.
 struct TensorKind {
   int dimensions;    // 0 to 2
   int64_t sizes[2];  // 1 beyond the dimensions
@@ -25,13 +25,13 @@ struct TensorKind {
   bool is_rows() const;  // float32, bfloat16 or float16 [V, D]
 };
 
-// Nothing for what is no tensor, lies elsewhere, has no memory or more dimensions.
+// Empty for an object that is no tensor, a tensor on another device or without memory, or more dimensions.
 std::optional<TensorKind> kind_of(nanobind::handle tensor);
 
-// A tensor in host memory of up to two dimensions, or a contiguous copy if its elements do not lie one after the other.
+// A tensor in host memory of up to two dimensions, or a contiguous copy if it is not contiguous.
 class HostTensor {
  public:
-  // With `rows_apart` a tensor whose rows are contiguous is taken as it lies, whatever lies between them.
+  // With `rows_apart` only each row must be contiguous, at any stride between rows.
   explicit HostTensor(nanobind::handle tensor, bool rows_apart = false);
 
   template <class T>
@@ -48,7 +48,7 @@ class HostTensor {
   RowArray rows() const;
 
  private:
-  // Returns whether the elements lie as they are to.
+  // Returns whether the elements are laid out as required.
   bool read(nanobind::handle tensor, bool rows_apart);
 
   nanobind::object copy_;

@@ -43,7 +43,7 @@ int64_t bind_numbers_of_list(nb::list values, bool whole, Vector<double> numbers
 }  // namespace
 
 NB_MODULE(_encoding, module) {
-  nb::set_leak_warnings(false);  // as in _embedding: others may keep objects until the interpreter is gone
+  nb::set_leak_warnings(false);  // as in _embedding: others may keep objects until the interpreter ends
   bind_format_rows(module);
   bind_delimited(module);
   bind_columns(module);

@@ -35,7 +35,7 @@ bool values_are_plain(const DelimitedLayout& layout) {
   });
 }
 
-// Whether what stands between two delimiters is a text as it is.
+// Whether the bytes between two delimiters are the text itself, without quotes or trimming.
 bool texts_are_plain(const DelimitedLayout& layout) {
   return layout.quoting.delimiter.size() == 1 && !layout.quoting.quote && !layout.quoting.trim &&
          std::all_of(layout.missing.begin(), layout.missing.end(), [](const std::string& word) { return word.empty(); });
@@ -210,7 +210,7 @@ void Parser::refuse_quotes() {
   out_.first_faults.push_back({out_.lines, Fault::quote, badly_quoted_.bad_field, std::string(text)});
 }
 
-// As refuse; where the line will be dropped and has too few or too many fields, that is its fault, which tells more.
+// See refuse; if the line will be dropped and has too few or too many fields, that fault is reported instead.
 bool Parser::refuse_field(Fault kind, int column, const std::string& bytes) {
   if (layout_.policy != Policy::missing) {
     const int found = splitter_.count_fields(line_, line_end_);

@@ -45,14 +45,14 @@ class GrowingArray {
     borrowed_ = true;
   }
 
-  // Makes room for `size` elements; pointers into the array are void afterwards.
+  // Makes room for `size` elements; pointers into the array become invalid.
   void reserve(int64_t size) {
     if (size > capacity_) grow(size);
   }
   bool borrowed() const { return borrowed_; }
   T* data() { return data_; }
   T& operator[](int64_t index) { return data_[index]; }
-  // Hands the memory over; free() it.
+  // Releases the memory, which the caller must free().
   T* release() {
     capacity_ = 0;
     return std::exchange(data_, nullptr);
@@ -96,7 +96,7 @@ struct FieldColumn {
   }
 };
 
-// What holds for the contents of all fields.
+// Options of all fields.
 struct ContentRules {
   const std::vector<std::string>& missing_words;
   bool trim_items;
@@ -134,10 +134,10 @@ Fault store_field(FieldColumn& column, std::string_view content, int64_t row, co
 // A missing list has no items.
 void store_missing_field(FieldColumn& column, int64_t row);
 
-// Makes row `row` ready for other contents.
+// Resets row `row`.
 void forget_field(FieldColumn& column, int64_t row);
 
-// Where a line is being read. Sixteen bytes from `end` on must be readable.
+// Position within a line. Sixteen bytes from `end` on must be readable.
 struct LinePosition {
   const char* cursor;  // the next field; end + 1 or more if there is none
   const char* end;

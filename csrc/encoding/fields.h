@@ -54,7 +54,7 @@ inline int first_in_word(uint64_t word, char byte) {
 }
 
 // Whether all eight bytes are hexadecimal digits. Bit 7 of a byte of `x + (0x80 - limit)` says x >= limit; no sum
-// carries into its neighbour, since bytes from 0x80 on are refused and all constants are below 0x80.
+// carries into its neighbour, since bytes from 0x80 on are rejected and all constants are below 0x80.
 inline bool is_hex_word(uint64_t word) {
   constexpr uint64_t ones = 0x0101010101010101ULL;
   constexpr uint64_t high_bits = ones * 0x80;

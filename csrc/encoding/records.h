@@ -1,4 +1,4 @@
-// The records of delimited text, which end at a line end that stands between no quotes (RFC 4180), and their fields.
+// The records of delimited text, which end at a line end outside of quotes (RFC 4180), and their fields.
 #pragma once
 
 #include <algorithm>
@@ -20,15 +20,15 @@ inline std::string_view trimmed(std::string_view text) {
   return text;
 }
 
-// Of records whose quotes are right, which RecordScanner tells.
+// Fields of records whose quotes RecordScanner accepted.
 class FieldSplitter {
  public:
   FieldSplitter(const std::string& delimiter, bool quote, bool trim, bool trim_quoted)
       : delimiter_(delimiter), quote_(quote), trim_(trim), trim_quoted_(trim_quoted) {}
 
   // The content of the field at `cursor`, without quotes and, if trimmed, the white space around; valid until the next
-  // field. `cursor` is left behind the delimiter, or behind `end` if the field is the record's last. Reads up to eight
-  // bytes from `end` on.
+  // field. Moves `cursor` past the delimiter, or past `end` after the last field. Reads up to eight bytes
+  // from `end` on.
   std::string_view next(const char*& cursor, const char* end) const {
     if (quote_) {
       const char* first = cursor;
@@ -86,7 +86,7 @@ class FieldSplitter {
   mutable std::string unquoted_;
 };
 
-// `cursor` is behind the opening quote. Two quotes inside stand for one.
+// `cursor` is after the opening quote. Two quotes inside mean one.
 inline std::string_view FieldSplitter::next_quoted(const char*& cursor, const char* end) const {
   const char* begin = cursor;
   unquoted_.clear();
