@@ -98,7 +98,7 @@ def test_first_keys_without_a_longer_bag_copies_nothing():
             first_keys(replace(sparse, offsets=torch.tensor(offsets)), [1])
 
 
-def test_offsets_that_leave_keys_out_and_tensors_on_two_devices_are_refused():
+def test_offsets_that_leave_keys_out_and_tensors_on_two_devices_are_rejected():
     sparse = batch_of(2, [[[1, 2], [3]], [[4], [5]]]).sparse
     for offsets, got in (([0, 2, 3, 4, 4], "0 to 4"), ([1, 2, 3, 4, 5], "1 to 5")):
         with pytest.raises(ConfigError, match=f"offsets: got {got}, expected to rise from 0 to the 5 keys"):
@@ -137,7 +137,7 @@ def test_the_same_device_keeps_the_samples():
     assert elsewhere.metadata is batch.metadata
 
 
-def test_what_a_batch_refuses():
+def test_what_a_batch_rejects():
     batch = batch_of(2, [[[1], [2]]])
     for wrong in (torch.ones(3), torch.ones(2, 1), torch.ones(2, dtype=torch.float64)):
         with pytest.raises(ConfigError, match=r"Batch: got weight .*, expected float32\[2\]"):
@@ -177,12 +177,12 @@ def test_a_batch_is_a_tree_of_its_tensors():
         (("a",), torch.tensor([[1]]), torch.tensor([0, 1]), r"got keys \[1, 1\], offsets \[2\], expected \[N\]"),
     ],
 )
-def test_what_a_jagged_refuses(names, keys, offsets, message):
+def test_what_a_jagged_rejects(names, keys, offsets, message):
     with pytest.raises(ConfigError, match=message):
         Jagged(names=names, keys=keys, offsets=offsets)
 
 
-def test_weights_that_are_not_one_a_key_are_refused():
+def test_weights_that_are_not_one_a_key_are_rejected():
     for wrong in (torch.ones(1), torch.ones(2, dtype=torch.float64), torch.ones(2, 1)):
         with pytest.raises(ConfigError, match=r"Jagged: got weights .*, expected float32\[2\]"):
             Jagged(names=("a",), keys=torch.tensor([1, 2]), offsets=torch.tensor([0, 2]), weights=wrong)

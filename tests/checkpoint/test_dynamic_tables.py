@@ -58,7 +58,7 @@ def saved(directory, tables):
 
 
 @pytest.mark.parametrize("shard_bytes", [2**20, 200], ids=["one piece", "many pieces"])
-def test_what_is_loaded_goes_on_as_what_was_saved(tmp_path, monkeypatch, shard_bytes):
+def test_what_is_loaded_resumes_as_what_was_saved(tmp_path, monkeypatch, shard_bytes):
     monkeypatch.setattr(save_load, "SHARD_BYTES", shard_bytes)
     tables = trained()
     path = saved(tmp_path, tables)
@@ -114,7 +114,7 @@ def test_serving_loads_rows_alone(tmp_path):
     assert bare["users"].state_names == ()
 
 
-def test_another_description_is_refused(tmp_path):
+def test_another_description_is_rejected(tmp_path):
     path = saved(tmp_path, trained())
     static = {t.name: t for t in static_tables(Arena([TableSpec(name=n, rows=9, width=3) for n in ("users", "items")]))}
     with pytest.raises(ConfigError, match="'items' is dynamic, expected a static one"):

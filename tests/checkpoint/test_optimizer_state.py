@@ -26,7 +26,7 @@ def step(model, optimizer):
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_training_goes_on_to_the_bit(make):
+def test_training_resumes_to_the_bit(make):
     model = nn.Linear(3, 2)
     optimizer = make(model.parameters())
     step(model, optimizer)

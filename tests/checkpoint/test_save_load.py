@@ -55,7 +55,7 @@ def test_weights_come_without_the_optimizers_state(tmp_path):
     assert tables["movie"].state_names == ()
 
 
-def test_tables_of_another_shape_or_optimizer_are_refused(tmp_path):
+def test_tables_of_another_shape_or_optimizer_are_rejected(tmp_path):
     checkpoint = load(save(tmp_path, make_state(2)))
     with pytest.raises(ConfigError, match=r"optimizer state \['exp_avg', 'row_sum'\], expected \['row_sum'\]"):
         checkpoint.load_tables(make_tables(state_names=("row_sum",)), with_state=True)
@@ -109,7 +109,7 @@ def test_a_type_that_numpy_lacks_is_named(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_newer_version_is_refused(tmp_path):
+def test_a_newer_version_is_rejected(tmp_path):
     path = save(tmp_path, make_state(1))
     manifest = json.loads((path / MANIFEST).read_text())
     (path / MANIFEST).write_text(json.dumps({**manifest, "version": 3}))
@@ -117,7 +117,7 @@ def test_a_newer_version_is_refused(tmp_path):
         load(path)
 
 
-def test_a1_progress_that_is_no_json_is_refused(tmp_path):
+def test_a1_progress_that_is_no_json_is_rejected(tmp_path):
     state = dataclasses.replace(make_state(1), progress={"rows": {"state": torch.zeros(2)}})
     with pytest.raises(ConfigError, match="expected JSON data"):
         save(tmp_path, state)

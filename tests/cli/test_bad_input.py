@@ -30,7 +30,7 @@ def raw_file(folder: Path, *lines: str) -> Path:
         (LINE.replace("1", "2", 1), "line 3"),
     ],
 )
-def test_a_wrong_line_is_told_with_its_number(tmp_path: Path, bad: str, expected: str) -> None:
+def test_a_wrong_line_is_reported_with_its_number(tmp_path: Path, bad: str, expected: str) -> None:
     path = raw_file(tmp_path, LINE, LINE, bad, LINE)
     message = refused("prepare", "criteo", path, "--out", tmp_path / "data", code=1)
     assert expected in message
@@ -59,7 +59,7 @@ HEADER = b"userId,movieId,rating,timestamp\n"
     ],
     ids=["empty", "header", "blank", "nul", "cr", "utf16", "cut", "oversized"],
 )
-def test_a_file_that_is_none_of_the_workflow_is_told(tmp_path: Path, content: bytes, expected: str) -> None:
+def test_a_file_that_is_none_of_the_workflow_is_reported(tmp_path: Path, content: bytes, expected: str) -> None:
     path, movies = tmp_path / "ratings.csv", tmp_path / "movies.csv"
     path.write_bytes(content)
     movies.write_bytes(b"movieId,title,genres\n2,Film,Drama\n")
@@ -287,7 +287,7 @@ def test_hints_name_options_and_columns(tmp_path: Path, rows: str, flags: list[s
 
 
 @pytest.mark.parametrize("name", ["workflow.json", "dataset.json"])
-def test_deep_json_is_told(tmp_path: Path, name: str) -> None:
+def test_deep_json_is_reported(tmp_path: Path, name: str) -> None:
     """S3: files that are nested to depth 1,000 and more."""
     for depth in (1000, 100_000):
         path = tmp_path / name

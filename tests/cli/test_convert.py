@@ -34,7 +34,7 @@ def test_columns_that_the_files_cannot_hold_are_left_out_and_named(tmp_path: Pat
     assert again.num_rows("train") == 20
 
 
-def test_what_is_refused(workshop: Workshop, tmp_path: Path) -> None:
+def test_what_is_rejected(workshop: Workshop, tmp_path: Path) -> None:
     out = ("--out", tmp_path / "x")
     assert "--to: got 'csv'" in refused("convert", workshop.data, "--to", "csv", *out, code=2)
     for flags in (

@@ -20,7 +20,7 @@ def test_a_page_and_its_figures(workshop: Workshop, tmp_path: Path) -> None:
     assert unnamed(told, "drift") == set()
 
 
-def test_what_is_refused(workshop: Workshop, tmp_path: Path) -> None:
+def test_what_is_rejected(workshop: Workshop, tmp_path: Path) -> None:
     out = ("--out", tmp_path / "drift.html")
     assert "expected a file that ends in .html" in refused(
         "drift", workshop.data, workshop.data, "--out", tmp_path / "drift.pdf", code=2

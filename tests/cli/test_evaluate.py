@@ -106,7 +106,7 @@ def test_a_two_tower_run_is_evaluated_over_all_items(shop: Path) -> None:
         assert found[f"recall@{k}"] == pytest.approx(np.mean(values))
 
 
-def test_users_are_told_apart_by_the_group(shop: Path) -> None:
+def test_users_are_reported_apart_by_the_group(shop: Path) -> None:
     options = ["evaluate", shop / "towers", "--data", shop / "data", "--split", "train", "--k", 60]
     by_key, by_name = figures(*options), figures(*options, "--group", "user")
     assert by_key["retrieval"]["users"] == by_name["retrieval"]["users"]
@@ -122,7 +122,7 @@ def test_a_run_on_the_files_of_hugectr_is_evaluated_on_them(shop: Path, tmp_path
     assert (found["rows"], found["auc"]) == (180, pytest.approx(trained["auc"]))
 
 
-def test_what_makes_no_sense_is_refused(shop: Path) -> None:
+def test_what_makes_no_sense_is_rejected(shop: Path) -> None:
     options = ["evaluate", shop / "run", "--data", shop / "data"]
     assert "--k: has no meaning for a model of the kind wide_deep" in refused(*options, "--k", "3", code=2)
     assert "--k: got 'x'" in refused("evaluate", shop / "towers", "--data", shop / "data", "--k", "x", code=2)

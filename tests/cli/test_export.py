@@ -60,7 +60,7 @@ def test_without_tables(workshop: Workshop, tmp_path: Path) -> None:
     assert told["inputs"] == ["dense", "embedding"]
 
 
-def test_what_is_refused(workshop: Workshop, tmp_path: Path) -> None:
+def test_what_is_rejected(workshop: Workshop, tmp_path: Path) -> None:
     out = tmp_path / "exported"
     assert "format: got 'onx' (did you mean 'onnx'?)" in refused(
         "export", workshop.run, "--out", out, "--format", "onx", code=2

@@ -40,7 +40,7 @@ def test_line_and_exit_code(error: BaseException, code: int, line: str | None) -
     assert failure_of(error).line == line
 
 
-def test_a_defect_is_told_as_one() -> None:
+def test_a_defect_is_reported_as_one() -> None:
     failure = failure_of(ZeroDivisionError("division by zero"))
     assert failure.exit_code == 3
     assert failure.line is not None

@@ -62,7 +62,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 @pytest.mark.parametrize("case", NESTED)
 @pytest.mark.parametrize("reader", READERS)
-def test_s3_nesting_is_refused_by_every_reader_of_json(tmp_path: Path, reader: str, case: str) -> None:
+def test_s3_nesting_is_rejected_by_every_reader_of_json(tmp_path: Path, reader: str, case: str) -> None:
     name, read = READERS[reader]
     (tmp_path / name).write_text(NESTED[case])
     with pytest.raises(TerarecError) as caught:
@@ -156,7 +156,7 @@ def damage_run(workshop: Workshop, tmp_path: Path, pattern: str, *, seed: int, c
 
 
 @pytest.mark.parametrize("pattern", RUN_FILES)
-def test_s3_a_damaged_file_of_a_run_is_found_harmless_or_refused(
+def test_s3_a_damaged_file_of_a_run_is_found_harmless_or_rejected(
     workshop: Workshop, tmp_path: Path, pattern: str
 ) -> None:
     damage_run(workshop, tmp_path, pattern, seed=1, count=8)
@@ -184,7 +184,7 @@ def damage_data(workshop: Workshop, tmp_path: Path, kind: str, pattern: str, *, 
 
 
 @pytest.mark.parametrize(("kind", "pattern"), DATA_FILES)
-def test_s3_a_damaged_file_of_a_data_set_is_found_harmless_or_refused(
+def test_s3_a_damaged_file_of_a_data_set_is_found_harmless_or_rejected(
     workshop: Workshop, tmp_path: Path, kind: str, pattern: str
 ) -> None:
     damage_data(workshop, tmp_path, kind, pattern, seed=1, count=40)

@@ -100,7 +100,7 @@ def test_columns_are_chosen_by_their_names(data: Path, tmp_path: Path) -> None:
     assert {"item_id", "brandId"} <= set(towers.item)
 
 
-def test_what_cannot_be_chosen_is_told(tmp_path: Path) -> None:
+def test_what_cannot_be_chosen_is_reported(tmp_path: Path) -> None:
     categorical = tuple(CategoricalColumn(name=f"c{index}", rows=50) for index in range(2))
     data = write(tmp_path / "data", dataclasses.replace(COLUMNS, labels=COLUMNS.labels[:1], categorical=categorical))
     for kind, fields in (("din", ["model.sequences"]), ("two_tower", ["model.user", "model.item"])):

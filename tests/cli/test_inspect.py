@@ -121,7 +121,7 @@ def test_people_see_the_same(workshop: Workshop) -> None:
     assert "C26" in terarec("inspect", workshop.run).out
 
 
-def test_wrong_questions_are_told(workshop: Workshop, tmp_path: Path) -> None:
+def test_wrong_questions_are_reported(workshop: Workshop, tmp_path: Path) -> None:
     assert "no column 'C99', expected one of label, I1" in refused("inspect", workshop.data, "--column", "C99", code=2)
     assert "no table 'C99', expected one of C1" in refused("inspect", workshop.run, "--table", "C99", code=2)
     assert "--table" in refused("inspect", workshop.data, "--table", "C1", code=2)

@@ -65,7 +65,7 @@ def test_a_data_set_for_hugectr(shop: tuple[Path, list[Path]], tmp_path: Path) -
         (["SHOP", "nosuch.csv"], 1, "nosuch.csv: no such file"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(
+def test_what_is_wrong_is_reported_in_one_line(
     shop: tuple[Path, list[Path]], tmp_path: Path, arguments: list[str], code: int, message: str
 ) -> None:
     places = {"SHOP": str(shop[0]), "RAW": str(shop[1][0])}

@@ -79,19 +79,19 @@ def kill_preparations(raw: list[Path], tmp_path: Path, *, seeds: range) -> None:
         assert [path.name for path in out.iterdir()] == ["data"]
 
 
-def test_s3_a_preparation_killed_at_a_random_moment_is_gone_on_with_to_the_same_bits(
+def test_s3_a_preparation_killed_at_a_random_moment_is_resumed_to_the_same_bits(
     workshop: Workshop, tmp_path: Path
 ) -> None:
     kill_preparations(sorted(workshop.raw.glob("*.tsv")), tmp_path, seeds=range(1))
 
 
 @pytest.mark.slow
-def test_s3_preparations_killed_at_random_moments_are_gone_on_with_to_the_same_bits(tmp_path: Path) -> None:
+def test_s3_preparations_killed_at_random_moments_are_resumed_to_the_same_bits(tmp_path: Path) -> None:
     figures("generate", "criteo", "--rows", 100_000, "--days", 2, "--out", tmp_path / "raw", "--seed", 7)
     kill_preparations(sorted((tmp_path / "raw").glob("*.tsv")), tmp_path, seeds=range(1, 11))
 
 
-def test_s3_a_second_training_in_a_run_is_refused(workshop: Workshop, tmp_path: Path) -> None:
+def test_s3_a_second_training_in_a_run_is_rejected(workshop: Workshop, tmp_path: Path) -> None:
     out = tmp_path / "run"
     first = start(*train_arguments(workshop, out, 10**9, 10**9))
     try:
@@ -103,7 +103,7 @@ def test_s3_a_second_training_in_a_run_is_refused(workshop: Workshop, tmp_path: 
         first.close()
 
 
-def test_s3_a_second_preparation_of_a_directory_is_refused(workshop: Workshop, tmp_path: Path) -> None:
+def test_s3_a_second_preparation_of_a_directory_is_rejected(workshop: Workshop, tmp_path: Path) -> None:
     figures("generate", "criteo", "--rows", 200_000, "--days", 1, "--out", tmp_path / "raw", "--seed", 7)
     arguments = ["prepare", "criteo", tmp_path / "raw/day_0.tsv", "--valid-fraction", "0.1", "--out", tmp_path / "data"]
     first = start(*arguments)

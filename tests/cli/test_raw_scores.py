@@ -150,7 +150,7 @@ def test_labelled_new_rows_are_prepared_and_evaluated(shop: Path, tmp_path: Path
     np.testing.assert_allclose(scores(tmp_path / "raw.parquet"), scores(tmp_path / "data.parquet"), atol=1e-6)
 
 
-def test_ids_that_were_learnt_anew_are_refused_still(shop: Path, tmp_path: Path) -> None:
+def test_ids_that_were_fitted_anew_are_rejected_still(shop: Path, tmp_path: Path) -> None:
     options = ["--label", "bought", "--dense", "age", "--categorical", "city"]
     figures("prepare", "csv", shop / "valid.csv", shop / "test.csv", *options, "--out", tmp_path / "other")
     message = refused("evaluate", shop / "run", "--data", tmp_path / "other", "--split", "train", code=2)
@@ -190,7 +190,7 @@ def test_rows_that_cannot_be_read(shop: Path, tmp_path: Path) -> None:
         (["NEW", "--bad-input", "ignore"], "got 'ignore'"),
     ],
 )
-def test_refusals(shop: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_rejections(shop: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
     places = {"NEW": str(shop / "test.csv"), "DATA": str(shop / "data")}
     words = [places.get(word, word) for word in arguments]
     assert message in refused("predict", shop / "run", *words, "--out", tmp_path / "out.csv", code=2)

@@ -26,7 +26,7 @@ SINGLE = [(words, option) for words, option in options() if not option.multiple 
 
 
 @pytest.mark.parametrize(("words", "option"), SINGLE, ids=[f"{' '.join(w)} {o.opts[0]}" for w, o in SINGLE])
-def test_an_option_of_one_value_is_refused_twice(words: tuple[str, ...], option: Any) -> None:
+def test_an_option_of_one_value_is_rejected_twice(words: tuple[str, ...], option: Any) -> None:
     assert not option.count
     word = option.opts[0]
     value = [] if option.is_flag else ["1"]
@@ -75,7 +75,7 @@ def test_repeated_columns_accumulate(tmp_path: Path) -> None:
         (["--dense", "a", "--dense", "a"], "'a'"),
     ],
 )
-def test_a_name_that_is_given_twice_is_refused(tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_a_name_that_is_given_twice_is_rejected(tmp_path: Path, arguments: list[str], message: str) -> None:
     table = tmp_path / "t.csv"
     table.write_text("y,a\n1,2\n")
     told = refused("prepare", "csv", table, "--out", tmp_path / "d", "--label", "y", *arguments, code=2)

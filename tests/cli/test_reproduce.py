@@ -55,7 +55,7 @@ def test_every_figure_is_on_the_page(told: dict[str, Any]):
     assert unnamed(told["runs"][0], "reproduce") == set()
 
 
-def test_what_is_there_is_kept_unless_it_is_to_be_gone_on_with(told: dict[str, Any], files: Path, out: Path):
+def test_what_is_there_is_kept_unless_it_is_to_be_resumed(told: dict[str, Any], files: Path, out: Path):
     assert str(out / "dnn") in refused(*ask(files, "--seeds", 2, "--out", out), code=2)
     again = figures(*ask(files, "--seeds", 2, "--out", out, "--resume"))
     assert again == told

@@ -30,7 +30,7 @@ def test_the_figures_are_the_mean_and_the_deviation_of_single_runs(data: Path, t
     assert all((tmp_path / "all" / f"seed-{seed}" / "report.html").is_file() for seed in (3, 4, 5))
 
 
-def test_an_interrupted_seed_goes_on_and_finished_ones_are_kept(data: Path, tmp_path: Path) -> None:
+def test_an_interrupted_seed_resumes_and_finished_ones_are_kept(data: Path, tmp_path: Path) -> None:
     out, whole = tmp_path / "run", tmp_path / "whole"
     options = ["--epochs", 2, "--set", "training.patience=5"]
     expected = figures("train", *SHAPE, "--data", data, "--out", whole, "--seeds", 2, *options)
@@ -47,7 +47,7 @@ def test_an_interrupted_seed_goes_on_and_finished_ones_are_kept(data: Path, tmp_
     assert [run["steps"] for run in longer["runs"]] == [15, 15]
 
 
-def test_what_seeds_cannot_do_is_refused(data: Path, tmp_path: Path) -> None:
+def test_what_seeds_cannot_do_is_rejected(data: Path, tmp_path: Path) -> None:
     options = ["train", *SHAPE, "--data", data, "--out", tmp_path / "run"]
     assert "training.eval_split is none" in refused(*options, "--seeds", 2, "--set", "training.eval_split=none", code=2)
     assert "tset" in refused(*options, "--seeds", 2, "--set", "training.eval_split=tset", code=2)

@@ -154,7 +154,7 @@ def files(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_a_place_that_cannot_be_written_is_refused_first(workshop: Workshop, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_rejected_first(workshop: Workshop, tmp_path: Path) -> None:
     before = files(workshop.data)
     assert "expected a new or an empty directory, or a RUN" in refused(
         "train", "--data", workshop.data, "--out", workshop.data, code=2
@@ -171,7 +171,7 @@ def test_a_place_that_cannot_be_written_is_refused_first(workshop: Workshop, tmp
 
 
 @pytest.mark.parametrize("command", [["evaluate"], ["predict", "--out", "scores.parquet"]])
-def test_what_is_no_run_is_told(workshop: Workshop, tmp_path: Path, command: list[str]) -> None:
+def test_what_is_no_run_is_reported(workshop: Workshop, tmp_path: Path, command: list[str]) -> None:
     end = ["--data", workshop.data]
     told = refused(*command, tmp_path / "nope", *end, code=1)
     assert "nope: no such directory, expected a RUN made by 'terarec train'" in told

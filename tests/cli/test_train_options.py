@@ -182,7 +182,7 @@ def test_a_resumed_run_is_described_by_itself(tmp_path: Path) -> None:
         run_spec(train_options(out=tmp_path / "none", resume=True))
 
 
-def test_neither_file_nor_data_is_told() -> None:
+def test_neither_file_nor_data_is_reported() -> None:
     with pytest.raises(ConfigError, match=r"neither CONFIG\.json nor --data"):
         run_spec(train_options(out=OUT))
     with pytest.raises(DataNotFoundError):

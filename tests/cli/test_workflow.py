@@ -30,7 +30,7 @@ def test_a_ready_workflow_is_written_and_read(tmp_path: Path) -> None:
         (["movielens", "--layout", "2m"], "layout: got '2m', expected one of 'latest', '1m'"),
     ],
 )
-def test_what_is_not_there_is_refused(tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_what_is_not_there_is_rejected(tmp_path: Path, arguments: list[str], words: str) -> None:
     assert words in refused("workflow", *arguments, "--out", tmp_path / "new.json", code=2)
     assert not list(tmp_path.iterdir())
 

@@ -100,7 +100,7 @@ def test_shipped_example_is_a_run() -> None:
         ("[]", "$: got [], expected an object"),
     ],
 )
-def test_a_wrong_file_is_told_with_its_place(tmp_path: Path, text: str, expected: str) -> None:
+def test_a_wrong_file_is_reported_with_its_place(tmp_path: Path, text: str, expected: str) -> None:
     path = _write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         load_run(path)
@@ -109,7 +109,7 @@ def test_a_wrong_file_is_told_with_its_place(tmp_path: Path, text: str, expected
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file_and_a_directory_are_told(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_directory_are_reported(tmp_path: Path) -> None:
     with pytest.raises(DataNotFoundError, match=r"none\.json: no such file"):
         load_run(tmp_path / "none.json")
     with pytest.raises(ConfigError, match="got a directory"):

@@ -139,7 +139,7 @@ def test_a_path_is_assigned_once() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "=1", " =1", "training.epochs", "--set"])
-def test_a_wrong_assignment_is_told(text: str) -> None:
+def test_a_wrong_assignment_is_reported(text: str) -> None:
     with pytest.raises(ConfigError, match="expected path=value"):
         parse_assignments([text])
 

@@ -51,7 +51,7 @@ def test_the_order_of_a_seed_is_fixed_for_ever():
     assert sampler.order(0, 2, 6).tolist() == [4, 0, 2, 1, 5, 3]
 
 
-def test_seeds_beyond_63_bits_are_told_apart():
+def test_seeds_beyond_63_bits_are_reported_apart():
     orders = [Sampler([50], shuffle=True, seed=2**64 - 1 - i).order(0, 0, 50).tolist() for i in range(4)]
     assert len({tuple(order) for order in orders}) == 4
 

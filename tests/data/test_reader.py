@@ -205,7 +205,7 @@ def test_d11_a_data_loader_gives_the_batches_of_the_reader() -> None:
         assert torch.equal(mine.dense, theirs.dense)
 
 
-def test_d11_a_data_loader_with_workers_is_refused() -> None:
+def test_d11_a_data_loader_with_workers_is_rejected() -> None:
     loader = DataLoader(Reader(TinyGroups((10,)), batch_size=4), batch_size=None, num_workers=2)
     with pytest.raises(ConfigError, match="num_workers=2"):
         next(iter(loader))

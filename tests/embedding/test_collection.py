@@ -88,7 +88,7 @@ def test_backward_deposits_gradients_and_nothing_else_does() -> None:
         assert not any(mine.pending.held())
 
 
-def test_gradients_that_no_optimizer_takes_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_gradients_that_no_optimizer_takes_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     tables = [TableSpec(name=name, rows=9, width=4) for name in ("a", "b")]
     mine = EmbeddingCollection(tables, [FeatureSpec(name="f", table="a"), FeatureSpec(name="g", table="b")])
     jagged = one_hot(["f", "g"], torch.tensor([[1, 2, 3], [4, 5, 6]]))
@@ -136,7 +136,7 @@ def test_state_dict_shares_memory_and_round_trips() -> None:
     assert other.table("a").abs().sum() > 0
 
 
-def test_a_state_dict_that_does_not_fit_is_refused() -> None:
+def test_a_state_dict_that_does_not_fit_is_rejected() -> None:
     model = torch.nn.ModuleDict({"inner": collection()})
     state = dict(model.state_dict())
     state["inner.tables.b"] = torch.zeros(11, 4)
@@ -184,7 +184,7 @@ def test_memory_and_description() -> None:
         ([], [], "tables: got none"),
     ],
 )
-def test_wrong_names_are_refused(tables: list[TableSpec], features: list[FeatureSpec], message: str) -> None:
+def test_wrong_names_are_rejected(tables: list[TableSpec], features: list[FeatureSpec], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EmbeddingCollection(tables, features)
 

@@ -238,12 +238,12 @@ def test_gradients_flow_to_what_made_the_weight():
         ((KEYS, OFFSETS, torch.ones(11)), r"^per_sample_weights: got shape \[11\], expected \[12\]"),
     ],
 )
-def test_inputs_that_do_not_fit_are_refused(inputs, message):
+def test_inputs_that_do_not_fit_are_rejected(inputs, message):
     with pytest.raises(ConfigError, match=message):
         terarec.EmbeddingBag(ROWS, WIDTH, mode="sum")(*inputs)
 
 
-def test_what_torch_refuses_is_refused():
+def test_what_torch_rejects_is_rejected():
     for mode in ("mean", "max"):
         with pytest.raises(ConfigError, match=f"^per_sample_weights: got some in mode '{mode}', expected mode 'sum'"):
             terarec.EmbeddingBag(ROWS, WIDTH, mode=mode)(KEYS, OFFSETS, torch.ones(12))
@@ -257,7 +257,7 @@ def test_a_jagged_nested_input():
     assert_alike(mine, theirs, nested)
 
 
-def test_a_key_outside_and_a_wrong_type_are_refused():
+def test_a_key_outside_and_a_wrong_type_are_rejected():
     mine = terarec.Embedding(ROWS, WIDTH)
     for key in (-1, ROWS):
         with pytest.raises(KeyOutOfRangeError, match=rf"got key {key} at position 1, expected 0 <= key < {ROWS}"):

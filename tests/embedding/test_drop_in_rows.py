@@ -55,7 +55,7 @@ def test_equals_torch_step_after_step(spec, optimizer):
         torch.testing.assert_close(mine.tables(), theirs.tables(), rtol=1e-5, atol=1e-6)
 
 
-def test_training_goes_on_where_it_stopped():
+def test_training_resumes_where_it_stopped():
     spec = AdaGradSpec(lr=0.1)
     one, other = Model(terarec), Model(terarec)
     optimizers = [RowOptimizer(model, spec) for model in (one, other)]
@@ -85,7 +85,7 @@ def test_a_frozen_weight_and_evaluation_put_nothing_aside():
     assert model.words.take_gradients() == ([[]], 1.0)
 
 
-def test_a_weight_whose_rows_lie_apart_is_refused():
+def test_a_weight_whose_rows_lie_apart_is_rejected():
     held = terarec.Embedding.from_pretrained(torch.randn(4, 10).t(), freeze=False)
     with pytest.raises(ConfigError, match=r"a weight \[10, 4\] of strides \(1, 10\), expected a contiguous one"):
         RowOptimizer(held, SGDSpec())
@@ -107,7 +107,7 @@ def test_a_weight_that_came_after_the_optimizer_stops_it(change):
     assert held.weight.grad is not None
 
 
-def test_a_state_that_is_none_is_refused():
+def test_a_state_that_is_none_is_rejected():
     with pytest.raises(ConfigError, match="got a state without param_groups, row_optimizer, state, expected"):
         RowOptimizer(terarec.Embedding(5, 4), SGDSpec()).load_state_dict({"lr": 0.1})
 
@@ -144,7 +144,7 @@ def test_a_replaced_model_in_a_row_optimizer():
     assert moved.tolist() == [True, True, False, False, True]
 
 
-def test_gradients_that_are_never_applied_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_gradients_that_are_never_applied_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     words = terarec.Embedding(6, 4)
     RowOptimizer(words, SGDSpec(lr=0.1))
     for _ in range(101):

@@ -223,7 +223,7 @@ def test_rows_evicted_between_backward_and_step_lose_their_gradient_and_harm_nob
     assert torch.equal(mine.tables["x"].export(torch.tensor([4, 11, 12, 13])).weights, expected)
 
 
-def test_a_backward_after_its_rows_have_other_keys_is_refused() -> None:
+def test_a_backward_after_its_rows_have_other_keys_is_rejected() -> None:
     mine = EmbeddingCollection(SPECS[:1], READERS[:1])
     optimizer = RowOptimizer(mine, SGDSpec(lr=1.0))
     late = mine(one_hot(["fx"], torch.tensor([[1, 2]]))).pooled
@@ -331,7 +331,7 @@ def test_a_copy_is_independent(copied: Callable[[EmbeddingCollection], Embedding
     assert arena.weights[2].tolist() == [7.0] * 4, "growing keeps what is there"
 
 
-def test_description_memory_and_refusals() -> None:
+def test_description_memory_and_rejections() -> None:
     mine = EmbeddingCollection(SPECS, READERS)
     mine(bags([1, 2], [3, 4]))
     assert "x: 2 keys x 4 <- fx (sum)" in repr(mine)
@@ -401,7 +401,7 @@ def everything(collection: EmbeddingCollection) -> list[Any]:
         ),
     ],
 )
-def test_of_a_bad_batch_no_key_is_taken_up(keys: list[int], offsets: list[int], error: str) -> None:
+def test_of_a_bad_batch_no_key_is_resumed(keys: list[int], offsets: list[int], error: str) -> None:
     mine = EmbeddingCollection([*OPEN, STATIC[1]], [*READERS, FeatureSpec(name="f1", table="b")])
     mine(one_hot(["fx", "fy", "f1"], torch.tensor([[1], [2], [3]])))
     before = copy.deepcopy([dict(mine.state_dict()), mine.arenas[0].next_row])

@@ -110,7 +110,7 @@ def test_a_quantized_collection_of_dynamic_tables_is_loaded_copied_and_compiled(
     assert torch.equal(empty(BATCH).pooled, expected)
 
 
-def test_what_cannot_be_quantized_is_refused() -> None:
+def test_what_cannot_be_quantized_is_rejected() -> None:
     mine = EmbeddingCollection(TABLES, FEATURES)
     mine.table("b")[3, 1] = float("nan")
     with pytest.raises(ConfigError, match=r"weights\[3\]: got values that are not finite"):

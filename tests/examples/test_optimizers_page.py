@@ -36,5 +36,5 @@ def test_the_command_line_sets_the_same_fields():
     assert run.sparse_optimizer.rows == RowOptions(mode="lazy_global", table_lr={"shop": 0.1})
 
 
-def test_every_kind_is_told_of():
+def test_every_kind_is_reported_of():
     assert sorted(re.findall(r"^\| `\w+Spec` \| `(\w+)`", PAGE, re.MULTILINE)) == sorted(RULE_KINDS)

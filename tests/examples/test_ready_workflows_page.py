@@ -36,7 +36,7 @@ def test_the_commands_run_on_fewer_rows(tmp_path, block):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_label_and_made_columns_are_told_of(name):
+def test_label_and_made_columns_are_reported_of(name):
     """What the files do not hold under that name."""
     spec = PRESETS[name]()
     heading = re.search(rf"^## {name.split('-')[0]}$", PAGE, re.MULTILINE | re.IGNORECASE)

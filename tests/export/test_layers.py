@@ -176,7 +176,7 @@ def test_the_batch_is_open(tmp_path):
         assert run(tmp_path / "model.onnx", {"dense": np.zeros((size, 4), np.float32)})["label"].shape == (size, 1)
 
 
-def test_a_kind_without_a_form_is_refused(tmp_path):
+def test_a_kind_without_a_form_is_rejected(tmp_path):
     model = dense_graph(
         1, [layer("cast", "dense", "x", dtype="float32"), layer("binary_cross_entropy", "x label", "loss")]
     )
@@ -185,7 +185,7 @@ def test_a_kind_without_a_form_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_prediction_that_needs_the_label_is_refused(tmp_path):
+def test_a_prediction_that_needs_the_label_is_rejected(tmp_path):
     model = dense_graph(1, [layer("add", "dense label", "x"), layer("binary_cross_entropy", "x label", "loss")])
     with pytest.raises(ConfigError, match="layer 'x': reads the label 'label', which predictions do not have"):
         exported(model, tmp_path, {})

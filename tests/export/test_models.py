@@ -245,7 +245,7 @@ def test_a_column_named_as_the_dense_input(tmp_path: Path) -> None:
     check(tmp_path / "out", model, random_batch(columns, 13))
 
 
-def test_scores_are_what_is_asked_for(tmp_path: Path) -> None:
+def test_scores_are_what_is_requested(tmp_path: Path) -> None:
     columns = dataset(dense=0, labels=3, rows=7)
     model = Pooled(TableSpec(name="a", rows=7, width=3), FeatureSpec(name="a", table="a"))
     export_model(model, tmp_path / "out", dataset=columns, scores=lambda logits: logits)
@@ -296,7 +296,7 @@ class Draws(nn.Module):
     ],
     ids=["branching", "offsets", "operation", "random"],
 )
-def test_what_cannot_be_exported_is_told_in_one_line(
+def test_what_cannot_be_exported_is_reported_in_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], inner: nn.Module, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as raised:

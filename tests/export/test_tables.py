@@ -155,7 +155,7 @@ def test_large_constants_lie_beside_the_file(tmp_path, monkeypatch):
     close(run(tmp_path / "x.onnx", {"keys": padded(BAGS, 3)})["label"], model.predict(batch(BAGS, 64)))
 
 
-def test_key_inputs_that_lack_something_are_refused(tmp_path):
+def test_key_inputs_that_lack_something_are_rejected(tmp_path):
     model = graph(EMBEDDINGS["side by side"], elements=16)
     with pytest.raises(ConfigError, match="key inputs: none has column 'b'"):
         export_onnx(model, tmp_path / "x.onnx", key_inputs=[KeyInput(name="k", columns=("a",), max_keys=2)])
@@ -165,7 +165,7 @@ def test_key_inputs_that_lack_something_are_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_c5_a_model_that_is_no_graph_is_refused(tmp_path):
+def test_c5_a_model_that_is_no_graph_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match="got a Linear, expected a GraphModel"):
         export_onnx(torch.nn.Linear(2, 1), tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())

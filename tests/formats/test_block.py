@@ -31,7 +31,7 @@ def rows_of(block):
     hotness=st.tuples(st.integers(1, 4)),
 )
 @settings(max_examples=80)
-def test_merge_takes_rows_in_the_order_asked_for(sizes, seed, hotness):
+def test_merge_takes_rows_in_the_order_requested(sizes, seed, hotness):
     spec = make_spec(hotness=(1, *hotness), weight="w" if seed % 2 else None, metadata=METADATA[: seed % 4])
     blocks = [make_block(spec, size, seed + index) for index, size in enumerate(sizes)]
     rows = [row for block in blocks for row in rows_of(block)]

@@ -52,7 +52,7 @@ def test_more_parts_than_groups_are_one_part_a_group(data, caplog):
         read_part_keys(data, "train", parts[0])
 
 
-def test_bad_parts_are_refused(data):
+def test_bad_parts_are_rejected(data):
     spec = read_dataset(data)
     with pytest.raises(DataNotFoundError):
         read_parts(data, "train")

@@ -42,7 +42,7 @@ def test_a_full_file_is_finished_while_the_next_takes_rows():
     assert files.files == [(Path("0"), 8), (Path("1"), 5)]
 
 
-def test_a_file_that_cannot_be_finished_is_told_at_the_next_end():
+def test_a_file_that_cannot_be_finished_is_reported_at_the_next_end():
     ready, made = threading.Event(), []
     ready.set()
     errors = [StorageError("disk full"), None]

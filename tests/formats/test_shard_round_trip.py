@@ -203,7 +203,7 @@ def test_weights_and_metadata_that_are_not_those_of_the_data_set(tmp_path, case)
 
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("case", range(12))
-def test_what_a_writer_refuses(tmp_path, storage, case):
+def test_what_a_writer_rejects(tmp_path, storage, case):
     spec = make_spec(storage)
     block = make_block(spec, 9, seed=1)
     _, arguments, message = list(bad_arguments(block))[case]

@@ -41,7 +41,7 @@ def test_lists_are_written_where_the_format_has_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.txt", "x", "x.csv.gz"])
-def test_e8_another_end_of_the_name_is_refused(tmp_path: Path, name: str) -> None:
+def test_e8_another_end_of_the_name_is_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"\.parquet, \.csv, \.jsonl"):
         written(tmp_path / name, PLAIN)
     assert not list(tmp_path.iterdir())

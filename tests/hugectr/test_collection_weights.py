@@ -46,7 +46,7 @@ def test_a_dump_holds_the_tables_in_order(tmp_path):
 
 
 @pytest.mark.parametrize("names", [[], ["user", "item"], ["item"]])
-def test_tables_go_on_elsewhere(tmp_path, names):
+def test_tables_resume_elsewhere(tmp_path, names):
     first, second = make(1), make(2)
     second.tables["item"].rows(torch.tensor([77]), train=True)
     untouched = contents(second)

@@ -55,7 +55,7 @@ def test_the_file_holds_the_layers_in_order_row_by_row(tmp_path):
     np.testing.assert_array_equal(numbers, torch.cat([part.detach().reshape(-1) for part in expected]).numpy())
 
 
-def test_a_model_goes_on_elsewhere(tmp_path):
+def test_a_model_resumes_elsewhere(tmp_path):
     net, other = make(), make(seed=2)
     train(net, torch.optim.SGD(net.parameters(), lr=0.1), 2)
     save_dense(net, tmp_path / "m")

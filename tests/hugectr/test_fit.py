@@ -143,7 +143,7 @@ def test_ctrl_c_ends_after_a_whole_iteration_as_python_scripts_expect(planted):
     assert made.get_current_loss() == whole.get_current_loss()
 
 
-def test_a_second_fit_goes_on(planted):
+def test_a_second_fit_resumes(planted):
     whole = dcn(*planted[:2])
     whole.fit(max_iter=6, display=0, eval_interval=0)
     halves = dcn(*planted[:2])
@@ -166,7 +166,7 @@ def test_arguments_that_are_not_there_or_no_numbers_are_reported_in_one_line(pla
         made.reset_learning_rate_scheduler(0.1, warmup=3)
 
 
-def test_an_evaluation_of_data_that_repeats_goes_on_where_the_last_stopped(planted):
+def test_an_evaluation_of_data_that_repeats_resumes_where_the_last_stopped(planted):
     made = dcn(*planted[:2], max_eval_batches=4)  # of the 10 that there are
 
     def seen():

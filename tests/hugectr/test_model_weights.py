@@ -54,7 +54,7 @@ def load(made, prefix, *, states=True):
         made.load_sparse_optimizer_states([f"{prefix}{number}_opt_sparse_6.model" for number in (0, 1)])
 
 
-def test_training_goes_on_from_files_as_if_it_had_not_stopped(tmp_path, planted):
+def test_training_resumes_from_files_as_if_it_had_not_stopped(tmp_path, planted):
     whole, second = (two_embeddings(planted[:2], MOMENTUM) for _ in range(2))
     prefix = str(tmp_path / "m")
     train(whole, 6)

@@ -92,7 +92,7 @@ def flat(value, path=""):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_training_that_goes_on_equals_training_without_a_stop(files, tmp_path, name):
+def test_training_that_resumes_equals_training_without_a_stop(files, tmp_path, name):
     whole = MODELS[name](files, **SCHEDULE, batchsize=300)
     whole.fit(max_iter=2 * HALF, display=0, eval_interval=0)
     half = MODELS[name](files, **SCHEDULE, batchsize=300)  # compiling seeds torch's generator, that of dropout
@@ -111,7 +111,7 @@ def test_training_that_goes_on_equals_training_without_a_stop(files, tmp_path, n
     assert report.evaluation.rows == 1_000
 
 
-def test_epochs_go_on_too(files, tmp_path):
+def test_epochs_resume_too(files, tmp_path):
     whole = of_norm(files, repeat_dataset=False, batchsize=300)
     whole.fit(num_epochs=2, display=0, eval_interval=0)
     half = of_norm(files, repeat_dataset=False, batchsize=300)
@@ -177,7 +177,7 @@ def test_a_run_is_exported(saved, tmp_path):
     assert told["max_abs_difference"] < 1e-5
 
 
-def test_training_goes_on_from_the_command_line(saved):
+def test_training_resumes_from_the_command_line(saved):
     _, path = saved
     spec = load_run(path / "run.json")
     assert (spec.training.repeat, spec.training.max_steps) == (True, 30)

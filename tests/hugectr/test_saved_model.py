@@ -52,7 +52,7 @@ def flags(folder, out, *more):
     return ["convert", folder / "graph.json", "--to", "run", "--out", out, *given, *more]
 
 
-def test_training_goes_on_from_files_as_without_a_stop(files, tmp_path):
+def test_training_resumes_from_files_as_without_a_stop(files, tmp_path):
     folder, made = files
     numbers = ("--step", STEPS, "--batch-size", BATCH, "--lr", 0.01, "--seed", 5)
     told = figures(*flags(folder, tmp_path / "run", *numbers))

@@ -68,7 +68,7 @@ def test_twins_by_file_and_by_calls_have_the_same_losses(planted, training):
     assert losses_of(session, 0.01) == losses_of(model, 0.01)
 
 
-def test_a_session_goes_on_from_the_files_of_another(planted, tmp_path):
+def test_a_session_resumes_from_the_files_of_another(planted, tmp_path):
     momentum = {"type": "MomentumSGD", "momentum_sgd_hparam": {"learning_rate": 0.01, "momentum_factor": 0.9}}
     conf = training_file(tmp_path / "conf.json", *planted[:2], optimizer=momentum)
     whole = Session(config(), conf)

@@ -120,7 +120,7 @@ def test_keys_of_slots_that_count_from_zero_are_moved(tmp_path, kind, names):
 
 @pytest.mark.parametrize("single_file", [False, True], ids=["folder", "file"])
 @pytest.mark.parametrize("kind", TABLES, ids=lambda kind: kind.name)
-def test_rows_go_on_elsewhere(tmp_path, kind, single_file):
+def test_rows_resume_elsewhere(tmp_path, kind, single_file):
     net, other = make(kind), make(kind, seed=2)
     for each in (net, other):
         train(each, RowOptimizer(each, SGDSpec(lr=0.1)))

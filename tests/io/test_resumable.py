@@ -59,7 +59,7 @@ def test_an_error_leaves_none_of_the_directories_above_that_it_made(tmp_path: Pa
     assert (tmp_path / "c" / "data.partial" / "journal.json").exists()
 
 
-def test_a_killed_run_is_gone_on_with(tmp_path: Path) -> None:
+def test_a_killed_run_is_resumed(tmp_path: Path) -> None:
     out = tmp_path / "data"
     killed = subprocess.run([sys.executable, "-c", KILLED, str(out)], check=False)
     assert killed.returncode == -signal.SIGKILL
@@ -71,7 +71,7 @@ def test_a_killed_run_is_gone_on_with(tmp_path: Path) -> None:
     assert (out / "counts").exists()
 
 
-def test_other_work_is_refused_until_restarted(tmp_path: Path) -> None:
+def test_other_work_is_rejected_until_restarted(tmp_path: Path) -> None:
     out = tmp_path / "data"
     subprocess.run([sys.executable, "-c", KILLED, str(out)], check=False)
     with (
@@ -85,7 +85,7 @@ def test_other_work_is_refused_until_restarted(tmp_path: Path) -> None:
         assert not (journal.directory / "counts").exists()
 
 
-def test_two_runs_at_once_are_refused(tmp_path: Path) -> None:
+def test_two_runs_at_once_are_rejected(tmp_path: Path) -> None:
     out = tmp_path / "data"
     with resumable_dir(out, WORK) as journal:
         (journal.directory / "rows").write_text("1")
@@ -109,7 +109,7 @@ def test_a_cluster_that_gives_up_keeps_what_is_committed(tmp_path: Path) -> None
     assert not out.exists()
 
 
-def test_a_damaged_journal_is_refused_until_restarted(tmp_path: Path) -> None:
+def test_a_damaged_journal_is_rejected_until_restarted(tmp_path: Path) -> None:
     out = tmp_path / "data"
     with pytest.raises(RunInterruptedError):
         stop(out, KeyboardInterrupt())
@@ -121,7 +121,7 @@ def test_a_damaged_journal_is_refused_until_restarted(tmp_path: Path) -> None:
         assert fresh.phases == ()
 
 
-def test_what_is_not_committed_is_not_told_as_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_committed_is_not_reported_as_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def press(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -141,7 +141,7 @@ def test_control_c_before_the_first_phase_leaves_nothing(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_that_holds_something_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_holds_something_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
     with pytest.raises(ConfigError, match="exists and is not empty"), resumable_dir(tmp_path, WORK):
         pass
@@ -149,7 +149,7 @@ def test_a_directory_that_holds_something_is_refused(tmp_path: Path) -> None:
     assert not tmp_path.with_name(tmp_path.name + ".partial").exists()
 
 
-def test_an_error_of_the_disk_names_the_directory_that_was_asked_for(tmp_path: Path) -> None:
+def test_an_error_of_the_disk_names_the_directory_that_was_requested(tmp_path: Path) -> None:
     with (
         pytest.raises(StorageError, match=r"data: No space left on device; nothing was left behind"),
         resumable_dir(tmp_path / "data", WORK),

@@ -60,7 +60,7 @@ def test_keys_follow_one_another_with_their_offsets(pieces):
     np.testing.assert_array_equal(found, expected)
 
 
-def test_wrong_arrays_are_refused():
+def test_wrong_arrays_are_rejected():
     keys, rows = np.arange(4), np.empty((4, 1), dtype=np.float32)
     for columns, message in (
         ([], "differ in width"),

@@ -13,7 +13,7 @@ from tests.kernels.anything import ANYTHING, found_list
 
 @given(st.lists(ANYTHING | st.sampled_from([2**63 - 1, 2**63, -(2**63)]), max_size=8), st.booleans())
 @settings(max_examples=300)
-def test_lists_of_anything_are_read_as_numbers_or_refused_as_in_plain_python(values, whole):
+def test_lists_of_anything_are_read_as_numbers_or_rejected_as_in_plain_python(values, whole):
     numbers = [found_list(partial(module.numbers_of_list, whole=whole), values) for module in (cpu, ref)]
     if isinstance(numbers[0], str):
         assert numbers[0] == numbers[1]

@@ -235,7 +235,7 @@ def test_erased_keys_leave_the_others_unharmed(index):
     assert index.erase(keys[:5]).tolist() == [-1, 1, 2, -1, 4]
 
 
-def test_wrong_arguments_are_refused_and_change_nothing(index):
+def test_wrong_arguments_are_rejected_and_change_nothing(index):
     index.insert(tensor([1, 2, 3]), NO_ROWS, 10)
     before = held(index)
     with pytest.raises(ConfigError, match=r"keys: got torch.int32\[2\] on cpu, expected torch.int64\[N\] on cpu"):

@@ -77,7 +77,7 @@ def test_texts_hash_as_in_plain_python(values, seed):
 
 @pytest.mark.parametrize("module", [cpu, ref], ids=["cpu", "ref"])
 @pytest.mark.parametrize("value", [True, 1.5, b"a", 2**63, "\ud800"])
-def test_other_values_are_refused(module, value):
+def test_other_values_are_rejected(module, value):
     assert module.xxh64_list([None]).tolist() == [0]
     with pytest.raises(InvalidValueError) as caught:
         module.xxh64_list(["a", np.int32(3), value])

@@ -71,7 +71,7 @@ def test_narrow_rows_get_the_rounded_values(dtype):
     assert torch.equal(keyed(keys, width=3, dtype=dtype), keyed(keys, width=3).to(dtype))
 
 
-def test_wrong_keyed_arguments_are_refused():
+def test_wrong_keyed_arguments_are_rejected():
     def initialise(weights=None, rows=(0, 1), keys=(5, 6), initializer="uniform"):
         weights = torch.zeros(4, 2) if weights is None else weights
         before = weights.clone()
@@ -140,7 +140,7 @@ class TestReservedRows:
         assert rows.array(shape[0]).shape == shape
         assert rows.array(shape[0]).dtype == dtype
 
-    def test_more_than_is_reserved_or_held_is_refused(self, reserve):
+    def test_more_than_is_reserved_or_held_is_rejected(self, reserve):
         rows = reserve((100, 4), np.float32)
         rows.grow(50)
         with pytest.raises(StorageError, match="got 101, expected at most the 100 that are reserved"):
@@ -150,7 +150,7 @@ class TestReservedRows:
             with pytest.raises(StorageError, match=f"got {wrong}, expected 0 to the 50 that have memory"):
                 rows.array(wrong)
 
-    def test_refused_address_space_names_its_bytes(self, reserve):
+    def test_rejected_address_space_names_its_bytes(self, reserve):
         with pytest.raises(StorageError, match=r"4[,0]*000[,0]* bytes of address space requested"):
             reserve((10**9, 10**6), np.float32)
 

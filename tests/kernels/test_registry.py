@@ -26,7 +26,7 @@ def test_other_devices_fall_back_and_say_so_once(caplog):
     ]
 
 
-def test_what_is_asked_for_by_name_runs_or_raises():
+def test_what_is_requested_by_name_runs_or_raises():
     assert registry.choose("row_update_", "cpu", "ref").__module__ == "terarec.kernels.ref.row_update"
     with pytest.raises(KernelError, match="implementation 'cpu' cannot run on cuda: runs on cpu, not on cuda"):
         registry.choose("bag_lookup", "cuda", "cpu")
@@ -36,7 +36,7 @@ def test_what_is_asked_for_by_name_runs_or_raises():
         registry.choose("bag_lookup", "cpu", "tpu")
 
 
-def test_an_op_without_implementation_on_a_device_is_refused():
+def test_an_op_without_implementation_on_a_device_is_rejected():
     with pytest.raises(KernelError, match="got 'sort'"):
         active("sort", "cpu")
 
@@ -52,7 +52,7 @@ def test_triton_is_neither_loaded_nor_taken_where_it_would_only_interpret():
     assert "implementation 'triton' cannot run on cpu: runs on cuda, not on cpu" in told.stderr
 
 
-def test_triton_asked_for_by_name_interprets():
+def test_triton_requested_by_name_interprets():
     pytest.importorskip("triton")
     assert registry.choose("bag_lookup", "cpu", "triton").__module__ == "terarec.kernels.triton.bag_lookup"
     with pytest.raises(KernelError, match="'triton' cannot run on cpu: it has no such op"):
@@ -89,7 +89,7 @@ def test_the_environment_forces_an_instruction_set():
     assert "TERAREC_CPU: got 'sse9', expected one of generic, avx2, avx512, neon" in refused.stderr
 
 
-def test_an_instruction_set_that_the_cpu_lacks_is_refused():
+def test_an_instruction_set_that_the_cpu_lacks_is_rejected():
     for name in {"generic", "avx2", "avx512", "neon"} - set(host.instruction_sets()):
         with pytest.raises(KernelError, match=f"got '{name}', expected one of"):
             host.select(name)

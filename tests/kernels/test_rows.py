@@ -32,7 +32,7 @@ def test_an_arena_lives_as_long_as_its_views():
 
 
 @pytest.mark.parametrize("allocate", [allocate_rows, allocate_rows_ref])
-def test_refused_memory_names_its_bytes(allocate):
+def test_rejected_memory_names_its_bytes(allocate):
     with pytest.raises(StorageError, match=r"4[,0]*000[,0]* bytes requested"):
         allocate((10**9, 10**6))
 
@@ -81,7 +81,7 @@ def test_the_distributions_are_what_they_say():
     assert not rows.any()
 
 
-def test_wrong_arguments_are_refused():
+def test_wrong_arguments_are_rejected():
     with pytest.raises(ConfigError, match="initializer: got 'ones'"):
         initialise_rows(np.empty((2, 2), np.float32), table="t", seed=0, initializer="ones", scale=1.0)
     for wrong in (np.empty((2, 2)), np.empty(4, np.float32), np.empty((4, 4), np.float32)[:, :2]):

@@ -299,13 +299,13 @@ def test_its_state_makes_another_one_the_same():
         ((loss_of("dense"), layer("relu", "loss", "x")), "reads 'loss', which is a loss"),
     ],
 )
-def test_layers_that_do_not_fit_are_refused_with_names_and_shapes(layers, message):
+def test_layers_that_do_not_fit_are_rejected_with_names_and_shapes(layers, message):
     spec = GraphSpec(labels=(CLICK,), dense_dim=1, layers=layers)
     with pytest.raises(ConfigError, match=message):
         GraphModel(spec)
 
 
-def test_batches_and_names_that_do_not_fit_are_refused():
+def test_batches_and_names_that_do_not_fit_are_rejected():
     model = GraphModel(planted_graph(), seed=1)
     with pytest.raises(ConfigError, match=r"got 2 label and 2 dense columns, expected 1 \(click\) and 2"):
         model.loss(planted_batch(4, num_labels=2))

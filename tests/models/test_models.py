@@ -322,7 +322,7 @@ ERRORS: dict[str, tuple[ModelSpec, DatasetSpec, str]] = {
 
 
 @pytest.mark.parametrize("case", ERRORS)
-def test_what_does_not_fit_is_refused(case: str) -> None:
+def test_what_does_not_fit_is_rejected(case: str) -> None:
     spec, columns, told = ERRORS[case]
     with pytest.raises(ConfigError, match=told):
         build_model(spec, columns, allow_import=ALLOWED)

@@ -110,7 +110,7 @@ def test_compiled_code_drops_too() -> None:
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan"), "half"])
-def test_a_wrong_rate_is_refused(rate: object) -> None:
+def test_a_wrong_rate_is_rejected(rate: object) -> None:
     with pytest.raises(ConfigError, match=r"layer dropout: rate is .*, expected a number >= 0 and < 1"):
         make("dropout", [(3,)], {"rate": rate})
 

@@ -149,7 +149,7 @@ WRONG: list[tuple[str, list[tuple[int, ...]], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "dims", "options", "message"), WRONG)
-def test_wrong_shapes_and_options_are_refused(
+def test_wrong_shapes_and_options_are_rejected(
     kind: str, dims: list[tuple[int, ...]], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):

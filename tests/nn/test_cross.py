@@ -74,6 +74,6 @@ def test_zero_weights_make_the_identity() -> None:
     assert torch.equal(layer(x), x)
 
 
-def test_an_input_of_three_dimensions_is_refused() -> None:
+def test_an_input_of_three_dimensions_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"layer multi_cross: inputs \[B, 2, 3\], expected one input of two"):
         make("multi_cross", [(2, 3)], {"num_layers": 1})

@@ -203,6 +203,6 @@ def test_xavier_means_the_average_fan_for_weights_and_the_output_for_biases() ->
         ("group_dense", {"num_outputs": [2]}, r"expected at least two layers"),
     ],
 )
-def test_wrong_options_are_refused(kind: str, options: dict[str, object], message: str) -> None:
+def test_wrong_options_are_rejected(kind: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(kind, [(4,)], options)

@@ -93,7 +93,7 @@ def test_half_precision_logits_give_a_float32_loss() -> None:
         ("binary_cross_entropy", 1, 1, {"regularizer": "l3"}, "regularizer is 'l3', expected one of none, l1, l2"),
     ],
 )
-def test_wrong_shapes_and_options_are_refused(
+def test_wrong_shapes_and_options_are_rejected(
     kind: str, logit: int, label: int, options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -206,14 +206,14 @@ WRONG: list[tuple[str, list[tuple[int, ...]], dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "dims", "options", "message"), WRONG)
-def test_wrong_shapes_and_options_are_refused(
+def test_wrong_shapes_and_options_are_rejected(
     kind: str, dims: list[tuple[int, ...]], options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         make(kind, dims, options)
 
 
-def test_rows_that_differ_are_refused() -> None:
+def test_rows_that_differ_are_rejected() -> None:
     shapes = [TensorShape(1, (3,)), TensorShape(2, (3,))]
     with pytest.raises(ConfigError, match=r"inputs \[B, 3\], \[2\*B, 3\], axis=1, expected"):
         build_layer("concat", shapes, {}, generator=torch.Generator())

@@ -138,7 +138,7 @@ def test_gru_learns_one_bias_and_draws_from_the_generator() -> None:
         ("gru", (3,), {"num_output": 2, "sequence_length": 2, "vector_size": 2}, "expected 2 steps of 2"),
     ],
 )
-def test_wrong_shapes_and_options_are_refused(
+def test_wrong_shapes_and_options_are_rejected(
     kind: str, dims: tuple[int, ...], options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):

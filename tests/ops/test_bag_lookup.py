@@ -132,7 +132,7 @@ def test_bad_offsets_are_named(implementation, index, value):
         bag_lookup(held.weights, held.keys, held.offsets, held.layout, implementation=implementation)
 
 
-def test_tensors_that_do_not_fit_are_refused():
+def test_tensors_that_do_not_fit_are_rejected():
     held = make_lookup(make_layout(8), 5, 1)
     good = (held.weights, held.keys, held.offsets)
     for wrong, name in [

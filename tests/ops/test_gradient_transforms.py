@@ -135,7 +135,7 @@ def test_the_norm_names_a_bad_key(implementation):
         row_gradient_norm(weights, gradients, make_rule("sgd"), implementation=implementation)
 
 
-def test_factors_that_do_not_fit_are_refused():
+def test_factors_that_do_not_fit_are_rejected():
     weights, gradients = make_gradients(8, "sum", 4, 1)
     for factors in (torch.ones(2), torch.ones(3, dtype=torch.float64)):
         with pytest.raises(ConfigError, match=r"^table_lr: got float.*, expected float32\[3\] in host memory"):

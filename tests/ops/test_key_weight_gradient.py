@@ -50,7 +50,7 @@ def test_zero_weights_have_gradients_of_zero_where_they_divide(implementation):
 
 
 @pytest.mark.parametrize("implementation", ["cpu", "ref"])
-def test_what_does_not_fit_is_refused(implementation):
+def test_what_does_not_fit_is_rejected(implementation):
     held = make_lookup(make_layout(4), 3, 1)
     grad, key_weights = torch.ones(3, 16), held.key_weights
     good = (held.weights, held.keys, held.offsets)

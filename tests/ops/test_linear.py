@@ -203,7 +203,7 @@ def test_the_environment_forces_a_library() -> None:
     assert "TERAREC_LINEAR: got 'eigen', expected one of onednn, torch" in refused.stderr
 
 
-def test_onednn_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onednn_requested_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERAREC_LINEAR", "onednn")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     linear_choice.cache_clear()

@@ -76,7 +76,7 @@ def test_the_same_bits(implementation, pooling, kind, mode, dtype):
         assert bool((other[nowhere] == 9).all())
 
 
-def test_a_place_outside_the_weights_is_refused():
+def test_a_place_outside_the_weights_is_rejected():
     weights, gradients = make_gradients(8, "sum", 5, 2)
     wrong = gradients[0]._replace(places=torch.full_like(gradients[0].keys, len(weights)))
     with pytest.raises(ConfigError, match=rf"places: got .*{len(weights)}.*0 <= place < {len(weights)}"):

@@ -158,7 +158,7 @@ def test_narrow_rows_are_read_exactly(implementation, dtype, width):
     assert torch.equal(result.nan_to_num(1.5), table.float().nan_to_num(1.5))
 
 
-def test_rows_of_other_types_are_refused():
+def test_rows_of_other_types_are_rejected():
     held = make_lookup(make_layout(8), 5, 1)
     for dtype in (torch.float64, torch.int8, torch.uint8):
         with pytest.raises(ConfigError, match=r"^weights: got .*, expected float32, bfloat16 or float16 \[V, 8\]"):

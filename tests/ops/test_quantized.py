@@ -41,7 +41,7 @@ def test_random_rows_keep_the_bound_and_their_ends(dtype):
     torch.testing.assert_close(found.amax(dim=1), exact.amax(dim=1), rtol=1e-6, atol=0)
 
 
-def test_constant_rows_stay_as_they_are():
+def test_constant_rows_stay_unchanged():
     weights = torch.tensor([[0.1], [-3e38], [0.0], [1e-45]]).expand(4, 7)
     assert torch.equal(dequantize_rows(quantize_rows(weights)), weights)
 
@@ -52,14 +52,14 @@ def test_the_bytes_of_a_row():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_values_that_are_not_finite_are_refused(value):
+def test_values_that_are_not_finite_are_rejected(value):
     weights = torch.zeros(50, 4)
     weights[37, 2] = value
     with pytest.raises(ConfigError, match=r"^weights\[37\]: got values that are not finite"):
         quantize_rows(weights)
 
 
-def test_what_cannot_be_packed_is_refused():
+def test_what_cannot_be_packed_is_rejected():
     with pytest.raises(ConfigError, match=r"^weights\[0\]: got .* or of infinite range"):
         quantize_rows(torch.tensor([[-3e38, 3e38]]))
     for wrong in (torch.zeros(3), torch.zeros(3, 2, dtype=torch.float64)):
@@ -99,7 +99,7 @@ def test_the_same_bits_on_every_instruction_set_and_thread_count(width, weighted
 
 
 @pytest.mark.parametrize("implementation", ["cpu", "ref"])
-def test_what_does_not_fit_is_refused(implementation):
+def test_what_does_not_fit_is_rejected(implementation):
     held = make_lookup(make_layout(8), 5, 1)
     packed = quantize_rows(held.weights)
     arguments = (held.keys, held.offsets, held.layout)

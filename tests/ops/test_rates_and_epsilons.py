@@ -143,7 +143,7 @@ def test_a_tables_factor_multiplies_movements(implementation):
     torch.testing.assert_close(moved[1], 0.5 * moved[0], rtol=1e-4, atol=1e-6)
 
 
-def test_a_momentum_is_asked_for():
+def test_a_momentum_is_requested():
     with pytest.raises(
         ConfigError, match=r"^RowRule\.lr_in_momentum of 'adam': got 'lr_in_momentum', expected one of 'lr'"
     ):

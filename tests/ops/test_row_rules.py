@@ -207,6 +207,6 @@ def _only_second(layout):
         ({"mode": "lazy_global", "l1": 0.1}, r"^RowRule: got mode 'lazy_global' with l1 0\.1"),
     ],
 )
-def test_rules_that_make_no_sense_are_refused(changes, message):
+def test_rules_that_make_no_sense_are_rejected(changes, message):
     with pytest.raises(ConfigError, match=message):
         row_rule(**{"kind": "sgd", "lr": 0.1, **changes})

@@ -183,7 +183,7 @@ def test_gradients_with_gaps_are_read_right(implementation):
     )
 
 
-def test_what_does_not_fit_is_refused():
+def test_what_does_not_fit_is_rejected():
     weights, gradients = make_gradients(16, "sum", 4, 1)
     state = (torch.zeros_like(weights),)
     rule = make_rule("adagrad")

@@ -123,12 +123,12 @@ def test_options_of_a_class_do_not_repeat_the_rate() -> None:
         RowOptimizer(nn.Linear(2, 2), TorchOptimizerSpec(name="Adam"))  # type: ignore[arg-type]
 
 
-def test_a_rule_for_tables_only_is_refused() -> None:
+def test_a_rule_for_tables_only_is_rejected() -> None:
     with pytest.raises(ConfigError, match="got RowWiseAdaGradSpec, expected SGDSpec"):
         build_dense_optimizer(RowWiseAdaGradSpec(), [nn.Parameter(torch.zeros(2))])  # type: ignore[arg-type]
 
 
-def test_options_for_rows_are_refused() -> None:
+def test_options_for_rows_are_rejected() -> None:
     with pytest.raises(ConfigError, match="got options for rows, expected none"):
         build_dense_optimizer(SGDSpec(rows=RowOptions()), [nn.Parameter(torch.zeros(2))])
 
@@ -178,7 +178,7 @@ def test_a_state_made_before_the_first_step_changes_nothing(kind):
 
 
 @pytest.mark.parametrize("kind", ["momentum", "momentum of movements", "adagrad", "ftrl"])
-def test_training_goes_on_from_states_that_were_copied(kind):
+def test_training_resumes_from_states_that_were_copied(kind):
     """Without a count of steps, weights and states are all that there is."""
     spec, _ = SPECS[kind]
     weights, optimizer = make(spec)
@@ -194,6 +194,6 @@ def test_training_goes_on_from_states_that_were_copied(kind):
     assert all(torch.equal(one, two) for one, two in zip(weights, others, strict=True))
 
 
-def test_other_optimizers_are_refused():
+def test_other_optimizers_are_rejected():
     with pytest.raises(ConfigError, match="got Rprop, expected what build_dense_optimizer makes"):
         dense_states(torch.optim.Rprop([nn.Parameter(torch.ones(1))]))

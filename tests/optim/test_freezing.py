@@ -123,7 +123,7 @@ def test_a_frozen_dynamic_collection_takes_up_no_key() -> None:
     assert len(model.grows.tables["user"]) == keys(0)[2].unique().numel()
 
 
-def test_what_matches_nothing_and_parts_of_a_collection_without_an_optimizer_are_refused() -> None:
+def test_what_matches_nothing_and_parts_of_a_collection_without_an_optimizer_are_rejected() -> None:
     model = Model()
     with pytest.raises(ConfigError, match=r"freeze: got 'itme' \(did you mean 'item'\?\), which matches no parameter"):
         freeze(model, ["bottom.*", "itme"])

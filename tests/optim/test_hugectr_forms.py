@@ -86,7 +86,7 @@ def test_a_falling_rate_follows_the_formula(kind):
 
 
 @pytest.mark.parametrize("kind", FORMS)
-def test_training_goes_on_where_it_stopped(kind):
+def test_training_resumes_where_it_stopped(kind):
     spec, _ = FORMS[kind]
     whole = [nn.Parameter(torch.ones(4, 2)), nn.Parameter(torch.zeros(3))]
     optimizer = build_dense_optimizer(spec, whole)

@@ -166,6 +166,6 @@ def test_steps_without_any_gradient_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("bad", [{"scale": 0.0}, {"scale": float("inf")}, {"dynamic": True, "growth": 1.0}])
-def test_bad_numbers_are_refused(bad) -> None:
+def test_bad_numbers_are_rejected(bad) -> None:
     with pytest.raises(ConfigError, match="loss scale: got"):
         LossScaler(**bad)

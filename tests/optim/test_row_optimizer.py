@@ -162,7 +162,7 @@ def test_a_step_without_gradients_does_nothing() -> None:
     assert torch.equal(mine.table("a"), before)
 
 
-def test_training_goes_on_where_it_stopped() -> None:
+def test_training_resumes_where_it_stopped() -> None:
     def train(mine: EmbeddingCollection, row_optimizer: RowOptimizer, steps: range) -> None:
         for step in steps:
             mine(random_jagged(NAMES, ROWS, 10, seed=step)).pooled.square().sum().backward()
@@ -207,7 +207,7 @@ def test_collections_are_found_inside_models_and_counted_once() -> None:
     assert not torch.equal(inner.table("a"), before)
 
 
-def test_what_cannot_be_optimized_is_refused() -> None:
+def test_what_cannot_be_optimized_is_rejected() -> None:
     with pytest.raises(ConfigError, match="without embedding tables"):
         RowOptimizer(nn.Linear(2, 2), SGDSpec())
     twins = [EmbeddingCollection(TABLES[:1], FEATURES[:1]) for _ in range(2)]
@@ -217,6 +217,6 @@ def test_what_cannot_be_optimized_is_refused() -> None:
         RowOptimizer(twins[0], SGDSpec()).load_step_state({"kind": "adam", "lr": 0.1, "num_steps": 3, "num_skipped": 0})
 
 
-def test_what_is_no_rule_is_refused() -> None:
+def test_what_is_no_rule_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"row optimizer: got 'sgd', expected SGDSpec, .* or RowWiseAdaGradSpec"):
         RowOptimizer(EmbeddingCollection(TABLES, FEATURES), "sgd")

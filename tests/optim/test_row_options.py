@@ -169,7 +169,7 @@ def test_a_bad_gradient_of_a_sequence_is_placed() -> None:
 
 
 @pytest.mark.parametrize("kind", ["adamw", "rmsprop", "nesterov"])
-def test_lazy_training_goes_on_where_it_stopped(kind) -> None:
+def test_lazy_training_resumes_where_it_stopped(kind) -> None:
     specs: dict[str, SparseOptimizerSpec] = {
         "adamw": AdamWSpec(lr=0.1, rows=RowOptions(mode="lazy_global")),
         "rmsprop": RMSPropSpec(lr=0.1, rows=RowOptions(mode="lazy_global")),
@@ -193,7 +193,7 @@ def test_lazy_training_goes_on_where_it_stopped(kind) -> None:
     assert all(torch.equal(second.table(name), whole.table(name)) for name in "abc")
 
 
-def test_options_for_a_table_that_is_not_there_are_refused() -> None:
+def test_options_for_a_table_that_is_not_there_are_rejected() -> None:
     for options in (RowOptions(frozen=("z",)), RowOptions(table_lr={"z": 2.0})):
         with pytest.raises(
             ConfigError, match=r"^rows\.(frozen|table_lr): got table 'z', expected one of 'a', 'b', 'c'"
@@ -202,7 +202,7 @@ def test_options_for_a_table_that_is_not_there_are_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_narrow_tables_train_as_wide_ones_and_go_on_where_they_stopped(dtype) -> None:
+def test_narrow_tables_train_as_wide_ones_and_resume_where_they_stopped(dtype) -> None:
     tables = [replace(table, dtype=dtype) for table in TABLES]
     spec = AdamSpec(lr=0.05)
 

@@ -173,7 +173,7 @@ def test_one_rule_moves_all_tables_whatever_they_name() -> None:
     assert_same(rows_and_state(named), rows_and_state(plain))
 
 
-def test_a_rule_that_is_not_there_is_refused_with_the_nearest_name() -> None:
+def test_a_rule_that_is_not_there_is_rejected_with_the_nearest_name() -> None:
     with pytest.raises(
         ConfigError, match=r"the tables 'b': got the optimizer 'wide' \(did you mean 'wider'\?\), expected one of 'd"
     ):
@@ -187,7 +187,7 @@ def test_a_rule_that_is_not_there_is_refused_with_the_nearest_name() -> None:
 
 
 @pytest.mark.parametrize("form", ["state_dict", "step_state"])
-def test_training_goes_on_bit_for_bit(form: str) -> None:
+def test_training_resumes_bit_for_bit(form: str) -> None:
     def train(module: EmbeddingCollection, optimizer: RowOptimizer, steps: range) -> None:
         for step in steps:
             backward(module, step)
@@ -210,7 +210,7 @@ def test_training_goes_on_bit_for_bit(form: str) -> None:
     assert later.step_state()["rule_steps"] == {"default": 6, "wide": 6}
 
 
-def test_states_of_one_rule_are_read_and_others_refused() -> None:
+def test_states_of_one_rule_are_read_and_others_rejected() -> None:
     module = collection([replace(table, optimizer="default") for table in TABLES])
     old = {"kind": "adam", "lr": 0.3, "num_steps": 4, "num_skipped": 1}
     optimizer = RowOptimizer(module, RULES)
@@ -247,7 +247,7 @@ def test_what_one_rule_does_not_accept_moves_no_table(policy: str) -> None:
     assert optimizer.num_steps == 1
 
 
-def test_tables_freeze_and_go_on_as_if_nothing_had_been() -> None:
+def test_tables_freeze_and_resume_as_if_nothing_had_been() -> None:
     module, other = collection(), apart()
     optimizer = RowOptimizer(module, RULES)
     theirs = {name: RowOptimizer(other[name], RULES[name]) for name in RULES}

@@ -111,7 +111,7 @@ def test_every_group_of_every_optimizer_follows(spec: ScheduleSpec) -> None:
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind)
 @pytest.mark.parametrize("stop", [0, 4, 9])
-def test_rates_go_on_bit_for_bit_after_a_restart_through_json(spec: ScheduleSpec, stop: int) -> None:
+def test_rates_resume_bit_for_bit_after_a_restart_through_json(spec: ScheduleSpec, stop: int) -> None:
     whole = optimizers()
     schedulers = build_schedulers(spec, whole)
     for step in range(stop):

@@ -108,7 +108,7 @@ def assert_close(model: Model, twin: Twin) -> None:
 
 @pytest.mark.parametrize("spec", [AdamSpec(lr=0.1), AdaGradSpec(lr=0.1), SGDSpec(lr=0.1)], ids=lambda spec: spec.kind)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a1_torch_save_of_state_dicts_goes_on_bit_for_bit(kind: str, spec: SparseOptimizerSpec) -> None:
+def test_a1_torch_save_of_state_dicts_resumes_bit_for_bit(kind: str, spec: SparseOptimizerSpec) -> None:
     whole, first = Model(kind), Model(kind)
     train(whole, RowOptimizer(whole, spec), range(6))
     rows = RowOptimizer(first, spec)
@@ -127,7 +127,7 @@ def test_a1_torch_save_of_state_dicts_goes_on_bit_for_bit(kind: str, spec: Spars
     assert same(second.rows(), whole.rows())
 
 
-def test_a1_state_of_keys_that_a_dynamic_table_lacks_is_refused() -> None:
+def test_a1_state_of_keys_that_a_dynamic_table_lacks_is_rejected() -> None:
     first, second = Model("dynamic"), Model("dynamic")
     rows = RowOptimizer(first, AdamSpec())
     train(first, rows, range(2))
@@ -151,7 +151,7 @@ def test_a1_loading_weights_keeps_the_state_of_the_same_keys() -> None:
 
 
 @pytest.mark.parametrize("change", [{"row_optimizer": None}, {"state": None}, {"state": {0: {"tables": {}}}}])
-def test_a1_a_damaged_state_is_refused_and_changes_nothing(change: dict) -> None:
+def test_a1_a_damaged_state_is_rejected_and_changes_nothing(change: dict) -> None:
     model = Model("static")
     rows = RowOptimizer(model, AdaGradSpec(lr=0.1))
     train(model, rows, range(2))
@@ -539,7 +539,7 @@ def test_d6_groups_have_learning_rates_of_their_own() -> None:
         lambda m: [],
     ],
 )
-def test_d6_groups_that_are_none_are_refused(groups) -> None:
+def test_d6_groups_that_are_none_are_rejected(groups) -> None:
     model = Model("static")
     first = RowOptimizer(model, SGDSpec(lr=0.1))
     with pytest.raises(ConfigError, match="row optimizer: "):

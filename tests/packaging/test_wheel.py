@@ -30,7 +30,7 @@ def test_the_version_is_the_same_in_code_and_metadata() -> None:
 
 
 @pytest.mark.parametrize("made", ["_embedding.HashIndex(2)", "_encoding.Int64Counts()"])
-def test_an_object_that_others_keep_to_the_end_is_not_told_as_a_leak(made: str) -> None:
+def test_an_object_that_others_keep_to_the_end_is_not_reported_as_a_leak(made: str) -> None:
     """As torch keeps the data set of a worker that its DataLoader has spawned."""
     program = (
         f"import ctypes; from terarec.kernels.cpu import {made.split('.')[0]};"

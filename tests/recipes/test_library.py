@@ -30,7 +30,7 @@ def test_the_preparation_makes_the_splits_that_a_run_needs(data: str):
 @pytest.mark.parametrize(
     ("data", "model", "meant"), [("frape_x1", "deepfm", "frappe_x1"), ("frappe_x1", "depfm", "deepfm")]
 )
-def test_a_misspelt_name_is_told_with_the_nearest_one(data: str, model: str, meant: str):
+def test_a_misspelt_name_is_reported_with_the_nearest_one(data: str, model: str, meant: str):
     with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
         load_recipe(data, model)
 
@@ -55,7 +55,7 @@ def test_the_published_training_file_goes_before_the_rebuilt_one(tmp_path: Path)
     assert find_recipe_files(spec, tmp_path)[0] == published
 
 
-def test_a_missing_file_is_told_with_the_names_it_may_have(tmp_path: Path):
+def test_a_missing_file_is_reported_with_the_names_it_may_have(tmp_path: Path):
     spec = load_recipe_data("frappe_x1")
     write(tmp_path, "train.csv", "test.csv")
     with pytest.raises(DataNotFoundError, match=r"'valid', expected valid\.csv"):

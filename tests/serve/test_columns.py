@@ -91,7 +91,7 @@ def test_a_table_of_every_kind_scores_as_when_prepared(shop: Path) -> None:
     assert predicted.std() > 0.01
 
 
-def test_a_column_read_twice_is_asked_for_once(shop: Path) -> None:
+def test_a_column_read_twice_is_requested_once(shop: Path) -> None:
     session = InferenceSession.open(shop / "run")
     assert session.inputs == (
         InputColumn(name="age", kind="number"),

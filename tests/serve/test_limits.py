@@ -96,7 +96,7 @@ def answer(connection: socket.socket) -> tuple[int, dict[str, Any]]:
         return status, json.loads(stream.read(int(headers["content-length"])))
 
 
-def test_s3_a_long_body_is_refused_by_its_announced_length(start: Callable[..., Server]) -> None:
+def test_s3_a_long_body_is_rejected_by_its_announced_length(start: Callable[..., Server]) -> None:
     with start(max_request_bytes=1000).connect() as connection:
         connection.sendall(head(120_000_000))  # and nothing of the body
         assert answer(connection) == (
@@ -105,7 +105,7 @@ def test_s3_a_long_body_is_refused_by_its_announced_length(start: Callable[..., 
         )
 
 
-def test_s3_a_client_that_closes_reads_the_refusal_all_the_same(start: Callable[..., Server]) -> None:
+def test_s3_a_client_that_closes_reads_the_rejection_all_the_same(start: Callable[..., Server]) -> None:
     client = InferenceClient(start(max_request_bytes=1000).url, model="dlrm")
     with pytest.raises(InferenceError, match=r"413: the body: got \d+ bytes, expected at most 1000"):
         client.infer({"I1": [1.5] * 3_000_000})
@@ -117,7 +117,7 @@ def test_s3_lists_and_objects_are_counted_before_they_are_made() -> None:
             decode_infer_request(body)
 
 
-def test_s3_a_long_body_in_chunks_is_refused_while_it_is_read(start: Callable[..., Server]) -> None:
+def test_s3_a_long_body_in_chunks_is_rejected_while_it_is_read(start: Callable[..., Server]) -> None:
     with start(max_request_bytes=1000).connect() as connection:
         connection.sendall(head(None) + b"190\r\n" + b" " * 400 + b"\r\n")
         connection.sendall((b"190\r\n" + b" " * 400 + b"\r\n") * 2)
@@ -125,7 +125,7 @@ def test_s3_a_long_body_in_chunks_is_refused_while_it_is_read(start: Callable[..
         assert (status, body["error"][:34]) == (413, "the body: got more than 1000 bytes")
 
 
-def test_s3_a_body_that_stalls_is_refused_in_time(start: Callable[..., Server]) -> None:
+def test_s3_a_body_that_stalls_is_rejected_in_time(start: Callable[..., Server]) -> None:
     with start(receive_timeout_seconds=0.2).connect() as connection:
         connection.sendall(head(1000) + b"{")
         status, body = answer(connection)
@@ -144,7 +144,7 @@ def test_s3_a_connection_without_a_whole_request_is_closed_in_time(start: Callab
                 assert connection.recv(1) == b""
 
 
-def test_s3_requests_in_flight_are_bounded_and_others_told_to_try_again(
+def test_s3_requests_in_flight_are_bounded_and_others_reported_to_try_again(
     start: Callable[..., Server], trained: TrainedRun
 ) -> None:
     server = start(max_in_flight=3)
@@ -265,7 +265,7 @@ LARGE_VALUES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", LARGE_VALUES)
-def test_s3_large_values_are_refused_in_few_words(case: str) -> None:
+def test_s3_large_values_are_rejected_in_few_words(case: str) -> None:
     change, expected = LARGE_VALUES[case]
     tensor = {"name": "I1", "shape": [1], "datatype": "FP32", "data": [1.5]}
     with pytest.raises(ConfigError) as caught:
@@ -276,7 +276,7 @@ def test_s3_large_values_are_refused_in_few_words(case: str) -> None:
     assert message.isprintable()
 
 
-def test_s3_numbers_of_many_digits_are_refused() -> None:
+def test_s3_numbers_of_many_digits_are_rejected() -> None:
     body = json.dumps({"inputs": [{"name": "I1", "shape": [1], "datatype": "FP32", "data": [7]}]}).encode()
     for text in (b"7" * 5_000, b"-" + b"7" * 10**6, b"7" * 4_300):
         with pytest.raises(ConfigError) as caught:
@@ -332,7 +332,7 @@ def test_s3_idle_and_slow_connections_leave_room_for_others(
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_s3_sigterm_answers_what_is_in_flight_and_refuses_what_is_new(
+def test_s3_sigterm_answers_what_is_in_flight_and_rejects_what_is_new(
     start: Callable[..., Server], trained: TrainedRun
 ) -> None:
     server = start()

@@ -106,7 +106,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("case", MALFORMED)
-def test_a_malformed_request_is_told_in_one_line(case: str) -> None:
+def test_a_malformed_request_is_reported_in_one_line(case: str) -> None:
     request, expected = MALFORMED[case]
     with pytest.raises(ConfigError) as caught:
         decode_infer_request(request)
@@ -122,7 +122,7 @@ def test_a_malformed_request_is_told_in_one_line(case: str) -> None:
         lambda value: json.dumps({"inputs": value}).encode()
     )
 )
-def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+def test_any_bytes_are_read_or_rejected(data: bytes) -> None:
     try:
         decode_infer_request(data)
     except ConfigError as error:

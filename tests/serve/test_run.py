@@ -81,7 +81,7 @@ def test_eight_clients_get_their_own_answers(
         assert np.array_equal(answer, session.predict(trained.records(*bound)))
 
 
-def test_a_refusal_reaches_the_caller_in_the_servers_words(server: RunningServer, trained: TrainedRun) -> None:
+def test_a_rejection_reaches_the_caller_in_the_servers_words(server: RunningServer, trained: TrainedRun) -> None:
     client = InferenceClient(server.url, model="dlrm")
     records = trained.records(0, 1)
     with pytest.raises(InferenceError, match=r"/v2/models/dlrm/infer: 400: column 'C7': missing, expected I1"):
@@ -90,7 +90,7 @@ def test_a_refusal_reaches_the_caller_in_the_servers_words(server: RunningServer
         InferenceClient(server.url, model="other").infer(records)
 
 
-def test_the_client_refuses_what_cannot_be_sent(server: RunningServer, trained: TrainedRun) -> None:
+def test_the_client_rejects_what_cannot_be_sent(server: RunningServer, trained: TrainedRun) -> None:
     client = InferenceClient(server.url, model="dlrm")
     with pytest.raises(ConfigError, match=r"column 'age': the model does not know it, expected I1, I2"):
         client.infer({"age": [3]})
@@ -98,7 +98,7 @@ def test_the_client_refuses_what_cannot_be_sent(server: RunningServer, trained: 
         client.infer({"C1": ["a", 3]})
 
 
-def test_no_server_is_told_in_one_line() -> None:
+def test_no_server_is_reported_in_one_line() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -128,7 +128,7 @@ def serve_while(run_dir: Path, spec: ServingSpec, ask: Callable[[RunningServer],
     asked[0].result()
 
 
-def test_any_loopback_family_may_be_asked_for(trained: TrainedRun) -> None:
+def test_any_loopback_family_may_be_requested(trained: TrainedRun) -> None:
     if not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists():
         pytest.skip("no IPv6 here")
     answers: list[bytes] = []
@@ -180,20 +180,20 @@ def test_handlers_of_signals_are_put_back(trained: TrainedRun) -> None:
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_a_taken_port_is_told_in_one_line(server: RunningServer, trained: TrainedRun) -> None:
+def test_a_taken_port_is_reported_in_one_line(server: RunningServer, trained: TrainedRun) -> None:
     expected = rf"ServingSpec.port: 127.0.0.1 port {server.port} cannot be bound \(Address already in use\), expected"
     with pytest.raises(ConfigError, match=expected):
         serve(trained.path, ServingSpec(port=server.port))
 
 
-def test_a_foreign_address_is_told_in_one_line(trained: TrainedRun) -> None:
+def test_a_foreign_address_is_reported_in_one_line(trained: TrainedRun) -> None:
     with pytest.raises(ConfigError, match=r"ServingSpec.port: 192.0.2.1 port 0 cannot be bound"):
         serve(trained.path, ServingSpec(host="192.0.2.1", port=0))
     with pytest.raises(ConfigError, match=r"ServingSpec.host: got 'no such host', expected an address"):
         serve(trained.path, ServingSpec(host="no such host", port=0))
 
 
-def test_what_is_no_run_is_told_and_frees_the_port(tmp_path: Path) -> None:
+def test_what_is_no_run_is_reported_and_frees_the_port(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -153,7 +153,7 @@ def test_a_body_without_content_type_is_json(call: Caller, trained: TrainedRun) 
         ("POST", INFER, 400, "line 1 column 1: Expecting value, expected JSON"),
     ],
 )
-def test_a_wrong_address_is_told(call: Caller, method: str, path: str, status: int, expected: str) -> None:
+def test_a_wrong_address_is_reported(call: Caller, method: str, path: str, status: int, expected: str) -> None:
     assert expected in call.refused(method, path, status)
 
 
@@ -166,7 +166,7 @@ def test_a_wrong_address_is_told(call: Caller, method: str, path: str, status: i
         ({"Content-Encoding": "gzip"}, "Content-Encoding: got gzip, expected identity"),
     ],
 )
-def test_another_form_is_told(call: Caller, headers: dict[str, str], expected: str) -> None:
+def test_another_form_is_reported(call: Caller, headers: dict[str, str], expected: str) -> None:
     assert expected in call.refused("POST", INFER, 415, content=b"{}", headers=headers)
 
 
@@ -191,18 +191,18 @@ def test_another_form_is_told(call: Caller, headers: dict[str, str], expected: s
         (lambda inputs: inputs.append(inputs[0] | {"name": "label"}), "inputs[39].name: got 'label', expected one of"),
     ],
 )
-def test_a_wrong_record_is_told(call: Caller, trained: TrainedRun, change: Any, expected: str) -> None:
+def test_a_wrong_record_is_reported(call: Caller, trained: TrainedRun, change: Any, expected: str) -> None:
     inputs = tensors(trained.records(0, 2))
     change(inputs)
     assert expected in call.refused("POST", INFER, 400, json={"inputs": inputs})
 
 
-def test_an_unknown_output_is_told(call: Caller, trained: TrainedRun) -> None:
+def test_an_unknown_output_is_reported(call: Caller, trained: TrainedRun) -> None:
     request = {"inputs": tensors(trained.records(0, 1)), "outputs": [{"name": "logit"}]}
     assert call.refused("POST", INFER, 400, json=request) == "outputs[0].name: got 'logit', expected 'score'"
 
 
-def test_too_many_records_are_told(call: Caller, trained: TrainedRun) -> None:
+def test_too_many_records_are_reported(call: Caller, trained: TrainedRun) -> None:
     request = {"inputs": tensors(trained.records(0, 1001))}
     assert "got 1001 records, expected at most 1000" in call.refused("POST", INFER, 413, json=request)
 

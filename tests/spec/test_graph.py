@@ -96,7 +96,7 @@ def test_there_is_no_dense_tensor_without_dense_inputs():
         ),
     ],
 )
-def test_embeddings_that_cannot_be_are_refused(fields, message):
+def test_embeddings_that_cannot_be_are_rejected(fields, message):
     with pytest.raises(ConfigError, match=message):
         embedding(**fields)
 

@@ -31,7 +31,7 @@ def test_it_survives_the_codec():
         ({"mean_auc": 2.0, "mean_logloss": 0.1}, "published.mean_auc"),
     ],
 )
-def test_a_wrong_published_figure_is_told_with_its_path(published: dict[str, Any], path: str):
+def test_a_wrong_published_figure_is_reported_with_its_path(published: dict[str, Any], path: str):
     with pytest.raises(ConfigError) as error:
         recipe(published)
     assert str(error.value).startswith(f"$.{path}: ")
@@ -40,7 +40,7 @@ def test_a_wrong_published_figure_is_told_with_its_path(published: dict[str, Any
 @pytest.mark.parametrize(
     ("run", "path"), [({"data": "some/folder"}, "run.data"), ({"init_from": "run"}, "run.init_from")]
 )
-def test_a_run_that_names_paths_is_refused(run: dict[str, Any], path: str):
+def test_a_run_that_names_paths_is_rejected(run: dict[str, Any], path: str):
     with pytest.raises(ConfigError) as error:
         recipe(**run)
     assert str(error.value).startswith(f"$.{path}: ")
@@ -54,14 +54,14 @@ def test_a_run_that_names_paths_is_refused(run: dict[str, Any], path: str):
         ("source", "here", "source"),
     ],
 )
-def test_data_without_the_files_of_all_splits_are_refused(field: str, value: object, path: str):
+def test_data_without_the_files_of_all_splits_are_rejected(field: str, value: object, path: str):
     data = to_data(load_recipe_data("frappe_x1")) | {field: value}
     with pytest.raises(ConfigError) as error:
         from_data(RecipeDataSpec, data)
     assert str(error.value).startswith(f"$.{path}: ")
 
 
-def test_a_preparation_by_another_split_is_refused():
+def test_a_preparation_by_another_split_is_rejected():
     data = to_data(load_recipe_data("frappe_x1"))
     data["workflow"]["split"] = {"kind": "by_hash"}
     with pytest.raises(ConfigError) as error:

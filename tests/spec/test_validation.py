@@ -147,7 +147,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("spec_type", "fields", "message"), REFUSED)
-def test_refused(spec_type, fields, message):
+def test_rejected(spec_type, fields, message):
     with pytest.raises(ConfigError, match=message) as caught:
         spec_type(**fields)
     assert "\n" not in str(caught.value)

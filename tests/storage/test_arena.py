@@ -66,7 +66,7 @@ def test_state_is_filled_and_replaced() -> None:
     assert list(arena.state) == ["exp_avg"]
 
 
-def test_memory_that_is_not_there_is_refused_with_the_tables_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_not_there_is_rejected_with_the_tables_named(monkeypatch: pytest.MonkeyPatch) -> None:
     huge = TableSpec(name="users", rows=2**40, width=128)
     with pytest.raises(StorageError, match=r"weights.*'users'.*562,949,953,421,312 bytes requested, [\d,]+ available"):
         Arena([huge])
@@ -84,7 +84,7 @@ def test_available_memory_is_read_on_linux() -> None:
     assert 2**20 < available < 2**50
 
 
-def test_tables_of_two_widths_or_types_are_refused() -> None:
+def test_tables_of_two_widths_or_types_are_rejected() -> None:
     for other in (TableSpec(name="c", rows=3, width=4), TableSpec(name="c", rows=3, width=8, dtype="float16")):
         with pytest.raises(ConfigError, match=rf"\({other.width}, '{other.dtype}'\)"):
             Arena([SPECS[0], other])
@@ -112,6 +112,6 @@ def test_a_copy_is_independent() -> None:
     assert arena.weights.abs().sum() > 0
 
 
-def test_a_device_without_memory_is_refused() -> None:
+def test_a_device_without_memory_is_rejected() -> None:
     with pytest.raises(ConfigError, match="meta"):
         Arena(SPECS).move(torch.device("meta"))

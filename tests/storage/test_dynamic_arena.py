@@ -73,7 +73,7 @@ def test_rows_given_back_under_gradients_wait() -> None:
     assert arena.generation == 1
 
 
-def test_memory_that_is_not_there_is_refused_and_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_not_there_is_rejected_and_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     arena = DynamicArena(SPECS)
     monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
     before = (arena.num_rows, arena.next_row)
@@ -98,7 +98,7 @@ def test_a_copy_is_independent() -> None:
     assert arena.next_row == 2
 
 
-def test_tables_of_two_widths_and_devices_without_memory_are_refused() -> None:
+def test_tables_of_two_widths_and_devices_without_memory_are_rejected() -> None:
     with pytest.raises(ConfigError, match="widths and types"):
         DynamicArena([SPECS[0], DynamicTableSpec(name="c", width=8)])
     with pytest.raises(ConfigError, match="meta"):

@@ -81,7 +81,7 @@ def test_values_do_not_depend_on_the_order_of_arrival(index: str) -> None:
     assert torch.equal(one.export(keys).weights, other.export(keys).weights)
 
 
-def test_a_full_table_without_a_policy_refuses_and_stays(index: str) -> None:
+def test_a_full_table_without_a_policy_rejects_and_stays(index: str) -> None:
     held = table(index, max_rows=3)
     train(held, [1, 2, 3], [2, 1])
     with pytest.raises(
@@ -136,7 +136,7 @@ def test_a_time_to_live_spares_the_young(index: str) -> None:
     assert held.take_evicted().tolist() == [1, 2, 3]
 
 
-def test_a_full_table_of_young_rows_refuses(index: str) -> None:
+def test_a_full_table_of_young_rows_rejects(index: str) -> None:
     held = table(index, evict=ttl(100), max_rows=2)
     train(held, [1, 2])
     with pytest.raises(StorageError, match=r"'t'.*too young or in the batch"):
@@ -144,7 +144,7 @@ def test_a_full_table_of_young_rows_refuses(index: str) -> None:
     assert keys_of(held) == {1, 2}
 
 
-def test_a_batch_larger_than_the_table_is_refused(index: str) -> None:
+def test_a_batch_larger_than_the_table_is_rejected(index: str) -> None:
     held = table(index, evict=lru(), max_rows=3)
     train(held, [1, 2])
     with pytest.raises(StorageError, match=r"'t': holds 2 rows, 4 more requested, at most 3 allowed"):
@@ -153,7 +153,7 @@ def test_a_batch_larger_than_the_table_is_refused(index: str) -> None:
 
 
 @pytest.mark.parametrize("admit", [freq(2), counting_filter(2, num_bytes=4096)], ids=lambda admit: admit.kind)
-def test_a_batch_that_is_refused_was_not_seen(index: str, admit: AdmissionSpec) -> None:
+def test_a_batch_that_is_rejected_was_not_seen(index: str, admit: AdmissionSpec) -> None:
     held, twin = (table(index, admit=admit, evict=ttl(2, share=0.5), max_rows=2) for _ in range(2))
     for each in (held, twin):
         train(each, [1, 1, 2, 5], [3, 3, 6], [3])
@@ -185,7 +185,7 @@ def test_evict_on_request_with_every_policy(index: str) -> None:
     assert (len(held), held.num_evicted) == (0, 5)
 
 
-def test_an_eviction_that_cannot_be_is_refused() -> None:
+def test_an_eviction_that_cannot_be_is_rejected() -> None:
     held = table(evict=lru(), max_rows=10)
     train(held, [1, 2])
     with pytest.raises(ConfigError, match=r"'t'.*'lfu', which needs each row's count; expected.*track_uses=True"):
@@ -300,7 +300,7 @@ def test_a_counting_filter_admits_never_late_and_seldom_early() -> None:
 @pytest.mark.parametrize("index", FAST_INDEXES)
 @pytest.mark.parametrize("admit", [None, freq(3), prob(0.3), counting_filter(3, num_bytes=256)], ids=str)
 @pytest.mark.parametrize("evict", [lru(share=0.3), lfu(share=0.3), ttl(4, share=0.5)], ids=lambda policy: policy.kind)
-def test_a_table_goes_on_from_another_ones_export(index: str, admit: AdmissionSpec | None, evict: EvictionSpec) -> None:
+def test_a_table_resumes_from_another_ones_export(index: str, admit: AdmissionSpec | None, evict: EvictionSpec) -> None:
     generator = torch.Generator().manual_seed(5)
     batches = [torch.randint(-40, 40, (12,), generator=generator).tolist() for _ in range(30)]
     max_rows = None if evict.kind == "ttl" else 25
@@ -338,7 +338,7 @@ def test_what_a_filter_counted_means_the_same_keys_under_another_seed_and_name()
     assert keys_of(third) == set(seen[30:])
 
 
-def test_what_does_not_fit_the_notes_or_the_filter_is_refused() -> None:
+def test_what_does_not_fit_the_notes_or_the_filter_is_rejected() -> None:
     held = table(track_uses=True)
     rows = Rows(keys=torch.tensor([1]), weights=torch.ones(1, 4), uses={"count": torch.ones(2, dtype=torch.int64)})
     with pytest.raises(StorageError, match=r"'t': got count torch.int64\[2\], expected torch.int64\[1\]"):

@@ -221,7 +221,7 @@ def test_a_commit_that_fails_can_be_repeated(tmp_path: Path) -> None:
     store.close()
 
 
-def test_two_writers_are_refused(tmp_path: Path) -> None:
+def test_two_writers_are_rejected(tmp_path: Path) -> None:
     store = filled(tmp_path / "rows")
     with pytest.raises(StorageError, match="writing"):
         RowFile.open(tmp_path / "rows")

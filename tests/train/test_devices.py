@@ -133,7 +133,7 @@ def test_work_on_the_next_item_starts_before_this_one_is_given():
     assert list(one_ahead([7], str)) == ["7"]
 
 
-def test_batches_for_the_cpu_come_as_they_are_and_the_reader_is_not_ahead():
+def test_batches_for_the_cpu_come_unchanged_and_the_reader_is_not_ahead():
     batches = weighted_batches()
     seen = []
 
@@ -163,7 +163,7 @@ def test_the_state_of_a_reader_for_the_cpu_is_its_own():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-def test_a_gpu_that_is_not_there_is_refused():
+def test_a_gpu_that_is_not_there_is_rejected():
     assert resolve_device("auto") == resolve_device("cpu") == CPU
     with pytest.raises(ConfigError, match="device: got 'cuda:1', but torch finds no GPU here"):
         resolve_device("cuda:1")

@@ -104,7 +104,7 @@ def test_the_progress_bar_shows_figures_to_people_and_lines_to_files(tmp_path, s
         (None, False),
     ],
 )
-def test_bf16_on_a_processor_without_it_is_told_once(tmp_path, monkeypatch, caplog, cpuinfo, slow):
+def test_bf16_on_a_processor_without_it_is_reported_once(tmp_path, monkeypatch, caplog, cpuinfo, slow):
     path = tmp_path / "cpuinfo"
     if cpuinfo is not None:
         path.write_text(cpuinfo)
@@ -160,7 +160,7 @@ def test_tensorboard_shows_the_curves_of_the_log(scheduled: RunSpec, tmp_path: P
 
 
 @needs_tensorboard
-def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     monkeypatch.setitem(sys.modules, "mlflow", None)
@@ -223,7 +223,7 @@ def test_a_store_that_goes_away_does_not_end_the_training(
     assert [record.levelno for record in told] == [logging.WARNING]
 
 
-def test_a_store_that_is_not_there_is_refused_before_the_first_step(spec: RunSpec, tmp_path: Path) -> None:
+def test_a_store_that_is_not_there_is_rejected_before_the_first_step(spec: RunSpec, tmp_path: Path) -> None:
     pytest.importorskip("mlflow", reason="mlflow-skinny, the extra mlflow, is absent")
     (tmp_path / "file").write_text("no store")
     with pytest.raises(ConfigError, match="mlflow: "):

@@ -52,7 +52,7 @@ def shops_run(data, out, **training):
     return build(RunSpec(data=str(data), model=WideDeepSpec(width=2, hidden=(4,)), training=training), out)
 
 
-def test_a_misspelt_split_is_refused_with_the_nearest_name(tmp_path, spec):
+def test_a_misspelt_split_is_rejected_with_the_nearest_name(tmp_path, spec):
     """A13: it was taken as a data set without that split, and nothing was evaluated."""
     with pytest.raises(ConfigError, match=r"training\.eval_split: .* no split 'vlaid' \(did you mean 'valid'\?\)"):
         build(changed(spec, eval_split="vlaid"), tmp_path / "RUN").fit()
@@ -81,7 +81,7 @@ def content(directory):
         ({"workflow": None}, r"workflow/shop\.parquet is not that of the training"),
     ],
 )
-def test_data_that_was_encoded_otherwise_is_refused_and_the_run_stays(tmp_path, other, told):
+def test_data_that_was_encoded_otherwise_is_rejected_and_the_run_stays(tmp_path, other, told):
     data = write_shops(tmp_path / "data")
     shops_run(data, tmp_path / "RUN").fit()
     before = content(tmp_path / "RUN")
@@ -126,7 +126,7 @@ def test_the_lock_file_of_a_killed_training_holds_nobody_up(tmp_path, spec):
     assert build(changed(spec, max_steps=1), tmp_path).fit().steps == 1
 
 
-def test_a_directory_of_something_else_is_refused(tmp_path, spec):
+def test_a_directory_of_something_else_is_rejected(tmp_path, spec):
     (tmp_path / "notes.txt").write_text("mine")
     for resume in (False, True):
         with pytest.raises(ConfigError, match=r"unexpected entry 'notes\.txt'\), expected a new or an empty"):

@@ -129,7 +129,7 @@ def test_resuming_a_finished_run_scores_it_again(tmp_path, spec):
     assert again.checkpoint == first.checkpoint
 
 
-def test_a_run_can_go_on_for_longer(tmp_path, spec):
+def test_a_run_can_resume_for_longer(tmp_path, spec):
     build(spec, tmp_path / "a").fit()
     longer = build(changed(spec, epochs=3), tmp_path / "a")
     longer.fit(resume=True)

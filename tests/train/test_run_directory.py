@@ -117,7 +117,7 @@ def test_predictions_of_several_labels(tmp_path, odd_data):
     assert pq.read_table(tmp_path / "scores.parquet").column_names == ["score_click", "score_buy", "click", "buy"]
 
 
-def test_predictions_keep_columns_in_the_order_that_is_asked_for(tmp_path, odd_data):
+def test_predictions_keep_columns_in_the_order_that_is_requested(tmp_path, odd_data):
     odd_run(odd_data, tmp_path / "RUN").fit()
     spec = read_dataset(odd_data)
     users = pa.array([None if row % 4 == 0 else f"u{row}" for row in range(90)], pa.large_string())
@@ -216,7 +216,7 @@ def test_a_run_without_a_checkpoint_cannot_be_opened(tmp_path, spec):
         load_model(tmp_path)
 
 
-def test_a_model_described_otherwise_is_refused(tmp_path, spec):
+def test_a_model_described_otherwise_is_rejected(tmp_path, spec):
     build(changed(spec, max_steps=1), tmp_path).fit()
     text = json.loads((tmp_path / "run.json").read_text())
     text["model"] |= {"top": [9]}

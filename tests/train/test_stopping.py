@@ -117,7 +117,7 @@ def test_an_evaluation_that_a_signal_stopped_is_made_up_for(tmp_path, stopping_s
     assert steps(resumed) == steps(straight)
 
 
-def test_a_run_that_stopped_early_may_go_on_with_more_patience(tmp_path, stopping_spec):
+def test_a_run_that_stopped_early_may_resume_with_more_patience(tmp_path, stopping_spec):
     build(stopping_spec, tmp_path).fit()
     again = build(stopping_spec, tmp_path).fit(resume=True)
     assert (again.steps, again.samples, again.stopped_early) == (16, 0, True)
@@ -126,7 +126,7 @@ def test_a_run_that_stopped_early_may_go_on_with_more_patience(tmp_path, stoppin
         build(changed(stopping_spec, monitor="logloss"), tmp_path).fit(resume=True)
 
 
-def test_an_evaluation_that_only_max_steps_asked_for_uses_up_no_patience(tmp_path, stopping_spec):
+def test_an_evaluation_that_only_max_steps_requested_uses_up_no_patience(tmp_path, stopping_spec):
     build(changed(stopping_spec, max_steps=6), tmp_path).fit()
     assert build(stopping_spec, tmp_path).fit(resume=True).steps == 16
 

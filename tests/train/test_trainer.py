@@ -68,7 +68,7 @@ def test_a_loss_that_is_no_number_stops_before_anything_is_updated(spec, poison)
     assert_same(weights(trainer.model), before)
 
 
-def test_training_goes_on_with_such_a_loss_where_the_check_is_off(spec):
+def test_training_resumes_with_such_a_loss_where_the_check_is_off(spec):
     trainer, reader = make_trainer(spec, TrainingSpec(batch_size=100))
     unchecked = Trainer(trainer.model, trainer.spec, trainer.optimizers, check_loss=False)
     batch = next(iter(reader))

@@ -94,7 +94,7 @@ def test_a_sample_of_weight_two_is_two_samples(spec):
 
 
 @pytest.mark.parametrize("patterns", [("item",), ("user*",), ("deep.*",)])
-def test_frozen_parts_stay_as_they_are(spec, patterns):
+def test_frozen_parts_stay_unchanged(spec, patterns):
     free, reader = trainer_of(spec, TrainingSpec(batch_size=100))
     batch = next(iter(reader))
     before = weights(free.model)
@@ -144,7 +144,7 @@ OPTIONS = {"plain": {}, "accumulated": {"accumulate": 2, "clip_norm": 0.1}, "sca
         itertools.product(SCHEDULES, OPTIONS),
     ),
 )
-def test_a_resumed_run_goes_on_with_its_rates(tmp_path, spec, schedule, more):
+def test_a_resumed_run_resumes_with_its_rates(tmp_path, spec, schedule, more):
     schedule, more = SCHEDULES[schedule], OPTIONS[more]
     spec = changed(dataclasses.replace(spec, model=MODEL), epochs=3, schedule=schedule, **more)
     straight = build(spec, tmp_path / "straight")

@@ -139,7 +139,7 @@ def test_states_that_do_not_fit_are_left_out_with_one_line(
         ),
     ],
 )
-def test_another_model_is_refused(tmp_path, spec, next_day, model, told):
+def test_another_model_is_rejected(tmp_path, spec, next_day, model, told):
     build(changed(spec, max_steps=1), tmp_path / "first").fit()
     other = dataclasses.replace(another_day(spec, next_day), model=model)
     with pytest.raises(ConfigError, match=re.escape("init_from: " + told.format(first=tmp_path / "first"))):
@@ -154,7 +154,7 @@ def test_another_model_is_refused(tmp_path, spec, next_day, model, told):
         ({"vocabulary": b"c b a"}, r"workflow/shop\.parquet is not that of the training"),
     ],
 )
-def test_ids_of_another_workflow_are_refused(tmp_path, other, told):
+def test_ids_of_another_workflow_are_rejected(tmp_path, other, told):
     shops_run(write_shops(tmp_path / "data"), tmp_path / "first").fit()
     second = shops_run(write_shops(tmp_path / "other", **other), tmp_path / "second")
     with pytest.raises(ConfigError, match=told):
@@ -162,7 +162,7 @@ def test_ids_of_another_workflow_are_refused(tmp_path, other, told):
     assert not (tmp_path / "second").exists()
 
 
-def test_what_is_no_run_is_refused(tmp_path, spec):
+def test_what_is_no_run_is_rejected(tmp_path, spec):
     with pytest.raises(DataNotFoundError, match="none: no such directory"):
         build(spec, tmp_path / "RUN", init_from=tmp_path / "none").fit()
     build(changed(spec, max_steps=1), tmp_path / "first").fit()
@@ -176,7 +176,7 @@ def test_what_is_no_run_is_refused(tmp_path, spec):
     assert not (tmp_path / "RUN").exists()
 
 
-def test_resume_refuses_other_data_and_names_init_from(tmp_path, spec, next_day):
+def test_resume_rejects_other_data_and_names_init_from(tmp_path, spec, next_day):
     build(changed(spec, max_steps=1), tmp_path / "first").fit()
     with pytest.raises(ConfigError, match=r"reader state: .*; to train on with other data use --init-from with a new"):
         build(dataclasses.replace(spec, data=str(next_day)), tmp_path / "first").fit(resume=True)

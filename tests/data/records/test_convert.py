@@ -160,7 +160,7 @@ def test_a_key_outside_its_slot(tmp_path):
     assert not (tmp_path / "data").exists()
 
 
-def test_another_number_of_rows_than_told(tmp_path):
+def test_another_number_of_rows_than_reported(tmp_path):
     path = described(tmp_path, rows=13)
     with pytest.raises(FormatError, match=r"list.txt: holds 12 samples, expected 13 of split 'train' \(records.json\)"):
         write_as_dataset(path, tmp_path / "data")

@@ -167,7 +167,7 @@ def test_nothing_left_to_repeat(tmp_path):
     assert list(make_reader(norm_source(tmp_path, (0,)))) == []
 
 
-def test_a_damaged_file_is_told_when_its_samples_are_due(tmp_path):
+def test_a_damaged_file_is_reported_when_its_samples_are_due(tmp_path):
     source = norm_source(tmp_path, (4, 4))
     content = (tmp_path / "gen_1.data").read_bytes()
     (tmp_path / "gen_1.data").write_bytes(content[:-3])

@@ -168,7 +168,7 @@ def test_data_sets_that_repeat(shuffle, batch_size, threads, prefetch):
         assert_same_batches(list(itertools.islice(resumed, count - position - 1)), batches[position + 1 :])
 
 
-def test_another_kind_of_state_is_refused(tmp_path):
+def test_another_kind_of_state_is_rejected(tmp_path):
     reader = RecordReader(norm_source(tmp_path, SIZES), batch_size=4, repeat=True)
     for field, value in (("repeat", False), ("rows", 25), ("batch_size", 5), ("shuffle", True)):
         with pytest.raises(ConfigError, match=f"{field} is {value}, expected"):

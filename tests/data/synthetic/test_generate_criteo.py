@@ -98,7 +98,7 @@ def test_progress_ends_at_all_rows(tmp_path):
     ("rows", "days", "seed", "words"),
     [(-1, 1, 0, "rows: got -1"), (0, 1, 0, "rows: got 0"), (5, 6, 0, "days: got 6 for 5 rows"), (5, 1, -1, "seed")],
 )
-def test_bad_numbers_are_refused(tmp_path, rows, days, seed, words):
+def test_bad_numbers_are_rejected(tmp_path, rows, days, seed, words):
     with pytest.raises(ConfigError, match=words):
         generate(tmp_path / "log", rows=rows, days=days, seed=seed)
     assert not list(tmp_path.iterdir())
@@ -125,7 +125,7 @@ def test_what_stops_it_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_disk_that_refuses_is_told_in_one_line(tmp_path):
+def test_a_disk_that_rejects_is_reported_in_one_line(tmp_path):
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))

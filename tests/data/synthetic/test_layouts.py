@@ -107,7 +107,7 @@ def test_the_report_is_beside_the_files(logs, name):
 
 
 @each
-def test_rows_and_labels_are_as_many_as_told(logs, name):
+def test_rows_and_labels_are_as_many_as_reported(logs, name):
     root, reports = logs
     report, directory = reports[name], root / name
     labels = {
@@ -227,14 +227,14 @@ def test_reviews_name_products_that_are_described(logs):
 
 
 @pytest.mark.parametrize("module", [movielens, amazon])
-def test_an_unknown_layout_is_refused(module, tmp_path):
+def test_an_unknown_layout_is_rejected(module, tmp_path):
     with pytest.raises(ConfigError, match="layout: got '1999', expected one of "):
         module.generate(tmp_path / "log", rows=10, layout="1999")
     assert not list(tmp_path.iterdir())
 
 
 @each
-def test_no_rows_are_refused(name, tmp_path):
+def test_no_rows_are_rejected(name, tmp_path):
     module, options = GENERATORS[name]
     with pytest.raises(ConfigError, match="rows: got 0"):
         module.generate(tmp_path / "log", rows=0, **options)

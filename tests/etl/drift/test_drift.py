@@ -160,13 +160,13 @@ def test_ids_of_data_without_a_workflow_stand_for_themselves(directories, tmp_pa
     assert raw.numbers["price"].total == 3000
 
 
-def test_data_without_a_common_column_are_refused(directories):
+def test_data_without_a_common_column_are_rejected(directories):
     summary = summarize_dataset(directories["before"])
     with pytest.raises(ConfigError, match="before and other have no column in common"):
         compare(summary, replace(summary, name="other", numbers={}, categories={"x": summary.categories["city"]}))
 
 
-def test_splits_that_are_not_there_are_refused(directories):
+def test_splits_that_are_not_there_are_rejected(directories):
     with pytest.raises(ConfigError, match="has no split 'test'"):
         summarize_dataset(directories["before"], ["test"])
 
@@ -231,7 +231,7 @@ def test_numbers_are_in_raw_units_whatever_scaled_them(tmp_path, recwarn):
     assert [str(warning.message) for warning in recwarn if "Glyph" in str(warning.message)] == []
 
 
-def test_sides_are_told_apart(tmp_path):
+def test_sides_are_reported_apart(tmp_path):
     """E5: by the directories around them, by their splits, or by their parts in the comparison."""
     assert names_apart(tmp_path / "one" / "data", tmp_path / "two" / "data") == ("one/data", "two/data")
     assert names_apart(tmp_path / "one", tmp_path / "two") == ("one", "two")

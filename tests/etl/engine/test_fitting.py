@@ -43,7 +43,7 @@ def set_block_bytes(monkeypatch: pytest.MonkeyPatch, block_bytes: int) -> None:
     [SplitByFraction(valid=0.1, test=0.2), SplitByFiles(valid=1), SplitByFiles(valid=0, test=1, valid_fraction=0.25)],
 )
 @pytest.mark.parametrize("longer", [slice(0), slice(0, 300), slice(300, 600)])
-def test_results_do_not_depend_on_what_was_learnt_while_counting(
+def test_results_do_not_depend_on_what_was_fitted_while_counting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: Split, longer: slice
 ) -> None:
     """Longer lines in the one half leave much for after the count, or let too much be learnt before."""

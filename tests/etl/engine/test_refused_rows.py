@@ -64,7 +64,7 @@ def test_a_row_without_a_label_ends_the_run_in_the_first_pass(tmp_path: Path, sp
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]
 
 
-def test_bad_lines_and_refused_rows_are_told_in_their_order(tmp_path: Path) -> None:
+def test_bad_lines_and_rejected_rows_are_reported_in_their_order(tmp_path: Path) -> None:
     bad = {row: ("", "x")[row % 2] for row in range(10, 24)}
     log = shop_log(tmp_path / "raw", bad)
     report = prepare(shop_workflow(), log, tmp_path / "out", PrepareOptions(bad_input="skip"))
@@ -131,7 +131,7 @@ def small(steps: Sequence[Any], label: str = "label", dense: str = "price", cate
     ids=["dense", "after learning", "logarithm", "item", "kept rows"],
 )
 @pytest.mark.parametrize("policy", ["skip", "raise"])
-def test_what_refuses_rows(tmp_path: Path, spec: WorkflowSpec, expected: list[tuple[int, str]], policy: Any) -> None:
+def test_what_rejects_rows(tmp_path: Path, spec: WorkflowSpec, expected: list[tuple[int, str]], policy: Any) -> None:
     path = tmp_path / "log.csv"
     path.write_text("\n".join(LINES))
     options = PrepareOptions(bad_input=policy)

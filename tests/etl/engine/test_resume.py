@@ -45,7 +45,7 @@ def killed_in(phase: str, out: Path, log: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_killed_run_is_gone_on_with(tmp_path: Path, phase: str) -> None:
+def test_a_killed_run_is_resumed(tmp_path: Path, phase: str) -> None:
     log = shop_files(tmp_path / "raw")
     workflow = shop_workflow(SplitByTime(column="time", valid=0.1))
     workflow = workflow.with_sample_columns(weight="time", metadata=("user", "price", "item"))
@@ -60,7 +60,7 @@ def test_a_killed_run_is_gone_on_with(tmp_path: Path, phase: str) -> None:
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_changed_sources_are_refused_until_restarted(tmp_path: Path) -> None:
+def test_changed_sources_are_rejected_until_restarted(tmp_path: Path) -> None:
     log = shop_files(tmp_path / "raw")
     workflow = shop_workflow(SplitByTime(column="time", valid=0.1))
     workflow = workflow.with_sample_columns(weight="time", metadata=("user", "price", "item"))
@@ -81,7 +81,7 @@ def test_changed_sources_are_refused_until_restarted(tmp_path: Path) -> None:
     assert not any(step.resumed for step in report.phases)
 
 
-def test_bad_lines_of_a_side_table_are_told_after_an_interruption_too(tmp_path: Path) -> None:
+def test_bad_lines_of_a_side_table_are_reported_after_an_interruption_too(tmp_path: Path) -> None:
     movielens.generate(tmp_path / "raw", rows=300, seed=1)
     ratings, movies = tmp_path / "raw" / "ratings.csv", tmp_path / "raw" / "movies.csv"
     movies.write_text(movies.read_text() + "one\n")

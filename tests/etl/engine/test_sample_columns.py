@@ -153,7 +153,7 @@ def test_items_of_an_exploded_row_share_its_weight_and_metadata(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("bad", ["-1", "-1e-30", "inf", "nan", "", "1e39"])
-def test_weights_that_are_none_are_told_with_their_line(tmp_path: Path, bad: str) -> None:
+def test_weights_that_are_none_are_reported_with_their_line(tmp_path: Path, bad: str) -> None:
     log = write_log(tmp_path / "log.csv", rows_of_log(20))
     lines = log.read_text().splitlines()
     lines[6] = ",".join([*lines[6].split(",")[:-1], bad])

@@ -193,7 +193,7 @@ def test_lists_that_become_rows_bring_no_labels(tmp_path: Path) -> None:
     assert found["keys"] == [[3, 3, 3, 1], [2, 3, 2, 3]]
 
 
-def test_bad_input_is_told_and_left_out(tmp_path: Path) -> None:
+def test_bad_input_is_reported_and_left_out(tmp_path: Path) -> None:
     log = write_cities(tmp_path / "log.csv", "delimited", ("label", "x", "city"))
     workflow = city_workflow("delimited", delimiter=",", header=True)
     prepare(workflow, [log, log], tmp_path / "data")
@@ -208,7 +208,7 @@ def test_bad_input_is_told_and_left_out(tmp_path: Path) -> None:
     assert sum(files.bad_input.counts.values()) == 2
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_rejections(tmp_path: Path) -> None:
     log = write_cities(tmp_path / "log.csv", "delimited", ("label", "x", "city"))
     workflow = city_workflow("delimited", delimiter=",", header=True)
     with pytest.raises(ConfigError, match="not fitted"):

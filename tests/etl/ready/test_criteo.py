@@ -138,7 +138,7 @@ def test_what_hugectr_reads_names_the_place_of_the_data_set(tmp_path: Path) -> N
         (lambda text: text + "ghi", r"day_1: line 31, column 'C26': got '.*ghi', expected up to 8 hex"),
     ],
 )
-def test_a_bad_line_is_told_with_file_and_line_and_nothing_is_left(
+def test_a_bad_line_is_reported_with_file_and_line_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage, message: str
 ) -> None:
     small_blocks(monkeypatch, 2_000)
@@ -151,7 +151,7 @@ def test_a_bad_line_is_told_with_file_and_line_and_nothing_is_left(
         assert sorted(path.name for path in tmp_path.iterdir()) == ["day_0", "day_1"]
 
 
-def test_of_several_bad_lines_the_first_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_bad_lines_the_first_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_blocks(monkeypatch, 1_000)
     lines = random_lines(200)
     lines[150] = lines[77] = lines[78] = "bad"

@@ -87,7 +87,7 @@ def test_the_last_rows_teach_nothing(files: tuple[Path, Path], tmp_path: Path) -
     assert read_split(tmp_path / "data", "valid").keys[0].tolist() == [1, 0]
 
 
-def test_rows_go_on_over_files_and_the_last_before_those_for_test_are_for_validation(tmp_path: Path) -> None:
+def test_rows_resume_over_files_and_the_last_before_those_for_test_are_for_validation(tmp_path: Path) -> None:
     paths = [tmp_path / f"{part}.csv" for part in range(3)]
     for part, path in enumerate(paths):
         path.write_text("y,x\n" + "".join(f"{i % 2},{i}\n" for i in range(part * 10, part * 10 + 10)))
@@ -120,7 +120,7 @@ def test_raw_records_are_encoded_as_the_files_were(files: tuple[Path, Path], tmp
     assert [keys.tolist() for keys in encoded.keys] == [keys.tolist() for keys in block.keys]
 
 
-def test_numeric_labels_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_numeric_labels_are_taken_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("y,x\n0,1\n0.25,2\n")
     prepare([path], tmp_path / "data", CsvOptions(label="y", dense=("x",)))

@@ -28,7 +28,7 @@ def test_equal_sizes_differ_nowhere(name: str) -> None:
     assert compare_sizes(data_set(sizes), name) == ()
 
 
-def test_sums_are_those_that_are_told_with_the_lists() -> None:
+def test_sums_are_those_that_are_reported_with_the_lists() -> None:
     assert sum(PUBLISHED_SIZES["kaggle"].sizes) == 33_762_577
     assert sum(PUBLISHED_SIZES["terabyte"].sizes) == 882_774_559
 
@@ -41,7 +41,7 @@ def test_values_modulo_a_number_are_as_many_as_chance_makes_them(whole: str, mer
         assert found == pytest.approx(modulo * -math.expm1(-values / modulo), rel=0.003, abs=3)
 
 
-def test_a_column_beyond_the_slack_is_told() -> None:
+def test_a_column_beyond_the_slack_is_reported() -> None:
     sizes = list(PUBLISHED_SIZES["kaggle"].sizes)
     sizes[0] -= 1  # the missing value counts as one there
     sizes[5] += 2
@@ -54,7 +54,7 @@ def test_a_column_beyond_the_slack_is_told() -> None:
     assert str(told[1]) == "C26: 0 values, published are 142,572"
 
 
-def test_unknown_names_and_other_data_sets_are_refused() -> None:
+def test_unknown_names_and_other_data_sets_are_rejected() -> None:
     whole = data_set(PUBLISHED_SIZES["kaggle"].sizes)
     with pytest.raises(ConfigError, match="published sizes: got 'avazu', expected one of kaggle"):
         compare_sizes(whole, "avazu")

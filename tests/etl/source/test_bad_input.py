@@ -154,7 +154,7 @@ def test_a_bad_object_is_raised_skipped_or_missing(tmp_path, message):
         assert [name for name in columns if columns[name][1] is None] == list(bad)
 
 
-def test_bad_fields_of_parquet_are_told_by_row(tmp_path):
+def test_bad_fields_of_parquet_are_reported_by_row(tmp_path):
     spec = SourceSpec(
         format="parquet",
         columns=(

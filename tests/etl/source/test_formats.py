@@ -246,7 +246,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_files_that_do_not_fit_are_refused(tmp_path, case):
+def test_files_that_do_not_fit_are_rejected(tmp_path, case):
     lines, error, message = REFUSED[case]
     if lines is not None:
         write_lines(tmp_path / case, lines)
@@ -257,7 +257,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path, case):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")
-def test_what_may_not_be_read_is_refused(tmp_path):
+def test_what_may_not_be_read_is_rejected(tmp_path):
     spec = mixed("delimited")
     (tmp_path / "d" / "inner").mkdir(parents=True)
     for path in (write_lines(tmp_path / "d" / "a", ["1"]), tmp_path / "d" / "inner"):
@@ -267,7 +267,7 @@ def test_what_may_not_be_read_is_refused(tmp_path):
         path.chmod(0o700)
 
 
-def test_wrong_arguments_are_refused(tmp_path):
+def test_wrong_arguments_are_rejected(tmp_path):
     spec = mixed("delimited")
     with pytest.raises(ConfigError, match="sources: got none"):
         open_source(spec, [])
@@ -279,7 +279,7 @@ def test_wrong_arguments_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("pack", PACKERS)
-def test_a_truncated_file_is_refused(tmp_path, pack):
+def test_a_truncated_file_is_rejected(tmp_path, pack):
     text = "".join(f"{number * 7919}\n" for number in range(5000)).encode()
     packed = pack(text)
     (tmp_path / "a").write_bytes(packed[: len(packed) // 2])
@@ -289,7 +289,7 @@ def test_a_truncated_file_is_refused(tmp_path, pack):
 
 
 @pytest.mark.parametrize("file_format", ["parquet", "arrow"])
-def test_damaged_and_changing_arrow_files_are_refused(tmp_path, file_format):
+def test_damaged_and_changing_arrow_files_are_rejected(tmp_path, file_format):
     def write(table, name):
         if file_format == "parquet":
             pq.write_table(table, tmp_path / name)

@@ -54,7 +54,7 @@ def test_a_zip_file_holds_one_file(tmp_path):
         rows_of(open_source(spec(), [path]))
 
 
-def test_pipes_and_devices_are_refused(tmp_path):
+def test_pipes_and_devices_are_rejected(tmp_path):
     """D13: the file would be empty when it is read again."""
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", "-", "/dev/null"):
@@ -64,7 +64,7 @@ def test_pipes_and_devices_are_refused(tmp_path):
 
 @pytest.mark.parametrize("policy", BAD_INPUT_POLICIES)
 @pytest.mark.parametrize(("file_format", "header"), [("delimited", True), ("delimited", False), ("json_lines", False)])
-def test_carriage_returns_alone_are_refused(tmp_path, policy, file_format, header):
+def test_carriage_returns_alone_are_rejected(tmp_path, policy, file_format, header):
     """C4: no policy may pass over a file that is one line."""
     path = tmp_path / "log"
     path.write_bytes(
@@ -106,7 +106,7 @@ def test_floats_that_are_integers_are_ids(tmp_path, policy):
     ids=["bool", "binary", "null", "time"],
 )
 @pytest.mark.parametrize("policy", BAD_INPUT_POLICIES)
-def test_columns_of_other_types_are_refused(tmp_path, values, policy):
+def test_columns_of_other_types_are_rejected(tmp_path, values, policy):
     """D12: with the column, its type and what is expected."""
     pq.write_table(pa.table({"n": [1, 2], "x": values}), tmp_path / "log")
     for kind in ("number", "integer", "text", "hex32"):
@@ -115,7 +115,7 @@ def test_columns_of_other_types_are_refused(tmp_path, values, policy):
 
 
 @pytest.mark.parametrize("policy", BAD_INPUT_POLICIES)
-def test_integers_beyond_64_bits_are_told(tmp_path, policy):
+def test_integers_beyond_64_bits_are_reported(tmp_path, policy):
     """D12: the message says which integers are taken."""
     pq.write_table(pa.table({"n": pa.array([1, 2**63], pa.uint64()), "x": [1.0, 1.0]}), tmp_path / "log")
     source = open_source(spec("parquet"), [tmp_path / "log"], policy)

@@ -95,7 +95,7 @@ def test_states_of_many_pieces_are_merged_in_a_tree(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "0m"])
-def test_pieces_of_no_size_are_told_before_any_work(tmp_path: Path, size: str) -> None:
+def test_pieces_of_no_size_are_reported_before_any_work(tmp_path: Path, size: str) -> None:
     log = shop_files(tmp_path / "raw")
     asked = dataclasses.replace(on_spark(PrepareOptions()), spark_conf={"spark.sql.files.maxPartitionBytes": size})
     with pytest.raises(FieldError) as caught:
@@ -123,7 +123,7 @@ def test_weights_and_metadata_are_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bad", ["-2", "", "1e39"])
-def test_bad_weights_are_told_and_left_out_as_by_the_local_engine(tmp_path: Path, bad: str) -> None:
+def test_bad_weights_are_reported_and_left_out_as_by_the_local_engine(tmp_path: Path, bad: str) -> None:
     log = tmp_path / "log.tsv"
     weights = [str(row / 4) for row in range(30)]
     weights[11] = bad
@@ -209,7 +209,7 @@ g0,0,1.5,d
 """
 
 
-def test_bad_input_is_told_with_file_and_line(tmp_path: Path) -> None:
+def test_bad_input_is_reported_with_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
     path.write_bytes(BAD_LINES)
     with pytest.raises(FormatError, match=r"bad\.csv: line 3, column 'code': got 'g0', expected up to 8 hex"):
@@ -255,7 +255,7 @@ def refusing() -> WorkflowSpec:
     )
 
 
-def test_rows_of_which_something_is_refused_are_judged_by_the_policy(tmp_path: Path) -> None:
+def test_rows_of_which_something_is_rejected_are_judged_by_the_policy(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_bytes(REFUSED)
     ours, theirs = both(refusing(), [path], tmp_path, bad_input="missing")
@@ -274,7 +274,7 @@ def test_values_that_a_fitted_step_makes_invalid_are_bad_input(tmp_path: Path) -
     _assert_same_error(dataclasses.replace(spec, steps=steps), [path], tmp_path / "out")
 
 
-def test_labels_of_which_none_is_positive_are_told(tmp_path: Path) -> None:
+def test_labels_of_which_none_is_positive_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("label,word,price,code\n1,a,2,1\n2,b,3,2\n")
     sold = dataclasses.replace(_small(CSV, ("word",)), labels=(LabelSpec(name="label", positives=("3",)),))

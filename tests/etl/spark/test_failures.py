@@ -10,7 +10,7 @@ from terarec.errors import ClusterError, MissingDependencyError, StorageError
 from terarec.etl.spark.session import check_master, check_spark
 
 
-def test_a_master_that_does_not_answer_is_told_spark_errors() -> None:
+def test_a_master_that_does_not_answer_is_reported_spark_errors() -> None:
     with pytest.raises(ClusterError, match=r"spark_master: got 'spark://127.0.0.1:1', where no master answers \(127."):
         check_master("spark://127.0.0.1:1")
 
@@ -76,7 +76,7 @@ def test_executors_without_terarec_are_named() -> None:
         raise PySparkException("Job aborted\nModuleNotFoundError: No module named 'terarec'\n\tat a.B")
 
 
-def test_a_missing_java_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_java_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("pyspark", reason="PySpark is not installed")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(MissingDependencyError, match=r"needs Java 17 or later, found .*/bin/java, which does not run"):

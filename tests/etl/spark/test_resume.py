@@ -49,7 +49,7 @@ def resumed(log: list[Path], out: Path) -> list[str]:
     return [phase.name for phase in report.phases if phase.resumed]
 
 
-def test_an_interrupted_run_is_gone_on_with(tmp_path: Path) -> None:
+def test_an_interrupted_run_is_resumed(tmp_path: Path) -> None:
     log = shop_files(tmp_path / "raw")
 
     def interrupt(progress: Progress) -> None:
@@ -69,7 +69,7 @@ def test_an_interrupted_run_is_gone_on_with(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["fit 1", "write"])
-def test_a_killed_run_is_gone_on_with(tmp_path: Path, phase: str) -> None:
+def test_a_killed_run_is_resumed(tmp_path: Path, phase: str) -> None:
     log = shop_files(tmp_path / "raw")
     ended = subprocess.run([sys.executable, "-c", KILLED, phase, tmp_path / "out", *log], check=False)
     assert ended.returncode == -signal.SIGKILL

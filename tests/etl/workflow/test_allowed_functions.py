@@ -57,7 +57,7 @@ def saved(directory: Path, **functions: str) -> Path:
     return directory
 
 
-def test_a_function_is_refused_by_name_before_its_module_is_imported(tmp_path: Path) -> None:
+def test_a_function_is_rejected_by_name_before_its_module_is_imported(tmp_path: Path) -> None:
     module = tmp_path / "somebodys_code.py"
     module.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\ndef f(x): return x\n")
     directory = saved(tmp_path / "workflow", function="somebodys_code:f")

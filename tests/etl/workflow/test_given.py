@@ -36,7 +36,7 @@ RAW: dict[str, list[Any]] = {
 }
 
 
-def test_values_are_taken_as_they_are() -> None:
+def test_values_are_taken_unchanged() -> None:
     workflow = identity_workflow(DATASET)
     encoded = workflow.encode({**RAW, "click": [0.0, 1.0, 1.0]})
     assert encoded.dense.tolist() == [[0.5], [-1.0], [2.0**60]]
@@ -90,12 +90,12 @@ def test_records_one_by_one_are_those_of_the_block(rows: list[tuple[Any, ...]]) 
         ("city", ["a", "b", "c"], "column 'city': not in the workflow's records, expected price, user, tags"),
     ],
 )
-def test_what_cannot_be_taken_is_told(column: str, values: list[Any], problem: str) -> None:
+def test_what_cannot_be_taken_is_reported(column: str, values: list[Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         identity_workflow(DATASET).encode({**RAW, column: values})
 
 
-def test_a_data_set_is_asked_for_its_workflow(tmp_path: Path) -> None:
+def test_a_data_set_is_requested_its_workflow(tmp_path: Path) -> None:
     write_dataset(DATASET, tmp_path / "given")
     workflow = workflow_of(tmp_path / "given")
     assert workflow.spec == identity_workflow(DATASET).spec

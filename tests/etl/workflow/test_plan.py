@@ -129,6 +129,6 @@ def test_a_column_that_a_later_step_replaces_is_the_earlier_one_before_it() -> N
         (lambda: spec(KeepRows(column="shown", values=("a",))), "'shown' holds lists of text"),
     ],
 )
-def test_what_does_not_fit_is_told_with_its_step(made: object, problem: str) -> None:
+def test_what_does_not_fit_is_reported_with_its_step(made: object, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         plan(made())  # type: ignore[operator]

@@ -178,7 +178,7 @@ def test_numbers_are_the_same_in_every_form_and_one_by_one(values: list[Any], re
         ("city", "Oslo", "column 'city': got str, expected a list, a NumPy array or an Arrow array"),
     ],
 )
-def test_a_wrong_column_or_value_is_told_in_one_line(
+def test_a_wrong_column_or_value_is_reported_in_one_line(
     column: str, values: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(raw_values, "SMALL_ROWS", 0)
@@ -198,6 +198,6 @@ def test_a_wrong_column_or_value_is_told_in_one_line(
         ("city", pa.array([True, False, True, True]), "column 'city', row 0: got True, expected text"),
     ],
 )
-def test_a_small_arrow_array_is_told_by_its_first_wrong_value(column: str, values: Any, message: str) -> None:
+def test_a_small_arrow_array_is_reported_by_its_first_wrong_value(column: str, values: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         WORKFLOW.encode({**RECORDS, column: values})

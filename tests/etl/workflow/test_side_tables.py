@@ -70,6 +70,6 @@ def test_lists_of_keys_give_lists() -> None:
         ),
     ],
 )
-def test_tables_that_do_not_fit_are_refused(step: Operator, told: str) -> None:
+def test_tables_that_do_not_fit_are_rejected(step: Operator, told: str) -> None:
     with pytest.raises(ConfigError, match=rf"steps\[0\] JoinTable: {told}"):
         planned(step)

@@ -81,7 +81,7 @@ def test_half_precision_is_read(tmp_path):
         (struct.pack("<5i2i2Q2i", 2, 1, 0, 0, 3, 4, 4, 2, 1, 2, 3), r"got tables \[4, 4\]"),
     ],
 )
-def test_damaged_meta_data_is_refused(tmp_path, content, message):
+def test_damaged_meta_data_is_rejected(tmp_path, content, message):
     (tmp_path / "meta_data").write_bytes(content)
     with pytest.raises(FormatError, match=message):
         open_collection(tmp_path)
@@ -97,7 +97,7 @@ def test_damaged_meta_data_is_refused(tmp_path, content, message):
         ("weight1", struct.pack("<2i", 2, 1) + bytes(120 + 9), "weight1: holds 137 bytes, expected records of 8"),
     ],
 )
-def test_a_damaged_table_is_refused(tmp_path, name, content, message):
+def test_a_damaged_table_is_rejected(tmp_path, name, content, message):
     write(tmp_path / "x")
     (tmp_path / "x" / name).write_bytes(content)
     dump = open_collection(tmp_path / "x")

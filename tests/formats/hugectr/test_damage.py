@@ -192,12 +192,12 @@ def check(folder: Path, kind: Kind, *, seed: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_s3_a_damaged_file_is_found_harmless_or_refused(tmp_path: Path, name: str) -> None:
+def test_s3_a_damaged_file_is_found_harmless_or_rejected(tmp_path: Path, name: str) -> None:
     check(tmp_path, KINDS[name], seed=1, count=40)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("seed", [2, 3])
-def test_s3_many_damaged_files_are_found_harmless_or_refused(tmp_path: Path, name: str, seed: int) -> None:
+def test_s3_many_damaged_files_are_found_harmless_or_rejected(tmp_path: Path, name: str, seed: int) -> None:
     check(tmp_path, KINDS[name], seed=seed, count=400)

@@ -55,7 +55,7 @@ def test_an_optimizer_without_states_has_an_empty_file(tmp_path):
         (22, "holds 22 bytes, expected records of 4 bytes"),
     ],
 )
-def test_a_wrong_size_is_refused(tmp_path, size, message):
+def test_a_wrong_size_is_rejected(tmp_path, size, message):
     path = tmp_path / "x.model"
     path.write_bytes(bytes(size))
     with pytest.raises(FormatError, match=message):
@@ -97,7 +97,7 @@ def test_statistics_are_plain_json(tmp_path):
         ('{"layers": [{"type": "BatchNorm", "mean": [1], "var": []}]}', "got 1 means and 0 variances"),
     ],
 )
-def test_damaged_statistics_are_refused(tmp_path, text, message):
+def test_damaged_statistics_are_rejected(tmp_path, text, message):
     path = tmp_path / "x.ntp.json"
     path.write_text(text)
     with pytest.raises(FormatError, match=message):

@@ -124,7 +124,7 @@ class _Requests:
         return self._file.read(start, stop)
 
 
-def test_a_fault_behind_the_first_group_is_told_with_its_place_in_the_file(tmp_path):
+def test_a_fault_behind_the_first_group_is_reported_with_its_place_in_the_file(tmp_path):
     layout = make_layout(slots=((3, False),), key_bytes=8)
     content = bytearray(norm_bytes(layout, *make_rows(layout, 9), checksum=True))
     byte = 69
@@ -230,7 +230,7 @@ def test_a_file_cut_anywhere_after_its_header(tmp_path, slots, checksum):
 
 @pytest.mark.parametrize("checksum", [False, True])
 @pytest.mark.parametrize("slots", [ONE_HOT, ((1, True), (3, False))])
-def test_a_file_that_goes_on(tmp_path, slots, checksum):
+def test_a_file_that_resumes(tmp_path, slots, checksum):
     layout = make_layout(slots=slots)
     content = norm_bytes(layout, *make_rows(layout, 3, seed=1), checksum=checksum)
     path = saved(tmp_path, content + b"\0\0\0\0")

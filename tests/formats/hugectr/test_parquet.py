@@ -115,7 +115,7 @@ class _Cut:
         self.read = lambda group: (file.read(group), 0)
 
 
-def test_a_damaged_piece_is_told_every_time(tmp_path):
+def test_a_damaged_piece_is_reported_every_time(tmp_path):
     path = saved(
         tmp_path, {name: pa.concat_arrays([array] * 500) for name, array in COLUMNS.items()}, compression="none"
     )

@@ -104,7 +104,7 @@ def test_a_size_that_is_no_whole_number_of_records(tmp_path, size):
         FixedRecordFile(tmp_path / "x.bin", layout, raw_types(layout, float_label_dense=True))
 
 
-def test_fewer_records_than_asked_for(tmp_path):
+def test_fewer_records_than_requested(tmp_path):
     layout = make_layout(slots=ONE_HOT)
     (tmp_path / "x.bin").write_bytes(bytes(40))
     types = raw_types(layout, float_label_dense=True)

@@ -138,7 +138,7 @@ def test_a_folder_with_files_of_others_is_left_alone(tmp_path):
         ("slot_id", 8, r"slot_id: holds 1 slots, expected 2, one for each key"),
     ],
 )
-def test_a_damaged_folder_is_refused(tmp_path, name, size, message):
+def test_a_damaged_folder_is_rejected(tmp_path, name, size, message):
     write_sparse_folder(tmp_path / "x", [GOLDEN])
     (tmp_path / "x" / name).write_bytes(bytes(size))
     with pytest.raises(FormatError, match=message):
@@ -162,7 +162,7 @@ def test_a_folder_that_shrinks_while_it_is_read(tmp_path):
         list(folder.chunks())
 
 
-def test_a_damaged_file_is_refused(tmp_path):
+def test_a_damaged_file_is_rejected(tmp_path):
     (tmp_path / "x").write_bytes(bytes(25))
     with pytest.raises(FormatError, match="holds 25 bytes, expected records of 12 bytes"):
         list(read_sparse_file(tmp_path / "x", SparseFileLayout(2, 4, False)))
