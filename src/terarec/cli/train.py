@@ -21,6 +21,7 @@ from terarec.spec import (
     DLRMSpec,
     ModelSpec,
     RunSpec,
+    Tiers,
 )
 from terarec.spec.registry import Registry
 
@@ -119,6 +120,10 @@ class TrainOptions:
     out: Annotated[Path, typer.Option(help="RUN directory to write: checkpoints, metrics, report.html.")]
     data: Annotated[Path | None, typer.Option(help="A prepared data set.")] = None
     settings: Annotated[Mapping[str, str], Settings(RunSpec, SETTINGS)] = field(default_factory=dict)
+    tiers: Annotated[
+        str | None,
+        typer.Option(metavar="host=SIZE,file=DIR", help="Memories of the tables' rows: device=, host=, file=."),
+    ] = None
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Train so many runs, with the seeds S, S + 1, ...: RUN/seed-S, ...")
     ] = None
@@ -165,6 +170,8 @@ def run_spec(options: TrainOptions) -> RunSpec:
         changes["init_from"] = str(options.init_from.absolute())
     if options.reset_optimizer:
         changes["reset_optimizer"] = "true"
+    if options.tiers is not None:
+        changes |= _tier_changes(base, Tiers.parse(options.tiers))
     changes |= parse_assignments(options.assignments or ())
     return with_graph(override(base, _with_bottom_as_wide(base, changes)), Path.cwd())
 
@@ -189,6 +196,17 @@ def _base(options: TrainOptions) -> RunSpec:
             f"or --resume and a run in {options.out}, or --init-from and another run"
         )
     return RunSpec(data=str(options.data))
+
+
+def _tier_changes(base: RunSpec, tiers: Tiers) -> dict[str, str]:
+    """Return the fields to set for `tiers`, in the place of those of `base`."""
+    path = "model.tables.tiers"
+    has_some = getattr(getattr(base.model, "tables", None), "tiers", None) is not None
+    changes = {path: "none"} if has_some else {}
+    if tiers.file is not None:
+        tiers = dataclasses.replace(tiers, file=str(Path(tiers.file).absolute()))
+    given = {name: getattr(tiers, name) for name in ("device", "host", "file")}
+    return changes | {f"{path}.{name}": value for name, value in given.items() if value is not None}
 
 
 def _first_seed(out: Path) -> Path:
@@ -301,6 +319,9 @@ def _figures(run: Run, report: FitReport, page: Path | None) -> dict[str, Any]:
         "seconds": report.seconds,
         "samples_per_second": report.samples_per_second,
         "peak_memory_bytes": report.peak_memory_bytes,
+        "tier_hit_rate": None if report.tiers is None else report.tiers.hit_rate,
+        "tier_bytes_read": None if report.tiers is None else report.tiers.bytes_read,
+        "tier_bytes_written": None if report.tiers is None else report.tiers.bytes_written,
         "checkpoint": str(report.checkpoint) if report.checkpoint is not None else None,
         "report": str(page) if page is not None else None,
     }

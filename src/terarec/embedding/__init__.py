@@ -4,6 +4,7 @@ from terarec.embedding.collection import EmbeddingCollection
 from terarec.embedding.modules import Embedding, EmbeddingBag, replace_embeddings
 from terarec.embedding.output import EmbeddingOutput, PaddedKeys, PaddedSequences, Sequences, pad_sequences
 from terarec.embedding.quantized import QuantizedCollection
+from terarec.embedding.tables import share_tiers
 
 __all__ = [
     "Embedding",
@@ -16,4 +17,5 @@ __all__ = [
     "Sequences",
     "pad_sequences",
     "replace_embeddings",
+    "share_tiers",
 ]

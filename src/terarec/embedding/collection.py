@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -53,6 +54,7 @@ from terarec.storage import (
     RowBatch,
     StaticTable,
     TieredArena,
+    TierUse,
     dynamic_tables,
     static_tables,
     tiered_tables,
@@ -261,6 +263,11 @@ class EmbeddingCollection(nn.Module):
         )
         return self._with_backward(lambda: alias, self._keep_table_gradient(table))
 
+    def tier_use(self) -> TierUse | None:
+        """Return what the tiers of the tables did so far; None without any."""
+        uses = [tiers.use for tiers in map(tiers_of, self.arenas) if tiers is not None]
+        return reduce(TierUse.plus, uses) if uses else None
+
     def memory_bytes(self) -> int:
         """Return the bytes of all weights, optimizer states and indexes."""
         return sum(table.memory_bytes for table in self.tables.values())
@@ -301,7 +308,9 @@ class EmbeddingCollection(nn.Module):
                 tiers = tiers_of(arena)
                 where = None
                 if tiers is not None:
-                    where = tiers.place(RowBatch(part.rows, part.part.keys, part.tables), purpose="this batch")
+                    where = tiers.place(
+                        RowBatch(part.rows, part.part.keys, part.tables), purpose="this batch", is_trained=learns
+                    )
                 found[index] = part, where
                 if learns and isinstance(arena, DynamicArena):
                     arena.pin()
@@ -479,8 +488,8 @@ class _Held:
         """Return rows int64[n] of ``keys int64[n]``."""
         table = self._table
         if isinstance(table, DynamicTable):
-            rows = table.rows(keys, train=False)
-            return rows.masked_fill_(rows == table.number, -1)
+            rows = table.rows(keys.to(table.arena.device), train=False)
+            return rows.masked_fill_(rows == table.number, -1).to(keys.device)
         is_key = (keys >= 0) & (keys < len(table))
         return torch.where(is_key, keys + table.base, -1)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
+from terarec.embedding import EmbeddingCollection, share_tiers
 from terarec.errors import ConfigError
 from terarec.models.autoint import AutoInt
 from terarec.models.dcn import DCN
@@ -108,5 +109,9 @@ def build_model(
         StorageError: Not enough memory for the tables.
     """
     if isinstance(spec, PythonModelSpec):
-        return python_model(spec, dataset, num_outputs=num_outputs, seed=seed, allow_import=allow_import)
-    return MODELS[type(spec)](spec, dataset, num_outputs=num_outputs, seed=seed)
+        model = python_model(spec, dataset, num_outputs=num_outputs, seed=seed, allow_import=allow_import)
+    else:
+        model = MODELS[type(spec)](spec, dataset, num_outputs=num_outputs, seed=seed)
+    collections = (module for module in model.modules() if isinstance(module, EmbeddingCollection))
+    share_tiers([arena for collection in collections for arena in collection.arenas])
+    return model

@@ -11,18 +11,18 @@ from terarec.errors import TerarecError
 from terarec.storage.row_levels import RowLevel
 from terarec.storage.slots import RowBatch
 
+_MOST_BATCHES = 4  # whose rows are staged; what an older one left is forgotten
+
 
 class StagedRows:
     """Distinct rows of one coming batch on their way from a slower tier.
 
     Attributes:
         batch: the rows, rising.
-        until: number of the batch that wants them.
     """
 
-    def __init__(self, batch: RowBatch, until: int, row_bytes: int) -> None:
+    def __init__(self, batch: RowBatch, row_bytes: int) -> None:
         self.batch = batch
-        self.until = until
         self._values = torch.empty(batch.rows.numel(), row_bytes, dtype=torch.uint8)
         self._found = torch.zeros(0, dtype=torch.bool)
         self._is_valid = torch.ones(batch.rows.numel(), dtype=torch.bool)
@@ -78,12 +78,11 @@ class Lookahead:
     def __init__(self) -> None:
         self._staged: list[StagedRows] = []
 
-    def reserve(self, batch: RowBatch, until: int, row_bytes: int) -> StagedRows:
+    def reserve(self, batch: RowBatch, row_bytes: int) -> StagedRows:
         """Return room for those of the rows of a coming batch that are not staged yet, to be filled at once.
 
         Args:
             batch: rows in host memory, which may repeat.
-            until: number of the batch that wants them.
             row_bytes: bytes of a row.
         """
         rows, order = batch.rows.sort()
@@ -91,8 +90,8 @@ class Lookahead:
         is_first[1:] = rows[1:] != rows[:-1]
         for staged in self._staged:
             is_first &= ~staged.places(rows)[0]
-        held = StagedRows(batch.part(order[is_first]), until, row_bytes)
-        self._staged.append(held)
+        held = StagedRows(batch.part(order[is_first]), row_bytes)
+        self._staged = [*self._staged[1 - _MOST_BATCHES :], held]
         return held
 
     def take(self, rows: Tensor, out: Tensor, found: Tensor) -> Tensor:
@@ -106,10 +105,6 @@ class Lookahead:
         """Forget ``rows int64[n]``, which have changed."""
         for staged in self._staged:
             staged.drop(rows.cpu())
-
-    def passed(self, batch: int) -> None:
-        """Forget what no batch after `batch` wants."""
-        self._staged = [staged for staged in self._staged if staged.until > batch]
 
     def clear(self) -> None:
         """Forget everything."""

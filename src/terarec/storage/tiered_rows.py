@@ -53,6 +53,8 @@ class TierUse(NamedTuple):
         rows_read: Rows read from the tier below.
         rows_written: Rows written to it.
         staged: Rows of `rows_read` that were read ahead.
+        bytes_read: Bytes of the rows read.
+        bytes_written: Bytes of the rows written.
     """
 
     lookups: int = 0
@@ -60,10 +62,21 @@ class TierUse(NamedTuple):
     rows_read: int = 0
     rows_written: int = 0
     staged: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the lookups that were hits; 1 without lookups."""
+        return self.hits / self.lookups if self.lookups else 1.0
 
     def plus(self, other: TierUse) -> TierUse:
         """Return the sums."""
         return TierUse(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+    def minus(self, other: TierUse) -> TierUse:
+        """Return what was done since `other`."""
+        return TierUse(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 class TieredRows:
@@ -197,19 +210,20 @@ class TieredRows:
             if old is not None:
                 self._take_over(old, self._format)
 
-    def place(self, batch: RowBatch, *, purpose: str) -> PlacedRows:
+    def place(self, batch: RowBatch, *, purpose: str, is_trained: bool = True) -> PlacedRows:
         """Bring rows into the fast tier.
 
         Args:
             batch: rows, which may repeat.
             purpose: what needs them, for the error.
+            is_trained: whether the batch is one of those that `ahead` counts.
 
         Raises:
             BudgetError: they do not fit beside the rows that pending gradients need.
         """
         with self.lock:
             memory = self._open()
-            self._batch += 1
+            self._batch += is_trained
             slots = memory.slots.find(batch.rows)
             absent = (slots < 0).nonzero()[:, 0]
             used = memory.slots.distinct(slots[slots >= 0] if absent.numel() else slots)
@@ -223,7 +237,6 @@ class TieredRows:
                     raise
                 used = torch.cat([used, new])
             self._count(lookups=used.numel(), hits=hits)
-            self._ahead.passed(self._batch)
             return PlacedRows(slots, memory.slots.pin(used))
 
     def share_pin(self, pin: Pin) -> Pin:
@@ -280,11 +293,12 @@ class TieredRows:
             memory = self._open()
             if memory.below is None:
                 return
+            batch = batch.to(self.device)
             slots = memory.slots.find(batch.rows)
             wanted = self._batch + number
             memory.slots.wanted_until[slots[slots >= 0]] = wanted
             absent = batch.part((slots < 0).nonzero()[:, 0]).to(_CPU)
-            staged = self._ahead.reserve(absent, wanted, self._format.num_bytes)
+            staged = self._ahead.reserve(absent, self._format.num_bytes)
             below = memory.below
         staged.fill(below)
 
@@ -564,7 +578,7 @@ class TieredRows:
         batch = RowBatch(owners.rows[slots], owners.keys[slots], owners.tables[slots].long()).to(_CPU)
         state = {name: held.tensor[slots] for name, held in memory.state.items()}
         memory.below.write(batch, memory.format.pack(memory.weights.tensor[slots].cpu(), _on_cpu(state)))
-        self._count(rows_written=slots.numel())
+        self._count(rows_written=slots.numel(), bytes_written=slots.numel() * memory.format.num_bytes)
 
     def _load(self, memory: _Memory, slots: Tensor, batch: RowBatch) -> None:
         """Write the rows of `batch` to ``slots int64[n]``: from the tier below, or their first values."""
@@ -574,7 +588,7 @@ class TieredRows:
             got = found.nonzero()[:, 0]
             weights, state = self._format.unpack(values if got.numel() == slots.numel() else values[got])
             memory.put(slots[got.to(self.device)], weights, state)
-            self._count(rows_read=got.numel(), staged=staged)
+            self._count(rows_read=got.numel(), staged=staged, bytes_read=got.numel() * self._format.num_bytes)
         fresh = (~found).nonzero()[:, 0].to(self.device)
         if fresh.numel():
             self._begin(

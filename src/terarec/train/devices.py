@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 import terarec
 from terarec.batch import Batch, to_device
@@ -15,6 +16,7 @@ from terarec.data.reader import BatchReader
 from terarec.errors import ConfigError, KernelError
 from terarec.kernels.registry import OPS, active
 from terarec.spec import TrainingSpec
+from terarec.train.row_tiers import collections_in_tiers, read_ahead
 
 CPU = torch.device("cpu")
 
@@ -45,11 +47,16 @@ def describe_device(device: torch.device) -> str:
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
 
 
-def batches_on(reader: BatchReader, device: torch.device) -> Iterator[tuple[Batch, dict[str, Any] | None]]:
+def batches_on(
+    reader: BatchReader, device: torch.device, model: nn.Module | None = None
+) -> Iterator[tuple[Batch, dict[str, Any] | None]]:
     """Yield the batches of `reader` on `device`, each with the reader's state after it, or None for its present one.
 
-    On a GPU the reader is one batch ahead (`copied_ahead`), so its state is noted before that.
+    On a GPU the reader is one batch ahead (`copied_ahead`), so its state is noted before that. So it is where `model` has
+    tables in tiers, whose rows are read ahead.
     """
+    if model is not None and collections_in_tiers(model):
+        return copied_ahead(read_ahead(((batch, reader.state_dict()) for batch in reader), model), device)
     if device.type == "cuda":
         return copied_ahead(((batch, reader.state_dict()) for batch in reader), device)
     return copied_ahead(((batch, None) for batch in reader), device)

@@ -103,11 +103,12 @@ class PointLogger(Callback):
 
 
 class MetricsLog(PointLogger):
-    """Writes a line for each start, a training line every few steps and a line per evaluation.
+    """Writes a line for each start, a training line every few steps, a line per evaluation, and one of tables in tiers.
 
     The line of a start has ``step``, ``samples`` and what `describe_environment` returns. A training line is a point of
     `PointLogger`. An evaluation line has ``step``, ``samples``, ``split``, every metric by its name, ``seconds``, and
-    ``labels`` and ``slices`` where there are several.
+    ``labels`` and ``slices`` where there are several. The line of tables in tiers comes at the end: ``tiers`` has the
+    numbers of `terarec.storage.TierUse`.
 
     Args:
         path: Path of the file. Lines after the step at which training starts are removed, the others kept.
@@ -141,6 +142,9 @@ class MetricsLog(PointLogger):
         """Write what is left and close the file."""
         if self._file is not None:
             super().on_end(trainer)
+            tiers = trainer.tier_use()
+            if tiers is not None:
+                self._write({"step": trainer.step, "samples": trainer.samples, "tiers": tiers._asdict()})
             self._file.close()
             self._file = None
 

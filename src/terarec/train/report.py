@@ -29,6 +29,7 @@ from terarec.reports.numbers import byte_text, duration_text, setting_text
 from terarec.reports.page import Facts, Grid, Page, Plot, Row, Tile, render
 from terarec.reports.plots import BLUE, GREEN, OCHRE, ORANGE, PALE_BLUE, PURPLE, new_axes, plot_style, svg_element
 from terarec.spec import DatasetSpec, RunSpec, to_data
+from terarec.storage import TierUse
 from terarec.train.report_log import RunLog, read_log
 from terarec.train.run_dir import RunDirectory
 
@@ -81,7 +82,7 @@ def write_report(run_dir: Path) -> Path:
                     Facts(title="Model", rows=[*_fields(run.model), *_parameter_rows(newest, sizes)]),
                     Facts(title="Data", rows=_data_rows(run, dataset)),
                     Facts(title="Training", rows=[*_optimizer_rows(run), *_fields(run.training)]),
-                    Facts(title="What it ran on", rows=[*_start_rows(log), *_machine_rows()]),
+                    Facts(title="What it ran on", rows=[*_start_rows(log), *_tier_rows(log), *_machine_rows()]),
                 ),
             ),
             Row(width="wide", cards=[_table_grid(sizes)]),
@@ -203,6 +204,16 @@ def _start_rows(log: RunLog) -> Iterator[tuple[str, str]]:
     for implementation in dict.fromkeys(kernels.values()):
         operations = [op for op, used in kernels.items() if used == implementation]
         yield f"kernels: {implementation}", ", ".join(operations)
+
+
+def _tier_rows(log: RunLog) -> Iterator[tuple[str, str]]:
+    if log.tiers:
+        total = {name: sum(held.get(name, 0) for held in log.tiers) for name in TierUse._fields}
+        use = TierUse(**total)
+        read, written = byte_text(use.bytes_read), byte_text(use.bytes_written)
+        yield "rows in the fastest tier", f"{use.hit_rate:.1%} of the rows that batches needed"
+        yield "rows read from slower tiers", f"{use.rows_read:,} ({read}), {use.staged:,} of them ahead"
+        yield "rows written to slower tiers", f"{use.rows_written:,} ({written})"
 
 
 def _machine_rows() -> list[tuple[str, str]]:

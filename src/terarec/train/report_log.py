@@ -25,11 +25,13 @@ class RunLog:
         training: Lines with a loss.
         evaluations: Lines with a split; a figure that was not a number is not in them.
         starts: Lines that say what the training ran on, one for each start.
+        tiers: What tables in tiers did, by name, one for each start that ended; empty without such tables.
     """
 
     training: Sequence[dict[str, Any]]
     evaluations: Sequence[dict[str, Any]]
     starts: Sequence[dict[str, Any]] = ()
+    tiers: Sequence[dict[str, int]] = ()
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -61,6 +63,7 @@ def read_log(path: Path) -> RunLog:
         training=_last_of_each_step([point for point in points if "loss" in point]),
         evaluations=_last_of_each_step([point for point in points if "split" in point]),
         starts=[point for point in points if "device" in point],
+        tiers=[point["tiers"] for point in points if "tiers" in point],
     )
 
 

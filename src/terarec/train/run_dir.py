@@ -35,6 +35,10 @@ _NAMES = frozenset(
 _MAY_CHANGE = frozenset(
     {
         "data",
+        "model.tables.tiers",
+        "model.tables.tiers.device",
+        "model.tables.tiers.host",
+        "model.tables.tiers.file",
         "training.epochs",
         "training.max_steps",
         "training.device",

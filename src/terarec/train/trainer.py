@@ -26,9 +26,11 @@ from terarec.nn.precision import autocast, warn_if_slow
 from terarec.optim import LossScaler, freeze
 from terarec.spec import TrainingSpec
 from terarec.spec.quoting import did_you_mean
+from terarec.storage import TierUse
 from terarec.train.devices import batches_on
 from terarec.train.evaluation import Evaluation, Evaluator
 from terarec.train.optimizers import Optimizers
+from terarec.train.row_tiers import use_of
 from terarec.train.stopping import EarlyStopping, Interrupts
 
 
@@ -85,6 +87,7 @@ class FitReport:
         best_step: Step of the evaluation that was best by ``training.monitor``, or None.
         stopped_early: Whether ``training.patience`` ended the training.
         peak_memory_bytes: Most physical memory that this process ever held.
+        tiers: What the tiers of tables did in this call; None without any.
         checkpoint: The newest checkpoint, if the run writes any.
     """
 
@@ -100,6 +103,7 @@ class FitReport:
     best_step: int | None
     stopped_early: bool
     peak_memory_bytes: int
+    tiers: TierUse | None = None
     checkpoint: Path | None = None
 
 
@@ -183,6 +187,7 @@ class Trainer:
         self._evaluated_step = -1
         self._is_in_step = self._is_stopped = False
         self._evaluation_seconds = 0.0
+        self._tiers_before: TierUse | None = None
         self._interrupts = Interrupts()
         self._stepped = tuple(optimizers)
         if spec.freeze:
@@ -256,6 +261,7 @@ class Trainer:
             self._steps_in_epoch = (self.step - 1) % self.steps_per_epoch + 1 if self.step else 0
         self._is_stopped = False
         self._evaluation_seconds = 0.0
+        self._tiers_before = use_of(self.model)
         samples_before, throughput = self.samples, Throughput()
         try:
             with Interrupts() as self._interrupts:
@@ -288,6 +294,7 @@ class Trainer:
             best_step=self.early_stopping.best_step,
             stopped_early=self.early_stopping.is_over,
             peak_memory_bytes=memory.peak_bytes(),
+            tiers=self.tier_use(),
         )
 
     def train_step(self, *batches: Batch) -> Tensor:
@@ -370,6 +377,11 @@ class Trainer:
         """Score all batches of `reader` with the model as it is."""
         return self.evaluator.evaluate(self._module, reader)
 
+    def tier_use(self) -> TierUse | None:
+        """Return what the tiers of tables did since the last `fit` began; None without any."""
+        now, before = use_of(self.model), self._tiers_before
+        return now if now is None or before is None else now.minus(before)
+
     def reader_state(self) -> dict[str, Any]:
         """Return the state of the train reader after the last step's batch, as JSON data."""
         assert self.reader is not None, "only a running fit has a reader to save"
@@ -429,7 +441,7 @@ class Trainer:
 
     def _run_epoch(self, train_reader: BatchReader, valid_reader: BatchReader | None) -> None:
         """Train on the batches that are left of an epoch, or on fewer if ``max_steps`` comes first."""
-        batches = batches_on(train_reader, self.device)
+        batches = batches_on(train_reader, self.device, self.model)
         while group := list(islice(batches, self.spec.accumulate)):
             if self.is_epoch_end:
                 self._steps_in_epoch = 0
