@@ -147,7 +147,7 @@ def test_poolings_key_weights_and_accumulated_gradients(tmp_path: Path, kind: st
         FeatureSpec(name="f4", table="b", pooling="mean"),
     ]
     tables = STATIC[:2] if kind == "static" else [dynamic_twin(table) for table in STATIC[:2]]
-    tiers = Tiers(host="30KiB", file=str(tmp_path))
+    tiers = Tiers(host="40KiB", file=str(tmp_path))
     plain = EmbeddingCollection(tables, features, seed=4)
     tiered = EmbeddingCollection([replace(table, tiers=tiers) for table in tables], features, seed=4)
     optimizers = [RowOptimizer(collection, AdamSpec(lr=0.05)) for collection in (plain, tiered)]

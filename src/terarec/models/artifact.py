@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +20,8 @@ from terarec.errors import ConfigError, FormatError
 from terarec.formats import read_dataset
 from terarec.models.registry import build_model
 from terarec.nn.objectives import build_objective
-from terarec.spec import DatasetSpec, RunSpec
+from terarec.spec import DatasetSpec, RunSpec, Tiers
+from terarec.spec.model import ModelSpec
 
 if TYPE_CHECKING:
     from terarec.storage import AnyTable
@@ -91,7 +95,11 @@ def load_model(
     dataset = read_dataset(run_dir / DATASET_DIRECTORY)
     num_outputs = build_objective(spec.objective).num_outputs(len(dataset.labels))
     model = build_model(
-        spec.model, dataset, num_outputs=num_outputs, seed=spec.training.seed, allow_import=allow_import
+        _with_own_files(spec.model),
+        dataset,
+        num_outputs=num_outputs,
+        seed=spec.training.seed,
+        allow_import=allow_import,
     )
     if device is not None:
         model = model.to(device)
@@ -105,6 +113,18 @@ def load_model(
             # A training that goes on there may have removed it for a newer one since it was found.
             if path in complete_checkpoints(run_dir / CHECKPOINT_DIRECTORY):
                 raise
+
+
+def _with_own_files(spec: ModelSpec) -> ModelSpec:
+    """Return `spec` with a directory of this process for tables in a file tier, which a training may use meanwhile."""
+    described: Any = spec
+    tiers: Tiers | None = getattr(getattr(described, "tables", None), "tiers", None)
+    if tiers is None or tiers.file is None:
+        return spec
+    directory = str(Path(tiers.file) / f"loaded-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    own = replace(tiers, file=directory)
+    loaded: ModelSpec = replace(described, tables=replace(described.tables, tiers=own))
+    return loaded
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint, *, with_state: bool) -> None:

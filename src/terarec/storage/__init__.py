@@ -4,6 +4,7 @@ from terarec.storage.arena import Arena
 from terarec.storage.dynamic import DynamicTable, dynamic_tables
 from terarec.storage.dynamic_arena import DynamicArena
 from terarec.storage.key_rows import FrozenKeys
+from terarec.storage.row_levels import BudgetError
 from terarec.storage.row_store import MemoryRowStore, RowStore
 from terarec.storage.slots import Pin, RowBatch
 from terarec.storage.static import StaticTable, static_tables
@@ -19,6 +20,7 @@ __all__ = [
     "AnyArena",
     "AnyTable",
     "Arena",
+    "BudgetError",
     "DynamicArena",
     "DynamicTable",
     "FrozenKeys",

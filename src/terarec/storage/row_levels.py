@@ -14,6 +14,8 @@ from terarec.storage.row_store import RowStore
 from terarec.storage.slots import RowBatch, SlotMap
 
 _CPU = torch.device("cpu")
+_SPACE_RATIO = 1.6
+_CHECKED_BYTES = 256 << 20  # written between two looks at the space that files take
 
 
 class BudgetError(StorageError):
@@ -27,9 +29,16 @@ class BudgetError(StorageError):
 
     def __init__(self, message: str, *, needed: int, held: int, needed_bytes: int) -> None:
         super().__init__(message)
+        self._message = message
         self.needed = needed
         self.held = held
         self.needed_bytes = needed_bytes
+
+    def during(self, what: str) -> BudgetError:
+        """Return this error with `what` needed the rows, such as "step 7", in front."""
+        return BudgetError(
+            f"{what}: {self._message}", needed=self.needed, held=self.held, needed_bytes=self.needed_bytes
+        )
 
 
 class RowLevel(Protocol):
@@ -82,13 +91,11 @@ class TableStores:
 
     Attributes:
         stores: by the number of the table.
-        rows_read: rows that were read.
-        rows_written: rows that were written.
     """
 
     def __init__(self, stores: Sequence[RowStore]) -> None:
         self.stores = tuple(stores)
-        self.rows_read = self.rows_written = 0
+        self._since_check = 0
 
     @property
     def memory_bytes(self) -> int:
@@ -104,14 +111,18 @@ class TableStores:
             found[places] = torch.from_numpy(there)
             if isinstance(places, Tensor):
                 out[places] = part
-        self.rows_read += int(found.sum())
         return found
 
     def write(self, batch: RowBatch, values: Tensor) -> None:
         """See `RowLevel.write`."""
         for table, places in by_table(batch):
             self.stores[table].write(batch.keys[places].numpy(), values[places].numpy())
-        self.rows_written += batch.keys.numel()
+        self._since_check += batch.keys.numel() * values.shape[1]
+        if self._since_check > _CHECKED_BYTES:
+            self._since_check = 0
+            for store in self.stores:
+                if store.file_bytes > _SPACE_RATIO * store.live_bytes + _CHECKED_BYTES:
+                    store.commit()  # after which files that hold no live row are removed
 
     def erase(self, batch: RowBatch) -> None:
         """See `RowLevel.erase`."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from terarec.errors import ConfigError, StorageError
+from terarec.errors import StorageError
 from terarec.io import file_lock
+from terarec.storage.row_file import RowColumn, RowFile
 from terarec.storage.row_format import RowFormat
 from terarec.storage.row_levels import TableStores
-from terarec.storage.row_store import MOST_ROW_BYTES, MemoryRowStore, RowStore
+from terarec.storage.row_store import MOST_ROW_BYTES, RowStore
 
 _SUFFIX = ".rows"
 
@@ -30,6 +32,7 @@ class TierFiles:
         self._locks = ExitStack()
         self._generation = 0
         self._open: list[tuple[RowStore, Path]] = []
+        self._is_made = False
 
     def level(self, of: RowFormat) -> TableStores | None:
         """Return empty stores for rows of a format; former ones stay until `drop_former`.
@@ -69,22 +72,39 @@ class TierFiles:
                 shutil.rmtree(self._directory / f"{table}{_SUFFIX}", ignore_errors=True)
         self._generation = 0
         self._locks.close()
+        if self._directory is not None and self._is_made:
+            with suppress(OSError):  # which holds files of others
+                self._directory.rmdir()
 
     def _lock(self) -> None:
         assert self._directory is not None
         try:
+            self._is_made = not self._directory.exists()
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"tiers file: {self._directory}: {error.strerror}, expected a directory") from error
         for table in self._tables:
             path = self._directory / f"{table}{_SUFFIX}"
-            busy = ConfigError(f"{path}: used by another process or model, expected a directory of its own for each")
-            try:
-                self._locks.enter_context(file_lock(self._directory / f"{table}.lock", busy))
-            except ConfigError as error:
-                self._locks.close()
-                raise StorageError(str(error)) from None
+            if not self._try_lock(table):
+                # A model of this process that nobody holds any more may not be gone yet: the first pass frees the
+                # graph of its last step, the second what that held.
+                gc.collect()
+                gc.collect()
+                self._directory.mkdir(parents=True, exist_ok=True)  # which that model has removed
+                if not self._try_lock(table):
+                    self._locks.close()
+                    raise StorageError(
+                        f"{path}: used by another process or model, expected a directory of its own for each"
+                    )
             shutil.rmtree(path, ignore_errors=True)
+
+    def _try_lock(self, table: str) -> bool:
+        assert self._directory is not None
+        try:
+            self._locks.enter_context(file_lock(self._directory / f"{table}.lock", StorageError("busy")))
+        except StorageError:
+            return False
+        return True
 
     def _remove(self, held: Sequence[tuple[RowStore, Path]]) -> None:
         for store, path in held:
@@ -93,4 +113,5 @@ class TierFiles:
 
 
 def _new_store(path: Path, of: RowFormat, table: str) -> RowStore:
-    return MemoryRowStore(of.num_bytes)
+    columns = tuple(RowColumn(name=name, dtype=dtype, shape=shape) for name, dtype, shape in of.columns())
+    return RowFile.create(path, of.num_bytes, table=table, columns=columns)

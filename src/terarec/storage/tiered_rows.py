@@ -114,6 +114,7 @@ class TieredRows:
         self._specs = tuple(specs)
         self._num_defaults = num_defaults
         self._fills: dict[str, float] = {}
+        self._defaults: Tensor | None = None
         self._format = RowFormat(specs[0].width, getattr(torch, specs[0].dtype))
         self._files = TierFiles(tiers.file, [spec.name for spec in specs])
         self._closing = weakref.finalize(self, self._files.close)
@@ -454,10 +455,15 @@ class TieredRows:
     def reset_defaults(self, weights: Tensor) -> None:
         """Set the default rows to ``weights [T, D]`` and their state to its first values."""
         with self.lock:
-            memory = self._open()
-            memory.weights.tensor[: self._num_defaults] = weights
-            for name, held in memory.state.items():
-                held.tensor[: self._num_defaults] = self._fills[name]
+            self._defaults = weights
+            if self._memory is not None:
+                self._write_defaults(self._memory)
+
+    def _write_defaults(self, memory: _Memory) -> None:
+        if self._defaults is not None:
+            memory.weights.tensor[: self._num_defaults] = self._defaults
+        for name, held in memory.state.items():
+            held.tensor[: self._num_defaults] = self._fills[name]
 
     def _open(self) -> _Memory:
         if self._memory is None:
@@ -480,6 +486,7 @@ class TieredRows:
         if self._num_defaults:
             first = torch.arange(self._num_defaults, device=self.device)
             memory.slots.hold(memory.slots.assign(RowBatch(first, first, first)))
+            self._write_defaults(memory)
         return memory
 
     @property
@@ -507,10 +514,7 @@ class TieredRows:
         self._ahead.clear()
         if old.below is not None:
             self._write_all(old)
-        made = self._memory = self._new_memory()
-        for name, held in made.state.items():
-            held.tensor[: self._num_defaults] = self._fills[name]
-        made.weights.tensor[: self._num_defaults] = old.weights.tensor[: self._num_defaults].to(self.device)
+        self._memory = self._new_memory()
         for table, find in self.find_rows.items():
             for keys, weights, _ in self._items(old, old_format, table, _WRITTEN_AT_ONCE):
                 keys = keys.to(self.device)

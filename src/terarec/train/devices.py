@@ -52,8 +52,8 @@ def batches_on(
 ) -> Iterator[tuple[Batch, dict[str, Any] | None]]:
     """Yield the batches of `reader` on `device`, each with the reader's state after it, or None for its present one.
 
-    On a GPU the reader is one batch ahead (`copied_ahead`), so its state is noted before that. So it is where `model` has
-    tables in tiers, whose rows are read ahead.
+    On a GPU the reader is one batch ahead (`copied_ahead`), so its state is noted before that. The same holds where
+    `model` has tables in tiers, whose rows are read ahead.
     """
     if model is not None and collections_in_tiers(model):
         return copied_ahead(read_ahead(((batch, reader.state_dict()) for batch in reader), model), device)

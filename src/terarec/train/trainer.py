@@ -26,7 +26,7 @@ from terarec.nn.precision import autocast, warn_if_slow
 from terarec.optim import LossScaler, freeze
 from terarec.spec import TrainingSpec
 from terarec.spec.quoting import did_you_mean
-from terarec.storage import TierUse
+from terarec.storage import BudgetError, TierUse
 from terarec.train.devices import batches_on
 from terarec.train.evaluation import Evaluation, Evaluator
 from terarec.train.optimizers import Optimizers
@@ -307,6 +307,7 @@ class Trainer:
             The mean loss before the update, a scalar without gradient.
 
         Raises:
+            BudgetError: The tiers of tables are too small for the batches.
             TrainingError: The loss is NaN or infinite. On the CPU nothing was updated. On a GPU the loss of the step
                 before is checked, so that the processor need not wait for this one's.
         """
@@ -316,7 +317,10 @@ class Trainer:
         self.optimizers.zero_grad()
         before = self._loss
         total = sum(batch.batch_size for batch in batches)
-        parts = [self._backward(batch, batch.batch_size / total) for batch in batches]
+        try:
+            parts = [self._backward(batch, batch.batch_size / total) for batch in batches]
+        except BudgetError as error:
+            raise error.during(f"step {self.step + 1}") from None
         loss = parts[0] if len(parts) == 1 else torch.stack(parts).sum()
         if self._check_loss and self.device.type != "cpu" and before is not None:
             self._check_finite(before, self.step)

@@ -1,0 +1,89 @@
+"""Runs with tables in tiers: equal to those in memory, resumed or not, and used where runs are used."""
+
+import dataclasses
+
+import pytest
+
+from terarec.errors import ConfigError
+from terarec.models.artifact import load_model, tables
+from terarec.spec import (
+    AdaGradSpec,
+    AdamSpec,
+    DeepFMSpec,
+    DLRMSpec,
+    DynamicTablesSpec,
+    StaticTablesSpec,
+    Tiers,
+    freq,
+)
+from terarec.train import build
+from terarec.train.report import write_report
+from tests.train.small_run import assert_same, changed, weights
+
+MODELS = {
+    "static": (DLRMSpec(width=4, bottom=(8, 4), top=(8,)), 30),
+    "two widths": (DeepFMSpec(width=4, hidden=(8,)), 54),
+    "dynamic": (DLRMSpec(width=4, bottom=(8, 4), top=(8,), tables=DynamicTablesSpec(admit=freq(2))), 27),
+}
+"""Each with KiB that hold hardly more than a batch."""
+
+
+def with_tiers(spec, tiers):
+    return dataclasses.replace(
+        spec, model=dataclasses.replace(spec.model, tables=dataclasses.replace(spec.model.tables, tiers=tiers))
+    )
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_run_equals_one_in_memory_with_and_without_a_stop(tmp_path, spec, model):
+    optimizers = {"dense_optimizer": AdamSpec(), "sparse_optimizer": AdaGradSpec(lr=0.05)}
+    described, kib = MODELS[model]
+    spec = dataclasses.replace(spec, model=described, **optimizers)
+    plain = build(spec, tmp_path / "plain")
+    expected = plain.fit()
+    tiered_spec = with_tiers(spec, Tiers(host=f"{kib}KiB", file=str(tmp_path / "rows")))
+    straight = build(tiered_spec, tmp_path / "straight")
+    report = straight.fit()
+    assert_same(weights(straight.model), weights(plain.model))
+    assert report.evaluation.results == expected.evaluation.results
+    assert expected.tiers is None
+    assert report.tiers.rows_read > 0
+    assert report.tiers.staged > 0
+    write_report(tmp_path / "straight")
+    assert "rows in the fastest tier" in (tmp_path / "straight" / "report.html").read_text()
+    del straight
+
+    build(changed(tiered_spec, max_steps=5), tmp_path / "resumed").fit()
+    resumed = build(with_tiers(spec, Tiers(host=f"{kib + 5}KiB", file=str(tmp_path / "rows"))), tmp_path / "resumed")
+    resumed.fit(resume=True)
+    assert_same(weights(resumed.model), weights(plain.model))
+    loaded = load_model(tmp_path / "resumed").model  # while the model that trained uses its files
+    assert loaded is not resumed.model
+    for name, table in tables(loaded).items():
+        keys = table.keys()
+        assert table.export(keys).weights.equal(tables(plain.model)[name].export(keys).weights)
+
+
+def test_tiers_without_room_name_the_step(tmp_path, spec):
+    spec = dataclasses.replace(spec, model=MODELS["static"][0])
+    with pytest.raises(RuntimeError, match=r"step 1.*host='2KiB'.*expected host of at least"):
+        build(with_tiers(spec, Tiers(host="2KiB", file=str(tmp_path / "rows"))), tmp_path / "run").fit()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({}, "got no tier"),
+        ({"host": "many"}, r"host: got 'many', expected a size such as '8GiB'"),
+        ({"device": 7}, "device"),
+        ({"file": ""}, "file"),
+    ],
+)
+def test_tiers_that_make_no_sense(wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        StaticTablesSpec(tiers=Tiers(**wrong))
+    with pytest.raises(ConfigError, match="tiers"):
+        StaticTablesSpec(tiers="host=2GiB")
+    with pytest.raises(ConfigError, match="expected device=,host=,file="):
+        Tiers.parse("disk=3")
+    assert Tiers.parse("host=2GiB,file=/a") == Tiers(host="2GiB", file="/a")
