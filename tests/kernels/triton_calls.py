@@ -79,9 +79,8 @@ def expected_update(
 
 
 def moved(gradient: KernelGradient, device: torch.device) -> KernelGradient:
-    keys, offsets, grad, layout, key_weights = gradient
-    key_weights = None if key_weights is None else key_weights.to(device)
-    return KernelGradient(keys.to(device), offsets.to(device), grad.to(device), layout, key_weights)
+    parts = {name: part.to(device) for name, part in gradient._asdict().items() if part is not None}
+    return KernelGradient(**{**parts, "layout": gradient.layout})
 
 
 def gradient_of(layout: BagLayout, batch: int, hotness: int, seed: int) -> KernelGradient:
